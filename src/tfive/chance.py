@@ -24,7 +24,9 @@ def _key(seed: int, role: str) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-def philox(seed: int, role: str, window: Integers, item: Integers, sample: Integers = 0, step: Integers = 0) -> np.ndarray:
+def philox(
+    seed: int, role: str, window: Integers, item: Integers, sample: Integers = 0, step: Integers = 0
+) -> np.ndarray:
     """Four 32-bit words per counter, shape `broadcast(window, item, sample, step) + (4,)`, dtype uint64."""
     counters = np.broadcast_arrays(*(np.asarray(x, dtype=np.int64) for x in (window, item, sample, step)))
     if any((c < 0).any() or (c > 0xFFFFFFFF).any() for c in counters):
