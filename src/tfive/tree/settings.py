@@ -1,0 +1,92 @@
+"""Settings of the tree engine: the shape of a thought, its sampling law, how ratios are formed, which kernels run."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from tfive.section import Section
+
+
+class ThoughtSettings(Section):
+    """The shape of a thought and of the text it is judged by."""
+
+    length: int = Field(12, ge=1)
+    """T: how many tokens a thought has (its longest length when `variable_length` is on)."""
+    checkpoints: tuple[int, ...] = (4, 8, 12)
+    """After how many thought tokens the continuation is scored; rising, the last one is `length`."""
+    horizon: int = Field(16, ge=1)
+    """H: how many following text tokens a thought is judged by."""
+    open: str = " ("
+    """The text that opens a thought (and the start of a learned opening)."""
+    close: str = ")"
+    """The text that closes a thought (and the start of a learned closing)."""
+    delimiters: Literal["text", "none", "learned"] = "text"
+    """`text`: `open`, `close` as vocabulary tokens; `none`: nothing; `learned`: input embeddings started from them."""
+    variable_length: bool = False
+    """Whether the model may end a thought early by sampling the close (then an action of its own)."""
+    group: int = Field(1, ge=1)
+    """G: how many thoughts are sampled at each position."""
+
+    @field_validator("checkpoints")
+    @classmethod
+    def _rising(cls, checkpoints: tuple[int, ...]) -> tuple[int, ...]:
+        if not checkpoints or checkpoints[0] < 1 or any(b <= a for a, b in pairwise(checkpoints)):
+            raise ValueError(f"{list(checkpoints)} must be rising numbers from 1 on")
+        return checkpoints
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ThoughtSettings:
+        if self.checkpoints[-1] != self.length:
+            raise ValueError(f"the last of checkpoints {list(self.checkpoints)} must be length {self.length}")
+        if self.delimiters == "none" and self.variable_length:
+            raise ValueError("variable_length needs a close to sample: set delimiters to text or learned")
+        if self.delimiters != "none" and not (self.open and self.close):
+            raise ValueError("open and close must not be empty: set delimiters to none to go without")
+        return self
+
+
+class SamplingSettings(Section):
+    """The sampling law q of thought tokens."""
+
+    temperature: float = Field(1.0, gt=0)
+    """Divides the logits before sampling."""
+    top_k: int = Field(0, ge=0)
+    """Keep the k most likely tokens (0: all)."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Keep the smallest set of most likely tokens whose probability reaches p (1: all)."""
+    parity: bool = False
+    """Sample from the training forward itself, so that the first ratio is exactly 1 (slow; for checking)."""
+
+
+class EngineSettings(Section):
+    """How the tree is computed; none of these changes what is computed."""
+
+    attention: Literal["auto", "sdpa", "folded", "flex"] = "auto"
+    """`sdpa`: transformers' masked attention (the reference); `folded`: the same without repeating keys and values for
+    grouped queries; `flex`: FlexAttention (no CPU backward); `auto`: folded."""
+    delta_rule: Literal["auto", "torch", "fla"] = "auto"
+    """The rule of recurrent layers: pure PyTorch, flash-linear-attention, or (`auto`) the latter where it is sound."""
+    head_chunk: int = Field(0, ge=0)
+    """How many rows of vocabulary logits are held at once (0: as many as fit in `head_bytes`)."""
+    head_bytes: int = Field(1 << 28, gt=0)
+    """Bytes of float32 vocabulary logits held at once when `head_chunk` is 0."""
+    max_nodes: int = Field(0, ge=0)
+    """Most branch nodes of one text in one scoring pass (0: no limit); more branches are scored in several passes."""
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass instead of keeping its activations."""
+    cuda_graphs: bool = True
+    """Capture the sampling step as a CUDA graph (on CUDA devices only)."""
+
+
+class RatioSettings(Section):
+    """How the policy ratio treats the gap between the sampling law and the recomputed old policy."""
+
+    denominator: Literal["recomputed", "sampler"] = "recomputed"
+    """`recomputed`: the old policy by the training forward; `sampler`: the log-probability under the sampling law."""
+    correction: Literal["none", "truncated", "mask"] = "none"
+    """What is done with the gap between old policy and sampler: nothing, a truncated weight, or masking large gaps."""
+    cap: float = Field(2.0, gt=1)
+    """The cap of the truncated weight, and the factor beyond which `mask` drops an action."""
