@@ -1,0 +1,64 @@
+# Each target does its own set-up: Python 3.11 or newer with pip is all a fresh machine needs.
+PYTHON ?= python3
+VENV := .venv
+MIN := .venv-min
+PIP_FLAGS := --quiet --disable-pip-version-check
+MIN_PINS := transformers==5.17.0 huggingface_hub==1.33.0
+TORCH := torch==2.13.0
+
+.PHONY: train test test-min lint docs-check clean help
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make train       the embedded example end to end, in minutes on two cores"
+	@echo "make test        all tests"
+	@echo "make test-min    the model-facing tests with the oldest supported transformers"
+	@echo "make lint        ruff and mypy"
+	@echo "make docs-check  every command shown in README and docs"
+	@echo "make clean       remove environments and caches; runs/ is kept"
+
+train: $(VENV)/run.stamp
+	@$(VENV)/bin/tfive train nano
+
+test: $(VENV)/test.stamp
+	@$(VENV)/bin/python -m pytest
+
+test-min: $(MIN)/test.stamp
+	@$(MIN)/bin/python -m pytest -m model
+
+lint: $(VENV)/lint.stamp
+	@$(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/ruff format --check --quiet .
+	@$(VENV)/bin/mypy --no-error-summary
+
+docs-check: $(VENV)/test.stamp
+	@$(VENV)/bin/python tests/docs_check.py
+
+# The exact torch goes in first: an unpinned one would be replaced, at the cost of a second large download.
+$(VENV)/run.stamp: pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (once)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tfive needs Python 3.11 or newer; try make PYTHON=python3.11")'
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt $(TORCH)
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/run.stamp
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt -e ".[test]"
+	@touch $@
+
+$(VENV)/lint.stamp: $(VENV)/test.stamp
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt -e ".[lint]"
+	@touch $@
+
+$(MIN)/test.stamp: pyproject.toml constraints.txt
+	@echo "setting up $(MIN) (once)"
+	@$(PYTHON) -m venv $(MIN)
+	@grep -vE '^(transformers|huggingface_hub)==' constraints.txt > $(MIN)/constraints.txt
+	@$(MIN)/bin/pip install $(PIP_FLAGS) -c $(MIN)/constraints.txt $(TORCH)
+	@$(MIN)/bin/pip install $(PIP_FLAGS) -c $(MIN)/constraints.txt $(MIN_PINS) -e ".[test]"
+	@touch $@
+
+clean:
+	@rm -rf $(VENV) $(MIN) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	@find src tests benchmarks recipes examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,269 @@
+"""Layered TOML for a tree of sections: read, merge left to right, remember where each value came from, write back.
+
+A *leaf* is a dotted key whose value is not itself a section (`thought.length`). Tables merge down to the leaves; a leaf
+is replaced whole. Nothing here knows which sections there are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from tfive.errors import UserError
+from tfive.section import Section
+
+NONE = "none"
+"""How a file or `--set` writes "no value"; TOML has no null."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One value and where it came from (`default`, `preset nano`, `my.toml:12`, `--set`)."""
+
+    value: Any
+    origin: str
+
+
+Layer = Mapping[str, Leaf]
+"""Dotted key → leaf."""
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The section class of a field that is a whole section, else None."""
+    annotation = field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+
+
+def leaf_fields(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
+    """Every dotted key of `model` in declaration order, with its field."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in model.model_fields.items():
+        inner = section_of(field)
+        found |= leaf_fields(inner, f"{prefix}{name}.") if inner else {f"{prefix}{name}": field}
+    return found
+
+
+def nearest(key: str, valid: Iterable[str]) -> str:
+    """The valid key most like `key`: the whole dotted name counts, and so does its last part alone."""
+
+    def likeness(candidate: str) -> float:
+        whole = difflib.SequenceMatcher(None, key, candidate).ratio()
+        last = difflib.SequenceMatcher(None, key.rpartition(".")[2], candidate.rpartition(".")[2]).ratio()
+        return max(whole, 0.95 * last)
+
+    return max(valid, key=likeness)
+
+
+def unknown_key(key: str, origin: str, valid: Iterable[str]) -> UserError:
+    """The refusal of a key that does not exist."""
+    return UserError(f"{key} ({origin}): no such key; did you mean {nearest(key, valid)}?")
+
+
+def flatten(
+    table: Mapping[str, Any], model: type[BaseModel], origin_of: Mapping[str, str], default: str
+) -> dict[str, Leaf]:
+    """Leaves of a parsed TOML document; a key that `model` does not declare is refused by name."""
+    everything = leaf_fields(model)
+    leaves: dict[str, Leaf] = {}
+
+    def walk(part: Mapping[str, Any], within: type[BaseModel], prefix: str) -> None:
+        for name, value in part.items():
+            key = f"{prefix}{name}"
+            origin = origin_of.get(key, default)
+            field = within.model_fields.get(name)
+            if field is None:
+                raise unknown_key(key, origin, everything)
+            inner = section_of(field)
+            if inner is None:
+                leaves[key] = Leaf(_null(value, field), origin)
+            elif isinstance(value, Mapping):
+                walk(value, inner, f"{key}.")
+            else:
+                first = next(iter(inner.model_fields))
+                raise UserError(f"{key} = {value!r} ({origin}): a section; write a key of it, such as {key}.{first}")
+
+    walk(table, model, "")
+    return leaves
+
+
+def _null(value: Any, field: FieldInfo) -> Any:
+    """None for the word `none` where the field may be empty and does not itself use that word."""
+    members = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
+    words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
+    return None if value == NONE and NoneType in members and NONE not in words else value
+
+
+_HEADER = re.compile(r"^\s*\[{1,2}\s*(?P<name>[^\[\]]+?)\s*\]{1,2}\s*(#.*)?$")
+_ASSIGNMENT = re.compile(r"^\s*(?P<name>[A-Za-z0-9_.\-\"']+)\s*=")
+
+
+def key_lines(text: str) -> dict[str, int]:
+    """Line number (from 1) at which each dotted key of a TOML text is first written."""
+    found: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            table = re.sub(r"[\s\"']", "", header["name"])
+            found.setdefault(table, number)
+        elif assignment := _ASSIGNMENT.match(line):
+            name = re.sub(r"[\s\"']", "", assignment["name"])
+            found.setdefault(f"{table}.{name}" if table else name, number)
+    return found
+
+
+def read_toml(text: str, model: type[BaseModel], name: str, by_line: bool) -> dict[str, Leaf]:
+    """Leaves of a TOML text called `name` in messages; `by_line` adds the line to each origin."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{name}: not valid TOML: {error}; fix the line and try again") from error
+    lines = {key: f"{name}:{line}" for key, line in key_lines(text).items()} if by_line else {}
+    return flatten(table, model, lines, name)
+
+
+def read_file(path: Path, model: type[BaseModel]) -> dict[str, Leaf]:
+    """Leaves of a TOML file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a UTF-8 text file; give a TOML file") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give a readable TOML file or the name of a preset") from error
+    return read_toml(text, model, path.name, by_line=True)
+
+
+def read_override(argument: str, model: type[BaseModel]) -> dict[str, Leaf]:
+    """The leaf of one `--set key=value`: the value in TOML syntax, or a bare word taken as a string."""
+    key, equals, raw = (part.strip() for part in argument.partition("="))
+    if not (key and equals and raw):
+        raise UserError(f"--set {argument}: write KEY=VALUE, for example --set thought.length=8")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        if raw[0] in "[{\"'" or "\n" in raw:
+            raise UserError(f"--set {argument}: {raw} is not a TOML value: {error}") from error
+        value = raw
+    fields = leaf_fields(model)
+    if key in fields:
+        return {key: Leaf(_null(value, fields[key]), "--set")}
+    parent = next((leaf for leaf in fields if key.startswith(f"{leaf}.")), None)
+    if parent is not None:
+        raise UserError(f"--set {argument}: {parent} is one value; set it whole, for example in a TOML file")
+    nested: Any = value
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    return flatten(nested, model, {}, "--set")
+
+
+def merge(layers: Iterable[Layer]) -> dict[str, Leaf]:
+    """Later layers win, leaf by leaf."""
+    merged: dict[str, Leaf] = {}
+    for layer in layers:
+        merged |= layer
+    return merged
+
+
+def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys → nested tables."""
+    document: dict[str, Any] = {}
+    for key, value in leaves.items():
+        *path, last = key.split(".")
+        table = document
+        for part in path:
+            table = table.setdefault(part, {})
+        table[last] = value
+    return document
+
+
+def explain(error: ValidationError, leaves: Layer, model: type[BaseModel]) -> list[str]:
+    """One line per refused value: the key, the value, where it was written, what is expected."""
+    fields = leaf_fields(model)
+    lines = []
+    for problem in error.errors():
+        where = [str(part) for part in problem["loc"]]
+        key = next((k for n in range(len(where), 0, -1) if (k := ".".join(where[:n])) in fields), ".".join(where))
+        dotted = ".".join(where)
+        leaf = leaves.get(key, Leaf(problem["input"], "default"))
+        message = problem["msg"].removeprefix("Value error, ").replace("Input should", "should")
+        if problem["type"] == "extra_forbidden":
+            message = f"no such key; {_siblings(fields.get(key), where[-1])}"
+        shown = json.dumps(problem["input"], default=str, ensure_ascii=False)
+        meaning = fields[key].description if key in fields else None
+        lines.append(
+            f"{dotted} = {_short(shown)} ({leaf.origin}): {message}" + (f" ({_first(meaning)})" if meaning else "")
+        )
+    return lines
+
+
+def _siblings(field: FieldInfo | None, name: str) -> str:
+    def sections(annotation: Any) -> Iterable[type[BaseModel]]:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield annotation
+        for inner in get_args(annotation):
+            yield from sections(inner)
+
+    valid = [key for model in sections(field.annotation if field else None) for key in model.model_fields]
+    return f"did you mean {nearest(name, valid)}?" if valid else "remove it"
+
+
+def _first(text: str) -> str:
+    return re.split(r"(?<=[.;])\s", " ".join(text.split()))[0].rstrip(".;")
+
+
+def _short(text: str, limit: int = 80) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def as_json(leaves: Layer) -> str:
+    """The merged leaves as JSON, which pydantic reads strictly: arrays become tuples, words do not become numbers."""
+    return json.dumps(nest({key: leaf.value for key, leaf in leaves.items()}), default=str)
+
+
+def toml_value(value: Any) -> str:
+    """One value in TOML syntax (None as the word `none`)."""
+    if value is None:
+        return f'"{NONE}"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+    if isinstance(value, Mapping):
+        pairs = (f"{toml_key(str(k))} = {toml_value(v)}" for k, v in value.items() if v is not None)
+        return "{ " + ", ".join(pairs) + " }" if value else "{}"
+    return "[" + ", ".join(toml_value(item) for item in value) + "]"
+
+
+def toml_key(key: str) -> str:
+    """A key, quoted only where TOML asks for it."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
+
+
+def to_toml(leaves: Layer, comments: bool = True) -> str:
+    """A TOML document of all leaves, each with its origin as a comment; reading it back gives the same values."""
+    sections: dict[str, dict[str, Leaf]] = {}
+    for key, leaf in leaves.items():
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, {})[name] = leaf
+    lines: list[str] = []
+    for section in sorted(sections, key=bool):
+        lines += ([""] if lines else []) + ([f"[{section}]"] if section else [])
+        written = {name: f"{toml_key(name)} = {toml_value(leaf.value)}" for name, leaf in sections[section].items()}
+        width = max((len(text) for text in written.values() if len(text) <= 48), default=0)
+        for name, text in written.items():
+            lines.append(f"{text:<{width}}  # {sections[section][name].origin}" if comments else text)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,39 @@
+"""What the run itself needs to know: its seed, where it writes, how often it saves, who is told."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from tfive.section import Section
+
+Tracker = Literal["tensorboard", "wandb", "trackio"]
+
+
+class RunSettings(Section):
+    """Seed, output folder, checkpoints and trackers of one run."""
+
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Every random number of the run is a function of this seed and of what is drawn."""
+
+    out: str | None = None
+    """Folder for everything the run writes; none means runs/NAME-METHOD-seedSEED."""
+
+    checkpoint_every: int = Field(1, ge=1)
+    """Windows between two checkpoints; the last window is always saved."""
+
+    keep: int = Field(2, ge=1)
+    """Checkpoints kept on disk; older ones are removed once a newer one is complete."""
+
+    develop_every: int = Field(1, ge=1)
+    """Windows between two measurements on the development split (gains and their controls)."""
+
+    develop_items: int = Field(256, ge=1)
+    """Development items measured each time; the last window measures the same ones."""
+
+    trackers: tuple[Tracker, ...] = ()
+    """Trackers asked for beside the JSON lines; TensorBoard is also used whenever it is installed."""
+
+    project: str = Field("tfive", min_length=1)
+    """Project name shown in W&B or trackio."""

@@ -1,0 +1,90 @@
+"""Where metrics go beside the JSON lines: TensorBoard when it is installed, W&B and trackio when they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tfive.errors import UserError
+
+
+class Sink(Protocol):
+    """One tracker."""
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """Take the numbers of one step."""
+
+    def close(self) -> None:
+        """Write what is still held back."""
+
+
+class TensorBoard:
+    """Event files in `folder/tensorboard`."""
+
+    def __init__(self, folder: Path, name: str, project: str, config: Mapping[str, Any]) -> None:
+        writer = importlib.import_module("torch.utils.tensorboard")
+        self._writer = writer.SummaryWriter(log_dir=str(folder / "tensorboard"))
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """One scalar per name."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A W&B run; the id is the run's name, so a resumed run goes on in the same place."""
+
+    def __init__(self, folder: Path, name: str, project: str, config: Mapping[str, Any]) -> None:
+        wandb = importlib.import_module("wandb")
+        self._run = wandb.init(
+            project=project, name=name, id=name, dir=str(folder.resolve()), config=dict(config), resume="allow"
+        )
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """All names of the step in one record."""
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Upload the rest."""
+        self._run.finish()
+
+
+class Trackio:
+    """A trackio run, kept on this machine unless trackio itself is told otherwise."""
+
+    def __init__(self, folder: Path, name: str, project: str, config: Mapping[str, Any]) -> None:
+        self._trackio = importlib.import_module("trackio")
+        self._trackio.init(project=project, name=name, config=dict(config), resume="allow")
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """All names of the step in one record."""
+        self._trackio.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """End the run."""
+        self._trackio.finish()
+
+
+KINDS: dict[str, type[TensorBoard] | type[WeightsAndBiases] | type[Trackio]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "trackio": Trackio,
+}
+
+
+def open_trackers(asked: Sequence[str], folder: Path, name: str, project: str, config: Mapping[str, Any]) -> list[Sink]:
+    """The trackers asked for, and TensorBoard if it is there; one that is asked for and missing is an error."""
+    for kind in asked:
+        if importlib.util.find_spec(kind) is None:
+            raise UserError(f"run.trackers = {kind}: not installed; pip install 'tfive[{kind}]' or leave it out")
+    wanted = list(dict.fromkeys(asked))
+    if "tensorboard" not in wanted and importlib.util.find_spec("tensorboard") is not None:
+        wanted.append("tensorboard")
+    return [KINDS[kind](folder, name, project, config) for kind in wanted]

@@ -1,0 +1,52 @@
+"""What code below `run/` may say while it works: phases, metrics, progress and counts, through an object it is handed.
+
+The one that writes files and draws bars is `tfive.run.recorder.Recorder`. `Silent` says nothing, for tests and scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Telemetry(Protocol):
+    """The calls a method, an evaluation or a corpus preparation may make."""
+
+    def phase(self, name: str, role: str = "all") -> AbstractContextManager[None]:
+        """A timed block; its seconds are booked under (`name`, `role`)."""
+
+    def metric(self, name: str, value: float, step: int | None = None) -> None:
+        """One measured number."""
+
+    def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
+        """Several numbers of the same step."""
+
+    def progress(self, items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
+        """The same items, with a progress bar when somebody is looking and it takes more than two seconds."""
+
+    def count(self, role: str, **amounts: int) -> None:
+        """Add to the account of `eq:total-rollout-budget`: trajectories, generated_tokens, actor_tokens, …"""
+
+
+class Silent:
+    """A `Telemetry` that keeps nothing."""
+
+    def phase(self, name: str, role: str = "all") -> AbstractContextManager[None]:
+        """A block that is not timed."""
+        return nullcontext()
+
+    def metric(self, name: str, value: float, step: int | None = None) -> None:
+        """Dropped."""
+
+    def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
+        """Dropped."""
+
+    def progress(self, items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
+        """The same items."""
+        return iter(items)
+
+    def count(self, role: str, **amounts: int) -> None:
+        """Dropped."""
