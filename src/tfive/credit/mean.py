@@ -1,0 +1,162 @@
+"""Fitting the mean head h: a regression on single observations that stops early on other texts, and its cross-fitted
+form."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tfive.chance import permutation
+from tfive.credit.mixture import MeanInputs
+from tfive.credit.moments import Occupation, moment, split_by_text
+from tfive.learn.clusters import Estimate
+
+
+@dataclass(frozen=True)
+class MeanPlan:
+    """How a mean head is fitted: AdamW steps on minibatches of trajectories, early stop on a share of the texts."""
+
+    steps: int = 400
+    batch: int = 256
+    lr: float = 1e-3
+    weight_decay: float = 1e-2
+    stop_share: float = 0.25
+    evaluate_every: int = 20
+    patience: int = 5
+
+
+def batches(count: int, batch: int, seed: int, role: str, window: int) -> Iterator[Tensor]:
+    """Endless minibatches of row numbers: each pass is a fresh counter-based order of all rows."""
+    if count < 1:
+        raise ValueError("no trajectories to learn from")
+    epoch = 0
+    while True:
+        order = torch.from_numpy(permutation(seed, f"{role}/{epoch}", window, count))
+        epoch += 1
+        for start in range(0, count, batch):
+            yield order[start : start + batch]
+
+
+def text_order(text_N: Tensor, seed: int, role: str, window: int) -> Tensor:
+    """A counter-based order of the distinct texts."""
+    return torch.from_numpy(permutation(seed, role, window, torch.unique(text_N).numel()))
+
+
+def seed_dropout(device: torch.device, seed: int, role: str, window: int) -> None:
+    """Seeds torch's generator from the counter; call inside `torch.random.fork_rng` so that dropout repeats exactly."""
+    first = permutation(seed, f"{role}/dropout", window, 1 << 12)[:4]
+    torch.manual_seed(sum(int(n) << (12 * i) for i, n in enumerate(first)))
+
+
+def forked(device: torch.device) -> AbstractContextManager[None]:
+    """A context in which torch's random state of this device may be seeded without leaking out."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+def regress_mean(
+    head: nn.Module,
+    inputs: MeanInputs,
+    target_NT: Tensor,
+    occupation: Occupation,
+    plan: MeanPlan,
+    seed: int,
+    role: str,
+    window: int = 0,
+) -> float:
+    """Fits h to the mixed advantage by ascent on E[2hÃ − h²] and returns the best held-out value.
+
+    The held-out texts choose the step, and the all-zero function counts as a candidate's floor: a head that predicts
+    worse than zero on other texts is reported as such (a negative value), not hidden. With `stop_share` 0 the last step
+    stays.
+    """
+    target_NT = target_NT.detach()
+    order = text_order(occupation.text_N, seed, f"{role}/split", window)
+    fit, stop = split_by_text(occupation.text_N, [1 - plan.stop_share, plan.stop_share], order)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=plan.lr, weight_decay=plan.weight_decay)
+    best, best_state, bad = -float("inf"), copy.deepcopy(head.state_dict()), 0
+    held_out = stop if stop.numel() else fit
+    with forked(target_NT.device):
+        seed_dropout(target_NT.device, seed, role, window)
+        stream = batches(fit.numel(), plan.batch, seed, role, window)
+        for step in range(plan.steps + 1):
+            if step % plan.evaluate_every == 0 or step == plan.steps:
+                value = mean_value(head, inputs.rows(held_out), target_NT[held_out], occupation.rows(held_out))
+                if value > best or not stop.numel():
+                    best, best_state, bad = value, copy.deepcopy(head.state_dict()), 0
+                else:
+                    bad += 1
+                    if bad >= plan.patience:
+                        break
+            if step == plan.steps:
+                break
+            index = fit[next(stream).to(fit.device)]
+            head.train()
+            loss = -occupation.rows(index).mean(moment(head(inputs.rows(index)), target_NT[index]))
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+    head.load_state_dict(best_state)
+    head.eval()
+    return best
+
+
+def mean_value(head: nn.Module, inputs: MeanInputs, target_NT: Tensor, occupation: Occupation) -> float:
+    """E[2hÃ − h²] of a fixed head on these trajectories: at most R in expectation when they are fresh
+    (lem:moment-duality)."""
+    head.eval()
+    with torch.no_grad():
+        return float(occupation.mean(moment(head(inputs), target_NT)))
+
+
+@dataclass(frozen=True)
+class CrossFit:
+    """A cross-fitted lower bound on R: per-trajectory observations, their clustered estimate, and h on every
+    trajectory."""
+
+    estimate: Estimate
+    value_NT: Tensor
+    mean_NT: Tensor
+
+
+def cross_fit_offset(
+    make_head: Callable[[], nn.Module],
+    inputs: MeanInputs,
+    mixed_NT: Tensor,
+    occupation: Occupation,
+    plan: MeanPlan,
+    folds: int,
+    seed: int,
+    window: int = 0,
+) -> CrossFit:
+    """E[2hÃ − h²] with h refitted for this mixture on the other folds of texts: a lower bound on R in expectation.
+
+    Every trajectory is judged by a head that saw no trajectory of its text. Call it with `inputs.visible()` for the
+    visible part. Paired differences of two mixtures are differences of `value_NT` on the same trajectories.
+    """
+    if folds < 2:
+        raise ValueError(f"cross-fitting needs at least two folds, got {folds}")
+    order = text_order(occupation.text_N, seed, "cross-fit", window)
+    parts = split_by_text(occupation.text_N, [1.0] * folds, order)
+    mean_NT = torch.zeros_like(mixed_NT)
+    for number, part in enumerate(parts):
+        others = torch.cat([other for k, other in enumerate(parts) if k != number])
+        head = make_head()
+        regress_mean(
+            head,
+            inputs.rows(others),
+            mixed_NT[others],
+            occupation.rows(others),
+            plan,
+            seed,
+            f"cross-fit/{number}",
+            window,
+        )
+        with torch.no_grad():
+            mean_NT[part] = head(inputs.rows(part)).to(mean_NT.dtype)
+    value_NT = moment(mean_NT, mixed_NT)
+    return CrossFit(occupation.estimate(value_NT), value_NT, mean_NT)

@@ -1,0 +1,109 @@
+"""The conditional-moment saddle as pure functions, on the fixed-horizon occupation measure of complete trajectories."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from tfive.credit.mixture import MeanInputs, WeightInputs, mix
+from tfive.learn.clusters import Estimate, clustered_mean
+
+
+@dataclass(frozen=True)
+class Occupation:
+    """The measure (d, q) of eq:trajectory-occupation on N trajectories: sums over valid steps divided by the fixed
+    T_max.
+
+    `importance_N` weighs trajectories (mean 1); worlds that enumerate all trajectories use it for exact probabilities.
+    """
+
+    mask_NT: Tensor
+    text_N: Tensor
+    horizon: int
+    importance_N: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.horizon < self.mask_NT.shape[-1] and bool(self.mask_NT[..., self.horizon :].any()):
+            raise ValueError(f"a trajectory is longer than the horizon T_max = {self.horizon}")
+
+    def per_trajectory(self, value_NT: Tensor) -> Tensor:
+        """(1/T_max) Σ_t m_t f_t for every trajectory, [N]: the independent observation of E_{d,q}[f]."""
+        return torch.where(self.mask_NT, value_NT, torch.zeros_like(value_NT)).sum(-1) / self.horizon
+
+    def mean(self, value_NT: Tensor) -> Tensor:
+        """The estimate of E_{d,q}[f], differentiable in f."""
+        each = self.per_trajectory(value_NT)
+        return each.mean() if self.importance_N is None else (each * self.importance_N.to(each.dtype)).mean()
+
+    def estimate(self, value_NT: Tensor) -> Estimate:
+        """The same mean with a standard error that clusters by text."""
+        return clustered_mean(self.per_trajectory(value_NT).detach(), self.text_N, self.importance_N)
+
+    def rows(self, index: Tensor) -> Occupation:
+        importance = None if self.importance_N is None else self.importance_N[index]
+        return Occupation(self.mask_NT[index], self.text_N[index], self.horizon, importance)
+
+    @property
+    def count(self) -> int:
+        return self.mask_NT.shape[0]
+
+
+@dataclass(frozen=True)
+class CalibrationData:
+    """Everything head learning and validation read: inputs of both heads, both normalised advantages, the measure."""
+
+    weight_inputs: WeightInputs
+    mean_inputs: MeanInputs
+    first_NT: Tensor
+    second_NT: Tensor
+    occupation: Occupation
+
+    def rows(self, index: Tensor) -> CalibrationData:
+        return CalibrationData(
+            self.weight_inputs.rows(index),
+            self.mean_inputs.rows(index),
+            self.first_NT[index],
+            self.second_NT[index],
+            self.occupation.rows(index),
+        )
+
+
+def moment(mean: Tensor, mixed: Tensor) -> Tensor:
+    """ℓ_mom = 2hÃ − h² per token (eq:moment-objective); its average over contexts is R − ‖h − μ‖²."""
+    return 2 * mean * mixed - mean.square()
+
+
+def displacement(weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """(Ã_w − Ā)² = (w − ½)²(ΔÃ)² per token; its average is C."""
+    return (weight - 0.5).square() * (first - second).square()
+
+
+def energy(first: Tensor, second: Tensor) -> Tensor:
+    """Ā² per token; its average is Q."""
+    return ((first + second) / 2).square()
+
+
+def saddle_integrand(
+    weight: Tensor, mean: Tensor, first: Tensor, second: Tensor, multiplier: Tensor | float, kappa: float
+) -> Tensor:
+    """j per token (eq:single-rollout-saddle-integrand): descend in w, ascend in h and in β ≥ 0."""
+    constraint = displacement(weight, first, second) - kappa * energy(first, second)
+    return moment(mean, mix(weight, first, second)) + multiplier * constraint
+
+
+def split_by_text(text_N: Tensor, shares: list[float], order: Tensor) -> list[Tensor]:
+    """Row numbers of each part of a split by whole texts. `order` permutes the sorted distinct texts; every part with a
+    positive share gets at least one text when there are enough."""
+    texts, index = torch.unique(text_N, return_inverse=True)
+    count = texts.numel()
+    if order.numel() != count:
+        raise ValueError(f"the split needs an order of {count} texts, got {order.numel()}")
+    edges = torch.tensor(shares, dtype=torch.float64).cumsum(0) / sum(shares) * count
+    cuts = [0, *(round(float(edge)) for edge in edges)]
+    rank = torch.empty(count, dtype=torch.long)
+    rank[order.cpu()] = torch.arange(count)
+    rank_N = rank.to(index.device)[index]
+    return [torch.nonzero((rank_N >= a) & (rank_N < b)).flatten() for a, b in pairwise(cuts)]

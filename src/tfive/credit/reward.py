@@ -1,0 +1,124 @@
+"""From continuation losses to rewards: potentials, checkpoint rewards, returns, and the reward scale across windows.
+
+Ragged checkpoints are [..., K] tensors with a mask: `losses`, `checkpoint` (the step τ after which the loss was
+measured, 1 … T) and `mask`. Valid checkpoints of a thought grow strictly; the last valid one is the realised end of the
+thought.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def gains(no_thought: Tensor, losses_K: Tensor, mask_K: Tensor) -> Tensor:
+    """Ψ at every checkpoint, ``Ψ_τ = ℓ_0 − ℓ_τ``, zero where there is no checkpoint. `no_thought` has shape [...]."""
+    return torch.where(mask_K, no_thought.unsqueeze(-1) - losses_K, torch.zeros_like(losses_K))
+
+
+def potentials(no_thought: Tensor, losses_K: Tensor, mask_K: Tensor, scale: float, clip: float) -> Tensor:
+    """Φ at every checkpoint, ``clip(Ψ/σ_r, ±c_r)`` (eq:dense-reward), zero where there is no checkpoint."""
+    if not scale > 0 or not clip > 0:
+        raise ValueError(f"reward scale and clip must be positive, got scale={scale}, clip={clip}")
+    return (gains(no_thought, losses_K, mask_K) / scale).clamp(-clip, clip)
+
+
+def final_gain(no_thought: Tensor, losses_K: Tensor, mask_K: Tensor) -> Tensor:
+    """Ψ_T, the gain of the whole thought: the last valid checkpoint's, and 0 for an empty thought."""
+    gain_K = gains(no_thought, losses_K, mask_K)
+    last = torch.zeros_like(no_thought)
+    for k in range(mask_K.shape[-1]):
+        last = torch.where(mask_K[..., k], gain_K[..., k], last)
+    return last
+
+
+def checkpoint_rewards(potential_K: Tensor, checkpoint_K: Tensor, mask_K: Tensor, steps: int) -> Tensor:
+    """Rewards [..., T], nonzero only at checkpoints: the rise of Φ since the previous one (eq:checkpoint-reward)."""
+    _check_checkpoints(checkpoint_K, mask_K, steps)
+    reward_T = potential_K.new_zeros((*potential_K.shape[:-1], steps))
+    previous = torch.zeros_like(potential_K[..., 0])
+    for k in range(potential_K.shape[-1]):
+        valid, now = mask_K[..., k], potential_K[..., k]
+        rise = torch.where(valid, now - previous, torch.zeros_like(now))
+        index = torch.where(valid, checkpoint_K[..., k] - 1, torch.zeros_like(checkpoint_K[..., k]))
+        reward_T = reward_T.scatter_add(-1, index.unsqueeze(-1), rise.unsqueeze(-1))
+        previous = torch.where(valid, now, previous)
+    return reward_T
+
+
+def carried_potential(potential_K: Tensor, checkpoint_K: Tensor, mask_K: Tensor, steps: int) -> Tensor:
+    """Φ known *before* action t, [..., T]: the last checkpoint's at or before step t−1, Φ_0 = 0 (part of the context
+    c)."""
+    reward_T = checkpoint_rewards(potential_K, checkpoint_K, mask_K, steps)
+    return reward_T.cumsum(-1) - reward_T
+
+
+def returns_to_go(reward_T: Tensor, mask_T: Tensor) -> Tensor:
+    """``G_t = Σ_{k≥t} r_k`` with γ = 1 (eq:critic-return), zero where masked."""
+    reward_T = torch.where(mask_T, reward_T, torch.zeros_like(reward_T))
+    return torch.where(mask_T, reward_T.flip(-1).cumsum(-1).flip(-1), torch.zeros_like(reward_T))
+
+
+def length_mask(length: Tensor, steps: int) -> Tensor:
+    """m_t [..., T]: action t exists, ``t ≤ L``."""
+    return torch.arange(1, steps + 1, device=length.device) <= length.unsqueeze(-1)
+
+
+def _check_checkpoints(checkpoint_K: Tensor, mask_K: Tensor, steps: int) -> None:
+    valid = checkpoint_K[mask_K]
+    if valid.numel() and (int(valid.min()) < 1 or int(valid.max()) > steps):
+        raise ValueError(f"checkpoints must lie in 1 … {steps}, got {int(valid.min())} … {int(valid.max())}")
+    latest = torch.zeros_like(checkpoint_K[..., 0])
+    for k in range(checkpoint_K.shape[-1]):
+        if bool((mask_K[..., k] & (checkpoint_K[..., k] <= latest)).any()):
+            raise ValueError("the valid checkpoints of a thought must grow strictly")
+        latest = torch.where(mask_K[..., k], checkpoint_K[..., k], latest)
+
+
+class RewardScale:
+    """σ_r across windows: an exponential second moment of whole-thought gains, no mean subtracted (eq:reward-scale).
+
+    Feed it only gains of earlier or disjoint trajectories; it stays fixed inside a window because nothing but `update`
+    moves it. The first batch sets the moment outright.
+    """
+
+    def __init__(self, decay: float = 0.9, epsilon: float = 1e-8) -> None:
+        if not 0 <= decay < 1 or not epsilon > 0:
+            raise ValueError(f"need 0 ≤ decay < 1 and epsilon > 0, got decay={decay}, epsilon={epsilon}")
+        self.decay, self.epsilon = decay, epsilon
+        self.moment = 0.0
+        self.updates = 0
+
+    def update(self, final_gains: Tensor, mask: Tensor | None = None) -> float:
+        """Takes Ψ_T of one batch (any shape) and returns the new σ_r."""
+        gain = final_gains if mask is None else final_gains[mask]
+        if gain.numel() == 0:
+            raise ValueError("the reward scale needs at least one trajectory")
+        batch = float(gain.double().square().mean())
+        if not math.isfinite(batch):
+            raise ValueError("the reward scale met a gain that is not finite")
+        self.moment = batch if self.updates == 0 else self.decay * self.moment + (1 - self.decay) * batch
+        self.updates += 1
+        return self.value
+
+    @property
+    def value(self) -> float:
+        """σ_r. Refused before the first batch, since a scale of √ε would clip every reward."""
+        if self.updates == 0:
+            raise ValueError("the reward scale has seen no trajectory yet")
+        return math.sqrt(self.moment + self.epsilon)
+
+    @property
+    def is_flat(self) -> bool:
+        """True when ε outweighs the gains themselves: thoughts change nothing, and rewards would be amplified noise."""
+        return self.updates > 0 and self.moment <= self.epsilon
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"moment": self.moment, "updates": self.updates, "decay": self.decay, "epsilon": self.epsilon}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.moment, self.updates = float(state["moment"]), int(state["updates"])
+        self.decay, self.epsilon = float(state["decay"]), float(state["epsilon"])
