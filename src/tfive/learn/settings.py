@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tfive.section import Section
 
@@ -38,3 +38,67 @@ class OptimizerSettings(Section):
 
     bf16_update: Literal["master", "stochastic"] = "master"
     """How bfloat16 weights are trained: with a float32 master copy, or alone (4 bytes less) by stochastic rounding."""
+
+
+class RatioSettings(Section):
+    """Which law stands under the ratio, and what is done about the gap between the sampler and the recomputed
+    policy."""
+
+    denominator: Literal["recomputed", "sampler"] = "recomputed"
+    """`recomputed`: π_old from the training forward. `sampler`: the law the thought was actually drawn from."""
+
+    correction: Literal["none", "truncated", "mask"] = "none"
+    """`truncated`: multiply by min(π_old/q, cap). `mask`: drop tokens with π_old/q outside [1/cap, cap]."""
+
+    cap: float = Field(2.0, ge=1)
+    """Bound used by the correction."""
+
+    @model_validator(mode="after")
+    def _sampler_needs_no_correction(self) -> RatioSettings:
+        if self.denominator == "sampler" and self.correction != "none":
+            raise ValueError(
+                f"correction = {self.correction!r} corrects the recomputed denominator; use none with sampler"
+            )
+        return self
+
+
+class ActorSettings(Section):
+    """The clipped-PPO step (eq:ppo)."""
+
+    clip_low: float = Field(0.8, gt=0, le=1)
+    """ρ₋: below it, negative advantages stop pushing."""
+
+    clip_high: float = Field(1.28, ge=1)
+    """ρ₊: above it, positive advantages stop pushing."""
+
+    reuse_passes: int = Field(2, ge=1)
+    """Passes over the window's actor trajectories."""
+
+    minibatches: int = Field(4, ge=1)
+    """Optimizer steps per pass."""
+
+    ratio: RatioSettings = RatioSettings()
+    """The denominator of the ratio and its correction."""
+
+
+class AnchorSettings(Section):
+    """Likelihood losses beside the policy gradient, each in its own backward pass."""
+
+    next_token: float = Field(1.0, ge=0)
+    """Weight of the next-token loss on the text itself; 0 leaves it out."""
+
+    conditioned: float = Field(0.0, ge=0)
+    """Weight of the next-token loss on the continuation given the thought; 0 leaves it out."""
+
+
+class GateLossSettings(Section):
+    """The prediction gate's loss (app:gate-behavior): mixed likelihood plus these two terms."""
+
+    no_harm: float = Field(1.0, ge=0)
+    """Weight of the penalty for predicting worse than without the thought."""
+
+    utility: float = Field(0.1, ge=0)
+    """Weight of the term that ties the gate to the thought's signed utility."""
+
+    utility_scale: float = Field(1.0, gt=0)
+    """σ_u, nats."""
