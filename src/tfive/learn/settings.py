@@ -77,9 +77,6 @@ class ActorSettings(Section):
     minibatches: int = Field(4, ge=1)
     """Optimizer steps per pass."""
 
-    ratio: RatioSettings = RatioSettings()
-    """The denominator of the ratio and its correction."""
-
 
 class AnchorSettings(Section):
     """Likelihood losses beside the policy gradient, each in its own backward pass."""

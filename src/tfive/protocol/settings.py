@@ -19,8 +19,8 @@ class WindowSettings(Section):
     windows: int = Field(100, ge=1)
     """Windows to complete before the run ends."""
 
-    actor_steps: int = Field(8, ge=1)
-    """PPO steps on one window's actor trajectories; only the actor moves in them (2 passes × 4 minibatches)."""
+    actor_steps: int | None = Field(None, ge=1)
+    """PPO steps of a window, in which only the actor moves; none means actor.reuse_passes × actor.minibatches."""
 
     critic_fit: float = Field(1.0, ge=0)
     """Critic-fitting trajectories per actor item (n_V = N)."""

@@ -79,14 +79,3 @@ class EngineSettings(Section):
     """Recompute each block in the backward pass instead of keeping its activations."""
     cuda_graphs: bool = True
     """Capture the sampling step as a CUDA graph (on CUDA devices only)."""
-
-
-class RatioSettings(Section):
-    """How the policy ratio treats the gap between the sampling law and the recomputed old policy."""
-
-    denominator: Literal["recomputed", "sampler"] = "recomputed"
-    """`recomputed`: the old policy by the training forward; `sampler`: the log-probability under the sampling law."""
-    correction: Literal["none", "truncated", "mask"] = "none"
-    """What is done with the gap between old policy and sampler: nothing, a truncated weight, or masking large gaps."""
-    cap: float = Field(2.0, gt=1)
-    """The cap of the truncated weight, and the factor beyond which `mask` drops an action."""
