@@ -89,7 +89,8 @@ def mix(weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
 class Mixture(Protocol):
     """A frozen rule for the actor's advantage. `weight` is None for a rule that is no weight of visible inputs."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def weight(self, inputs: WeightInputs) -> Tensor | None: ...
 

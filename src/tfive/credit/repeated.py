@@ -9,17 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from tfive.credit.calibrate import CalibrationPlan
+from tfive.credit.drift import offset_products
 from tfive.credit.mean import batches, forked, seed_dropout
 from tfive.credit.mixture import LearnedWeight, WeightInputs, mix
 from tfive.credit.moments import displacement, energy
-
-
-def repeated_risk(mixed_NM: Tensor) -> Tensor:
-    """μ² of each anchor without bias, [N]: the mean product of two different continuations' mixed advantages."""
-    count = mixed_NM.shape[-1]
-    if count < 2:
-        raise ValueError(f"an unbiased square needs at least two continuations, got {count}")
-    return (mixed_NM.sum(-1).square() - mixed_NM.square().sum(-1)) / (count * (count - 1))
 
 
 def calibrate_repeated(
@@ -50,7 +43,7 @@ def calibrate_repeated(
             first, second = first_NM[rows], second_NM[rows]
             weight_head.train()
             weight = weight_head(inputs.rows(rows))
-            risk = repeated_risk(mix(weight, first, second)).mean()
+            risk = offset_products(mix(weight, first, second)).mean()
             moved, signal = displacement(weight, first, second).mean(), energy(first, second).mean()
             optimizer.zero_grad(set_to_none=True)
             (risk + beta * moved).backward()

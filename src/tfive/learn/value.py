@@ -32,5 +32,6 @@ def expectile_value_loss(value: Tensor, return_: Tensor, mask: Tensor, expectile
     if not 0 < expectile < 1:
         raise ValueError(f"an expectile lies strictly between 0 and 1, got {expectile}")
     gap = return_.detach() - value
-    tilt = torch.where(gap < 0, 1 - expectile, expectile)
+    below = (gap < 0).to(gap.dtype)
+    tilt = expectile + (1 - 2 * expectile) * below
     return _masked_sum(tilt * gap.square(), mask)
