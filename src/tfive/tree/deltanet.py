@@ -1,0 +1,354 @@
+"""Gated delta net layers over a tree row: the trunk is cut at the positions, each thought at its checkpoints.
+
+Everything that is done node by node (projections, gates, norms) runs on the flat row; only the short causal convolution
+and the delta rule know the tree. Both run shelf by shelf: the trunk as one path per row whose state is emptied where a
+document begins, every thought as a path that starts from the trunk's state after its position, every segment as a path
+that starts from the thought's state after its checkpoint. Gradients flow through the forks.
+
+A `Recurrence` says which nodes a pass holds and where their past comes from; `hf.py` hands it to the layers.
+
+Local shape letters beside the legends of `layout.py` and `delta_rule.py`: U channels of the convolution, J remembered
+inputs of it, X forks, Y runs of branches that share a fork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tfive.tree.delta_rule import CHUNK, BranchMemory, DeltaTrace, unit_rows, wide_dtype
+from tfive.tree.layout import PADDING, Layout
+
+
+class Trace(Protocol):
+    """What a delta rule leaves behind."""
+
+    def state_after(self, path_X: Tensor, count_X: Tensor) -> Tensor:
+        """State of a path after its first `count` tokens."""
+
+
+class DeltaRule(Protocol):
+    """A way to compute the gated delta rule over paths, with the contract of `delta_rule.read_paths`."""
+
+    def __call__(
+        self,
+        query_QLIE: Tensor,
+        key_QLIE: Tensor,
+        value_QLIF: Tensor,
+        decay_QLI: Tensor,
+        beta_QLI: Tensor,
+        state_XIEF: Tensor | None = None,
+        starts_QL: Tensor | None = None,
+    ) -> tuple[Tensor, Trace | DeltaTrace]: ...
+
+
+@dataclass(frozen=True)
+class RecurrentParts:
+    """One gated delta net layer as this file sees it; made by `hf.recurrent_parts`."""
+
+    layer: int
+    project: Callable[[Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]
+    """Hidden states to conv inputs `[…, U]`, output gate, write-strength logits `[…, I]` and decay logits `[…, I]`."""
+    finish: Callable[[Tensor, Tensor], Tensor]
+    """Rule outputs `[…, I, F]` and the output gate to hidden states."""
+    activate: Callable[[Tensor], Tensor]
+    taps_UJ: Tensor
+    """Depthwise convolution weights, oldest input first."""
+    tap_bias_U: Tensor | None
+    log_rate_I: Tensor
+    rate_bias_I: Tensor
+    key_heads: int
+    key_features: int
+    value_features: int
+
+    @property
+    def memory(self) -> int:
+        """How many earlier inputs the convolution reads."""
+        return self.taps_UJ.shape[1] - 1
+
+
+@dataclass(frozen=True)
+class RuleInputs:
+    """Queries, keys, values, decays and write strengths of nodes, ready for the rule, `[B, n, I, …]`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    decay: Tensor
+    beta: Tensor
+
+    def paths(self, start: int, count: int, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The nodes `start … start + count·length − 1` of every row as paths, `[B·count, length, I, …]`."""
+
+        def shelf(x: Tensor) -> Tensor:
+            return x[:, start : start + count * length].unflatten(1, (count, length)).flatten(0, 1)
+
+        return shelf(self.query), shelf(self.key), shelf(self.value), shelf(self.decay), shelf(self.beta)
+
+
+def rule_inputs(parts: RecurrentParts, conv: Tensor, strength: Tensor, rate: Tensor, real: Tensor | None) -> RuleInputs:
+    """Rule inputs from convolved channels and the two gates' logits; nodes that are not `real` become no-ops."""
+    wide = wide_dtype(conv.dtype)
+    keys = parts.key_heads * parts.key_features
+    query, key, value = parts.activate(conv).split([keys, keys, conv.shape[-1] - 2 * keys], -1)
+    value = value.unflatten(-1, (-1, parts.value_features))
+    query, key = (unit_rows(x.unflatten(-1, (-1, parts.key_features)).to(wide)) for x in (query, key))
+    share = value.shape[-2] // parts.key_heads
+    if share > 1:
+        query, key = query.repeat_interleave(share, -2), key.repeat_interleave(share, -2)
+    decay = -parts.log_rate_I.to(wide).exp() * F.softplus(rate.to(wide) + parts.rate_bias_I)
+    beta = strength.sigmoid().to(wide)
+    if real is not None:
+        decay, beta = decay * real[..., None], beta * real[..., None]
+    return RuleInputs(query * parts.key_features**-0.5, key, value, decay, beta)
+
+
+def _convolve(parts: RecurrentParts, sequence_QLU: Tensor, seen: tuple[Tensor, ...] | None = None) -> Tensor:
+    """The causal convolution of `[Q, J + L, U]` (J earlier inputs first), `[Q, L, U]`.
+
+    `seen[d − 1]`, bool `[Q, L]`, says whether the input d places earlier belongs to the same document.
+    """
+    memory, wide = parts.memory, wide_dtype(sequence_QLU.dtype)
+    length = sequence_QLU.shape[1] - memory
+    taps_UJ = parts.taps_UJ.to(wide)
+    total = sequence_QLU[:, memory:] * taps_UJ[:, memory]
+    for distance in range(1, memory + 1):
+        earlier = sequence_QLU[:, memory - distance : memory - distance + length]
+        if seen is not None:
+            earlier = earlier * seen[distance - 1][..., None]
+        total = torch.addcmul(total, earlier, taps_UJ[:, memory - distance])
+    if parts.tap_bias_U is not None:
+        total = total + parts.tap_bias_U
+    return total.to(sequence_QLU.dtype)
+
+
+@dataclass(frozen=True)
+class ForkMemory:
+    """What branches need of the trunk at one layer: the state and the latest conv inputs after each position."""
+
+    state_XIEF: Tensor
+    """X = B · positions."""
+    tail_XJU: Tensor
+    """Inputs before a document's start are zero."""
+
+
+@dataclass(frozen=True)
+class _Forks:
+    """Where branches leave the trunk, as indices into the flattened trunk."""
+
+    row_X: Tensor
+    count_X: Tensor
+    """Trunk tokens read before the fork."""
+    tail_XJ: Tensor
+    tail_seen_XJ: Tensor
+
+    @staticmethod
+    def of(document_BS: Tensor, position_BP: Tensor, reach: int) -> _Forks:
+        rows, count = position_BP.shape
+        index_BP = position_BP.clamp(min=0)
+        tail_BPJ = index_BP[..., None] + torch.arange(1 - reach, 1, device=position_BP.device)
+        nearest_BPJ = tail_BPJ.clamp(min=0)
+        own_BP1 = document_BS.gather(1, index_BP)[..., None]
+        document_BPJ = document_BS.gather(1, nearest_BPJ.flatten(1)).view_as(tail_BPJ)
+        row_X = torch.arange(rows, device=position_BP.device).repeat_interleave(count)
+        tail_XJ = nearest_BPJ.flatten(0, 1) + row_X[:, None] * document_BS.shape[1]
+        return _Forks(
+            row_X, index_BP.flatten() + 1, tail_XJ, ((document_BPJ == own_BP1) & (tail_BPJ >= 0)).flatten(0, 1)
+        )
+
+    def tail(self, trunk_BSU: Tensor) -> Tensor:
+        taken = trunk_BSU.flatten(0, 1).index_select(0, self.tail_XJ.flatten())
+        return taken.view(*self.tail_XJ.shape, -1) * self.tail_seen_XJ[..., None]
+
+
+class TreeRecurrence:
+    """A pass over trunk and branches, over the trunk alone, or over branches whose trunk was read before.
+
+    Without `memory` the pass begins with the S trunk nodes, with it at the first thought node. `position_BP` are the
+    forks that are kept or were kept; by default they are the branches' own. With `keep` the pass leaves the forks of
+    every layer in `self.memory` for later passes.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        rule: DeltaRule,
+        position_BP: Tensor | None = None,
+        memory: dict[int, ForkMemory] | None = None,
+        keep: bool = False,
+    ) -> None:
+        self.layout, self.rule, self.keep = layout, rule, keep
+        self.memory = {} if memory is None else memory
+        self.reads_trunk = memory is None
+        self.width = layout.trunk_width if self.reads_trunk else 0
+        self.document_BS = layout.document_BN[:, : layout.trunk_width]
+        real_BN = layout.kind_BN[:, layout.trunk_width - self.width :] != PADDING
+        starts_BS = (layout.parent_BN[:, : layout.trunk_width] < 0) & (self.document_BS >= 0)
+        padded, packed = torch.stack([(~real_BN).any(), starts_BS[:, 1:].any()]).tolist()
+        self.real_BN = real_BN if padded else None
+        self.starts_BS = starts_BS if packed else None
+        self.position_BP, self.fork_Y = _branch_forks(layout, position_BP)
+        self._forks: dict[int, _Forks] = {}
+
+    def mix(self, parts: RecurrentParts, hidden_BND: Tensor) -> Tensor:
+        """The layer's output for all nodes of the pass, `[B, n, D]`."""
+        inputs_BNU, gate, strength, rate = parts.project(hidden_BND)
+        reach = parts.memory + (self.layout.plan.close_width if self.layout.plan.variable_length else 0)
+        forks = self._forks_at(reach)
+        tail_XJU = forks.tail(inputs_BNU[:, : self.width]) if self.reads_trunk else self.memory[parts.layer].tail_XJU
+        conv_BNU = self._convolved(parts, inputs_BNU, tail_XJU)
+        ready = rule_inputs(parts, conv_BNU, strength, rate, self.real_BN)
+
+        shelves = []
+        if self.reads_trunk:
+            output, trunk = self.rule(*ready.paths(0, 1, self.width), None, self.starts_BS)
+            shelves.append(output)
+            state_XIEF = trunk.state_after(forks.row_X, forks.count_X)
+        else:
+            state_XIEF = self.memory[parts.layer].state_XIEF
+        if self.keep:
+            self.memory[parts.layer] = ForkMemory(state_XIEF, tail_XJU)
+        if self.layout.branch_count:
+            shelves += self._read_branches(ready, self._of_branches(state_XIEF))
+        return parts.finish(torch.cat(shelves, 1).to(hidden_BND.dtype), gate)
+
+    def _forks_at(self, reach: int) -> _Forks:
+        if reach not in self._forks:
+            self._forks[reach] = _Forks.of(self.document_BS, self.position_BP, reach)
+        return self._forks[reach]
+
+    def _of_branches(self, forks_X: Tensor) -> Tensor:
+        return forks_X if self.fork_Y is None else forks_X.index_select(0, self.fork_Y)
+
+    def _convolved(self, parts: RecurrentParts, inputs_BNU: Tensor, tail_XJU: Tensor) -> Tensor:
+        """The convolution of every node over its own ancestors."""
+        layout, memory, shelves = self.layout, parts.memory, []
+        rows, branches = layout.position_BR.shape
+        if self.width:
+            trunk_BSU = F.pad(inputs_BNU[:, : self.width], (0, 0, memory, 0))
+            shelves.append(_convolve(parts, trunk_BSU, self._same_document(memory)))
+        if branches:
+            tail_YJU = self._of_branches(tail_XJU)
+            tail_QJU = tail_YJU.repeat_interleave(rows * branches // len(tail_YJU), 0)
+            end = self.width + branches * layout.thought_width
+            thought = inputs_BNU[:, self.width : end].unflatten(1, (branches, -1)).flatten(0, 1)
+            past_QLU = torch.cat([tail_QJU, thought], 1)
+            spare = tail_QJU.shape[1] - memory
+            shelves.append(_convolve(parts, past_QLU[:, spare:]).unflatten(0, (rows, branches)).flatten(1, 2))
+            if layout.segment_count:
+                segment = inputs_BNU[:, end:].unflatten(1, (branches * layout.segment_count, -1)).flatten(0, 1)
+                sequence = self._after_thought(past_QLU, segment, tail_QJU.shape[1], spare)
+                shelves.append(_convolve(parts, sequence).unflatten(0, (rows, -1)).flatten(1, 2))
+        return torch.cat(shelves, 1)
+
+    def _same_document(self, memory: int) -> tuple[Tensor, ...] | None:
+        if self.starts_BS is None:
+            return None
+        shifts = range(1, memory + 1)
+        return tuple(self.document_BS == F.pad(self.document_BS, (d, 0), value=-2)[:, : self.width] for d in shifts)
+
+    def _after_thought(self, past_QLU: Tensor, segment_YLU: Tensor, reach: int, spare: int) -> Tensor:
+        """Segments with the conv inputs before them in front. Where the close was sampled, its place is an empty node
+        that must not stand between the thought and the continuation."""
+        layout = self.layout
+        count_Y = (layout.plan.open_width + layout.checkpoint_BRK).flatten()
+        path_Y = torch.arange(len(past_QLU), device=count_Y.device).repeat_interleave(layout.segment_count)
+        index_YJ = (path_Y * past_QLU.shape[1] + count_Y)[:, None] + torch.arange(reach, device=count_Y.device)
+        prior_YJU = past_QLU.flatten(0, 1).index_select(0, index_YJ.flatten()).view(*index_YJ.shape, -1)
+        plain = torch.cat([prior_YJU[:, spare:], segment_YLU], 1)
+        if not spare:
+            return plain
+        first_Y = layout.kind_BN[:, layout.segment_start :: layout.segment_width].flatten()
+        return torch.where(
+            (first_Y == PADDING)[:, None, None], torch.cat([prior_YJU, segment_YLU[:, spare:]], 1), plain
+        )
+
+    def _read_branches(self, ready: RuleInputs, state_YIEF: Tensor) -> list[Tensor]:
+        """Rule outputs of the thoughts and of the segments, each `[B, n, I, F]`."""
+        layout = self.layout
+        rows, branches = layout.position_BR.shape
+        output, thought = self.rule(*ready.paths(self.width, branches, layout.thought_width), state_YIEF)
+        shelves = [output.unflatten(0, (rows, branches)).flatten(1, 2)]
+        if layout.segment_count:
+            end = self.width + branches * layout.thought_width
+            count_Y = (layout.plan.open_width + layout.checkpoint_BRK).flatten()
+            path_Y = torch.arange(rows * branches, device=count_Y.device).repeat_interleave(layout.segment_count)
+            nodes = ready.paths(end, branches * layout.segment_count, layout.segment_width)
+            output, _ = self.rule(*nodes, thought.state_after(path_Y, count_Y))
+            shelves.append(output.unflatten(0, (rows, -1)).flatten(1, 2))
+        return shelves
+
+
+def _branch_forks(layout: Layout, position_BP: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The forks, and for each run of branches that share one, which fork it is (None: in order)."""
+    branches, group = layout.branch_count, layout.plan.group
+    if branches % group:
+        group = 1
+    own_BY = layout.position_BR.unflatten(1, (-1, group)).amax(-1) if branches else layout.position_BR
+    if position_BP is None:
+        return own_BY, None
+    if not branches or branches == position_BP.shape[1] * layout.plan.group:
+        return position_BP, None
+    match_BYP = own_BY[..., None] == position_BP[:, None, :]
+    if not bool((match_BYP.any(-1) | (own_BY < 0)).all()):
+        raise ValueError("a branch leaves the trunk at a position that was not kept when the trunk was read")
+    first = torch.arange(len(own_BY), device=own_BY.device)[:, None] * position_BP.shape[1]
+    return position_BP, (match_BYP.int().argmax(-1) + first).flatten()
+
+
+class StepRecurrence:
+    """One node per branch at a time, on static buffers: what a captured sampling step needs of the recurrent layers.
+
+    `place` (int64 `[1]`) is the step's number inside the remembered window. It is set outside the captured step, by
+    `begin` and `advance`.
+    """
+
+    def __init__(self, memory: dict[int, ForkMemory], branches: int, steps: int, window: int = CHUNK) -> None:
+        some = next(iter(memory.values()))
+        self.branches, self.steps, self.window = branches, steps, min(steps, window)
+        self.place = torch.zeros(1, dtype=torch.int64, device=some.state_XIEF.device)
+        self._taken = 0
+        # Folding the window into the state needs a state of its own for every branch.
+        self._copies = branches // len(some.state_XIEF) if steps > self.window else 1
+        self.layers = {layer: BranchMemory(self._states(fork), branches, self.window) for layer, fork in memory.items()}
+        self.past = {layer: self._inputs(fork) for layer, fork in memory.items()}
+
+    def _states(self, fork: ForkMemory) -> Tensor:
+        return fork.state_XIEF.repeat_interleave(self._copies, 0) if self._copies > 1 else fork.state_XIEF
+
+    def _inputs(self, fork: ForkMemory) -> Tensor:
+        tail_QJU = fork.tail_XJU.repeat_interleave(self.branches // len(fork.tail_XJU), 0)
+        return F.pad(tail_QJU, (0, 0, 1, 0))
+
+    def begin(self, memory: dict[int, ForkMemory]) -> None:
+        """Put all branches back to their forks, those of a freshly read trunk of the same shape."""
+        for layer, fork in memory.items():
+            self.layers[layer].begin(self._states(fork))
+            self.past[layer].copy_(self._inputs(fork))
+        self._taken = 0
+        self.place.zero_()
+
+    def advance(self) -> None:
+        """To be called after every step, outside the captured part."""
+        self._taken += 1
+        self.place.add_(1)
+        if self._taken % self.window == 0 and self._taken < self.steps:
+            for layer in self.layers.values():
+                layer.fold()
+            self.place.zero_()
+
+    def mix(self, parts: RecurrentParts, hidden_BRD: Tensor) -> Tensor:
+        """The layer's output for the branches' newest nodes, `[B, R, D]`; buffers move on in place."""
+        inputs_BRU, gate, strength, rate = parts.project(hidden_BRD)
+        past = self.past[parts.layer]
+        past.copy_(torch.cat([past[:, 1:], inputs_BRU.flatten(0, 1)[:, None]], 1))
+        conv_BRU = _convolve(parts, past[:, -1 - parts.memory :]).view_as(inputs_BRU)
+        ready = rule_inputs(parts, conv_BRU, strength, rate, None)
+        query, key, value, decay, beta = (x[:, 0] for x in ready.paths(0, hidden_BRD.shape[1], 1))
+        output_QIF = self.layers[parts.layer].step(query, key, value, decay, beta, self.place)
+        return parts.finish(output_QIF.unflatten(0, hidden_BRD.shape[:2]).to(hidden_BRD.dtype), gate)
