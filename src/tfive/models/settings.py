@@ -1,0 +1,95 @@
+"""Which base model, on what and how precisely it computes, and how the critics, heads and gate beside it are built."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from tfive.section import Section
+
+
+class ModelSettings(Section):
+    """The base model that is mid-trained."""
+
+    name: str = Field("nano", min_length=1)
+    """`nano` (embedded), a hub id, a local folder, a `.gguf` file, or a wheel that contains one."""
+
+    revision: str | None = None
+    """Branch, tag or commit of a hub id; none means its default branch."""
+
+    trust_remote_code: bool = False
+    """Whether a hub model may run Python code of its own."""
+
+    device: str = "auto"
+    """`auto` (CUDA where there is one, else the CPU), `cpu`, `cuda` or `cuda:N`."""
+
+    compute: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Precision of the compute copy; `auto` is bfloat16 on a GPU that has it and float32 on the CPU. Trained weights,
+    moments and teachers are float32 in every case (see `bf16_update` for the one exception)."""
+
+
+class CriticSettings(Section):
+    """How a state-value critic is made from the base model, and how the two of a pair differ."""
+
+    adapt: Literal["head", "top", "lora", "full"] = "full"
+    """What is trained: the value head alone, the last `blocks` blocks, low-rank updates of those, or everything."""
+
+    blocks: int = Field(4, ge=1)
+    """Last blocks that `top` and `lora` adapt; the frozen rest is computed once per trajectory."""
+
+    lora_rank: int = Field(16, ge=1)
+    """Rank of each low-rank update."""
+
+    lora_alpha: float = Field(32.0, gt=0)
+    """Updates are scaled by `lora_alpha / lora_rank`."""
+
+    width: int = Field(256, ge=0)
+    """Hidden units of the value head; 0 makes it linear in the normalised features, with one bias a step."""
+
+    bounded: bool = False
+    """Keep |V| ≤ 2·c_r by construction (the bound eq:value-risk-confidence asks for)."""
+
+    pair: Literal["same", "disjoint", "bracket"] = "same"
+    """`same`: both fit all data (paper); `disjoint`: half each; `bracket`: a low and a high expectile (a variant)."""
+
+    expectile: float = Field(0.7, gt=0.5, lt=1)
+    """The upper expectile of a `bracket` pair; the lower one is its mirror image."""
+
+    start: str | None = None
+    """Folder of a saved critic pair to start from; none means fresh critics from the base model."""
+
+
+class HeadSettings(Section):
+    """The weight head w(s, a) and the mean head h(c) of the calibration."""
+
+    width: int = Field(64, ge=1)
+    """Units each input path is projected to."""
+
+    depth: int = Field(2, ge=1)
+    """Hidden layers after the paths are joined."""
+
+    action_width: int = Field(16, ge=1)
+    """Units the action's embedding is projected to."""
+
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout of the mean head, which otherwise memorises its trajectories."""
+
+    mean_bound: float | None = Field(None, gt=0)
+    """Keep |h| below this by construction (for the Hoeffding bounds); none leaves it free."""
+
+
+class GateSettings(Section):
+    """The prediction gate β_g and its loss (app:gate-behavior)."""
+
+    enabled: bool = True
+    """Whether a gate is trained and mixed gain is reported."""
+
+    width: int = Field(64, ge=1)
+    """Units each feature vector is projected to, and of the hidden layer."""
+
+    no_harm: float = Field(0.5, ge=0)
+    """Weight of the penalty on predictions that the mixture makes worse."""
+
+    utility: float = Field(0.1, ge=0)
+    """Weight of the term that ties the gate to the signed utility of the thought."""
