@@ -2,8 +2,8 @@
 
 One row is one text. Its N nodes are, in this order: the S text tokens (the trunk); for every branch its opening and its
 T thought tokens; for every branch and scored checkpoint the close and the first H−1 continuation tokens (a *segment*).
-A node sees its ancestors and itself, nothing else, and its position id is its depth inside its document. `grow.py` makes
-layouts; this file says what they are.
+A node sees its ancestors and itself, nothing else, and its position id is its depth inside its document. `grow.py`
+makes layouts; this file says what they are.
 
 Legend of shape letters, used by suffix all over the project:
     B texts (rows)             S text tokens of a row        P positions per text       G group members per position

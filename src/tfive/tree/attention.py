@@ -1,0 +1,177 @@
+"""Attention of one pass over tree rows: who is asked, which keys there are, which kernel computes it.
+
+A pass is handed through every layer of the model. `Attending` is what all passes share; `TreePass` covers whole rows,
+the trunk alone, or the branches of a trunk that was read before. The sampling step has its own pass in `decode.py`.
+
+Local shape letters: Y query heads, X key/value heads, E head features, n queries, m keys, F = Y / X the fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tfive.tree.layout import Layout
+
+KeysValues = tuple[Tensor, Tensor]
+"""Keys and values of one layer, each `[B, X, m, E]`."""
+
+
+class Recurrence(Protocol):
+    """What recurrent layers need of a pass; see `deltanet.py`."""
+
+    def mix(self, parts: Any, hidden_BND: Tensor) -> Tensor:
+        """The recurrent layer's output for the pass's nodes."""
+
+
+class Attending:
+    """A pass as attention layers see it. Masks are built once a pass and window, and shared by all layers."""
+
+    def __init__(self, kernel: str, recurrence: Recurrence | None = None) -> None:
+        self.kernel, self.recurrence = kernel, recurrence
+        self._masks: dict[Any, Any] = {}
+
+    def visible(self, window: int | None) -> Tensor:
+        """bool `[B, 1, n, m]`: which keys each query sees."""
+        raise TypeError("a pass says who sees whom")
+
+    def blocks(self, window: int | None) -> Any:
+        """The same as a FlexAttention block mask."""
+        raise TypeError("this pass has no block mask")
+
+    def extend(self, layer: int, key_BXnE: Tensor, value_BXnE: Tensor) -> KeysValues:
+        """All keys and values the queries may see, given those of the pass's own nodes."""
+        raise TypeError("a pass says which keys there are")
+
+    def attend(
+        self,
+        layer: int,
+        query_BYnE: Tensor,
+        key_BXnE: Tensor,
+        value_BXnE: Tensor,
+        scale: float | None,
+        window: int | None = None,
+        cap: float | None = None,
+    ) -> Tensor:
+        """Attention output `[B, n, Y, E]`; `window` bounds the depth apart, `cap` soft-caps the scores."""
+        key, value = self.extend(layer, key_BXnE, value_BXnE)
+        if scale is None:
+            scale = query_BYnE.shape[-1] ** -0.5
+        output: Tensor
+        if self.kernel == "flex":
+            output = _flex(
+                query_BYnE, key, value, self._once(("blocks", window), lambda: self.blocks(window)), scale, cap
+            )
+        elif cap is not None:
+            output = _capped(query_BYnE, key, value, self._bias(window, query_BYnE, key), scale, cap)
+        elif self.kernel == "sdpa":
+            fold = query_BYnE.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(fold, 1), value.repeat_interleave(fold, 1)
+            seen = self._once(("seen", window), lambda: self.visible(window))
+            output = F.scaled_dot_product_attention(query_BYnE, key, value, attn_mask=seen, scale=scale)
+        else:
+            output = _folded(query_BYnE, key, value, self._bias(window, query_BYnE, key), scale)
+        return output.transpose(1, 2)
+
+    def _once(self, name: Any, make: Callable[[], Any]) -> Any:
+        if name not in self._masks:
+            self._masks[name] = make()
+        return self._masks[name]
+
+    def _bias(self, window: int | None, query_BYnE: Tensor, key_BXmE: Tensor) -> Tensor:
+        """The mask as an addend `[B, 1, F·n, m]`, repeated over the fold."""
+        fold, dtype = query_BYnE.shape[1] // key_BXmE.shape[1], query_BYnE.dtype
+        return self._once(("bias", window, fold, dtype), lambda: additive(self.visible(window), dtype, fold))
+
+
+def additive(seen_B1nm: Tensor, dtype: torch.dtype, fold: int = 1) -> Tensor:
+    """0 where seen, −∞ elsewhere, rows repeated `fold` times.
+
+    Rows are laid out 16 entries apart: fused kernels copy a mask whose rows are not aligned, once per layer.
+    """
+    rows, _, queries, keys = seen_B1nm.shape
+    bias = torch.full((rows, fold, queries, -(-keys // 16) * 16), float("-inf"), dtype=dtype, device=seen_B1nm.device)
+    bias[..., :keys].masked_fill_(seen_B1nm, 0)
+    return bias.view(rows, 1, fold * queries, -1)[..., :keys]
+
+
+def _fold(query_BYnE: Tensor, heads: int) -> Tensor:
+    """Queries of the Y / X heads that share a key head, laid one after the other, `[B, X, F·n, E]`."""
+    rows, total, queries, features = query_BYnE.shape
+    return query_BYnE.reshape(rows, heads, total // heads * queries, features)
+
+
+def _folded(query_BYnE: Tensor, key_BXmE: Tensor, value_BXmE: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """Masked attention in which grouped queries share their keys and values instead of repeating them."""
+    folded = _fold(query_BYnE, key_BXmE.shape[1])
+    output = F.scaled_dot_product_attention(folded, key_BXmE, value_BXmE, attn_mask=bias, scale=scale)
+    return output.reshape(*query_BYnE.shape[:-1], -1)
+
+
+def _capped(query_BYnE: Tensor, key_BXmE: Tensor, value_BXmE: Tensor, bias: Tensor, scale: float, cap: float) -> Tensor:
+    """Masked attention with soft-capped scores, spelled out (no fused kernel takes a cap)."""
+    folded = _fold(query_BYnE, key_BXmE.shape[1])
+    scores = cap * torch.tanh(folded @ key_BXmE.transpose(-1, -2) * (scale / cap)) + bias
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    output = scores.softmax(-1, dtype=wide).to(value_BXmE.dtype) @ value_BXmE
+    return output.reshape(*query_BYnE.shape[:-1], -1)
+
+
+_compiled_flex: list[Callable[..., Tensor]] = []
+
+
+def _flex(query: Tensor, key: Tensor, value: Tensor, blocks: Any, scale: float, cap: float | None) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    attention: Callable[..., Any] = flex_attention
+    if query.device.type == "cuda":
+        if not _compiled_flex:
+            _compiled_flex.append(torch.compile(flex_attention, dynamic=False))
+        attention = _compiled_flex[0]
+
+    def soften(score: Tensor, *_: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)  # type: ignore[operator]
+
+    grouped = query.shape[1] != key.shape[1]
+    return attention(
+        query, key, value, score_mod=soften if cap else None, block_mask=blocks, scale=scale, enable_gqa=grouped
+    )
+
+
+class TreePass(Attending):
+    """A pass over all nodes of a layout, or, given the trunk's keys and values, over its branches alone.
+
+    With `keep`, the trunk's keys and values of every attention layer are left in `kept`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        kernel: str = "folded",
+        trunk: dict[int, KeysValues] | None = None,
+        keep: bool = False,
+        recurrence: Recurrence | None = None,
+    ) -> None:
+        super().__init__(kernel, recurrence)
+        self.layout, self.trunk, self.keep = layout, trunk, keep
+        self.start = layout.trunk_width if trunk is not None else 0
+        self.kept: dict[int, KeysValues] = {}
+
+    def visible(self, window: int | None) -> Tensor:
+        return self.layout.mask(self.start, window)
+
+    def blocks(self, window: int | None) -> Any:
+        return self.layout.block_mask(self.start, window)
+
+    def extend(self, layer: int, key_BXnE: Tensor, value_BXnE: Tensor) -> KeysValues:
+        if self.trunk is not None:
+            trunk_key, trunk_value = self.trunk[layer]
+            return torch.cat([trunk_key, key_BXnE], 2), torch.cat([trunk_value, value_BXnE], 2)
+        if self.keep:
+            width = self.layout.trunk_width
+            self.kept[layer] = (key_BXnE[:, :, :width], value_BXnE[:, :, :width])
+        return key_BXnE, value_BXnE

@@ -1,0 +1,211 @@
+"""The one sampling loop: all branches of all texts advance together, one node each, on static buffers.
+
+The step reads and writes fixed tensors and never waits for the host, so on CUDA it is captured once per shape and replayed;
+elsewhere the same function runs as it is. Random numbers come in from outside.
+
+Local shape letters: m slots, the S trunk nodes followed by the R·A branch nodes; X key/value heads, E head features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tfive.tree.attention import Attending, KeysValues
+from tfive.tree.deltanet import ForkMemory, StepRecurrence
+from tfive.tree.head import VocabularyHead, chunk_rows
+from tfive.tree.hf import Backbone
+from tfive.tree.law import draw, lawful
+from tfive.tree.layout import Layout, Thoughts
+from tfive.tree.settings import EngineSettings, SamplingSettings
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one pass over the trunk leaves behind: the text is read once, then sampled from and scored."""
+
+    hidden_BSD: Tensor
+    """Final hidden states of the trunk."""
+    attention: dict[int, KeysValues]
+    """Keys and values of the trunk by layer."""
+    recurrent: dict[int, ForkMemory]
+    """States of recurrent layers at the positions, by layer."""
+
+
+class StepPass(Attending):
+    """The pass of one sampling step: one query per branch, keys and values in fixed slots."""
+
+    def __init__(self, layout: Layout, reading: Reading, kernel: str) -> None:
+        recurrence = None
+        if reading.recurrent:
+            steps = layout.thought_width
+            recurrence = StepRecurrence(reading.recurrent, layout.position_BR.numel(), steps)
+        super().__init__(kernel, recurrence)
+        self.states = recurrence
+        own = layout.branch_count * layout.thought_width
+        self.width, self.stride = layout.trunk_width, layout.thought_width
+        self.slots = {i: (_room(k, own), _room(v, own)) for i, (k, v) in reading.attention.items()}
+        rows, device = len(layout.token_BN), layout.token_BN.device
+        self.place = torch.zeros(1, dtype=torch.int64, device=device)
+        self.first_slot_R = self.width + torch.arange(layout.branch_count, device=device) * self.stride
+        self.slot_place_m = torch.cat(
+            [
+                torch.full((self.width,), -1, device=device),
+                torch.arange(self.stride, device=device).repeat(layout.branch_count),
+            ]
+        )
+        self.slot_position_Bm = torch.zeros(rows, len(self.slot_place_m), dtype=torch.int64, device=device)
+        self.position_BR = torch.zeros(layout.position_BR.shape, dtype=torch.int64, device=device)
+        self.seen_BRm = torch.zeros(*layout.position_BR.shape, len(self.slot_place_m), dtype=torch.bool, device=device)
+
+    def begin(self, layout: Layout, reading: Reading) -> None:
+        """Take over a freshly read trunk of the same shape; every branch stands at its trunk node again."""
+        for index, buffers in self.slots.items():
+            for buffer, trunk in zip(buffers, reading.attention[index]):
+                buffer[:, :, : self.width].copy_(trunk)
+        if self.states is not None:
+            self.states.begin(reading.recurrent)
+        # The last node of a full branch sees all its branch ever may; the step bounds the places.
+        ends_R = (
+            layout.thought_start + torch.arange(1, layout.branch_count + 1, device=self.place.device) * self.stride - 1
+        )
+        self.seen_BRm.copy_(layout.mask()[:, 0, ends_R])
+        self.slot_position_Bm.copy_(layout.position_BN)
+        self.position_BR.copy_(layout.position_BN[:, self.first_slot_R])
+        self.place.zero_()
+
+    def visible(self, window: int | None) -> Tensor:
+        seen_BRm = self.seen_BRm & (self.slot_place_m <= self.place)
+        if window is not None:
+            apart_BRm = (self.position_BR + self.place)[..., None] - self.slot_position_Bm[:, None, :]
+            seen_BRm = seen_BRm & (apart_BRm < window)
+        # A branch that does not exist still asks; let it see one slot rather than none.
+        lost_BR1 = ~seen_BRm.any(-1, keepdim=True)
+        return (seen_BRm | (lost_BR1 & (torch.arange(seen_BRm.shape[-1], device=seen_BRm.device) == 0)))[:, None]
+
+    def extend(self, layer: int, key_BXRE: Tensor, value_BXRE: Tensor) -> KeysValues:
+        key, value = self.slots[layer]
+        taken_R = self.first_slot_R + self.place
+        key.index_copy_(2, taken_R, key_BXRE.to(key.dtype))
+        value.index_copy_(2, taken_R, value_BXRE.to(value.dtype))
+        return key, value
+
+    def advance(self) -> None:
+        """On to the next place; outside the captured step."""
+        self.place.add_(1)
+        if self.states is not None:
+            self.states.advance()
+
+    def forget_masks(self) -> None:
+        """The next step's masks differ: they depend on the place."""
+        self._masks.clear()
+
+
+def _room(trunk_BXSE: Tensor, own: int) -> Tensor:
+    rows, heads, width, features = trunk_BXSE.shape
+    return trunk_BXSE.new_zeros(rows, heads, width + own, features)
+
+
+class Sampler:
+    """The sampling loop for one shape of batch and one law, with the buffers (and on CUDA the graph) it needs."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        head: VocabularyHead,
+        embed: Callable[[Tensor, Tensor], Tensor],
+        engine: EngineSettings,
+        law: SamplingSettings,
+        forbidden_V: Tensor | None,
+        layout: Layout,
+        reading: Reading,
+    ) -> None:
+        self.backbone, self.head, self.embed, self.law, self.forbidden_V = backbone, head, embed, law, forbidden_V
+        self.rows = chunk_rows(head.vocabulary, 1, engine.head_chunk, engine.head_bytes)
+        self.tree = StepPass(layout, reading, "sdpa" if engine.attention == "sdpa" else "folded")
+        shape, device = layout.position_BR.shape, layout.token_BN.device
+        self.token_BR = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.delimiter_BR = torch.full(shape, -1, dtype=torch.int64, device=device)
+        self.uniform_BR = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.log_q_BR = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.captures = engine.cuda_graphs and device.type == "cuda"
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def _choose(self, hidden_BRD: Tensor) -> None:
+        """Draw every branch's next token from its hidden state; it becomes the step's next input."""
+        rows = hidden_BRD.flatten(0, 1)
+        for start in range(0, len(rows), self.rows):
+            at = slice(start, start + self.rows)
+            logits = lawful(self.head.logits(rows[at], self.forbidden_V), self.law)
+            token, log_q = draw(logits, self.uniform_BR.view(-1)[at])
+            self.token_BR.view(-1)[at] = token
+            self.log_q_BR.view(-1)[at] = log_q.float()
+
+    def _step(self) -> None:
+        """Read the input tokens at the current place and choose the next ones."""
+        self.tree.forget_masks()
+        embeds_BRD = self.embed(self.token_BR, self.delimiter_BR)
+        hidden_BRD = self.backbone.run(embeds_BRD, self.tree.position_BR + self.tree.place, self.tree)
+        self._choose(hidden_BRD)
+
+    def _capture(self) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._step()
+
+    def run(self, layout: Layout, reading: Reading, uniforms_BRT: Tensor) -> Thoughts:
+        """One thought per branch of `layout` (whose thought tokens are not read), from `uniforms_BRT`."""
+        self.tree.begin(layout, reading)
+        if self.captures and self.graph is None:
+            self._capture()
+            self.tree.begin(layout, reading)
+        plan, opening = layout.plan, layout.plan.open_width
+        uniforms_BRT = uniforms_BRT.to(self.uniform_BR)
+        tokens_BRT = torch.zeros(uniforms_BRT.shape, dtype=torch.int64, device=self.token_BR.device)
+        log_q_BRT = torch.zeros(uniforms_BRT.shape, device=self.token_BR.device)
+        for place in range(-1, opening + plan.length - 1):
+            step = place - opening + 1
+            if step >= 0:
+                self.uniform_BR.copy_(uniforms_BRT[..., step])
+            if place < 0:
+                # Without an opening the trunk node itself predicts the first action.
+                if opening == 0:
+                    self._choose(_at_positions(reading.hidden_BSD, layout.position_BR))
+            else:
+                if place < opening:
+                    self.token_BR.fill_(plan.open_ids[place])
+                self.delimiter_BR.fill_(0 if plan.learned and place < opening else -1)
+                self.graph.replay() if self.graph is not None else self._step()
+                self.tree.advance()
+            if step >= 0:
+                tokens_BRT[..., step] = self.token_BR
+                log_q_BRT[..., step] = self.log_q_BR
+        return ended(tokens_BRT, log_q_BRT, layout)
+
+
+def _at_positions(hidden_BSD: Tensor, position_BR: Tensor) -> Tensor:
+    index = position_BR.clamp(min=0)[..., None].expand(-1, -1, hidden_BSD.shape[-1])
+    return hidden_BSD.gather(1, index)
+
+
+def ended(tokens_BRT: Tensor, log_q_BRT: Tensor, layout: Layout) -> Thoughts:
+    """Thoughts cut at a sampled close, which counts as their last action; what was drawn after it is dropped."""
+    length, stop = tokens_BRT.shape[-1], layout.plan.stop_id
+    valid_BR = layout.position_BR >= 0
+    length_BR = torch.where(valid_BR, length, 0)
+    closed_BR = torch.zeros_like(valid_BR)
+    if stop is not None:
+        stops_BRT = tokens_BRT == stop
+        closed_BR = stops_BRT.any(-1) & valid_BR
+        length_BR = torch.where(closed_BR, stops_BRT.int().argmax(-1) + 1, length_BR)
+    keep_BRT = torch.arange(length, device=tokens_BRT.device) < length_BR[..., None]
+    return Thoughts(tokens_BRT * keep_BRT, length_BR, valid_BR, closed_BR, log_q_BRT * keep_BRT)
