@@ -83,7 +83,7 @@ def flatten(
             origin = origin_of.get(key, default)
             field = within.model_fields.get(name)
             if field is None:
-                raise unknown_key(key, origin, everything)
+                raise unknown_key(_full_name(key, value), origin, everything)
             inner = section_of(field)
             if inner is None:
                 leaves[key] = Leaf(_null(value, field), origin)
@@ -95,6 +95,14 @@ def flatten(
 
     walk(table, model, "")
     return leaves
+
+
+def _full_name(key: str, value: Any) -> str:
+    """The first leaf below an unknown table, so that the whole name is compared with the valid ones."""
+    while isinstance(value, Mapping) and value:
+        name, value = next(iter(value.items()))
+        key = f"{key}.{name}"
+    return key
 
 
 def _null(value: Any, field: FieldInfo) -> Any:
@@ -140,7 +148,7 @@ def read_file(path: Path, model: type[BaseModel]) -> dict[str, Leaf]:
         raise UserError(f"{path}: not a UTF-8 text file; give a TOML file") from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a readable TOML file or the name of a preset") from error
-    return read_toml(text, model, path.name, by_line=True)
+    return read_toml(text, model, str(path), by_line=True)
 
 
 def read_override(argument: str, model: type[BaseModel]) -> dict[str, Leaf]:
@@ -192,28 +200,30 @@ def explain(error: ValidationError, leaves: Layer, model: type[BaseModel]) -> li
     lines = []
     for problem in error.errors():
         where = [str(part) for part in problem["loc"]]
-        key = next((k for n in range(len(where), 0, -1) if (k := ".".join(where[:n])) in fields), ".".join(where))
-        dotted = ".".join(where)
-        leaf = leaves.get(key, Leaf(problem["input"], "default"))
         message = problem["msg"].removeprefix("Value error, ").replace("Input should", "should")
+        key = next((k for n in range(len(where), 0, -1) if (k := ".".join(where[:n])) in fields), None)
+        if key is None:
+            lines.append(f"{'.'.join(where)}: {message}")
+            continue
         if problem["type"] == "extra_forbidden":
-            message = f"no such key; {_siblings(fields.get(key), where[-1])}"
+            message = f"no such key; {_siblings(fields[key], where[-1])}"
         shown = json.dumps(problem["input"], default=str, ensure_ascii=False)
-        meaning = fields[key].description if key in fields else None
+        origin = leaves[key].origin if key in leaves else "default"
+        meaning = fields[key].description
         lines.append(
-            f"{dotted} = {_short(shown)} ({leaf.origin}): {message}" + (f" ({_first(meaning)})" if meaning else "")
+            f"{'.'.join(where)} = {_short(shown)} ({origin}): {message}" + (f" ({_first(meaning)})" if meaning else "")
         )
     return lines
 
 
-def _siblings(field: FieldInfo | None, name: str) -> str:
+def _siblings(field: FieldInfo, name: str) -> str:
     def sections(annotation: Any) -> Iterable[type[BaseModel]]:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield annotation
         for inner in get_args(annotation):
             yield from sections(inner)
 
-    valid = [key for model in sections(field.annotation if field else None) for key in model.model_fields]
+    valid = [key for model in sections(field.annotation) for key in model.model_fields]
     return f"did you mean {nearest(name, valid)}?" if valid else "remove it"
 
 

@@ -20,6 +20,9 @@ class RunSettings(Section):
     out: str | None = None
     """Folder for everything the run writes; none means runs/NAME-METHOD-seedSEED."""
 
+    texts_per_pass: int = Field(8, ge=1)
+    """Texts in one forward or backward pass; it decides speed and memory, never what is computed."""
+
     checkpoint_every: int = Field(1, ge=1)
     """Windows between two checkpoints; the last window is always saved."""
 

@@ -103,9 +103,9 @@ class ModelShape:
     def activations_per_token(self) -> int:
         """Numbers a block keeps per token for the backward pass, over all blocks.
 
-        Block input, two norms, two residual sums and the block output (6 D); queries, keys, values and the attention output; the
-        gate, up, activated and multiplied parts of the MLP (4 I). Linear blocks keep the projections, the convolved
-        channels, the gate and the normed output instead.
+        Block input, two norms, two residual sums and the block output (6 D); queries, keys, values and the attention
+        output; the gate, up, activated and multiplied parts of the MLP (4 I). Linear blocks keep the projections, the
+        convolved channels, the gate and the normed output instead.
         """
         common = 6 * self.hidden + 4 * self.intermediate
         attention = (3 if self.gated_attention else 2) * self.heads * self.head_dim + 2 * self.kv_heads * self.head_dim

@@ -1,0 +1,170 @@
+"""What a person types. Every command delegates at once, and imports what it needs only when it is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from tfive import __version__
+from tfive.errors import RunFailed, UserError
+
+Sources = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="PRESET|FILE.toml", help="Presets and TOML files, layered left to right.", show_default=False
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key, e.g. thought.length=8; may be repeated.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document for a program to read.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, only the result.")]
+
+app = typer.Typer(
+    name="tfive",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Teach a base language model short hidden thoughts that make plain text more predictable.",
+    epilog="Start with: tfive doctor nano",
+)
+config_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show or check a resolved configuration.")
+app.add_typer(config_app, name="config")
+
+
+def describe(summary: str, *examples: str) -> str:
+    """Help text of a command: what it does, then lines a reader can copy."""
+    return f"{summary}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"tfive {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options that stand before any command."""
+
+
+@config_app.command(
+    "show",
+    help=describe(
+        "Print the resolved configuration, each value with where it came from.",
+        "tfive config show nano",
+        "tfive config show qwen3.5-2b --set thought.length=8 --set 'thought.checkpoints=[4, 8]'",
+        "tfive config show nano --json",
+    ),
+)
+def config_show(sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Resolve and print."""
+    from tfive.run.show import show_config
+
+    print(show_config(sources or [], overrides or [], as_json))
+
+
+@config_app.command(
+    "check",
+    help=describe(
+        "Check a configuration; every broken rule is one line, and the exit status is 2.",
+        "tfive config check nano",
+        "tfive config check nano --set gae.alpha=2.0",
+    ),
+)
+def config_check(sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Resolve and judge."""
+    from tfive.run.show import check_config
+
+    text, problems = check_config(sources or [], overrides or [], as_json)
+    if text:
+        print(text)
+    if problems:
+        for problem in problems if not as_json else ():
+            _fail(problem, 2)
+        raise typer.Exit(2)
+
+
+@app.command(
+    help=describe(
+        "Report Python, torch, devices, precision, optional packages, disk, and whether a preset fits in memory.",
+        "tfive doctor",
+        "tfive doctor qwen3-1.7b",
+        "tfive doctor nano --json",
+    )
+)
+def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Look around and report."""
+    from tfive.run.doctor import report
+
+    print(report(sources or [], overrides or [], as_json))
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"tfive: error: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def _call(arguments: Sequence[str] | None) -> int:
+    # BadParameter → UsageError → click's common base. typer carries its own copy of click in some versions and the
+    # separate package in others, so the base is reached through the one name typer exports in all of them.
+    usage_errors: type[Exception] = typer.BadParameter.__mro__[2]
+    try:
+        result: Any = app(
+            args=list(arguments) if arguments is not None else None, prog_name="tfive", standalone_mode=False
+        )
+        return result if isinstance(result, int) else 0
+    except UserError as error:
+        return _fail(str(error), 2)
+    except RunFailed as error:
+        return _fail(str(error), 1)
+    except usage_errors as error:
+        return _usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 130)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}", 2)
+
+
+def _usage(error: Any) -> int:
+    """One line for a wrong option, argument or command; a bare group name prints its help instead."""
+    message = error.format_message()
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message)
+        return 2
+    path = context.command_path if context is not None else "tfive"
+    return _fail(f"{message} (see: {path} --help)", 2)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the `tfive` command: exit status 0, 1 (the work failed) or 2 (bad input)."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Callable[..., None] | None = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+    if os.environ.get("TFIVE_TRACEBACK"):
+        app(args=list(arguments) if arguments is not None else None, prog_name="tfive", standalone_mode=False)
+        return
+    sys.exit(_call(arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The whole configuration: every room's sections in one place, resolved from presets, TOML files and `--set`.
+
+Layers, weakest first: the defaults beside the code, then presets and files left to right, then `--set`. Every resolved
+value knows which of them it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from tfive import layers
+from tfive.credit.settings import CalibrationSettings, GaeSettings, PilotSettings, QualifySettings, RewardSettings
+from tfive.errors import UserError
+from tfive.layers import Leaf
+from tfive.learn.settings import ActorSettings, AnchorSettings, OptimizerSettings, RatioSettings
+from tfive.models.settings import CriticSettings, GateSettings, HeadSettings, ModelSettings
+from tfive.protocol.settings import WindowSettings
+from tfive.run.settings import RunSettings
+from tfive.section import Section
+from tfive.text.settings import TextSettings
+from tfive.tree.settings import EngineSettings, SamplingSettings, ThoughtSettings
+
+Method = Literal["base", "ntp", "anchor-only", "quiet-star-ppo", "quiet-star-grpo", "rlp", "t5"]
+
+DEFAULT = "nano"
+"""The preset taken when none is named."""
+
+ALIASES = {"smollm2-135m-instruct": "smollm2-135m"}
+"""Other names of presets."""
+
+
+class Config(Section):
+    """Everything a run is told. Sections are documented where they are declared."""
+
+    method: Method = "t5"
+    """The training method."""
+
+    model: ModelSettings = ModelSettings()
+    corpus: TextSettings = TextSettings()
+    thought: ThoughtSettings = ThoughtSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    engine: EngineSettings = EngineSettings()
+    ratio: RatioSettings = RatioSettings()
+    reward: RewardSettings = RewardSettings()
+    qualify: QualifySettings = QualifySettings()
+    gae: GaeSettings = GaeSettings()
+    pilot: PilotSettings = PilotSettings()
+    calibration: CalibrationSettings = CalibrationSettings()
+    actor: ActorSettings = ActorSettings()
+    anchor: AnchorSettings = AnchorSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    critic: CriticSettings = CriticSettings()
+    heads: HeadSettings = HeadSettings()
+    gate: GateSettings = GateSettings()
+    window: WindowSettings = WindowSettings()
+    run: RunSettings = RunSettings()
+
+    @classmethod
+    def load(cls, *sources: str | Path, overrides: Sequence[str] = ()) -> Config:
+        """The configuration of these presets and TOML files with these `key=value` overrides, checked by every rule."""
+        return resolve(sources, overrides).checked()
+
+    def leaves(self) -> dict[str, Any]:
+        """Dotted key → plain value, in the order of declaration."""
+        document = self.model_dump(mode="json")
+        found = {}
+        for key in layers.leaf_fields(Config):
+            value: Any = document
+            for part in key.split("."):
+                value = value[part]
+            found[key] = value
+        return found
+
+    def to_toml(self) -> str:
+        """A TOML document from which `Config.load` gives an equal configuration."""
+        return layers.to_toml({key: Leaf(value, "") for key, value in self.leaves().items()}, comments=False)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration, and for every dotted key where its value came from."""
+
+    config: Config
+    origins: dict[str, str]
+
+    def checked(self) -> Config:
+        """The configuration, once every cross-field rule holds."""
+        from tfive.rules import problems
+
+        found = problems(self.config)
+        if found:
+            rest = f" (and {len(found) - 1} more: see tfive config check)" if len(found) > 1 else ""
+            raise UserError(found[0] + rest)
+        return self.config
+
+    def to_toml(self) -> str:
+        """The configuration as TOML, each value with its origin as a comment."""
+        return layers.to_toml({key: Leaf(value, self.origins[key]) for key, value in self.config.leaves().items()})
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Dotted key → value and origin."""
+        return {key: {"value": value, "origin": self.origins[key]} for key, value in self.config.leaves().items()}
+
+
+def presets() -> dict[str, str]:
+    """Name → TOML text of every preset that comes with the package."""
+    folder = files("tfive").joinpath("presets")
+    found = {entry.name.removesuffix(".toml"): entry for entry in folder.iterdir() if entry.name.endswith(".toml")}
+    return {name: found[name].read_text("utf-8") for name in sorted(found)}
+
+
+def read_source(source: str | Path) -> dict[str, Leaf]:
+    """The leaves of a preset (by name) or of a TOML file (by path)."""
+    path = Path(source)
+    known = presets()
+    name = ALIASES.get(str(source), str(source))
+    if name in known:
+        return layers.read_toml(known[name], Config, f"preset {name}", by_line=False)
+    if path.suffix == ".toml" or path.exists():
+        return layers.read_file(path, Config)
+    close = layers.nearest(name, [*known, *ALIASES])
+    raise UserError(
+        f"{source}: no such preset; did you mean {close}? (presets: {', '.join(known)}; files end in .toml)"
+    )
+
+
+def resolve(sources: Sequence[str | Path], overrides: Sequence[str] = ()) -> Resolved:
+    """Merge and validate; types and single values are judged here, cross-field rules by `Resolved.checked`."""
+    written = [read_source(source) for source in sources or (DEFAULT,)]
+    merged = layers.merge([*written, *(layers.read_override(argument, Config) for argument in overrides)])
+    try:
+        config = Config.model_validate_json(layers.as_json(merged), strict=True)
+    except ValidationError as error:
+        lines = layers.explain(error, merged, Config)
+        rest = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        raise UserError(lines[0] + rest) from error
+    origins = {key: merged[key].origin if key in merged else "default" for key in layers.leaf_fields(Config)}
+    return Resolved(config, origins)

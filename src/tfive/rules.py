@@ -1,0 +1,235 @@
+"""Rules that span several settings, checked before anything runs. Each is one function and one message.
+
+A rule returns None, or one line that names the key, its value and the remedy. Rules within one section live beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tfive.config import Config
+from tfive.protocol.settings import TRAINING_ROLES
+
+Rule = Callable[[Config], str | None]
+RULES: list[Rule] = []
+
+GROUPED = ("quiet-star-grpo", "rlp")
+"""Methods that compare the thoughts of one position with each other; all others sample one."""
+
+
+def rule(function: Rule) -> Rule:
+    """Register a rule."""
+    RULES.append(function)
+    return function
+
+
+def problems(config: Config) -> list[str]:
+    """One line per broken rule, in the order of declaration."""
+    return [message for check in RULES if (message := check(config)) is not None]
+
+
+@rule
+def trace_decay_lies_between_0_and_1(config: Config) -> str | None:
+    """`0 ≤ λ(L) = 1 − 1/(αL) ≤ 1` for every reachable thought length (`eq:masked-gae`)."""
+    shortest = 1 if config.thought.variable_length else config.thought.length
+    alpha = config.gae.alpha
+    if alpha * shortest >= 1:
+        return None
+    decay = 1 - 1 / (alpha * shortest)
+    return (
+        f"gae.alpha = {alpha:g}: λ(L) = 1 − 1/(αL) is {decay:.3g} at thought length {shortest}, which can be reached; "
+        f"use gae.alpha ≥ {math.ceil(1e4 / shortest) / 1e4:g}"
+    )
+
+
+@rule
+def checkpoints_lie_in_the_thought(config: Config) -> str | None:
+    """Rising checkpoints from 1 to T, the last one T (`app:reward-details`)."""
+    checkpoints, length = config.thought.checkpoints, config.thought.length
+    rising = all(a < b for a, b in zip((0, *checkpoints), checkpoints))
+    if rising and checkpoints and checkpoints[-1] == length:
+        return None
+    return f"thought.checkpoints = {list(checkpoints)}: must rise from 1 and end at thought.length = {length}"
+
+
+@rule
+def variable_length_needs_a_close(config: Config) -> str | None:
+    """A thought can only end early by sampling its close."""
+    if not config.thought.variable_length or config.thought.delimiters != "none":
+        return None
+    return "thought.variable_length = true: needs a close to sample; set thought.delimiters to text or learned"
+
+
+@rule
+def continuation_fits_in_the_sequence(config: Config) -> str | None:
+    """`p + H ≤ S` for at least the first allowed position."""
+    horizon, length, first = config.thought.horizon, config.corpus.sequence_length, config.corpus.positions.min_context
+    if first + horizon <= length:
+        return None
+    return (
+        f"thought.horizon = {horizon}: p + H ≤ S fails already at position {first} of sequences of {length} tokens; "
+        f"use thought.horizon ≤ {max(length - first, 1)} or a longer corpus.sequence_length"
+    )
+
+
+@rule
+def positions_fit_in_the_sequence(config: Config) -> str | None:
+    """P positions at their least distance, with a continuation after the last."""
+    positions = config.corpus.positions
+    gap = positions.min_gap or config.thought.horizon
+    most = (config.corpus.sequence_length - config.thought.horizon - positions.min_context) // gap + 1
+    if positions.per_text <= most or most < 1:
+        return None
+    return (
+        f"corpus.positions.per_text = {positions.per_text}: at most {most} positions {gap} tokens apart fit in "
+        f"{config.corpus.sequence_length} tokens; use fewer, or a smaller corpus.positions.min_gap"
+    )
+
+
+def texts_needed(config: Config, role: str) -> int:
+    """Sequences that `role` takes in one window when every sequence gives all its positions."""
+    return math.ceil(config.window.count(role) / config.corpus.positions.per_text)
+
+
+@rule
+def training_roles_fit_in_the_training_split(config: Config) -> str | None:
+    """Roles go to whole texts and share none, so a window needs that many different ones."""
+    needed = sum(texts_needed(config, role) for role in TRAINING_ROLES)
+    available = config.corpus.sequences.train
+    if needed <= available:
+        return None
+    most = config.window.items * available // needed
+    return (
+        f"window.items = {config.window.items}: one window's roles need {needed} training sequences, "
+        f"corpus.sequences.train has {available}; use window.items ≤ {most} or prepare more text"
+    )
+
+
+@rule
+def qualification_fits_in_the_calibration_split(config: Config) -> str | None:
+    """A fresh test takes its texts from the calibration split."""
+    needed, available = texts_needed(config, "qualify"), config.corpus.sequences.calibration
+    if needed <= available:
+        return None
+    return (
+        f"window.qualify = {config.window.qualify:g}: a test needs {needed} calibration sequences, "
+        f"corpus.sequences.calibration has {available}; lower it or prepare more text"
+    )
+
+
+@rule
+def development_items_exist(config: Config) -> str | None:
+    """Progress is measured on items the development split can hold."""
+    most = config.corpus.sequences.development * config.corpus.positions.per_text
+    if config.run.develop_items <= most:
+        return None
+    return f"run.develop_items = {config.run.develop_items}: the development split holds {most} items; ask for fewer"
+
+
+@rule
+def roles_of_the_method_are_filled(config: Config) -> str | None:
+    """Critics, normaliser and calibration each need trajectories of their own."""
+    wanted = {"quiet-star-ppo": ("critic_fit", "scale"), "quiet-star-grpo": ("scale",)}.get(config.method, ())
+    if config.method == "t5":
+        wanted = ("critic_fit", "qualify", "pilot", "scale")
+        wanted += ("head_train", "head_validate") if config.calibration.mode in ("learned", "state", "repeated") else ()
+    empty = next((role for role in wanted if config.window.count(role) == 0), None)
+    return (
+        empty and f"window.{empty} = 0: method {config.method} needs trajectories of this role; give it a share above 0"
+    )
+
+
+@rule
+def group_suits_the_method(config: Config) -> str | None:
+    """Group-relative methods compare at least two thoughts; the others are single-rollout."""
+    group, method = config.thought.group, config.method
+    if method in GROUPED and group < 2:
+        return f"thought.group = {group}: method {method} compares thoughts of one position; use thought.group = 8"
+    if method not in GROUPED and group > 1:
+        return f"thought.group = {group}: method {method} samples one thought per position; use thought.group = 1"
+    return None
+
+
+@rule
+def minibatches_are_not_empty(config: Config) -> str | None:
+    """Every PPO step gets at least one text."""
+    texts = texts_needed(config, "actor")
+    if config.actor.minibatches <= texts:
+        return None
+    return (
+        f"actor.minibatches = {config.actor.minibatches}: the actor role has {texts} texts a window; "
+        f"use fewer minibatches or more window.items"
+    )
+
+
+@rule
+def actor_steps_are_within_the_reuse(config: Config) -> str | None:
+    """Reuse is bounded: a window never takes more steps than its passes allow."""
+    most = config.actor.reuse_passes * config.actor.minibatches
+    if config.window.actor_steps is None or config.window.actor_steps <= most:
+        return None
+    return (
+        f"window.actor_steps = {config.window.actor_steps}: {config.actor.reuse_passes} passes of "
+        f"{config.actor.minibatches} minibatches give {most}; lower it or raise actor.reuse_passes"
+    )
+
+
+@rule
+def warmup_ends_within_the_run(config: Config) -> str | None:
+    """The learning rate reaches its peak before the last step."""
+    steps = config.window.windows * (config.window.actor_steps or config.actor.reuse_passes * config.actor.minibatches)
+    if config.optimizer.warmup_steps < steps:
+        return None
+    return f"optimizer.warmup_steps = {config.optimizer.warmup_steps}: the run takes {steps} steps; use fewer"
+
+
+@rule
+def ratio_correction_leaves_room(config: Config) -> str | None:
+    """A cap of 1 would weigh or drop every action whose two log-probabilities differ at all."""
+    if config.ratio.correction == "none" or config.ratio.cap > 1:
+        return None
+    return (
+        f"ratio.cap = {config.ratio.cap:g}: ratio.correction = {config.ratio.correction} needs a cap above 1, such as 2"
+    )
+
+
+@rule
+def bfloat16_weights_are_rounded_stochastically(config: Config) -> str | None:
+    """Weights kept in bfloat16 are allowed only with stochastic rounding, which in turn means nothing in float32."""
+    if config.optimizer.bf16_update != "stochastic" or config.model.compute != "float32":
+        return None
+    return (
+        "optimizer.bf16_update = stochastic: model.compute is float32, so nothing is rounded; "
+        "use model.compute = bfloat16 or optimizer.bf16_update = master"
+    )
+
+
+@rule
+def enforced_bounds_hold_by_construction(config: Config) -> str | None:
+    """Hoeffding limits may only be required where signal and mean head are bounded (`eq:moment-statistical-bound`)."""
+    if config.calibration.bounds != "enforce" or (config.critic.bounded and config.heads.mean_bound is not None):
+        return None
+    return (
+        "calibration.bounds = enforce: needs bounds by construction; "
+        "set critic.bounded = true and heads.mean_bound, or use calibration.bounds = report"
+    )
+
+
+@rule
+def the_actor_learns_something(config: Config) -> str | None:
+    """`ntp` and `anchor-only` have no policy gradient, so an anchor must carry them."""
+    anchor = config.anchor
+    if config.method == "ntp" and anchor.next_token == 0:
+        return "anchor.next_token = 0: method ntp trains by this loss alone; use anchor.next_token = 1"
+    if config.method == "anchor-only" and anchor.next_token == anchor.conditioned == 0:
+        return "anchor.next_token = 0: method anchor-only needs an anchor; set anchor.next_token or anchor.conditioned"
+    return None
+
+
+@rule
+def there_is_text(config: Config) -> str | None:
+    """A run needs at least one source."""
+    if config.corpus.sources:
+        return None
+    return "corpus.sources = []: no text; name a preset or give a source, e.g. [[corpus.sources]] with name and path"

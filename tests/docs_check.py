@@ -1,0 +1,142 @@
+"""Runs every command shown in the README and the docs, so that no page can promise what does not work.
+
+Fenced blocks tagged `sh` or `python` are run in one empty folder per page, one after the other, as a reader of that page
+would. A block whose tag line also says `gpu`, `hub` or `long` (```` ```sh long ````) is only parsed: every `tfive`
+command in it must exist and know its options. Blocks with other tags are text. `make` targets must exist; they are not
+run again from here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PARSED_ONLY = {"gpu", "hub", "long"}
+RUNNABLE = {"sh", "bash", "python"}
+LIMIT_SECONDS = 600
+_FENCE = re.compile(r"^(?P<ticks>`{3,})(?P<tag>[^`]*)$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    page: str
+    line: int
+    tags: tuple[str, ...]
+    text: str
+
+    @property
+    def runs(self) -> bool:
+        """Whether the block is meant to be run rather than only parsed."""
+        return not PARSED_ONLY & set(self.tags)
+
+
+def blocks_of(page: str, text: str) -> list[Block]:
+    """The runnable fenced blocks of a Markdown text, in order."""
+    found: list[Block] = []
+    fence, start = "", 0
+    tags: tuple[str, ...] = ()
+    lines: list[str] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        mark = _FENCE.match(line.strip())
+        if not fence and mark:
+            fence, tags, start, lines = mark["ticks"], tuple(mark["tag"].split()), number, []
+        elif fence and line.strip() == fence:
+            if tags and tags[0] in RUNNABLE:
+                found.append(Block(page, start, tags, "\n".join(lines) + "\n"))
+            fence = ""
+        elif fence:
+            lines.append(line)
+    if fence:
+        raise SystemExit(f"{page}:{start}: this block is never closed")
+    return found
+
+
+def commands_of(block: Block) -> list[list[str]]:
+    """The words of every shell command of a block; continued lines are joined, comments dropped."""
+    joined = block.text.replace("\\\n", " ")
+    return [words for line in joined.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def make_targets(makefile: str) -> set[str]:
+    """Targets a Makefile declares phony."""
+    phony = re.search(r"^\.PHONY:(.*)$", makefile, re.MULTILINE)
+    return set(phony[1].split()) if phony else set()
+
+
+def parse_error(words: list[str], targets: set[str]) -> str | None:
+    """What is wrong with one command without running it, else None."""
+    if words[0] == "make":
+        unknown = [word for word in words[1:] if "=" not in word and word not in targets]
+        return f"make has no target {unknown[0]}" if unknown else None
+    if words[0] != "tfive":
+        return None
+    path = [word for word in words[1:] if not word.startswith("-")]
+    for depth in (2, 1):
+        done = _tfive([*path[:depth], "--help"])
+        if done.returncode == 0:
+            offered = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", done.stdout))
+            options = [word.partition("=")[0] for word in words[1:] if re.match(r"--?[A-Za-z]", word)]
+            unknown = [option for option in options if option not in offered]
+            return f"{' '.join(words[: depth + 1])} has no option {unknown[0]}" if unknown else None
+    return f"tfive has no command {path[0] if path else ''}"
+
+
+def _tfive(words: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "tfive.cli", *words], capture_output=True, text=True, check=False)
+
+
+def run(block: Block, folder: Path) -> str | None:
+    """Run one block in `folder`; the end of its output if it failed, else None."""
+    if block.tags[0] == "python":
+        command = [sys.executable, "-c", block.text]
+    else:
+        lines = "\n".join(line for line in block.text.splitlines() if not line.startswith("make "))
+        command = ["bash", "-euo", "pipefail", "-c", lines]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )
+    return None if done.returncode == 0 else (done.stdout + done.stderr).strip()[-400:]
+
+
+def check_page(page: str, text: str, makefile: str) -> list[str]:
+    """One line per problem of a page."""
+    problems: list[str] = []
+    targets = make_targets(makefile)
+    with tempfile.TemporaryDirectory() as folder:
+        for block in blocks_of(page, text):
+            where = f"{page}:{block.line}"
+            if block.tags[0] != "python":
+                wrong = [f"{where}: {error}" for words in commands_of(block) if (error := parse_error(words, targets))]
+                problems += wrong
+                if wrong:
+                    continue
+            else:
+                compile(block.text, where, "exec")
+            if block.runs and (failure := run(block, Path(folder))):
+                problems.append(f"{where}: failed: {failure}")
+    return problems
+
+
+def main() -> int:
+    """Check every page; 1 if any command does not work."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    problems: list[str] = []
+    for page in pages:
+        problems += check_page(str(page.relative_to(ROOT)), page.read_text("utf-8"), makefile)
+    print("\n".join(problems) if problems else f"{len(pages)} pages, every command works")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
