@@ -1,7 +1,7 @@
 """The one sampling loop: all branches of all texts advance together, one node each, on static buffers.
 
-The step reads and writes fixed tensors and never waits for the host, so on CUDA it is captured once per shape and replayed;
-elsewhere the same function runs as it is. Random numbers come in from outside.
+The step reads and writes fixed tensors and never waits for the host, so on CUDA it is captured once per shape and
+replayed; elsewhere the same function runs as it is. Random numbers come in from outside.
 
 Local shape letters: m slots, the S trunk nodes followed by the R·A branch nodes; X key/value heads, E head features.
 """

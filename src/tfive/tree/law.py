@@ -1,4 +1,4 @@
-"""The sampling law of thought tokens: logits under temperature, top-k and top-p, and the draw from one uniform number."""
+"""The sampling law of thought tokens: logits under temperature, top-k and top-p, and the draw from a uniform number."""
 
 from __future__ import annotations
 

@@ -1,0 +1,339 @@
+"""The engine's four verbs: `sample` thoughts, `score` them, recompute the `policy` with gradients, and read `values`.
+
+A `TreeModel` is a transformers model (one weight set) with a plan. Everything it computes equals what the plain model
+would compute on one row per thought (text up to p, opening, thought, close, continuation); the tree only avoids reading
+the text again for every thought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tfive.errors import UserError
+from tfive.tree.attention import TreePass
+from tfive.tree.decode import Reading, Sampler, ended
+from tfive.tree.delta_kernel import choose_rule
+from tfive.tree.deltanet import TreeRecurrence
+from tfive.tree.grow import grow, no_thoughts
+from tfive.tree.head import (
+    Reducer,
+    Source,
+    VocabularyHead,
+    policy_terms,
+    reduce_vocabulary,
+    score_centre,
+    target_log_prob,
+)
+from tfive.tree.hf import Backbone
+from tfive.tree.law import draw, law_log_prob, lawful
+from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.outputs import Lower, PolicyOutput, Scores
+from tfive.tree.picks import Picks
+from tfive.tree.settings import EngineSettings, SamplingSettings
+
+ValueHead = Callable[[Tensor, Tensor], Tensor]
+"""`(features_BRTD, step_T) → values_BRT`; steps count from 0."""
+
+
+class Delimiters(nn.Module):
+    """The two learned input embeddings, opening and close; they never are vocabulary rows."""
+
+    def __init__(self, weight_2D: Tensor) -> None:
+        super().__init__()
+        self.weight_2D = nn.Parameter(weight_2D.detach().clone().float())
+
+    @staticmethod
+    def from_model(model: PreTrainedModel, plan: ThoughtPlan) -> Delimiters:
+        """Started from the mean input embedding of each delimiter's text."""
+        embedding = model.get_input_embeddings()
+        device = next(embedding.parameters()).device
+        rows = [embedding(torch.tensor(ids, device=device)).mean(0) for ids in (plan.open_ids, plan.close_ids)]
+        return Delimiters(torch.stack(rows))
+
+
+@dataclass(frozen=True)
+class Centring:
+    """Where score centring takes the sampling law from: the old policy and the law it sampled by."""
+
+    old: TreeModel
+    law: SamplingSettings
+
+
+class TreeModel:
+    """A language model over tree rows. It holds no weights of its own beyond the model's and the delimiters'."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        plan: ThoughtPlan,
+        engine: EngineSettings | None = None,
+        delimiters: Delimiters | None = None,
+    ) -> None:
+        if plan.learned and delimiters is None:
+            raise ValueError("learned delimiters need a Delimiters module")
+        self.model, self.plan, self.delimiters = model, plan, delimiters
+        self.engine = engine or EngineSettings()
+        self.backbone = Backbone(model)
+        self._samplers: dict[Any, Sampler] = {}
+        self._rule: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def head(self) -> VocabularyHead:
+        """The vocabulary head."""
+        return self.backbone.head()
+
+    @property
+    def block_count(self) -> int:
+        """How many blocks the model has; `lower(…, block)` counts in them."""
+        return len(self.backbone.blocks)
+
+    @property
+    def forbidden_V(self) -> Tensor | None:
+        """bool: vocabulary entries that are never an action; None when there are none."""
+        if not self.plan.forbidden_ids:
+            return None
+        forbidden_V = torch.zeros(self.head.vocabulary, dtype=torch.bool)
+        forbidden_V[list(self.plan.forbidden_ids)] = True
+        return forbidden_V.to(self.device)
+
+    def embed(self, token: Tensor, delimiter: Tensor | None = None) -> Tensor:
+        """Input embeddings of vocabulary entries, or of learned delimiters where `delimiter` is 0 or 1."""
+        embeds = self.backbone.embedding(token)
+        if self.delimiters is not None and delimiter is not None:
+            opening, close = self.delimiters.weight_2D.to(embeds.dtype)
+            embeds = torch.where((delimiter == 0)[..., None], opening, embeds)
+            embeds = torch.where((delimiter == 1)[..., None], close, embeds)
+        return embeds
+
+    def _grow(self, texts: TextBatch, thoughts: Thoughts | None, segments: str = "none") -> Layout:
+        limit, needed = self.backbone.position_limit, texts.tokens_BS.shape[1] + self.plan.reach
+        if limit is not None and needed > limit:
+            raise UserError(f"text of {texts.tokens_BS.shape[1]} tokens: with a thought {needed} positions are needed, "
+                            f"{self.backbone.name} has {limit}; shorten the texts")  # fmt: skip
+        return grow(texts.to(self.device), self.plan, None if thoughts is None else thoughts.to(self.device), segments)
+
+    def _kernel(self) -> str:
+        return "folded" if self.engine.attention == "auto" else self.engine.attention
+
+    def _recurrence(self, layout: Layout, **options: Any) -> TreeRecurrence | None:
+        if not self.backbone.recurrent:
+            return None
+        if self._rule is None:
+            self._rule = choose_rule(self.engine.delta_rule, self.device, self.model.dtype)
+        return TreeRecurrence(layout, self._rule.rule, **options)
+
+    def _run(self, layout: Layout, lower: Lower | None = None, stop: int | None = None) -> Tensor:
+        """Final hidden states of all nodes, `[B, N, D]`."""
+        tree = TreePass(layout, self._kernel(), recurrence=self._recurrence(layout))
+        recompute = self.engine.activation_checkpointing and torch.is_grad_enabled()
+        if lower is not None:
+            return self.backbone.run(
+                lower.hidden_BND, layout.position_BN, tree, first_block=lower.block, recompute=recompute
+            )
+        embeds_BND = self.embed(layout.token_BN, layout.delimiter_BN)
+        return self.backbone.run(embeds_BND, layout.position_BN, tree, stop_block=stop, recompute=recompute)
+
+    def _reduce(self, hidden_BND: Tensor, picks: Picks, reducer: Reducer, forbidden: bool = False) -> dict[str, Tensor]:
+        """The reducer's numbers at the picked nodes, in the picks' shape."""
+        source = Source(self.head, picks.rows(hidden_BND), self.forbidden_V if forbidden else None)
+        found = reduce_vocabulary(
+            [source], reducer, {"target": picks.target}, self.engine.head_chunk, self.engine.head_bytes
+        )
+        return {name: picks.spread(values) for name, values in found.items()}
+
+    @torch.no_grad()
+    def read(self, texts: TextBatch) -> Reading:
+        """One pass over the texts themselves, to be handed to `sample` and `score`."""
+        layout = self._grow(texts, None)
+        recurrence = self._recurrence(layout, position_BP=texts.positions_BP.to(self.device), keep=True)
+        tree = TreePass(layout, self._kernel(), keep=True, recurrence=recurrence)
+        hidden_BSD = self.backbone.run(self.embed(layout.token_BN), layout.position_BN, tree)
+        return Reading(hidden_BSD, tree.kept, {} if recurrence is None else recurrence.memory)
+
+    @torch.no_grad()
+    def sample(
+        self, texts: TextBatch, uniforms_BRT: Tensor, law: SamplingSettings, reading: Reading | None = None
+    ) -> Thoughts:
+        """One thought per branch, drawn from the law q with one uniform number (float64) per branch and step.
+
+        In parity mode every text is a batch of its own and every step reads the whole padded row by the training
+        forward: slow, but tokens do not depend on batching and `log_q` equals `policy(…, parity=True)` bit for bit.
+        """
+        if law.parity:
+            return self._sample_in_parity(texts, uniforms_BRT.to(self.device), law)
+        full = self._full(texts)
+        layout = self._grow(texts, full)
+        reading = reading or self.read(texts)
+        # A captured step reads the weights where they were.
+        home = next(self.model.parameters()).data_ptr()
+        key = (layout.token_BN.shape, layout.position_BR.shape, reading.hidden_BSD.dtype, home, law)
+        if key not in self._samplers:
+            self._samplers = {k: v for k, v in self._samplers.items() if k[3] == home}
+            self._samplers[key] = Sampler(
+                self.backbone, self.head, self.embed, self.engine, law, self.forbidden_V, layout, reading
+            )
+        return self._samplers[key].run(layout, reading, uniforms_BRT)
+
+    def _full(self, texts: TextBatch) -> Thoughts:
+        """Thoughts of full length at every position, not written yet."""
+        rows, branches = texts.positions_BP.shape[0], texts.positions_BP.shape[1] * self.plan.group
+        empty = no_thoughts(rows, branches, self.plan, self.device)
+        return replace(empty, length_BR=torch.full_like(empty.length_BR, self.plan.length))
+
+    def _sample_in_parity(self, texts: TextBatch, uniforms_BRT: Tensor, law: SamplingSettings) -> Thoughts:
+        parts = []
+        for row in range(len(texts.tokens_BS)):
+            text, thoughts = texts.rows(row, row + 1), self._full(texts.rows(row, row + 1))
+            for step in range(self.plan.length):
+                layout = self._grow(text, thoughts)
+                before_RD = self._run(layout)[0, layout.action_node_BRT[0, :, step]]
+                logits_RV = lawful(self.head.logits(before_RD, self.forbidden_V), law)
+                token_R, _ = draw(logits_RV, uniforms_BRT[row, :, step])
+                thoughts.tokens_BRT[0, :, step] = token_R
+            thoughts = ended(thoughts.tokens_BRT, thoughts.log_q_BRT, layout)
+            layout = self._grow(text, thoughts)
+            picks = Picks.actions(layout, thoughts.tokens_BRT)
+            log_q = self._reduce(self._run(layout), picks, law_log_prob(law), forbidden=True)["log_prob"]
+            parts.append(replace(thoughts, log_q_BRT=log_q.float()))
+        return Thoughts(*(torch.cat([getattr(p, name) for p in parts]) for name in Thoughts.__dataclass_fields__))
+
+    @torch.no_grad()
+    def score(
+        self, texts: TextBatch, thoughts: Thoughts, reading: Reading | None = None, features: bool = False
+    ) -> Scores:
+        """Losses of every checkpoint's continuation and of no thought, from one reading of the text.
+
+        With `engine.max_nodes` the branches are scored a few at a time, each time after the same reading.
+        """
+        reading = reading or self.read(texts)
+        texts, thoughts = texts.to(self.device), thoughts.to(self.device)
+        branches = thoughts.length_BR.shape[1]
+        nodes = self.plan.open_width + self.plan.length
+        nodes += len(self.plan.checkpoints) * (self.plan.close_width + self.plan.horizon - 1)
+        step = max(1, self.engine.max_nodes // nodes) if self.engine.max_nodes else max(1, branches)
+        parts = [self._score(texts, thoughts, reading, features, s, s + step) for s in range(0, branches, step)]
+        return parts[0] if len(parts) == 1 else Scores.joined(parts)
+
+    def _score(
+        self, texts: TextBatch, thoughts: Thoughts, reading: Reading, features: bool, start: int, stop: int
+    ) -> Scores:
+        position_BR = texts.positions_BP.repeat_interleave(self.plan.group, 1)[:, start:stop]
+        layout = grow(texts, self.plan, thoughts.branches(start, stop), "all", position_BR)
+        recurrence = self._recurrence(layout, position_BP=texts.positions_BP, memory=reading.recurrent)
+        tree = TreePass(layout, self._kernel(), trunk=reading.attention, recurrence=recurrence)
+        embeds = self.embed(layout.token_BN[:, tree.start :], layout.delimiter_BN[:, tree.start :])
+        own = self.backbone.run(embeds, layout.position_BN[:, tree.start :], tree)
+        hidden_BND = torch.cat([reading.hidden_BSD, own], 1)
+
+        plain, after = Picks.no_thought(layout), Picks.continuations(layout)
+        loss_BRH = -self._reduce(hidden_BND, plain, target_log_prob)["log_prob"]
+        loss_BRKH = -self._reduce(hidden_BND, after, target_log_prob)["log_prob"]
+        count_BR = layout.loss_mask_BRH.sum(-1).clamp(min=1)
+        whole_BR11 = (layout.segment_mask_BRK.sum(-1) - 1).clamp(min=0)[..., None, None]
+        last = Picks.last_continuations(layout)
+        return Scores(
+            no_thought_BR=loss_BRH.sum(-1) / count_BR,
+            losses_BRK=loss_BRKH.sum(-1) / count_BR[..., None],
+            checkpoint_BRK=layout.checkpoint_BRK,
+            mask_BRK=layout.segment_mask_BRK,
+            no_thought_token_BRH=loss_BRH,
+            token_BRH=loss_BRKH.take_along_dim(whole_BR11, 2)[:, :, 0],
+            token_mask_BRH=layout.loss_mask_BRH,
+            no_thought_features_BRHD=plain.spread(plain.rows(hidden_BND)) if features else None,
+            features_BRHD=last.spread(last.rows(hidden_BND)) if features else None,
+        )
+
+    def policy(
+        self,
+        texts: TextBatch,
+        thoughts: Thoughts | None = None,
+        *,
+        actions: bool = True,
+        entropy: bool = False,
+        features: bool = False,
+        centring: Centring | None = None,
+        text_loss: bool = False,
+        conditioned: bool = False,
+        parity: bool = False,
+    ) -> PolicyOutput:
+        """The training forward: log-probabilities of the recorded actions under the model's own distribution (no
+        temperature, forbidden entries out), and the other parts asked for, with gradients.
+
+        Without thoughts only the texts are read (`text_loss`). `conditioned` hangs the continuation behind the whole
+        thought and gives its next-token loss; thought nodes do not see it. `parity` takes one text at a time.
+        """
+        if thoughts is None and (conditioned or centring):
+            raise ValueError("conditioned loss and centring need thoughts")
+        if parity and len(texts.tokens_BS) > 1:
+            asked: dict[str, Any] = {"actions": actions, "entropy": entropy, "features": features, "centring": centring}
+            asked |= {"text_loss": text_loss, "conditioned": conditioned}
+            each = range(len(texts.tokens_BS))
+            own = [None if thoughts is None else thoughts.rows(b, b + 1) for b in each]
+            return PolicyOutput.stacked([self.policy(texts.rows(b, b + 1), own[b], **asked) for b in each])
+        layout = self._grow(texts, thoughts, "last" if conditioned else "none")
+        found: dict[str, Tensor] = {}
+        picks = Picks.actions(layout, thoughts.tokens_BRT.to(self.device)) if thoughts is not None and actions else None
+        text = Picks.text(layout) if text_loss else None
+        after = Picks.last_continuations(layout) if conditioned else None
+        hidden_BND = self._run(layout)
+        if picks is not None:
+            reduced = self._reduce(hidden_BND, picks, policy_terms if entropy else target_log_prob, forbidden=True)
+            found["log_prob_BRT"] = reduced["log_prob"]
+            if entropy:
+                found["entropy_BRT"] = reduced["entropy"]
+            if features:
+                found["features_BRTD"] = picks.spread(picks.rows(hidden_BND))
+            if centring is not None:
+                found["centre_BRT"] = self._centre(texts, thoughts, hidden_BND, picks, centring)
+        for name, picked in (("text", text), ("conditioned", after)):
+            if picked is not None:
+                found[f"{name}_loss_sum"] = -self._reduce(hidden_BND, picked, target_log_prob)["log_prob"].sum()
+                found[f"{name}_token_count"] = picked.keep.sum()
+        return PolicyOutput(mask_BRT=layout.action_mask_BRT, **found)
+
+    def _centre(
+        self, texts: TextBatch, thoughts: Thoughts | None, hidden_BND: Tensor, picks: Picks, centring: Centring
+    ) -> Tensor:
+        old = centring.old
+        with torch.no_grad():
+            before = picks.rows(old._run(old._grow(texts, thoughts)))
+        sources = [
+            Source(self.head, picks.rows(hidden_BND), self.forbidden_V),
+            Source(old.head, before, old.forbidden_V),
+        ]
+        reducer = score_centre(lambda logits: lawful(logits, centring.law))
+        found = reduce_vocabulary(sources, reducer, None, self.engine.head_chunk, self.engine.head_bytes)
+        return picks.spread(found["centre"])
+
+    def features(self, texts: TextBatch, thoughts: Thoughts, lower: Lower | None = None) -> Tensor:
+        """`[B, R, T, D]` final hidden states of the last node before each action (0 where there is none)."""
+        layout = self._grow(texts, thoughts)
+        picks = Picks.actions(layout, thoughts.tokens_BRT.to(self.device))
+        return picks.spread(picks.rows(self._run(layout, lower)))
+
+    @torch.no_grad()
+    def lower(self, texts: TextBatch, thoughts: Thoughts, block: int) -> Lower:
+        """Activations of all nodes before block `block`: the frozen part, computed once for many passes of the rest."""
+        layout = self._grow(texts, thoughts)
+        return Lower(self._run(layout, stop=block), block)
+
+    def values(self, texts: TextBatch, thoughts: Thoughts, value_head: ValueHead, lower: Lower | None = None) -> Tensor:
+        """V(s_t) of every prefix before an action, `[B, R, T]` (0 where there is none), with gradients.
+
+        The row holds text and thoughts alone; there is no scoring text for a critic to see. With `lower` only the
+        blocks above it run.
+        """
+        features_BRTD = self.features(texts, thoughts, lower)
+        step_T = torch.arange(self.plan.length, device=features_BRTD.device)
+        return value_head(features_BRTD, step_T) * thoughts.mask_BRT.to(features_BRTD.device)

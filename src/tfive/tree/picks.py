@@ -1,0 +1,69 @@
+"""Which nodes to read and what they should predict: rows taken out of a pass, and numbers put back in shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tfive.tree.layout import Layout
+
+
+@dataclass(frozen=True)
+class Picks:
+    """Nodes picked from `[B, N]`, only those that exist. Made before the pass runs: counting waits for the device."""
+
+    index: Tensor
+    """int64 `[x]` into the flattened nodes."""
+    target: Tensor
+    """int64 `[x]` token each one should predict."""
+    keep: Tensor
+    """bool: where in the full shape the picked ones stand."""
+
+    @staticmethod
+    def of(node: Tensor, target: Tensor, keep: Tensor, node_count: int) -> Picks:
+        """Picks of `node` (`[B, …]`, indices inside a row) where `keep`."""
+        row = torch.arange(len(node), device=node.device).view(-1, *[1] * (node.ndim - 1)) * node_count
+        return Picks((node + row)[keep], target.expand_as(node)[keep], keep)
+
+    @staticmethod
+    def actions(layout: Layout, tokens_BRT: Tensor) -> Picks:
+        """The node before each action, and the action."""
+        return Picks.of(layout.action_node_BRT, tokens_BRT, layout.action_mask_BRT, layout.node_count)
+
+    @staticmethod
+    def no_thought(layout: Layout) -> Picks:
+        """The trunk nodes that predict each branch's continuation, `[B, R, H]`."""
+        return Picks.of(layout.trunk_loss_node_BRH, layout.loss_target_BRH, layout.loss_mask_BRH, layout.node_count)
+
+    @staticmethod
+    def continuations(layout: Layout) -> Picks:
+        """The nodes that predict each continuation after each checkpoint, `[B, R, K, H]`."""
+        keep_BRKH = layout.segment_mask_BRK[..., None] & layout.loss_mask_BRH[:, :, None]
+        return Picks.of(layout.loss_node_BRKH, layout.loss_target_BRH[:, :, None], keep_BRKH, layout.node_count)
+
+    @staticmethod
+    def last_continuations(layout: Layout) -> Picks:
+        """Those after the whole thought, `[B, R, H]`."""
+        last_BR11 = (layout.segment_mask_BRK.sum(-1) - 1).clamp(min=0)[..., None, None]
+        node_BRH = layout.loss_node_BRKH.take_along_dim(last_BR11, 2)[:, :, 0]
+        keep_BRH = layout.segment_mask_BRK.any(-1)[..., None] & layout.loss_mask_BRH
+        return Picks.of(node_BRH, layout.loss_target_BRH, keep_BRH, layout.node_count)
+
+    @staticmethod
+    def text(layout: Layout) -> Picks:
+        """The trunk nodes with a next token in their document, `[B, S]`."""
+        target_BS = layout.text_target_BS
+        node_BS = torch.arange(layout.trunk_width, device=target_BS.device).expand_as(target_BS)
+        return Picks.of(node_BS, target_BS, target_BS >= 0, layout.node_count)
+
+    def rows(self, hidden_BND: Tensor) -> Tensor:
+        """Hidden states of the picked nodes, `[x, D]`."""
+        return hidden_BND.flatten(0, 1).index_select(0, self.index)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Values of the picked nodes (`[x]` or `[x, D]`) in the full shape, 0 elsewhere."""
+        full = values.new_zeros(*self.keep.shape, *values.shape[1:])
+        keep = self.keep if values.ndim == 1 else self.keep[..., None].expand_as(full)
+        return full.masked_scatter(keep, values)
