@@ -2,7 +2,7 @@
 
 Its kernels give outputs and the final state of a path only, and are known to be wrong or to refuse on some pairs of GPU
 and Triton version (fla-org/flash-linear-attention issues 640, 913 and 984, for instance). So before first use on a
-device they are compared with `delta_rule.read_paths`, gradients included, and the reason is kept when they are not used.
+device they are compared with `delta_rule.read_paths`, gradients too, and the reason is kept when they are not used.
 """
 
 from __future__ import annotations
