@@ -123,10 +123,13 @@ class TreeModel:
                             f"{self.backbone.name} has {limit}; shorten the texts")  # fmt: skip
         return grow(texts.to(self.device), self.plan, None if thoughts is None else thoughts.to(self.device), segments)
 
-    def _kernel(self) -> str:
+    @property
+    def kernel(self) -> str:
+        """How attention is computed."""
         return "folded" if self.engine.attention == "auto" else self.engine.attention
 
-    def _recurrence(self, layout: Layout, **options: Any) -> TreeRecurrence | None:
+    def recurrence(self, layout: Layout, **options: Any) -> TreeRecurrence | None:
+        """What recurrent layers need to know of a pass over `layout`; None for models without any."""
         if not self.backbone.recurrent:
             return None
         if self._rule is None:
@@ -135,7 +138,7 @@ class TreeModel:
 
     def _run(self, layout: Layout, lower: Lower | None = None, stop: int | None = None) -> Tensor:
         """Final hidden states of all nodes, `[B, N, D]`."""
-        tree = TreePass(layout, self._kernel(), recurrence=self._recurrence(layout))
+        tree = TreePass(layout, self.kernel, recurrence=self.recurrence(layout))
         recompute = self.engine.activation_checkpointing and torch.is_grad_enabled()
         if lower is not None:
             return self.backbone.run(
@@ -156,8 +159,8 @@ class TreeModel:
     def read(self, texts: TextBatch) -> Reading:
         """One pass over the texts themselves, to be handed to `sample` and `score`."""
         layout = self._grow(texts, None)
-        recurrence = self._recurrence(layout, position_BP=texts.positions_BP.to(self.device), keep=True)
-        tree = TreePass(layout, self._kernel(), keep=True, recurrence=recurrence)
+        recurrence = self.recurrence(layout, position_BP=texts.positions_BP.to(self.device), keep=True)
+        tree = TreePass(layout, self.kernel, keep=True, recurrence=recurrence)
         hidden_BSD = self.backbone.run(self.embed(layout.token_BN), layout.position_BN, tree)
         return Reading(hidden_BSD, tree.kept, {} if recurrence is None else recurrence.memory)
 
@@ -230,8 +233,8 @@ class TreeModel:
     ) -> Scores:
         position_BR = texts.positions_BP.repeat_interleave(self.plan.group, 1)[:, start:stop]
         layout = grow(texts, self.plan, thoughts.branches(start, stop), "all", position_BR)
-        recurrence = self._recurrence(layout, position_BP=texts.positions_BP, memory=reading.recurrent)
-        tree = TreePass(layout, self._kernel(), trunk=reading.attention, recurrence=recurrence)
+        recurrence = self.recurrence(layout, position_BP=texts.positions_BP, memory=reading.recurrent)
+        tree = TreePass(layout, self.kernel, trunk=reading.attention, recurrence=recurrence)
         embeds = self.embed(layout.token_BN[:, tree.start :], layout.delimiter_BN[:, tree.start :])
         own = self.backbone.run(embeds, layout.position_BN[:, tree.start :], tree)
         hidden_BND = torch.cat([reading.hidden_BSD, own], 1)
