@@ -8,7 +8,6 @@ from torch import Tensor
 
 from tfive.credit.mixture import MeanInputs, WeightInputs
 from tfive.models.heads import MeanHead, Standardizer, WeightHead
-from tfive.models.settings import HeadSettings
 
 N, T, D, E, F = 40, 6, 5, 7, 4
 
@@ -172,11 +171,3 @@ def test_heads_can_fit_an_action_rule_and_a_hidden_mean(weight_head: WeightHead,
     mean_head.eval()
     assert (weight_head(weight_data) - wanted_weight).square().mean() < 0.05
     assert (mean_head(mean_data) - wanted_mean).square().mean() < 0.15 * wanted_mean.var()
-
-
-def test_settings_build_heads() -> None:
-    s = HeadSettings()
-    WeightHead(D, E, width=s.width, depth=s.depth, action_width=s.action_width)
-    MeanHead(D, F, width=s.width, depth=s.depth, dropout=s.dropout, bound=s.mean_bound)
-    with pytest.raises(ValueError):
-        HeadSettings(dropout=1.0)

@@ -128,7 +128,15 @@ class WeightHead(nn.Module):
     """
 
     def __init__(
-        self, prefix: int, action: int, *, width: int = 64, depth: int = 2, action_width: int = 16, seed: int = 0
+        self,
+        prefix: int,
+        action: int,
+        *,
+        width: int = 64,
+        depth: int = 2,
+        action_width: int = 16,
+        dropout: float = 0.0,
+        seed: int = 0,
     ) -> None:
         """`prefix` and `action` are the widths D and E of the features; E is projected down to `action_width`."""
         super().__init__()
@@ -136,7 +144,7 @@ class WeightHead(nn.Module):
         self.prefix = _Path(prefix, width, generator)
         self.action = _Path(action, action_width, generator)
         self.scalars = Standardizer(5)
-        self.joined = _Joined(width + action_width + 5, width, depth, 0.0, generator)
+        self.joined = _Joined(width + action_width + 5, width, depth, dropout, generator)
 
     def _columns(self, inputs: WeightFeatures) -> Tensor:
         return torch.cat([_values(inputs), inputs.log_prob_NT.unsqueeze(-1)], dim=-1)

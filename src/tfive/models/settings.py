@@ -59,21 +59,39 @@ class CriticSettings(Section):
     start: str | None = None
     """Folder of a saved critic pair to start from; none means fresh critics from the base model."""
 
+    loss: Literal["clipped", "squared"] = "clipped"
+    """Value loss of alternating training: clipped around the pre-fit prediction (eq:value-loss), or half-squared."""
+
+    warmup_loss: Literal["clipped", "squared"] = "squared"
+    """Value loss of both warm-ups, where the pre-fit prediction is not yet worth staying near."""
+
+    clip: float = Field(0.2, gt=0)
+    """ε_v of the clipped loss, in units of the shaped return."""
+
+    lr: float = Field(1e-5, gt=0)
+    """Learning rate of the adapted blocks."""
+
+    head_lr: float = Field(1e-3, gt=0)
+    """Learning rate of the value head."""
+
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW decay of both."""
+
+    head_passes: int = Field(1, ge=0)
+    """Passes of the value-head warm-up over its fitting set, before the blocks are unfrozen."""
+
+    passes: int = Field(2, ge=1)
+    """Passes over a window's fitting set."""
+
+    minibatches: int = Field(8, ge=1)
+    """Optimizer steps per pass."""
+
 
 class HeadSettings(Section):
-    """The weight head w(s, a) and the mean head h(c) of the calibration."""
-
-    width: int = Field(64, ge=1)
-    """Units each input path is projected to."""
-
-    depth: int = Field(2, ge=1)
-    """Hidden layers after the paths are joined."""
+    """Further shape of the weight head w(s, a) and the mean head h(c); width, depth and dropout are `calibration`'s."""
 
     action_width: int = Field(16, ge=1)
-    """Units the action's embedding is projected to."""
-
-    dropout: float = Field(0.1, ge=0, lt=1)
-    """Dropout of the mean head, which otherwise memorises its trajectories."""
+    """Units the action's embedding is projected to before the weight head reads it."""
 
     mean_bound: float | None = Field(None, gt=0)
     """Keep |h| below this by construction (for the Hoeffding bounds); none leaves it free."""
@@ -88,8 +106,14 @@ class GateSettings(Section):
     width: int = Field(64, ge=1)
     """Units each feature vector is projected to, and of the hidden layer."""
 
-    no_harm: float = Field(0.5, ge=0)
+    no_harm: float = Field(1.0, ge=0)
     """Weight of the penalty on predictions that the mixture makes worse."""
 
     utility: float = Field(0.1, ge=0)
     """Weight of the term that ties the gate to the signed utility of the thought."""
+
+    utility_scale: float = Field(1.0, gt=0)
+    """σ_u, the utility in nats that counts as one."""
+
+    lr: float = Field(1e-3, gt=0)
+    """Learning rate of the gate."""
