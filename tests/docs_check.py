@@ -1,6 +1,6 @@
 """Runs every command shown in the README and the docs, so that no page can promise what does not work.
 
-Fenced blocks tagged `sh` or `python` are run in one empty folder per page, one after the other, as a reader of that page
+Fenced blocks tagged `sh` or `python` run in one empty folder per page, one after the other, as a reader of that page
 would. A block whose tag line also says `gpu`, `hub` or `long` (```` ```sh long ````) is only parsed: every `tfive`
 command in it must exist and know its options. Blocks with other tags are text. `make` targets must exist; they are not
 run again from here.
@@ -105,7 +105,8 @@ def run(block: Block, folder: Path) -> str | None:
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
     )
-    return None if done.returncode == 0 else (done.stdout + done.stderr).strip()[-400:]
+    said = (done.stdout + done.stderr).strip()[-400:]
+    return None if done.returncode == 0 else f"exit status {done.returncode}: {said}"
 
 
 def check_page(page: str, text: str, makefile: str) -> list[str]:

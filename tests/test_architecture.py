@@ -31,7 +31,8 @@ BELOW: dict[str, set[str]] = {
     "theory": {"credit", "learn"},
     "report": set(),
 }
-BELOW["methods"] = {"protocol", "rollout", "credit", "text", "models", "learn", "tree"}
+BELOW["parts"] = {"protocol", "rollout", "credit", "text", "models", "learn", "tree"}
+BELOW["methods"] = BELOW["parts"] | {"parts"}
 BELOW["evaluate"] = set(BELOW["methods"])
 BELOW["run"] = BELOW["methods"] | {"methods", "evaluate", "theory", "report"} | CONFIGURATION
 BELOW["cli"] = BELOW["run"] | {"run"}
@@ -189,7 +190,7 @@ HEAVY = ("torch", "transformers", "numpy", "rich.progress", "matplotlib")
     [
         ("import tfive", (*HEAVY, "pydantic")),
         ("import tfive.cli", HEAVY),
-        ("from tfive.run.show import show_config; show_config([], [], False)", ("torch", "transformers")),
+        ("from tfive.run.show import show_config; show_config([], [], True, False)", ("torch", "transformers")),
     ],
 )
 def test_what_is_asked_often_imports_little(code: str, forbidden: tuple[str, ...]) -> None:

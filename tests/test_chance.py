@@ -42,7 +42,8 @@ def test_every_coordinate_matters():
 
 def test_uniform_in_the_open_interval():
     draws = chance.uniforms(0, "actor", 0, np.arange(200_000))
-    assert draws.min() > 0 and draws.max() < 1
+    assert draws.min() > 0
+    assert draws.max() < 1
     counts, _ = np.histogram(draws, bins=50, range=(0, 1))
     chi_square = ((counts - 4000) ** 2 / 4000).sum()
     assert chi_square < 95  # the 0.9999 quantile at 49 degrees of freedom is about 96

@@ -70,14 +70,20 @@ def _root(
         "Print the resolved configuration, each value with where it came from.",
         "tfive config show nano",
         "tfive config show qwen3.5-2b --set thought.length=8 --set 'thought.checkpoints=[4, 8]'",
+        "tfive config show nano --explain",
         "tfive config show nano --json",
     ),
 )
-def config_show(sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def config_show(
+    sources: Sources = None,
+    overrides: Overrides = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say above each key what it means.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Resolve and print."""
     from tfive.run.show import show_config
 
-    print(show_config(sources or [], overrides or [], as_json))
+    print(show_config(sources or [], overrides or [], explain, as_json))
 
 
 @config_app.command(
@@ -129,7 +135,8 @@ def _call(arguments: Sequence[str] | None) -> int:
         result: Any = app(
             args=list(arguments) if arguments is not None else None, prog_name="tfive", standalone_mode=False
         )
-        return result if isinstance(result, int) else 0
+        # typer turns Ctrl-C into this status without a word
+        return _fail("interrupted", 130) if result == 130 else result if isinstance(result, int) else 0
     except UserError as error:
         return _fail(str(error), 2)
     except RunFailed as error:

@@ -42,7 +42,7 @@ class Config(Section):
     """The training method."""
 
     model: ModelSettings = ModelSettings()
-    corpus: TextSettings = TextSettings()
+    text: TextSettings = TextSettings()
     thought: ThoughtSettings = ThoughtSettings()
     sampling: SamplingSettings = SamplingSettings()
     engine: EngineSettings = EngineSettings()
@@ -99,13 +99,23 @@ class Resolved:
             raise UserError(found[0] + rest)
         return self.config
 
-    def to_toml(self) -> str:
-        """The configuration as TOML, each value with its origin as a comment."""
-        return layers.to_toml({key: Leaf(value, self.origins[key]) for key, value in self.config.leaves().items()})
+    def to_toml(self, explain: bool = False) -> str:
+        """The configuration as TOML, each value with its origin as a comment, below its meaning if `explain`."""
+        leaves = {key: Leaf(value, self.origins[key]) for key, value in self.config.leaves().items()}
+        return layers.to_toml(leaves, meanings=meanings() if explain else {})
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Dotted key → value and origin."""
-        return {key: {"value": value, "origin": self.origins[key]} for key, value in self.config.leaves().items()}
+    def to_dict(self, explain: bool = False) -> dict[str, dict[str, Any]]:
+        """Dotted key → value, origin and, if `explain`, meaning."""
+        meaning = meanings()
+        return {
+            key: {"value": value, "origin": self.origins[key]} | ({"meaning": meaning[key]} if explain else {})
+            for key, value in self.config.leaves().items()
+        }
+
+
+def meanings() -> dict[str, str]:
+    """Dotted key → what it means, as written below its declaration."""
+    return {key: " ".join((field.description or "").split()) for key, field in layers.leaf_fields(Config).items()}
 
 
 def presets() -> dict[str, str]:

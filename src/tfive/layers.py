@@ -10,6 +10,7 @@ import difflib
 import json
 import math
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -260,11 +261,14 @@ def toml_value(value: Any) -> str:
 
 def toml_key(key: str) -> str:
     """A key, quoted only where TOML asks for it."""
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
 
 
-def to_toml(leaves: Layer, comments: bool = True) -> str:
-    """A TOML document of all leaves, each with its origin as a comment; reading it back gives the same values."""
+def to_toml(leaves: Layer, comments: bool = True, meanings: Mapping[str, str] | None = None) -> str:
+    """A TOML document of all leaves, each with its origin as a comment; reading it back gives the same values.
+
+    A key in `meanings` gets that text as comment lines above it.
+    """
     sections: dict[str, dict[str, Leaf]] = {}
     for key, leaf in leaves.items():
         section, _, name = key.rpartition(".")
@@ -275,5 +279,7 @@ def to_toml(leaves: Layer, comments: bool = True) -> str:
         written = {name: f"{toml_key(name)} = {toml_value(leaf.value)}" for name, leaf in sections[section].items()}
         width = max((len(text) for text in written.values() if len(text) <= 48), default=0)
         for name, text in written.items():
+            meaning = (meanings or {}).get(f"{section}.{name}" if section else name, "")
+            lines += [f"# {line}" for line in textwrap.wrap(meaning, 110)]
             lines.append(f"{text:<{width}}  # {sections[section][name].origin}" if comments else text)
     return "\n".join(lines) + "\n"

@@ -64,64 +64,64 @@ def variable_length_needs_a_close(config: Config) -> str | None:
 @rule
 def continuation_fits_in_the_sequence(config: Config) -> str | None:
     """`p + H ≤ S` for at least the first allowed position."""
-    horizon, length, first = config.thought.horizon, config.corpus.sequence_length, config.corpus.positions.min_context
+    horizon, length, first = config.thought.horizon, config.text.sequence_length, config.text.positions.min_context
     if first + horizon <= length:
         return None
     return (
         f"thought.horizon = {horizon}: p + H ≤ S fails already at position {first} of sequences of {length} tokens; "
-        f"use thought.horizon ≤ {max(length - first, 1)} or a longer corpus.sequence_length"
+        f"use thought.horizon ≤ {max(length - first, 1)} or a longer text.sequence_length"
     )
 
 
 @rule
 def positions_fit_in_the_sequence(config: Config) -> str | None:
     """P positions at their least distance, with a continuation after the last."""
-    positions = config.corpus.positions
+    positions = config.text.positions
     gap = positions.min_gap or config.thought.horizon
-    most = (config.corpus.sequence_length - config.thought.horizon - positions.min_context) // gap + 1
+    most = (config.text.sequence_length - config.thought.horizon - positions.min_context) // gap + 1
     if positions.per_text <= most or most < 1:
         return None
     return (
-        f"corpus.positions.per_text = {positions.per_text}: at most {most} positions {gap} tokens apart fit in "
-        f"{config.corpus.sequence_length} tokens; use fewer, or a smaller corpus.positions.min_gap"
+        f"text.positions.per_text = {positions.per_text}: at most {most} positions {gap} tokens apart fit in "
+        f"{config.text.sequence_length} tokens; use fewer, or a smaller text.positions.min_gap"
     )
 
 
 def texts_needed(config: Config, role: str) -> int:
     """Sequences that `role` takes in one window when every sequence gives all its positions."""
-    return math.ceil(config.window.count(role) / config.corpus.positions.per_text)
+    return math.ceil(config.window.count(role) / config.text.positions.per_text)
 
 
 @rule
 def training_roles_fit_in_the_training_split(config: Config) -> str | None:
     """Roles go to whole texts and share none, so a window needs that many different ones."""
     needed = sum(texts_needed(config, role) for role in TRAINING_ROLES)
-    available = config.corpus.sequences.train
+    available = config.text.sequences.train
     if needed <= available:
         return None
     most = config.window.items * available // needed
     return (
         f"window.items = {config.window.items}: one window's roles need {needed} training sequences, "
-        f"corpus.sequences.train has {available}; use window.items ≤ {most} or prepare more text"
+        f"text.sequences.train has {available}; use window.items ≤ {most} or prepare more text"
     )
 
 
 @rule
 def qualification_fits_in_the_calibration_split(config: Config) -> str | None:
     """A fresh test takes its texts from the calibration split."""
-    needed, available = texts_needed(config, "qualify"), config.corpus.sequences.calibration
+    needed, available = texts_needed(config, "qualify"), config.text.sequences.calibration
     if needed <= available:
         return None
     return (
         f"window.qualify = {config.window.qualify:g}: a test needs {needed} calibration sequences, "
-        f"corpus.sequences.calibration has {available}; lower it or prepare more text"
+        f"text.sequences.calibration has {available}; lower it or prepare more text"
     )
 
 
 @rule
 def development_items_exist(config: Config) -> str | None:
     """Progress is measured on items the development split can hold."""
-    most = config.corpus.sequences.development * config.corpus.positions.per_text
+    most = config.text.sequences.development * config.text.positions.per_text
     if config.run.develop_items <= most:
         return None
     return f"run.develop_items = {config.run.develop_items}: the development split holds {most} items; ask for fewer"
@@ -230,6 +230,6 @@ def the_actor_learns_something(config: Config) -> str | None:
 @rule
 def there_is_text(config: Config) -> str | None:
     """A run needs at least one source."""
-    if config.corpus.sources:
+    if config.text.sources:
         return None
-    return "corpus.sources = []: no text; name a preset or give a source, e.g. [[corpus.sources]] with name and path"
+    return "text.sources = []: no text; name a preset or give a source, e.g. [[text.sources]] with name and path"

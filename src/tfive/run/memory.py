@@ -75,8 +75,8 @@ def nodes_of(config: Config) -> Nodes:
     thought = config.thought
     return Nodes(
         texts=config.run.texts_per_pass,
-        S=config.corpus.sequence_length,
-        R=config.corpus.positions.per_text * thought.group,
+        S=config.text.sequence_length,
+        R=config.text.positions.per_text * thought.group,
         T=thought.length,
         K=len(thought.checkpoints),
         H=thought.horizon,
@@ -195,7 +195,7 @@ def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, coun
         if settings.adapt == "head":
             base.add("states", tokens * shape.hidden * compute, f"features {_n(tokens)} × {shape.hidden} × {compute}")
         else:
-            rows_ = math.ceil(config.window.count("critic_fit") / config.corpus.positions.per_text)
+            rows_ = math.ceil(config.window.count("critic_fit") / config.text.positions.per_text)
             amount = rows_ * nodes.policy * shape.hidden * compute
             base.add("states", amount, f"lower features {rows_} × {nodes.policy} × {shape.hidden} × {compute}")
         rows.append(base)

@@ -151,9 +151,9 @@ def shape_from(config: Mapping[str, Any], source: str) -> ModelShape:
 
 
 def known_shapes() -> dict[str, dict[str, Any]]:
-    """Shape facts stored beside the presets, by the last part of the model's name."""
-    stored: dict[str, dict[str, Any]] = json.loads(files("tfive").joinpath("presets", "shapes.json").read_text("utf-8"))
-    return stored
+    """Shape facts stored beside the presets, by the last part of the model's name; some have a second name."""
+    stored = json.loads(files("tfive").joinpath("presets", "shapes.json").read_text("utf-8"))
+    return {name: stored[facts] if isinstance(facts, str) else facts for name, facts in stored.items()}
 
 
 def find_shape(model: str, folders: tuple[Path, ...] = ()) -> ModelShape | None:

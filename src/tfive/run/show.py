@@ -9,10 +9,12 @@ from tfive.config import resolve
 from tfive.rules import RULES, problems
 
 
-def show_config(sources: Sequence[str], overrides: Sequence[str], as_json: bool) -> str:
-    """The resolved configuration as TOML with origins (a valid file again), or as JSON."""
+def show_config(sources: Sequence[str], overrides: Sequence[str], explain: bool, as_json: bool) -> str:
+    """The resolved configuration as TOML with origins (a valid file again), or as JSON; `explain` adds each meaning."""
     resolved = resolve(sources, overrides)
-    return json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False) if as_json else resolved.to_toml().rstrip("\n")
+    if as_json:
+        return json.dumps(resolved.to_dict(explain), indent=2, ensure_ascii=False)
+    return resolved.to_toml(explain).rstrip("\n")
 
 
 def check_config(sources: Sequence[str], overrides: Sequence[str], as_json: bool) -> tuple[str, list[str]]:
