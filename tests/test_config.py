@@ -156,7 +156,7 @@ def test_missing_files_folders_and_unknown_presets_are_refused(tmp_path: Path) -
         (["thought.variable_length=true", "thought.delimiters=none"], ["variable_length", "delimiters"]),
         (["thought.horizon=600"], ["thought.horizon = 600", "p + H ≤ S", "≤ 511"]),
         (["text.positions.per_text=64"], ["text.positions.per_text = 64", "at most 31"]),
-        (["window.items=200000"], ["window.items = 200000", "37501 training sequences"]),
+        (["window.items=200000"], ["window.items = 200000", "37892 training sequences"]),
         (["window.qualify=10"], ["window.qualify = 10", "1280 calibration sequences"]),
         (["run.develop_items=100000"], ["run.develop_items = 100000", "16384 items"]),
         (["window.pilot=0"], ["window.pilot = 0", "t5"]),
@@ -301,6 +301,7 @@ def test_roles_share_a_window_as_specified() -> None:
         "head_validate": 256,
         "actor": 1024,
         "scale": 128,
+        "probe": 32,
         "qualify": 256,
     }
     assert WindowSettings(items=2).count("pilot") == 1
