@@ -90,18 +90,20 @@ def calibrate(
     fit, stop = split_by_text(text_N, [1 - plan.stop_share, plan.stop_share], order)
     judge = _Judge(data.rows(stop if stop.numel() else fit), plan.kappa, state_only)
     weight_optimizer, mean_optimizer = optimizers or (
-        torch.optim.AdamW(weight_head.parameters(), lr=plan.weight_lr, weight_decay=plan.weight_decay),
-        torch.optim.AdamW(mean_head.parameters(), lr=plan.mean_lr, weight_decay=plan.weight_decay),
+        torch.optim.AdamW(weight_head.parameters(), lr=plan.weight_lr, weight_decay=plan.weight_decay, fused=True),
+        torch.optim.AdamW(mean_head.parameters(), lr=plan.mean_lr, weight_decay=plan.weight_decay, fused=True),
     )
-    _warm_start(weight_head, mean_head, data.rows(fit), plan, seed, window, state_only)
+    learn = data.rows(fit)
+    _warm_start(weight_head, mean_head, learn, plan, seed, window, state_only)
     beta = plan.multiplier_start if multiplier is None else multiplier
+    # The constraint is measured in units of the signal, so that β's pace does not depend on the advantages' scale.
+    signal = float(learn.occupation.mean(energy(learn.first_NT, learn.second_NT)))
+    pace = plan.multiplier_lr / signal if signal > 0 else 0.0
     trace: list[dict[str, float]] = []
     device = data.first_NT.device
     with forked(device):
         seed_dropout(device, seed, "calibrate", window)
-        stream = (
-            data.rows(fit[rows.to(device)]) for rows in batches(fit.numel(), plan.batch, seed, "calibrate", window)
-        )
+        stream = _stream(learn, plan.batch, seed, window)
         for step in range(plan.steps + 1):
             if step % plan.evaluate_every == 0 or step == plan.steps:
                 trace.append({"step": float(step), **judge.look(weight_head, mean_head, beta)})
@@ -109,12 +111,20 @@ def calibrate(
                     break
             if step < plan.steps:
                 _ascend_mean(weight_head, mean_head, mean_optimizer, stream, plan.mean_steps, state_only)
-                beta = _descend_weight(weight_head, mean_head, weight_optimizer, next(stream), beta, plan, state_only)
+                excess = _descend_weight(
+                    weight_head, mean_head, weight_optimizer, next(stream), beta, plan.kappa, state_only
+                )
+                beta = max(0.0, beta + pace * excess)
     best = judge.best(only_last=not stop.numel())
     weight_copy, mean_copy = _frozen(weight_head, best.weight_state), _frozen(mean_head, best.mean_state)
     name = "state" if state_only else "learned"
     chosen = int(trace[best.number]["step"])
     return Candidate(LearnedWeight(weight_copy, state_only, name), mean_copy, best.multiplier, best.risk, chosen, trace)
+
+
+def _stream(data: CalibrationData, batch: int, seed: int, window: int) -> Iterator[CalibrationData]:
+    for rows in batches(data.occupation.count, batch, seed, "calibrate", window):
+        yield data if rows.numel() == data.occupation.count else data.rows(rows.to(data.first_NT.device))
 
 
 def _inputs(data: CalibrationData, state_only: bool) -> WeightInputs:
@@ -162,24 +172,22 @@ def _descend_weight(
     optimizer: torch.optim.Optimizer,
     data: CalibrationData,
     beta: float,
-    plan: CalibrationPlan,
+    kappa: float,
     state_only: bool,
 ) -> float:
-    """One step of w on eq:single-rollout-saddle-integrand, then projected ascent of β on its constraint."""
+    """One step of w on eq:single-rollout-saddle-integrand; returns C − κQ before it, the ascent direction of β."""
     weight_head.train()
     mean_head.eval()
     with torch.no_grad():
         mean = mean_head(data.mean_inputs)
     weight = weight_head(_inputs(data, state_only))
-    loss = data.occupation.mean(saddle_integrand(weight, mean, data.first_NT, data.second_NT, beta, plan.kappa))
+    loss = data.occupation.mean(saddle_integrand(weight, mean, data.first_NT, data.second_NT, beta, kappa))
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()
     with torch.no_grad():
-        moved = displacement(weight.detach(), data.first_NT, data.second_NT) - plan.kappa * energy(
-            data.first_NT, data.second_NT
-        )
-        return max(0.0, beta + plan.multiplier_lr * float(data.occupation.mean(moved)))
+        moved, signal = displacement(weight, data.first_NT, data.second_NT), energy(data.first_NT, data.second_NT)
+        return float(data.occupation.mean(moved - kappa * signal))
 
 
 def _frozen(head: nn.Module, state: dict[str, Any]) -> nn.Module:

@@ -31,9 +31,12 @@ class MeanPlan:
 
 
 def batches(count: int, batch: int, seed: int, role: str, window: int) -> Iterator[Tensor]:
-    """Endless minibatches of row numbers: each pass is a fresh counter-based order of all rows."""
+    """Endless minibatches of row numbers: each pass is a fresh counter-based order of all rows (none if one batch holds
+    them all, since then order changes nothing but rounding)."""
     if count < 1:
         raise ValueError("no trajectories to learn from")
+    while batch >= count:
+        yield torch.arange(count)
     epoch = 0
     while True:
         order = torch.from_numpy(permutation(seed, f"{role}/{epoch}", window, count))
@@ -77,12 +80,12 @@ def regress_mean(
     target_NT = target_NT.detach()
     order = text_order(occupation.text_N, seed, f"{role}/split", window)
     fit, stop = split_by_text(occupation.text_N, [1 - plan.stop_share, plan.stop_share], order)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=plan.lr, weight_decay=plan.weight_decay)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=plan.lr, weight_decay=plan.weight_decay, fused=True)
     best, best_state, bad = -float("inf"), copy.deepcopy(head.state_dict()), 0
     held_out = stop if stop.numel() else fit
     with forked(target_NT.device):
         seed_dropout(target_NT.device, seed, role, window)
-        stream = batches(fit.numel(), plan.batch, seed, role, window)
+        stream = _stream(inputs.rows(fit), target_NT[fit], occupation.rows(fit), plan.batch, seed, role, window)
         for step in range(plan.steps + 1):
             if step % plan.evaluate_every == 0 or step == plan.steps:
                 value = mean_value(head, inputs.rows(held_out), target_NT[held_out], occupation.rows(held_out))
@@ -94,15 +97,25 @@ def regress_mean(
                         break
             if step == plan.steps:
                 break
-            index = fit[next(stream).to(fit.device)]
+            chosen, target, measure = next(stream)
             head.train()
-            loss = -occupation.rows(index).mean(moment(head(inputs.rows(index)), target_NT[index]))
+            loss = -measure.mean(moment(head(chosen), target))
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
     head.load_state_dict(best_state)
     head.eval()
     return best
+
+
+def _stream(
+    inputs: MeanInputs, target_NT: Tensor, occupation: Occupation, batch: int, seed: int, role: str, window: int
+) -> Iterator[tuple[MeanInputs, Tensor, Occupation]]:
+    whole = occupation.count
+    for rows in batches(whole, batch, seed, role, window):
+        index = rows.to(target_NT.device)
+        part = inputs, target_NT, occupation
+        yield part if index.numel() == whole else (inputs.rows(index), target_NT[index], occupation.rows(index))
 
 
 def mean_value(head: nn.Module, inputs: MeanInputs, target_NT: Tensor, occupation: Occupation) -> float:

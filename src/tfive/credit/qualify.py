@@ -28,13 +28,16 @@ class Score:
         return self.r2 is None
 
 
-def r_squared(return_: Tensor, prediction: Tensor, mask: Tensor) -> Score:
-    """R² over all valid prefixes pooled (eq:holdout-r2), computed in float64."""
+def r_squared(return_: Tensor, prediction: Tensor, mask: Tensor, weight: Tensor | None = None) -> Score:
+    """R² over all valid prefixes pooled (eq:holdout-r2), computed in float64. `weight` turns sums into weighted sums,
+    which makes the population R² of a distribution with known probabilities."""
     target, guess = return_[mask].double(), prediction[mask].double()
     if target.numel() == 0:
         raise ValueError("R² needs at least one valid prefix")
-    error = float((target - guess).square().mean())
-    variance = float((target - target.mean()).square().mean())
+    share = torch.ones_like(target) if weight is None else weight[mask].double()
+    share = share / share.sum()
+    error = float((share * (target - guess).square()).sum())
+    variance = float((share * (target - (share * target).sum()).square()).sum())
     # Returns that differ by rounding alone carry no variance to explain.
     flat = variance <= (1e-7 * float(target.abs().max())) ** 2
     return Score(None if flat else 1 - error / variance, error, variance, target.numel())

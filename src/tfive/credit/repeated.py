@@ -32,7 +32,9 @@ def calibrate_repeated(
     trace.
     """
     device = first_NM.device
-    optimizer = torch.optim.AdamW(weight_head.parameters(), lr=plan.weight_lr, weight_decay=plan.weight_decay)
+    optimizer = torch.optim.AdamW(
+        weight_head.parameters(), lr=plan.weight_lr, weight_decay=plan.weight_decay, fused=True
+    )
     beta = plan.multiplier_start
     trace: list[Mapping[str, float]] = []
     with forked(device):
@@ -48,9 +50,9 @@ def calibrate_repeated(
             optimizer.zero_grad(set_to_none=True)
             (risk + beta * moved).backward()
             optimizer.step()
-            beta = max(0.0, beta + plan.multiplier_lr * float(moved.detach() - plan.kappa * signal))
+            beta = max(0.0, beta + plan.multiplier_lr * float(moved.detach() / signal.clamp(min=1e-300) - plan.kappa))
             if step % plan.evaluate_every == 0 or step == plan.steps - 1:
-                line = {"step": float(step), "risk": float(risk), "multiplier": beta}
-                trace.append(line | {"retention": float(moved) / max(float(signal), 1e-300)})
+                line = {"step": float(step), "risk": float(risk.detach()), "multiplier": beta}
+                trace.append(line | {"retention": float(moved.detach()) / max(float(signal), 1e-300)})
     frozen = copy.deepcopy(weight_head).requires_grad_(False).eval()
     return LearnedWeight(frozen, name="repeated"), trace
