@@ -76,7 +76,7 @@ def tiny(family: str, dtype: torch.dtype = torch.float64, seed: int = 0, **chang
         model = AutoModelForCausalLM.from_config(config).to(dtype)
         for parameter in model.parameters():
             if parameter.ndim > 1:
-                parameter.data.normal_(std=0.3)
+                parameter.data.normal_(std=0.5)
             else:
                 parameter.data.add_(torch.randn_like(parameter) * 0.1)
     return model.eval()
