@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from tfive.chance import philox
+from tfive.errors import UserError
 from tfive.models.heads import dense
 from tfive.models.lora import with_lora
 from tfive.models.settings import CriticSettings
@@ -205,12 +206,11 @@ def _body(backbone: Backbone, first: int, settings: CriticSettings, seed: int) -
     if first:
         instead[id(backbone.embedding)] = nn.Identity()
     if settings.adapt == "lora":
-        shared = {id(weight): nn.Parameter(weight.detach(), False) for weight in backbone.base.parameters()}
-        instead |= shared
+        instead |= {id(weight): nn.Parameter(weight.detach(), False) for weight in backbone.base.parameters()}
     body: PreTrainedModel = copy.deepcopy(backbone.base, instead)
     body.requires_grad_(True)
-    if settings.adapt == "lora":
-        with_lora(body, settings.lora_rank, settings.lora_alpha, seed)
+    if settings.adapt == "lora" and not with_lora(body, settings.lora_rank, settings.lora_alpha, seed):
+        raise UserError(f"critic.adapt = 'lora': {backbone.name} has no linear layers in its last blocks; use top")
     return body
 
 

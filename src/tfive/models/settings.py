@@ -112,8 +112,17 @@ class GateSettings(Section):
     utility: float = Field(0.1, ge=0)
     """Weight of the term that ties the gate to the signed utility of the thought."""
 
-    utility_scale: float = Field(1.0, gt=0)
-    """σ_u, the utility in nats that counts as one."""
-
     lr: float = Field(1e-3, gt=0)
     """Learning rate of the gate."""
+
+    weight_decay: float = Field(1e-2, ge=0)
+    """AdamW decay of the gate."""
+
+    passes: int = Field(2, ge=1)
+    """Passes over a window's actor trajectories."""
+
+    batch: int = Field(64, ge=1)
+    """Items of one optimizer step."""
+
+    utility_scale: float = Field(1.0, gt=0)
+    """σ_u, the utility in nats that counts as one."""
