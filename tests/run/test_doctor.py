@@ -15,6 +15,8 @@ from tfive.errors import UserError
 from tfive.run import doctor
 from tfive.run.memory import COLUMNS, Nodes, estimate, nodes_of, readable_bytes
 from tfive.run.shape import ModelShape, find_shape, known_shapes, shape_from
+from tfive.tree.forward import TreeModel
+from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 
 GPU = doctor.Device("cuda:0 Big", "cuda", 140 * 2**30, ["bfloat16"])
 CPU = doctor.Device("CPU", "cpu", 16 * 2**30, ["float32"])
@@ -75,6 +77,67 @@ def test_top_blocks_run_from_one_block_to_all() -> None:
     assert shape.top_blocks(99) == shape.backbone - shape.embedding
 
 
+FAMILIES = {
+    "llama": {},
+    "qwen3": {"head_dim": 64},
+    "qwen3_5_text": {
+        "head_dim": 64,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+    },
+}
+
+
+def saved_bytes(model: torch.nn.Module, texts: TextBatch, thoughts: Thoughts, plan: ThoughtPlan) -> int:
+    """Bytes autograd keeps for the backward of one pass over trunk and thoughts, the weights left out."""
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        TreeModel(model, plan).features(texts, thoughts)  # type: ignore[arg-type]
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_estimated_activations_are_those_autograd_keeps(family: str, dtype: torch.dtype) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    settings = AutoConfig.for_model(family, **sizes, **heads, **FAMILIES[family])
+    model = AutoModelForCausalLM.from_config(settings).to(dtype)
+    rows, branches, steps, length = 1, 6, 12, 256
+    texts = TextBatch(
+        torch.full((rows, length), 5),
+        torch.zeros(rows, length, dtype=torch.long),
+        torch.arange(1, branches + 1).repeat(rows, 1) * 33,
+        torch.arange(branches).repeat(rows, 1),
+    )
+    whole = torch.ones(rows, branches, dtype=torch.bool)
+    thoughts = Thoughts(
+        torch.full((rows, branches, steps), 6),
+        torch.full((rows, branches), steps),
+        whole,
+        ~whole,
+        torch.zeros(rows, branches, steps),
+    )
+    measured = saved_bytes(model, texts, thoughts, ThoughtPlan(open_ids=(1,), close_ids=(2,)))
+
+    overrides = [f"text.sequence_length={length}", f"text.positions.per_text={branches}", "run.texts_per_pass=1"]
+    overrides += [f"model.compute={str(dtype).removeprefix('torch.')}"]
+    config = Config.load("qwen3.5-2b", overrides=overrides)
+    shape = shape_from(settings.to_dict(), "here")
+    critic = next(row for row in estimate(config, shape, on_gpu=False).rows if row.role == "critic 1")
+    assert critic.bytes["activations"] == pytest.approx(measured, rel=0.2)
+
+
 def small(**changes: object) -> ModelShape:
     shape = find_shape("SmolLM2-135M-Instruct")
     assert shape is not None
@@ -117,8 +180,8 @@ def test_hybrids_keep_recurrent_states() -> None:
     assert shape is not None
     rows = {row.role: row for row in estimate(config, shape, on_gpu=True).rows}
     # 18 linear layers, 16 heads of 128 × 128, and 3 steps of 6144 convolved channels, all float32
-    recurrent = 8 * (16 + 8) * 18 * (16 * 128 * 128 + 3 * 6144) * 4
-    attention = 8 * nodes_of(config).policy * (6 * 2 * 2 * 256) * 2
+    recurrent = 4 * (16 + 8) * 18 * (16 * 128 * 128 + 3 * 6144) * 4
+    attention = 4 * nodes_of(config).policy * (6 * 2 * 2 * 256) * 2
     assert rows["rollout copy = scorer"].bytes["states"] == recurrent + attention
 
 

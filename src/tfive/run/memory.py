@@ -37,6 +37,11 @@ class Nodes:
         return self.S + self.R * (self.delimiter + self.T)
 
     @property
+    def path(self) -> int:
+        """Tokens the delta rule reads for a row: the trunk, and each branch from the last chunk boundary before it."""
+        return self.S + self.R * CHUNK * math.ceil((CHUNK // 2 + self.delimiter + self.T) / CHUNK)
+
+    @property
     def score(self) -> int:
         """Nodes of a row when continuations are scored: the above + R K (close + H − 1)."""
         return self.policy + self.R * self.K * (self.delimiter + self.H - 1)
@@ -120,27 +125,37 @@ def _trained(row: Row, config: Config, parameters: int, compute: int) -> None:
 
 def _kept(row: Row, config: Config, shape: ModelShape, nodes: Nodes, compute: int, share: float = 1.0) -> None:
     """Activations kept for the backward pass of one policy or value pass, over `share` of the blocks."""
-    tokens = nodes.texts * nodes.policy
-    size = f"{nodes.texts} × {nodes.policy} nodes"
+    tokens, size = nodes.texts * nodes.policy, f"{nodes.texts} × {nodes.policy} nodes"
+    attention, linear = shape.kept_per_node(compute)
+    whole = share * (shape.attention_layers * attention + shape.linear_layers * linear)
+    paths = nodes.texts * nodes.path * shape.kept_per_path_token
+    rule = f"{nodes.texts} × {nodes.path} path tokens × {_n(shape.kept_per_path_token)} B"
     if config.engine.activation_checkpointing:
-        inputs = tokens * shape.layers * shape.hidden * share * compute
-        row.add("activations", inputs, f"{size} × {_n(shape.layers * shape.hidden * share)} block inputs × {compute}")
-        one = shape.activations_per_token / shape.layers
-        row.add("activations", tokens * one * compute, f"one block, {size} × {_n(one)} × {compute}")
-    else:
-        per_token = shape.activations_per_token * share
-        row.add("activations", tokens * per_token * compute, f"{size} × {_n(per_token)} kept × {compute}")
+        inputs = shape.layers * shape.hidden * share * compute
+        largest = max(attention, linear if shape.linear_layers else 0)
+        row.add(
+            "activations", tokens * (inputs + largest), f"{size} × ({_n(inputs)} B inputs + {_n(largest)} B a block)"
+        )
+        if shape.linear_layers:
+            row.add("activations", paths, f"{rule}, one layer")
+        return
+    row.add("activations", tokens * whole, f"{size} × {_n(whole)} B kept")
+    if shape.linear_layers:
+        count = share * shape.linear_layers
+        row.add("activations", paths * count, f"{rule} × {count:g} layers")
 
 
-def _mask(row: Row, texts: int, length: int, compute: int) -> None:
-    row.add("activations", texts * length**2 * compute, f"mask {texts} × {length}² × {compute}")
+def _mask(row: Row, shape: ModelShape, texts: int, length: int, compute: int) -> None:
+    """The dense mask; grouped queries are folded into its length."""
+    fold = shape.heads // shape.kv_heads
+    row.add("activations", texts * fold * length**2 * compute, f"mask {texts} × {fold} × {length}² × {compute}")
 
 
 def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row:
     row = Row("actor")
     _trained(row, config, shape.parameters, compute)
     _kept(row, config, shape, nodes, compute)
-    _mask(row, nodes.texts, nodes.policy, compute)
+    _mask(row, shape, nodes.texts, nodes.policy, compute)
     head = _head_bytes(config, shape)
     row.add("activations", 2 * head, f"vocabulary chunk and its gradient 2 × {readable_bytes(head)}")
     return row
@@ -155,12 +170,9 @@ def _rollout(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> R
     """The frozen copy that samples and scores within a window; its passes keep nothing for a backward."""
     row = Row("rollout copy = scorer")
     row.add("weights", compute * shape.parameters, f"P {_n(shape.parameters)} × {compute}")
-    one = 2 * shape.activations_per_token / shape.layers
-    tokens = nodes.texts * nodes.score
-    row.add(
-        "activations", tokens * one * compute, f"two blocks, {nodes.texts} × {nodes.score} × {_n(one / 2)} × {compute}"
-    )
-    _mask(row, nodes.texts, nodes.score, compute)
+    one = max(shape.kept_per_node(compute))
+    row.add("activations", nodes.texts * nodes.score * one, f"one block, {nodes.texts} × {nodes.score} × {_n(one)} B")
+    _mask(row, shape, nodes.texts, nodes.score, compute)
     row.add("activations", _head_bytes(config, shape), f"vocabulary chunk {readable_bytes(_head_bytes(config, shape))}")
     cache = nodes.texts * nodes.policy * shape.cache_per_token * compute
     row.add(
@@ -177,8 +189,8 @@ def _rollout(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> R
 
 def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, count: int) -> list[Row]:
     settings = config.critic
-    width = max(settings.width, 1)
-    head = (shape.hidden + 1) * width + width
+    width = settings.width or 1
+    head = shape.hidden * width + (nodes.T + 2) * width + 1
     if settings.adapt == "full":
         trained, share = shape.backbone + head, 1.0
     elif settings.adapt == "top":
@@ -204,7 +216,7 @@ def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, coun
         _trained(row, config, trained, compute)
         if share:
             _kept(row, config, shape, nodes, compute, min(share, 1.0))
-            _mask(row, nodes.texts, nodes.policy, compute)
+            _mask(row, shape, nodes.texts, nodes.policy, compute)
         rows.append(row)
     return rows
 

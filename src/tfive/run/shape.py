@@ -99,18 +99,30 @@ class ModelShape:
         """Numbers in the keys and values of one token, over all attention layers."""
         return self.attention_layers * 2 * self.kv_heads * self.head_dim
 
-    @property
-    def activations_per_token(self) -> int:
-        """Numbers a block keeps per token for the backward pass, over all blocks.
+    def kept_per_node(self, compute: int) -> tuple[int, int]:
+        """Bytes an attention and a linear block keep per node for the backward pass, the delta rule apart.
 
-        Block input, two norms, two residual sums and the block output (6 D); queries, keys, values and the attention
-        output; the gate, up, activated and multiplied parts of the MLP (4 I). Linear blocks keep the projections, the
-        convolved channels, the gate and the normed output instead.
+        Both: norm inputs (float32), normed values and their products, two residual sums (6 D); gate, up, activated and
+        multiplied parts of the MLP (4 I). Attention: queries, keys, values, output (and its gate), twice more what is
+        normed per head. Linear: the channels three times (projected, convolved, split), five times the value width for
+        the gated norm, in float32. Compared with saved tensors of small models in `tests/run/test_doctor.py`.
         """
-        common = 6 * self.hidden + 4 * self.intermediate
-        attention = (3 if self.gated_attention else 2) * self.heads * self.head_dim + 2 * self.kv_heads * self.head_dim
-        linear = 2 * (2 * self.linear_key + self.linear_value) + 3 * self.linear_value
-        return self.attention_layers * (common + attention) + self.linear_layers * (common + linear)
+        common = compute * (6 * self.hidden + 4 * self.intermediate) + 2 * self.hidden * (4 - compute)
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = compute * ((3 if self.gated_attention else 2) * query + 2 * key)
+        attention += (compute + 4) * (query + key) if self.normed_queries else 0
+        linear = compute * 3 * (2 * self.linear_key + self.linear_value) + 4 * 5 * self.linear_value
+        return common + attention, common + linear
+
+    @property
+    def kept_per_path_token(self) -> int:
+        """Bytes one linear layer keeps per token of a path through the delta rule, which computes in float32.
+
+        Queries, keys and values twice, the state at each chunk of 64 twice, four 64-wide matrices a head, the output.
+        """
+        channels = 2 * self.linear_key + self.linear_value
+        state = self.linear_key_head * self.linear_value
+        return 4 * (2 * channels + 2 * state // 64 + 4 * 64 * self.linear_heads + self.linear_value)
 
 
 def shape_from(config: Mapping[str, Any], source: str) -> ModelShape:
