@@ -1,0 +1,129 @@
+"""Where a run computes, how precisely, with how many threads, and as which of several processes.
+
+The precision policy in one place: weights of the compute copy are in `compute`, and there is no autocast anywhere. What
+must be float32 (value heads, gates, log-softmax, master weights, moments, teachers) is float32 by construction.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tfive.errors import UserError
+from tfive.models.precision import choose_device, choose_dtype
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among those that `torchrun` started; a plain start is a world of one."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+    @staticmethod
+    def from_environment() -> World:
+        """Rank, size and local rank as torchrun hands them over."""
+        names = {"rank": "RANK", "size": "WORLD_SIZE", "local_rank": "LOCAL_RANK"}
+        values = {}
+        for field, name in names.items():
+            text = os.environ.get(name, "1" if field == "size" else "0")
+            if not text.isdigit():
+                raise UserError(f"environment {name} = {text!r} is not a number; unset it or start with torchrun")
+            values[field] = int(text)
+        world = World(**values)
+        if world.size < 1 or world.rank >= world.size:
+            raise UserError(f"environment RANK = {world.rank} does not fit WORLD_SIZE = {world.size}; use torchrun")
+        return world
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process is the one that writes and shows."""
+        return self.rank == 0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A choice of device, precision, threads and determinism; nothing is in force before `apply`."""
+
+    device: torch.device
+    compute: torch.dtype
+    threads: int
+    deterministic: bool
+    world: World = World()
+
+    def apply(self, seed: int) -> None:
+        """Put the choice in force for this process.
+
+        The seeds are a backstop: every draw of ours is counter-based, but a library's own must repeat as well.
+        """
+        torch.set_num_threads(self.threads)
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cudnn.benchmark = False
+        if self.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(self.deterministic)
+        switches: Any = torch.utils.deterministic
+        switches.fill_uninitialized_memory = False
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+
+    def no_autocast(self) -> torch.autocast:
+        """A context in which a caller's autocast does not reach our arithmetic."""
+        return torch.autocast(self.device.type, enabled=False)
+
+    def describe(self) -> dict[str, Any]:
+        """What a run records about where it ran; equal numbers need equal entries."""
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        return {
+            "device": str(self.device),
+            "device_name": name,
+            "compute": str(self.compute).removeprefix("torch."),
+            "threads": self.threads,
+            "deterministic": self.deterministic,
+            "torch": torch.__version__,
+            "rank": self.world.rank,
+            "world_size": self.world.size,
+        }
+
+
+def place(
+    device: str = "auto",
+    compute: str = "auto",
+    *,
+    threads: int | None = None,
+    deterministic: bool | None = None,
+    world: World | None = None,
+) -> Placement:
+    """The placement of `model.device` and `model.compute`.
+
+    Threads default to the cores this process may use. Deterministic kernels default to on for the CPU, where they cost
+    nothing and exact resume needs them, and off on GPUs, where they do.
+    """
+    here = world or World.from_environment()
+    chosen = choose_device(device, here.local_rank)
+    if threads is not None and threads < 1:
+        raise UserError(f"threads = {threads} must be at least 1")
+    return Placement(
+        device=chosen,
+        compute=choose_dtype(compute, chosen),
+        threads=threads or usable_cores(),
+        deterministic=chosen.type == "cpu" if deterministic is None else deterministic,
+        world=here,
+    )
+
+
+def usable_cores() -> int:
+    """Cores this process may run on, no more than OMP_NUM_THREADS allows."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(limit)) if limit.isdigit() and int(limit) > 0 else cores
