@@ -1,0 +1,240 @@
+"""Preparing a corpus: sources → documents by split and role → sequences → positions, cached under a key of its inputs.
+
+Two runs with the same settings, sources and tokenizer get the same bytes, whatever the order of the sources or the
+number of processes; nothing is visible in the cache before it is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tfive.errors import UserError
+from tfive.telemetry import Silent, Telemetry
+from tfive.text.candidates import SPACIOUS, Groups, Scan, Shares, apportion, scan
+from tfive.text.files import Staging, sha256
+from tfive.text.items import Chooser, Entropies
+from tfive.text.prepared import ARRAYS, FORMAT, MANIFEST, TOKENIZER, PreparedCorpus
+from tfive.text.sequences import Share, TokenStore, check_filled, fill, pack
+from tfive.text.settings import SPLITS, TextSettings
+from tfive.text.sources import Reader, SourceFile, local_files, shares_of
+from tfive.text.spool import hub_files
+from tfive.text.tokens import Encoder, TextTokenizer, encoder
+
+MOST_SEQUENCES = 2**32 - 1
+"""Counters of the random numbers have 32 bits, and items are counted by them."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The sources by name, with their files and what identifies them."""
+
+    files: list[SourceFile]
+    digests: list[str]
+    commits: dict[str, str]
+    """Commit of each hub source."""
+
+
+def prepare(
+    settings: TextSettings,
+    *,
+    horizon: int,
+    roles: Shares,
+    tokenizer: Any,
+    cache: Path,
+    entropies: Entropies | None = None,
+    base_model: str | None = None,
+    telemetry: Telemetry | None = None,
+) -> PreparedCorpus:
+    """The prepared corpus of these settings, from the cache or made now.
+
+    `roles` gives each split's roles with their shares; `tokenizer` is a transformers tokenizer or a `TextTokenizer`;
+    `entropies` and the name of its `base_model` are needed for positions by entropy.
+    """
+    telemetry = telemetry or Silent()
+    _check(settings, horizon, roles)
+    text_tokenizer = (
+        tokenizer if isinstance(tokenizer, TextTokenizer) else TextTokenizer.of(tokenizer, settings.end_of_document)
+    )
+    chooser = Chooser(settings.positions, horizon, settings.seed, text_tokenizer, entropies)
+    opened = _open(settings, cache, telemetry)
+    identity = _identity(settings, horizon, roles, text_tokenizer, opened, base_model)
+    key = hashlib.sha256(_canonical(identity).encode()).hexdigest()[:24]
+    target = cache / key
+    if not target.exists():
+        with encoder(text_tokenizer, settings.workers) as encode, Staging(target) as staging:
+            if not target.exists():
+                manifest = _build(staging.path, settings, roles, chooser, opened, encode, telemetry)
+                (staging.path / MANIFEST).write_text(_canonical({**identity, "key": key, **manifest}, indent=1))
+                staging.publish()
+    return PreparedCorpus(target)
+
+
+def _check(settings: TextSettings, horizon: int, roles: Shares) -> None:
+    if not settings.sources:
+        raise UserError("text.sources is empty; name at least one file, folder or hub dataset")
+    if not 0 < horizon < settings.sequence_length:
+        raise UserError(
+            f"thought.horizon = {horizon} must be smaller than text.sequence_length = {settings.sequence_length}"
+        )
+    total = sum(getattr(settings.sequences, split) for split in SPLITS)
+    if total * settings.positions.per_text > MOST_SEQUENCES or total * settings.sequence_length >= 2**40:
+        raise UserError(f"text.sequences asks for {total} sequences, more than a corpus can number; lower it")
+    for split in SPLITS:
+        shares = roles.get(split, {})
+        if sum(shares.values()) <= 0 or min(shares.values()) < 0:
+            raise UserError(
+                f"the roles of split {split} need shares of at least 0, one of them above 0 (got {dict(shares)})"
+            )
+
+
+def _open(settings: TextSettings, cache: Path, telemetry: Telemetry) -> Opened:
+    """Files in an order that does not depend on how the sources were listed."""
+    opened = Opened([], [], {})
+    for source in sorted(settings.sources, key=lambda one: one.name):
+        if source.hub is None:
+            files = local_files(source)
+        else:
+            skip = settings.bad_rows == "skip"
+            files, opened.commits[source.name] = hub_files(source, cache, telemetry, skip_bad=skip)
+        opened.files.extend(files)
+    opened.digests.extend(file.digest() for file in telemetry.progress(opened.files, "hashing sources"))
+    return opened
+
+
+def _identity(
+    settings: TextSettings, horizon: int, roles: Shares, tokenizer: TextTokenizer, opened: Opened, base: str | None
+) -> dict[str, Any]:
+    """Everything the prepared bytes depend on. Paths do not belong to it, contents do."""
+    plain = settings.model_dump(mode="json", exclude={"sources", "cache", "workers"})
+    sources = []
+    for source in sorted(settings.sources, key=lambda one: one.name):
+        described = source.model_dump(mode="json", exclude={"path", "revision"}, exclude_none=True)
+        described["files"] = [
+            {"name": file.name, "sha256": digest}
+            for file, digest in zip(opened.files, opened.digests)
+            if file.source == source.name
+        ]
+        sources.append({**described, "commit": opened.commits.get(source.name)})
+    return {
+        "format": FORMAT,
+        "settings": plain,
+        "sources": sources,
+        "horizon": horizon,
+        "roles": {split: dict(roles[split]) for split in SPLITS},
+        "tokenizer": {
+            "fingerprint": tokenizer.fingerprint,
+            "vocabulary": tokenizer.vocabulary,
+            "end_id": tokenizer.end_id,
+        },
+        "base_model": base if settings.positions.entropy > 0 else None,
+    }
+
+
+def _canonical(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, indent=indent)
+
+
+def _build(
+    folder: Path,
+    settings: TextSettings,
+    roles: Shares,
+    chooser: Chooser,
+    opened: Opened,
+    encode: Encoder,
+    telemetry: Telemetry,
+) -> dict[str, Any]:
+    """Write all arrays into `folder`; returns what the manifest says beside the identity."""
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    groups = Groups(settings.sequences, roles, settings.seed)
+    names = sorted(source.name for source in settings.sources)
+    shares = shares_of(sorted(settings.sources, key=lambda one: one.name))
+    quotas = [apportion(group.sequences * settings.sequence_length, list(shares.values())) for group in groups.all]
+    reader = Reader(skip_bad=settings.bad_rows == "skip")
+    filler = Filler(groups, names, quotas, opened.files, reader, encode, scratch, telemetry)
+    store, filled, duplicates = filler.run()
+    if not settings.allow_fewer:
+        check_filled(groups.all, names, filled, settings.sequence_length)
+    counts, documents = pack(folder, groups.all, filled, store, settings.sequence_length)
+    np.save(folder / "documents.npy", documents, allow_pickle=False)
+    tokens = np.load(folder / "tokens.npy", mmap_mode="r")
+    threshold = chooser.write(folder, tokens, np.load(folder / "document.npy", mmap_mode="r"), scratch, telemetry)
+    (folder / TOKENIZER).write_text(chooser.tokenizer.serialized, encoding="utf-8")
+    shutil.rmtree(scratch)
+    firsts = np.cumsum([0, *counts[:-1]]).tolist()
+    stretches = [
+        {"split": group.split, "role": group.role, "first": first, "sequences": count}
+        for group, first, count in zip(groups.all, firsts, counts)
+    ]
+    _check_items(np.load(folder / "positions.npy", mmap_mode="r"), stretches)
+    return {
+        "groups": stretches,
+        "read": {name: asdict(reader.tallies[name]) for name in sorted(reader.tallies)},
+        "paths": {source.name: source.path or source.hub for source in settings.sources},
+        "duplicates": duplicates,
+        "entropy_threshold": threshold,
+        "counts": {
+            "sequences": sum(counts),
+            "tokens": sum(counts) * settings.sequence_length,
+            "documents": len(documents),
+        },
+        "files": {
+            name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
+            for name in (*ARRAYS, TOKENIZER)
+        },
+    }
+
+
+@dataclass
+class Filler:
+    """Both passes over the sources, again with more room when a pool let documents go that turned out to be needed."""
+
+    groups: Groups
+    names: Sequence[str]
+    quotas: Sequence[Sequence[int]]
+    files: Sequence[SourceFile]
+    reader: Reader
+    encode: Encoder
+    scratch: Path
+    telemetry: Telemetry
+
+    def run(self) -> tuple[npt.NDArray[np.int32], list[list[Share]], int]:
+        """Token ids of the tokenized documents, what each source gives to each group, and the duplicates left out."""
+        spacious = SPACIOUS
+        while True:
+            self.reader.tallies.clear()
+            scanned = scan(self.files, self.names, self.groups, self.quotas, self.reader, self.telemetry, spacious)
+            if not any(tally.documents for tally in self.reader.tallies.values()):
+                raise UserError(f"text.sources: no text in {', '.join(str(file.path) for file in self.files[:3])}")
+            store = TokenStore(self.scratch / "tokens.bin")
+            shares = fill(scanned, self.quotas, self.files, self.reader, self.encode, store, self.telemetry)
+            tokens = store.finished()
+            if not self._let_too_many_go(shares, scanned):
+                return tokens, shares, scanned.duplicates
+            spacious *= 4
+
+    def _let_too_many_go(self, shares: list[list[Share]], scanned: Scan) -> bool:
+        return any(
+            share.tokens < share.quota and pruned
+            for row, flags in zip(shares, scanned.pruned)
+            for share, pruned in zip(row, flags)
+        )
+
+
+def _check_items(positions: npt.NDArray[np.int32], stretches: list[dict[str, Any]]) -> None:
+    for stretch in stretches:
+        first = stretch["first"]
+        if not (positions[first : first + stretch["sequences"]] >= 0).any():
+            raise UserError(
+                f"no position can be chosen in {stretch['split']}/{stretch['role']}: its documents are shorter than "
+                "thought.horizon, or no text fits text.positions.pattern"
+            )

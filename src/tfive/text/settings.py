@@ -1,0 +1,168 @@
+"""Settings of the text room: where text comes from, how it is cut into sequences, where thoughts may stand."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from tfive.section import Section
+
+SPLITS = ("train", "calibration", "development")
+KINDS = ("match", "entropy", "every", "uniform")
+"""Kinds of position, in the order in which they choose; what one kind cannot fill goes to those after it."""
+
+
+class Where(Section):
+    """Keep only rows whose field lies in a half-open range; text compares as text, so ISO dates and arXiv ids work."""
+
+    field: str = Field(min_length=1)
+    """The field that is compared (dates compare in ISO form, `2025-01-31`)."""
+    at_least: str | int | float | None = None
+    """The smallest value kept."""
+    below: str | int | float | None = None
+    """The first value no longer kept."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Where:
+        bounds = [bound for bound in (self.at_least, self.below) if bound is not None]
+        if not bounds:
+            raise ValueError("give at_least or below")
+        if len({isinstance(bound, str) for bound in bounds}) > 1:
+            raise ValueError("at_least and below must both be text or both be numbers")
+        return self
+
+
+class Source(Section):
+    """One body of text with its share of every split."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """What the source is called in manifests and statistics; unique in a corpus."""
+    path: str | None = None
+    """A .jsonl, .parquet or .txt file (.jsonl and .txt also as .gz or .zst), a folder of them, or `tfive:…` for a file
+    of the package."""
+    hub: str | None = None
+    """A dataset id on the Hugging Face hub, instead of `path` (needs the `hub` extra)."""
+    configs: tuple[str, ...] = ()
+    """Configurations of the hub dataset; none means its default."""
+    revision: str | None = None
+    """Commit, tag or branch of the hub dataset; the commit it stood for is recorded."""
+    split: str = "train"
+    """Split of the hub dataset."""
+    files: tuple[str, ...] = ()
+    """Patterns of files inside the hub dataset; none means all of the configuration."""
+    limit: int | None = Field(None, ge=1)
+    """Most documents read from each configuration of the hub dataset, in its own order."""
+    fields: tuple[str, ...] = Field(("text",), min_length=1)
+    """Fields of a row that make up the document, joined by a blank line."""
+    where: Where | None = None
+    """Which rows are kept; none means all."""
+    separator: str | None = Field(None, min_length=1)
+    """What stands between two documents of a .txt file; none means that a file is one document."""
+    share: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Share of the tokens of every split, relative to the other sources."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Source:
+        if (self.path is None) == (self.hub is None):
+            raise ValueError(f"source {self.name}: give either path or hub")
+        if self.path is not None and (self.configs or self.revision or self.files or self.limit):
+            raise ValueError(f"source {self.name}: configs, revision, files and limit belong to a hub dataset")
+        return self
+
+
+class Sequences(Section):
+    """How many sequences each split holds; documents are split in this proportion, by a stable hash of their text."""
+
+    train: int = Field(12_800, ge=1)
+    """Sequences of the training split."""
+    calibration: int = Field(1_024, ge=1)
+    """Sequences of the calibration split (critic qualification)."""
+    development: int = Field(1_024, ge=1)
+    """Sequences of the development split (progress and selection)."""
+
+
+class Positions(Section):
+    """Where thoughts may stand; chosen from the visible prefix of each position, once, when the corpus is prepared."""
+
+    per_text: int = Field(16, ge=1)
+    """P: most positions in one sequence."""
+    uniform: float = Field(1.0, ge=0, allow_inf_nan=False)
+    """Share of positions chosen at random."""
+    entropy: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Share of positions chosen at random among those where the base model is most uncertain about the next token."""
+    every: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Share of positions chosen among every `step`-th token of a document."""
+    match: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Share of positions chosen right after `pattern`."""
+    entropy_quantile: float = Field(0.8, ge=0, lt=1)
+    """Positions whose entropy lies above this quantile of the corpus count as uncertain."""
+    step: int = Field(16, ge=1)
+    """Distance of the `every` kind, counted from the start of the document in the sequence."""
+    pattern: str = ""
+    """Regular expression of the `match` kind. It is matched against the decoded text up to and including the position's
+    token and must end where that token ends; it can see nothing later."""
+    pattern_reach: int = Field(256, ge=1)
+    """How many characters before the position a match may start."""
+    min_gap: int | None = Field(None, ge=1)
+    """Least distance of two positions of one sequence in tokens; none means the horizon H."""
+    min_context: int = Field(1, ge=1)
+    """Least number of tokens of the same document up to and including the position."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(rf"(?:{pattern})\Z")
+        except re.error as error:
+            raise ValueError(
+                f"{pattern!r} is not a regular expression ({error}); flags are written as (?i:…)"
+            ) from error
+        return pattern
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Positions:
+        if sum(self.shares().values()) <= 0:
+            raise ValueError(f"one of {', '.join(KINDS)} needs a share above 0")
+        if self.match > 0 and not self.pattern:
+            raise ValueError("a share of match needs a pattern")
+        return self
+
+    def shares(self) -> dict[str, float]:
+        """Relative share of each kind, in the order in which kinds choose."""
+        return {kind: getattr(self, kind) for kind in KINDS}
+
+
+class TextSettings(Section):
+    """The corpus: sources, mixture, sequences, splits, positions."""
+
+    sources: tuple[Source, ...] = ()
+    """Where the text comes from."""
+    sequence_length: int = Field(512, ge=2)
+    """S: tokens of one sequence."""
+    sequences: Sequences = Sequences()
+    """Sequences of each split."""
+    positions: Positions = Positions()
+    """Where thoughts may stand."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Seed of splits, roles, selection and positions; apart from the run's seed, so that runs share one corpus."""
+    end_of_document: str = "auto"
+    """Token put after every document: a token of the vocabulary, `none`, or `auto` (`<|endoftext|>` where the tokenizer
+    knows it, else its end-of-sequence token, else none)."""
+    allow_fewer: bool = False
+    """Accept fewer sequences, and shares that differ, when the sources hold too little text."""
+    bad_rows: Literal["fail", "skip"] = "fail"
+    """At a row that is no JSON, not UTF-8, or lacks its text: stop and name it, or leave it out and count it."""
+    cache: str | None = None
+    """Folder of prepared corpora; none means the user's cache folder."""
+    workers: int = Field(1, ge=1)
+    """Processes that tokenize; the result does not depend on it."""
+
+    @field_validator("sources")
+    @classmethod
+    def _names_differ(cls, sources: tuple[Source, ...]) -> tuple[Source, ...]:
+        names = [source.name for source in sources]
+        if len(set(names)) < len(names):
+            raise ValueError(f"source names {names} must differ")
+        return sources

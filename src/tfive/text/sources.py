@@ -1,0 +1,207 @@
+"""Sources as streams of documents: which files a source stands for, and the text each of their rows holds.
+
+A document's text is kept as it is, except that line endings become line feeds and white space around it is dropped.
+Unicode is not normalised: the tokenizer of the model decides about that.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.resources
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tfive.errors import UserError
+from tfive.text.formats import CHUNK, RawRow, format_of, raw_rows
+from tfive.text.settings import Source, Where
+
+PACKAGE = "tfive:"
+"""Prefix of a path inside the installed package."""
+
+
+class BadRow(Exception):  # noqa: N818 - it names the row, not the failure
+    """A row that holds no usable text; the message says why."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a source, with what is needed to read its documents."""
+
+    source: str
+    path: Path
+    name: str
+    """The path below the source's folder, with forward slashes: the same on every machine."""
+    fields: tuple[str, ...] = ("text",)
+    where: Where | None = None
+    separator: str | None = None
+
+    def digest(self) -> str:
+        """sha256 of the file's bytes."""
+        sha = hashlib.sha256()
+        try:
+            with self.path.open("rb") as file:
+                while chunk := file.read(CHUNK):
+                    sha.update(chunk)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be read ({error.strerror or error})") from error
+        return sha.hexdigest()
+
+
+@dataclass
+class Tally:
+    """What was met while reading a source."""
+
+    rows: int = 0
+    empty: int = 0
+    filtered: int = 0
+    bad: int = 0
+    documents: int = 0
+    bytes: int = 0
+    """Bytes of the documents' text in UTF-8."""
+
+
+@dataclass
+class Reader:
+    """Reads documents of files; `skip_bad` leaves unusable rows out and counts them instead of stopping."""
+
+    skip_bad: bool = False
+    tallies: dict[str, Tally] = field(default_factory=dict)
+
+    def documents(self, file: SourceFile, wanted: npt.NDArray[np.int64] | None = None) -> Iterator[tuple[int, str]]:
+        """Row numbers and texts of one file; with `wanted` (rising), only those rows, and none is read after them."""
+        tally = self.tallies.setdefault(file.source, Tally()) if wanted is None else Tally()
+        columns = [*file.fields, *([file.where.field] if file.where else [])]
+        numbers = iter(()) if wanted is None else iter(wanted.tolist())
+        next_wanted = next(numbers, None)
+        if wanted is not None and next_wanted is None:
+            return
+        for number, raw in raw_rows(file.path, columns, file.separator):
+            if wanted is not None and number != next_wanted:
+                continue
+            text = self._text(file, number, raw, tally)
+            if text is not None:
+                yield number, text
+            if wanted is not None:
+                next_wanted = next(numbers, None)
+                if next_wanted is None:
+                    return
+
+    def _text(self, file: SourceFile, number: int, raw: RawRow, tally: Tally) -> str | None:
+        tally.rows += 1
+        try:
+            text = text_of(raw, file)
+        except BadRow as error:
+            if not self.skip_bad:
+                raise UserError(
+                    f"{file.path}: row {number + 1} {error}; mend it, or leave such rows out with "
+                    'text.bad_rows = "skip"'
+                ) from error
+            tally.bad += 1
+            return None
+        if text is None:
+            tally.filtered += 1
+        elif not text:
+            tally.empty += 1
+        else:
+            tally.documents += 1
+            tally.bytes += len(text.encode())
+        return text or None
+
+
+def text_of(raw: RawRow, file: SourceFile) -> str | None:
+    """The document of a raw row: None when the filter leaves it out, empty when it holds only white space."""
+    if format_of(file.path) == "txt":
+        text = _decoded(raw) if isinstance(raw, bytes) else ""
+    else:
+        row = raw if isinstance(raw, dict) else _json_object(raw)
+        if file.where is not None and not _kept(row, file.where):
+            return None
+        text = "\n\n".join(filter(None, (_field(row, name).strip() for name in file.fields)))
+    if "\0" in text:
+        raise BadRow("contains a NUL character and looks like binary data")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRow("contains half of a surrogate pair, which is no character") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n").strip()
+
+
+def _decoded(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadRow(f"is not UTF-8 (byte {error.start})") from error
+
+
+def _json_object(raw: bytes) -> dict[str, Any]:
+    text = _decoded(raw)
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRow("is not JSON") from error
+    if not isinstance(row, dict):
+        raise BadRow(f"is a JSON {type(row).__name__}, not an object")
+    return row
+
+
+def _field(row: dict[str, Any], name: str) -> str:
+    if name not in row:
+        raise BadRow(f"has no field {name!r} (it has {', '.join(map(str, list(row)[:8])) or 'none'})")
+    if not isinstance(row[name], str):
+        raise BadRow(f"has a {type(row[name]).__name__} instead of text in field {name!r}")
+    return row[name]
+
+
+def _kept(row: dict[str, Any], where: Where) -> bool:
+    value = row.get(where.field)
+    if isinstance(value, datetime.date | datetime.datetime):
+        value = value.isoformat()
+    textual = isinstance(where.at_least if where.at_least is not None else where.below, str)
+    if isinstance(value, bool) or not isinstance(value, str if textual else int | float):
+        raise BadRow(f"has no {'text' if textual else 'number'} in field {where.field!r}, by which rows are kept")
+    above: bool = where.at_least is None or value >= where.at_least  # type: ignore[operator]
+    return above and (where.below is None or value < where.below)  # type: ignore[operator]
+
+
+def local_files(source: Source) -> list[SourceFile]:
+    """The files of a local source in a fixed order."""
+    path = source.path or ""
+    if path.startswith(PACKAGE):
+        root = Path(str(importlib.resources.files("tfive"))) / path.removeprefix(PACKAGE)
+    else:
+        root = Path(path).expanduser()
+    if root.is_dir():
+        found = sorted(
+            (found for found in root.rglob("*") if found.is_file() and format_of(found) and not _hidden(found, root)),
+            key=lambda found: found.relative_to(root).as_posix(),
+        )
+        if not found:
+            raise UserError(f"{root}: no .jsonl, .parquet or .txt file in this folder (source {source.name})")
+        names = [found.relative_to(root).as_posix() for found in found]
+    elif root.is_file():
+        if format_of(root) is None:
+            raise UserError(f"{root}: not a .jsonl, .parquet or .txt file (source {source.name}); convert it")
+        found, names = [root], [root.name]
+    else:
+        raise UserError(f"{root}: no such file or folder (source {source.name}); check text.sources")
+    return [
+        SourceFile(source.name, path, name, source.fields, source.where, source.separator)
+        for path, name in zip(found, names)
+    ]
+
+
+def _hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(root).parts)
+
+
+def shares_of(sources: Sequence[Source]) -> dict[str, float]:
+    """Share of each source by name; they add up to 1."""
+    total = sum(source.share for source in sources)
+    return {source.name: source.share / total for source in sources}
