@@ -27,6 +27,9 @@ class Telemetry(Protocol):
     def progress(self, items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
         """The same items, with a progress bar when somebody is looking and it takes more than two seconds."""
 
+    def event(self, what: str, detail: str, window: int | None = None) -> None:
+        """A transition worth a line: a stage entered, critics admitted, an actor paused."""
+
     def count(self, role: str, **amounts: int) -> None:
         """Add to the account of `eq:total-rollout-budget`: trajectories, generated_tokens, actor_tokens, …"""
 
@@ -47,6 +50,9 @@ class Silent:
     def progress(self, items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
         """The same items."""
         return iter(items)
+
+    def event(self, what: str, detail: str, window: int | None = None) -> None:
+        """Dropped."""
 
     def count(self, role: str, **amounts: int) -> None:
         """Dropped."""

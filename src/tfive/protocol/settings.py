@@ -6,7 +6,7 @@ from pydantic import Field
 
 from tfive.section import Section
 
-TRAINING_ROLES = ("critic_fit", "pilot", "head_train", "head_validate", "actor", "scale")
+TRAINING_ROLES = ("critic_fit", "pilot", "head_train", "head_validate", "actor", "scale", "probe")
 """Roles filled from the training split; `qualify` is filled from the calibration split."""
 
 
@@ -39,6 +39,9 @@ class WindowSettings(Section):
 
     scale: float = Field(0.125, ge=0)
     """Trajectories per actor item that set the next window's reward scale (N/8)."""
+
+    probe: float = Field(0.03125, ge=0)
+    """Probe contexts per actor item for the drift diagnostics (N/32); their continuations count as extra, 0 leaves them out."""
 
     def count(self, role: str) -> int:
         """Trajectories of `role` in one window; a role with a positive share gets at least one."""

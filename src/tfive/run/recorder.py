@@ -42,6 +42,8 @@ class Recorder:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
+        self.on_event: Callable[[str, str], None] | None = None
+        """Called with every event, e.g. to print it."""
         self._trackers = list(trackers)
         terminal = stream if stream is not None else sys.stderr
         self._bars = Bars(terminal) if terminal.isatty() and not quiet else None
@@ -112,6 +114,15 @@ class Recorder:
             self._file.flush()
         for tracker in self._trackers:
             tracker.write(numbers, number)
+
+    def event(self, what: str, detail: str, window: int | None = None) -> None:
+        """A transition: one line in the metrics file and one for whoever watches."""
+        if self._file is not None:
+            line = {"step": self._step if window is None else window, "seconds": round(self.seconds, 3)}
+            self._file.write(json.dumps({**line, "event": what, "detail": detail}, ensure_ascii=False) + "\n")
+            self._file.flush()
+        if self.on_event is not None:
+            self.on_event(what, detail)
 
     def count(self, role: str, **amounts: int) -> None:
         """Add to the account of `role`: trajectories, generated_tokens, actor_tokens, scored_tokens, head_updates."""

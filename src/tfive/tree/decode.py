@@ -162,8 +162,13 @@ class Sampler:
         with torch.cuda.graph(self.graph):
             self._step()
 
-    def run(self, layout: Layout, reading: Reading, uniforms_BRT: Tensor) -> Thoughts:
-        """One thought per branch of `layout` (whose thought tokens are not read), from `uniforms_BRT`."""
+    def run(
+        self, layout: Layout, reading: Reading, uniforms_BRT: Tensor, begun: tuple[Tensor, Tensor] | None = None
+    ) -> Thoughts:
+        """One thought per branch of `layout` (whose thought tokens are not read), from `uniforms_BRT`.
+
+        `begun` is `(tokens_BRT, length_BR)`: the first tokens of each thought, taken as given instead of drawn.
+        """
         self.tree.begin(layout, reading)
         if self.captures and self.graph is None:
             self._capture()
@@ -187,6 +192,10 @@ class Sampler:
                 self.graph.replay() if self.graph is not None else self._step()
                 self.tree.advance()
             if step >= 0:
+                if begun is not None:
+                    given_BR = step < begun[1]
+                    self.token_BR.copy_(torch.where(given_BR, begun[0][..., step], self.token_BR))
+                    self.log_q_BR.masked_fill_(given_BR, 0.0)
                 tokens_BRT[..., step] = self.token_BR
                 log_q_BRT[..., step] = self.log_q_BR
         return ended(tokens_BRT, log_q_BRT, layout)

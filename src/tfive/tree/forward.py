@@ -166,13 +166,23 @@ class TreeModel:
 
     @torch.no_grad()
     def sample(
-        self, texts: TextBatch, uniforms_BRT: Tensor, law: SamplingSettings, reading: Reading | None = None
+        self,
+        texts: TextBatch,
+        uniforms_BRT: Tensor,
+        law: SamplingSettings,
+        reading: Reading | None = None,
+        begun: tuple[Tensor, Tensor] | None = None,
     ) -> Thoughts:
         """One thought per branch, drawn from the law q with one uniform number (float64) per branch and step.
+
+        `begun`, `(tokens_BRT, length_BR)`, gives the first tokens of each thought; their log q is 0, since nothing drew
+        them. It is not for parity mode.
 
         In parity mode every text is a batch of its own and every step reads the whole padded row by the training
         forward: slow, but tokens do not depend on batching and `log_q` equals `policy(…, parity=True)` bit for bit.
         """
+        if law.parity and begun is not None:
+            raise ValueError("parity mode draws whole thoughts; it cannot take begun ones")
         if law.parity:
             return self._sample_in_parity(texts, uniforms_BRT.to(self.device), law)
         full = self._full(texts)
@@ -186,7 +196,7 @@ class TreeModel:
             self._samplers[key] = Sampler(
                 self.backbone, self.head, self.embed, self.engine, law, self.forbidden_V, layout, reading
             )
-        return self._samplers[key].run(layout, reading, uniforms_BRT)
+        return self._samplers[key].run(layout, reading, uniforms_BRT, begun)
 
     def _full(self, texts: TextBatch) -> Thoughts:
         """Thoughts of full length at every position, not written yet."""

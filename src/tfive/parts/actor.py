@@ -1,0 +1,171 @@
+"""The actor: the only part whose weights move in a window's last phase, by clipped PPO and its anchors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tfive import chance
+from tfive.errors import RunFailed
+from tfive.learn.optimizer import MasterOptimizer
+from tfive.learn.policy import PolicyTerms, policy_terms
+from tfive.learn.settings import ActorSettings, AnchorSettings, RatioSettings
+from tfive.rollout.sample import micro_batches
+from tfive.rollout.trajectory import Trajectories
+from tfive.tree.forward import Centring, TreeModel
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one optimizer step saw, as means over its valid tokens (losses in nats)."""
+
+    policy_loss: float
+    anchor_loss: float
+    conditioned_loss: float
+    clip_fraction: float
+    policy_kl: float
+    mismatch_kl: float
+    gradient_norm: float
+    lr: float
+    tokens: int
+    skipped: bool
+
+
+class Actor:
+    """π_θ with its optimizer. `step` is one PPO update; anchors have a forward and backward pass of their own."""
+
+    def __init__(
+        self,
+        engine: TreeModel,
+        optimizer: MasterOptimizer,
+        actor: ActorSettings,
+        ratio: RatioSettings,
+        anchor: AnchorSettings,
+        *,
+        seed: int,
+        rows: int,
+        patience: int = 3,
+    ) -> None:
+        self.engine, self.optimizer = engine, optimizer
+        self.settings, self.ratio, self.anchor = actor, ratio, anchor
+        self.seed, self.rows, self.patience = seed, rows, patience
+
+    def minibatches(self, texts: int, window: int, reuse: int) -> list[Tensor]:
+        """The rows of each optimizer step of one pass over the window's texts: a fresh order per pass."""
+        order = chance.permutation(self.seed, f"minibatch/{reuse}", window, texts)
+        parts = np.array_split(order, min(self.settings.minibatches, texts))
+        return [torch.from_numpy(np.sort(part)) for part in parts]
+
+    def step(self, trajectories: Trajectories, *, policy: bool = True, centring: Centring | None = None) -> StepStats:
+        """One update on these texts: the valid-token mean is global over micro-batches, so their size does not matter."""
+        policy_sums = self._policy_pass(trajectories, centring) if policy else None
+        anchor, conditioned = self._anchor_pass(trajectories)
+        report = self.optimizer.step()
+        if not report.applied and self.optimizer.skipped >= self.patience:
+            raise RunFailed(
+                f"{self.optimizer.skipped} actor updates had gradients that are not finite (last norm "
+                f"{report.gradient_norm}); lower optimizer.lr or look at the reward scale"
+            )
+        sums = policy_sums or dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
+        tokens = max(sums["tokens"], 1.0)
+        return StepStats(
+            policy_loss=sums["loss_sum"] / max(sums["count"], 1.0),
+            anchor_loss=anchor,
+            conditioned_loss=conditioned,
+            clip_fraction=sums["clipped"] / tokens,
+            policy_kl=sums["kl_positive"] / tokens,
+            mismatch_kl=sums["mismatch_positive"] / tokens,
+            gradient_norm=report.gradient_norm,
+            lr=report.lr,
+            tokens=int(sums["tokens"]),
+            skipped=not report.applied,
+        )
+
+    def _policy_pass(self, trajectories: Trajectories, centring: Centring | None) -> dict[str, float]:
+        total = int(trajectories.mask_BRT.sum())
+        sums = dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
+        for some in _parts(trajectories, self.rows):
+            output = self.engine.policy(some.texts, some.thoughts, centring=centring)
+            advantage_BRT = some.need("advantage_BRT")
+            terms = policy_terms(
+                output.log_prob_BRT,
+                some.need("log_old_BRT"),
+                some.thoughts.log_q_BRT,
+                advantage_BRT,
+                some.mask_BRT,
+                low=self.settings.clip_low,
+                high=self.settings.clip_high,
+                denominator=self.ratio.denominator,
+                correction=self.ratio.correction,
+                cap=self.ratio.cap,
+            )
+            loss = terms.loss_sum
+            if centring is not None:
+                # Score centering: the update loses Ã·E_q[ρ∇log π | s], exactly while nothing is clipped.
+                loss = loss + (advantage_BRT.detach() * output.centre_BRT * some.mask_BRT).sum()
+            (loss / max(total, 1)).backward()
+            for name in sums:
+                sums[name] += float(getattr(terms, name).detach())
+        return sums
+
+    def _anchor_pass(self, trajectories: Trajectories) -> tuple[float, float]:
+        """Next-token loss on the texts and, where asked for, on the continuations given the thoughts."""
+        weights = self.anchor
+        if not (weights.next_token or weights.conditioned):
+            return 0.0, 0.0
+        with_thoughts = weights.conditioned > 0
+        text_total, after_total = _anchor_counts(trajectories, self.engine.plan.horizon)
+        text_sum = after_sum = 0.0
+        for some in _parts(trajectories, self.rows):
+            output = self.engine.policy(
+                some.texts,
+                some.thoughts if with_thoughts else None,
+                actions=False,
+                text_loss=weights.next_token > 0,
+                conditioned=with_thoughts,
+            )
+            loss = torch.zeros((), device=self.engine.device)
+            if output.text_loss_sum is not None:
+                loss = loss + weights.next_token * output.text_loss_sum / text_total
+                text_sum += float(output.text_loss_sum.detach())
+            if output.conditioned_loss_sum is not None:
+                loss = loss + weights.conditioned * output.conditioned_loss_sum / after_total
+                after_sum += float(output.conditioned_loss_sum.detach())
+            loss.backward()
+        return text_sum / text_total, after_sum / after_total
+
+    def state_dict(self) -> dict[str, Any]:
+        # Weights in compute precision follow from the masters where there are any, so both are always in step.
+        state: dict[str, Any] = {"model": dict(self.engine.model.state_dict()), "optimizer": self.optimizer.state_dict()}
+        if self.engine.delimiters is not None:
+            state["delimiters"] = dict(self.engine.delimiters.state_dict())
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.engine.model.load_state_dict(state["model"])
+        if self.engine.delimiters is not None:
+            self.engine.delimiters.load_state_dict(state["delimiters"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _parts(trajectories: Trajectories, rows: int) -> Iterator[Trajectories]:
+    for part in micro_batches(len(trajectories.texts.tokens_BS), rows):
+        yield trajectories.rows(part)
+
+
+def _anchor_counts(trajectories: Trajectories, horizon: int) -> tuple[int, int]:
+    """Next-token predictions inside documents, and continuation tokens behind thoughts: denominators known beforehand."""
+    texts = trajectories.texts
+    same_BS = (texts.document_BS[:, 1:] == texts.document_BS[:, :-1]) & (texts.document_BS[:, 1:] >= 0)
+    group = trajectories.thoughts.length_BR.shape[1] // max(texts.positions_BP.shape[1], 1)
+    ahead = texts.positions_BP[..., None] + 1 + torch.arange(horizon, device=texts.positions_BP.device)
+    inside = ahead.clamp(max=texts.tokens_BS.shape[1] - 1)
+    document = texts.document_BS.gather(1, inside.flatten(1)).view(inside.shape)
+    own = texts.document_BS.gather(1, texts.positions_BP.clamp(min=0))[..., None]
+    kept = (document == own) & (ahead < texts.tokens_BS.shape[1]) & (texts.positions_BP >= 0)[..., None]
+    return max(int(same_BS.sum()), 1), max(int(kept.sum()) * group, 1)

@@ -1,0 +1,162 @@
+"""What the weight and mean heads read of stored trajectories, and the persistent pair of heads themselves."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfive.credit.calibrate import CalibrationPlan, Candidate, calibrate
+from tfive.credit.mixture import MeanInputs, Mixture, WeightInputs
+from tfive.credit.moments import CalibrationData, Occupation
+from tfive.credit.pilot import PilotNormaliser
+from tfive.credit.settings import CalibrationSettings
+from tfive.models.heads import MeanHead, WeightHead
+from tfive.models.settings import HeadSettings
+from tfive.parts.critics import Judged
+from tfive.rollout.gains import emptied
+from tfive.rollout.sample import micro_batches
+from tfive.rollout.trajectory import Trajectories
+from tfive.tree.forward import TreeModel
+
+
+class Calibrator:
+    """Assembles head inputs under the frozen policy, scorer and critics, and learns the weight (eq:calibrated-weight)."""
+
+    def __init__(
+        self,
+        engine: TreeModel,
+        critic_features: int,
+        heads: HeadSettings,
+        settings: CalibrationSettings,
+        *,
+        seed: int,
+        rows: int,
+    ) -> None:
+        self.engine, self.settings, self.seed, self.rows = engine, settings, seed, rows
+        features = engine.backbone.embedding.embedding_dim
+        prefix = features + 2 * critic_features
+        scoring = features + engine.plan.horizon + 1
+        self.weight_head = WeightHead(
+            prefix,
+            features,
+            width=settings.weight_width,
+            depth=settings.layers,
+            action_width=heads.action_width,
+            seed=seed,
+        )
+        self.mean_head = MeanHead(
+            prefix,
+            scoring,
+            width=settings.mean_width,
+            depth=settings.layers,
+            dropout=settings.dropout,
+            bound=heads.mean_bound,
+            seed=seed + 1,
+        )
+        self.weight_head.to(engine.device)
+        self.mean_head.to(engine.device)
+        self.multiplier: float | None = None
+
+    def fresh_weight_head(self) -> WeightHead:
+        """A frozen copy of the weight head, to be filled from a saved state."""
+        return copy.deepcopy(self.weight_head).requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def weight_inputs(self, trajectories: Trajectories, judged: Judged) -> WeightInputs:
+        """The visible side of every valid thought, in the flat order `trajectories.thoughts.valid_BR` gives."""
+        valid_BR = trajectories.thoughts.valid_BR
+        policy_BRTD = self._policy_features(trajectories)
+        prefix = torch.cat([policy_BRTD, *judged.features_2BRTE.to(policy_BRTD.dtype)], dim=-1)
+        steps, count = self.engine.plan.length, int(valid_BR.sum())
+        time_T = torch.arange(steps, device=valid_BR.device, dtype=torch.float32) / steps
+        return WeightInputs(
+            prefix_NTD=prefix[valid_BR].float(),
+            value_NT2=judged.values_2BRT.permute(1, 2, 3, 0)[valid_BR].float(),
+            time_NT=time_T.expand(count, -1),
+            action_NTE=self.engine.backbone.embedding(trajectories.thoughts.tokens_BRT)[valid_BR].float(),
+            log_prob_NT=trajectories.need("log_old_BRT")[valid_BR].float(),
+        )
+
+    @torch.no_grad()
+    def data(self, trajectories: Trajectories, judged: Judged, normaliser: PilotNormaliser) -> CalibrationData:
+        """Inputs of both heads, both normalised advantages and the occupation measure of a set of trajectories."""
+        valid_BR, mask_BRT = trajectories.thoughts.valid_BR, trajectories.mask_BRT
+        visible = self.weight_inputs(trajectories, judged)
+        steps = self.engine.plan.length
+        context = MeanInputs(
+            prefix_NTD=visible.prefix_NTD,
+            value_NT2=visible.value_NT2,
+            time_NT=visible.time_NT,
+            remaining_NT=1 - visible.time_NT,
+            potential_NT=trajectories.need("potentials_BRT")[valid_BR].float(),
+            scoring_NTF=self._scoring_features(trajectories)[valid_BR][:, None].expand(-1, steps, -1),
+        )
+        first, second = (
+            normaliser.normalise(gae, mask_BRT)[valid_BR].float() for gae in trajectories.need("gae_2BRT")
+        )
+        text_BR = trajectories.texts.items_BP.amax(1)[:, None].expand_as(valid_BR)
+        occupation = Occupation(mask_BRT[valid_BR], text_BR[valid_BR], steps)
+        return CalibrationData(visible, context, first, second, occupation)
+
+    def learn(self, data: CalibrationData, window: int) -> Candidate:
+        """Learn on one window's head-training set; returns the frozen candidate, keeps the heads as the next start."""
+        mask, state_only = data.occupation.mask_NT, self.settings.mode == "state"
+        self.weight_head.standardize(data.weight_inputs.state_only() if state_only else data.weight_inputs, mask)
+        self.mean_head.standardize(data.mean_inputs, mask)
+        candidate = calibrate(
+            self.weight_head,
+            self.mean_head,
+            data,
+            CalibrationPlan.of(self.settings),
+            self.seed,
+            window,
+            state_only=state_only,
+            multiplier=self.multiplier,
+        )
+        self.multiplier = candidate.multiplier
+        return candidate
+
+    def advantage(self, trajectories: Trajectories, judged: Judged, normaliser: PilotNormaliser, mixture: Mixture) -> Trajectories:
+        """The actor's detached, mixed, normalised advantage (eq:twin-advantage) and the frozen weight behind it."""
+        valid_BR, mask_BRT = trajectories.thoughts.valid_BR, trajectories.mask_BRT
+        inputs = self.weight_inputs(trajectories, judged)
+        first, second = (normaliser.normalise(gae, mask_BRT)[valid_BR] for gae in trajectories.need("gae_2BRT"))
+        mixed, weight = mixture.mixed(inputs, first, second), mixture.weight(inputs)
+        advantage_BRT = torch.zeros_like(mask_BRT, dtype=first.dtype)
+        advantage_BRT[valid_BR] = mixed.to(first.dtype)
+        weight_BRT = torch.zeros_like(advantage_BRT)
+        if weight is not None:
+            weight_BRT[valid_BR] = weight.to(first.dtype)
+        return trajectories.having(advantage_BRT=advantage_BRT * mask_BRT, weight_BRT=weight_BRT * mask_BRT)
+
+    def _policy_features(self, trajectories: Trajectories) -> Tensor:
+        parts = [trajectories.rows(p) for p in micro_batches(len(trajectories.texts.tokens_BS), self.rows)]
+        return torch.cat([self.engine.features(some.texts, some.thoughts) for some in parts])
+
+    def _scoring_features(self, trajectories: Trajectories) -> Tensor:
+        """`[B, R, F]`: the scorer's reading of the continuation on the trunk, its token losses there, and ℓ_0.
+
+        Nothing here depends on the thought, so nothing can leak an action or what follows it into h.
+        """
+        parts = []
+        for part in micro_batches(len(trajectories.texts.tokens_BS), self.rows):
+            some = trajectories.rows(part)
+            read = self.engine.score(some.texts, emptied(some.thoughts), features=True)
+            last_BRD = read.no_thought_features_BRHD[:, :, -1]
+            parts.append(torch.cat([last_BRD.float(), read.no_thought_token_BRH, read.no_thought_BR[..., None]], dim=-1))
+        return torch.cat(parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "weight": dict(self.weight_head.state_dict()),
+            "mean": dict(self.mean_head.state_dict()),
+            "multiplier": self.multiplier,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weight_head.load_state_dict(state["weight"])
+        self.mean_head.load_state_dict(state["mean"])
+        self.multiplier = state["multiplier"]

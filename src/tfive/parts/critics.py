@@ -1,0 +1,166 @@
+"""The twin critics: fitting to full returns, frozen judgements, and GAEs from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tfive import chance
+from tfive.credit.gae import adaptive_gae
+from tfive.errors import RunFailed
+from tfive.learn.optimizer import MasterOptimizer
+from tfive.learn.value import clipped_value_loss, expectile_value_loss, squared_value_loss
+from tfive.models.critic import Critic, FrozenBase, Shared
+from tfive.models.settings import CriticSettings
+from tfive.rollout.sample import micro_batches
+from tfive.rollout.trajectory import Trajectories
+
+@dataclass(frozen=True)
+class Judged:
+    """Both critics' frozen views of some trajectories: values `[2, B, R, T]` and features `[2, B, R, T, E]`."""
+
+    values_2BRT: Tensor
+    features_2BRTE: Tensor
+
+
+class TwinCritics:
+    """Two separately parameterised critics with an optimizer each. What lies below them is read once per trajectory set."""
+
+    def __init__(
+        self,
+        base: FrozenBase,
+        critics: tuple[Critic, Critic],
+        settings: CriticSettings,
+        *,
+        alpha: float,
+        seed: int,
+        rows: int,
+    ) -> None:
+        self.base, self.critics, self.settings = base, critics, settings
+        self.alpha, self.seed, self.rows = alpha, seed, rows
+        self.head_only = settings.adapt != "head"
+        self.optimizers = [self._optimizer(critic) for critic in critics]
+        self._read: tuple[Tensor, list[Shared]] | None = None
+
+    def _optimizer(self, critic: Critic) -> MasterOptimizer:
+        head = self.settings.head_lr / self.settings.lr
+        return MasterOptimizer(
+            critic.trainable(),
+            lr=self.settings.lr,
+            weight_decay=self.settings.weight_decay,
+            lr_multipliers={"head.": head},
+            seed=self.seed,
+        )
+
+    def unfreeze(self) -> None:
+        """End of the value-head warm-up: from here on the adapted blocks are trained as well."""
+        self.head_only = False
+
+    def shared(self, trajectories: Trajectories) -> list[Shared]:
+        """What both critics read of each micro-batch, computed once while the same trajectories stay in use."""
+        tokens_BRT = trajectories.thoughts.tokens_BRT
+        if self._read is None or self._read[0] is not tokens_BRT:
+            parts = [trajectories.rows(part) for part in micro_batches(len(trajectories.texts.tokens_BS), self.rows)]
+            self._read = (tokens_BRT, [self.base.read(p.texts, p.thoughts, features=False) for p in parts])
+        return self._read[1]
+
+    def _features(self, critic: Critic, some: Trajectories, read: Shared) -> Tensor:
+        """Features of every state; during the value-head warm-up no gradient goes below the head."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.head_only):
+            return critic.features(some.texts, some.thoughts, read)
+
+    def release(self) -> None:
+        """Forget what was read; the next set of trajectories is another."""
+        self._read = None
+
+    @torch.no_grad()
+    def judge(self, trajectories: Trajectories) -> Judged:
+        """Values and features of every prefix before an action, by both critics as they are now."""
+        views: list[list[Any]] = [[], []]
+        shared = self.shared(trajectories)
+        for part, read in zip(micro_batches(len(trajectories.texts.tokens_BS), self.rows), shared):
+            some = trajectories.rows(part)
+            for number, critic in enumerate(self.critics):
+                views[number].append(critic.judge(self._features(critic, some, read), some.mask_BRT))
+        return Judged(
+            torch.stack([torch.cat([v.values_BRT for v in one]) for one in views]),
+            torch.stack([torch.cat([v.hidden_BRTE for v in one]) for one in views]),
+        )
+
+    def advantages(self, trajectories: Trajectories, judged: Judged) -> Trajectories:
+        """Both masked, length-adaptive GAEs from the same rewards (eq:masked-gae)."""
+        mask_BRT, rewards_BRT = trajectories.mask_BRT, trajectories.need("rewards_BRT")
+        values_2BRT = judged.values_2BRT
+        gae = [adaptive_gae(rewards_BRT, values.to(rewards_BRT.dtype), mask_BRT, self.alpha) for values in values_2BRT]
+        return trajectories.having(values_2BRT=values_2BRT, gae_2BRT=torch.stack(gae))
+
+    def fit_pass(self, trajectories: Trajectories, frozen_2BRT: Tensor, window: int, number: int, *, warmup: bool) -> list[float]:
+        """One pass of both critics over the fitting set; returns each one's mean loss, before its updates.
+
+        `frozen_2BRT` is the pre-fit prediction that the clipped loss stays near. Minibatches are whole texts.
+        """
+        texts = len(trajectories.texts.tokens_BS)
+        totals = [[0.0, 0.0], [0.0, 0.0]]
+        shared = self.shared(trajectories)
+        groups = [torch.arange(part.start, part.stop) for part in micro_batches(texts, self.rows)]
+        order = chance.permutation(self.seed, f"critic/{number}", window, len(groups))
+        for step in np.array_split(order, min(self.settings.minibatches, len(groups))):
+            for critic in range(2):
+                chosen = [g for g in step if self._sees(critic, trajectories, groups[g]).any()]
+                count = sum(int(self._mask(critic, trajectories, groups[g]).sum()) for g in chosen)
+                if not count:
+                    continue
+                for g in chosen:
+                    loss = self._loss(critic, trajectories, groups[g], shared[g], frozen_2BRT, warmup)
+                    (loss / count).backward()
+                    totals[critic][0] += float(loss.detach())
+                totals[critic][1] += count
+                report = self.optimizers[critic].step()
+                if not report.applied:
+                    raise RunFailed(f"critic {critic + 1} diverged in window {window}: its gradient is not finite")
+        return [total / max(count, 1.0) for total, count in totals]
+
+    def _sees(self, critic: int, trajectories: Trajectories, rows: Tensor) -> Tensor:
+        """Which of these texts a critic fits: all of them, or its half of a disjoint pair (by item number, for good)."""
+        first_item_B = trajectories.texts.items_BP[rows].amax(1).clamp(min=0)
+        if self.settings.pair != "disjoint":
+            return torch.ones_like(first_item_B, dtype=torch.bool)
+        per_text = trajectories.texts.items_BP.shape[1]
+        return (first_item_B // per_text) % 2 == critic
+
+    def _mask(self, critic: int, trajectories: Trajectories, rows: Tensor) -> Tensor:
+        return trajectories.mask_BRT[rows] & self._sees(critic, trajectories, rows)[:, None, None]
+
+    def _loss(
+        self, critic: int, trajectories: Trajectories, rows: Tensor, read: Shared, frozen_2BRT: Tensor, warmup: bool
+    ) -> Tensor:
+        some, mask = trajectories.rows(rows), self._mask(critic, trajectories, rows)
+        own = self.critics[critic]
+        value = own.judge(self._features(own, some, read), some.mask_BRT).values_BRT
+        target = some.need("returns_BRT").to(value.dtype)
+        if self.settings.pair == "bracket":
+            expectile = self.settings.expectile if critic else 1 - self.settings.expectile
+            return expectile_value_loss(value, target, mask, expectile)[0]
+        if (self.settings.warmup_loss if warmup else self.settings.loss) == "squared":
+            return squared_value_loss(value, target, mask)[0]
+        return clipped_value_loss(value, target, frozen_2BRT[critic][rows].to(value.dtype), mask, self.settings.clip)[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "head_only": self.head_only,
+            "critics": [dict(critic.state_dict()) for critic in self.critics],
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.head_only = bool(state["head_only"])
+        for critic, optimizer, weights, moments in zip(
+            self.critics, self.optimizers, state["critics"], state["optimizers"]
+        ):
+            critic.load_state_dict(weights)
+            optimizer.load_state_dict(moments)
+        self.release()

@@ -1,0 +1,59 @@
+"""Numbers of a window that say whether its parts are healthy, each as plain floats for a log."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfive.credit.calibrate import Candidate
+from tfive.credit.moments import CalibrationData
+from tfive.credit.validate import Verdict
+from tfive.parts.actor import StepStats
+
+
+def agreement(values_2BRT: Tensor, mask_BRT: Tensor) -> dict[str, Any]:
+    """Spread of each critic's predictions and how far the two disagree (root mean square, and relative to the spread)."""
+    first, second = (values[mask_BRT].double() for values in values_2BRT)
+    spread = [float(v.std()) if v.numel() > 1 else 0.0 for v in (first, second)]
+    gap = float((first - second).square().mean().sqrt())
+    return {"value_spread": spread, "value_disagreement": gap}
+
+
+def calibration_numbers(verdict: Verdict, candidate: Candidate, data: CalibrationData) -> dict[str, Any]:
+    """What validation found: L̂ with its error, Ĉ/Q̂, the twins' correlation and relative disagreement, the weight's spread."""
+    mask = data.occupation.mask_NT
+    first, second = data.first_NT[mask].double(), data.second_NT[mask].double()
+    weight = candidate.mixture.weight(data.weight_inputs)[mask].double()
+    signal = (first + second).square().mean() / 4
+    twins = torch.corrcoef(torch.stack([first, second]))[0, 1] if first.numel() > 1 else torch.tensor(float("nan"))
+    out = {
+        "moment": verdict.moment.mean,
+        "moment_error": verdict.moment.error,
+        "retention": verdict.retention,
+        "signal": verdict.signal.mean,
+        "accepted": verdict.accepted,
+        "twin_correlation": float(twins),
+        "twin_disagreement": float((first - second).square().mean() / signal) if signal > 0 else None,
+        "weight_mean": float(weight.mean()),
+        "weight_deviation": float(weight.std()) if weight.numel() > 1 else 0.0,
+    }
+    if verdict.bounds is not None:
+        out |= {
+            "moment_upper": verdict.bounds.moment_upper,
+            "retention_upper": verdict.bounds.retention_upper,
+            "delta_spent": verdict.bounds.delta,
+        }
+    return out
+
+
+def mean_stats(steps: list[StepStats]) -> dict[str, Any]:
+    """Means over a window's PPO steps, and the policy KL after the last one."""
+    names = [f.name for f in fields(StepStats) if f.name not in ("skipped", "tokens")]
+    out: dict[str, Any] = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in names}
+    out["policy_kl_last"] = steps[-1].policy_kl
+    out["clip_fraction_last"] = steps[-1].clip_fraction
+    out["skipped_updates"] = sum(step.skipped for step in steps)
+    return out

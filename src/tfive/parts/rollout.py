@@ -1,0 +1,125 @@
+"""The rollout copy and scorer of a window: fresh trajectories with rewards, under one frozen policy and one reward scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfive.credit.reward import RewardScale, carried_potential, checkpoint_rewards, final_gain, potentials, returns_to_go
+from tfive.credit.settings import RewardSettings
+from tfive.errors import RunFailed
+from tfive.protocol.roles import Ledger
+from tfive.protocol.snapshots import Snapshots
+from tfive.rollout.sample import sample
+from tfive.rollout.trajectory import Trajectories
+from tfive.telemetry import Telemetry
+from tfive.tree.forward import TreeModel
+from tfive.tree.layout import TextBatch
+from tfive.tree.settings import SamplingSettings
+
+
+class Rollout:
+    """Draws a role's texts, samples one thought per item (or a group), scores and rewards them, and keeps the account."""
+
+    def __init__(
+        self,
+        engine: TreeModel,
+        texts_of: Callable[[Any], TextBatch],
+        ledger: Ledger,
+        snapshots: Snapshots,
+        law: SamplingSettings,
+        reward: RewardSettings,
+        telemetry: Telemetry,
+        *,
+        seed: int,
+        rows: int,
+    ) -> None:
+        self.engine, self.texts_of, self.ledger, self.snapshots, self.law = engine, texts_of, ledger, snapshots, law
+        self.reward, self.telemetry, self.seed, self.rows = reward, telemetry, seed, rows
+        self.scale = RewardScale(reward.decay, reward.epsilon)
+
+    def collect(self, role: str, window: int, attempt: int = 0, *, rewarded: bool = True) -> Trajectories:
+        """Fresh thoughts for the role's next texts, with both laws, all losses and (unless the scale itself is being set)
+        rewards. `attempt` tells apart several draws of one role in one window."""
+        texts = self.texts_of(self.ledger.draw(role, window, attempt))
+        stream = role if attempt == 0 else f"{role}/{attempt}"
+        scored = sample(
+            self.engine,
+            texts,
+            self.law,
+            seed=self.seed,
+            role=stream,
+            window=window,
+            rows=self.rows,
+            scored=True,
+            snapshots=self.snapshots.current("policy", "scorer"),
+        )
+        self._check(scored)
+        tokens = int(scored.mask_BRT.sum())
+        segments = int(scored.need("checkpoint_mask_BRK").sum()) + scored.count
+        self.telemetry.count(
+            role,
+            trajectories=scored.count,
+            generated_tokens=tokens,
+            actor_tokens=tokens if role == "actor" else 0,
+            scored_tokens=segments * self.engine.plan.horizon,
+        )
+        return self.rewarded(scored) if rewarded else scored
+
+    def rewarded(self, scored: Trajectories) -> Trajectories:
+        """Potentials, checkpoint rewards and full returns at the window's frozen scale (eq:dense-reward)."""
+        self.snapshots.require(scored.snapshots, ("policy", "scorer"), what=f"the {scored.role} set")
+        mask_BRK, steps = scored.need("checkpoint_mask_BRK"), scored.need("checkpoint_BRK")
+        potential_BRK = potentials(
+            scored.need("no_thought_BR"), scored.need("losses_BRK"), mask_BRK, self.scale.value, self.reward.clip
+        )
+        length = self.engine.plan.length
+        rewards_BRT = checkpoint_rewards(potential_BRK, steps, mask_BRK, length)
+        return scored.having(
+            potentials_BRT=carried_potential(potential_BRK, steps, mask_BRK, length),
+            rewards_BRT=rewards_BRT,
+            returns_BRT=returns_to_go(rewards_BRT, scored.mask_BRT),
+            snapshots=self.snapshots.current("scale"),
+        )
+
+    def update_scale(self, scored: Trajectories) -> float:
+        """Take a disjoint set's whole-thought gains into σ_r (eq:reward-scale); a scale of nothing stops the run."""
+        gain_BR = final_gain(scored.need("no_thought_BR"), scored.need("losses_BRK"), scored.need("checkpoint_mask_BRK"))
+        value = self.scale.update(gain_BR, scored.thoughts.valid_BR)
+        self.snapshots.renew("scale")
+        if self.scale.is_flat:
+            raise RunFailed(
+                f"reward scale {value:.2e}: thoughts change the continuation loss by less than reward.epsilon = "
+                f"{self.reward.epsilon:g} allows; the scorer ignores thoughts, so nothing can be learned from them"
+            )
+        return value
+
+    def _check(self, scored: Trajectories) -> None:
+        """Name what would otherwise surface much later: losses that are no numbers, thoughts that are all alike."""
+        losses = scored.need("losses_BRK")[scored.need("checkpoint_mask_BRK")]
+        if not bool(torch.isfinite(losses).all()):
+            raise RunFailed(f"the {scored.role} set of window {scored.window} has continuation losses that are not finite")
+        thoughts = scored.thoughts
+        if scored.count >= 16 and bool((thoughts.closed_BR & (thoughts.length_BR == 1))[thoughts.valid_BR].all()):
+            raise RunFailed(
+                f"every thought of the {scored.role} set of window {scored.window} ends at once: the policy writes only the "
+                "close; lower optimizer.lr, or set thought.variable_length = false"
+            )
+        if scored.count >= 16 and _all_alike(thoughts.tokens_BRT[thoughts.valid_BR], thoughts.length_BR[thoughts.valid_BR]):
+            raise RunFailed(
+                f"all {scored.count} thoughts of the {scored.role} set of window {scored.window} are identical: the policy "
+                "has collapsed; lower optimizer.lr or raise the anchors"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.scale.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scale.load_state_dict(state["scale"])
+
+
+def _all_alike(tokens_IT: Tensor, length_I: Tensor) -> bool:
+    return bool((length_I == length_I[0]).all()) and bool((tokens_IT == tokens_IT[0]).all())

@@ -1,0 +1,74 @@
+"""Progress on the development texts: gains with every control, and mixed gain on texts the gate never saw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfive.parts.gate import Gate, mixed_gains
+from tfive.rollout.gains import measure, no_thought_losses
+from tfive.text.settings import KINDS
+from tfive.tree.forward import TreeModel
+from tfive.tree.layout import TextBatch
+from tfive.tree.settings import SamplingSettings
+
+
+class Development:
+    """The same items every time, with the same random numbers, so that two measurements differ by the model alone."""
+
+    def __init__(
+        self,
+        texts: TextBatch,
+        kind_BP: Tensor,
+        base: TreeModel,
+        law: SamplingSettings,
+        *,
+        seed: int,
+        rows: int,
+    ) -> None:
+        self.texts, self.kind_BP, self.law, self.seed, self.rows = texts, kind_BP, law, seed, rows
+        self.base_no_thought_BR = no_thought_losses(base, texts, rows=rows)
+
+    def look(self, engine: TreeModel, gate: Gate | None) -> dict[str, Any]:
+        """All gains as plain numbers with 95 % intervals, each kind of position also by itself."""
+        gains, thoughts = measure(
+            engine,
+            self.texts,
+            self.law,
+            base_no_thought_BR=self.base_no_thought_BR,
+            kind_BP=self.kind_BP,
+            seed=self.seed,
+            rows=self.rows,
+        )
+        found = gains.summary()
+        for number, kind in enumerate(KINDS):
+            chosen_I = gains.kind_I == number
+            if bool(chosen_I.any()):
+                own = gains.estimates(chosen_I)
+                found |= {f"{name}_{kind}": own[name].mean for name in ("thought_gain", "content_gain", "empty_gain")}
+        if gate is not None:
+            found |= mixed_gains(gate, engine, self.texts, thoughts, rows=self.rows)
+        return found
+
+    @torch.no_grad()
+    def samples(self, engine: TreeModel, decode: Any, count: int = 4) -> list[dict[str, str]]:
+        """A few thoughts as text, with what stands before and after them."""
+        some = self.texts.rows(0, min(4, len(self.texts.tokens_BS)))
+        _, thoughts = measure(
+            engine, some, self.law, base_no_thought_BR=self.base_no_thought_BR[: len(some.tokens_BS)],
+            seed=self.seed, rows=self.rows,
+        )  # fmt: skip
+        shown = []
+        for row, branch in thoughts.valid_BR.nonzero()[:count].tolist():
+            position, length = int(some.positions_BP[row, branch]), int(thoughts.length_BR[row, branch])
+            text = some.tokens_BS[row].tolist()
+            shown.append(
+                {
+                    "before": decode(text[max(0, position - 24) : position + 1]),
+                    "thought": decode(thoughts.tokens_BRT[row, branch, :length].tolist()),
+                    "after": decode(text[position + 1 : position + 1 + engine.plan.horizon]),
+                }
+            )
+        return shown

@@ -1,0 +1,196 @@
+"""The training loop: advance the method, measure, save, and stop cleanly whenever it is asked to."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tfive.config import Config
+from tfive.errors import RunFailed, UserError
+from tfive.run.build import Workshop
+from tfive.run.checkpoint import CheckpointStore
+from tfive.run.recorder import Recorder
+
+CONFIG, SUMMARY, CHECKPOINTS = "config.toml", "summary.json", "checkpoints"
+
+WindowCallback = Callable[[dict[str, Any]], None]
+
+
+class Stopped(Exception):
+    """The run was asked to stop; its state is saved."""
+
+
+@dataclass
+class Loop:
+    """One run in one folder. `go` works until the last window is closed, or raises `Stopped` after saving."""
+
+    shop: Workshop
+    recorder: Recorder
+    folder: Path
+    on_window: WindowCallback | None = None
+    faults: Callable[[str], None] | None = None
+    """Called at every micro-step and inside every save, for tests that crash there."""
+
+    def __post_init__(self) -> None:
+        self.store = CheckpointStore(self.folder / CHECKPOINTS, keep=self.shop.config.run.keep, faults=self.faults)
+        self.history: list[dict[str, Any]] = []
+        """Development measurements: before training, then one per measured window."""
+        self._stop: str | None = None
+
+    def go(self) -> dict[str, Any]:
+        """Train to the end and return the summary."""
+        config, method = self.shop.config, self.shop.method
+        with self._listening():
+            if not self.history:
+                self._measure(0)
+                self.save()
+            while not (method.closed and method.window >= config.window.windows):
+                self._point(f"phase:{method.phase}")
+                self._micro_step()
+                if method.closed:
+                    self._close_window()
+                if self._stop is not None:
+                    self.save()
+                    raise Stopped(f"{self._stop}: saved in {self.folder}; go on with: tfive resume {self.folder}")
+        summary = self.summary()
+        (self.folder / SUMMARY).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        return summary
+
+    def _micro_step(self) -> None:
+        try:
+            self.shop.method.advance()
+        except RunFailed as error:
+            self.save()
+            raise RunFailed(f"{error} (state saved in {self.folder})") from error
+
+    def _close_window(self) -> None:
+        config, method = self.shop.config, self.shop.method
+        self.recorder.at(method.window)
+        last = method.window >= config.window.windows
+        if last or method.window % config.run.develop_every == 0:
+            method.report["development"] = self._measure(method.window)
+        self.recorder.metrics(_flat(method.report), method.window)
+        if self.on_window is not None:
+            self.on_window(method.report)
+        if last or method.window % config.run.checkpoint_every == 0:
+            self.save()
+
+    def _measure(self, window: int) -> dict[str, Any]:
+        with self.recorder.phase("develop", "develop"):
+            found = self.shop.development.look(self.shop.actor.engine, self.shop.gate if window else None)
+        self.history.append({"window": window, **found})
+        self.recorder.metrics(_flat({"development": found}), window)
+        return found
+
+    def save(self) -> Path:
+        """Write a checkpoint of everything."""
+        return self.store.save(
+            {
+                "method": self.shop.method.state_dict(),
+                "ledger": self.shop.ledger.state_dict(),
+                "recorder": self.recorder.state_dict(),
+                "history": self.history,
+                "corpus": self.shop.corpus.fingerprint,
+            }
+        )
+
+    def restore(self) -> list[str]:
+        """Take up the newest valid checkpoint; returns a line for every damaged one that was skipped."""
+        found = self.store.newest()
+        if found.checkpoint is None:
+            reason = "; ".join(f"{path.name}: {why}" for path, why in found.damaged) or "there is none"
+            raise UserError(f"{self.folder}: no usable checkpoint ({reason}); start again with tfive train")
+        state = found.checkpoint.tree
+        if state["corpus"] != self.shop.corpus.fingerprint:
+            raise UserError(f"{self.folder}: the prepared corpus has changed since the run began; restore its sources")
+        self.shop.method.load_state_dict(state["method"])
+        self.shop.ledger.load_state_dict(state["ledger"])
+        self.recorder.load_state_dict(state["recorder"])
+        self.history = list(state["history"])
+        return [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
+
+    def summary(self) -> dict[str, Any]:
+        """What the whole run came to, from the first measurement to the last."""
+        first, last, report = self.history[0], self.history[-1], self.shop.method.report
+        account = self.recorder.account()
+        return {
+            "method": self.shop.method.name,
+            "model": self.shop.loaded.name,
+            "seed": self.shop.config.run.seed,
+            "dev_thought_gain_start": first["thought_gain"],
+            "dev_thought_gain_end": last["thought_gain"],
+            "dev_thought_gain_interval": last["thought_gain_interval"],
+            "dev_content_gain_start": first["content_gain"],
+            "dev_content_gain_end": last["content_gain"],
+            "dev_content_gain_interval": last["content_gain_interval"],
+            "dev_gain_vs_base_end": last["gain_vs_base"],
+            "dev_gain_vs_base_interval": last["gain_vs_base_interval"],
+            "dev_empty_gain_end": last["empty_gain"],
+            "dev_random_gain_end": last["random_gain"],
+            "dev_no_thought_loss_start": first["no_thought_loss"],
+            "dev_no_thought_loss_end": last["no_thought_loss"],
+            "dev_mixed_gain_end": last.get("mixed_gain"),
+            "dev_mixed_gain_interval": last.get("mixed_gain_interval"),
+            "dev_mixed_gain_constant": last.get("mixed_gain_constant"),
+            "dev_mixed_gain_other": last.get("mixed_gain_other"),
+            "useful_fraction": last["useful_fraction"],
+            "mean_thought_length": last["mean_thought_length"],
+            "mean_gate": last.get("mean_gate"),
+            "gate_deviation": last.get("gate_deviation"),
+            "r2": report.get("r2"),
+            "retention": report.get("retention"),
+            "windows": self.shop.method.window,
+            "seconds": round(self.recorder.seconds, 1),
+            "generated_tokens": account["total"]["generated_tokens"],
+            "account": account,
+        }
+
+    def _point(self, name: str) -> None:
+        if self.faults is not None:
+            self.faults(name)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """SIGINT and SIGTERM ask for a stop after the present micro-step; a second one ends the process at once."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self._stop is not None:
+                raise KeyboardInterrupt
+            self._stop = signal.Signals(number).name
+
+        try:
+            before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:
+            # Only the main thread may listen; a caller that trains in another one stops it by its own means.
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """Nested reports as dotted numbers; what is no number (a stage's name, a missing value) is left to the events."""
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict):
+            found |= _flat(value, f"{key}.")
+        elif isinstance(value, list | tuple):
+            found |= _flat({str(number): entry for number, entry in enumerate(value, 1)}, f"{key}.")
+        elif isinstance(value, bool | int | float):
+            found[key] = float(value)
+    return found
+
+
+def save_config(config: Config, folder: Path) -> None:
+    """The resolved configuration beside everything else the run writes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(config.to_toml(), "utf-8")
