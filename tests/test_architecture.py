@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import tfive
 
@@ -197,3 +200,24 @@ def test_what_is_asked_often_imports_little(code: str, forbidden: tuple[str, ...
     script = f"import sys; {code}; print([name for name in {forbidden!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def installed_below(name: str, extras: set[str], seen: dict[str, set[str]]) -> None:
+    """Every distribution that `name[extras]` brings along, by canonical name."""
+    key = canonicalize_name(name)
+    fresh = (extras | {""}) - seen.setdefault(key, set())
+    seen[key] |= fresh
+    for text in importlib.metadata.requires(name) or [] if fresh else []:
+        wanted = Requirement(text)
+        if any(wanted.marker is None or wanted.marker.evaluate({"extra": extra}) for extra in fresh):
+            installed_below(wanted.name, set(wanted.extras), seen)
+
+
+def test_constraints_pin_everything_the_tests_install() -> None:
+    lines = (SOURCE.parents[1] / "constraints.txt").read_text("utf-8").splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    assert all(len(pin) == 2 for pin in pins)
+    pinned = {canonicalize_name(name) for name, _ in pins}
+    seen: dict[str, set[str]] = {}
+    installed_below("tfive", {"test"}, seen)
+    assert set(seen) - {"tfive"} <= pinned

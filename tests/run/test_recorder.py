@@ -110,6 +110,21 @@ def test_account_adds_up_over_roles_and_refuses_what_it_does_not_count() -> None
         recorder.count("actor", tokens_generated=1)
 
 
+def test_events_are_lines_of_their_own_and_reach_the_watcher(tmp_path: Path) -> None:
+    clock = Clock()
+    heard: list[tuple[str, str]] = []
+    with Recorder(tmp_path, clock=clock) as recorder:
+        recorder.on_event = lambda what, detail: heard.append((what, detail))
+        recorder.at(2)
+        recorder.event("critics admitted", "R² 0.21 and 0.25")
+        recorder.event("actor paused", "two failures", window=3)
+    assert lines(tmp_path) == [
+        {"step": 2, "seconds": 0.0, "event": "critics admitted", "detail": "R² 0.21 and 0.25"},
+        {"step": 3, "seconds": 0.0, "event": "actor paused", "detail": "two failures"},
+    ]
+    assert heard == [("critics admitted", "R² 0.21 and 0.25"), ("actor paused", "two failures")]
+
+
 def test_resuming_goes_on_where_the_checkpoint_was_and_drops_later_lines(tmp_path: Path) -> None:
     clock = Clock()
     first = Recorder(tmp_path, clock=clock)
