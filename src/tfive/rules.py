@@ -167,7 +167,7 @@ def minibatches_are_not_empty(config: Config) -> str | None:
 def actor_steps_are_within_the_reuse(config: Config) -> str | None:
     """Reuse is bounded: a window never takes more steps than its passes allow."""
     most = config.actor.reuse_passes * config.actor.minibatches
-    if config.window.actor_steps is None or config.window.actor_steps <= most:
+    if config.window.actor_steps <= most:
         return None
     return (
         f"window.actor_steps = {config.window.actor_steps}: {config.actor.reuse_passes} passes of "
@@ -178,7 +178,7 @@ def actor_steps_are_within_the_reuse(config: Config) -> str | None:
 @rule
 def warmup_ends_within_the_run(config: Config) -> str | None:
     """The learning rate reaches its peak before the last step."""
-    steps = config.window.windows * (config.window.actor_steps or config.actor.reuse_passes * config.actor.minibatches)
+    steps = config.window.windows * config.window.actor_steps
     if config.optimizer.warmup_steps < steps:
         return None
     return f"optimizer.warmup_steps = {config.optimizer.warmup_steps}: the run takes {steps} steps; use fewer"

@@ -19,8 +19,8 @@ class WindowSettings(Section):
     windows: int = Field(100, ge=1)
     """Windows to complete before the run ends."""
 
-    actor_steps: int | None = Field(None, ge=1)
-    """PPO steps of a window, in which only the actor moves; none means actor.reuse_passes × actor.minibatches."""
+    actor_steps: int = Field(8, ge=1)
+    """PPO steps of a window, in which only the actor moves; at most actor.reuse_passes × actor.minibatches."""
 
     critic_fit: float = Field(1.0, ge=0)
     """Critic-fitting trajectories per actor item (n_V = N)."""
@@ -41,7 +41,7 @@ class WindowSettings(Section):
     """Trajectories per actor item that set the next window's reward scale (N/8)."""
 
     probe: float = Field(0.03125, ge=0)
-    """Probe contexts per actor item for the drift diagnostics (N/32); their continuations count as extra, 0 leaves them out."""
+    """Probe contexts per actor item for the drift diagnostics (N/32); continuations count as extra, 0 is none."""
 
     def count(self, role: str) -> int:
         """Trajectories of `role` in one window; a role with a positive share gets at least one."""
