@@ -83,8 +83,8 @@ def choose(
 ) -> list[tuple[int, int]]:
     """Positions of one row, rising, with the number of their kind.
 
-    Kinds choose one after the other, at random among their candidates. A kind with no share has no mask in `candidates`;
-    what a kind leaves over goes to the kinds after it.
+    Kinds choose one after the other, at random among their candidates. A kind with no share has no mask in
+    `candidates`; what a kind leaves over goes to the kinds after it.
     """
     free = np.ones(len(draws_S), dtype=bool)
     chosen: list[tuple[int, int]] = []
