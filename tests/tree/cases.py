@@ -17,10 +17,19 @@ from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen3 import modeling_qwen3
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 
-STOCK = (modeling_gemma2, modeling_gpt2, modeling_gpt_neox, modeling_llama, modeling_mistral, modeling_qwen3)
+STOCK = (
+    modeling_gemma2,
+    modeling_gpt2,
+    modeling_gpt_neox,
+    modeling_llama,
+    modeling_mistral,
+    modeling_qwen3,
+    modeling_qwen3_5,
+)
 STOP = 9
 
 

@@ -102,7 +102,8 @@ def apart(some: Tensor, other: Tensor) -> float:
     """Largest difference relative to the largest entry."""
     if some.numel() == 0:
         return 0.0
-    return float((some.double() - other.double()).abs().max() / other.double().abs().max().clamp(min=1e-12))
+    some, other = some.detach().double(), other.detach().double()
+    return float((some - other).abs().max() / other.abs().max().clamp(min=1e-12))
 
 
 def differences(tree: Numbers, plain: Numbers) -> dict[str, float]:

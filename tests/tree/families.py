@@ -53,6 +53,20 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "qwen3_5": (
+        "Qwen3_5TextConfig",
+        {
+            **_ROTARY,
+            "head_dim": 8,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 6,
+            "linear_value_head_dim": 6,
+            "tie_word_embeddings": True,
+        },
+    ),
     "dynamic": (
         "LlamaConfig",
         {
@@ -64,6 +78,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 DENSE = ("llama", "qwen3", "gpt_neox", "gpt2")
 WINDOWED = ("mistral", "gemma2")
+HYBRID = ("qwen3_5",)
 
 
 def tiny(family: str, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> PreTrainedModel:

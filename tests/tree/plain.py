@@ -47,7 +47,11 @@ def branches_of(texts: TextBatch, plan: ThoughtPlan, thoughts: Thoughts) -> list
                 continue
             start = next(i for i in range(len(tokens)) if documents[i] == documents[p])
             length = int(thoughts.length_BR[row, r])
-            ahead = [tokens[i] for i in range(p + 1, p + 1 + plan.horizon) if i < len(tokens) and documents[i] == documents[p]]
+            ahead = [
+                tokens[i]
+                for i in range(p + 1, p + 1 + plan.horizon)
+                if i < len(tokens) and documents[i] == documents[p]
+            ]
             found.append(
                 Branch(
                     tokens[start : p + 1],
@@ -91,6 +95,18 @@ class PlainModel:
         _, logits = self._read(whole)
         log_p = logits.double().log_softmax(-1)[len(row) - 1 : len(row) - 1 + len(continuation)]
         return -log_p[torch.arange(len(continuation)), torch.tensor(continuation, dtype=torch.int64)]
+
+    def logits_before_actions(self, texts: TextBatch, thoughts: Thoughts) -> list[Tensor]:
+        """Logits that predict each action, forbidden entries at −∞, by branch."""
+        found = []
+        for branch in branches_of(texts, self.plan, thoughts):
+            start = torch.cat([self._embed(branch.prefix), self._delimiter(self.plan.open_ids, 0)])
+            with torch.no_grad():
+                _, logits = self._read(torch.cat([start, self._thought(branch, len(branch.thought))]))
+            logits = logits[len(start) - 1 : len(start) - 1 + len(branch.thought)].double()
+            logits[:, list(self.plan.forbidden_ids)] = float("-inf")
+            found.append(logits)
+        return found
 
     def __call__(self, texts: TextBatch, thoughts: Thoughts) -> Plain:
         found, plan = Plain(), self.plan

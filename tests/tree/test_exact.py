@@ -1,4 +1,4 @@
-"""Tree equals plain: log-probabilities, continuation losses, values and parameter gradients; and mistakes would show."""
+"""Tree equals plain in log-probabilities, losses, values and parameter gradients; and mistakes would show."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import Case, cases, lifted, random_case
 from exact import by_plain, by_tree, differences
-from families import DENSE, WINDOWED, tiny
+from families import DENSE, HYBRID, WINDOWED, tiny
 from hypothesis import HealthCheck, given, settings
 
 from tfive.tree import forward
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.model
 some = settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
-@pytest.mark.parametrize("family", DENSE + WINDOWED)
+@pytest.mark.parametrize("family", DENSE + WINDOWED + HYBRID)
 @given(case=cases())
 @some
 def test_exact_in_float64_with_lifted_casts(family: str, case: Case) -> None:
@@ -61,7 +61,7 @@ def test_flex_attention_forward() -> None:
     assert max(found.values()) < 1e-9, found
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_5"])
 def test_recomputed_activations_change_nothing(family: str) -> None:
     case = random_case(6, "text2", group=2)
     model = tiny(family)
@@ -88,9 +88,7 @@ def _positions_one_further(layout: Layout) -> Layout:
 
 def _forked_one_step_early(layout: Layout) -> Layout:
     scoring = (layout.kind_BN >= CLOSE).long()
-    return replace(
-        layout, step_limit_BN=layout.step_limit_BN - scoring, position_BN=layout.position_BN - scoring
-    )
+    return replace(layout, step_limit_BN=layout.step_limit_BN - scoring, position_BN=layout.position_BN - scoring)
 
 
 ALL = ("log_prob", "value", "loss", "token_loss", "∂log_prob", "∂value", "∂conditioned")

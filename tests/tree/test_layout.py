@@ -70,7 +70,10 @@ def test_indices_point_at_the_plain_rows(case: Case) -> None:
             end = [] if branch.closed and tau == len(thought) else close
             for ahead in range(plan.horizon):
                 start = branch.prefix + opening + thought[:tau] + end
-                assert tokens_on(layout, row, int(layout.loss_node_BRKH[row, r, k, ahead])) == start + branch.continuation[:ahead]
+                assert (
+                    tokens_on(layout, row, int(layout.loss_node_BRKH[row, r, k, ahead]))
+                    == start + branch.continuation[:ahead]
+                )
                 plain_node = int(layout.trunk_loss_node_BRH[row, r, ahead])
                 assert tokens_on(layout, row, plain_node) == branch.prefix + branch.continuation[:ahead]
         assert layout.loss_target_BRH[row, r].tolist() == branch.continuation

@@ -240,7 +240,7 @@ class TreeRecurrence:
             past_QLU = torch.cat([tail_QJU, thought], 1)
             spare = tail_QJU.shape[1] - memory
             shelves.append(_convolve(parts, past_QLU[:, spare:]).unflatten(0, (rows, branches)).flatten(1, 2))
-            if layout.segment_count:
+            if layout.segment_count and layout.segment_width:
                 segment = inputs_BNU[:, end:].unflatten(1, (branches * layout.segment_count, -1)).flatten(0, 1)
                 sequence = self._after_thought(past_QLU, segment, tail_QJU.shape[1], spare)
                 shelves.append(_convolve(parts, sequence).unflatten(0, (rows, -1)).flatten(1, 2))
@@ -274,7 +274,7 @@ class TreeRecurrence:
         rows, branches = layout.position_BR.shape
         output, thought = self.rule(*ready.paths(self.width, branches, layout.thought_width), state_YIEF)
         shelves = [output.unflatten(0, (rows, branches)).flatten(1, 2)]
-        if layout.segment_count:
+        if layout.segment_count and layout.segment_width:
             end = self.width + branches * layout.thought_width
             count_Y = (layout.plan.open_width + layout.checkpoint_BRK).flatten()
             path_Y = torch.arange(rows * branches, device=count_Y.device).repeat_interleave(layout.segment_count)

@@ -18,6 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+OUT_OF_REACH = -1e9
+"""Logit of a forbidden entry: its probability is exactly 0, and products with it stay numbers, unlike those with −∞."""
+
 Reduced = dict[str, Tensor]
 Reducer = Callable[[Sequence[Tensor], Mapping[str, Tensor]], Reduced]
 """`(logits of each source `[x, V]`, per-row tensors) → named numbers per row `[x]`."""
@@ -69,8 +72,7 @@ class VocabularyHead:
         if self.cap is not None:
             logits_xV = self.cap * torch.tanh(logits_xV / self.cap)
         if forbidden_V is not None:
-            # The smallest finite number: its probability is exactly 0 and 0 · it is 0, where 0 · −∞ would be no number.
-            logits_xV = logits_xV.masked_fill(forbidden_V, torch.finfo(logits_xV.dtype).min)
+            logits_xV = logits_xV.masked_fill(forbidden_V, OUT_OF_REACH)
         return logits_xV
 
     def logits(self, hidden_xD: Tensor, forbidden_V: Tensor | None = None) -> Tensor:
