@@ -298,6 +298,20 @@ def test_names_of_gguf_files() -> None:
     assert load._gguf_name("plain") == "plain (GGUF)"
 
 
+def test_embedded_model_is_found_in_the_package(
+    saved: Path, tmp_path: Path, llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package"
+    monkeypatch.setattr(load, "files", lambda name: package)
+    with pytest.raises(UserError, match="missing from this installation"):
+        load_model("nano", device="cpu")
+    shutil.move(saved, package / "data" / "nano")
+    loaded = load_model("nano", device="cpu", dtype=torch.float32)
+    assert loaded.name == "nano"
+    assert loaded.model(IDS).logits.equal(llama(IDS).logits)
+    assert tokenizer_fingerprint(load_tokenizer("nano")) == loaded.fingerprint
+
+
 def test_settings_import_neither_torch_nor_transformers() -> None:
     code = (
         "import sys, tfive.models.settings, tfive.learn.settings; print({'torch', 'transformers'} & set(sys.modules))"

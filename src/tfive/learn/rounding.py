@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tfive.chance import philox
 
-CHUNK = 1 << 22
+CHUNK = 1 << 24
 """Elements that share one key; bounds the temporary integers and keeps every element number below 2**32."""
 
 _LOW16 = 0xFFFF
