@@ -24,6 +24,27 @@ from tfive.credit.moments import CalibrationData, Occupation
 from tfive.credit.pilot import PilotNormaliser
 from tfive.credit.reward import checkpoint_rewards, potentials, returns_to_go
 
+Choice = TypeVar("Choice")
+
+
+class Draws:
+    """Named arrays of a random world: counter-based, so that one array's size never moves another's numbers."""
+
+    def __init__(self, seed: int, number: int) -> None:
+        self.seed, self.number = seed, number
+
+    def uniform(self, name: str, *shape: int) -> Tensor:
+        count = int(np.prod(shape)) if shape else 1
+        values = uniforms(self.seed, f"theory/{name}", self.number, np.arange(count))
+        return torch.from_numpy(values).reshape(shape)
+
+    def normal(self, name: str, *shape: int) -> Tensor:
+        return torch.special.ndtri(self.uniform(name, *shape))
+
+    def pick(self, name: str, *options: Choice) -> Choice:
+        return options[int(float(self.uniform(name, 1)) * len(options))]
+
+
 Row = tuple[int, int, tuple[int, ...]]
 """A complete trajectory by name: text, hidden item, thought."""
 
@@ -60,6 +81,9 @@ class World:
     high: float = 1.28
     alpha: float = 1.0
     kappa: float = 0.1
+    seed: int = 0
+    number: int = 0
+    """Where the random functions that statements try on this world come from."""
 
     # Laws -------------------------------------------------------------------------------------------------------------
 
@@ -153,10 +177,18 @@ class World:
             return adaptive_gae(self.reward_NT, value_NT, self.mask_NT, self.alpha)
         return masked_gae(self.reward_NT, value_NT, self.mask_NT, 1.0 if trace is None else trace)
 
+    @cached_property
+    def _pairs(self) -> dict[tuple[bool, float | None], tuple[Tensor, Tensor]]:
+        return {}
+
     def pair(self, monte_carlo: bool = False, trace: float | None = None) -> tuple[Tensor, Tensor]:
         """Ã₁, Ã₂ under the world's normaliser."""
-        raw = [self.advantage_NT(self.critic_NT(i), monte_carlo, trace) for i in (0, 1)]
-        return self.pilot.normalise(raw[0], self.mask_NT), self.pilot.normalise(raw[1], self.mask_NT)
+        key = monte_carlo, trace
+        if key not in self._pairs:
+            raw = [self.advantage_NT(self.critic_NT(i), monte_carlo, trace) for i in (0, 1)]
+            normalise = self.pilot.normalise
+            self._pairs[key] = normalise(raw[0], self.mask_NT), normalise(raw[1], self.mask_NT)
+        return self._pairs[key]
 
     @cached_property
     def gate_weight_NT(self) -> Tensor:
@@ -172,6 +204,13 @@ class World:
         zero = torch.zeros_like(state)
         means = MeanInputs(state[..., None], values, time, 1 - time, zero, context[..., None])
         return CalibrationData(inputs, means, first, second, self.occupation)
+
+    def draws(self) -> Draws:
+        return Draws(self.seed, self.number)
+
+    def on_contexts(self, name: str) -> Tensor:
+        """A random function of the context, spread over the steps."""
+        return self.draws().normal(name, int(self.context_NT.max()) + 1)[self.context_NT]
 
     def change(self, **changes: object) -> World:
         """A copy with some givens changed (a matched sampler, another weight …)."""
@@ -194,27 +233,6 @@ class Shape:
     offset: float = 0.3
     hidden_share: float = 0.5
     parameters: int = 3
-
-
-Choice = TypeVar("Choice")
-
-
-class Draws:
-    """Named arrays of a random world: counter-based, so that one array's size never moves another's numbers."""
-
-    def __init__(self, seed: int, number: int) -> None:
-        self.seed, self.number = seed, number
-
-    def uniform(self, name: str, *shape: int) -> Tensor:
-        count = int(np.prod(shape)) if shape else 1
-        values = uniforms(self.seed, f"theory/{name}", self.number, np.arange(count))
-        return torch.from_numpy(values).reshape(shape)
-
-    def normal(self, name: str, *shape: int) -> Tensor:
-        return torch.special.ndtri(self.uniform(name, *shape))
-
-    def pick(self, name: str, *options: Choice) -> Choice:
-        return options[int(float(self.uniform(name, 1)) * len(options))]
 
 
 def sequences(actions: int, horizon: int, variable_length: bool) -> list[tuple[int, ...]]:
@@ -286,6 +304,8 @@ def build(name: str, shape: Shape, draws: Draws) -> World:
         gate_weight_SA=draws.uniform("gate", *size),
         pilot=PilotNormaliser(float(0.1 * draws.normal("pilot", 1)), 0.5 + float(draws.uniform("deviation", 1)), 1),
         scale=0.5 + float(draws.uniform("scale", 1)),
+        seed=draws.seed,
+        number=draws.number,
     )
     return world.change(value_S2=_critics(world, shape, draws))
 
