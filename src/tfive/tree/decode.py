@@ -68,11 +68,8 @@ class StepPass(Attending):
                 buffer[:, :, : self.width].copy_(trunk)
         if self.states is not None:
             self.states.begin(reading.recurrent)
-        # The last node of a full branch sees all its branch ever may; the step bounds the places.
-        ends_R = (
-            layout.thought_start + torch.arange(1, layout.branch_count + 1, device=self.place.device) * self.stride - 1
-        )
-        self.seen_BRm.copy_(layout.mask()[:, 0, ends_R])
+        # The last node of a full branch sees all that its branch ever may; the step bounds the places.
+        self.seen_BRm.copy_(layout.mask_of(self.first_slot_R + self.stride - 1))
         self.slot_position_Bm.copy_(layout.position_BN)
         self.position_BR.copy_(layout.position_BN[:, self.first_slot_R])
         self.place.zero_()

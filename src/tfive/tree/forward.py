@@ -37,6 +37,9 @@ from tfive.tree.outputs import Lower, PolicyOutput, Scores
 from tfive.tree.picks import Picks
 from tfive.tree.settings import EngineSettings, SamplingSettings
 
+_SAMPLERS = 4
+"""How many shapes of batch keep their sampling buffers."""
+
 ValueHead = Callable[[Tensor, Tensor], Tensor]
 """`(features_BRTD, step_T) → values_BRT`; steps count from 0."""
 
@@ -81,6 +84,7 @@ class TreeModel:
         self.engine = engine or EngineSettings()
         self.backbone = Backbone(model)
         self._samplers: dict[Any, Sampler] = {}
+        self._forbidden_V: Tensor | None = None
         self._rule: Any = None
 
     @property
@@ -103,9 +107,10 @@ class TreeModel:
         """bool: vocabulary entries that are never an action; None when there are none."""
         if not self.plan.forbidden_ids:
             return None
-        forbidden_V = torch.zeros(self.head.vocabulary, dtype=torch.bool)
-        forbidden_V[list(self.plan.forbidden_ids)] = True
-        return forbidden_V.to(self.device)
+        if self._forbidden_V is None or self._forbidden_V.device != self.device:
+            self._forbidden_V = torch.zeros(self.head.vocabulary, dtype=torch.bool, device=self.device)
+            self._forbidden_V[list(self.plan.forbidden_ids)] = True
+        return self._forbidden_V
 
     def embed(self, token: Tensor, delimiter: Tensor | None = None) -> Tensor:
         """Input embeddings of vocabulary entries, or of learned delimiters where `delimiter` is 0 or 1."""
@@ -192,7 +197,8 @@ class TreeModel:
         home = next(self.model.parameters()).data_ptr()
         key = (layout.token_BN.shape, layout.position_BR.shape, reading.hidden_BSD.dtype, home, law)
         if key not in self._samplers:
-            self._samplers = {k: v for k, v in self._samplers.items() if k[3] == home}
+            usable = [(k, v) for k, v in self._samplers.items() if k[3] == home]
+            self._samplers = dict(usable[-_SAMPLERS + 1 :])
             self._samplers[key] = Sampler(
                 self.backbone, self.head, self.embed, self.engine, law, self.forbidden_V, layout, reading
             )
@@ -235,12 +241,30 @@ class TreeModel:
         nodes = self.plan.open_width + self.plan.length
         nodes += len(self.plan.checkpoints) * (self.plan.close_width + self.plan.horizon - 1)
         step = max(1, self.engine.max_nodes // nodes) if self.engine.max_nodes else max(1, branches)
-        parts = [self._score(texts, thoughts, reading, features, s, s + step) for s in range(0, branches, step)]
-        return parts[0] if len(parts) == 1 else Scores.joined(parts)
+        starts = range(0, max(1, branches), step)
+        parts = [self._score_branches(texts, thoughts, reading, features, s, s + step) for s in starts]
+        joined = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
+        return Scores(**joined, **self._score_plain(texts, thoughts, reading, features))
 
-    def _score(
+    def _score_plain(self, texts: TextBatch, thoughts: Thoughts, reading: Reading, features: bool) -> dict[str, Tensor]:
+        """The losses without a thought, read off the trunk once per position, whatever the group."""
+        rows, count = texts.positions_BP.shape
+        layout = grow(texts, self.plan, no_thoughts(rows, count, self.plan, self.device), "none", texts.positions_BP)
+        picks = Picks.no_thought(layout)
+        loss_BPH = -self._reduce(reading.hidden_BSD, picks, target_log_prob)["log_prob"]
+        group, valid_BR1 = self.plan.group, thoughts.valid_BR[..., None]
+        loss_BRH = loss_BPH.repeat_interleave(group, 1) * valid_BR1
+        count_BR = layout.loss_mask_BRH.sum(-1).clamp(min=1).repeat_interleave(group, 1)
+        found = {"no_thought_BR": loss_BRH.sum(-1) / count_BR, "no_thought_token_BRH": loss_BRH}
+        if features:
+            seen_BPHD = picks.spread(picks.rows(reading.hidden_BSD))
+            found["no_thought_features_BRHD"] = seen_BPHD.repeat_interleave(group, 1) * valid_BR1[..., None]
+        return found
+
+    def _score_branches(
         self, texts: TextBatch, thoughts: Thoughts, reading: Reading, features: bool, start: int, stop: int
-    ) -> Scores:
+    ) -> dict[str, Tensor]:
+        """The losses after each checkpoint of the branches `start … stop−1`."""
         position_BR = texts.positions_BP.repeat_interleave(self.plan.group, 1)[:, start:stop]
         layout = grow(texts, self.plan, thoughts.branches(start, stop), "all", position_BR)
         recurrence = self.recurrence(layout, position_BP=texts.positions_BP, memory=reading.recurrent)
@@ -249,23 +273,20 @@ class TreeModel:
         own = self.backbone.run(embeds, layout.position_BN[:, tree.start :], tree)
         hidden_BND = torch.cat([reading.hidden_BSD, own], 1)
 
-        plain, after = Picks.no_thought(layout), Picks.continuations(layout)
-        loss_BRH = -self._reduce(hidden_BND, plain, target_log_prob)["log_prob"]
-        loss_BRKH = -self._reduce(hidden_BND, after, target_log_prob)["log_prob"]
+        loss_BRKH = -self._reduce(hidden_BND, Picks.continuations(layout), target_log_prob)["log_prob"]
         count_BR = layout.loss_mask_BRH.sum(-1).clamp(min=1)
         whole_BR11 = (layout.segment_mask_BRK.sum(-1) - 1).clamp(min=0)[..., None, None]
-        last = Picks.last_continuations(layout)
-        return Scores(
-            no_thought_BR=loss_BRH.sum(-1) / count_BR,
-            losses_BRK=loss_BRKH.sum(-1) / count_BR[..., None],
-            checkpoint_BRK=layout.checkpoint_BRK,
-            mask_BRK=layout.segment_mask_BRK,
-            no_thought_token_BRH=loss_BRH,
-            token_BRH=loss_BRKH.take_along_dim(whole_BR11, 2)[:, :, 0],
-            token_mask_BRH=layout.loss_mask_BRH,
-            no_thought_features_BRHD=plain.spread(plain.rows(hidden_BND)) if features else None,
-            features_BRHD=last.spread(last.rows(hidden_BND)) if features else None,
-        )
+        found = {
+            "losses_BRK": loss_BRKH.sum(-1) / count_BR[..., None],
+            "checkpoint_BRK": layout.checkpoint_BRK,
+            "mask_BRK": layout.segment_mask_BRK,
+            "token_BRH": loss_BRKH.take_along_dim(whole_BR11, 2)[:, :, 0],
+            "token_mask_BRH": layout.loss_mask_BRH,
+        }
+        if features:
+            last = Picks.last_continuations(layout)
+            found["features_BRHD"] = last.spread(last.rows(hidden_BND))
+        return found
 
     def policy(
         self,
@@ -338,6 +359,8 @@ class TreeModel:
     @torch.no_grad()
     def lower(self, texts: TextBatch, thoughts: Thoughts, block: int) -> Lower:
         """Activations of all nodes before block `block`: the frozen part, computed once for many passes of the rest."""
+        if not 0 < block < self.block_count:
+            raise ValueError(f"block {block} of {self.block_count}: take 1 or more, and `features` for the head alone")
         layout = self._grow(texts, thoughts)
         return Lower(self._run(layout, stop=block), block)
 

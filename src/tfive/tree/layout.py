@@ -279,9 +279,12 @@ class Layout:
 
         Every node sees itself, padding included, so that no softmax is empty.
         """
+        return self.mask_of(torch.arange(start, self.node_count, device=self.token_BN.device), window)[:, None]
+
+    def mask_of(self, node_n: Tensor, window: int | None = None) -> Tensor:
+        """bool `[B, n, N]`: which nodes the nodes `node_n` see."""
         every_N = torch.arange(self.node_count, device=self.token_BN.device)
-        seen = self._sees(lambda v: v[:, start:, None], lambda v: v[:, None, :], every_N[start:, None], every_N, window)
-        return seen[:, None]
+        return self._sees(lambda v: v[:, node_n, None], lambda v: v[:, None, :], node_n[:, None], every_N, window)
 
     def mask_mod(self, start: int = 0, window: int | None = None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """The same relation as a FlexAttention `mask_mod(batch, head, query, key)`; queries count from `start`."""

@@ -12,30 +12,24 @@ from torch import Tensor
 class Scores:
     """Continuation losses `eq:continuation-ce`, in nats per token."""
 
-    no_thought_BR: Tensor
-    """ℓ_0, read off the trunk."""
     losses_BRK: Tensor
     """ℓ_τ after τ thought tokens and the close (0 where masked)."""
     checkpoint_BRK: Tensor
     """int64 τ: the configured ones below L, then L; 0 where masked."""
     mask_BRK: Tensor
     """bool; which checkpoints exist."""
-    no_thought_token_BRH: Tensor
-    """The loss of each continuation token without a thought (0 where masked)."""
     token_BRH: Tensor
     """The loss of each continuation token after the whole thought (0 where masked)."""
     token_mask_BRH: Tensor
     """bool; continuation tokens that exist."""
+    no_thought_BR: Tensor
+    """ℓ_0, read off the trunk."""
+    no_thought_token_BRH: Tensor
+    """The loss of each continuation token without a thought (0 where masked)."""
     no_thought_features_BRHD: Tensor | None = None
     """Hidden states that predict each continuation token without a thought; when asked for."""
     features_BRHD: Tensor | None = None
     """Hidden states that predict each continuation token after the whole thought; when asked for."""
-
-    @staticmethod
-    def joined(parts: list[Scores]) -> Scores:
-        """Scores of several sets of branches of the same texts, side by side."""
-        columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(Scores)}
-        return Scores(**{name: torch.cat(some, 1) for name, some in columns.items() if some[0] is not None})
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ class Picks:
 
     @staticmethod
     def no_thought(layout: Layout) -> Picks:
-        """The trunk nodes that predict each branch's continuation, `[B, R, H]`."""
-        return Picks.of(layout.trunk_loss_node_BRH, layout.loss_target_BRH, layout.loss_mask_BRH, layout.node_count)
+        """The trunk nodes that predict each branch's continuation, `[B, R, H]`, among the trunk's nodes alone."""
+        return Picks.of(layout.trunk_loss_node_BRH, layout.loss_target_BRH, layout.loss_mask_BRH, layout.trunk_width)
 
     @staticmethod
     def continuations(layout: Layout) -> Picks:
