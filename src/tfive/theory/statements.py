@@ -22,6 +22,6 @@ def statements() -> dict[str, Statement]:
 
     def place(statement: Statement) -> int:
         check = statement.on_world or statement.on_examples
-        return order[check.__module__] if check is not None else len(order)
+        return order.get(check.__module__, len(order)) if check is not None else len(order)
 
     return {statement.label: statement for statement in sorted(REGISTRY.values(), key=place)}
