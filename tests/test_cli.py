@@ -17,7 +17,7 @@ from typer.main import get_command
 from tfive import cli
 from tfive.errors import RunFailed, UserError
 
-GROUPS = ("config",)
+GROUPS = ("config", "data")
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import docs_check
+from tfive import cli
 from tfive.config import presets
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,6 +87,15 @@ def test_every_command_on_a_page_exists(path: Path) -> None:
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text("utf-8")):
         assert (path.parent / target).exists(), f"{path.name} points to {target}"
+
+
+def test_the_commands_page_shows_every_command() -> None:
+    def below(command: Any, path: str) -> list[str]:
+        inner = getattr(command, "commands", None)
+        return [path] if inner is None else [found for name in inner for found in below(inner[name], f"{path} {name}")]
+
+    text = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    assert [command for command in below(get_command(cli.app), "tfive") if f"\n{command}" not in text] == []
 
 
 def test_the_configuration_page_names_every_preset() -> None:
