@@ -42,6 +42,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show or check a resolved configuration.")
 app.add_typer(config_app, name="config")
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare a corpus, look at it, count it.")
+app.add_typer(data_app, name="data")
 
 
 def describe(summary: str, *examples: str) -> str:
@@ -120,6 +122,139 @@ def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson
     from tfive.run.doctor import report
 
     print(report(sources or [], overrides or [], as_json))
+
+
+@data_app.command(
+    "prepare",
+    help=describe(
+        "Read the sources, split and pack them, choose positions, and keep the result in the cache.",
+        "tfive data prepare nano",
+        "tfive data prepare nano --set text.workers=2",
+    ),
+)
+def data_prepare(
+    sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False, quiet: Quiet = False
+) -> None:
+    """Prepare, or find it prepared."""
+    from tfive.run.data import prepare
+
+    print(prepare(sources or [], overrides or [], as_json=as_json, quiet=quiet))
+
+
+@data_app.command(
+    "stats",
+    help=describe(
+        "Count sequences, documents, tokens and positions of each split, role and source.",
+        "tfive data stats nano",
+        "tfive data stats nano --json",
+    ),
+)
+def data_stats(
+    sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False, quiet: Quiet = False
+) -> None:
+    """Prepare if need be, then count."""
+    from tfive.run.data import stats
+
+    print(stats(sources or [], overrides or [], as_json=as_json, quiet=quiet))
+
+
+@data_app.command(
+    "inspect",
+    help=describe(
+        "Show sequences as text, with a mark after every position that gets a thought.",
+        "tfive data inspect nano",
+        "tfive data inspect nano --role actor --start 10 --count 1",
+        "tfive data inspect nano --split development --json",
+    ),
+)
+def data_inspect(
+    sources: Sources = None,
+    overrides: Overrides = None,
+    split: Annotated[str | None, typer.Option(help="train, calibration or development.", show_default=False)] = None,
+    role: Annotated[str | None, typer.Option(help="A role, e.g. actor.", show_default=False)] = None,
+    start: Annotated[int, typer.Option(help="First of the chosen sequences to show.")] = 0,
+    count: Annotated[int, typer.Option(help="How many to show.")] = 3,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Prepare if need be, then show."""
+    from tfive.run.data import inspect
+
+    chosen: dict[str, Any] = {"split": split, "role": role, "start": start, "count": count}
+    colour = sys.stdout.isatty()
+    print(inspect(sources or [], overrides or [], **chosen, as_json=as_json, quiet=quiet, colour=colour))
+
+
+@app.command(
+    help=describe(
+        "Train: a preset or TOML files, layered left to right, with overrides. Ctrl-C saves and tells how to go on.",
+        "tfive train nano",
+        "tfive train nano --set run.seed=1 --out runs/second",
+        "tfive train nano mine.toml --json",
+    )
+)
+def train(
+    sources: Sources = None,
+    overrides: Overrides = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Folder for everything the run writes.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train from the start."""
+    from tfive.run.start import run_command
+
+    _print(run_command(sources or [], overrides or [], out, as_json=as_json, quiet=quiet))
+
+
+@app.command(
+    help=describe(
+        "Go on with a stopped run from its newest valid checkpoint.",
+        "tfive resume runs/nano-t5-seed0",
+    )
+)
+def resume(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that tfive train wrote.")],
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Resume."""
+    from tfive.run.start import resume_command
+
+    _print(resume_command(folder, as_json=as_json, quiet=quiet))
+
+
+def _print(text: str | None) -> None:
+    if text is not None:
+        print(text)
+
+
+@app.command(
+    help=describe(
+        "Check every numbered claim of the paper on finite worlds, with the functions the trainer uses.",
+        "tfive theory --worlds 20",
+        "tfive theory --statement lem:moment-duality --statement prop:population-saddle",
+        "tfive theory --worlds 200 --json",
+    )
+)
+def theory(
+    statement: Annotated[
+        list[str] | None,
+        typer.Option("--statement", metavar="LABEL", help="Only this label; may be repeated.", show_default=False),
+    ] = None,
+    worlds: Annotated[int, typer.Option(help="Random worlds to try, beside the named ones.")] = 200,
+    seed: Annotated[int, typer.Option(help="Which random worlds.")] = 0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check and tabulate; exit status 1 when a claim fails."""
+    from tfive.run.theory import theory as check
+
+    text, passed = check(statement, worlds, seed, as_json=as_json, quiet=quiet)
+    print(text)
+    if not passed:
+        raise typer.Exit(1)
 
 
 def _fail(message: str, status: int) -> int:

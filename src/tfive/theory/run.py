@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tfive.errors import UserError
+from tfive.telemetry import Silent, Telemetry
 from tfive.theory.examples import named
 from tfive.theory.statement import Statement
 from tfive.theory.statements import statements
@@ -41,7 +42,7 @@ def run(
     labels: Iterable[str] | None = None,
     worlds: int = 200,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    telemetry: Telemetry | None = None,
 ) -> list[Row]:
     """Checks each statement on its own examples, on every named world and on `worlds` random ones."""
     if worlds < 0:
@@ -53,13 +54,11 @@ def run(
             tallies[statement.label].add("the paper's example", statement.on_examples(), counts=0)
     on_worlds = [statement for statement in chosen if statement.on_world is not None]
     cases: list[World | int] = [*named().values(), *range(worlds)] if on_worlds else []
-    for done, case in enumerate(cases):
+    for case in (telemetry or Silent()).progress(cases, "worlds"):
         world = random_world(seed, case) if isinstance(case, int) else case
         for statement in on_worlds:
             if statement.on_world is not None:
                 tallies[statement.label].add(world.name, statement.on_world(world), counts=1)
-        if progress is not None:
-            progress(done + 1, len(cases))
     return [tallies[s.label].row(s) for s in chosen]
 
 
