@@ -83,17 +83,18 @@ class PlainModel:
             return torch.cat([self._embed(branch.thought[: count - 1]), self._delimiter((), 1)])
         return self._embed(branch.thought[:count])
 
-    def _read(self, row: Tensor) -> tuple[Tensor, Tensor]:
-        """Final hidden states and logits of one row of embeddings."""
-        hidden = self.model.base_model(inputs_embeds=row[None], use_cache=False).last_hidden_state[0]
-        logits = self.model(inputs_embeds=row[None], use_cache=False).logits[0]
-        return hidden, logits
+    def _logits(self, row: Tensor) -> Tensor:
+        """Logits of one row of embeddings."""
+        return self.model(inputs_embeds=row[None], use_cache=False).logits[0]
+
+    def _hidden(self, row: Tensor) -> Tensor:
+        """Final hidden states of one row of embeddings."""
+        return self.model.base_model(inputs_embeds=row[None], use_cache=False).last_hidden_state[0]
 
     def _loss(self, row: Tensor, continuation: list[int]) -> Tensor:
         """Loss of each continuation token behind `row` (whose last node predicts the first)."""
         whole = torch.cat([row, self._embed(continuation)])
-        _, logits = self._read(whole)
-        log_p = logits.double().log_softmax(-1)[len(row) - 1 : len(row) - 1 + len(continuation)]
+        log_p = self._logits(whole).double().log_softmax(-1)[len(row) - 1 : len(row) - 1 + len(continuation)]
         return -log_p[torch.arange(len(continuation)), torch.tensor(continuation, dtype=torch.int64)]
 
     def logits_before_actions(self, texts: TextBatch, thoughts: Thoughts) -> list[Tensor]:
@@ -102,7 +103,7 @@ class PlainModel:
         for branch in branches_of(texts, self.plan, thoughts):
             start = torch.cat([self._embed(branch.prefix), self._delimiter(self.plan.open_ids, 0)])
             with torch.no_grad():
-                _, logits = self._read(torch.cat([start, self._thought(branch, len(branch.thought))]))
+                logits = self._logits(torch.cat([start, self._thought(branch, len(branch.thought))]))
             logits = logits[len(start) - 1 : len(start) - 1 + len(branch.thought)].double()
             logits[:, list(self.plan.forbidden_ids)] = float("-inf")
             found.append(logits)
@@ -113,14 +114,14 @@ class PlainModel:
         for branch in branches_of(texts, plan, thoughts):
             prefix, length = self._embed(branch.prefix), len(branch.thought)
             start = torch.cat([prefix, self._delimiter(plan.open_ids, 0)])
-            hidden, logits = self._read(torch.cat([start, self._thought(branch, length)]))
+            whole = torch.cat([start, self._thought(branch, length)])
             before = slice(len(start) - 1, len(start) - 1 + length)
-            logits = logits[before].double()
+            logits = self._logits(whole)[before].double()
             logits[:, list(plan.forbidden_ids)] = float("-inf")
             log_p = logits.log_softmax(-1)
             found.log_prob.append(log_p[torch.arange(length), torch.tensor(branch.thought, dtype=torch.int64)])
             found.entropy.append(torch.special.entr(log_p.exp()).sum(-1))
-            found.features.append(hidden[before])
+            found.features.append(self._hidden(whole)[before])
             found.no_thought.append(self._loss(prefix, branch.continuation).mean())
             losses = {}
             for tau in sorted({t for t in plan.checkpoints if t < length} | {length}):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
 from cases import Case, cases, lifted, random_case
-from exact import by_plain, by_tree, differences
+from exact import Numbers, by_plain, by_tree, differences
 from families import DENSE, HYBRID, WINDOWED, tiny
 from hypothesis import HealthCheck, given, settings
+from transformers import PreTrainedModel
 
 from tfive.tree import forward
 from tfive.tree.grow import grow
@@ -91,6 +93,12 @@ def _forked_one_step_early(layout: Layout) -> Layout:
     return replace(layout, step_limit_BN=layout.step_limit_BN - scoring, position_BN=layout.position_BN - scoring)
 
 
+@cache
+def _right(family: str) -> tuple[PreTrainedModel, Case, Numbers]:
+    case = random_case(8, "text2", count=4)
+    return tiny(family), case, by_plain(tiny(family), case)
+
+
 ALL = ("log_prob", "value", "loss", "token_loss", "∂log_prob", "∂value", "∂conditioned")
 SCORED = ("loss", "token_loss", "∂conditioned")
 
@@ -108,9 +116,7 @@ SCORED = ("loss", "token_loss", "∂conditioned")
 def test_mistakes_miss_every_bound_a_hundredfold(
     family: str, mutate: Callable[[Layout], Layout], moved: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = random_case(8, "text2", count=4)
-    model = tiny(family)
-    right = by_plain(model, case)
+    model, case, right = _right(family)
     monkeypatch.setattr(forward, "grow", lambda *args: mutate(grow(*args)))
     found = differences(by_tree(model, case), right)
     assert min(found[name] for name in moved) > 100 * 1e-4, found
