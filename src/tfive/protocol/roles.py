@@ -1,7 +1,7 @@
 """One role per document, for good: which texts serve which role, and the ledger of what each window drew.
 
 All positions of a text share its role, because one position's scoring text is another's visible prefix
-(`app:data-contracts`). The roles were given to whole documents when the corpus was prepared; the ledger hands out a role's
+(`app:data-contracts`). Roles were given to whole documents when the corpus was prepared; the ledger hands out a role's
 texts window by window, never those of another role, and remembers every use.
 """
 
@@ -27,7 +27,7 @@ AGAIN = ("critic_fit", "qualify")
 """Roles that may meet a text twice in one window, with new thoughts, once all their texts were used in it."""
 
 
-class RoleViolation(RunFailed):  # noqa: N818 - it names what happened
+class RoleViolation(RunFailed):
     """A text was about to serve a role that is not its own, or a second time where it may not."""
 
 
@@ -44,9 +44,9 @@ def role_shares(window: WindowSettings) -> dict[str, dict[str, float]]:
 class Ledger:
     """Draws each role's texts and keeps the account of their use.
 
-    A role's texts come up in turn: those used least often first, in an order that is a counter-based function of the seed,
-    the role and how often they were used. So the draws of one role do not depend on those of another, and a run that goes
-    on from a checkpoint draws what it would have drawn.
+    A role's texts come up in turn: those used least often first, in an order that is a counter-based function of the
+    seed, the role and how often they were used. So the draws of one role do not depend on those of another, and a run
+    that goes on from a checkpoint draws what it would have drawn.
     """
 
     def __init__(self, corpus: PreparedCorpus, window: WindowSettings, *, seed: int) -> None:
@@ -79,8 +79,8 @@ class Ledger:
     def draw(self, role: str, window: int, attempt: int = 0) -> npt.NDArray[np.int64]:
         """Whole texts that hold at least the items `role` needs in one window, as sequence numbers.
 
-        `attempt` numbers several draws of one role in one window: each takes texts the window has not used. When none is
-        left, roles of `AGAIN` start over (their thoughts are new), the others raise.
+        `attempt` numbers several draws of one role in one window: each takes texts the window has not used. When none
+        is left, roles of `AGAIN` start over (their thoughts are new), the others raise.
         """
         if role not in self._texts:
             raise RoleViolation(f"{role} is no role that texts are drawn for; there are {', '.join(self._texts)}")
@@ -141,7 +141,7 @@ class Ledger:
             raise RoleViolation(f"text {wrong[0]} belongs to the role {self._role[wrong[0]]}, not to {role}")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every draw: role, window, attempt, texts, items, texts used before (`reused`) and in this window (`again`)."""
+        """Every draw: role, window, attempt, texts, items, and how many were used before and in this window."""
         return [dict(row) for row in self._rows]
 
     def roles(self) -> dict[str, dict[str, int]]:
