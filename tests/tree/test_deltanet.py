@@ -227,6 +227,18 @@ def test_stock_casts_cost_at_most_float32(name: str, probe: Tensor) -> None:
     assert max(off(got_grads[n], g) for n, g in want_grads.items()) < 1e-5
 
 
+def test_recomputed_activations_give_the_same_gradients(probe: Tensor) -> None:
+    case, model = CASES["packed and padded"], tiny_model()
+    layout, backbone = grow(case.texts, case.plan, case.thoughts, "all"), Backbone(model)
+    found = []
+    for recompute in (False, True):
+        tree = TreePass(layout, "sdpa", recurrence=TreeRecurrence(layout, read_paths))
+        embeds = backbone.embedding(layout.token_BN)
+        hidden = backbone.run(embeds, layout.position_BN, tree, recompute=recompute)
+        found.append(gradients(model, readings(model, layout, hidden, probe).objective()))
+    assert max(off(found[1][n], g) for n, g in found[0].items()) < 1e-12
+
+
 @pytest.mark.usefixtures("lifted")
 def test_kernel_adapter_in_the_tree(probe: Tensor) -> None:
     def kernel(*inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ M chunks, Z tokens of a chunk (or remembered tokens of a branch), X states or fo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,21 +33,37 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def unit_rows(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """`x / |x|` over the last dimension, as gated delta nets normalise queries and keys."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+    """`x / |x|` over the last dimension, as gated delta nets normalise queries and keys (by one fused kernel)."""
+    features = x.shape[-1]
+    return F.rms_norm(x, (features,), eps=eps / features) * features**-0.5
+
+
+@cache
+def _leaf_masks(size: int, device: torch.device) -> tuple[Tensor, ...]:
+    """The identity, then for blocks of 1, 2, 4, … the entries that join each pair of neighbours."""
+    index = torch.arange(size, device=device)
+    masks, width = [index[:, None] == index], 1
+    while width < size:
+        block = index // width
+        masks.append((block[:, None] == block + 1) & (block[:, None] % 2 == 1))
+        width *= 2
+    return tuple(masks)
+
+
+@cache
+def _future(size: int, device: torch.device) -> Tensor:
+    """bool: which tokens of a chunk come after which."""
+    index = torch.arange(size, device=device)
+    return index[:, None] < index
 
 
 def _leaf_inverse(system: Tensor) -> Tensor:
     """(1 + A)⁻¹ for blocks of at most 16: pairs of inverted diagonal blocks are joined until one is left."""
-    size = system.shape[-1]
-    rows, columns = torch.arange(size, device=system.device)[:, None], torch.arange(size, device=system.device)
-    inverse = torch.eye(size, dtype=system.dtype, device=system.device)
-    width = 1
-    while width < size:
-        joins = (rows // width == columns // width + 1) & (rows // width % 2 == 1)
-        corner = system * joins
-        inverse = inverse - (corner if width == 1 else inverse @ corner @ inverse)
-        width *= 2
+    whole, *joins = _leaf_masks(system.shape[-1], system.device)
+    inverse = whole.to(system.dtype)
+    for width, join in enumerate(joins):
+        corner = system * join
+        inverse = inverse - (inverse @ corner @ inverse if width else corner)
     return inverse
 
 
@@ -179,15 +196,14 @@ def read_paths(
     decay = decay.cumsum(-1)
     segment = None if starts_QL is None else _segments(starts_QL, chunk)
 
-    order = torch.arange(chunk, device=key.device)
-    visible = order[:, None] >= order
+    hidden = _future(chunk, key.device)
     carried, leaving = decay.exp(), (decay[..., -1:] - decay).exp()
     if segment is not None:
-        visible = visible & (segment[..., :, None] == segment[..., None, :])[:, :, None]
+        hidden = hidden | (segment[..., :, None] != segment[..., None, :])[:, :, None]
         carried = carried * (segment == 0)[:, :, None]
         leaving = leaving * (segment == segment[..., -1:])[:, :, None]
 
-    pair = (decay[..., :, None] - decay[..., None, :]).masked_fill(~visible, -torch.inf).exp()
+    pair = (decay[..., :, None] - decay[..., None, :]).masked_fill(hidden, -torch.inf).exp()
     keyed = key * beta[..., None]
     inverse = UnitLowerInverse.apply((keyed @ key.mT) * pair)
     own = inverse @ (value * beta[..., None])
@@ -245,14 +261,15 @@ class BranchMemory:
         self.now_QI.add_(decay)
         both_QI2E = torch.stack([key, query], 2)
         # Places not yet taken hold zero keys and writes, so they need no mask.
-        fade_QI1Z = (self.now_QI[..., None] - self.sum_QIZ).clamp(max=0).exp().unsqueeze(2)
+        fade_QI1Z = (self.now_QI[..., None] - self.sum_QIZ).exp().unsqueeze(2)
         recent_QI2F = (both_QI2E @ self.key_QIZE.mT * fade_QI1Z) @ self.write_QIZF
-        known_QI2F = _read_state(both_QI2E, self.state_XIEF) * self.now_QI.exp()[..., None, None] + recent_QI2F
+        kept_QI2F = _read_state(both_QI2E, self.state_XIEF)
+        known_QI2F = torch.addcmul(recent_QI2F, kept_QI2F, self.now_QI.exp()[..., None, None])
         write_QIF = beta[..., None] * (value - known_QI2F[:, :, 0])
         self.key_QIZE.index_copy_(2, place, key.unsqueeze(2))
         self.write_QIZF.index_copy_(2, place, write_QIF.unsqueeze(2))
         self.sum_QIZ.index_copy_(2, place, self.now_QI.unsqueeze(2))
-        return known_QI2F[:, :, 1] + (query * key).sum(-1, keepdim=True) * write_QIF
+        return torch.addcmul(known_QI2F[:, :, 1], (query * key).sum(-1, keepdim=True), write_QIF)
 
     def fold(self) -> None:
         """Move all remembered tokens into the states, in place, and free all places; each needs its own state."""
@@ -260,7 +277,7 @@ class BranchMemory:
             raise ValueError(
                 f"{len(self.now_QI)} branches share {len(self.state_XIEF)} states: give each its own first"
             )
-        fade_QIZ1 = (self.now_QI[..., None] - self.sum_QIZ).clamp(max=0).exp().unsqueeze(-1)
+        fade_QIZ1 = (self.now_QI[..., None] - self.sum_QIZ).exp().unsqueeze(-1)
         written = (self.key_QIZE * fade_QIZ1).mT @ self.write_QIZF
         self.state_XIEF.mul_(self.now_QI.exp()[..., None, None]).add_(written)
         for buffer in (self.key_QIZE, self.write_QIZF, self.sum_QIZ, self.now_QI):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -95,9 +95,9 @@ def rule_inputs(parts: RecurrentParts, conv: Tensor, strength: Tensor, rate: Ten
     """Rule inputs from convolved channels and the two gates' logits; nodes that are not `real` become no-ops."""
     wide = wide_dtype(conv.dtype)
     keys = parts.key_heads * parts.key_features
-    query, key, value = parts.activate(conv).split([keys, keys, conv.shape[-1] - 2 * keys], -1)
+    both, value = parts.activate(conv).split([2 * keys, conv.shape[-1] - 2 * keys], -1)
     value = value.unflatten(-1, (-1, parts.value_features))
-    query, key = (unit_rows(x.unflatten(-1, (-1, parts.key_features)).to(wide)) for x in (query, key))
+    query, key = unit_rows(both.unflatten(-1, (-1, parts.key_features)).to(wide)).split(parts.key_heads, -2)
     share = value.shape[-2] // parts.key_heads
     if share > 1:
         query, key = query.repeat_interleave(share, -2), key.repeat_interleave(share, -2)
@@ -116,6 +116,8 @@ def _convolve(parts: RecurrentParts, sequence_QLU: Tensor, seen: tuple[Tensor, .
     memory, wide = parts.memory, wide_dtype(sequence_QLU.dtype)
     length = sequence_QLU.shape[1] - memory
     taps_UJ = parts.taps_UJ.to(wide)
+    if length == 1 and seen is None and parts.tap_bias_U is None:
+        return (sequence_QLU * taps_UJ.T).sum(1, keepdim=True).to(sequence_QLU.dtype)
     total = sequence_QLU[:, memory:] * taps_UJ[:, memory]
     for distance in range(1, memory + 1):
         earlier = sequence_QLU[:, memory - distance : memory - distance + length]
@@ -163,7 +165,7 @@ class _Forks:
 
     def tail(self, trunk_BSU: Tensor) -> Tensor:
         taken = trunk_BSU.flatten(0, 1).index_select(0, self.tail_XJ.flatten())
-        return taken.view(*self.tail_XJ.shape, -1) * self.tail_seen_XJ[..., None]
+        return taken.view(*self.tail_XJ.shape, trunk_BSU.shape[-1]) * self.tail_seen_XJ[..., None]
 
 
 class TreeRecurrence:
@@ -193,13 +195,23 @@ class TreeRecurrence:
         self.real_BN = real_BN if padded else None
         self.starts_BS = starts_BS if packed else None
         self.position_BP, self.fork_Y = _branch_forks(layout, position_BP)
-        self._forks: dict[int, _Forks] = {}
+        # Segments: the path of the thought each leaves, and after how many of its nodes.
+        device, count = layout.token_BN.device, layout.segment_count
+        self.path_Y = torch.arange(layout.position_BR.numel(), device=device).repeat_interleave(count)
+        self.cut_Y = (layout.plan.open_width + layout.checkpoint_BRK).flatten()
+        self._indices: dict[str, Any] = {}
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Indices that all layers share are made by the first."""
+        if name not in self._indices:
+            self._indices[name] = make()
+        return self._indices[name]
 
     def mix(self, parts: RecurrentParts, hidden_BND: Tensor) -> Tensor:
         """The layer's output for all nodes of the pass, `[B, n, D]`."""
         inputs_BNU, gate, strength, rate = parts.project(hidden_BND)
         reach = parts.memory + (self.layout.plan.close_width if self.layout.plan.variable_length else 0)
-        forks = self._forks_at(reach)
+        forks: _Forks = self._once("forks", lambda: _Forks.of(self.document_BS, self.position_BP, reach))
         tail_XJU = forks.tail(inputs_BNU[:, : self.width]) if self.reads_trunk else self.memory[parts.layer].tail_XJU
         conv_BNU = self._convolved(parts, inputs_BNU, tail_XJU)
         ready = rule_inputs(parts, conv_BNU, strength, rate, self.real_BN)
@@ -217,11 +229,6 @@ class TreeRecurrence:
             shelves += self._read_branches(ready, self._of_branches(state_XIEF))
         return parts.finish(torch.cat(shelves, 1).to(hidden_BND.dtype), gate)
 
-    def _forks_at(self, reach: int) -> _Forks:
-        if reach not in self._forks:
-            self._forks[reach] = _Forks.of(self.document_BS, self.position_BP, reach)
-        return self._forks[reach]
-
     def _of_branches(self, forks_X: Tensor) -> Tensor:
         return forks_X if self.fork_Y is None else forks_X.index_select(0, self.fork_Y)
 
@@ -231,7 +238,8 @@ class TreeRecurrence:
         rows, branches = layout.position_BR.shape
         if self.width:
             trunk_BSU = F.pad(inputs_BNU[:, : self.width], (0, 0, memory, 0))
-            shelves.append(_convolve(parts, trunk_BSU, self._same_document(memory)))
+            seen = self._once("same document", lambda: self._same_document(memory))
+            shelves.append(_convolve(parts, trunk_BSU, seen))
         if branches:
             tail_YJU = self._of_branches(tail_XJU)
             tail_QJU = tail_YJU.repeat_interleave(rows * branches // len(tail_YJU), 0)
@@ -249,24 +257,27 @@ class TreeRecurrence:
     def _same_document(self, memory: int) -> tuple[Tensor, ...] | None:
         if self.starts_BS is None:
             return None
-        shifts = range(1, memory + 1)
-        return tuple(self.document_BS == F.pad(self.document_BS, (d, 0), value=-2)[:, : self.width] for d in shifts)
+        own_BS = self.document_BS
+        return tuple(own_BS == F.pad(own_BS, (d, 0), value=-2)[:, : self.width] for d in range(1, memory + 1))
 
     def _after_thought(self, past_QLU: Tensor, segment_YLU: Tensor, reach: int, spare: int) -> Tensor:
         """Segments with the conv inputs before them in front. Where the close was sampled, its place is an empty node
         that must not stand between the thought and the continuation."""
-        layout = self.layout
-        count_Y = (layout.plan.open_width + layout.checkpoint_BRK).flatten()
-        path_Y = torch.arange(len(past_QLU), device=count_Y.device).repeat_interleave(layout.segment_count)
-        index_YJ = (path_Y * past_QLU.shape[1] + count_Y)[:, None] + torch.arange(reach, device=count_Y.device)
+
+        def priors() -> Tensor:
+            first_Y1 = (self.path_Y * past_QLU.shape[1] + self.cut_Y)[:, None]
+            return first_Y1 + torch.arange(reach, device=first_Y1.device)
+
+        def closed() -> Tensor:
+            heads_BY = self.layout.kind_BN[:, self.layout.segment_start :: self.layout.segment_width]
+            return (heads_BY == PADDING).flatten()[:, None, None]
+
+        index_YJ = self._once("priors", priors)
         prior_YJU = past_QLU.flatten(0, 1).index_select(0, index_YJ.flatten()).view(*index_YJ.shape, -1)
         plain = torch.cat([prior_YJU[:, spare:], segment_YLU], 1)
         if not spare:
             return plain
-        first_Y = layout.kind_BN[:, layout.segment_start :: layout.segment_width].flatten()
-        return torch.where(
-            (first_Y == PADDING)[:, None, None], torch.cat([prior_YJU, segment_YLU[:, spare:]], 1), plain
-        )
+        return torch.where(self._once("closed", closed), torch.cat([prior_YJU, segment_YLU[:, spare:]], 1), plain)
 
     def _read_branches(self, ready: RuleInputs, state_YIEF: Tensor) -> list[Tensor]:
         """Rule outputs of the thoughts and of the segments, each `[B, n, I, F]`."""
@@ -276,10 +287,8 @@ class TreeRecurrence:
         shelves = [output.unflatten(0, (rows, branches)).flatten(1, 2)]
         if layout.segment_count and layout.segment_width:
             end = self.width + branches * layout.thought_width
-            count_Y = (layout.plan.open_width + layout.checkpoint_BRK).flatten()
-            path_Y = torch.arange(rows * branches, device=count_Y.device).repeat_interleave(layout.segment_count)
             nodes = ready.paths(end, branches * layout.segment_count, layout.segment_width)
-            output, _ = self.rule(*nodes, thought.state_after(path_Y, count_Y))
+            output, _ = self.rule(*nodes, thought.state_after(self.path_Y, self.cut_Y))
             shelves.append(output.unflatten(0, (rows, -1)).flatten(1, 2))
         return shelves
 
