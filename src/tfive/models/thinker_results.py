@@ -1,0 +1,69 @@
+"""What a `ThoughtModel` returns: thoughts, and the log-probabilities of tokens with and without them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Thought:
+    """One hidden thought."""
+
+    position: int
+    """The token it stands after, counted from 0 in prompt and text together."""
+    text: str
+    """What it says, without its delimiters."""
+    ids: tuple[int, ...]
+    """The sampled tokens, a sampled close included."""
+    closed: bool
+    """Whether it ended itself by sampling the close."""
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Natural log-probabilities of tokens, and the gate; tensors `[n]` on the CPU, one entry per predicted token."""
+
+    plain: Tensor
+    """Without a thought."""
+    thoughtful: Tensor
+    """With the newest thought that serves the token; NaN where none does."""
+    gate: Tensor
+    """β_g, how far the thought is trusted; 0 where none serves."""
+    mixed: Tensor
+    """The model's prediction: log(β_g·p_thoughtful + (1−β_g)·p_plain)."""
+
+    @property
+    def served(self) -> Tensor:
+        """bool; which tokens a thought serves."""
+        return ~self.thoughtful.isnan()
+
+
+@dataclass(frozen=True)
+class Prediction(TokenScores):
+    """How well a text is predicted: entry i of every tensor is about token i + 1."""
+
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    """Each token's own text."""
+    entropy: Tensor
+    """Entropy of the plain prediction."""
+    thoughts: tuple[Thought, ...]
+
+    @property
+    def mixed_gain(self) -> float:
+        """Mean improvement over predicting without thoughts, in nats per token."""
+        return float((self.mixed - self.plain).mean())
+
+
+@dataclass(frozen=True)
+class Generation(TokenScores):
+    """A written text: entry i of every tensor is about its token i."""
+
+    text: str
+    """What was written after the prompt; with `show`, thoughts stand in it between ⟨ and ⟩."""
+    ids: tuple[int, ...]
+    thoughts: tuple[Thought, ...]
+    ended: str
+    """`end` (the model ended the text), `stop` (a stop string) or `length`."""
