@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -236,6 +237,7 @@ def _print(text: str | None) -> None:
         "tfive theory --worlds 20",
         "tfive theory --statement lem:moment-duality --statement prop:population-saddle",
         "tfive theory --worlds 200 --json",
+        "tfive theory --figures figures --worlds 24",
     )
 )
 def theory(
@@ -243,15 +245,27 @@ def theory(
         list[str] | None,
         typer.Option("--statement", metavar="LABEL", help="Only this label; may be repeated.", show_default=False),
     ] = None,
-    worlds: Annotated[int, typer.Option(help="Random worlds to try, beside the named ones.")] = 200,
+    worlds: Annotated[
+        int | None,
+        typer.Option(help="Random worlds to try (200), or worlds a setting of the map (24).", show_default=False),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Which random worlds.")] = 0,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Draw the map of when calibration helps instead.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check and tabulate; exit status 1 when a claim fails."""
+    """Check and tabulate, or draw the map; exit status 1 when a claim fails."""
+    if figures is not None:
+        from tfive.run.theory_figures import draw
+
+        print(draw(figures, 24 if worlds is None else worlds, quiet=quiet or as_json))
+        return
     from tfive.run.theory import theory as check
 
-    text, passed = check(statement, worlds, seed, as_json=as_json, quiet=quiet)
+    text, passed = check(statement, 200 if worlds is None else worlds, seed, as_json=as_json, quiet=quiet)
     print(text)
     if not passed:
         raise typer.Exit(1)

@@ -86,7 +86,9 @@ def test_not_a_number_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_labels_and_negative_counts_are_refused() -> None:
-    with pytest.raises(UserError, match=r"--statement 'eq:nonsense' is unknown; choose from"):
-        select(["eq:nonsense"])
+    with pytest.raises(
+        UserError, match=r"--statement 'eq:pointwise' is unknown; the nearest label is eq:pointwise-reg"
+    ):
+        select(["eq:pointwise"])
     with pytest.raises(UserError, match="--worlds"):
         run(worlds=-1)

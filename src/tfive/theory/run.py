@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -34,7 +35,8 @@ def select(labels: Iterable[str] | None) -> list[Statement]:
     wanted = list(labels)
     unknown = [label for label in wanted if label not in known]
     if unknown:
-        raise UserError(f"--statement {unknown[0]!r} is unknown; choose from {', '.join(known)}")
+        near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.0)[0]
+        raise UserError(f"--statement {unknown[0]!r} is unknown; the nearest label is {near} (tfive theory lists all)")
     return [known[label] for label in wanted]
 
 
