@@ -34,6 +34,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--plain-repeats", type=int, help="rounds of the plain side")
     for name in ("texts", "tokens", "positions", "group"):
         parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--tree-only", action="store_true", help="time the tree alone")
     parser.add_argument("--selfcheck", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, help="folder for the JSON")
@@ -67,7 +68,7 @@ def main(given: list[str] | None = None) -> int:
     work = Work() if choose_device(asked.device).type == "cuda" else SMALL
     changes = {name: getattr(asked, name) for name in ("texts", "tokens", "positions", "group")}
     work = replace(work, **{name: value for name, value in changes.items() if value is not None})
-    name = f"engine-{asked.shape or 'embedded'}"
+    name = f"engine-{asked.shape or 'embedded'}{'-tree-only' if asked.tree_only else ''}"
     if asked.selfcheck:
         name, report = "selfcheck", bench_selfcheck.selfcheck(asked.device)
         print(bench_selfcheck.render(report))
@@ -80,6 +81,7 @@ def main(given: list[str] | None = None) -> int:
             repeats=asked.repeats,
             plain_repeats=asked.plain_repeats,
             settings=settings,
+            plain=not asked.tree_only,
         )
         print(bench.render(report))
     if asked.out is not None:

@@ -140,6 +140,12 @@ def test_selfcheck_passes_here_and_fails_when_it_must(monkeypatch: pytest.Monkey
     assert not bad.ok
 
 
+def test_the_tree_alone() -> None:
+    report = bench.measure(tiny("attention"), "alone", TINY, repeats=1, plain=False)
+    assert "plain_s" not in report
+    assert "sampling step" in bench.render(report)
+
+
 def script() -> ModuleType:
     path = Path(__file__).parents[2] / "benchmarks" / "engine.py"
     spec = importlib.util.spec_from_file_location("benchmark_engine", path)

@@ -22,7 +22,6 @@ from tfive.run.bench_plain import PlainPath
 from tfive.run.bench_sides import PHASES, Clock, Measured, PlainSide, TreeSide, empty, repeat, tree_side
 from tfive.run.bench_work import SMALL, Work, find_model
 from tfive.tree.delta_kernel import choose_rule
-from tfive.tree.layout import Thoughts
 from tfive.tree.settings import EngineSettings
 
 
@@ -78,6 +77,28 @@ def _extras(side: TreeSide, work: Work, clock: Clock, alone: dict[str, float], s
     }
 
 
+def measure_tree(side: TreeSide, name: str, work: Work, clock: Clock, repeats: int) -> tuple[Measured, dict[str, Any]]:
+    """The tree's side alone: its measurements, and its part of the report."""
+    repeat(side, clock, 1)
+    tree = Measured.of(side, side.model, clock, repeats)
+    places = side.plan.open_width + side.plan.length
+    step_s = statistics.median(clock("steps", side.steps)[0] for _ in range(repeats)) / places
+    recurrent = bool(side.tree.backbone.recurrent)
+    rule = choose_rule(side.engine.delta_rule, clock.device, side.model.dtype) if recurrent else None
+    log_q_QT = tree.results["sampling"].log_q_BRT.flatten(0, 1)
+    return tree, {
+        **_circumstances(side.model, name, work, side.engine, clock.device),
+        "delta_rule": None if rule is None else {"name": rule.name, "reason": rule.reason},
+        "tree_repeats": repeats,
+        "tree_s": tree.seconds,
+        **mismatch(log_q_QT, tree.results["actor"]),
+        "peak_bytes": max(tree.peak[phase] for phase in PHASES),
+        "tree_peak_bytes": tree.peak,
+        "sampling_step_s": step_s,
+        "floor_s": floors(side.model, work, side.plan, clock.device),
+    }
+
+
 def measure(
     model: PreTrainedModel,
     name: str,
@@ -88,48 +109,38 @@ def measure(
     plain_repeats: int | None = None,
     batch_sizes: tuple[int, ...] = (16, 32, 64, 128),
     extras: bool = False,
+    plain: bool = True,
     seed: int = 0,
 ) -> dict[str, Any]:
     """The report for a given model object. `extras` adds doubled positions and activation checkpointing."""
     side = tree_side(model, work, engine or EngineSettings(), seed)
     clock = Clock(side.tree.device)
-    repeat(side, clock, 1)
-    tree = Measured.of(side, model, clock, repeats)
-    places = side.plan.open_width + side.plan.length
-    step_s = statistics.median(clock("steps", side.steps)[0] for _ in range(repeats)) / places
-    more = _extras(side, work, clock, tree.seconds, seed) if extras else {}
-    recurrent = bool(side.tree.backbone.recurrent)
-    rule = choose_rule(side.engine.delta_rule, clock.device, model.dtype) if recurrent else None
-    thoughts: Thoughts = tree.results["sampling"]
-    tokens_QT, log_q_QT = thoughts.tokens_BRT.flatten(0, 1), thoughts.log_q_BRT.flatten(0, 1)
+    tree, report = measure_tree(side, name, work, clock, repeats)
+    if extras:
+        report |= _extras(side, work, clock, tree.seconds, seed)
+    if not plain:
+        return report
+    tokens_QT = tree.results["sampling"].tokens_BRT.flatten(0, 1)
     side.forget()
     empty(clock)
 
     other = PlainSide(PlainPath(model, side.texts, side.plan), tokens_QT, {})
     sweep = other.sweep(tuple(sorted({min(size, work.branches) for size in batch_sizes})), clock)
-    plain = Measured.of(other, model, clock, plain_repeats or repeats)
+    rows = Measured.of(other, model, clock, plain_repeats or repeats)
     with torch.no_grad():
-        own_QT = other.path.policy(plain.results["sampling"], other.rows["values"])
-    apart, floor = compare(tree, plain), floors(model, work, side.plan, clock.device)
-    return {
-        **_circumstances(model, name, work, side.engine, clock.device),
-        "delta_rule": None if rule is None else {"name": rule.name, "reason": rule.reason},
-        "repeats": {"tree": repeats, "plain": plain_repeats or repeats},
-        "plain_s": plain.seconds,
-        "tree_s": tree.seconds,
-        "speedup": plain.seconds["whole"] / tree.seconds["whole"],
-        "speedup_by_phase": {phase: plain.seconds[phase] / tree.seconds[phase] for phase in tree.seconds},
+        own_QT = other.path.policy(rows.results["sampling"], other.rows["values"])
+    apart = compare(tree, rows)
+    return report | {
+        "plain_repeats": plain_repeats or repeats,
+        "plain_s": rows.seconds,
+        "speedup": rows.seconds["whole"] / tree.seconds["whole"],
+        "speedup_by_phase": {phase: rows.seconds[phase] / tree.seconds[phase] for phase in tree.seconds},
         "max_abs_logprob_diff": apart["log_prob"]["max"],
-        **mismatch(log_q_QT, tree.results["actor"]),
         "apart": apart,
         "sampled_log_prob": {"tree": _spread(tree.results["actor"]), "plain": _spread(own_QT)},
-        "peak_bytes": max(tree.peak[phase] for phase in PHASES),
-        "peak_bytes_by_phase": {"tree": tree.peak, "plain": plain.peak},
+        "plain_peak_bytes": rows.peak,
         "plain_rows": dict(other.rows),
         "plain_sweep_s": sweep,
-        "sampling_step_s": step_s,
-        "floor_s": floor,
-        **more,
     }
 
 
@@ -158,12 +169,13 @@ def engine(
     plain_repeats: int | None = None,
     settings: EngineSettings | None = None,
     extras: bool | None = None,
+    plain: bool = True,
     seed: int = 0,
 ) -> dict[str, Any]:
     """The tree against the plain path; with no argument the embedded model on the best device, under a minute.
 
     `shape` names a random model instead. Numbers left open depend on the device: the full work of the paper's setting
-    and ten repeats on a GPU, a small work and three repeats on a CPU.
+    and ten repeats on a GPU, a small work and three repeats on a CPU. Without `plain` the tree is timed alone.
     """
     place = choose_device(device)
     on_gpu = place.type == "cuda"
@@ -177,6 +189,7 @@ def engine(
         plain_repeats=plain_repeats,
         batch_sizes=(16, 32, 64, 128) if on_gpu else (4, 16),
         extras=on_gpu if extras is None else extras,
+        plain=plain,
         seed=seed,
     )
 
@@ -191,19 +204,18 @@ def render(report: dict[str, Any]) -> str:
         "",
         f"{'phase':<16}{'plain s':>10}{'tree s':>10}{'speed-up':>10}{'floor s':>10}",
     ]
-    floor = report["floor_s"] or {}
+    floor, plain = report["floor_s"] or {}, report.get("plain_s")
     for phase, seconds in report["tree_s"].items():
         least = f"{floor[phase]:.3f}" if phase in floor else "–"
-        plain, ratio = report["plain_s"][phase], report["speedup_by_phase"][phase]
-        lines.append(f"{phase:<16}{plain:>10.3f}{seconds:>10.3f}{ratio:>9.1f}×{least:>10}")
+        before = f"{plain[phase]:>10.3f}" if plain else f"{'–':>10}"
+        ratio = f"{report['speedup_by_phase'][phase]:>9.1f}×" if plain else f"{'–':>10}"
+        lines.append(f"{phase:<16}{before}{seconds:>10.3f}{ratio}{least:>10}")
     step = f"sampling step {1e3 * report['sampling_step_s']:.2f} ms"
     step += f", floor {1e3 * floor['sampling_step']:.2f} ms" if floor else ""
-    lines += [
-        "",
-        f"log-probabilities at most {report['max_abs_logprob_diff']:.1e} apart",
-        f"mismatch KL {report['mismatch_kl']:.1e} between sampling and training",
-        f"{step} · peak memory {report['peak_bytes'] / 2**30:.2f} GiB",
-    ]
+    lines += ["", f"{step} · peak memory {report['peak_bytes'] / 2**30:.2f} GiB"]
+    lines.append(f"mismatch KL {report['mismatch_kl']:.1e} between sampling and training")
+    if plain:
+        lines.append(f"tree and plain log-probabilities at most {report['max_abs_logprob_diff']:.1e} apart")
     if "doubled_positions" in report:
         lines.append(f"twice the positions cost {report['doubled_positions']['ratio']['whole']:.2f} × the time")
     return "\n".join(lines)

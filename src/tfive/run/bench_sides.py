@@ -145,6 +145,14 @@ class PlainSide:
         """Values, no gradients."""
         return self.path.values(self.tokens_QT, value_head, self.rows["values"])
 
+    def _try(self, phase: str, clock: Clock) -> float | None:
+        """Seconds of one phase, None when it does not fit."""
+        try:
+            return clock("sweep", getattr(self, phase))[0]
+        except torch.OutOfMemoryError:
+            self.path.model.zero_grad(set_to_none=True)
+            return None
+
     def sweep(self, sizes: tuple[int, ...], clock: Clock) -> dict[str, dict[int, float]]:
         """Seconds of every phase by rows at once; the fastest is kept, what does not fit or is much slower ends it."""
         found: dict[str, dict[int, float]] = {}
@@ -152,13 +160,13 @@ class PlainSide:
             seconds: dict[int, float] = {}
             for size in sizes:
                 self.rows[phase] = size
-                try:
-                    seconds[size] = clock("sweep", getattr(self, phase))[0]
-                except torch.OutOfMemoryError:
-                    self.path.model.zero_grad(set_to_none=True)
+                taken = self._try(phase, clock)
+                if taken is None:
+                    # Only here is the failed call's memory free to go: its frames have been let go of.
                     empty(clock)
                     break
-                if seconds[size] > 1.3 * min(seconds.values()):
+                seconds[size] = taken
+                if taken > 1.3 * min(seconds.values()):
                     break
             if not seconds:
                 raise UserError(f"the plain path's {phase} does not fit in memory even with {sizes[0]} rows at once")
