@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tfive.credit.judge import Judge
 from tfive.credit.mean import MeanPlan, batches, forked, regress_mean, seed_dropout, text_order
 from tfive.credit.mixture import LearnedWeight, WeightInputs, mix
 from tfive.credit.moments import CalibrationData, displacement, energy, moment, saddle_integrand, split_by_text
@@ -88,7 +89,8 @@ def calibrate(
     text_N = data.occupation.text_N
     order = text_order(text_N, seed, "calibrate/split", window)
     fit, stop = split_by_text(text_N, [1 - plan.stop_share, plan.stop_share], order)
-    judge = _Judge(data.rows(stop if stop.numel() else fit), plan.kappa, state_only)
+    kept = data.rows(stop if stop.numel() else fit)
+    judge = Judge(kept, plan.kappa)
     weight_optimizer, mean_optimizer = optimizers or (
         torch.optim.AdamW(weight_head.parameters(), lr=plan.weight_lr, weight_decay=plan.weight_decay, fused=True),
         torch.optim.AdamW(mean_head.parameters(), lr=plan.mean_lr, weight_decay=plan.weight_decay, fused=True),
@@ -106,7 +108,8 @@ def calibrate(
         stream = _stream(learn, plan.batch, seed, window)
         for step in range(plan.steps + 1):
             if step % plan.evaluate_every == 0 or step == plan.steps:
-                trace.append({"step": float(step), **judge.look(weight_head, mean_head, beta)})
+                outputs = _outputs(weight_head, mean_head, kept, state_only)
+                trace.append({"step": float(step), **judge.look(*outputs, (weight_head, mean_head), beta)})
                 if stop.numel() and judge.stale >= plan.patience:
                     break
             if step < plan.steps:
@@ -115,11 +118,22 @@ def calibrate(
                     weight_head, mean_head, weight_optimizer, next(stream), beta, plan.kappa, state_only
                 )
                 beta = max(0.0, beta + pace * excess)
-    best = judge.best(only_last=not stop.numel())
-    weight_copy, mean_copy = _frozen(weight_head, best.weight_state), _frozen(mean_head, best.mean_state)
-    name = "state" if state_only else "learned"
+    best = judge.choose(only_last=not stop.numel())
+    weight_copy = _frozen(weight_head, best.snapshot.weight_state)
+    mixture = LearnedWeight(weight_copy, state_only, "state" if state_only else "learned")
     chosen = int(trace[best.number]["step"])
-    return Candidate(LearnedWeight(weight_copy, state_only, name), mean_copy, best.multiplier, best.risk, chosen, trace)
+    frozen_mean = _frozen(mean_head, best.mean_state)
+    return Candidate(mixture, frozen_mean, best.snapshot.multiplier, best.risk, chosen, trace)
+
+
+def _outputs(
+    weight_head: nn.Module, mean_head: nn.Module, data: CalibrationData, state_only: bool
+) -> tuple[Tensor, Tensor]:
+    """w and h on some data, without dropout or gradients."""
+    weight_head.eval()
+    mean_head.eval()
+    with torch.no_grad():
+        return weight_head(_inputs(data, state_only)), mean_head(data.mean_inputs)
 
 
 def _stream(data: CalibrationData, batch: int, seed: int, window: int) -> Iterator[CalibrationData]:
@@ -194,77 +208,3 @@ def _frozen(head: nn.Module, state: dict[str, Any]) -> nn.Module:
     copied = copy.deepcopy(head)
     copied.load_state_dict(state)
     return copied.requires_grad_(False).eval()
-
-
-@dataclass(frozen=True)
-class _Snapshot:
-    number: int
-    weight_state: dict[str, Any]
-    mean_state: dict[str, Any]
-    multiplier: float
-    mixed: Tensor
-    mean: Tensor
-    retention: float
-    risk: float = 0.0
-
-
-class _Judge:
-    """Held-out texts' view of the saddle: for every snapshot of w, the largest moment any snapshot of h finds."""
-
-    def __init__(self, data: CalibrationData, kappa: float, state_only: bool) -> None:
-        self.data, self.kappa, self.state_only = data, kappa, state_only
-        self.signal = float(data.occupation.mean(energy(data.first_NT, data.second_NT)))
-        self.snapshots: list[_Snapshot] = []
-        self.stale = 0
-        self._best_risk = float("inf")
-
-    def look(self, weight_head: nn.Module, mean_head: nn.Module, beta: float) -> dict[str, float]:
-        """Takes a snapshot and returns one line of the trace."""
-        weight_head.eval()
-        mean_head.eval()
-        first, second, occupation = self.data.first_NT, self.data.second_NT, self.data.occupation
-        with torch.no_grad():
-            weight = weight_head(_inputs(self.data, self.state_only))
-            mean = mean_head(self.data.mean_inputs)
-        moved = float(occupation.mean(displacement(weight, first, second)))
-        retention = moved / self.signal if self.signal > 0 else float("inf") if moved > 0 else 0.0
-        mixed = mix(weight, first, second)
-        states = copy.deepcopy(weight_head.state_dict()), copy.deepcopy(mean_head.state_dict())
-        self.snapshots.append(_Snapshot(len(self.snapshots), *states, beta, mixed, mean, retention))
-        best = self.best()
-        improved = best.risk < self._best_risk * (1 - 1e-3) - 1e-12
-        self.stale = 0 if improved or best.retention > self.kappa else self.stale + 1
-        self._best_risk = min(self._best_risk, best.risk) if best.retention <= self.kappa else self._best_risk
-        return {
-            "moment": float(occupation.mean(moment(mean, mixed))),
-            "risk": self._risks()[-1],
-            "retention": retention,
-            "multiplier": beta,
-            "weight_mean": float(occupation.mean(weight) / occupation.mean(torch.ones_like(weight))),
-        }
-
-    def _risks(self) -> list[float]:
-        """max(0, max_j L(w_i, h_j)) for every snapshot i, on the held-out texts."""
-        occupation = self.data.occupation
-        scale = occupation.mask_NT.double() / (occupation.horizon * occupation.count)
-        if occupation.importance_N is not None:
-            scale = scale * occupation.importance_N.double().unsqueeze(-1)
-        mixed = torch.stack([s.mixed.double().flatten() for s in self.snapshots])
-        mean = torch.stack([s.mean.double().flatten() for s in self.snapshots])
-        weighted = mean * scale.flatten()
-        value = 2 * mixed @ weighted.T - (mean * weighted).sum(-1)
-        return value.max(dim=1).values.clamp(min=0).tolist()
-
-    def best(self, only_last: bool = False) -> _Snapshot:
-        """The feasible snapshot with the smallest risk (the least displaced one if none is feasible), and its harshest
-        h."""
-        risks = self._risks()
-        feasible = [s for s in self.snapshots if s.retention <= self.kappa]
-        pool = self.snapshots[-1:] if only_last else feasible or [min(self.snapshots, key=lambda s: s.retention)]
-        chosen = min(pool, key=lambda s: risks[s.number])
-        means = [float(self.data.occupation.mean(moment(s.mean, chosen.mixed))) for s in self.snapshots]
-        critic = self.snapshots[max(range(len(means)), key=means.__getitem__)]
-        return _Snapshot(
-            chosen.number, chosen.weight_state, critic.mean_state, chosen.multiplier,
-            chosen.mixed, critic.mean, chosen.retention, risks[chosen.number],
-        )  # fmt: skip
