@@ -10,18 +10,20 @@ if TYPE_CHECKING:
     from tfive.errors import RunFailed as RunFailed
     from tfive.errors import UserError as UserError
     from tfive.models.load import load_model as load_model
+    from tfive.models.thinker import ThoughtModel as ThoughtModel
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Config": "tfive.config",
     "RunFailed": "tfive.errors",
+    "ThoughtModel": "tfive.models.thinker",
     "UserError": "tfive.errors",
     "load_model": "tfive.models.load",
 }
 """Public name → module it lives in; imported when first used, so that `import tfive` costs nothing."""
 
-__all__ = ["Config", "RunFailed", "UserError", "load_model"]
+__all__ = ["Config", "RunFailed", "ThoughtModel", "UserError", "load_model"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
 """Counter-based random numbers: a number depends on *what* is drawn, never on what was drawn before.
 
-Philox-4x32 with ten rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). The key is a digest of the
-run's seed and the role, the counter is (window, item, sample, step), so re-batching, resuming or adding ranks draws the
-same numbers.
+Philox-4x32 with ten rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). The key is a digest of
+the run's seed and the role, the counter is (window, item, sample, step), so re-batching, resuming or adding ranks draws
+the same numbers.
 """
 
 from __future__ import annotations
