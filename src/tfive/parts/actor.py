@@ -141,7 +141,10 @@ class Actor:
 
     def state_dict(self) -> dict[str, Any]:
         # Weights in compute precision follow from the masters where there are any, so both are always in step.
-        state: dict[str, Any] = {"model": dict(self.engine.model.state_dict()), "optimizer": self.optimizer.state_dict()}
+        state: dict[str, Any] = {
+            "model": dict(self.engine.model.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+        }
         if self.engine.delimiters is not None:
             state["delimiters"] = dict(self.engine.delimiters.state_dict())
         return state

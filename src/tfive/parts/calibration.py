@@ -94,9 +94,7 @@ class Calibrator:
             potential_NT=trajectories.need("potentials_BRT")[valid_BR].float(),
             scoring_NTF=self._scoring_features(trajectories)[valid_BR][:, None].expand(-1, steps, -1),
         )
-        first, second = (
-            normaliser.normalise(gae, mask_BRT)[valid_BR].float() for gae in trajectories.need("gae_2BRT")
-        )
+        first, second = (normaliser.normalise(gae, mask_BRT)[valid_BR].float() for gae in trajectories.need("gae_2BRT"))
         text_BR = trajectories.texts.items_BP.amax(1)[:, None].expand_as(valid_BR)
         occupation = Occupation(mask_BRT[valid_BR], text_BR[valid_BR], steps)
         return CalibrationData(visible, context, first, second, occupation)
@@ -119,7 +117,9 @@ class Calibrator:
         self.multiplier = candidate.multiplier
         return candidate
 
-    def advantage(self, trajectories: Trajectories, judged: Judged, normaliser: PilotNormaliser, mixture: Mixture) -> Trajectories:
+    def advantage(
+        self, trajectories: Trajectories, judged: Judged, normaliser: PilotNormaliser, mixture: Mixture
+    ) -> Trajectories:
         """The actor's detached, mixed, normalised advantage (eq:twin-advantage) and the frozen weight behind it."""
         valid_BR, mask_BRT = trajectories.thoughts.valid_BR, trajectories.mask_BRT
         inputs = self.weight_inputs(trajectories, judged)
@@ -146,7 +146,9 @@ class Calibrator:
             some = trajectories.rows(part)
             read = self.engine.score(some.texts, emptied(some.thoughts), features=True)
             last_BRD = read.no_thought_features_BRHD[:, :, -1]
-            parts.append(torch.cat([last_BRD.float(), read.no_thought_token_BRH, read.no_thought_BR[..., None]], dim=-1))
+            parts.append(
+                torch.cat([last_BRD.float(), read.no_thought_token_BRH, read.no_thought_BR[..., None]], dim=-1)
+            )
         return torch.cat(parts)
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tfive.models.settings import CriticSettings
 from tfive.rollout.sample import micro_batches
 from tfive.rollout.trajectory import Trajectories
 
+
 @dataclass(frozen=True)
 class Judged:
     """Both critics' frozen views of some trajectories: values `[2, B, R, T]` and features `[2, B, R, T, E]`."""
@@ -98,7 +99,9 @@ class TwinCritics:
         gae = [adaptive_gae(rewards_BRT, values.to(rewards_BRT.dtype), mask_BRT, self.alpha) for values in values_2BRT]
         return trajectories.having(values_2BRT=values_2BRT, gae_2BRT=torch.stack(gae))
 
-    def fit_pass(self, trajectories: Trajectories, frozen_2BRT: Tensor, window: int, number: int, *, warmup: bool) -> list[float]:
+    def fit_pass(
+        self, trajectories: Trajectories, frozen_2BRT: Tensor, window: int, number: int, *, warmup: bool
+    ) -> list[float]:
         """One pass of both critics over the fitting set; returns each one's mean loss, before its updates.
 
         `frozen_2BRT` is the pre-fit prediction that the clipped loss stays near. Minibatches are whole texts.

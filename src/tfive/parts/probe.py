@@ -29,7 +29,15 @@ from tfive.rollout.trajectory import Trajectories
 class Probe:
     """Draws probe continuations once a window and reads the actual clipped update off them at the first and last step."""
 
-    def __init__(self, rollout: Rollout, critics: TwinCritics, calibrator: Calibrator, *, continuations: int, clip: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        rollout: Rollout,
+        critics: TwinCritics,
+        calibrator: Calibrator,
+        *,
+        continuations: int,
+        clip: tuple[float, float],
+    ) -> None:
         self.rollout, self.critics, self.calibrator = rollout, critics, calibrator
         self.continuations, self.clip = continuations, clip
         self.engine = rollout.engine

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfive.credit.reward import RewardScale, carried_potential, checkpoint_rewards, final_gain, potentials, returns_to_go
+from tfive.credit.reward import (
+    RewardScale,
+    carried_potential,
+    checkpoint_rewards,
+    final_gain,
+    potentials,
+    returns_to_go,
+)
 from tfive.credit.settings import RewardSettings
 from tfive.errors import RunFailed
 from tfive.protocol.roles import Ledger
@@ -87,7 +94,9 @@ class Rollout:
 
     def update_scale(self, scored: Trajectories) -> float:
         """Take a disjoint set's whole-thought gains into σ_r (eq:reward-scale); a scale of nothing stops the run."""
-        gain_BR = final_gain(scored.need("no_thought_BR"), scored.need("losses_BRK"), scored.need("checkpoint_mask_BRK"))
+        gain_BR = final_gain(
+            scored.need("no_thought_BR"), scored.need("losses_BRK"), scored.need("checkpoint_mask_BRK")
+        )
         value = self.scale.update(gain_BR, scored.thoughts.valid_BR)
         self.snapshots.renew("scale")
         if self.scale.is_flat:
@@ -101,14 +110,18 @@ class Rollout:
         """Name what would otherwise surface much later: losses that are no numbers, thoughts that are all alike."""
         losses = scored.need("losses_BRK")[scored.need("checkpoint_mask_BRK")]
         if not bool(torch.isfinite(losses).all()):
-            raise RunFailed(f"the {scored.role} set of window {scored.window} has continuation losses that are not finite")
+            raise RunFailed(
+                f"the {scored.role} set of window {scored.window} has continuation losses that are not finite"
+            )
         thoughts = scored.thoughts
         if scored.count >= 16 and bool((thoughts.closed_BR & (thoughts.length_BR == 1))[thoughts.valid_BR].all()):
             raise RunFailed(
                 f"every thought of the {scored.role} set of window {scored.window} ends at once: the policy writes only the "
                 "close; lower optimizer.lr, or set thought.variable_length = false"
             )
-        if scored.count >= 16 and _all_alike(thoughts.tokens_BRT[thoughts.valid_BR], thoughts.length_BR[thoughts.valid_BR]):
+        if scored.count >= 16 and _all_alike(
+            thoughts.tokens_BRT[thoughts.valid_BR], thoughts.length_BR[thoughts.valid_BR]
+        ):
             raise RunFailed(
                 f"all {scored.count} thoughts of the {scored.role} set of window {scored.window} are identical: the policy "
                 "has collapsed; lower optimizer.lr or raise the anchors"

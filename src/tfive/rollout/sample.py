@@ -85,7 +85,9 @@ def sample(
     return with_scores(drawn, scores) if scored else drawn
 
 
-def with_scores(trajectories: Trajectories, parts: list[Scores], snapshots: dict[str, str] | None = None) -> Trajectories:
+def with_scores(
+    trajectories: Trajectories, parts: list[Scores], snapshots: dict[str, str] | None = None
+) -> Trajectories:
     """The trajectories with ℓ_0 and ℓ_τ of every checkpoint, from the scores of their micro-batches in order."""
     return trajectories.having(
         no_thought_BR=torch.cat([p.no_thought_BR for p in parts]),

@@ -95,9 +95,7 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
     gate = Gate(width, config.gate, seed=seed, device=engine.device) if config.gate.enabled else None
     clip = (config.actor.clip_low, config.actor.clip_high)
     probe = Probe(rollout, critics, calibrator, continuations=config.calibration.continuations, clip=clip)
-    settings = T5Settings(
-        config.window, config.critic, config.qualify, config.pilot, config.calibration, config.actor
-    )
+    settings = T5Settings(config.window, config.critic, config.qualify, config.pilot, config.calibration, config.actor)
     parts = T5Parts(
         rollout, critics, calibrator, actor, snapshots, telemetry, gate, probe if config.window.probe else None
     )
@@ -113,9 +111,7 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan) -> Actor:
     if engine.delimiters is not None:
         named += [(f"delimiters.{name}", parameter) for name, parameter in engine.delimiters.named_parameters()]
     total = config.window.windows * config.window.actor_steps
-    optimizer = MasterOptimizer(
-        named, total_steps=total, seed=config.run.seed, **config.optimizer.model_dump()
-    )
+    optimizer = MasterOptimizer(named, total_steps=total, seed=config.run.seed, **config.optimizer.model_dump())
     return Actor(
         engine,
         optimizer,

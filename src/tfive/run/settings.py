@@ -26,6 +26,9 @@ class RunSettings(Section):
     checkpoint_every: int = Field(1, ge=1)
     """Windows between two checkpoints; the last window is always saved."""
 
+    checkpoint_phases: bool = False
+    """Also save whenever a phase of a window ends: less to do again after a crash, more writing."""
+
     keep: int = Field(2, ge=1)
     """Checkpoints kept on disk; older ones are removed once a newer one is complete."""
 

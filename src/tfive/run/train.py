@@ -22,7 +22,7 @@ CONFIG, SUMMARY, CHECKPOINTS = "config.toml", "summary.json", "checkpoints"
 WindowCallback = Callable[[dict[str, Any]], None]
 
 
-class Stopped(Exception):
+class Stopped(RunFailed):
     """The run was asked to stop; its state is saved."""
 
 
@@ -52,19 +52,20 @@ class Loop:
                 self.save()
             while not (method.closed and method.window >= config.window.windows):
                 self._point(f"phase:{method.phase}")
-                self._micro_step()
+                phase = self._micro_step()
                 if method.closed:
                     self._close_window()
-                if self._stop is not None:
+                elif self._stop is not None or (config.run.checkpoint_phases and method.phase != phase):
                     self.save()
+                if self._stop is not None:
                     raise Stopped(f"{self._stop}: saved in {self.folder}; go on with: tfive resume {self.folder}")
         summary = self.summary()
         (self.folder / SUMMARY).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", "utf-8")
         return summary
 
-    def _micro_step(self) -> None:
+    def _micro_step(self) -> str:
         try:
-            self.shop.method.advance()
+            return self.shop.method.advance()
         except RunFailed as error:
             self.save()
             raise RunFailed(f"{error} (state saved in {self.folder})") from error
@@ -78,7 +79,7 @@ class Loop:
         self.recorder.metrics(_flat(method.report), method.window)
         if self.on_window is not None:
             self.on_window(method.report)
-        if last or method.window % config.run.checkpoint_every == 0:
+        if last or self._stop is not None or method.window % config.run.checkpoint_every == 0:
             self.save()
 
     def _measure(self, window: int) -> dict[str, Any]:

@@ -1,0 +1,92 @@
+"""What a person sees of a training run: a line per event, a table row per window, a summary with its controls."""
+
+from __future__ import annotations
+
+import sys
+from typing import IO, Any
+
+COLUMNS = (
+    ("window", "window", "d"),
+    ("R² 1", "r2.0", ".2f"),
+    ("R² 2", "r2.1", ".2f"),
+    ("Ĉ/Q̂", "retention", ".4f"),
+    ("gain", "development.thought_gain", "+.3f"),
+    ("content", "development.content_gain", "+.3f"),
+    ("vs base", "development.gain_vs_base", "+.3f"),
+    ("mixed", "development.mixed_gain", "+.4f"),
+    ("ℓ₀ drift", "development.no_thought_drift", "+.4f"),
+    ("KL", "policy_kl_last", ".4f"),
+    ("clip", "clip_fraction", ".3f"),
+    ("length", "development.mean_thought_length", ".1f"),
+)
+
+
+class Watch:
+    """Writes to standard error, so that `--json` on standard output stays clean. Says nothing when quiet."""
+
+    def __init__(self, *, quiet: bool = False, stream: IO[str] | None = None) -> None:
+        self.quiet, self.stream = quiet, stream or sys.stderr
+        self._rows = 0
+
+    def say(self, line: str) -> None:
+        """One line."""
+        if not self.quiet:
+            print(line, file=self.stream, flush=True)
+
+    def event(self, what: str, detail: str) -> None:
+        """A transition of the method."""
+        self.say(f"  {what}: {detail}")
+
+    def window(self, report: dict[str, Any]) -> None:
+        """One row of the table; the heading comes again every twenty rows."""
+        if self._rows % 20 == 0:
+            self.say("  ".join(f"{title:>8}" for title, _, _ in COLUMNS))
+        self._rows += 1
+        self.say("  ".join(f"{_show(_find(report, path), form):>8}" for _, path, form in COLUMNS))
+
+    def summary(self, summary: dict[str, Any]) -> None:
+        """Start and end of every gain, beside what a thoughtless program would score."""
+        low, high = summary["dev_content_gain_interval"]
+        self.say("")
+        self.say(
+            f"{summary['windows']} windows in {summary['seconds']:.0f} s, {summary['generated_tokens']:,} thought tokens"
+        )
+        self.say("development texts, nats per token (positive is better)")
+        for title, line in (
+            ("thought gain", f"{summary['dev_thought_gain_start']:+.4f} → {summary['dev_thought_gain_end']:+.4f}"),
+            (
+                "content gain",
+                f"{summary['dev_content_gain_start']:+.4f} → {summary['dev_content_gain_end']:+.4f}"
+                f"  (95 % interval {low:+.4f} … {high:+.4f})",
+            ),
+            ("gain over the base model", f"{summary['dev_gain_vs_base_end']:+.4f}"),
+            ("an empty thought instead", f"{summary['dev_empty_gain_end']:+.4f}"),
+            ("random tokens instead", f"{summary['dev_random_gain_end']:+.4f}"),
+            (
+                "loss without a thought",
+                f"{summary['dev_no_thought_loss_start']:.4f} → {summary['dev_no_thought_loss_end']:.4f}",
+            ),
+        ):
+            self.say(f"  {title:<26}{line}")
+        if summary["dev_mixed_gain_end"] is not None:
+            low, high = summary["dev_mixed_gain_interval"]
+            self.say(
+                f"  {'mixed gain':<26}{summary['dev_mixed_gain_end']:+.4f}  (95 % interval {low:+.4f} … {high:+.4f}; "
+                f"constant gate {summary['dev_mixed_gain_constant']:+.4f}, another's thought "
+                f"{summary['dev_mixed_gain_other']:+.4f})"
+            )
+            self.say(f"  {'gate':<26}mean {summary['mean_gate']:.3f}, deviation {summary['gate_deviation']:.3f}")
+
+
+def _find(report: dict[str, Any], path: str) -> Any:
+    value: Any = report
+    for part in path.split("."):
+        if isinstance(value, dict):
+            value = value.get(part)
+        elif isinstance(value, list):
+            value = value[int(part)]
+    return value
+
+
+def _show(value: Any, form: str) -> str:
+    return "–" if value is None else format(value, form)
