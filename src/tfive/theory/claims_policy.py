@@ -10,7 +10,7 @@ from torch import Tensor
 from tfive.credit.drift import update_factor
 from tfive.credit.mixture import mix
 from tfive.learn.policy import active_mask, clipped_surrogate
-from tfive.theory.examples import harmful
+from tfive.theory.examples import harmful, lengths_matter
 from tfive.theory.statement import actor_gradient, at_most, equal, exact, examples, exceeds, matched, statement
 from tfive.theory.worlds import World
 
@@ -129,7 +129,10 @@ def value_gradient_bound(world: World) -> Iterator[float]:
     yield at_most((twin - actor_gradient(world, oracle)).norm(), bound)
 
 
-@statement("prop:two-cancellation-conditions", "the mean-induced term vanishes if either of its two factors does")
+_EITHER = "the mean-induced term vanishes if either of its two factors does"
+
+
+@statement("prop:two-cancellation-conditions", _EITHER)
 def two_cancellation_conditions(world: World) -> Iterator[float]:
     fair = matched(world)
     ones = torch.ones_like(fair.ratio_NT)
@@ -147,6 +150,18 @@ def two_cancellation_conditions(world: World) -> Iterator[float]:
     factor = update_factor(world.ratio_NT, advantage, world.score_NTP, world.low, world.high)
     induced = world.mean_given_context(advantage).unsqueeze(-1) * world.mean_given_context(factor)
     yield equal(induced, torch.zeros_like(induced))
+
+
+@examples("prop:two-cancellation-conditions", _EITHER)
+def exact_values_and_traces() -> Iterator[float]:
+    """Exact values centre the GAE of a fixed trace; a trace chosen by the realised length leaves an offset even
+    then."""
+    world = lengths_matter()
+    values = world.true_value_NT * world.mask_NT
+    fixed = world.mean_given_context(world.advantage_NT(values, trace=0.7))
+    adaptive = world.mean_given_context(world.advantage_NT(values))
+    yield equal(fixed, torch.zeros_like(fixed))
+    yield exceeds(float(world.integral(adaptive.square())), 1e-5)
 
 
 def _under_actor(world: World, value: Tensor) -> Tensor:
