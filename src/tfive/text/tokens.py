@@ -49,11 +49,11 @@ class TextTokenizer:
             raise UserError(
                 f"tokenizer {type(tokenizer).__name__} has no tokenizer.json form; save the model with a fast tokenizer"
             )
-        copy = Tokenizer.from_str(backend.to_str())
-        copy.no_padding()
-        copy.no_truncation()
-        serialized = json.dumps(json.loads(copy.to_str()), sort_keys=True, ensure_ascii=False)
-        return TextTokenizer(serialized, _end_id(copy, getattr(tokenizer, "eos_token", None), end_of_document))
+        content = json.loads(backend.to_str())
+        # What calls leave behind, and what adds special tokens, has no part in the ids of plain text.
+        content |= dict.fromkeys(("truncation", "padding", "post_processor"))
+        serialized = json.dumps(content, sort_keys=True, ensure_ascii=False)
+        return TextTokenizer(serialized, _end_id(backend, getattr(tokenizer, "eos_token", None), end_of_document))
 
     @cached_property
     def _backend(self) -> Tokenizer:
