@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from plain import PlainModel
 from torch import Tensor
 
 from tfive.chance import uniforms
+from tfive.tree.decode import Sampler
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.head import OUT_OF_REACH
 from tfive.tree.law import BLOCK, draw, lawful
@@ -233,3 +235,46 @@ def test_a_text_without_continuation_can_be_sampled_from() -> None:
     tree, u = TreeModel(tiny("llama"), case.plan), numbers(texts, 1, case.plan.length)
     thoughts = tree.sample(texts, u, SamplingSettings())
     check_against_plain(tree, replace(case, texts=texts), thoughts, SamplingSettings(), u)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3_5"])
+def test_a_replayed_step_is_the_same_step(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The captured route, with the step itself standing in for the graph: warm-up must leave no trace."""
+    case = random_case(10, "text2", group=2)
+    u = numbers(case.texts, 2, case.plan.length)
+    model = tiny(family)
+    eager = TreeModel(model, case.plan).sample(case.texts, u, SamplingSettings())
+
+    class Replayed:
+        def __init__(self, sampler: Sampler) -> None:
+            self.replay = sampler._step
+
+    def capture(self: Sampler) -> None:
+        for _ in range(3):
+            self._step()
+        self.graph = Replayed(self)  # type: ignore[assignment]
+
+    monkeypatch.setattr(Sampler, "_capture", capture)
+    tree = TreeModel(model, case.plan)
+    build = Sampler.__init__
+
+    def building(self: Sampler, *args: Any) -> None:
+        build(self, *args)
+        self.captures = True
+
+    monkeypatch.setattr(Sampler, "__init__", building)
+    for _ in range(2):
+        found = tree.sample(case.texts, u, SamplingSettings())
+        assert torch.equal(found.tokens_BRT, eager.tokens_BRT)
+        assert torch.equal(found.log_q_BRT, eager.log_q_BRT)
+
+
+@pytest.mark.model
+def test_buffers_of_few_shapes_are_kept() -> None:
+    case = random_case(11, "text", rows=6)
+    tree = TreeModel(tiny("llama"), case.plan)
+    u = numbers(case.texts, 1, case.plan.length)
+    for rows in range(1, 7):
+        tree.sample(case.texts.rows(0, rows), u[:rows], SamplingSettings())
+    assert [key[0][0] for key in tree._samplers] == [3, 4, 5, 6]

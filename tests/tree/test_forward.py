@@ -140,6 +140,9 @@ def test_upper_blocks_from_frozen_lower_activations(family: str) -> None:
         assert torch.equal(again, whole)
         for some, other in zip(torch.autograd.grad(again.sin().sum(), list(top.values())), wanted):
             assert torch.equal(some, other)
+    for block in (0, tree.block_count):
+        with pytest.raises(ValueError, match="block"):
+            tree.lower(case.texts, case.thoughts, block)
 
 
 def test_text_loss_needs_no_thoughts() -> None:

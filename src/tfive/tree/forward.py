@@ -237,14 +237,21 @@ class TreeModel:
         """
         reading = reading or self.read(texts)
         texts, thoughts = texts.to(self.device), thoughts.to(self.device)
-        branches = thoughts.length_BR.shape[1]
-        nodes = self.plan.open_width + self.plan.length
-        nodes += len(self.plan.checkpoints) * (self.plan.close_width + self.plan.horizon - 1)
-        step = max(1, self.engine.max_nodes // nodes) if self.engine.max_nodes else max(1, branches)
+        branches, step = thoughts.length_BR.shape[1], self._branches_at_once(texts)
         starts = range(0, max(1, branches), step)
         parts = [self._score_branches(texts, thoughts, reading, features, s, s + step) for s in starts]
         joined = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
         return Scores(**joined, **self._score_plain(texts, thoughts, reading, features))
+
+    def _branches_at_once(self, texts: TextBatch) -> int:
+        """How many branches to score in one pass.
+
+        Masked attention asks every node for every key of its pass, seen or not; with twice the trunk's nodes in a pass
+        that waste stays bounded and the products stay large.
+        """
+        nodes = self.plan.open_width + self.plan.length
+        nodes += len(self.plan.checkpoints) * (self.plan.close_width + self.plan.horizon - 1)
+        return max(1, (self.engine.max_nodes or 2 * texts.tokens_BS.shape[1]) // nodes)
 
     def _score_plain(self, texts: TextBatch, thoughts: Thoughts, reading: Reading, features: bool) -> dict[str, Tensor]:
         """The losses without a thought, read off the trunk once per position, whatever the group."""

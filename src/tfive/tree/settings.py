@@ -74,7 +74,7 @@ class EngineSettings(Section):
     head_bytes: int = Field(1 << 28, gt=0)
     """Bytes of float32 vocabulary logits held at once when `head_chunk` is 0."""
     max_nodes: int = Field(0, ge=0)
-    """Most branch nodes of one text in one scoring pass (0: no limit); more branches are scored in several passes."""
+    """Most branch nodes of one text in one scoring pass (0: twice the text's); more are scored in several passes."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of keeping its activations."""
     cuda_graphs: bool = True
