@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from tfive.errors import UserError
 from tfive.protocol.roles import Ledger, RoleViolation, role_shares
 from tfive.protocol.settings import TRAINING_ROLES, WindowSettings
 from tfive.run.state_tree import decode, encode
+from tfive.text.candidates import apportion
 
 
 @dataclass
@@ -179,16 +181,23 @@ def test_roles_that_do_not_fit_are_refused_at_once() -> None:
 
 
 def test_shares_follow_what_a_window_draws() -> None:
-    shares = role_shares(WindowSettings(probe=0))
-    assert shares == {
-        "train": {
-            "critic_fit": 1,
-            "pilot": 1 / 8,
-            "head_train": 1 / 2,
-            "head_validate": 1 / 4,
-            "actor": 1,
-            "scale": 1 / 8,
-        },
-        "calibration": {"qualify": 1},
-        "development": {"develop": 1},
+    training = {
+        "critic_fit": 1,
+        "pilot": 1 / 8,
+        "head_train": 1 / 2,
+        "head_validate": 1 / 4,
+        "actor": 1,
+        "scale": 1 / 8,
     }
+    for items in (1024, 4096):
+        shares = role_shares(WindowSettings(items=items, probe=0), per_text=16)
+        assert shares == {"train": training, "calibration": {"qualify": 1}, "development": {"develop": 1}}
+
+
+@given(st.integers(1, 500), st.integers(1, 20), st.integers(0, 50))
+def test_a_split_that_holds_one_window_holds_every_role_of_it(items: int, per_text: int, spare: int) -> None:
+    window = WindowSettings(items=items)
+    needed = {role: math.ceil(window.count(role) / per_text) for role in TRAINING_ROLES}
+    shares = role_shares(window, per_text)["train"]
+    given_texts = dict(zip(shares, apportion(sum(needed.values()) + spare, list(shares.values()))))
+    assert all(given_texts[role] >= needed[role] for role in TRAINING_ROLES)

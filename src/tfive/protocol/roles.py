@@ -7,6 +7,7 @@ texts window by window, never those of another role, and remembers every use.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,15 @@ class RoleViolation(RunFailed):
     """A text was about to serve a role that is not its own, or a second time where it may not."""
 
 
-def role_shares(window: WindowSettings) -> dict[str, dict[str, float]]:
-    """Roles of each split with their shares of its texts, in proportion to what a window draws (SPEC 6)."""
-    training = {role: 1.0 if role == "actor" else float(getattr(window, role)) for role in TRAINING_ROLES}
+def role_shares(window: WindowSettings, per_text: int = 1) -> dict[str, dict[str, float]]:
+    """Roles of each split with their shares of its texts, in proportion to the texts a window draws (SPEC 6).
+
+    With `per_text` positions a text, a role that needs a few items still needs a whole text; shares count such texts,
+    so that a split large enough for one window's roles together is large enough for each.
+    """
+    texts = {role: math.ceil(window.count(role) / per_text) for role in TRAINING_ROLES}
     return {
-        "train": {role: share for role, share in training.items() if share > 0},
+        "train": {role: count / texts["actor"] for role, count in texts.items() if count > 0},
         "calibration": {"qualify": 1.0},
         "development": {DEVELOP: 1.0},
     }

@@ -68,7 +68,7 @@ def corpus_of(
     return prepare_text(
         settings,
         horizon=config.thought.horizon,
-        roles=role_shares(config.window),
+        roles=role_shares(config.window, settings.positions.per_text),
         tokenizer=tokenizer,
         cache=cache,
         entropies=base_entropies(loaded.model) if by_entropy and loaded else None,
