@@ -180,18 +180,29 @@ class Backbone:
             )
         return entering[0] if stop_block is not None and stop_block < len(self.blocks) else output.last_hidden_state
 
+    def plain(self, embeds_BnD: Tensor, position_Bn: Tensor) -> Tensor:
+        """Logits of the stock model on plain rows, with the attention that is spelled out in its own file: fused ones
+        leave things out (a soft cap, say) without a word in some versions."""
+        with self._attending_by("eager"):
+            output = self.model(inputs_embeds=embeds_BnD, position_ids=position_Bn, use_cache=False)
+        return output.logits
+
+    @contextmanager
+    def _attending_by(self, implementation: str) -> Iterator[None]:
+        before = self.config._attn_implementation
+        self.config._attn_implementation = implementation
+        try:
+            yield
+        finally:
+            self.config._attn_implementation = before
+
     @contextmanager
     def _attached(self) -> Iterator[None]:
         """Our attention in place of the model's own, and recurrent layers handed to the pass."""
-        before = self.config._attn_implementation
-        self.config._attn_implementation = IMPLEMENTATION
-        try:
-            with ExitStack() as patches:
-                for module in self.recurrent.values():
-                    patches.enter_context(_replaced(module, _mixing(module)))
-                yield
-        finally:
-            self.config._attn_implementation = before
+        with self._attending_by(IMPLEMENTATION), ExitStack() as patches:
+            for module in self.recurrent.values():
+                patches.enter_context(_replaced(module, _mixing(module)))
+            yield
 
     def _block(self, forward: Callable[..., Any], recompute: bool) -> Callable[..., Any]:
         if not recompute:

@@ -148,22 +148,16 @@ def _tree_pass(tree: TreeModel, layout: Layout, shift: int) -> tuple[list[Tensor
 
 
 def _plain_rows(tree: TreeModel, layout: Layout, shift: int) -> list[tuple[int, list[int], list[Tensor], Tensor]]:
-    """(row, path, block outputs, logits) of each path as a row of its own through the stock model, eager attention."""
-    config, found = tree.backbone.config, []
+    """(row, path, block outputs, logits) of each path as a row of its own through the stock model."""
     embeds_BND = tree.embed(layout.token_BN, layout.delimiter_BN)
-    before = config._attn_implementation
-    config._attn_implementation = "eager"
-    try:
-        tree.model(input_ids=layout.token_BN[:1, :1], use_cache=False)
-        for row, path in _paths(layout):
-            position_1n = torch.arange(len(path), device=tree.device)[None] + shift
-            with _watched(tree.backbone) as blocks:
-                logits = tree.model(
-                    inputs_embeds=embeds_BND[row, path][None], position_ids=position_1n, use_cache=False
-                )
-            found.append((row, path, [b[0] for b in blocks], logits.logits[0]))
-    finally:
-        config._attn_implementation = before
+    # A short row first: rotary embeddings that adapt forget longer rows of earlier calls only then.
+    tree.backbone.plain(embeds_BND[:1, :1], layout.position_BN[:1, :1])
+    found = []
+    for row, path in _paths(layout):
+        position_1n = torch.arange(len(path), device=tree.device)[None] + shift
+        with _watched(tree.backbone) as blocks:
+            logits_1nV = tree.backbone.plain(embeds_BND[row, path][None], position_1n)
+        found.append((row, path, [block[0] for block in blocks], logits_1nV[0]))
     return found
 
 
