@@ -12,6 +12,7 @@ import importlib.resources
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ PACKAGE = "tfive:"
 """Prefix of a path inside the installed package."""
 
 
-class BadRow(Exception):  # noqa: N818 - it names the row, not the failure
+class BadRow(Exception):
     """A row that holds no usable text; the message says why."""
 
 
@@ -41,6 +42,11 @@ class SourceFile:
     fields: tuple[str, ...] = ("text",)
     where: Where | None = None
     separator: str | None = None
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether rows are documents as they stand, without fields."""
+        return format_of(self.path) == "txt"
 
     def digest(self) -> str:
         """sha256 of the file's bytes."""
@@ -117,7 +123,7 @@ class Reader:
 
 def text_of(raw: RawRow, file: SourceFile) -> str | None:
     """The document of a raw row: None when the filter leaves it out, empty when it holds only white space."""
-    if format_of(file.path) == "txt":
+    if file.is_plain:
         text = _decoded(raw) if isinstance(raw, bytes) else ""
     else:
         row = raw if isinstance(raw, dict) else _json_object(raw)
@@ -130,7 +136,9 @@ def text_of(raw: RawRow, file: SourceFile) -> str | None:
         text.encode()
     except UnicodeEncodeError as error:
         raise BadRow("contains half of a surrogate pair, which is no character") from error
-    return text.replace("\r\n", "\n").replace("\r", "\n").strip()
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.strip()
 
 
 def _decoded(raw: bytes) -> str:
