@@ -63,7 +63,7 @@ def test_true_updates_climb() -> None:
 
 
 def test_a_point_holds_every_rule() -> None:
-    found = point("kappa", 0.1, worlds=1, windows=1, steps=1)
+    found = point("kappa", 0.1, worlds=1, updates=1)
     assert set(found.gradient_error) == set(found.error_wins) == set(RULES)
     assert set(found.gain) == {*RULES, "true"}
     assert 0 <= found.offset_removed <= 1

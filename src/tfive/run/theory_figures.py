@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from tfive.credit.mixture import mix
 from tfive.errors import UserError
 from tfive.run.recorder import Recorder
-from tfive.theory.landscape import AXES, RULES, Setting, learned_from, make_world, point
+from tfive.theory.landscape import AXES, RULES, UPDATES, Setting, learned_from, make_world, point
 from tfive.theory.saddle import solve
 from tfive.theory.worlds import World
 
@@ -35,6 +36,7 @@ AXIS_NAMES = {
     "kappa": "retention limit κ",
     "hidden_share": "hidden share of the losses",
     "offset": "shared critic error",
+    "reuse": "updates per window",
 }
 TRAJECTORIES = (32, 128, 512, 2048)
 
@@ -54,14 +56,25 @@ def draw(folder: Path, worlds: int, *, quiet: bool = False) -> str:
         cells = [(axis, value) for axis, values in AXES.items() for value in values]
         points = [asdict(point(axis, value, worlds)) for axis, value in recorder.progress(cells, "settings")]
         data = [asdict(learned_from(n, min(worlds, 12))) for n in recorder.progress(TRAJECTORIES, "head data")]
-    (folder / "map.json").write_text(json.dumps({"points": points, "head_data": data}, indent=1) + "\n")
+    (folder / "map.json").write_text(json.dumps(_rounded({"points": points, "head_data": data}), indent=1) + "\n")
     _drift(folder / "drift.png")
     _room(folder / "room.png", worlds)
     _floor(folder / "floor.png", worlds)
-    _panels(folder / "gradient_error.png", points, "gradient_error", "relative gradient error (median)")
-    _panels(folder / "gain.png", points, "gain", "return gained after 24 updates")
+    _panels(folder / "gradient_error.png", points, "gradient_error", "reuse", "relative gradient error (median)")
+    _panels(folder / "gain.png", points, "gain", "lag", f"return gained after {UPDATES} updates")
     _head_data(folder / "head_data.png", data)
     return f"wrote map.json and 6 figures to {folder}"
+
+
+def _rounded(value: Any) -> Any:
+    """Six significant digits are enough for a map; an undefined error is null."""
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_rounded(inner) for inner in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
 
 
 def _figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
@@ -152,11 +165,11 @@ def _hidden_variance(world: World) -> float:
     return float(world.integral(spread)) / world.pilot.deviation**2
 
 
-def _panels(path: Path, points: list[dict[str, Any]], key: str, label: str) -> None:
-    """One panel a dial, one line a rule."""
+def _panels(path: Path, points: list[dict[str, Any]], key: str, without: str, label: str) -> None:
+    """One panel a dial (but the one that has no bearing on `key`), one line a rule."""
     figure, axes = _figure(9, 5, 3, 2)
     rules = (*RULES, "true") if key == "gain" else RULES
-    for panel, (axis, name) in zip(axes.flatten(), AXIS_NAMES.items()):
+    for panel, (axis, name) in zip(axes.flatten(), ((a, n) for a, n in AXIS_NAMES.items() if a != without)):
         here = [p for p in points if p["axis"] == axis]
         for rule in rules:
             panel.plot(

@@ -49,7 +49,10 @@ AXES: dict[str, tuple[float, ...]] = {
     "kappa": (0.0, 0.02, 0.05, 0.1, 0.3, 0.9),
     "hidden_share": (0.0, 0.25, 0.5, 0.75, 1.0),
     "offset": (0.0, 0.1, 0.2, 0.4, 0.8),
+    "reuse": (1, 2, 4, 8, 24),
 }
+UPDATES = 24
+"""Updates behind every return of the map; `reuse` of them share a window."""
 
 
 def make_world(setting: Setting, seed: int, number: int) -> World:
@@ -143,7 +146,8 @@ def _opened(world: World, rule: str) -> Direction:
 
 @dataclass(frozen=True)
 class Point:
-    """Means over worlds at one setting, and how often T⁵ beats each other rule."""
+    """One setting: means over worlds (medians of gradient errors), how often T⁵ beats each other rule, and its mean
+    lead in return over each with the standard error of that paired difference."""
 
     axis: str
     value: float
@@ -155,42 +159,69 @@ class Point:
     error_wins: dict[str, float]
     gain: dict[str, float]
     gain_wins: dict[str, float]
+    lead: dict[str, float]
+    lead_error: dict[str, float]
 
 
-def point(axis: str, value: float, worlds: int, seed: int = 0, windows: int = 6, steps: int = 4) -> Point:
-    """One setting of the map: the default dials with one of them turned to `value`. The axis `matched` turns two dials
-    to zero (no mismatch, no lag), where every offset cancels by itself."""
-    setting = MATCHED if axis == "matched" else replace(Setting(), **{axis: value})
-    rate = 0.5
-    removed, moved, clipped = [], [], []
-    errors: dict[str, list[float]] = {rule: [] for rule in RULES}
-    gains: dict[str, list[float]] = {rule: [] for rule in (*RULES, "true")}
+@dataclass
+class _Tally:
+    removed: list[float]
+    moved: list[float]
+    clipped: list[float]
+    errors: dict[str, list[float]]
+    gains: dict[str, list[float]]
+
+
+def point(axis: str, value: float, worlds: int, seed: int = 0, updates: int = UPDATES) -> Point:
+    """One setting of the map: the default dials with one of them turned to `value`.
+
+    Two axes are not dials of the world: `matched` turns mismatch and lag to zero, where every offset cancels by itself,
+    and `reuse` is the number of updates per window.
+    """
+    dials = Setting() if axis == "reuse" else replace(Setting(), **{axis: value}) if axis != "matched" else MATCHED
+    steps = int(value) if axis == "reuse" else 4
+    tally = _Tally([], [], [], {rule: [] for rule in RULES}, {rule: [] for rule in (*RULES, "true")})
     for number in range(worlds):
-        world = make_world(setting, seed, number)
-        best = solve(world, setting.kappa)
-        removed.append(1 - best.risk / best.reference_risk if best.reference_risk > 1e-12 else 0.0)
-        moved.append(best.displacement / best.signal if best.signal > 0 else 0.0)
-        truth = true_gradient(world)
-        for rule in RULES:
-            signal = advantage(world, rule)
-            errors[rule].append(float((update(world, rule, signal) - truth).norm() / truth.norm()))
-            if rule == "average":
-                active = active_mask(world.ratio_NT, signal, world.low, world.high)
-                clipped.append(float((world.mass_NT * ~active).sum() / world.mass_NT.sum()))
+        world = make_world(dials, seed, number)
+        _measure(world, tally)
         start = expected_return(world.change(theta_P=torch.zeros_like(world.theta_P)))
-        for rule in gains:
-            gains[rule].append(return_after(world, rule, windows, steps, rate) - start)
+        for rule, gains in tally.gains.items():
+            gains.append(return_after(world, rule, max(1, updates // steps), min(steps, updates), rate=0.5) - start)
+    leads = {rule: [a - b for a, b in zip(tally.gains["t5"], tally.gains[rule])] for rule in RULES}
     return Point(
-        axis, value, worlds, _mean(removed), _mean(moved), _mean(clipped),
-        {rule: _median(found) for rule, found in errors.items()},
-        {rule: _share(a < b - 1e-9 for a, b in zip(errors["t5"], errors[rule])) for rule in RULES},
-        {rule: _mean(found) for rule, found in gains.items()},
-        {rule: _share(a > b + 1e-9 for a, b in zip(gains["t5"], gains[rule])) for rule in RULES},
+        axis, value, worlds, _mean(tally.removed), _mean(tally.moved), _mean(tally.clipped),
+        {rule: _median(found) for rule, found in tally.errors.items()},
+        {rule: _share(a < b - 1e-9 for a, b in zip(tally.errors["t5"], tally.errors[rule])) for rule in RULES},
+        {rule: _mean(found) for rule, found in tally.gains.items()},
+        {rule: _share(lead > 1e-9 for lead in found) for rule, found in leads.items()},
+        {rule: _mean(found) for rule, found in leads.items()},
+        {rule: _error(found) for rule, found in leads.items()},
     )  # fmt: skip
+
+
+def _measure(world: World, tally: _Tally) -> None:
+    """Offset removed, clipping, and each rule's error against the true gradient at the world's own θ."""
+    best = solve(world, world.kappa)
+    tally.removed.append(1 - best.risk / best.reference_risk if best.reference_risk > 1e-12 else 0.0)
+    tally.moved.append(best.displacement / best.signal if best.signal > 0 else 0.0)
+    truth = true_gradient(world)
+    for rule in RULES:
+        signal = advantage(world, rule)
+        tally.errors[rule].append(float((update(world, rule, signal) - truth).norm() / truth.norm()))
+    active = active_mask(world.ratio_NT, advantage(world, "average"), world.low, world.high)
+    tally.clipped.append(float((world.mass_NT * ~active).sum() / world.mass_NT.sum()))
 
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
+
+
+def _error(values: list[float]) -> float:
+    """The standard error of the mean."""
+    if len(values) < 2:
+        return math.inf
+    mean = _mean(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 
 def _median(values: list[float]) -> float:
