@@ -125,9 +125,10 @@ def test_what_the_hub_refuses_is_one_line_and_nothing_is_kept(hub: FakeHub, tmp_
         with pytest.raises(UserError, match=reason) as error:
             hub_files(broken, tmp_path, Silent())
         assert "\n" not in str(error.value)
-    hub.fail = ConnectionError("connection lost")
-    with pytest.raises(UserError, match="connection lost"):
-        hub_files(source, tmp_path, Silent())
+    for lost in (ConnectionError("connection lost"), Exception("connection\nlost")):
+        hub.fail = lost
+        with pytest.raises(UserError, match="connection lost"):
+            hub_files(source, tmp_path, Silent())
     assert list((tmp_path / "spool").iterdir()) == []
     hub.fail = None
     files, _ = hub_files(source, tmp_path, Silent(), skip_bad=True)
