@@ -226,6 +226,25 @@ def resume(
     _print(resume_command(folder, as_json=as_json, quiet=quiet))
 
 
+@app.command(
+    help=describe(
+        "Write the trained model of a run: a Hugging Face folder for the actor, with delimiters and gate beside it.",
+        "tfive export runs/nano-t5-seed0 out",
+        "tfive export runs/nano-t5-seed0 out --exact --json",
+    )
+)
+def export(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that tfive train wrote.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Folder to write; it must not hold anything yet.")],
+    exact: Annotated[bool, typer.Option("--exact", help="Float32 master weights instead of the compute copy.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Export the newest checkpoint."""
+    from tfive.run.export import export_command
+
+    print(export_command(folder, out, exact=exact, as_json=as_json))
+
+
 def _print(text: str | None) -> None:
     if text is not None:
         print(text)
