@@ -83,7 +83,7 @@ def final_state(folder: Path) -> Any:
 
 
 def killer(phase: str, point: str) -> Callable[[str], None]:
-    """A fault hook that ends this very process with SIGKILL: at a phase's start, inside it, or inside a save after it."""
+    """A fault hook that ends this process with SIGKILL: at a phase's start, inside it, or inside a save after it."""
     seen = {"phase": False}
 
     def die() -> None:

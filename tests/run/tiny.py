@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tfive.config import Config
 
-WORDS = "river mill farm boat grain salt paper town count apple letter rain wind snow light twelve seven ( ) .".split()
+WORDS = ("river", "mill", "farm", "boat", "grain", "salt", "paper", "town", "rain", "wind", "seven", "(", ")", ".")
 
 
 def document(number: int) -> str:

@@ -86,16 +86,3 @@ class AnchorSettings(Section):
 
     conditioned: float = Field(0.0, ge=0)
     """Weight of the next-token loss on the continuation given the thought; 0 leaves it out."""
-
-
-class GateLossSettings(Section):
-    """The prediction gate's loss (app:gate-behavior): mixed likelihood plus these two terms."""
-
-    no_harm: float = Field(1.0, ge=0)
-    """Weight of the penalty for predicting worse than without the thought."""
-
-    utility: float = Field(0.1, ge=0)
-    """Weight of the term that ties the gate to the thought's signed utility."""
-
-    utility_scale: float = Field(1.0, gt=0)
-    """σ_u, nats."""

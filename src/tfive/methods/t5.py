@@ -1,7 +1,7 @@
 """T⁵: twin-critic training for token-level thoughts. One window is Algorithm 1 of the paper (alg:t5-training).
 
-`advance` does one micro-step and leaves a state that can be saved: a phase is entered again with what is left of it. All
-randomness is a function of (seed, role, window, item, …), so a run that was stopped anywhere goes on exactly.
+`advance` does one micro-step and leaves a state that can be saved: a phase is entered again with what is left of it.
+All randomness is a function of (seed, role, window, item, …), so a run that was stopped anywhere goes on exactly.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ class T5:
             return "pilot"
         if self.qualifier.exhausted:
             raise RunFailed(
-                f"critics did not qualify in {self.qualifier.attempts} attempts: {events[0].detail}; raise window.items or "
-                "critic.passes, change critic.adapt, or lower qualify.eta"
+                f"critics did not qualify in {self.qualifier.attempts} attempts: {events[0].detail}; raise "
+                "window.items or critic.passes, change critic.adapt, or lower qualify.eta"
             )
         if self.qualifier.passes:
             return "qualify"

@@ -62,7 +62,7 @@ class Actor:
         return [torch.from_numpy(np.sort(part)) for part in parts]
 
     def step(self, trajectories: Trajectories, *, policy: bool = True, centring: Centring | None = None) -> StepStats:
-        """One update on these texts: the valid-token mean is global over micro-batches, so their size does not matter."""
+        """One update on these texts; its valid-token mean is global, so the size of micro-batches does not matter."""
         policy_sums = self._policy_pass(trajectories, centring) if policy else None
         anchor, conditioned = self._anchor_pass(trajectories)
         report = self.optimizer.step()
@@ -93,7 +93,7 @@ class Actor:
             output = self.engine.policy(some.texts, some.thoughts, centring=centring)
             advantage_BRT = some.need("advantage_BRT")
             terms = policy_terms(
-                output.log_prob_BRT,
+                output.need("log_prob_BRT"),
                 some.need("log_old_BRT"),
                 some.thoughts.log_q_BRT,
                 advantage_BRT,
@@ -107,7 +107,7 @@ class Actor:
             loss = terms.loss_sum
             if centring is not None:
                 # Score centering: the update loses Ã·E_q[ρ∇log π | s], exactly while nothing is clipped.
-                loss = loss + (advantage_BRT.detach() * output.centre_BRT * some.mask_BRT).sum()
+                loss = loss + (advantage_BRT.detach() * output.need("centre_BRT") * some.mask_BRT).sum()
             (loss / max(total, 1)).backward()
             for name in sums:
                 sums[name] += float(getattr(terms, name).detach())
@@ -162,7 +162,7 @@ def _parts(trajectories: Trajectories, rows: int) -> Iterator[Trajectories]:
 
 
 def _anchor_counts(trajectories: Trajectories, horizon: int) -> tuple[int, int]:
-    """Next-token predictions inside documents, and continuation tokens behind thoughts: denominators known beforehand."""
+    """Next-token predictions inside documents, and continuation tokens behind thoughts: the anchors' denominators."""
     texts = trajectories.texts
     same_BS = (texts.document_BS[:, 1:] == texts.document_BS[:, :-1]) & (texts.document_BS[:, 1:] >= 0)
     group = trajectories.thoughts.length_BR.shape[1] // max(texts.positions_BP.shape[1], 1)

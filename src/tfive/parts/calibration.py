@@ -23,7 +23,7 @@ from tfive.tree.forward import TreeModel
 
 
 class Calibrator:
-    """Assembles head inputs under the frozen policy, scorer and critics, and learns the weight (eq:calibrated-weight)."""
+    """Assembles head inputs under frozen policy, scorer and critics, and learns the weight (eq:calibrated-weight)."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Calibrator:
         rows: int,
     ) -> None:
         self.engine, self.settings, self.seed, self.rows = engine, settings, seed, rows
-        features = engine.backbone.embedding.embedding_dim
+        features = engine.width
         prefix = features + 2 * critic_features
         scoring = features + engine.plan.horizon + 1
         self.weight_head = WeightHead(
@@ -145,7 +145,7 @@ class Calibrator:
         for part in micro_batches(len(trajectories.texts.tokens_BS), self.rows):
             some = trajectories.rows(part)
             read = self.engine.score(some.texts, emptied(some.thoughts), features=True)
-            last_BRD = read.no_thought_features_BRHD[:, :, -1]
+            last_BRD = read.need("no_thought_features_BRHD")[:, :, -1]
             parts.append(
                 torch.cat([last_BRD.float(), read.no_thought_token_BRH, read.no_thought_BR[..., None]], dim=-1)
             )

@@ -29,7 +29,7 @@ class Judged:
 
 
 class TwinCritics:
-    """Two separately parameterised critics with an optimizer each. What lies below them is read once per trajectory set."""
+    """Two separately parameterised critics, an optimizer each. What lies below them is read once per trajectory set."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class TwinCritics:
         return [total / max(count, 1.0) for total, count in totals]
 
     def _sees(self, critic: int, trajectories: Trajectories, rows: Tensor) -> Tensor:
-        """Which of these texts a critic fits: all of them, or its half of a disjoint pair (by item number, for good)."""
+        """Which of these texts a critic fits: all, or its half of a disjoint pair (by item number, for good)."""
         first_item_B = trajectories.texts.items_BP[rows].amax(1).clamp(min=0)
         if self.settings.pair != "disjoint":
             return torch.ones_like(first_item_B, dtype=torch.bool)

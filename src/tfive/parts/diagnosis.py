@@ -15,7 +15,7 @@ from tfive.parts.actor import StepStats
 
 
 def agreement(values_2BRT: Tensor, mask_BRT: Tensor) -> dict[str, Any]:
-    """Spread of each critic's predictions and how far the two disagree (root mean square, and relative to the spread)."""
+    """Spread of each critic's predictions, and how far the two disagree (root mean square)."""
     first, second = (values[mask_BRT].double() for values in values_2BRT)
     spread = [float(v.std()) if v.numel() > 1 else 0.0 for v in (first, second)]
     gap = float((first - second).square().mean().sqrt())
@@ -23,7 +23,7 @@ def agreement(values_2BRT: Tensor, mask_BRT: Tensor) -> dict[str, Any]:
 
 
 def calibration_numbers(verdict: Verdict, candidate: Candidate, data: CalibrationData) -> dict[str, Any]:
-    """What validation found: L̂ with its error, Ĉ/Q̂, the twins' correlation and relative disagreement, the weight's spread."""
+    """What validation found: L̂ with its error, Ĉ/Q̂, the twins' correlation and disagreement, the weight's spread."""
     mask = data.occupation.mask_NT
     first, second = data.first_NT[mask].double(), data.second_NT[mask].double()
     weight = candidate.mixture.weight(data.weight_inputs)[mask].double()

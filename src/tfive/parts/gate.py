@@ -48,14 +48,13 @@ def experts(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, *, rows: in
     for part in micro_batches(len(texts.tokens_BS), rows):
         some, own = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
         scores, valid_BR = engine.score(some, own, features=True), own.valid_BR
-        assert scores.features_BRHD is not None and scores.no_thought_features_BRHD is not None
         text_BR = some.items_BP.amax(1)[:, None].expand_as(valid_BR)
         parts.append(
             Experts(
                 -scores.token_BRH[valid_BR].float(),
                 -scores.no_thought_token_BRH[valid_BR].float(),
-                scores.features_BRHD[valid_BR].float(),
-                scores.no_thought_features_BRHD[valid_BR].float(),
+                scores.need("features_BRHD")[valid_BR].float(),
+                scores.need("no_thought_features_BRHD")[valid_BR].float(),
                 scores.token_mask_BRH[valid_BR],
                 text_BR[valid_BR],
             )

@@ -1,8 +1,8 @@
 """Probe contexts: independent continuations of the same prefix, from which offset and drift are estimated without bias.
 
 Of each probe text's thought a random prefix is kept and continued several times. The step is drawn uniformly from
-1 … T_max and prefixes that end earlier are left out, so that averages follow the occupation measure (eq:trajectory-occupation)
-up to its mass.
+1 … T_max and prefixes that end earlier are left out, so that averages follow the occupation measure
+(eq:trajectory-occupation) up to its mass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tfive import chance
 from tfive.credit.drift import drift_report, offset, offset_difference
-from tfive.credit.mixture import FixedWeight, Mixture
+from tfive.credit.mixture import Mixture
 from tfive.credit.pilot import PilotNormaliser
 from tfive.parts.calibration import Calibrator
 from tfive.parts.critics import TwinCritics
@@ -27,7 +27,7 @@ from tfive.rollout.trajectory import Trajectories
 
 
 class Probe:
-    """Draws probe continuations once a window and reads the actual clipped update off them at the first and last step."""
+    """Draws probe continuations once a window; reads the actual clipped update off them at the first and last step."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Probe:
             some = texts.rows(part.start, part.stop)
             drawn = self.engine.sample(some, numbers_BRT[part], rollout.law, begun=(tokens_BRT[part], step_BR[part]))
             with torch.no_grad():
-                log_old.append(self.engine.policy(some, drawn).log_prob_BRT.float())
+                log_old.append(self.engine.policy(some, drawn).need("log_prob_BRT").float())
             thoughts.append(drawn)
         probe = Trajectories(
             "probe",

@@ -1,4 +1,4 @@
-"""The rollout copy and scorer of a window: fresh trajectories with rewards, under one frozen policy and one reward scale."""
+"""The rollout copy and scorer of a window: fresh trajectories with rewards, under one frozen policy and one scale."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch
 from tfive.tree.settings import SamplingSettings
 
+UNRECORDED = ("critic_fit", "qualify", "pilot", "scale")
+"""Roles in which nothing reads the old policy's log-probabilities; recomputing them would only cost a forward pass."""
+
 
 class Rollout:
-    """Draws a role's texts, samples one thought per item (or a group), scores and rewards them, and keeps the account."""
+    """Draws a role's texts, samples a thought (or a group) per item, scores and rewards them, and keeps the account."""
 
     def __init__(
         self,
@@ -49,8 +52,9 @@ class Rollout:
         self.scale = RewardScale(reward.decay, reward.epsilon)
 
     def collect(self, role: str, window: int, attempt: int = 0, *, rewarded: bool = True) -> Trajectories:
-        """Fresh thoughts for the role's next texts, with both laws, all losses and (unless the scale itself is being set)
-        rewards. `attempt` tells apart several draws of one role in one window."""
+        """Fresh thoughts for the role's next texts, with all losses and (unless the scale itself is being set) rewards.
+
+        `attempt` tells apart several draws of one role in one window."""
         texts = self.texts_of(self.ledger.draw(role, window, attempt))
         stream = role if attempt == 0 else f"{role}/{attempt}"
         scored = sample(
@@ -61,6 +65,7 @@ class Rollout:
             role=stream,
             window=window,
             rows=self.rows,
+            record_old=role not in UNRECORDED,
             scored=True,
             snapshots=self.snapshots.current("policy", "scorer"),
         )
@@ -116,15 +121,15 @@ class Rollout:
         thoughts = scored.thoughts
         if scored.count >= 16 and bool((thoughts.closed_BR & (thoughts.length_BR == 1))[thoughts.valid_BR].all()):
             raise RunFailed(
-                f"every thought of the {scored.role} set of window {scored.window} ends at once: the policy writes only the "
-                "close; lower optimizer.lr, or set thought.variable_length = false"
+                f"every thought of the {scored.role} set of window {scored.window} ends at once: the policy writes "
+                "only the close; lower optimizer.lr, or set thought.variable_length = false"
             )
         if scored.count >= 16 and _all_alike(
             thoughts.tokens_BRT[thoughts.valid_BR], thoughts.length_BR[thoughts.valid_BR]
         ):
             raise RunFailed(
-                f"all {scored.count} thoughts of the {scored.role} set of window {scored.window} are identical: the policy "
-                "has collapsed; lower optimizer.lr or raise the anchors"
+                f"all {scored.count} thoughts of the {scored.role} set of window {scored.window} are identical: the "
+                "policy has collapsed; lower optimizer.lr or raise the anchors"
             )
 
     def state_dict(self) -> dict[str, Any]:

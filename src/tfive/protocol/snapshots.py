@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 KINDS = ("policy", "scorer", "scale", "critics", "normaliser", "weight", "auxiliary", "validation")
 
@@ -14,11 +15,11 @@ class WrongSnapshot(RuntimeError):
 class Snapshots:
     """The current version of every part that a stored trajectory may depend on.
 
-    A part that changes gets a new id; what depends on it changes with it (`app:window-refresh`: changing rollout, scorer,
-    critics, features or normaliser changes the moment target).
+    A part that changes gets a new id; what depends on it changes with it (app:window-refresh: changing rollout,
+    scorer, critics, features or normaliser changes the moment target).
     """
 
-    _DEPENDENTS = {
+    _DEPENDENTS: ClassVar[dict[str, tuple[str, ...]]] = {
         "policy": ("scorer",),
         "scorer": (),
         "scale": (),

@@ -1,7 +1,8 @@
 """Thought gains with the controls that tell thinking from everything else that can raise them.
 
-On the same items: one's own thought, another item's thought, the empty thought, random tokens of the same length, and the
-frozen base model's loss without a thought. Content gain (another's loss minus one's own) is what claims of learning rest on.
+On the same items: one's own thought, another item's thought, the empty thought, random tokens of the same length, and
+the frozen base model's loss without a thought. Content gain (another's loss minus one's own) is what claims of learning
+rest on.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tfive.tree.settings import SamplingSettings
 
 
 def branch_uniforms(texts: TextBatch, *, group: int, steps: int, seed: int, role: str, window: int) -> Tensor:
-    """One number in (0, 1) per branch and step, float64 `[B, R, T]`: a function of (seed, role, window, item, member, step).
+    """One number in (0, 1) per branch and step, float64 `[B, R, T]`, by (seed, role, window, item, member, step).
 
     Branches without an item get ½; nothing reads it.
     """
@@ -58,8 +58,9 @@ def sample(
 ) -> Trajectories:
     """Thoughts for every item of `texts`, `rows` texts at a time, with log q and log π_old recorded.
 
-    log π_old is recomputed by the training forward on the weights that sampled, so the gap between the two laws is measured,
-    never assumed zero. With `scored` the same weights are the scorer, and its losses come from the same reading of the text.
+    log π_old is recomputed by the training forward on the weights that sampled, so the gap between the two laws is
+    measured, never assumed zero. With `scored` the same weights are the scorer, and its losses come from the same
+    reading of the text.
     """
     numbers_BRT = branch_uniforms(
         texts, group=engine.plan.group, steps=engine.plan.length, seed=seed, role=role, window=window
@@ -73,7 +74,7 @@ def sample(
             scores.append(engine.score(some, thoughts[-1], reading))
         if record_old:
             with torch.no_grad():
-                log_old.append(engine.policy(some, thoughts[-1], parity=law.parity).log_prob_BRT.float())
+                log_old.append(engine.policy(some, thoughts[-1], parity=law.parity).need("log_prob_BRT").float())
     drawn = Trajectories(
         role,
         window,

@@ -1,8 +1,9 @@
 """The record that flows through everything: thoughts, their laws, their scores and the credit given to them.
 
-A `Trajectories` object holds one thought per branch for a set of texts and grows as it passes through a window: sampling gives
-the actions and log q, the training forward gives log π_old, scoring gives losses, credit adds rewards, values, advantages
-and weights. It names the snapshots that made it; using it with others is an error (`protocol/snapshots.py`).
+A `Trajectories` object holds one thought per branch for a set of texts and grows as it passes through a window:
+sampling gives the actions and log q, the training forward gives log π_old, scoring gives losses, credit adds rewards,
+values, advantages and weights. It names the snapshots that made it; using it with others is an error
+(`protocol/snapshots.py`).
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class Trajectories:
 
     def having(self, *, snapshots: dict[str, str] | None = None, **values: Tensor) -> Trajectories:
         """The same trajectories with more computed; snapshot ids are added to those already named."""
-        return replace(self, snapshots={**self.snapshots, **(snapshots or {})}, **values)
+        changes: dict[str, Any] = dict(values)
+        return replace(self, snapshots={**self.snapshots, **(snapshots or {})}, **changes)
 
     def rows(self, index: Tensor | slice) -> Trajectories:
         """The trajectories of some texts: a micro-batch."""

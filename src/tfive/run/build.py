@@ -53,7 +53,8 @@ class Workshop:
 def thought_plan(config: Config, loaded: Loaded) -> ThoughtPlan:
     """The plan of the configuration in this model's vocabulary; its special tokens are never an action."""
     tokenizer: Any = loaded.tokenizer
-    vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
+    embedding: Any = loaded.model.get_input_embeddings()
+    vocabulary = embedding.weight.shape[0]
     special = {i for i in tokenizer.all_special_ids if i < vocabulary}
     # Rows of the embedding beyond the tokenizer stand for nothing that could be written.
     special |= set(range(len(tokenizer), vocabulary))
@@ -91,8 +92,7 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
     )
     features = critics.critics[0].head.last.in_features
     calibrator = Calibrator(engine, features, config.heads, config.calibration, seed=seed, rows=rows)
-    width = engine.backbone.embedding.embedding_dim
-    gate = Gate(width, config.gate, seed=seed, device=engine.device) if config.gate.enabled else None
+    gate = Gate(engine.width, config.gate, seed=seed, device=engine.device) if config.gate.enabled else None
     clip = (config.actor.clip_low, config.actor.clip_high)
     probe = Probe(rollout, critics, calibrator, continuations=config.calibration.continuations, clip=clip)
     settings = T5Settings(config.window, config.critic, config.qualify, config.pilot, config.calibration, config.actor)

@@ -156,14 +156,16 @@ def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row
     _trained(row, config, shape.parameters, compute)
     _kept(row, config, shape, nodes, compute)
     _mask(row, shape, nodes.texts, nodes.policy, compute)
-    head = _head_bytes(config, shape)
+    head = _head_bytes(config, shape, nodes)
     row.add("activations", 2 * head, f"vocabulary chunk and its gradient 2 × {readable_bytes(head)}")
     return row
 
 
-def _head_bytes(config: Config, shape: ModelShape) -> int:
-    rows = config.engine.head_chunk
-    return 4 * rows * shape.vocabulary if rows else config.engine.head_bytes
+def _head_bytes(config: Config, shape: ModelShape, nodes: Nodes) -> int:
+    """Float32 vocabulary logits held at once; fewer where the pass has fewer rows than the chunk would hold."""
+    chunk = config.engine.head_chunk
+    most = 4 * chunk * shape.vocabulary if chunk else config.engine.head_bytes
+    return min(most, 4 * shape.vocabulary * nodes.texts * nodes.policy)
 
 
 def _rollout(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row:
@@ -173,7 +175,8 @@ def _rollout(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> R
     one = max(shape.kept_per_node(compute))
     row.add("activations", nodes.texts * nodes.score * one, f"one block, {nodes.texts} × {nodes.score} × {_n(one)} B")
     _mask(row, shape, nodes.texts, nodes.score, compute)
-    row.add("activations", _head_bytes(config, shape), f"vocabulary chunk {readable_bytes(_head_bytes(config, shape))}")
+    head = _head_bytes(config, shape, nodes)
+    row.add("activations", head, f"vocabulary chunk {readable_bytes(head)}")
     cache = nodes.texts * nodes.policy * shape.cache_per_token * compute
     row.add(
         "states", cache, f"keys and values {nodes.texts} × {nodes.policy} × {_n(shape.cache_per_token)} × {compute}"

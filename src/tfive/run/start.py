@@ -30,8 +30,8 @@ def train(
 ) -> dict[str, Any]:
     """Train from the start in a new folder and return the summary.
 
-    `model` and `texts` are the caller's own, instead of `model.name` and `text.sources`; such a run cannot be resumed by
-    the command line, which could not find them again. `on_window` gets each window's report.
+    `model` and `texts` are the caller's own, instead of `model.name` and `text.sources`; such a run cannot be resumed
+    by the command line, which could not find them again. `on_window` gets each window's report.
     """
     _supported(config)
     folder = out or Path(

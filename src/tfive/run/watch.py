@@ -49,7 +49,7 @@ class Watch:
         low, high = summary["dev_content_gain_interval"]
         self.say("")
         self.say(
-            f"{summary['windows']} windows in {summary['seconds']:.0f} s, {summary['generated_tokens']:,} thought tokens"
+            f"{summary['windows']} windows, {summary['seconds']:.0f} s, {summary['generated_tokens']:,} thought tokens"
         )
         self.say("development texts, nats per token (positive is better)")
         for title, line in (

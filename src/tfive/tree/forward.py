@@ -98,6 +98,11 @@ class TreeModel:
         return self.backbone.head()
 
     @property
+    def width(self) -> int:
+        """D: width of the hidden states."""
+        return int(self.backbone.config.hidden_size)
+
+    @property
     def block_count(self) -> int:
         """How many blocks the model has; `lower(…, block)` counts in them."""
         return len(self.backbone.blocks)

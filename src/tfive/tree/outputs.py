@@ -8,8 +8,19 @@ import torch
 from torch import Tensor
 
 
+class _Parts:
+    """A record some of whose fields are None because nobody asked for them."""
+
+    def need(self, name: str) -> Tensor:
+        """A part that was asked for; an error names one that was not."""
+        value: Tensor | None = getattr(self, name)
+        if value is None:
+            raise ValueError(f"{name} was not asked for")
+        return value
+
+
 @dataclass(frozen=True)
-class Scores:
+class Scores(_Parts):
     """Continuation losses `eq:continuation-ce`, in nats per token."""
 
     losses_BRK: Tensor
@@ -33,7 +44,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class PolicyOutput:
+class PolicyOutput(_Parts):
     """What the training forward gives; everything carries gradients. Parts that were not asked for are None."""
 
     mask_BRT: Tensor
