@@ -1,0 +1,127 @@
+"""Put a trained model, its tokenizer and the corpus sample into the package, measure it, and write its card.
+
+    python recipes/nano/ship.py --trained WORK/model --text WORK [--per-kind 400]
+
+The card's figures come from `measure.py`, run here on the weights as shipped (bf16, computed in float32).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import asides
+import measure
+import torch
+from make_text import LICENCES, sha256
+from phrases import MATCH_PATTERN
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+MODEL_FILES = ("model.safetensors", "config.json", "generation_config.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+CARD = Path(__file__).with_name("card.md")
+CORPUS_FILES = ("corpus/real.jsonl.gz", "corpus/worked.jsonl.gz")
+ORIGINS = {
+    "wikinews": "Wikinews articles, by way of the AMALGUM corpus",
+    "wikinews_interview": "Wikinews interviews, by way of the AMALGUM corpus",
+    "wikivoyage": "Wikivoyage articles, by way of the AMALGUM corpus",
+    "wikipedia": "Wikipedia articles (Wikipedia contributors)",
+    "wikipedia_bio": "Wikipedia biographies, by way of the AMALGUM corpus",
+    "mdpi_academic": "articles of MDPI journals, by way of the AMALGUM corpus",
+    "gutenberg_fiction": "Project Gutenberg fiction (the texts themselves), by way of the AMALGUM corpus",
+    "arxiv": "arXiv titles and abstracts (arXiv metadata)",
+    "nano-worked-prose": "written by this recipe",
+}
+
+
+def gain_table(table: dict[str, dict[str, object]]) -> str:
+    columns = ("working", "sampled", "empty", "other", "random", "content")
+    lines = [
+        "| kind of position | places | no-thought loss | " + " | ".join(columns) + " |",
+        "|---|---|---|" + "---|" * len(columns),
+    ]
+    for kind, row in table.items():
+        cells = [
+            f"{row[c][0]:+.3f} ± {row[c][1]:.3f}" if isinstance(row.get(c), (tuple, list)) else "–" for c in columns
+        ]
+        lines.append(f"| {kind} | {row['places']} | {row['no-thought loss']:.3f} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def text_table(inputs: dict[str, dict[str, int]]) -> str:
+    lines = ["| source | licence | pre-training documents | corpus sample passages |", "|---|---|---|---|"]
+    for name, licence in LICENCES.items():
+        trained, shipped = inputs["pretrain_documents"].get(name, 0), inputs["midtrain_passages"].get(name, 0)
+        if name == "nano-worked-prose":
+            trained, shipped = "drawn as needed", inputs["midtrain_worked"]
+        lines.append(f"| {ORIGINS[name]} | {licence} | {trained} | {shipped} |")
+    return "\n".join(lines)
+
+
+def write_card(out: Path, card: dict[str, Any], device: str) -> None:
+    """README.md from the record in card.json."""
+    recipe, log, inputs, table = card["recipe"], card["log"], card["inputs"], card["measured"]
+    page = CARD.read_text(encoding="utf-8").format(
+        parameters=int(log["parameters"]),
+        layers=recipe["shape"]["num_hidden_layers"],
+        width=recipe["shape"]["hidden_size"],
+        megabytes=(out / "model.safetensors").stat().st_size / 1e6,
+        tokens=int(log["tokens"]),
+        steps=int(log["steps"]),
+        rows=recipe["rows"],
+        passes=recipe["passes"],
+        seed=recipe["seed"],
+        **asides.SHARES,
+        longest=asides.LONGEST,
+        texts=text_table(inputs),
+        gains=gain_table(table),
+        horizon=measure.HORIZON,
+        thought=measure.LONGEST,
+        per_kind=card["per_kind"],
+        real_loss=log["real_loss"],
+        worked_loss=log["worked_loss"],
+        pattern=MATCH_PATTERN,
+        seconds=log["train_s"],
+        device=device,
+    )
+    (out / "README.md").write_text(page, encoding="utf-8")
+
+
+def ship(trained: Path, text: Path, out: Path, per_kind: int, device: str) -> None:
+    """Everything the package holds of the model, in `out`."""
+    (out / "corpus").mkdir(parents=True, exist_ok=True)
+    for folder, names in ((trained, MODEL_FILES), (text / "tokenizer", TOKENIZER_FILES), (text, CORPUS_FILES)):
+        for name in names:
+            shutil.copyfile(folder / name, out / name)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    table = measure.measure(model, tokenizer, measure.all_places(out / "corpus", tokenizer, per_kind, seed=0), seed=0)
+    measure.show(table)
+    names = (*MODEL_FILES, *TOKENIZER_FILES, *CORPUS_FILES)
+    card = {
+        "files": {name: sha256(out / name) for name in names},
+        "inputs": json.loads((text / "inputs.json").read_text()),
+        **json.loads((trained / "training.json").read_text()),
+        "per_kind": per_kind,
+        "measured": table,
+    }
+    (out / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_card(out, card, device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trained", type=Path, required=True, help="the folder that train_model.py wrote")
+    parser.add_argument("--text", type=Path, required=True, help="the folder that make_text.py wrote")
+    parser.add_argument("--out", type=Path, default=measure.SHIPPED)
+    parser.add_argument("--per-kind", type=int, default=400)
+    parser.add_argument("--device", default="NVIDIA H200", help="what the model was trained on, for the card")
+    args = parser.parse_args()
+    ship(args.trained, args.text, args.out, args.per_kind, args.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,353 @@
+"""The embedded model: what ships is what the recipe makes, loads anywhere, and meets its design condition."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import random
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+ROOT = Path(__file__).parents[2]
+NANO = ROOT / "src" / "tfive" / "data" / "nano"
+sys.path.insert(0, str(ROOT / "recipes" / "nano"))
+
+import asides  # noqa: E402
+import make_text  # noqa: E402
+import measure  # noqa: E402
+import muon  # noqa: E402
+import phrases  # noqa: E402
+import plain_thoughts  # noqa: E402
+import train_model  # noqa: E402
+import train_tokenizer  # noqa: E402
+import worked_prose  # noqa: E402
+
+REDISTRIBUTABLE = re.compile(r"CC0 1\.0|CC BY(-SA)? \d\.\d|public domain \(USA\)")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(NANO)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(NANO, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def card():
+    return json.loads((NANO / "card.json").read_text(encoding="utf-8"))
+
+
+def corpus(name: str) -> list[dict[str, str]]:
+    return measure.read_corpus(NANO / "corpus", name)
+
+
+# --- what ships -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_it_is_a_stock_llama_of_about_five_million_tied_parameters(model):
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert 4e6 < model.num_parameters() < 6e6
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    assert model.config.max_position_embeddings == 512
+
+
+def test_weights_are_bf16_and_small():
+    path = NANO / "model.safetensors"
+    assert path.stat().st_size < 12e6
+    with safe_open(path, framework="pt") as stored:
+        assert {stored.get_tensor(name).dtype for name in stored.keys()} == {torch.bfloat16}  # noqa: SIM118
+
+
+def test_every_shipped_file_has_its_recorded_sha256(card):
+    for name, digest in card["files"].items():
+        assert hashlib.sha256((NANO / name).read_bytes()).hexdigest() == digest, name
+    shipped = {str(path.relative_to(NANO)) for path in NANO.rglob("*") if path.is_file()}
+    assert shipped == {*card["files"], "card.json", "README.md"}
+
+
+def test_the_card_states_what_was_measured(card):
+    page = (NANO / "README.md").read_text(encoding="utf-8")
+    for row in card["measured"].values():
+        assert f"{row['sampled'][0]:+.3f} ± {row['sampled'][1]:.3f}" in page
+    assert phrases.MATCH_PATTERN in page
+
+
+# --- tokenizer ------------------------------------------------------------------------------------------------------
+
+
+def test_digits_and_parentheses_stand_alone(tokenizer):
+    assert tokenizer.tokenize("1480 + 296") == ["1", "4", "8", "0", "Ġ+", "Ġ2", "9", "6"]
+    for token in tokenizer.get_vocab():
+        plain = token.lstrip("Ġ")
+        assert len(plain) == 1 or not any(mark in plain for mark in "0123456789()"), token
+    assert len(tokenizer(" (").input_ids) == len(tokenizer(")").input_ids) == 1
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_the_tokenizer_gives_text_back(tokenizer, text):
+    text = text.replace("<|endoftext|>", "")
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+def test_every_working_fits_in_a_thought(tokenizer):
+    rng = random.Random(0)
+    lengths = [
+        len(tokenizer(worked_prose.draw_figure(rng, kind, held_out=True).working).input_ids)
+        for kind in worked_prose.KINDS
+        for _ in range(200)
+    ]
+    assert max(lengths) < measure.LONGEST
+
+
+# --- corpus ---------------------------------------------------------------------------------------------------------
+
+
+def test_corpus_rows_are_licensed_and_distinct():
+    rows = corpus("real") + corpus("worked")
+    assert all(REDISTRIBUTABLE.fullmatch(row["licence"]) for row in rows)
+    assert all(row["licence"] == make_text.LICENCES[make_text.family(row["source"])] for row in rows)
+    assert len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == len(rows)
+    assert sum(path.stat().st_size for path in (NANO / "corpus").iterdir()) < 3e6
+
+
+def test_worked_prose_of_the_corpus_shows_no_working_and_no_learnt_product():
+    for row in corpus("worked"):
+        assert not re.search(r"[()+]|that is", row["text"])
+    for number in range(300):
+        for piece in worked_prose.draw_document(5, "midtrain", number, reckoned=0.0, held_out=True):
+            if piece.figure and piece.figure.kind == "product":
+                assert worked_prose.pair_is_held_out(*piece.figure.operands)
+
+
+def test_the_corpus_is_what_the_recipe_draws(card):
+    rows = list(make_text.worked_rows(card["inputs"]["seed"], 300))
+    assert rows == corpus("worked")[:300]
+
+
+def test_results_in_prose_are_right_and_found_by_the_pattern():
+    """Recomputed from the printed numbers alone: two, three or four operands stand in the sentence before the cue."""
+    seen = {2: 0, 3: 0, 4: 0}
+    for row in corpus("worked")[:1000]:
+        for found in re.finditer(phrases.MATCH_PATTERN, row["text"]):
+            operands = [int(n) for n in re.findall(r"\d+", found.group())]
+            result = int(re.match(r" (\d+) ", row["text"][found.end() :]).group(1))
+            seen[len(operands)] += 1
+            if len(operands) == 2:
+                assert result == operands[0] * operands[1]
+            elif len(operands) == 4:
+                assert result == sum(operands)
+            else:
+                containers, each, loose = sorted(operands)
+                assert result == containers * each + loose
+        assert len(re.findall(phrases.MATCH_PATTERN, row["text"])) == sum(
+            row["text"].count(cue) for cue in phrases.CUES
+        )
+    assert min(seen.values()) > 100
+
+
+def test_the_pattern_hardly_occurs_in_real_text():
+    assert sum(bool(re.search(phrases.MATCH_PATTERN, row["text"])) for row in corpus("real")) <= 3
+
+
+# --- the world ------------------------------------------------------------------------------------------------------
+
+
+def test_documents_depend_on_their_number_alone():
+    def draw(number: int) -> str:
+        return worked_prose.document_text(worked_prose.draw_document(3, "test", number, reckoned=0.3, held_out=False))
+
+    forwards = [draw(number) for number in range(50)]
+    assert forwards == [draw(number) for number in reversed(range(50))][::-1]
+    assert len(set(forwards)) == 50
+
+
+def test_notebooks_are_right():
+    for number in range(50):
+        for line in worked_prose.draw_notebook(1, "test", number).split("\n"):
+            values = {eval(side.replace(" x ", " * ")) for side in line.split(" = ")}
+            assert len(values) == 1, line
+
+
+@pytest.fixture(scope="module")
+def book(tokenizer):
+    documents = [np.array(tokenizer(row["text"]).input_ids, dtype=np.uint16) for row in corpus("real")[:40]]
+    return asides.Book(tokenizer.backend_tokenizer, documents)
+
+
+def without_asides(tokens: list[int], book: asides.Book) -> list[int]:
+    """Drop everything from a silent opening to the next close. Natural parentheses have no silent opening."""
+    out: list[int] = []
+    inside = False
+    for token in tokens:
+        if token == book.open | asides.SILENT:
+            inside = True
+        if not inside:
+            out.append(token)
+        if inside and token & (asides.SILENT - 1) == book.close:
+            inside = False
+    return out
+
+
+def test_text_goes_on_after_an_aside_as_if_nothing_had_been_said(book):
+    for number in range(60):
+        rng = random.Random(number)
+        plain, figures = [], {}
+        for piece in worked_prose.draw_document(1, "strew", number, reckoned=0.0, held_out=False):
+            if piece.figure:
+                figures[len(plain)] = piece.figure
+            plain += book.encode(piece.text)
+        strewn = asides.strew(rng, book, plain, figures, density=0.1)
+        assert without_asides(strewn, book) == plain
+        assert all(token < asides.SILENT for token in without_asides(strewn, book))
+
+
+def test_asides_before_results_have_the_stated_shares_and_only_true_workings_are_taught(book):
+    rng = random.Random(7)
+    counts = {"silent": 0, "working": 0}
+    for _ in range(4000):
+        figure = worked_prose.draw_figure(rng, "product", held_out=False)
+        opening, *inner, close = asides.aside_at_result(rng, book, book.encode("37 boxes of 48 pencils each"), figure)
+        assert opening == book.open | asides.SILENT
+        assert len(inner) <= asides.LONGEST
+        assert close & (asides.SILENT - 1) == book.close
+        text = book.tokenizer.decode([token & (asides.SILENT - 1) for token in inner])
+        taught = close < asides.SILENT
+        counts["silent"] += not taught
+        if taught and "+" in text:
+            assert text == figure.working
+            counts["working"] += inner[0] < asides.SILENT
+    shares = asides.AT_RESULTS
+    assert sum(shares.values()) == pytest.approx(1)
+    silent = shares["cut"] + shares["slip"] + shares["wrong guess"] + shares["foreign"]
+    assert counts["silent"] / 4000 == pytest.approx(silent, abs=0.03)
+    assert counts["working"] / 4000 == pytest.approx(shares["working"], abs=0.02)
+
+
+def test_shards_are_reproducible_and_exact_in_size(book):
+    first = asides.make_shard(1, 3, 5000, book)
+    assert first.shape == (5000,)
+    assert (first == asides.make_shard(1, 3, 5000, book)).all()
+    assert (first != asides.make_shard(1, 4, 5000, book)).any()
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_the_fast_forward_is_the_stock_forward():
+    small = train_model.build_model(300, 0, 1, train_model.SHAPE | {"num_hidden_layers": 2})
+    tokens = torch.randint(0, 300, (2, 21), generator=torch.Generator().manual_seed(0))
+    stock = small.model(tokens).last_hidden_state
+    torch.testing.assert_close(train_model.hidden_states(small, tokens, torch.float32), stock, rtol=1e-5, atol=1e-5)
+
+
+def test_silent_tokens_are_no_targets():
+    small = train_model.build_model(50, 0, 1, train_model.SHAPE | {"num_hidden_layers": 1})
+    rows = torch.randint(1, 50, (2, 12), generator=torch.Generator().manual_seed(0))
+    marked = rows.clone()
+    marked[:, 5:] |= asides.SILENT
+    full = torch.nn.functional.cross_entropy(small(rows).logits[:, :4].reshape(-1, 50), rows[:, 1:5].reshape(-1))
+    torch.testing.assert_close(train_model.stream_loss(small, marked), full)
+
+
+def test_muon_makes_matrices_nearly_orthogonal_and_moves_by_the_stated_amount():
+    stack = torch.randn(2, 24, 60, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(muon.orthogonal(stack))
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+    layer = torch.nn.Linear(60, 24)
+    before = layer.weight.detach().clone()
+    optimizer = muon.MuonWithAdamW(layer, torch.tensor(0.01), decay=0.0)
+    layer.weight.grad = stack[0].clone()
+    optimizer.step()
+    moved = (layer.weight.detach() - before).norm().item()
+    expected = 0.01 * 0.2 * 60**0.5 * 24**0.5  # an orthogonal 24 × 60 matrix has Frobenius norm √24
+    assert moved == pytest.approx(expected, rel=0.25)
+
+
+def write_gzip(path: Path, rows: list[dict[str, str]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def test_the_whole_recipe_runs_small_on_a_cpu(tmp_path, monkeypatch):
+    sentence = "The harbour of this small town was built by fishermen who had come from the north many years ago. "
+    rows = [
+        {"id": f"doc-{n}", "text": f"Town {n}\n\n" + sentence.replace("town", f"town {n}") * 4, "source": source}
+        for n, source in enumerate(["wikinews", "wikihow", "gutenberg_fiction", "nlab"] * 10)
+    ]
+    write_gzip(tmp_path / "in" / "web_curated.jsonl.gz", rows)
+    write_gzip(tmp_path / "in" / "arxiv.jsonl.gz", [rows[0] | {"id": "a", "source": "arxiv/cs.CL"}])
+    work = tmp_path / "work"
+    record = make_text.make(tmp_path / "in", work, seed=5, per_source=50, worked_documents=30)
+    assert set(record["pretrain_documents"]) | set(record["midtrain_passages"]) <= set(make_text.LICENCES)
+    trained_on = {row["id"] for row in measure.read_corpus(work, "pretrain_real")}
+    shipped = {row["id"].rsplit("-", 1)[0] for row in measure.read_corpus(work / "corpus", "real")}
+    assert shipped
+    assert not trained_on & shipped
+    again = make_text.make(tmp_path / "in", tmp_path / "again", seed=5, per_source=50, worked_documents=30)
+    assert again["written"] == record["written"]
+
+    trained = train_tokenizer.train(work / "pretrain_real.jsonl.gz", work / "tokenizer", 5, vocabulary=600, worked=300)
+    train_tokenizer.write_tokens(trained, work)
+    command = ["train_model.py", "--text", str(work), "--out", str(work / "model"), "--smoke", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", command)
+    log = train_model.train(train_model.parse())
+    assert log["steps"] == 4
+    assert np.isfinite(log["stream_loss"])
+
+    tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
+    small = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32).eval()
+    table = measure.measure(small, tokenizer, measure.all_places(work / "corpus", tokenizer, 4, seed=0), seed=0)
+    assert set(table) == set(measure.KINDS)
+
+
+# --- the design condition -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_the_plain_scorer_is_the_loss_of_the_written_out_row(model, tokenizer):
+    law = measure.thought_law(tokenizer)
+    text = "Anna packed 37 boxes of 48 pencils each, which makes"
+    place = plain_thoughts.Place(0, "x", tuple(tokenizer(text).input_ids), tuple(tokenizer(" 1776 pencils").input_ids))
+    other = plain_thoughts.Place(1, "x", place.before[3:], place.after)
+    thought = tokenizer("1480 + 296").input_ids
+    with torch.no_grad():
+        scored = plain_thoughts.losses(model, [place, other], [thought, []], law)
+        whole = tokenizer(text + " (1480 + 296) 1776 pencils", return_tensors="pt").input_ids
+        logits = model(whole).logits[0, -6:-1].log_softmax(-1)
+    assert scored[0].item() == pytest.approx(-logits.gather(1, whole[0, -5:, None]).mean().item(), abs=1e-4)
+
+
+@pytest.mark.model
+def test_the_design_condition_holds_on_a_sample(model, tokenizer, card):
+    """The true working helps by at least 0.2 nats a token; untrained thoughts hurt; the card's means are met."""
+    places = measure.all_places(NANO / "corpus", tokenizer, 24, seed=3)
+    table = measure.measure(model, tokenizer, places, seed=3)
+    for kind in measure.RESULT_KINDS:
+        assert table[kind]["working"][0] > 0.2
+        assert card["measured"][kind]["working"][0] > 0.2
+    sampled = [row["sampled"][0] for row in table.values()]
+    assert sum(sampled) / len(sampled) < 0
+    for kind, row in table.items():
+        stated, spread = card["measured"][kind]["sampled"]
+        wide = 5 * spread * (card["measured"][kind]["places"] / row["places"]) ** 0.5
+        assert row["sampled"][0] == pytest.approx(stated, abs=wide)
+    for kind in ("worked prose elsewhere", "real text"):
+        assert card["measured"][kind]["sampled"][0] > -0.3
