@@ -149,7 +149,8 @@ def _attention(kind: str, attention: str, side: TreeSide, reference: Outputs) ->
     other.thoughts = side.thoughts
     try:
         found = _of_tree(other)
-    except Exception as error:  # noqa: BLE001 - a compiler may be missing or fail in any way; what it said is reported
+    except Exception as error:
+        # FlexAttention is compiled, and a compiler may be missing or fail in any way: what it said is reported.
         if attention != "flex":
             raise
         yield Check(kind, "flex attention", None, None, f"cannot run: {type(error).__name__}: {error}"[:200])
