@@ -3,8 +3,16 @@
 import pytest
 import torch
 
-from tfive.credit.mixture import FixedWeight, Minimum, WeightInputs, fixed_mixture, mix
-from tfive.credit.moments import Occupation, displacement, energy, moment, saddle_integrand, split_by_text
+from tfive.credit.mixture import FixedWeight, MeanInputs, Minimum, WeightInputs, fixed_mixture, mix
+from tfive.credit.moments import (
+    CalibrationData,
+    Occupation,
+    displacement,
+    energy,
+    moment,
+    saddle_integrand,
+    split_by_text,
+)
 
 KAPPA, BETA, HORIZON = 0.1, 0.7, 6
 
@@ -102,3 +110,19 @@ def test_fixed_mixtures() -> None:
     assert torch.equal(Minimum().mixed(inputs, first, second), torch.minimum(first, second))
     assert Minimum().weight(inputs) is None
     assert fixed_mixture("learned") is None
+
+
+def test_rows_gather_a_shared_tensor_once() -> None:
+    shared = torch.arange(10.0).view(5, 1, 2)
+    zero, values = torch.zeros(5, 1), torch.zeros(5, 1, 2)
+    data = CalibrationData(
+        WeightInputs(shared, values, zero, zero[..., None], zero),
+        MeanInputs(shared, values, zero, zero, zero, zero[..., None]),
+        zero,
+        zero,
+        Occupation(torch.ones(5, 1, dtype=torch.bool), torch.arange(5), 1),
+    )
+    some = data.rows(torch.tensor([3, 1]))
+    assert torch.equal(some.weight_inputs.prefix_NTD, shared[[3, 1]])
+    assert some.weight_inputs.prefix_NTD is some.mean_inputs.prefix_NTD
+    assert some.occupation.text_N.tolist() == [3, 1]

@@ -104,7 +104,7 @@ def calibrate(
     trace: list[dict[str, float]] = []
     device = data.first_NT.device
     with forked(device):
-        seed_dropout(device, seed, "calibrate", window)
+        seed_dropout(seed, "calibrate", window)
         stream = _stream(learn, plan.batch, seed, window)
         for step in range(plan.steps + 1):
             if step % plan.evaluate_every == 0 or step == plan.steps:
@@ -170,10 +170,14 @@ def _ascend_mean(
 ) -> None:
     weight_head.eval()
     mean_head.train()
+    seen: CalibrationData | None = None
     for _ in range(steps):
         data = next(stream)
-        with torch.no_grad():
-            mixed = mix(weight_head(_inputs(data, state_only)), data.first_NT, data.second_NT)
+        if data is not seen:
+            # The weight stands still here, so a batch that comes again (one that holds everything) keeps its mixture.
+            with torch.no_grad():
+                mixed = mix(weight_head(_inputs(data, state_only)), data.first_NT, data.second_NT)
+            seen = data
         loss = -data.occupation.mean(moment(mean_head(data.mean_inputs), mixed))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tfive.chance import permutation
+from tfive.chance import permutation, philox
 from tfive.credit.mixture import MeanInputs
 from tfive.credit.moments import Occupation, moment, split_by_text
 from tfive.learn.clusters import Estimate
@@ -50,10 +50,10 @@ def text_order(text_N: Tensor, seed: int, role: str, window: int) -> Tensor:
     return torch.from_numpy(permutation(seed, role, window, torch.unique(text_N).numel()))
 
 
-def seed_dropout(device: torch.device, seed: int, role: str, window: int) -> None:
-    """Seeds torch's generator from the counter; call inside `torch.random.fork_rng` so that dropout repeats exactly."""
-    first = permutation(seed, f"{role}/dropout", window, 1 << 12)[:4]
-    torch.manual_seed(sum(int(n) << (12 * i) for i, n in enumerate(first)))
+def seed_dropout(seed: int, role: str, window: int) -> None:
+    """Seeds torch's generators from the counter; call inside `forked` so that dropout repeats exactly."""
+    words = philox(seed, f"{role}/dropout", window, 0)
+    torch.manual_seed(int(words[0]) << 31 ^ int(words[1]))
 
 
 def forked(device: torch.device) -> AbstractContextManager[None]:
@@ -84,7 +84,7 @@ def regress_mean(
     best, best_state, bad = -float("inf"), copy.deepcopy(head.state_dict()), 0
     held_out = stop if stop.numel() else fit
     with forked(target_NT.device):
-        seed_dropout(target_NT.device, seed, role, window)
+        seed_dropout(seed, role, window)
         stream = _stream(inputs.rows(fit), target_NT[fit], occupation.rows(fit), plan.batch, seed, role, window)
         for step in range(plan.steps + 1):
             if step % plan.evaluate_every == 0 or step == plan.steps:

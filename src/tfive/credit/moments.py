@@ -62,9 +62,17 @@ class CalibrationData:
     occupation: Occupation
 
     def rows(self, index: Tensor) -> CalibrationData:
+        """The same for some trajectories. A tensor that both heads read is gathered once and stays shared."""
+        gathered: dict[int, Tensor] = {}
+
+        def gather(tensor: Tensor) -> Tensor:
+            if id(tensor) not in gathered:
+                gathered[id(tensor)] = tensor[index]
+            return gathered[id(tensor)]
+
         return CalibrationData(
-            self.weight_inputs.rows(index),
-            self.mean_inputs.rows(index),
+            self.weight_inputs.map(gather),
+            self.mean_inputs.map(gather),
             self.first_NT[index],
             self.second_NT[index],
             self.occupation.rows(index),

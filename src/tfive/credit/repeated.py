@@ -38,7 +38,7 @@ def calibrate_repeated(
     beta = plan.multiplier_start
     trace: list[Mapping[str, float]] = []
     with forked(device):
-        seed_dropout(device, seed, "repeated", window)
+        seed_dropout(seed, "repeated", window)
         stream = batches(first_NM.shape[0], plan.batch, seed, "repeated", window)
         for step in range(plan.steps):
             rows = next(stream).to(device)
