@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from tfive.cli import _call
 from tfive.config import Config
+from tfive.credit.qualify import Qualifier
 from tfive.errors import UserError
 from tfive.learn.optimizer import MasterOptimizer
 from tfive.models.gate import PredictionGate
@@ -37,8 +38,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(home: Path) -> Path:
     """A whole tiny run with learned delimiters, so that every part there is has been trained."""
-    quick = ("window.qualify=1.0", "window.windows=1", "critic.head_lr=3e-2", "critic.lr=1e-3", "run.seed=2")
-    start.train(configure(home, *quick, "thought.delimiters=learned"), home / "run", quiet=True)
+    with pytest.MonkeyPatch.context() as patch:
+        # Critics of this size qualify by luck alone; here it only matters that the actor moves.
+        patch.setattr(Qualifier, "_judge", lambda *_: (True, "let through"))
+        start.train(configure(home, "window.windows=1", "thought.delimiters=learned"), home / "run", quiet=True)
     return home / "run"
 
 
