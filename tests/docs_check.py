@@ -101,7 +101,8 @@ def run(block: Block, folder: Path) -> str | None:
     else:
         lines = "\n".join(line for line in block.text.splitlines() if not line.startswith("make "))
         command = ["bash", "-euo", "pipefail", "-c", lines]
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "TFIVE_CACHE": str(folder / ".cache")}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
     )

@@ -17,7 +17,7 @@ from typer.main import get_command
 from tfive import cli
 from tfive.errors import RunFailed, UserError
 
-GROUPS = ("config", "data")
+GROUPS = ("config", "data", "bench")
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -68,6 +68,9 @@ def test_every_command_has_help_with_examples_that_name_it(
         (("config", "show", "nano", "--set", "thought.lenght=3"), "did you mean thought.length?"),
         (("config", "check", "nano", "--set", "gae.alpha=-1"), "gae.alpha = -1"),
         (("doctor", "nano", "--set", "model.name=nobody/knows"), "model.name = nobody/knows"),
+        (("bench", "engine", "--shape", "gpt-9"), "gpt-9"),
+        (("bench", "engine", "--repeats", "0"), "--repeats"),
+        (("bench", "selfcheck", "--device", "abacus"), "abacus"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(

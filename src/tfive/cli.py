@@ -12,24 +12,10 @@ import typer
 
 from tfive import __version__
 from tfive.errors import RunFailed, UserError
-
-Sources = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="PRESET|FILE.toml", help="Presets and TOML files, layered left to right.", show_default=False
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override one key, e.g. thought.length=8; may be repeated.",
-        show_default=False,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document for a program to read.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, only the result.")]
+from tfive.run.commands_bench import bench_app
+from tfive.run.commands_config import config_app
+from tfive.run.commands_data import data_app
+from tfive.run.options import AsJson, Overrides, Quiet, Sources, describe, fail
 
 app = typer.Typer(
     name="tfive",
@@ -41,15 +27,9 @@ app = typer.Typer(
     help="Teach a base language model short hidden thoughts that make plain text more predictable.",
     epilog="Start with: tfive doctor nano",
 )
-config_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show or check a resolved configuration.")
 app.add_typer(config_app, name="config")
-data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare a corpus, look at it, count it.")
 app.add_typer(data_app, name="data")
-
-
-def describe(summary: str, *examples: str) -> str:
-    """Help text of a command: what it does, then lines a reader can copy."""
-    return f"{summary}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
+app.add_typer(bench_app, name="bench")
 
 
 def _version(asked: bool) -> None:
@@ -67,49 +47,6 @@ def _root(
     """Options that stand before any command."""
 
 
-@config_app.command(
-    "show",
-    help=describe(
-        "Print the resolved configuration, each value with where it came from.",
-        "tfive config show nano",
-        "tfive config show qwen3.5-2b --set thought.length=8 --set 'thought.checkpoints=[4, 8]'",
-        "tfive config show nano --explain",
-        "tfive config show nano --json",
-    ),
-)
-def config_show(
-    sources: Sources = None,
-    overrides: Overrides = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Say above each key what it means.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Resolve and print."""
-    from tfive.run.show import show_config
-
-    print(show_config(sources or [], overrides or [], explain, as_json))
-
-
-@config_app.command(
-    "check",
-    help=describe(
-        "Check a configuration; every broken rule is one line, and the exit status is 2.",
-        "tfive config check nano",
-        "tfive config check nano --set gae.alpha=2.0",
-    ),
-)
-def config_check(sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Resolve and judge."""
-    from tfive.run.show import check_config
-
-    text, problems = check_config(sources or [], overrides or [], as_json)
-    if text:
-        print(text)
-    if problems:
-        for problem in problems if not as_json else ():
-            _fail(problem, 2)
-        raise typer.Exit(2)
-
-
 @app.command(
     help=describe(
         "Report Python, torch, devices, precision, optional packages, disk, and whether a preset fits in memory.",
@@ -123,67 +60,6 @@ def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson
     from tfive.run.doctor import report
 
     print(report(sources or [], overrides or [], as_json))
-
-
-@data_app.command(
-    "prepare",
-    help=describe(
-        "Read the sources, split and pack them, choose positions, and keep the result in the cache.",
-        "tfive data prepare nano",
-        "tfive data prepare nano --set text.workers=2",
-    ),
-)
-def data_prepare(
-    sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False, quiet: Quiet = False
-) -> None:
-    """Prepare, or find it prepared."""
-    from tfive.run.data import prepare
-
-    print(prepare(sources or [], overrides or [], as_json=as_json, quiet=quiet))
-
-
-@data_app.command(
-    "stats",
-    help=describe(
-        "Count sequences, documents, tokens and positions of each split, role and source.",
-        "tfive data stats nano",
-        "tfive data stats nano --json",
-    ),
-)
-def data_stats(
-    sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False, quiet: Quiet = False
-) -> None:
-    """Prepare if need be, then count."""
-    from tfive.run.data import stats
-
-    print(stats(sources or [], overrides or [], as_json=as_json, quiet=quiet))
-
-
-@data_app.command(
-    "inspect",
-    help=describe(
-        "Show sequences as text, with a mark after every position that gets a thought.",
-        "tfive data inspect nano",
-        "tfive data inspect nano --role actor --start 10 --count 1",
-        "tfive data inspect nano --split development --json",
-    ),
-)
-def data_inspect(
-    sources: Sources = None,
-    overrides: Overrides = None,
-    split: Annotated[str | None, typer.Option(help="train, calibration or development.", show_default=False)] = None,
-    role: Annotated[str | None, typer.Option(help="A role, e.g. actor.", show_default=False)] = None,
-    start: Annotated[int, typer.Option(help="First of the chosen sequences to show.")] = 0,
-    count: Annotated[int, typer.Option(help="How many to show.")] = 3,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Prepare if need be, then show."""
-    from tfive.run.data import inspect
-
-    chosen: dict[str, Any] = {"split": split, "role": role, "start": start, "count": count}
-    colour = sys.stdout.isatty()
-    print(inspect(sources or [], overrides or [], **chosen, as_json=as_json, quiet=quiet, colour=colour))
 
 
 @app.command(
@@ -290,11 +166,6 @@ def theory(
         raise typer.Exit(1)
 
 
-def _fail(message: str, status: int) -> int:
-    print(f"tfive: error: {' '.join(message.split())}", file=sys.stderr)
-    return status
-
-
 def _call(arguments: Sequence[str] | None) -> int:
     # BadParameter → UsageError → click's common base. typer carries its own copy of click in some versions and the
     # separate package in others, so the base is reached through the one name typer exports in all of them.
@@ -304,18 +175,18 @@ def _call(arguments: Sequence[str] | None) -> int:
             args=list(arguments) if arguments is not None else None, prog_name="tfive", standalone_mode=False
         )
         # typer turns Ctrl-C into this status without a word
-        return _fail("interrupted", 130) if result == 130 else result if isinstance(result, int) else 0
+        return fail("interrupted", 130) if result == 130 else result if isinstance(result, int) else 0
     except UserError as error:
-        return _fail(str(error), 2)
+        return fail(str(error), 2)
     except RunFailed as error:
-        return _fail(str(error), 1)
+        return fail(str(error), 1)
     except usage_errors as error:
         return _usage(error)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", 130)
+        return fail("interrupted", 130)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{where}{error.strerror or error}", 2)
+        return fail(f"{where}{error.strerror or error}", 2)
 
 
 def _usage(error: Any) -> int:
@@ -326,7 +197,7 @@ def _usage(error: Any) -> int:
         print(message)
         return 2
     path = context.command_path if context is not None else "tfive"
-    return _fail(f"{message} (see: {path} --help)", 2)
+    return fail(f"{message} (see: {path} --help)", 2)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,38 @@
+"""What the commands share: their common options, their help text, and how a failure is told."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+Sources = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="PRESET|FILE.toml", help="Presets and TOML files, layered left to right.", show_default=False
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key, e.g. thought.length=8; may be repeated.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document for a program to read.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, only the result.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+def describe(summary: str, *examples: str) -> str:
+    """Help text of a command: what it does, then lines a reader can copy."""
+    return f"{summary}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
+
+
+def fail(message: str, status: int) -> int:
+    """Tell what went wrong in one line on standard error; returns the exit status."""
+    print(f"tfive: error: {' '.join(message.split())}", file=sys.stderr)
+    return status
