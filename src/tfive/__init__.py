@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tfive.errors import UserError as UserError
     from tfive.models.load import load_model as load_model
     from tfive.models.thinker import ThoughtModel as ThoughtModel
+    from tfive.run.start import train as train
 
 __version__ = "0.1.0"
 
@@ -20,10 +21,11 @@ _HOME = {
     "ThoughtModel": "tfive.models.thinker",
     "UserError": "tfive.errors",
     "load_model": "tfive.models.load",
+    "train": "tfive.run.start",
 }
 """Public name → module it lives in; imported when first used, so that `import tfive` costs nothing."""
 
-__all__ = ["Config", "RunFailed", "ThoughtModel", "UserError", "load_model"]
+__all__ = ["Config", "RunFailed", "ThoughtModel", "UserError", "load_model", "train"]
 
 
 def __getattr__(name: str) -> Any:
