@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tfive.run.build import thought_plan
 from tfive.run.checkpoint import CheckpointStore
 from tfive.run.export import export
 from tfive.run.train import CHECKPOINTS, save_config
+from tfive.text.settings import KINDS
 
 TEXT = "7 river mill farm ( boat grain ) salt paper town count apple letter ."
 ROW = torch.arange(1, 30)[None]
@@ -88,6 +90,17 @@ def test_a_run_becomes_a_model_that_thinks(trained: Path, tmp_path: Path) -> Non
     assert found.thoughts
     assert bool(found.mixed.isfinite().all())
     assert len(model.generate("7 river", max_new_tokens=5, show=True).ids) == 5
+
+
+def test_every_number_of_a_run_is_explained(trained: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "diagnostics.md").read_text("utf-8")
+    explained = set(re.findall(r"`([a-z_0-9]+)`", page))
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text("utf-8").splitlines()]
+    keys = {key for line in lines for key in line} - {"step", "seconds", "event", "detail"}
+    kinds = "|".join(KINDS)
+    plain = {re.sub(rf"(_interval)?(\.\d+)*$|_({kinds})$", "", key.removeprefix("development.")) for key in keys}
+    assert {"r2", "offset", "thought_gain"} <= plain
+    assert sorted(plain - explained) == []
 
 
 def test_the_plan_is_the_one_the_run_trained_with(home: Path, trained: Path) -> None:
