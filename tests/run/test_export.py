@@ -28,6 +28,8 @@ from tfive.run.export import export
 from tfive.run.train import CHECKPOINTS, save_config
 from tfive.text.settings import KINDS
 
+pytestmark = pytest.mark.model
+
 TEXT = "7 river mill farm ( boat grain ) salt paper town count apple letter ."
 ROW = torch.arange(1, 30)[None]
 
