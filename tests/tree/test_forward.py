@@ -225,3 +225,24 @@ def test_the_centre_is_the_mean_score_under_the_sampling_law() -> None:
             wanted += q[action] * (log_new[action] - log_old[action]).exp().detach() * score
     assert apart(found, wanted) < 1e-9
     assert nothing.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", *HYBRID])
+def test_fused_norms_compute_what_the_modules_compute(family: str) -> None:
+    case = random_case(5)
+    stock = TreeModel(tiny(family, torch.float64), case.plan, EngineSettings(fused_norms="off"))
+    fused = TreeModel(stock.model, case.plan, EngineSettings(fused_norms="on"))
+    with fused.backbone._attached():
+        pass
+    assert fused.backbone._fused, "no norm of this family was recognised"
+    left, right = outputs(stock, case.texts, case.thoughts), outputs(fused, case.texts, case.thoughts)
+    assert any(not torch.equal(left[name], right[name]) for name in left), "the fused kernel was never used"
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=2e-6, atol=2e-6)
+
+
+def test_other_norms_are_left_alone() -> None:
+    backbone = TreeModel(tiny("gpt2"), random_case(5).plan, EngineSettings(fused_norms="on")).backbone
+    with backbone._attached():
+        pass
+    assert backbone._fused == []

@@ -82,7 +82,8 @@ class TreeModel:
             raise ValueError("learned delimiters need a Delimiters module")
         self.model, self.plan, self.delimiters = model, plan, delimiters
         self.engine = engine or EngineSettings()
-        self.backbone = Backbone(model)
+        choice = self.engine.fused_norms
+        self.backbone = Backbone(model, lambda device: choice == "on" or (choice == "auto" and device.type == "cuda"))
         self._samplers: dict[Any, Sampler] = {}
         self._forbidden_V: Tensor | None = None
         self._rule: Any = None

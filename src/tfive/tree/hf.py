@@ -86,8 +86,10 @@ def _is_recurrent(module: nn.Module) -> bool:
 class Backbone:
     """A transformers model, with or without a vocabulary head, as something to run tree rows through."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, fuse: Callable[[torch.device], bool] = lambda _: False) -> None:
+        """`fuse` says on which devices root-mean-square norms are computed by one kernel instead of the model's seven."""
+        self.model, self._fuse = model, fuse
+        self._fused: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] | None = None
         self.base: Any = model.base_model
         self.config: Any = self.base.config
         self.blocks = self._find_blocks()
@@ -198,8 +200,13 @@ class Backbone:
 
     @contextmanager
     def _attached(self) -> Iterator[None]:
-        """Our attention in place of the model's own, and recurrent layers handed to the pass."""
+        """Our attention in place of the model's own, recurrent layers handed to the pass, norms fused where asked."""
         with self._attending_by(IMPLEMENTATION), ExitStack() as patches:
+            if self._fuse(next(self.base.parameters()).device):
+                if self._fused is None:
+                    self._fused = [(m, f) for m in self.base.modules() if (f := _fused_norm(m)) is not None]
+                for module, forward in self._fused:
+                    patches.enter_context(_replaced(module, forward))
             for module in self.recurrent.values():
                 patches.enter_context(_replaced(module, _mixing(module)))
             yield
@@ -217,6 +224,37 @@ class Backbone:
             return checkpoint(attached, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
         return block
+
+
+@torch.no_grad()
+def _fused_norm(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """A one-kernel forward for a root-mean-square norm, None for any other module.
+
+    What counts is what the module computes, not what it is called: with its weight, or with one plus it.
+    """
+    m: Any = module
+    epsilon = getattr(m, "variance_epsilon", getattr(m, "eps", None))
+    weight = m._parameters.get("weight")
+    if epsilon is None or weight is None or weight.ndim != 1 or len(m._parameters) != 1 or m._modules:
+        return None
+    shape = (weight.shape[0],)
+
+    def plain(hidden_states: Tensor) -> Tensor:
+        return F.rms_norm(hidden_states, shape, m.weight, epsilon)
+
+    def shifted(hidden_states: Tensor) -> Tensor:
+        return F.rms_norm(hidden_states, shape, 1.0 + m.weight, epsilon)
+
+    trial = torch.randn(8, *shape, generator=torch.Generator().manual_seed(0)).to(weight)
+    try:
+        wanted = m(trial)
+    except TypeError:
+        return None  # it asks for more than hidden states: another kind of norm
+    tolerance = 2e-2 if weight.dtype in (torch.bfloat16, torch.float16) else 1e-5
+    for forward in (plain, shifted):
+        if torch.allclose(forward(trial), wanted, rtol=tolerance, atol=tolerance):
+            return forward
+    return None
 
 
 def _mixing(module: nn.Module) -> Callable[..., Tensor]:

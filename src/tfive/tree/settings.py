@@ -75,6 +75,8 @@ class EngineSettings(Section):
     """Bytes of float32 vocabulary logits held at once when `head_chunk` is 0."""
     max_nodes: int = Field(0, ge=0)
     """Most branch nodes of one text in one scoring pass (0: twice the text's); more are scored in several passes."""
+    fused_norms: Literal["auto", "on", "off"] = "auto"
+    """Compute root-mean-square norms by one kernel instead of several: `auto` does so on CUDA, where launches cost."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of keeping its activations."""
     cuda_graphs: bool = True
