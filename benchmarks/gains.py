@@ -1,0 +1,330 @@
+"""Gains of a model that never learned to think, with every control, and the tree against plain rows on its weights.
+
+    python benchmarks/gains.py --model MODEL.gguf --corpus web.jsonl.gz=85 math.jsonl.gz=15 --texts 40 --out gains.json
+
+Texts are the first `--tokens` tokens of documents that are at least as long, drawn at random from each file in
+proportion to its share, one text per document. The plain side of the comparison is the stock model in float32, one row
+per thought, without a tree, a cache or padding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import hashlib
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+from tfive import __version__, chance
+from tfive.config import Config
+from tfive.errors import UserError
+from tfive.models.load import Loaded, load_model
+from tfive.rollout.gains import Gains, measure
+from tfive.run.build import thought_plan
+from tfive.text.candidates import apportion
+from tfive.text.items import Chooser
+from tfive.text.settings import Positions, Source, Where
+from tfive.text.sources import Reader, SourceFile, local_files
+from tfive.text.tokens import TextTokenizer
+from tfive.tree.forward import TreeModel
+from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.probe import admit
+from tfive.tree.settings import SamplingSettings, ThoughtSettings
+
+DELIMITERS: dict[str, dict[str, str]] = {
+    "parenthesis": {"open": " (", "close": ")"},
+    "none": {"delimiters": "none"},
+    "dashes": {"open": "---", "close": "---"},
+    "blank-line": {"open": "\n\n", "close": "\n\n"},
+}
+READ_AHEAD = 64
+"""Documents tokenized at a time while looking for long enough ones."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The texts of a measurement, and what says which they are."""
+
+    texts: TextBatch
+    source_B: list[str]
+    files: list[dict[str, Any]]
+    sha256: str
+
+
+def arguments(given: list[str] | None) -> argparse.Namespace:
+    """What was typed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", required=True, help="a .gguf file, a model folder, a hub id or nano")
+    parser.add_argument("--corpus", required=True, nargs="+", help="FILE or FILE=SHARE; .jsonl, .jsonl.gz, .txt, …")
+    parser.add_argument("--only", help="FIELD=START: only rows whose field starts so")
+    parser.add_argument("--texts", type=int, default=40)
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of a text")
+    parser.add_argument("--positions", type=int, default=8, help="most positions of a text")
+    parser.add_argument("--length", type=int, default=12, help="tokens of a thought")
+    parser.add_argument("--checkpoints", type=int, nargs="+", default=[4, 8, 12])
+    parser.add_argument("--horizon", type=int, default=16)
+    parser.add_argument("--delimiters", nargs="+", choices=DELIMITERS, default=["parenthesis"])
+    parser.add_argument("--plain-texts", type=int, default=3, help="texts of the tree-against-plain part (0: none)")
+    parser.add_argument("--rows", type=int, default=2, help="texts in one pass")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, help="the JSON file; without it only the table is shown")
+    return parser.parse_args(given)
+
+
+def sources_of(asked: argparse.Namespace) -> list[tuple[SourceFile, float]]:
+    """The corpus files with their shares."""
+    where = None
+    if asked.only is not None:
+        field, sign, start = asked.only.partition("=")
+        if not (field and sign and start):
+            raise UserError(f"--only {asked.only!r}: write FIELD=START")
+        where = Where(field=field, at_least=start, below=start + "\U0010ffff")
+    found = []
+    for number, text in enumerate(asked.corpus):
+        path, sign, share = text.rpartition("=")
+        if not sign:
+            path, share = text, "1"
+        try:
+            weight = float(share)
+        except ValueError as error:
+            raise UserError(f"--corpus {text!r}: the share {share!r} is not a number") from error
+        if not 0 < weight < float("inf"):
+            raise UserError(f"--corpus {text!r}: the share must be above 0")
+        files = local_files(Source(name=f"source-{number}", path=path, where=where))
+        if len(files) != 1:
+            raise UserError(f"--corpus {text!r}: {len(files)} files; name each by itself")
+        found.append((files[0], weight))
+    return found
+
+
+def first_tokens(file: SourceFile, window: int, count: int, asked: argparse.Namespace, tokenizer: TextTokenizer) -> Any:
+    """The beginnings of `count` documents of `file` in a random order, and how many were too short; `[count, S]`."""
+    documents = [text for _, text in Reader().documents(file)]
+    order = chance.permutation(asked.seed, "gains/documents", window, len(documents)).tolist()
+    rows: list[Any] = []
+    short = 0
+    for start in range(0, len(order), READ_AHEAD):
+        for ids in tokenizer.encode([documents[i] for i in order[start : start + READ_AHEAD]]):
+            if len(rows) == count:
+                return np.stack(rows), short
+            if len(ids) >= asked.tokens:
+                rows.append(ids[: asked.tokens])
+            else:
+                short += 1
+    if len(rows) < count:
+        raise UserError(f"{file.name}: {len(rows)} documents of {asked.tokens} tokens, {count} are needed")
+    return np.stack(rows), short
+
+
+def sample_texts(asked: argparse.Namespace, loaded: Loaded) -> Sampled:
+    """Texts of all files in a random order with uniform positions, one document each."""
+    tokenizer = TextTokenizer.of(loaded.tokenizer)
+    sources = sources_of(asked)
+    parts, files, names = [], [], []
+    for number, count in enumerate(apportion(asked.texts, [share for _, share in sources])):
+        file, share = sources[number]
+        facts: dict[str, Any] = {"name": file.name, "sha256": file.digest(), "share": share, "texts": count}
+        if count:
+            rows, facts["shorter_documents_passed_over"] = first_tokens(file, number, count, asked, tokenizer)
+            parts.append(rows)
+        names += [file.name] * count
+        files.append(facts)
+    order = chance.permutation(asked.seed, "gains/texts", 0, asked.texts)
+    tokens_BS = np.concatenate(parts)[order].astype(np.int64)
+    chooser = Chooser(Positions(per_text=asked.positions), asked.horizon, asked.seed, tokenizer)
+    positions_BP = np.full((asked.texts, asked.positions), -1, dtype=np.int64)
+    for row, tokens_S in enumerate(tokens_BS):
+        chosen = [p for p, _ in chooser.row(row, tokens_S, np.zeros_like(tokens_S), None)]
+        positions_BP[row, : len(chosen)] = chosen
+    items_BP = np.where(positions_BP >= 0, np.arange(positions_BP.size).reshape(positions_BP.shape), -1)
+    digest = hashlib.sha256(tokens_BS.astype("<i8").tobytes() + positions_BP.astype("<i8").tobytes()).hexdigest()
+    tokens, positions, items = (torch.from_numpy(array) for array in (tokens_BS, positions_BP, items_BP))
+    texts = TextBatch(tokens, torch.zeros_like(tokens), positions, items)
+    return Sampled(texts, [names[i] for i in order.tolist()], files, digest)
+
+
+def plan_of(asked: argparse.Namespace, name: str, loaded: Loaded) -> ThoughtPlan:
+    """The plan a run would make of these thoughts."""
+    settings: dict[str, Any] = {"length": asked.length, "checkpoints": asked.checkpoints, "horizon": asked.horizon}
+    thought = ThoughtSettings.model_validate(settings | DELIMITERS[name])
+    return thought_plan(Config().model_copy(update={"thought": thought}), loaded)
+
+
+def gains_report(gains: Gains, select_I: Tensor | None = None) -> dict[str, Any]:
+    """Means with their text-clustered errors and intervals. The model is its own base: those gains say nothing new."""
+    chosen_I = torch.ones_like(gains.text_I, dtype=torch.bool) if select_I is None else select_I
+    found: dict[str, Any] = {}
+    for name, estimate in gains.estimates(chosen_I).items():
+        if name not in ("gain_vs_base", "no_thought_drift"):
+            found[name] = {"mean": estimate.mean, "error": estimate.error, "interval_95": list(estimate.interval())}
+    gain_I = gains.per_item()["thought_gain"][chosen_I].double()
+    found["thought_gain_sd_over_positions"] = float(gain_I.std()) if len(gain_I) > 1 else None
+    found["useful_fraction"] = float((gain_I > 0).double().mean())
+    found["items"], found["texts"] = len(gain_I), int(gains.text_I[chosen_I].unique().numel())
+    return found
+
+
+def measured(engine: TreeModel, sampled: Sampled, asked: argparse.Namespace) -> tuple[dict[str, Any], Thoughts]:
+    """The gains of one delimiter, all together and file by file, and the thoughts."""
+    texts = sampled.texts.to(engine.device)
+    names = sorted(set(sampled.source_B))
+    number_B1 = torch.tensor([names.index(name) for name in sampled.source_B])[:, None]
+    unknown_BR = torch.full_like(texts.positions_BP, float("nan"), dtype=torch.float32)
+    gains, thoughts = measure(
+        engine,
+        texts,
+        SamplingSettings(),
+        base_no_thought_BR=unknown_BR,
+        kind_BP=number_B1.expand_as(texts.positions_BP),
+        seed=asked.seed,
+        rows=asked.rows,
+    )
+    found = gains_report(gains)
+    if len(names) > 1:
+        found["by_file"] = {name: gains_report(gains, gains.kind_I == i) for i, name in enumerate(names)}
+    return found, thoughts
+
+
+def plain_rows(model: Any, plan: ThoughtPlan, texts: TextBatch, thoughts: Thoughts) -> dict[str, list[Tensor]]:
+    """The same numbers from the stock model, each thought a row of token ids of its own, read whole."""
+
+    def log_prob(row: list[int], count: int, forbidden: list[int]) -> Tensor:
+        """Log-probability of the last `count` ids of a row."""
+        logits = model(input_ids=torch.tensor([row], device=model.device), use_cache=False).logits[0].float()
+        logits = logits[-count - 1 : -1]
+        logits[:, forbidden] = float("-inf")
+        return logits.log_softmax(-1)[torch.arange(count), torch.tensor(row[-count:])].cpu()
+
+    found: dict[str, list[Tensor]] = {"thought_log_prob": [], "checkpoint_loss": [], "no_thought_loss": []}
+    for b, r in thoughts.valid_BR.nonzero().tolist():
+        text, p = texts.tokens_BS[b].tolist(), int(texts.positions_BP[b, r // plan.group])
+        before, after = text[: p + 1], text[p + 1 : p + 1 + plan.horizon]
+        opened = [*before, *plan.open_ids]
+        z = thoughts.tokens_BRT[b, r].tolist()
+        found["thought_log_prob"].append(log_prob(opened + z, plan.length, list(plan.forbidden_ids)))
+        rows = [[*opened, *z[:tau], *plan.close_ids, *after] for tau in plan.checkpoints]
+        losses = [-log_prob(row, len(after), []).mean() for row in rows]
+        found["checkpoint_loss"].append(torch.stack(losses))
+        found["no_thought_loss"].append(-log_prob([*before, *after], len(after), []).mean())
+    return found
+
+
+@torch.no_grad()
+def against_plain(engine: TreeModel, stock: Any, texts: TextBatch, thoughts: Thoughts) -> dict[str, Any]:
+    """Largest and mean absolute differences between the tree and plain rows."""
+    valid = thoughts.valid_BR
+    scores, recomputed = engine.score(texts, thoughts), engine.policy(texts, thoughts).need("log_prob_BRT")
+    plain = plain_rows(stock, engine.plan, texts, thoughts)
+    ours = {
+        "thought_log_prob": recomputed[valid],
+        "sampled_thought_log_prob": thoughts.log_q_BRT[valid],
+        "checkpoint_loss": scores.losses_BRK[valid],
+        "no_thought_loss": scores.no_thought_BR[valid],
+    }
+    found: dict[str, Any] = {"texts": len(texts.tokens_BS), "thoughts": int(valid.sum())}
+    for name, values in ours.items():
+        theirs = torch.stack(plain[name.removeprefix("sampled_")]).double()
+        apart = (values.double().cpu() - theirs).abs()
+        found[name] = {
+            "max_abs": float(apart.max()),
+            "mean_abs": float(apart.mean()),
+            "plain_mean": float(theirs.mean()),
+            "count": apart.numel(),
+        }
+    return found
+
+
+def command_of(asked: argparse.Namespace) -> str:
+    """The command with all its defaults, without the folders of the machine it ran on."""
+    words = ["python", "benchmarks/gains.py"]
+    for name, value in vars(asked).items():
+        values = value if isinstance(value, list) else [value]
+        if value is not None:
+            shown = [Path(str(v)).name if Path(str(v)).is_absolute() else str(v) for v in values]
+            words += [f"--{name.replace('_', '-')}", *shown]
+    return " ".join(words)
+
+
+def origin(asked: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:
+    """Which model, which software, which command."""
+    path = Path(asked.model)
+    return {
+        "model": loaded.name,
+        "model_sha256": hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None,
+        "compute": str(loaded.model.dtype).removeprefix("torch."),
+        "device": str(next(loaded.model.parameters()).device),
+        "threads": torch.get_num_threads(),
+        "seed": asked.seed,
+        "command": command_of(asked),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "tfive": __version__,
+        },
+    }
+
+
+def report_of(asked: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
+    """Everything that was asked for."""
+    began = time.perf_counter()
+    loaded = load_model(asked.model, dtype=torch.float32, device=asked.device)
+    sampled = sample_texts(asked, loaded)
+    report = origin(asked, loaded)
+    report["text"] = {"tokens": asked.tokens, "only": asked.only, "files": sampled.files, "sha256": sampled.sha256}
+    report["thought"] = {name: getattr(asked, name) for name in ("length", "checkpoints", "horizon", "positions")}
+    report["sampling"] = SamplingSettings().model_dump()
+    # The stock side is a copy made before anything of ours has touched the model.
+    stock = copy.deepcopy(loaded.model)
+    report["gains"] = {}
+    for name in asked.delimiters:
+        engine = TreeModel(loaded.model, plan_of(asked, name, loaded))
+        report["gains"][name], thoughts = measured(engine, sampled, asked)
+        report["gains"][name]["delimiters"] = DELIMITERS[name]
+        say(line_of(name, report["gains"][name]))
+        if name == asked.delimiters[0] and asked.plain_texts:
+            report["admission"] = asdict(admit(engine, asked.tokens + engine.plan.reach))
+            few = min(asked.plain_texts, asked.texts)
+            some = sampled.texts.rows(0, few).to(engine.device)
+            report["tree_against_plain"] = against_plain(engine, stock, some, thoughts.rows(0, few))
+            say(json.dumps(report["tree_against_plain"]))
+    report["seconds"] = round(time.perf_counter() - began, 1)
+    return report
+
+
+def line_of(name: str, found: dict[str, Any]) -> str:
+    """One line of the table."""
+    shown = ("thought_gain", "other_gain", "content_gain", "empty_gain", "random_gain")
+    parts = [f"{key} {found[key]['mean']:+.3f} ± {found[key]['error']:.3f}" for key in shown]
+    return f"{name}: {', '.join(parts)}, useful {found['useful_fraction']:.1%} of {found['items']}"
+
+
+def main(given: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    asked = arguments(given)
+    if asked.out is not None and not asked.out.parent.is_dir():
+        raise UserError(f"--out {asked.out}: there is no folder {asked.out.parent}; make it first")
+    report = report_of(asked, print)
+    if asked.out is not None:
+        asked.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(f"gains.py: {error}", file=sys.stderr)
+        sys.exit(2)
