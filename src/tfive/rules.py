@@ -233,3 +233,23 @@ def there_is_text(config: Config) -> str | None:
     if config.text.sources:
         return None
     return "text.sources = []: no text; name a preset or give a source, e.g. [[text.sources]] with name and path"
+
+
+@rule
+def parity_has_no_probes(config: Config) -> str | None:
+    """Probes continue begun thoughts, which parity sampling cannot."""
+    if not config.sampling.parity or config.window.probe == 0:
+        return None
+    return f"window.probe = {config.window.probe:g}: parity sampling draws whole thoughts; set window.probe = 0"
+
+
+@rule
+def bounds_hold_by_construction(config: Config) -> str | None:
+    """Hoeffding limits and certificates need bounds on the actual signal, which bounded heads give."""
+    key = "certified" if config.calibration.certified else "bounds"
+    if config.calibration.bounds != "enforce" and not config.calibration.certified:
+        return None
+    if config.critic.bounded and config.heads.mean_bound is not None:
+        return None
+    value = "true" if key == "certified" else "enforce"
+    return f"calibration.{key} = {value}: nothing bounds the signal; set critic.bounded = true and heads.mean_bound"

@@ -95,11 +95,11 @@ class CalibrationSettings(Section):
     multiplier_start: float = Field(1.0, ge=0)
     """β before the first step of the first window."""
 
-    mean_steps: int = Field(4, ge=1)
-    """Steps of the mean head per step of the weight."""
+    mean_steps: int = Field(1, ge=1)
+    """Steps of the mean response's moving part per step of the weight."""
 
     warm_steps: int = Field(400, ge=0)
-    """Longest regression of the mean head before the weight moves."""
+    """Longest regression of each part of the mean response before the weight moves."""
 
     weight_decay: float = Field(1e-2, ge=0)
     """AdamW decay of both heads."""
@@ -130,6 +130,9 @@ class CalibrationSettings(Section):
 
     sensitivity_bound: float | None = Field(None, ge=0)
     """Upper bound B on the mean update factor, for certified mode."""
+
+    cross_fit: bool = True
+    """Report the cross-fitted offset of the mixture and the average, visible and hidden parts, on validation texts."""
 
     folds: int = Field(2, ge=2)
     """Folds of texts of the cross-fitted offset."""

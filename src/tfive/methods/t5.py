@@ -15,7 +15,7 @@ from tfive.credit.mixture import FixedWeight, LearnedWeight, Mixture, fixed_mixt
 from tfive.credit.pilot import PilotNormaliser
 from tfive.credit.qualify import Qualifier, r_squared, r_squared_per_step
 from tfive.credit.settings import CalibrationSettings, PilotSettings, QualifySettings
-from tfive.credit.validate import Validator
+from tfive.credit.validate import SignalBounds, Validator, certify
 from tfive.errors import RunFailed
 from tfive.learn.settings import ActorSettings
 from tfive.models.settings import CriticSettings
@@ -131,7 +131,8 @@ class T5:
         if self.stage == "head warm-up" and self.step >= settings.head_passes:
             critics.unfreeze()
             self._enter("full warm-up")
-            self.qualifier.reset("the critics' blocks were unfrozen")
+            for event in self.qualifier.reset("the critics' blocks were unfrozen"):
+                self._tell(f"qualification: {event.kind}", event.detail)
         if self.step < settings.passes + (settings.head_passes if self.window == 1 and self.attempt == 0 else 0):
             return "fit"
         parts.snapshots.renew("critics")
@@ -203,10 +204,19 @@ class T5:
         parts = self.parts
         judging, judged = self._judged("head_validate")
         data = parts.calibrator.data(judging, judged, self._normaliser())
-        verdict = self.validator.judge(candidate, data, f"window {self.window}")
+        settings, bounds = self.settings.calibration, self._signal_bounds()
+        enforced = settings.bounds == "enforce"
+        verdict = self.validator.judge(candidate, data, f"window {self.window}", bounds, enforced)
         self.mixture = verdict.mixture
         parts.snapshots.renew("validation")
         self.report |= calibration_numbers(verdict, candidate, data)
+        if settings.cross_fit:
+            self.report |= parts.calibrator.offsets(data, verdict.mixture, self.window)
+        if settings.certified:
+            certificate = certify(
+                verdict.bounds, settings.approximation_bound, settings.optimisation_bound, settings.sensitivity_bound
+            )
+            self.report |= {"risk_upper": certificate.risk_upper, "drift_upper": certificate.drift_upper}
         if not verdict.accepted:
             self._tell(f"validation: {verdict.reason}", f"the fixed average is used; Ĉ/Q̂ = {verdict.retention}")
 
@@ -256,6 +266,18 @@ class T5:
         }
         self.held = {}
         return "open"
+
+    def _signal_bounds(self) -> SignalBounds | None:
+        """|Ã| ≤ K and |h| ≤ K_h where construction enforces them: bounded critics and a bounded mean head.
+
+        A GAE is a convex mixture of n-step advantages Φ_{t+n} − Φ_t + V(s_{t+n}) − V(s_t), so |A| ≤ 2c_r + 4c_r.
+        """
+        settings, parts, normaliser = self.settings, self.parts, self._normaliser()
+        mean_bound = parts.calibrator.mean_head.bound
+        if settings.calibration.bounds == "off" or not settings.critic.bounded or mean_bound is None:
+            return None
+        largest = 6 * parts.rollout.reward.clip
+        return SignalBounds((largest + abs(normaliser.mean)) / normaliser.deviation, mean_bound)
 
     def _judged(self, role: str) -> tuple[Trajectories, Judged]:
         """A role's fresh trajectories with both GAEs from the frozen critics, and the critics' features of them."""
@@ -309,7 +331,8 @@ class T5:
         self.qualifier.load_state_dict(state["qualifier"])
         self.validator.load_state_dict(state["validator"])
         self.normaliser = PilotNormaliser.from_state_dict(state["normaliser"]) if state["normaliser"] else None
-        self.held = {role: Trajectories.from_state(held) for role, held in state["held"].items()}
+        device = parts.rollout.engine.device
+        self.held = {role: Trajectories.from_state(held).to(device) for role, held in state["held"].items()}
         for part in ("snapshots", "rollout", "critics", "calibrator", "actor"):
             getattr(parts, part).load_state_dict(state[part])
         if parts.gate is not None:

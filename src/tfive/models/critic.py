@@ -8,6 +8,7 @@ model's and is read once per trajectory (`FrozenBase.read`), then used by both c
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,6 +74,16 @@ class Shared:
         """The same on another device, e.g. kept on the host between passes."""
         lower = None if self.lower is None else replace(self.lower, hidden_BND=self.lower.hidden_BND.to(device))
         return Shared(None if self.features_BRTD is None else self.features_BRTD.to(device), lower)
+
+    @staticmethod
+    def gathered(parts: Sequence[Shared], size: int, index: Tensor) -> Shared:
+        """What belongs to the texts `index` (rising), when `parts` hold `size` texts each."""
+        first = parts[0]
+        picked = [(parts[int(part)], index[index // size == part] - part * size) for part in (index // size).unique()]
+        features = None if first.features_BRTD is None else torch.cat([p.features_BRTD[i] for p, i in picked])  # type: ignore[index]
+        if first.lower is None:
+            return Shared(features)
+        return Shared(features, replace(first.lower, hidden_BND=torch.cat([p.lower.hidden_BND[i] for p, i in picked])))  # type: ignore[union-attr]
 
     def rows(self, start: int, stop: int) -> Shared:
         """What belongs to the texts `start … stop−1`."""

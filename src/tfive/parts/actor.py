@@ -49,11 +49,15 @@ class Actor:
         *,
         seed: int,
         rows: int,
+        parity: bool = False,
         patience: int = 3,
     ) -> None:
+        """`parity`: ratios one text at a time, as in parity sampling. `patience`: how many skipped updates in a row end
+        the run."""
         self.engine, self.optimizer = engine, optimizer
         self.settings, self.ratio, self.anchor = actor, ratio, anchor
-        self.seed, self.rows, self.patience = seed, rows, patience
+        self.seed, self.rows, self.parity, self.patience = seed, rows, parity, patience
+        self.skipped = 0
 
     def minibatches(self, texts: int, window: int, reuse: int) -> list[Tensor]:
         """The rows of each optimizer step of one pass over the window's texts: a fresh order per pass."""
@@ -66,9 +70,10 @@ class Actor:
         policy_sums = self._policy_pass(trajectories, centring) if policy else None
         anchor, conditioned = self._anchor_pass(trajectories)
         report = self.optimizer.step()
-        if not report.applied and self.optimizer.skipped >= self.patience:
+        self.skipped = 0 if report.applied else self.skipped + 1
+        if self.skipped >= self.patience:
             raise RunFailed(
-                f"{self.optimizer.skipped} actor updates had gradients that are not finite (last norm "
+                f"{self.skipped} actor updates in a row had gradients that are not finite (last norm "
                 f"{report.gradient_norm}); lower optimizer.lr or look at the reward scale"
             )
         sums = policy_sums or dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
@@ -90,7 +95,7 @@ class Actor:
         total = int(trajectories.mask_BRT.sum())
         sums = dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
         for some in _parts(trajectories, self.rows):
-            output = self.engine.policy(some.texts, some.thoughts, centring=centring)
+            output = self.engine.policy(some.texts, some.thoughts, centring=centring, parity=self.parity)
             advantage_BRT = some.need("advantage_BRT")
             terms = policy_terms(
                 output.need("log_prob_BRT"),
@@ -144,6 +149,7 @@ class Actor:
         state: dict[str, Any] = {
             "model": dict(self.engine.model.state_dict()),
             "optimizer": self.optimizer.state_dict(),
+            "skipped": self.skipped,
         }
         if self.engine.delimiters is not None:
             state["delimiters"] = dict(self.engine.delimiters.state_dict())
@@ -154,6 +160,7 @@ class Actor:
         if self.engine.delimiters is not None:
             self.engine.delimiters.load_state_dict(state["delimiters"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.skipped = int(state["skipped"])
 
 
 def _parts(trajectories: Trajectories, rows: int) -> Iterator[Trajectories]:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from tfive.credit.calibrate import CalibrationPlan, Candidate, calibrate
-from tfive.credit.mixture import MeanInputs, Mixture, WeightInputs
+from tfive.credit.drift import offset_split
+from tfive.credit.mean import cross_fit_offset
+from tfive.credit.mixture import FixedWeight, MeanInputs, Mixture, WeightInputs
 from tfive.credit.moments import CalibrationData, Occupation
 from tfive.credit.pilot import PilotNormaliser
 from tfive.credit.settings import CalibrationSettings
@@ -45,6 +47,7 @@ class Calibrator:
             width=settings.weight_width,
             depth=settings.layers,
             action_width=heads.action_width,
+            dropout=settings.dropout,
             seed=seed,
         )
         self.mean_head = MeanHead(
@@ -58,6 +61,7 @@ class Calibrator:
         )
         self.weight_head.to(engine.device)
         self.mean_head.to(engine.device)
+        self._untrained = copy.deepcopy(self.mean_head)
         self.multiplier: float | None = None
 
     def fresh_weight_head(self) -> WeightHead:
@@ -116,6 +120,41 @@ class Calibrator:
         )
         self.multiplier = candidate.multiplier
         return candidate
+
+    def offsets(self, data: CalibrationData, mixture: Mixture, window: int) -> dict[str, float]:
+        """The cross-fitted offset of the mixture and of the fixed average, with what visible inputs alone explain.
+
+        Each is a lower bound on R in expectation, from mean heads refitted for that very mixture on other texts.
+        """
+        plan, folds = CalibrationPlan.of(self.settings).mean_plan(), self.settings.folds
+        found: dict[str, float] = {}
+        for name, rule in (("mixture", mixture), ("average", FixedWeight())):
+            mixed = rule.mixed(data.weight_inputs, data.first_NT, data.second_NT)
+            total, visible = (
+                cross_fit_offset(
+                    self._fresh_mean_head, inputs, mixed, data.occupation, plan, folds, self.seed, window
+                ).value_NT
+                for inputs in (data.mean_inputs, data.mean_inputs.visible())
+            )
+            occupation = data.occupation
+            split = offset_split(
+                occupation.per_trajectory(total), occupation.per_trajectory(visible), occupation.text_N
+            )
+            found |= {
+                f"cross_fit_{name}": split.total.mean,
+                f"cross_fit_{name}_error": split.total.error,
+                f"cross_fit_{name}_visible": split.visible.mean,
+                f"cross_fit_{name}_hidden": split.hidden.mean,
+            }
+        return found
+
+    def _fresh_mean_head(self) -> MeanHead:
+        """A mean head that has learned nothing yet, with this window's input moments."""
+        head = copy.deepcopy(self._untrained)
+        for path in ("prefix", "scoring"):
+            getattr(head, path).standardize.load_state_dict(getattr(self.mean_head, path).standardize.state_dict())
+        head.scalars.load_state_dict(self.mean_head.scalars.state_dict())
+        return head
 
     def advantage(
         self, trajectories: Trajectories, judged: Judged, normaliser: PilotNormaliser, mixture: Mixture

@@ -44,6 +44,8 @@ class TwinCritics:
         self.base, self.critics, self.settings = base, critics, settings
         self.alpha, self.seed, self.rows = alpha, seed, rows
         self.head_only = settings.adapt != "head"
+        if settings.head_passes == 0:
+            self.head_only = False
         self.optimizers = [self._optimizer(critic) for critic in critics]
         self._read: tuple[Tensor, list[Shared]] | None = None
 
@@ -87,8 +89,11 @@ class TwinCritics:
             some = trajectories.rows(part)
             for number, critic in enumerate(self.critics):
                 views[number].append(critic.judge(self._features(critic, some, read), some.mask_BRT))
+        values_2BRT = torch.stack([torch.cat([v.values_BRT for v in one]) for one in views])
+        if not bool(torch.isfinite(values_2BRT).all()):
+            raise RunFailed(f"a critic diverged: values of the {trajectories.role} set are not finite; lower critic.lr")
         return Judged(
-            torch.stack([torch.cat([v.values_BRT for v in one]) for one in views]),
+            values_2BRT,
             torch.stack([torch.cat([v.hidden_BRTE for v in one]) for one in views]),
         )
 
@@ -106,19 +111,20 @@ class TwinCritics:
 
         `frozen_2BRT` is the pre-fit prediction that the clipped loss stays near. Minibatches are whole texts.
         """
-        texts = len(trajectories.texts.tokens_BS)
+        texts, size = len(trajectories.texts.tokens_BS), self.rows
         totals = [[0.0, 0.0], [0.0, 0.0]]
         shared = self.shared(trajectories)
-        groups = [torch.arange(part.start, part.stop) for part in micro_batches(texts, self.rows)]
-        order = chance.permutation(self.seed, f"critic/{number}", window, len(groups))
-        for step in np.array_split(order, min(self.settings.minibatches, len(groups))):
+        order = chance.permutation(self.seed, f"critic/{number}", window, texts)
+        for step in np.array_split(order, min(self.settings.minibatches, texts)):
+            chosen = torch.from_numpy(np.sort(step))
             for critic in range(2):
-                chosen = [g for g in step if self._sees(critic, trajectories, groups[g]).any()]
-                count = sum(int(self._mask(critic, trajectories, groups[g]).sum()) for g in chosen)
+                own = chosen[self._sees(critic, trajectories, chosen).cpu()]
+                count = int(trajectories.mask_BRT[own].sum())
                 if not count:
                     continue
-                for g in chosen:
-                    loss = self._loss(critic, trajectories, groups[g], shared[g], frozen_2BRT, warmup)
+                for rows in own.split(size):
+                    read = Shared.gathered(shared, size, rows)
+                    loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
                     (loss / count).backward()
                     totals[critic][0] += float(loss.detach())
                 totals[critic][1] += count
@@ -135,13 +141,11 @@ class TwinCritics:
         per_text = trajectories.texts.items_BP.shape[1]
         return (first_item_B // per_text) % 2 == critic
 
-    def _mask(self, critic: int, trajectories: Trajectories, rows: Tensor) -> Tensor:
-        return trajectories.mask_BRT[rows] & self._sees(critic, trajectories, rows)[:, None, None]
-
     def _loss(
         self, critic: int, trajectories: Trajectories, rows: Tensor, read: Shared, frozen_2BRT: Tensor, warmup: bool
     ) -> Tensor:
-        some, mask = trajectories.rows(rows), self._mask(critic, trajectories, rows)
+        some = trajectories.rows(rows)
+        mask = some.mask_BRT
         own = self.critics[critic]
         value = own.judge(self._features(own, some, read), some.mask_BRT).values_BRT
         target = some.need("returns_BRT").to(value.dtype)

@@ -37,9 +37,10 @@ class Probe:
         *,
         continuations: int,
         clip: tuple[float, float],
+        denominator: str = "recomputed",
     ) -> None:
         self.rollout, self.critics, self.calibrator = rollout, critics, calibrator
-        self.continuations, self.clip = continuations, clip
+        self.continuations, self.clip, self.denominator = continuations, clip, denominator
         self.engine = rollout.engine
         if self.engine.plan.group != 1:
             raise ValueError("probes continue single thoughts; the plan's group must be 1")
@@ -81,7 +82,7 @@ class Probe:
         )
         scored = score(self.engine, probe, rows=rollout.rows, snapshots=rollout.snapshots.current("scorer"))
         rollout.telemetry.count(
-            "probe",
+            "extra",
             trajectories=scored.count,
             generated_tokens=int(scored.mask_BRT.sum()),
             scored_tokens=int(scored.need("checkpoint_mask_BRK").sum()) * plan.horizon,
@@ -97,7 +98,8 @@ class Probe:
         """Drift of the update the present weights would make on the probed actions; `moment` is `first` or `last`."""
         advantage_NM, average_NM = self._probed(probe, probe.need("advantage_BRT")), self._average(probe, normaliser)
         log_new, score_BRD = self._scores(probe)
-        ratio_NM = self._contexts(probe, (log_new - self._at_step(probe, probe.need("log_old_BRT"))).exp())
+        recorded = probe.thoughts.log_q_BRT if self.denominator == "sampler" else probe.need("log_old_BRT")
+        ratio_NM = self._contexts(probe, (log_new - self._at_step(probe, recorded)).exp())
         score_NMD = self._contexts(probe, score_BRD)
         text_N = self._contexts(probe, probe.texts.items_BP.amax(1)[:, None].expand_as(probe.thoughts.valid_BR))[:, 0]
         found = drift_report(advantage_NM, ratio_NM, score_NMD, text_N, *self.clip)
@@ -108,6 +110,9 @@ class Probe:
             f"probe_clip_fraction_{moment}": found.clip_fraction,
             f"drift_bound_estimate_{moment}": found.drift_bound,
         }
+        if found.mean_induced_square is not None:
+            out[f"drift_mean_induced_square_{moment}"] = found.mean_induced_square.mean
+            out[f"drift_mean_induced_square_error_{moment}"] = found.mean_induced_square.error
         if moment == "first":
             paired = offset_difference(advantage_NM, average_NM, text_N)
             fixed = offset(average_NM, text_N)

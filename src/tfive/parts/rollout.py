@@ -73,7 +73,7 @@ class Rollout:
         tokens = int(scored.mask_BRT.sum())
         segments = int(scored.need("checkpoint_mask_BRK").sum()) + scored.count
         self.telemetry.count(
-            role,
+            "extra" if role == "probe" else role,
             trajectories=scored.count,
             generated_tokens=tokens,
             actor_tokens=tokens if role == "actor" else 0,
@@ -114,7 +114,8 @@ class Rollout:
     def _check(self, scored: Trajectories) -> None:
         """Name what would otherwise surface much later: losses that are no numbers, thoughts that are all alike."""
         losses = scored.need("losses_BRK")[scored.need("checkpoint_mask_BRK")]
-        if not bool(torch.isfinite(losses).all()):
+        plain = scored.need("no_thought_BR")[scored.thoughts.valid_BR]
+        if not (bool(torch.isfinite(losses).all()) and bool(torch.isfinite(plain).all())):
             raise RunFailed(
                 f"the {scored.role} set of window {scored.window} has continuation losses that are not finite"
             )

@@ -12,6 +12,7 @@ from tfive.config import Config
 from tfive.learn.optimizer import MasterOptimizer
 from tfive.methods.t5 import T5, T5Parts, T5Settings
 from tfive.models.critic import FrozenBase, build_pair
+from tfive.models.critic_files import load_critics
 from tfive.models.load import Loaded
 from tfive.parts.actor import Actor
 from tfive.parts.calibration import Calibrator
@@ -82,9 +83,12 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
         seed=seed,
         rows=rows,
     )
+    pair = build_pair(frozen, plan, config.critic, engine=config.engine, reward_clip=config.reward.clip, seed=seed)
+    if config.critic.start is not None:
+        load_critics(config.critic.start, pair)
     critics = TwinCritics(
         FrozenBase(frozen, plan, config.critic, config.engine),
-        build_pair(frozen, plan, config.critic, engine=config.engine, reward_clip=config.reward.clip, seed=seed),
+        pair,
         config.critic,
         alpha=config.gae.alpha,
         seed=seed,
@@ -94,7 +98,14 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
     calibrator = Calibrator(engine, features, config.heads, config.calibration, seed=seed, rows=rows)
     gate = Gate(engine.width, config.gate, seed=seed, device=engine.device) if config.gate.enabled else None
     clip = (config.actor.clip_low, config.actor.clip_high)
-    probe = Probe(rollout, critics, calibrator, continuations=config.calibration.continuations, clip=clip)
+    probe = Probe(
+        rollout,
+        critics,
+        calibrator,
+        continuations=config.calibration.continuations,
+        clip=clip,
+        denominator=config.ratio.denominator,
+    )
     settings = T5Settings(config.window, config.critic, config.qualify, config.pilot, config.calibration, config.actor)
     parts = T5Parts(
         rollout, critics, calibrator, actor, snapshots, telemetry, gate, probe if config.window.probe else None
@@ -120,6 +131,7 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan) -> Actor:
         config.anchor,
         seed=config.run.seed,
         rows=config.run.texts_per_pass,
+        parity=config.sampling.parity,
     )
 
 

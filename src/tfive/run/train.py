@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,11 +14,12 @@ from typing import Any
 
 from tfive.config import Config
 from tfive.errors import RunFailed, UserError
+from tfive.models.critic_files import save_critics
 from tfive.run.build import Workshop
 from tfive.run.checkpoint import CheckpointStore
 from tfive.run.recorder import Recorder
 
-CONFIG, SUMMARY, CHECKPOINTS = "config.toml", "summary.json", "checkpoints"
+CONFIG, SUMMARY, CHECKPOINTS, CRITICS = "config.toml", "summary.json", "checkpoints", "critics"
 
 WindowCallback = Callable[[dict[str, Any]], None]
 
@@ -60,6 +62,9 @@ class Loop:
                 if self._stop is not None:
                     raise Stopped(f"{self._stop}: saved in {self.folder}; go on with: tfive resume {self.folder}")
         summary = self.summary()
+        critics = self.shop.method.parts.critics
+        shutil.rmtree(self.folder / CRITICS, ignore_errors=True)
+        save_critics(self.folder / CRITICS, critics.critics, [optimizer.masters() for optimizer in critics.optimizers])
         (self.folder / SUMMARY).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", "utf-8")
         return summary
 
@@ -67,8 +72,8 @@ class Loop:
         try:
             return self.shop.method.advance()
         except RunFailed as error:
-            self.save()
-            raise RunFailed(f"{error} (state saved in {self.folder})") from error
+            # The failed micro-step left half-done work behind; the last checkpoint is the state to go on from.
+            raise RunFailed(f"{error} (the last checkpoint is in {self.folder / CHECKPOINTS})") from error
 
     def _close_window(self) -> None:
         config, method = self.shop.config, self.shop.method

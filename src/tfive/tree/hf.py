@@ -87,7 +87,7 @@ class Backbone:
     """A transformers model, with or without a vocabulary head, as something to run tree rows through."""
 
     def __init__(self, model: PreTrainedModel, fuse: Callable[[torch.device], bool] = lambda _: False) -> None:
-        """`fuse` says on which devices root-mean-square norms are computed by one kernel instead of the model's seven."""
+        """`fuse` says on which devices root-mean-square norms are computed by one kernel, not the model's seven."""
         self.model, self._fuse = model, fuse
         self._fused: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] | None = None
         self.base: Any = model.base_model
