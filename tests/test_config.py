@@ -225,6 +225,7 @@ def test_every_rule_has_a_name_and_can_break() -> None:
             "optimizer.warmup_steps=999999",
             "actor.minibatches=999",
             "calibration.bounds=enforce",
+            "sampling.parity=true",
         ],
         ["method=ntp", "anchor.next_token=0", "optimizer.bf16_update=stochastic", "model.compute=float32"],
         ["text.sources=[]"],
