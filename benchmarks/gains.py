@@ -17,7 +17,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,11 @@ from torch import Tensor
 from tfive import __version__, chance
 from tfive.config import Config
 from tfive.errors import UserError
+from tfive.learn.clusters import Estimate, clustered_mean
 from tfive.models.load import Loaded, load_model
 from tfive.rollout.gains import Gains, measure
+from tfive.rollout.sample import micro_batches
+from tfive.rollout.trajectory import last_loss
 from tfive.run.build import thought_plan
 from tfive.text.candidates import apportion
 from tfive.text.items import Chooser
@@ -76,6 +79,9 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--horizon", type=int, default=16)
     parser.add_argument("--delimiters", nargs="+", choices=DELIMITERS, default=["parenthesis"])
     parser.add_argument("--plain-texts", type=int, default=3, help="texts of the tree-against-plain part (0: none)")
+    parser.add_argument(
+        "--same-text", action="store_true", help="also score a thought of the same text's next position"
+    )
     parser.add_argument("--rows", type=int, default=2, help="texts in one pass")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
@@ -168,12 +174,44 @@ def gains_report(gains: Gains, select_I: Tensor | None = None) -> dict[str, Any]
     found: dict[str, Any] = {}
     for name, estimate in gains.estimates(chosen_I).items():
         if name not in ("gain_vs_base", "no_thought_drift"):
-            found[name] = {"mean": estimate.mean, "error": estimate.error, "interval_95": list(estimate.interval())}
+            found[name] = estimate_report(estimate)
     gain_I = gains.per_item()["thought_gain"][chosen_I].double()
     found["thought_gain_sd_over_positions"] = float(gain_I.std()) if len(gain_I) > 1 else None
     found["useful_fraction"] = float((gain_I > 0).double().mean())
     found["items"], found["texts"] = len(gain_I), int(gains.text_I[chosen_I].unique().numel())
     return found
+
+
+def shifted(thoughts: Thoughts) -> Thoughts:
+    """Every branch with the thought of the next position of its own text (the last with the first's)."""
+    tokens_BRT = thoughts.tokens_BRT.clone()
+    for row, valid_R in enumerate(thoughts.valid_BR):
+        branch = valid_R.nonzero()[:, 0]
+        if len(branch) < 2:
+            raise UserError(f"--same-text: text {row} has {len(branch)} positions, two are needed; make texts longer")
+        tokens_BRT[row, branch] = thoughts.tokens_BRT[row, branch.roll(-1)]
+    return replace(thoughts, tokens_BRT=tokens_BRT)
+
+
+@torch.no_grad()
+def same_text_report(engine: TreeModel, texts: TextBatch, own: Thoughts, gains: Gains, rows: int) -> dict[str, Any]:
+    """What a thought of another position of the same text costs, and by how much one's own is better than it."""
+    lent, parts = shifted(own), []
+    for part in micro_batches(len(texts.tokens_BS), rows):
+        scores = engine.score(texts.rows(part.start, part.stop), lent.rows(part.start, part.stop))
+        parts.append(last_loss(scores.losses_BRK, scores.mask_BRK))
+    loss_I = torch.cat(parts)[own.valid_BR].float().cpu()
+    differences = {
+        "same_text_gain": gains.no_thought_I - loss_I,
+        "content_gain_against_same_text": loss_I - gains.own_I,
+        "other_text_minus_same_text_loss": gains.other_I - loss_I,
+    }
+    return {name: estimate_report(clustered_mean(value_I, gains.text_I)) for name, value_I in differences.items()}
+
+
+def estimate_report(estimate: Estimate) -> dict[str, Any]:
+    """A mean with its text-clustered error and interval."""
+    return {"mean": estimate.mean, "error": estimate.error, "interval_95": list(estimate.interval())}
 
 
 def measured(engine: TreeModel, sampled: Sampled, asked: argparse.Namespace) -> tuple[dict[str, Any], Thoughts]:
@@ -192,6 +230,8 @@ def measured(engine: TreeModel, sampled: Sampled, asked: argparse.Namespace) -> 
         rows=asked.rows,
     )
     found = gains_report(gains)
+    if asked.same_text:
+        found |= same_text_report(engine, texts, thoughts, gains, asked.rows)
     if len(names) > 1:
         found["by_file"] = {name: gains_report(gains, gains.kind_I == i) for i, name in enumerate(names)}
     return found, thoughts
@@ -251,7 +291,9 @@ def command_of(asked: argparse.Namespace) -> str:
     words = ["python", "benchmarks/gains.py"]
     for name, value in vars(asked).items():
         values = value if isinstance(value, list) else [value]
-        if value is not None:
+        if value is True:
+            words.append(f"--{name.replace('_', '-')}")
+        elif value is not None and value is not False:
             shown = [Path(str(v)).name if Path(str(v)).is_absolute() else str(v) for v in values]
             words += [f"--{name.replace('_', '-')}", *shown]
     return " ".join(words)
@@ -306,7 +348,8 @@ def report_of(asked: argparse.Namespace, say: Callable[[str], None]) -> dict[str
 
 def line_of(name: str, found: dict[str, Any]) -> str:
     """One line of the table."""
-    shown = ("thought_gain", "other_gain", "content_gain", "empty_gain", "random_gain")
+    shown = ["thought_gain", "other_gain", "content_gain", "empty_gain", "random_gain"]
+    shown += [key for key in ("same_text_gain", "content_gain_against_same_text") if key in found]
     parts = [f"{key} {found[key]['mean']:+.3f} ± {found[key]['error']:.3f}" for key in shown]
     return f"{name}: {', '.join(parts)}, useful {found['useful_fraction']:.1%} of {found['items']}"
 

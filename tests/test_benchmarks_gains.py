@@ -92,7 +92,7 @@ def test_the_report_holds_what_it_promises(
     script: ModuleType, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "gains.json"
-    assert script.main(words(place, "--delimiters", *script.DELIMITERS, "--out", str(out))) == 0
+    assert script.main(words(place, "--same-text", "--delimiters", *script.DELIMITERS, "--out", str(out))) == 0
     report = json.loads(out.read_text("utf-8"))
     assert set(report["gains"]) == set(script.DELIMITERS)
     for found in report["gains"].values():
@@ -110,6 +110,7 @@ def test_the_report_holds_what_it_promises(
     assert report["gains"]["none"]["empty_gain"]["mean"] == pytest.approx(0, abs=1e-5)
     assert report["gains"]["dashes"]["empty_gain"]["mean"] != pytest.approx(0, abs=1e-3)
     assert "/" not in report["command"].replace("benchmarks/gains.py", "")
+    assert " --same-text --rows 2 " in report["command"]
     assert report["admission"]["dtype"] == "float32"
     assert "thought_gain" in capsys.readouterr().out
 
@@ -163,6 +164,23 @@ def test_rows_can_be_left_out_by_a_field(script: ModuleType, place: Path) -> Non
         script.sample_texts(asked, loaded)
     asked.corpus = asked.corpus[:1]
     assert set(script.sample_texts(asked, loaded).source_B) == {"first.jsonl.gz"}
+
+
+def test_a_thought_of_the_same_text_is_another_positions(script: ModuleType, place: Path) -> None:
+    asked = script.arguments(words(place, "--same-text", "--plain-texts", "0"))
+    found = script.report_of(asked, lambda line: None)["gains"]["parenthesis"]
+    own, same, content = (
+        found[name]["mean"] for name in ("thought_gain", "same_text_gain", "content_gain_against_same_text")
+    )
+    assert content == pytest.approx(own - same, abs=1e-6)
+    assert content != pytest.approx(0, abs=1e-6)
+    tokens_BRT = torch.arange(12).view(2, 3, 2)
+    valid_BR = torch.tensor([[True, True, True], [True, True, False]])
+    nothing = torch.zeros(2, 3)
+    thoughts = script.Thoughts(tokens_BRT, nothing, valid_BR, nothing, nothing)
+    assert script.shifted(thoughts).tokens_BRT[..., 0].tolist() == [[2, 4, 0], [8, 6, 10]]
+    with pytest.raises(UserError, match="text 1 has 1 positions"):
+        script.shifted(script.replace(thoughts, valid_BR=torch.tensor([[True, True, False], [True, False, False]])))
 
 
 @pytest.mark.parametrize(
