@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tfive.credit.judge import Judge
+from tfive.credit.judge import Judge, Snapshot
 from tfive.credit.mean import MeanPlan, batches, forked, regress_mean, seed_dropout, text_order
-from tfive.credit.mixture import LearnedWeight, WeightInputs, mix
+from tfive.credit.mixture import FixedWeight, LearnedWeight, MeanInputs, WeightInputs, mix
 from tfive.credit.moments import CalibrationData, displacement, energy, moment, saddle_integrand, split_by_text
 
 
@@ -27,7 +26,7 @@ class CalibrationPlan:
     mean_lr: float = 1e-3
     multiplier_lr: float = 0.1
     multiplier_start: float = 1.0
-    mean_steps: int = 4
+    mean_steps: int = 1
     warm_steps: int = 400
     weight_decay: float = 1e-2
     stop_share: float = 0.25
@@ -51,17 +50,59 @@ class CalibrationPlan:
         )
 
 
+class Response(nn.Module):
+    """The mean response h(c) = s·h̄(c) + (w(s, ā) − ½)·Δ̂(c) + g(c), which follows the weight by construction.
+
+    h̄ predicts the fixed average and is shrunk by s; Δ̂ predicts the critics' disagreement; ā is one fixed, average
+    action, so that nothing of the sampled one is seen; g takes up what the sampled action's weight adds in the mean.
+    """
+
+    def __init__(self, average: nn.Module, gap: nn.Module, shift: nn.Module, weight: nn.Module) -> None:
+        super().__init__()
+        self.average, self.gap, self.shift, self.weight = average, gap, shift, weight
+        self.share = 1.0
+        self.action_E: Tensor | None = None
+        self.log_prob: Tensor | None = None
+
+    def set_action(self, inputs: WeightInputs, mask_NT: Tensor) -> None:
+        """Takes ā and its log-probability from the valid steps of some data."""
+        self.action_E, self.log_prob = inputs.action_NTE[mask_NT].mean(0), inputs.log_prob_NT[mask_NT].mean()
+
+    def lean(self, inputs: MeanInputs) -> Tensor:
+        """w(s, ā) − ½."""
+        if self.action_E is None or self.log_prob is None:
+            raise ValueError("the response needs its average action first")
+        shape = inputs.time_NT.shape
+        action, log_prob = self.action_E.expand(*shape, -1), self.log_prob.expand(shape)
+        fixed = WeightInputs(inputs.prefix_NTD, inputs.value_NT2, inputs.time_NT, action, log_prob)
+        out: Tensor = self.weight(fixed) - 0.5
+        return out
+
+    def moved(self, inputs: MeanInputs) -> Tensor:
+        """E[(w − ½)Δ | c]: what the weight adds to the average's conditional mean."""
+        out: Tensor = self.lean(inputs) * self.gap(inputs) + self.shift(inputs)
+        return out
+
+    def forward(self, inputs: MeanInputs) -> Tensor:
+        out: Tensor = self.share * self.average(inputs) + self.moved(inputs)
+        return out
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """A frozen weight with its mean response, ready for one independent validation. Nothing here trains any more."""
+    """A frozen mixture with its mean response, ready for one independent validation. Nothing here trains any more."""
 
-    mixture: LearnedWeight
+    mixture: LearnedWeight | FixedWeight
+    """The learned weight; the fixed average when no look at the kept-back texts saw a smaller offset."""
     mean_head: nn.Module
     multiplier: float
     risk: float
-    """Largest held-out moment any snapshot of h found for this weight: what the early stop minimised."""
+    """Moment of the mean response on the kept-back texts: a lower bound on the offset in expectation."""
     step: int
     trace: list[dict[str, float]] = field(default_factory=list)
+    change: float = 0.0
+    """Change of the offset against the fixed average on the kept-back texts, R(w) − R(½) (before selection's
+    optimism)."""
 
 
 def calibrate(
@@ -74,141 +115,197 @@ def calibrate(
     *,
     state_only: bool = False,
     multiplier: float | None = None,
-    optimizers: tuple[torch.optim.Optimizer, torch.optim.Optimizer] | None = None,
 ) -> Candidate:
-    """Descends in w, ascends in h and the projected β on single trajectories; returns copies frozen at the best step.
+    """Descends in w, ascends in h and the projected β on single trajectories; returns copies frozen at the best look.
 
-    h starts from a regression on the initial mixture and takes `mean_steps` steps per step of w, since the saddle
-    gradient is that of R only while h is near its optimum. Held-out texts choose the step: every snapshot of w is
-    judged by the most critical snapshot of h (so a forgetful h cannot flatter a weight) and must respect the retention
-    constraint there. The given heads (and optimizers) are left where training ended, as starting points for the next
-    window.
+    The best response splits exactly, h* = E[Ā | c] + E[(w − ½)Δ | c]. The first part is noisy and does not move with w:
+    it is regressed once, stopped early on other texts and shrunk to what it explains there, so that it cannot go on
+    memorising while w moves. The second has little noise and follows w by `mean_steps` steps per step of the weight.
+    The given heads are left at the chosen look as starting points for the next window.
     """
     if not 0 <= plan.kappa < 1:
         raise ValueError(f"kappa must lie in [0, 1), got {plan.kappa}")
     text_N = data.occupation.text_N
-    order = text_order(text_N, seed, "calibrate/split", window)
-    fit, stop = split_by_text(text_N, [1 - plan.stop_share, plan.stop_share], order)
-    kept = data.rows(stop if stop.numel() else fit)
-    judge = Judge(kept, plan.kappa)
-    weight_optimizer, mean_optimizer = optimizers or (
-        torch.optim.AdamW(weight_head.parameters(), lr=plan.weight_lr, weight_decay=plan.weight_decay, fused=True),
-        torch.optim.AdamW(mean_head.parameters(), lr=plan.mean_lr, weight_decay=plan.weight_decay, fused=True),
+    fit, stop = split_by_text(
+        text_N, [1 - plan.stop_share, plan.stop_share], text_order(text_N, seed, "calibrate/split", window)
     )
-    learn = data.rows(fit)
-    _warm_start(weight_head, mean_head, learn, plan, seed, window, state_only)
-    beta = plan.multiplier_start if multiplier is None else multiplier
-    # The constraint is measured in units of the signal, so that β's pace does not depend on the advantages' scale.
-    signal = float(learn.occupation.mean(energy(learn.first_NT, learn.second_NT)))
-    pace = plan.multiplier_lr / signal if signal > 0 else 0.0
-    trace: list[dict[str, float]] = []
-    device = data.first_NT.device
-    with forked(device):
+    learn, kept = data.rows(fit), data.rows(stop if stop.numel() else fit)
+    response = _respond(weight_head, mean_head, learn, kept, plan, seed, window, state_only)
+    loop = _Loop(
+        weight_head, response, learn, plan, state_only, plan.multiplier_start if multiplier is None else multiplier
+    )
+    judge, trace = Judge(kept, plan.kappa), []
+    with forked(data.first_NT.device):
         seed_dropout(seed, "calibrate", window)
-        stream = _stream(learn, plan.batch, seed, window)
+        stream = batches(learn.occupation.count, plan.batch, seed, "calibrate", window)
         for step in range(plan.steps + 1):
             if step % plan.evaluate_every == 0 or step == plan.steps:
-                outputs = _outputs(weight_head, mean_head, kept, state_only)
-                trace.append({"step": float(step), **judge.look(*outputs, (weight_head, mean_head), beta)})
+                trace.append({"step": float(step), **_look(judge, loop, kept)})
                 if stop.numel() and judge.stale >= plan.patience:
                     break
             if step < plan.steps:
-                _ascend_mean(weight_head, mean_head, mean_optimizer, stream, plan.mean_steps, state_only)
-                excess = _descend_weight(
-                    weight_head, mean_head, weight_optimizer, next(stream), beta, plan.kappa, state_only
-                )
-                beta = max(0.0, beta + pace * excess)
-    best = judge.choose(only_last=not stop.numel())
-    weight_copy = _frozen(weight_head, best.snapshot.weight_state)
-    mixture = LearnedWeight(weight_copy, state_only, "state" if state_only else "learned")
-    chosen = int(trace[best.number]["step"])
-    frozen_mean = _frozen(mean_head, best.mean_state)
-    return Candidate(mixture, frozen_mean, best.snapshot.multiplier, best.risk, chosen, trace)
+                loop.step(stream)
+    chosen = judge.choose(only_last=not stop.numel())
+    best = judge.snapshots[chosen]
+    weight_head.load_state_dict(best.weight_state)
+    response.shift.load_state_dict(best.shift_state)
+    return _candidate(loop, best, int(trace[chosen]["step"]), trace, kept)
 
 
-def _outputs(
-    weight_head: nn.Module, mean_head: nn.Module, data: CalibrationData, state_only: bool
-) -> tuple[Tensor, Tensor]:
-    """w and h on some data, without dropout or gradients."""
-    weight_head.eval()
-    mean_head.eval()
+def _respond(
+    weight_head: nn.Module,
+    mean_head: nn.Module,
+    learn: CalibrationData,
+    kept: CalibrationData,
+    plan: CalibrationPlan,
+    seed: int,
+    window: int,
+    state_only: bool,
+) -> Response:
+    """h before w moves: three regressions (average, disagreement, rest), and the shrinkage seen on kept-back texts."""
+    gap_head, shift_head = copy.deepcopy(mean_head), copy.deepcopy(mean_head)
+    response = Response(mean_head, gap_head, shift_head, weight_head)
+    visible = _inputs(learn, state_only)
+    response.set_action(visible, learn.occupation.mask_NT)
+    first, second, context = learn.first_NT, learn.second_NT, learn.mean_inputs
+
+    def regress(head: nn.Module, target: Tensor, role: str) -> None:
+        regress_mean(head, context, target, learn.occupation, plan.mean_plan(), seed, f"mean/{role}", window)
+
+    regress(mean_head, (first + second) / 2, "average")
+    regress(gap_head, first - second, "gap")
+    moved = (_outputs(weight_head, visible) - 0.5) * (first - second)
     with torch.no_grad():
-        return weight_head(_inputs(data, state_only)), mean_head(data.mean_inputs)
+        known = response.eval().lean(context) * gap_head(context)
+    regress(shift_head, moved - known, "shift")
+    found = _outputs(mean_head, kept.mean_inputs)
+    size = float(kept.occupation.mean(found.square()))
+    match = float(kept.occupation.mean(found * (kept.first_NT + kept.second_NT) / 2))
+    response.share = min(1.0, max(0.0, match / size)) if size > 0 else 1.0
+    return response
 
 
-def _stream(data: CalibrationData, batch: int, seed: int, window: int) -> Iterator[CalibrationData]:
-    for rows in batches(data.occupation.count, batch, seed, "calibrate", window):
-        yield data if rows.numel() == data.occupation.count else data.rows(rows.to(data.first_NT.device))
+def _outputs(head: nn.Module, inputs: WeightInputs | MeanInputs) -> Tensor:
+    """A head's output without dropout or gradients."""
+    head.eval()
+    with torch.no_grad():
+        out: Tensor = head(inputs)
+    return out
 
 
 def _inputs(data: CalibrationData, state_only: bool) -> WeightInputs:
     return data.weight_inputs.state_only() if state_only else data.weight_inputs
 
 
-def _warm_start(
-    weight_head: nn.Module,
-    mean_head: nn.Module,
-    data: CalibrationData,
-    plan: CalibrationPlan,
-    seed: int,
-    window: int,
-    state_only: bool,
-) -> None:
-    weight_head.eval()
-    with torch.no_grad():
-        mixed = mix(weight_head(_inputs(data, state_only)), data.first_NT, data.second_NT)
-    regress_mean(mean_head, data.mean_inputs, mixed, data.occupation, plan.mean_plan(), seed, "warm-start", window)
+@dataclass(frozen=True)
+class _Part:
+    """A minibatch with what stands still on it: s·h̄ and Δ̂."""
+
+    data: CalibrationData
+    average_NT: Tensor
+    gap_NT: Tensor
 
 
-def _ascend_mean(
-    weight_head: nn.Module,
-    mean_head: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    stream: Iterator[CalibrationData],
-    steps: int,
-    state_only: bool,
-) -> None:
-    weight_head.eval()
-    mean_head.train()
-    seen: CalibrationData | None = None
-    for _ in range(steps):
-        data = next(stream)
-        if data is not seen:
-            # The weight stands still here, so a batch that comes again (one that holds everything) keeps its mixture.
-            with torch.no_grad():
-                mixed = mix(weight_head(_inputs(data, state_only)), data.first_NT, data.second_NT)
-            seen = data
-        loss = -data.occupation.mean(moment(mean_head(data.mean_inputs), mixed))
-        optimizer.zero_grad(set_to_none=True)
+class _Loop:
+    """The alternating steps: g follows w, w descends on the saddle, β ascends on the constraint."""
+
+    def __init__(
+        self,
+        weight_head: nn.Module,
+        response: Response,
+        data: CalibrationData,
+        plan: CalibrationPlan,
+        state_only: bool,
+        multiplier: float,
+    ) -> None:
+        self.weight_head, self.response, self.plan = weight_head, response, plan
+        self.state_only, self.multiplier = state_only, multiplier
+        average = response.share * _outputs(response.average, data.mean_inputs)
+        self.whole = _Part(data, average, _outputs(response.gap, data.mean_inputs))
+        decay, weights, shifts = plan.weight_decay, weight_head.parameters(), response.shift.parameters()
+        self.weight_optimizer = torch.optim.AdamW(weights, plan.weight_lr, weight_decay=decay, fused=True)
+        self.shift_optimizer = torch.optim.AdamW(shifts, plan.mean_lr, weight_decay=decay, fused=True)
+        # The constraint is measured in units of the signal, so that β's pace does not depend on the advantages' scale.
+        signal = float(data.occupation.mean(energy(data.first_NT, data.second_NT)))
+        self.pace = plan.multiplier_lr / signal if signal > 0 else 0.0
+
+    def step(self, stream: Iterator[Tensor]) -> None:
+        """`mean_steps` steps of g, one of w, one of β."""
+        for _ in range(self.plan.mean_steps - 1):
+            part = self._part(next(stream))
+            self._follow(part, _outputs(self.weight_head, _inputs(part.data, self.state_only)), self._known(part))
+        part = self._part(next(stream))
+        known = self._known(part)
+        self.weight_head.train()
+        weight = self.weight_head(_inputs(part.data, self.state_only))
+        self._follow(part, weight.detach(), known)
+        mean = part.average_NT + known + _outputs(self.response.shift, part.data.mean_inputs)
+        excess = self._descend(part.data, weight, mean)
+        self.multiplier = max(0.0, self.multiplier + self.pace * excess)
+
+    def _part(self, rows: Tensor) -> _Part:
+        whole = self.whole
+        if rows.numel() == whole.data.occupation.count:
+            return whole
+        rows = rows.to(whole.gap_NT.device)
+        return _Part(whole.data.rows(rows), whole.average_NT[rows], whole.gap_NT[rows])
+
+    def _known(self, part: _Part) -> Tensor:
+        self.weight_head.eval()
+        with torch.no_grad():
+            return self.response.lean(part.data.mean_inputs) * part.gap_NT
+
+    def _follow(self, part: _Part, weight: Tensor, known: Tensor) -> None:
+        """One step of g towards the mean of what `known` leaves of (w − ½)Δ."""
+        data = part.data
+        target = (weight - 0.5) * (data.first_NT - data.second_NT) - known
+        self.response.shift.train()
+        loss = -data.occupation.mean(moment(self.response.shift(data.mean_inputs), target))
+        self.shift_optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        optimizer.step()
+        self.shift_optimizer.step()
+
+    def _descend(self, data: CalibrationData, weight: Tensor, mean: Tensor) -> float:
+        """One step of w on eq:single-rollout-saddle-integrand; returns C − κQ before it, the ascent direction of β."""
+        first, second, kappa = data.first_NT, data.second_NT, self.plan.kappa
+        loss = data.occupation.mean(saddle_integrand(weight, mean, first, second, self.multiplier, kappa))
+        self.weight_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.weight_optimizer.step()
+        excess = displacement(weight.detach(), first, second) - kappa * energy(first, second)
+        return float(data.occupation.mean(excess))
 
 
-def _descend_weight(
-    weight_head: nn.Module,
-    mean_head: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    data: CalibrationData,
-    beta: float,
-    kappa: float,
-    state_only: bool,
-) -> float:
-    """One step of w on eq:single-rollout-saddle-integrand; returns C − κQ before it, the ascent direction of β."""
-    weight_head.train()
-    mean_head.eval()
+def _look(judge: Judge, loop: _Loop, kept: CalibrationData) -> dict[str, float]:
+    """One look at the kept-back texts, as a line of the trace."""
+    weight = _outputs(loop.weight_head, _inputs(kept, loop.state_only))
     with torch.no_grad():
-        mean = mean_head(data.mean_inputs)
-    weight = weight_head(_inputs(data, state_only))
-    loss = data.occupation.mean(saddle_integrand(weight, mean, data.first_NT, data.second_NT, beta, kappa))
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    optimizer.step()
-    with torch.no_grad():
-        moved, signal = displacement(weight, data.first_NT, data.second_NT), energy(data.first_NT, data.second_NT)
-        return float(data.occupation.mean(moved - kappa * signal))
+        moved = loop.response.eval().moved(kept.mean_inputs)
+    found = judge.look(weight, moved, (loop.weight_head, loop.response.shift), loop.multiplier)
+    mean = loop.response.share * _outputs(loop.response.average, kept.mean_inputs) + moved
+    occupation = kept.occupation
+    return {
+        "moment": float(occupation.mean(moment(mean, mix(weight, kept.first_NT, kept.second_NT)))),
+        "change": found.change,
+        "retention": found.retention,
+        "multiplier": loop.multiplier,
+        "weight_mean": float(occupation.mean(weight) / occupation.mean(torch.ones_like(weight))),
+    }
 
 
-def _frozen(head: nn.Module, state: dict[str, Any]) -> nn.Module:
-    copied = copy.deepcopy(head)
-    copied.load_state_dict(state)
-    return copied.requires_grad_(False).eval()
+def _candidate(
+    loop: _Loop, best: Snapshot, step: int, trace: list[dict[str, float]], kept: CalibrationData
+) -> Candidate:
+    """Frozen copies of the chosen look; the fixed average with its own mean response if that was no improvement."""
+    improved = best.change < 0
+    response = copy.deepcopy(loop.response).requires_grad_(False).eval()
+    mixture: LearnedWeight | FixedWeight
+    if improved:
+        # The response holds its own frozen copy of the weight; both stand at the chosen look.
+        mixture = LearnedWeight(response.weight, loop.state_only, "state" if loop.state_only else "learned")
+        mean_head: nn.Module = response
+    else:
+        mixture, mean_head = FixedWeight(), response.average
+    mixed = mixture.mixed(kept.weight_inputs, kept.first_NT, kept.second_NT)
+    risk = float(kept.occupation.mean(moment(_outputs(mean_head, kept.mean_inputs), mixed)))
+    return Candidate(mixture, mean_head, best.multiplier, risk, step, trace, min(0.0, best.change))

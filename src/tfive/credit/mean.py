@@ -173,3 +173,30 @@ def cross_fit_offset(
             mean_NT[part] = head(inputs.rows(part)).to(mean_NT.dtype)
     value_NT = moment(mean_NT, mixed_NT)
     return CrossFit(occupation.estimate(value_NT), value_NT, mean_NT)
+
+
+def cross_fit_change(
+    make_head: Callable[[], nn.Module],
+    inputs: MeanInputs,
+    weight_NT: Tensor,
+    first_NT: Tensor,
+    second_NT: Tensor,
+    occupation: Occupation,
+    plan: MeanPlan,
+    folds: int,
+    seed: int,
+    window: int = 0,
+) -> CrossFit:
+    """R(w) − R(½) of a frozen weight with a text-clustered error, far sharper than the difference of two lower bounds.
+
+    On the other folds of texts, h̄ is fitted to the average and g to (w − ½)Δ; the observation is the paired difference
+    ``ℓ_mom(h̄ + g; Ã_w) − ℓ_mom(h̄; Ā)``. Errors of h̄ and g enter only as products (its derivative in both vanishes at
+    the truth), so the standard error over texts is honest. With `inputs.visible()` it is the change of the visible
+    part.
+    """
+    average_NT, moved_NT = (first_NT + second_NT) / 2, (weight_NT - 0.5) * (first_NT - second_NT)
+    shared = occupation, plan, folds, seed, window
+    mean = cross_fit_offset(make_head, inputs, average_NT, *shared).mean_NT
+    shift = cross_fit_offset(make_head, inputs, moved_NT, *shared).mean_NT
+    value_NT = moment(mean + shift, average_NT + moved_NT) - moment(mean, average_NT)
+    return CrossFit(occupation.estimate(value_NT), value_NT, mean + shift)

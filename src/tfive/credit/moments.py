@@ -94,6 +94,15 @@ def energy(first: Tensor, second: Tensor) -> Tensor:
     return ((first + second) / 2).square()
 
 
+def offset_change(shift: Tensor, weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """m·(2Ā + uΔ) per token, u = w − ½; its average is R(w) − R(½) when `shift` is m(c) = E[uΔ | c].
+
+    From R(w) = E(μ̄ + m)²: since m is a function of the context, E[m·μ̄] = E[m·Ā] and E[m²] = E[m·uΔ]. A shift that is
+    off by a factor scales the answer by that factor, so its sign can be trusted.
+    """
+    return shift * (first + second + (weight - 0.5) * (first - second))
+
+
 def saddle_integrand(
     weight: Tensor, mean: Tensor, first: Tensor, second: Tensor, multiplier: Tensor | float, kappa: float
 ) -> Tensor:
