@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import configure
 from transformers import AutoModelForCausalLM
 
 from tfive.cli import _call
@@ -20,13 +19,13 @@ from tfive.errors import UserError
 from tfive.learn.optimizer import MasterOptimizer
 from tfive.models.gate import PredictionGate
 from tfive.models.load import load_model
-from tfive.models.thinker import ThoughtModel, plan_for
+from tfive.models.thinker import ThoughtModel
 from tfive.run import start
-from tfive.run.build import thought_plan
 from tfive.run.checkpoint import CheckpointStore
 from tfive.run.export import export
 from tfive.run.train import CHECKPOINTS, save_config
 from tfive.text.settings import KINDS
+from tiny import configure
 
 pytestmark = pytest.mark.model
 
@@ -103,12 +102,6 @@ def test_every_number_of_a_run_is_explained(trained: Path) -> None:
     plain = {re.sub(rf"(_interval)?(\.\d+)*$|_({kinds})$", "", key.removeprefix("development.")) for key in keys}
     assert {"r2", "offset", "thought_gain"} <= plain
     assert sorted(plain - explained) == []
-
-
-def test_the_plan_is_the_one_the_run_trained_with(home: Path, trained: Path) -> None:
-    config = Config.load(trained / "config.toml")
-    loaded = load_model(config.model.name, device="cpu")
-    assert plan_for(config.thought, loaded.model, loaded.tokenizer) == thought_plan(config, loaded)
 
 
 def test_the_newest_valid_checkpoint_is_taken(home: Path, tmp_path: Path) -> None:

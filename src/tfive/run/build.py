@@ -14,6 +14,7 @@ from tfive.methods.t5 import T5, T5Parts, T5Settings
 from tfive.models.critic import FrozenBase, build_pair
 from tfive.models.critic_files import load_critics
 from tfive.models.load import Loaded
+from tfive.models.thinker import plan_for
 from tfive.parts.actor import Actor
 from tfive.parts.calibration import Calibrator
 from tfive.parts.critics import TwinCritics
@@ -26,7 +27,7 @@ from tfive.run.develop import Development
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.tree.forward import Delimiters, TreeModel
-from tfive.tree.layout import ThoughtPlan, plan_thoughts
+from tfive.tree.layout import ThoughtPlan
 from tfive.tree.probe import admit
 
 
@@ -51,20 +52,10 @@ class Workshop:
         return self.base.plan
 
 
-def thought_plan(config: Config, loaded: Loaded) -> ThoughtPlan:
-    """The plan of the configuration in this model's vocabulary; its special tokens are never an action."""
-    tokenizer: Any = loaded.tokenizer
-    embedding: Any = loaded.model.get_input_embeddings()
-    vocabulary = embedding.weight.shape[0]
-    special = {i for i in tokenizer.all_special_ids if i < vocabulary}
-    # Rows of the embedding beyond the tokenizer stand for nothing that could be written.
-    special |= set(range(len(tokenizer), vocabulary))
-    return plan_thoughts(config.thought, lambda text: tokenizer.encode(text, add_special_tokens=False), sorted(special))
-
-
 def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Telemetry) -> Workshop:
     """Admit the model by probe, copy the frozen base, and put the method's parts together."""
-    plan, seed, rows = thought_plan(config, loaded), config.run.seed, config.run.texts_per_pass
+    plan = plan_for(config.thought, loaded.model, loaded.tokenizer)
+    seed, rows = config.run.seed, config.run.texts_per_pass
     frozen = copy.deepcopy(loaded.model).requires_grad_(False)
     base = TreeModel(frozen, plan, config.engine, _delimiters(frozen, plan, trainable=False))
     with telemetry.phase("admit"):
