@@ -116,6 +116,13 @@ def randomised(
     return replace(thoughts, tokens_BRT=torch.where(is_close, thoughts.tokens_BRT, allowed_V[index]))
 
 
+def _inside(engine: TreeModel) -> Tensor:
+    """Vocabulary entries that may stand inside a thought: legal actions, without the close that would have ended it."""
+    plan = engine.plan
+    out = {*plan.forbidden_ids, plan.stop_id}
+    return torch.tensor([token for token in range(engine.head.vocabulary) if token not in out], device=engine.device)
+
+
 @torch.no_grad()
 def no_thought_losses(engine: TreeModel, texts: TextBatch, *, rows: int) -> Tensor:
     """l_0 of every item `[B, R]`; of the frozen base model, this is the yardstick that training cannot move."""
@@ -144,14 +151,11 @@ def measure(
     """Samples thoughts for all items of `texts` and scores them and every control under `engine`; also the thoughts."""
     group = engine.plan.group
     own = sample(engine, texts, law, seed=seed, role=role, window=window, rows=rows, record_old=False).thoughts
-    forbidden_V = engine.forbidden_V
-    every_V = torch.arange(engine.head.vocabulary, device=engine.device)
-    allowed_V = every_V if forbidden_V is None else every_V[~forbidden_V]
     versions = {
         "own": own,
         "other": foreign(own),
         "empty": emptied(own),
-        "random": randomised(own, texts, allowed_V, group=group, seed=seed, window=window),
+        "random": randomised(own, texts, _inside(engine), group=group, seed=seed, window=window),
     }
     losses: dict[str, list[Tensor]] = {name: [] for name in (*versions, "no_thought")}
     for part in micro_batches(len(texts.tokens_BS), rows):
