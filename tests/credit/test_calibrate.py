@@ -221,3 +221,14 @@ def test_no_room_means_no_move_and_bad_kappa_is_refused() -> None:
     with pytest.raises(ValueError, match="kappa"):
         calibrate(_LinearWeight(), _MeanNet(), data, CalibrationPlan(kappa=1.0), seed=0)
     assert math.isfinite(candidate.risk)
+
+
+def test_a_bounded_mean_head_bounds_the_response() -> None:
+    class Bounded(_MeanNet):
+        bound = 0.05
+
+    candidate = calibrate(_LinearWeight(), Bounded(), _sampled(60), CalibrationPlan(steps=20, warm_steps=40), seed=0)
+    with torch.no_grad():
+        found = candidate.mean_head(_sampled(60, seed=5).mean_inputs)
+    assert candidate.change < 0
+    assert float(found.abs().max()) == pytest.approx(0.05)

@@ -61,6 +61,8 @@ class Response(nn.Module):
         super().__init__()
         self.average, self.gap, self.shift, self.weight = average, gap, shift, weight
         self.share = 1.0
+        # A bound that the mean heads are built to keep is kept by their sum as well.
+        self.bound: float | None = getattr(average, "bound", None)
         self.action_E: Tensor | None = None
         self.log_prob: Tensor | None = None
 
@@ -85,7 +87,7 @@ class Response(nn.Module):
 
     def forward(self, inputs: MeanInputs) -> Tensor:
         out: Tensor = self.share * self.average(inputs) + self.moved(inputs)
-        return out
+        return out if self.bound is None else out.clamp(-self.bound, self.bound)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tfive.credit.calibrate import CalibrationPlan, Candidate, calibrate
 from tfive.credit.drift import offset_split
-from tfive.credit.mean import cross_fit_offset
+from tfive.credit.mean import MeanPlan, cross_fit_change, cross_fit_offset
 from tfive.credit.mixture import FixedWeight, MeanInputs, Mixture, WeightInputs
 from tfive.credit.moments import CalibrationData, Occupation
 from tfive.credit.pilot import PilotNormaliser
@@ -146,6 +146,30 @@ class Calibrator:
                 f"cross_fit_{name}_visible": split.visible.mean,
                 f"cross_fit_{name}_hidden": split.hidden.mean,
             }
+        return found | self._changes(data, mixture, plan, folds, window)
+
+    def _changes(
+        self, data: CalibrationData, mixture: Mixture, plan: MeanPlan, folds: int, window: int
+    ) -> dict[str, float]:
+        """R(w) − R(½) and its visible part as paired, cross-fitted differences; nothing where there is no weight."""
+        weight = mixture.weight(data.weight_inputs)
+        if weight is None:
+            return {}
+        found: dict[str, float] = {}
+        for name, inputs in (("", data.mean_inputs), ("_visible", data.mean_inputs.visible())):
+            change = cross_fit_change(
+                self._fresh_mean_head,
+                inputs,
+                weight.to(data.first_NT.dtype),
+                data.first_NT,
+                data.second_NT,
+                data.occupation,
+                plan,
+                folds,
+                self.seed,
+                window,
+            ).estimate
+            found |= {f"cross_fit_change{name}": change.mean, f"cross_fit_change{name}_error": change.error}
         return found
 
     def _fresh_mean_head(self) -> MeanHead:
