@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
-from worked_prose import GUESS_WORDS, Figure, draw_document, draw_figure, draw_notebook, stream
+from worked_prose import GUESS_WORDS, KINDS, Figure, draw_document, draw_figure, draw_notebook, stream
 
 SILENT = 0x8000
 LONGEST = 11
@@ -27,13 +27,13 @@ NEAR = 48  # how far back an aside may copy from
 ANYWHERE = {"copy": 0.66, "empty": 0.14, "foreign": 0.08, "random": 0.05, "figures": 0.07}
 # What stands between them right before a result, where half of the figures have an aside.
 AT_RESULTS = {
-    "working": 0.045,  # written: the model learns to choose it
+    "working": 0.11,  # written: the model learns to choose it
     "practice": 0.30,  # the first token is silent: the model learns to go on with a working, not to begin one
     "cut": 0.07,  # a working broken off
     "slip": 0.025,  # a working with a wrong digit; the result that follows is right all the same
-    "guess": 0.19,  # the result named at once, after a word such as "say"
+    "guess": 0.15,  # the result named at once, after a word such as "say"
     "wrong guess": 0.05,
-    "copy": 0.24,
+    "copy": 0.215,
     "empty": 0.06,
     "foreign": 0.02,
 }
@@ -101,7 +101,7 @@ def aside_anywhere(rng: random.Random, book: Book, before: list[int]) -> list[in
         inner = [rng.randrange(1, book.size) for _ in range(length)]
         inner = [token for token in inner if token not in (book.open, book.close)]
     else:
-        figure = draw_figure(rng, rng.choice(("product", "sum", "load")), held_out=False)
+        figure = draw_figure(rng, rng.choice(KINDS), held_out=False)
         inner = book.encode(figure.working)[:length]
     return [opening, *silent(inner), book.close | SILENT]
 

@@ -4,8 +4,8 @@ possible.
     python recipes/nano/learn_check.py --model FOLDER --steps 40 [--group 8] [--places 32] [--rate 5e-5]
 
 Not tfive's method: no critics, no windows, one row a thought. Advantage = gain − mean gain of the group (with
-`--group 1`: of the step's places of the same kind); one policy-gradient step and one next-token step on the same
-texts, alternating in one loss. It shows whether the world is learnable, and prints gains and controls on places of
+`--group 1`: of the step's places of the same kind); the policy gradient and a next-token term on the same texts in one
+loss. It shows whether the world is learnable, and prints gains and controls on places of
 unseen texts before and after.
 """
 
@@ -22,13 +22,6 @@ import torch
 from plain_thoughts import Law, Place, losses, sample
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-
-EVALUATION_TEXTS = 300
-BEFORE_RESULTS = "before results"
-
-
-def kind_of(place: Place) -> str:
-    return BEFORE_RESULTS if place.kind in measure.RESULT_KINDS else place.kind
 
 
 def draw_places(pools: dict[str, list[Place]], shares: dict[str, float], count: int, rng: random.Random) -> list[Place]:
@@ -71,7 +64,7 @@ def advantages(gains: Tensor, places: list[Place], group: int) -> Tensor:
     if group > 1:
         by_place = gains.view(-1, group)
         return (by_place - by_place.mean(1, keepdim=True)).flatten() * group / (group - 1)
-    kinds = [kind_of(place) for place in places]
+    kinds = [place.kind for place in places]
     means = {kind: gains[[k == kind for k in kinds]].mean() for kind in set(kinds)}
     return gains - torch.stack([means[kind] for kind in kinds])
 
@@ -81,18 +74,14 @@ def learn(args: argparse.Namespace) -> dict[str, object]:
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer or args.model)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(args.device).eval()
     law = measure.thought_law(tokenizer)
-    train = measure.all_places(args.corpus, tokenizer, args.pool, args.seed, skip=EVALUATION_TEXTS)
     held = measure.all_places(args.corpus, tokenizer, args.evaluate, args.seed)
+    seen = measure.TEXTS_PER_PLACE * args.evaluate
+    train = measure.all_places(args.corpus, tokenizer, args.pool, args.seed, skip=seen)
     pools: dict[str, list[Place]] = {}
     for place in train:
-        pools.setdefault(kind_of(place), []).append(place)
-    rest = 1 - args.match
-    shares = {
-        BEFORE_RESULTS: args.match,
-        "worked prose elsewhere": rest * (1 - args.real),
-        "real text": rest * args.real,
-    }
-    before = measure.measure(model, tokenizer, held, seed=1)
+        pools.setdefault(place.kind, []).append(place)
+    shares = measure.selected_shares(args.match, args.real)
+    before = measure.measure(model, tokenizer, held, seed=1, selected=shares)
     rng, generator = random.Random(args.seed), torch.Generator().manual_seed(args.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, betas=(0.9, 0.95), weight_decay=0.0)
     begun = time.perf_counter()
@@ -112,25 +101,15 @@ def learn(args: argparse.Namespace) -> dict[str, object]:
         optimizer.step()
         if step % 5 == 4 or step == args.steps - 1:
             print(f"step {step + 1}: mean gain {gains.mean():+.3f}, {time.perf_counter() - begun:.0f} s", flush=True)
-    after = measure.measure(model, tokenizer, held, seed=1)
+    after = measure.measure(model, tokenizer, held, seed=1, selected=shares)
     measure.show(after)
-    return {"shares": shares, **summary("before", before, shares), **summary("after", after, shares)}
+    return {"shares": shares, "before": summary(before), "after": summary(after)}
 
 
-def summary(name: str, table: dict[str, dict[str, object]], shares: dict[str, float]) -> dict[str, object]:
-    """Means by kind, and over the mixture."""
-
-    def mean(kind: str, column: str) -> float:
-        kinds = measure.RESULT_KINDS if kind == BEFORE_RESULTS else (kind,)
-        values = [table[k][column] for k in kinds]
-        return sum(value[0] if isinstance(value, tuple) else float(str(value)) for value in values) / len(values)
-
+def summary(table: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
+    """The columns that tell learning, by kind of place and over the mixture."""
     columns = ("sampled", "content", "empty", "no-thought loss", "mean length", "share of true workings")
-    return {
-        f"{name} {column}": {**{kind: mean(kind, column) for kind in shares}}
-        | {"mixture": sum(share * mean(kind, column) for kind, share in shares.items())}
-        for column in columns
-    }
+    return {kind: {column: row[column] for column in columns} for kind, row in table.items()}
 
 
 def main() -> None:
@@ -143,8 +122,8 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8, help="thoughts a place")
     parser.add_argument("--rate", type=float, default=5e-5)
     parser.add_argument("--anchor", type=float, default=0.2, help="weight of the next-token loss")
-    parser.add_argument("--match", type=float, default=0.5, help="share of places right before a result")
-    parser.add_argument("--real", type=float, default=0.5, help="share of real text among the other places")
+    parser.add_argument("--match", type=float, default=measure.MATCH, help="share of places right before a result")
+    parser.add_argument("--real", type=float, default=measure.REAL, help="share of real text among the other places")
     parser.add_argument("--pool", type=int, default=400, help="places of each kind to draw from")
     parser.add_argument("--evaluate", type=int, default=100, help="held-out places of each kind")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -7,8 +7,8 @@ allows redistribution are read; a row of any other source is left out. WORK rece
 
     pretrain_real.jsonl.gz   whole documents the model is trained on
     corpus/real.jsonl.gz     short passages of *other* documents, for mid-training
-    corpus/worked.jsonl.gz   worked prose without any working, for mid-training; products of pairs unseen in
-    pre-training inputs.json              sha256 of what was read and written, counts per source
+    corpus/worked.jsonl.gz   worked prose without any working, for mid-training; pre-training never multiplied its pairs
+    inputs.json              sha256 of what was read and written, counts per source
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def passages(row: Row) -> Iterator[Row]:
 
 def worked_rows(seed: int, count: int) -> Iterator[Row]:
     for number in range(count):
-        pieces = worked_prose.draw_document(seed, "midtrain", number, reckoned=0.0, held_out=True)
+        pieces = worked_prose.draw_document(
+            seed, "midtrain", number, reckoned=0.0, held_out=True, kinds=worked_prose.MIDTRAINED
+        )
         text = worked_prose.document_text(pieces)
         worked_prose.check_document(text, [piece.figure for piece in pieces if piece.figure])
         licence = LICENCES["nano-worked-prose"]

@@ -1,11 +1,12 @@
 """Measure the design condition of the nano model, per kind of position, with the plain one-row-per-thought scorer.
 
-    python recipes/nano/measure.py --model FOLDER [--corpus FOLDER/corpus] [--per-kind 300] [--json FILE]
+    python recipes/nano/measure.py [--model FOLDER] [--corpus FOLDER/corpus] [--per-kind 1200] [--json FILE]
 
 Gains are nats per token over the next H = 5 tokens against no thought; positive is better. `working` is the true
 working used as a thought; `sampled` are the model's own thoughts (at most 12 tokens, the close sampled); `empty`,
 `other` (another place's sampled thought of the same kind) and `random` (random tokens, same lengths) are controls;
-`content` = `sampled` − `other`.
+`content` = `sampled` − `other`. The last two rows are averages over kinds: results as the corpus has them, and the
+positions that the `nano` preset selects.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import random
 import re
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import torch
@@ -24,9 +27,25 @@ from plain_thoughts import Law, Place, losses, sample
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 HORIZON, LONGEST = 5, 12
+TEXTS_PER_PLACE = 3  # texts read for a place of each kind: the rarest result comes less than once a text
 SHIPPED = Path(__file__).parents[2] / "src" / "tfive" / "data" / "nano"
-RESULT_KINDS = tuple(f"{kind} result" for kind in worked_prose.KINDS)
+RESULT_KINDS = tuple(f"{kind} result" for kind in sorted(set(worked_prose.MIDTRAINED)))
 KINDS = (*RESULT_KINDS, "worked prose elsewhere", "real text")
+RESULTS, SELECTED = "results together", "selected positions"
+ROWS = (*KINDS, RESULTS, SELECTED)
+MATCH, REAL = 0.7, 0.15  # positions right before results; of the others, drawn uniformly, those in real text
+
+
+def result_shares() -> dict[str, float]:
+    """The share of every kind among the results of the mid-training corpus."""
+    counts = Counter(f"{kind} result" for kind in worked_prose.MIDTRAINED)
+    return {kind: counts[kind] / counts.total() for kind in RESULT_KINDS}
+
+
+def selected_shares(match: float = MATCH, real: float = REAL) -> dict[str, float]:
+    """The share of every kind among selected positions, where every text has as many results as `match` asks for."""
+    results = {kind: match * share for kind, share in result_shares().items()}
+    return results | {"worked prose elsewhere": (1 - match) * (1 - real), "real text": (1 - match) * real}
 
 
 def read_corpus(folder: Path, name: str) -> list[dict[str, str]]:
@@ -55,7 +74,9 @@ def worked_places(
     found: dict[str, list[Place]] = {kind: [] for kind in KINDS[:-1]}
     for text, row in enumerate(rows):
         _, seed, number = row["id"].rsplit("-", 2)
-        pieces = worked_prose.draw_document(int(seed), "midtrain", int(number), reckoned=0.0, held_out=True)
+        pieces = worked_prose.draw_document(
+            int(seed), "midtrain", int(number), reckoned=0.0, held_out=True, kinds=worked_prose.MIDTRAINED
+        )
         figures = [piece.figure for piece in pieces if piece.figure]
         ends = result_ends(row["text"])
         if worked_prose.document_text(pieces) != row["text"] or len(ends) != len(figures):
@@ -92,7 +113,7 @@ def all_places(
     corpus: Path, tokenizer: PreTrainedTokenizerBase, per_kind: int, seed: int, skip: int = 0
 ) -> list[Place]:
     rng = random.Random(f"measure/{seed}")
-    worked = worked_places(read_corpus(corpus, "worked")[skip:][: 3 * per_kind], tokenizer, rng, per_kind)
+    worked = worked_places(read_corpus(corpus, "worked")[skip:][: TEXTS_PER_PLACE * per_kind], tokenizer, rng, per_kind)
     return worked + real_places(read_corpus(corpus, "real")[skip:], tokenizer, rng, per_kind)
 
 
@@ -111,50 +132,66 @@ def control_thoughts(
     return {"other": other, "random": [[rng.choice(allowed) for _ in thought] for thought in thoughts]}
 
 
-def mean_and_error(values: list[float], texts: list[int]) -> tuple[float, float]:
-    """Mean, and its standard error with texts as the unit: places of one text are not independent."""
-    tensor = torch.tensor(values, dtype=torch.float64)
-    mean = tensor.mean()
-    numbers = torch.tensor(texts).unique(return_inverse=True)[1]
-    by_text = torch.zeros(int(numbers.max()) + 1, dtype=torch.float64).index_add_(0, numbers, tensor - mean)
+def mean_and_error(values: list[float], places: list[Place], shares: dict[str, float]) -> tuple[float, float]:
+    """Mean over places, kinds weighted by `shares`, and its standard error with texts as the unit.
+
+    Places of one text are not independent, whatever their kinds; the shares are given, not estimated.
+    """
+    total, by_text = 0.0, defaultdict[int, float](float)
+    for kind, share in shares.items():
+        members = [number for number, place in enumerate(places) if place.kind == kind]
+        mean = math.fsum(values[number] for number in members) / len(members)
+        total += share * mean
+        for number in members:
+            by_text[places[number].text] += share * (values[number] - mean) / len(members)
     count = len(by_text)
-    return mean.item(), (by_text.square().sum() * count / max(1, count - 1)).sqrt().item() / len(values)
+    squares = math.fsum(value * value for value in by_text.values())
+    return total, math.sqrt(squares * count / max(1, count - 1))
 
 
 @torch.no_grad()
 def measure(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, places: list[Place], seed: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    places: list[Place],
+    seed: int,
+    selected: dict[str, float] | None = None,
 ) -> dict[str, dict[str, object]]:
-    """Per kind of place: no-thought loss, every gain with its standard error, and what the sampled thoughts look
-    like.
+    """Per kind of place, and over `selected` shares of them: no-thought loss, every gain with its standard error, and
+    what the sampled thoughts look like.
     """
     law = thought_law(tokenizer)
     thoughts = sample(model, places, law, torch.Generator().manual_seed(seed))
+    workings = [list(place.working) for place in places]
     sets = {
         "sampled": thoughts,
         "empty": [[] for _ in places],
         **control_thoughts(places, thoughts, law, len(tokenizer), seed),
+        "working": workings,
     }
     base = losses(model, places, None, law)
     gains = {name: (base - losses(model, places, inner, law)).tolist() for name, inner in sets.items()}
     gains["content"] = [own - other for own, other in zip(gains["sampled"], gains["other"], strict=True)]
-    workings = [list(place.working) for place in places]
-    gains["working"] = (base - losses(model, places, workings, law)).tolist()
+    shown = [tokenizer.decode(thought) for thought in thoughts]
+    plain = {
+        "no-thought loss": base.tolist(),
+        "mean length": [float(min(LONGEST, len(thought) + 1)) for thought in thoughts],
+        "share of workings": [float(bool(re.fullmatch(r"\d+ \+ \d+", text))) for text in shown],
+        "share of true workings": [float(a == b != []) for a, b in zip(thoughts, workings, strict=True)],
+    }
     table: dict[str, dict[str, object]] = {}
-    for kind in KINDS:
-        members = [number for number, place in enumerate(places) if place.kind == kind]
-        row: dict[str, object] = {"places": len(members), "no-thought loss": base[members].mean().item()}
-        for name, values in gains.items():
-            if name != "working" or kind in RESULT_KINDS:
-                row[name] = mean_and_error([values[n] for n in members], [places[n].text for n in members])
-        shown = [tokenizer.decode(thoughts[number]) for number in members]
-        row["mean length"] = sum(min(LONGEST, len(thoughts[number]) + 1) for number in members) / len(members)
-        row["share of workings"] = sum(bool(re.fullmatch(r"\d+ \+ \d+", text)) for text in shown) / len(members)
-        row["share of true workings"] = sum(thoughts[n] == workings[n] and kind in RESULT_KINDS for n in members) / len(
-            members
-        )
-        row["examples"] = shown[:8]
-        table[kind] = row
+    weights = {kind: {kind: 1.0} for kind in KINDS} | {
+        RESULTS: result_shares(),
+        SELECTED: selected or selected_shares(),
+    }
+    for name, shares in weights.items():
+        members = [number for number, place in enumerate(places) if place.kind in shares]
+        row: dict[str, object] = {"places": len(members)}
+        row |= {column: mean_and_error(values, places, shares)[0] for column, values in plain.items()}
+        for column, values in gains.items():
+            if column != "working" or set(shares) <= set(RESULT_KINDS):
+                row[column] = mean_and_error(values, places, shares)
+        table[name] = row | {"examples": [shown[number] for number in members[:8]] if name in KINDS else []}
     return table
 
 
@@ -174,7 +211,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=SHIPPED)
     parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer, where it is not the model's")
     parser.add_argument("--corpus", type=Path, default=SHIPPED / "corpus")
-    parser.add_argument("--per-kind", type=int, default=300)
+    parser.add_argument("--per-kind", type=int, default=1200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="write the figures here as well")

@@ -1,14 +1,15 @@
 """Put a trained model, its tokenizer and the corpus sample into the package, measure it, and write its card.
 
-    python recipes/nano/ship.py --trained WORK/model --text WORK [--per-kind 400]
+    python recipes/nano/ship.py --trained WORK/model --text WORK [--per-kind 1200]
 
-The card's figures come from `measure.py`, run here on the weights as shipped (bf16, computed in float32).
+The card's figures are measured here on the weights and texts as shipped (bf16 weights, computed in float32).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import asides
 import measure
 import torch
+import train_model
 from make_text import LICENCES, sha256
 from phrases import MATCH_PATTERN
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -28,25 +30,27 @@ ORIGINS = {
     "wikinews": "Wikinews articles, by way of the AMALGUM corpus",
     "wikinews_interview": "Wikinews interviews, by way of the AMALGUM corpus",
     "wikivoyage": "Wikivoyage articles, by way of the AMALGUM corpus",
-    "wikipedia": "Wikipedia articles (Wikipedia contributors)",
+    "wikipedia": "Wikipedia articles, by way of LLaMA-Factory's sample file",
     "wikipedia_bio": "Wikipedia biographies, by way of the AMALGUM corpus",
     "mdpi_academic": "articles of MDPI journals, by way of the AMALGUM corpus",
     "gutenberg_fiction": "Project Gutenberg fiction (the texts themselves), by way of the AMALGUM corpus",
-    "arxiv": "arXiv titles and abstracts (arXiv metadata)",
+    "arxiv": "arXiv titles and abstracts of 2025 and 2026 (arXiv metadata)",
     "nano-worked-prose": "written by this recipe",
 }
 
 
-def gain_table(table: dict[str, dict[str, object]]) -> str:
+def gain_text(gain: tuple[float, float]) -> str:
+    return f"{gain[0]:+.3f} ± {gain[1]:.3f}"
+
+
+def gain_table(table: dict[str, dict[str, Any]]) -> str:
     columns = ("working", "sampled", "empty", "other", "random", "content")
     lines = [
         "| kind of position | places | no-thought loss | " + " | ".join(columns) + " |",
         "|---|---|---|" + "---|" * len(columns),
     ]
     for kind, row in table.items():
-        cells = [
-            f"{row[c][0]:+.3f} ± {row[c][1]:.3f}" if isinstance(row.get(c), (tuple, list)) else "–" for c in columns
-        ]
+        cells = [gain_text(row[column]) if column in row else "–" for column in columns]
         lines.append(f"| {kind} | {row['places']} | {row['no-thought loss']:.3f} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -61,6 +65,22 @@ def text_table(inputs: dict[str, dict[str, int]]) -> str:
     return "\n".join(lines)
 
 
+def hash_table(files: dict[str, str]) -> str:
+    return "\n".join(
+        ["| file | sha256 |", "|---|---|", *(f"| `{name}` | `{digest}` |" for name, digest in files.items())]
+    )
+
+
+def share_text(shares: dict[str, float]) -> str:
+    return ", ".join(f"{kind} {share:.3f}" for kind, share in shares.items())
+
+
+def options(recipe: dict[str, Any], log: dict[str, float]) -> str:
+    """What was asked of train_model.py; a run of fewer steps than asked for was ended by its clock."""
+    clock = f" --seconds {log['train_s']:.0f}" if log["steps"] < recipe["steps"] else ""
+    return f"--steps {recipe['steps']} --passes {recipe['passes']}{clock}"
+
+
 def write_card(out: Path, card: dict[str, Any], device: str) -> None:
     """README.md from the record in card.json."""
     recipe, log, inputs, table = card["recipe"], card["log"], card["inputs"], card["measured"]
@@ -72,17 +92,29 @@ def write_card(out: Path, card: dict[str, Any], device: str) -> None:
         tokens=int(log["tokens"]),
         steps=int(log["steps"]),
         rows=recipe["rows"],
-        passes=recipe["passes"],
+        uses=math.ceil(log["steps"] / math.ceil(recipe["steps"] / recipe["passes"])),
         seed=recipe["seed"],
+        options=options(recipe, log),
         **asides.SHARES,
         longest=asides.LONGEST,
         texts=text_table(inputs),
+        hashes=hash_table(card["files"]),
         gains=gain_table(table),
         horizon=measure.HORIZON,
         thought=measure.LONGEST,
         per_kind=card["per_kind"],
-        real_loss=log["real_loss"],
-        worked_loss=log["worked_loss"],
+        match=measure.MATCH,
+        other=1 - measure.MATCH,
+        real_part=measure.REAL,
+        shares=share_text(card["selected"]),
+        workings=", ".join(f"{kind} {gain_text(table[kind]['working'])}" for kind in measure.RESULT_KINDS),
+        average=gain_text(table[measure.SELECTED]["sampled"]),
+        at_products=gain_text(table["product result"]["sampled"]),
+        true_workings=table["product result"]["share of true workings"],
+        empty_real=table["real text"]["empty"][0],
+        held_out=train_model.HELD_OUT,
+        real_loss=card["held_out_loss"]["real"],
+        worked_loss=card["held_out_loss"]["worked"],
         pattern=MATCH_PATTERN,
         seconds=log["train_s"],
         device=device,
@@ -100,13 +132,18 @@ def ship(trained: Path, text: Path, out: Path, per_kind: int, device: str) -> No
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     table = measure.measure(model, tokenizer, measure.all_places(out / "corpus", tokenizer, per_kind, seed=0), seed=0)
     measure.show(table)
+    held = train_model.held_out_texts(out, tokenizer.backend_tokenizer)
     names = (*MODEL_FILES, *TOKENIZER_FILES, *CORPUS_FILES)
     card = {
         "files": {name: sha256(out / name) for name in names},
         "inputs": json.loads((text / "inputs.json").read_text()),
         **json.loads((trained / "training.json").read_text()),
         "per_kind": per_kind,
+        "selected": measure.selected_shares(),
         "measured": table,
+        "held_out_loss": {
+            name: train_model.plain_loss(model, texts, tokenizer.eos_token_id) for name, texts in held.items()
+        },
     }
     (out / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     write_card(out, card, device)
@@ -117,7 +154,7 @@ def main() -> None:
     parser.add_argument("--trained", type=Path, required=True, help="the folder that train_model.py wrote")
     parser.add_argument("--text", type=Path, required=True, help="the folder that make_text.py wrote")
     parser.add_argument("--out", type=Path, default=measure.SHIPPED)
-    parser.add_argument("--per-kind", type=int, default=400)
+    parser.add_argument("--per-kind", type=int, default=1200)
     parser.add_argument("--device", default="NVIDIA H200", help="what the model was trained on, for the card")
     args = parser.parse_args()
     ship(args.trained, args.text, args.out, args.per_kind, args.device)

@@ -39,6 +39,7 @@ SHAPE = {
     "head_dim": 64,
 }
 CONTEXT = 512
+HELD_OUT = 96
 _book: asides.Book | None = None
 
 
@@ -148,6 +149,15 @@ def plain_loss(model: LlamaForCausalLM, texts: list[list[int]], end: int) -> flo
     return stream_loss(model, rows).item()
 
 
+def held_out_texts(folder: Path, tokenizer: Tokenizer) -> dict[str, list[list[int]]]:
+    """The first texts of either corpus file; the model is trained on none of them."""
+    files = {name: folder / "corpus" / f"{name}.jsonl.gz" for name in ("real", "worked")}
+    return {
+        name: [tokenizer.encode(text).ids[:CONTEXT] for text in read_texts(path, HELD_OUT)]
+        for name, path in files.items()
+    }
+
+
 def batches(args: argparse.Namespace, fresh: Iterator[asides.Tokens]) -> Iterator[Tensor]:
     """`args.steps` batches of rows: the shards as they come, then the same rows again in another order, pass after
     pass.
@@ -176,12 +186,7 @@ def train(args: argparse.Namespace) -> dict[str, float]:
     tokenizer = Tokenizer.from_file(str(args.text / "tokenizer" / "tokenizer.json"))
     stored = np.load(args.text / "pretrain_tokens.npz")
     _book = asides.Book(tokenizer, np.split(stored["tokens"], np.cumsum(stored["lengths"])[:-1]))
-    held = {
-        name: [
-            tokenizer.encode(text).ids[:CONTEXT] for text in read_texts(args.text / "corpus" / f"{name}.jsonl.gz", 96)
-        ]
-        for name in ("real", "worked")
-    }
+    held = held_out_texts(args.text, tokenizer)
     unique = math.ceil(args.steps / args.passes)
     per_shard = min(unique, 16)
     fresh = shards(math.ceil(unique / per_shard), args.seed, per_shard * args.rows * CONTEXT, args.workers)

@@ -27,6 +27,11 @@ from phrases import (
 )
 
 KINDS = ("product", "sum", "load")
+MIDTRAINED = (
+    "product",
+    "sum",
+    "sum",
+)  # drawn from evenly; loads are easy without a thought: pre-training alone has them
 HELD_OUT_PAIRS = 0.3
 GUESS_WORDS = ("say", "perhaps", "maybe")
 
@@ -121,10 +126,13 @@ def _statement(rng: random.Random, figure: Figure, slots: dict[str, str]) -> str
     return _capital(rng.choice(frames).format(**slots, **numbers))
 
 
-def draw_document(seed: int, role: str, number: int, *, reckoned: float, held_out: bool) -> list[Piece]:
+def draw_document(
+    seed: int, role: str, number: int, *, reckoned: float, held_out: bool, kinds: tuple[str, ...] = KINDS
+) -> list[Piece]:
     """A document of one or two figures with sentences around them.
 
     `reckoned` is the share of figures whose working stands openly in the sentence; 0 gives text without any working.
+    `kinds` are drawn from with equal chances.
     """
     rng = stream(seed, role, number)
     scene = rng.choice(SCENES)
@@ -134,7 +142,7 @@ def draw_document(seed: int, role: str, number: int, *, reckoned: float, held_ou
         slots = _slots(rng, scene)
         if rng.random() < (0.6 if index == 0 else 0.4):
             before += _capital(rng.choice(FILLERS).format(**slots)) + " "
-        figure = draw_figure(rng, rng.choice(KINDS), held_out)
+        figure = draw_figure(rng, rng.choice(kinds), held_out)
         before += _statement(rng, figure, slots)
         if rng.random() < reckoned:
             before += f", that is {figure.working}"
