@@ -37,13 +37,21 @@ FIXED = replace(PLAN, variable_length=False)
 LAW = SamplingSettings()
 
 
-def gpt2(dtype: torch.dtype = torch.float64, seed: int = 0, tied: bool = True) -> GPT2LMHeadModel:
-    """A model without casts to float32 inside, so that float64 means float64."""
+def gpt2(dtype: torch.dtype = torch.float64, seed: int = 0, tied: bool = True, closing: float = 0.0) -> GPT2LMHeadModel:
+    """A model without casts to float32 inside, so that float64 means float64; `closing` is added to the close's logit.
+
+    With `closing` it ends many thoughts early (and its head is not tied).
+    """
     config = GPT2Config(
         vocab_size=V, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=None, eos_token_id=None,
-        tie_word_embeddings=tied,
+        tie_word_embeddings=tied and not closing,
     )  # fmt: skip
     model = _filled(GPT2LMHeadModel(config), seed, 0.3)
+    if closing:
+        with torch.no_grad():
+            model.transformer.ln_f.weight[0], model.transformer.ln_f.bias[0] = 0.0, 1.0
+            model.lm_head.weight[:, 0] = 0.0
+            model.lm_head.weight[CLOSE, 0] = closing
     return model.to(dtype).eval()
 
 
@@ -150,7 +158,7 @@ def rollout_of(
     *,
     law: SamplingSettings = LAW,
     rows: int = 3,
-    seed: int = 5,
+    seed: int = 8,
     telemetry: Any = None,
 ) -> Rollout:
     """A rollout on made-up texts, its scale already set to 0.5."""

@@ -99,6 +99,7 @@ class Rollout:
 
     def update_scale(self, scored: Trajectories) -> float:
         """Take a disjoint set's whole-thought gains into σ_r (eq:reward-scale); a scale of nothing stops the run."""
+        self.snapshots.require(scored.snapshots, ("policy", "scorer"), what=f"the {scored.role} set")
         gain_BR = final_gain(
             scored.need("no_thought_BR"), scored.need("losses_BRK"), scored.need("checkpoint_mask_BRK")
         )
