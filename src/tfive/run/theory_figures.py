@@ -89,7 +89,7 @@ def _figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tup
 def _save(figure: Any, path: Path) -> None:
     from matplotlib import pyplot
 
-    figure.savefig(path, dpi=100, metadata={"Software": None})
+    figure.savefig(path, dpi=80, metadata={"Software": None})
     pyplot.close(figure)
 
 
