@@ -178,9 +178,7 @@ class MasterOptimizer:
             raise ValueError("step without a gradient: call backward first")
         norm = float(nn.utils.get_total_norm(gradients)) / divide_by
         if not math.isfinite(norm):
-            self.skipped += 1
-            self.zero_grad()
-            return StepReport(lr, norm, applied=False)
+            return self.skip(norm)
         factor = 1.0 / divide_by
         if self.clip_norm is not None and norm > self.clip_norm:
             factor *= self.clip_norm / norm
@@ -190,6 +188,12 @@ class MasterOptimizer:
         self.steps += 1
         self.zero_grad()
         return StepReport(lr, norm, applied=True)
+
+    def skip(self, norm: float = math.nan) -> StepReport:
+        """Forget the accumulated gradient and count an update that was not made: no weight is touched."""
+        self.skipped += 1
+        self.zero_grad()
+        return StepReport(self.current_lr(), norm, applied=False)
 
     def _update(self, lr: float) -> None:
         together: dict[tuple[float, float, torch.device, torch.dtype], list[_Slot]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -67,16 +68,18 @@ class Actor:
 
     def step(self, trajectories: Trajectories, *, policy: bool = True, centring: Centring | None = None) -> StepStats:
         """One update on these texts; its valid-token mean is global, so the size of micro-batches does not matter."""
-        policy_sums = self._policy_pass(trajectories, centring) if policy else None
+        none = dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
+        sums = self._policy_pass(trajectories, centring) if policy else none
         anchor, conditioned = self._anchor_pass(trajectories)
-        report = self.optimizer.step()
+        # A clipped token passes no gradient on, so a loss can be no number while every gradient is one.
+        sound = math.isfinite(sums["loss_sum"] + anchor + conditioned)
+        report = self.optimizer.step() if sound else self.optimizer.skip()
         self.skipped = 0 if report.applied else self.skipped + 1
         if self.skipped >= self.patience:
             raise RunFailed(
-                f"{self.skipped} actor updates in a row had gradients that are not finite (last norm "
+                f"{self.skipped} actor updates in a row had losses or gradients that are not finite (last norm "
                 f"{report.gradient_norm}); lower optimizer.lr or look at the reward scale"
             )
-        sums = policy_sums or dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
         tokens = max(sums["tokens"], 1.0)
         return StepStats(
             policy_loss=sums["loss_sum"] / max(sums["count"], 1.0),

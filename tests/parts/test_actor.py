@@ -1,0 +1,271 @@
+"""The actor's step: gradients of plain rows, the same for any micro-batch, and a halt when they stop being numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPT2LMHeadModel
+
+from stage import FIXED, PLAN, PlainModel, gpt2, items_of, texts, thoughts_for
+from tfive.errors import RunFailed
+from tfive.learn.optimizer import MasterOptimizer
+from tfive.learn.settings import ActorSettings, AnchorSettings, RatioSettings
+from tfive.parts.actor import Actor, StepStats, _anchor_counts
+from tfive.rollout.sample import sample
+from tfive.rollout.trajectory import Trajectories
+from tfive.tree.forward import TreeModel
+from tfive.tree.layout import ThoughtPlan
+from tfive.tree.settings import SamplingSettings
+
+pytestmark = pytest.mark.model
+BATCH = texts(rows=8)
+NOTHING = AnchorSettings(next_token=0.0)
+BOTH = AnchorSettings(next_token=0.7, conditioned=1.3)
+
+
+def actor_on(
+    model: torch.nn.Module,
+    *,
+    rows: int = 8,
+    anchor: AnchorSettings = NOTHING,
+    plan: ThoughtPlan = PLAN,
+    parity: bool = False,
+) -> Actor:
+    engine = TreeModel(model, plan)
+    optimizer = MasterOptimizer(list(model.named_parameters()), lr=1e-3)
+    return Actor(engine, optimizer, ActorSettings(), RatioSettings(), anchor, seed=3, rows=rows, parity=parity)
+
+
+def acting(model: GPT2LMHeadModel, distance: float = 0.3, plan: ThoughtPlan = PLAN) -> Trajectories:
+    """Thoughts with advantages; the old policy lies `distance` away in log-probability, so that some tokens clip."""
+    thoughts, draw = thoughts_for(BATCH, plan), torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        log_now = TreeModel(model, plan).policy(BATCH, thoughts).need("log_prob_BRT")
+    noise = distance * torch.randn(log_now.shape, generator=draw, dtype=torch.float64)
+    mask = thoughts.mask_BRT
+    advantage = torch.randn(log_now.shape, generator=draw, dtype=torch.float64) * mask
+    return Trajectories(
+        "actor", 1, BATCH, thoughts, log_old_BRT=(log_now + noise) * mask, advantage_BRT=advantage
+    )  # fmt: skip
+
+
+def gradients(actor: Actor) -> dict[str, Tensor]:
+    found = {name: gradient.clone() for name, gradient in actor.optimizer.gradients()}
+    actor.optimizer.zero_grad()
+    return found
+
+
+def close(left: dict[str, Tensor], right: dict[str, Tensor], tolerance: float = 1e-12) -> None:
+    assert left.keys() == right.keys()
+    largest = max(float(tensor.abs().max()) for tensor in right.values())
+    assert largest > 1e-4
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=0, atol=tolerance * largest, msg=name)
+
+
+@pytest.mark.parametrize("plan", [PLAN, FIXED], ids=["variable", "fixed"])
+def test_micro_batches_of_one_give_the_gradient_of_eight(plan: ThoughtPlan) -> None:
+    model = gpt2()
+    record = acting(model, plan=plan)
+    passes = {
+        "policy": (NOTHING, lambda actor: actor._policy_pass(record, None)),
+        "next token": (AnchorSettings(next_token=1.0), lambda actor: actor._anchor_pass(record)),
+        "conditioned": (AnchorSettings(next_token=0.0, conditioned=1.0), lambda actor: actor._anchor_pass(record)),
+    }
+    for anchor, backward in passes.values():
+        found = []
+        for rows in (8, 1, 3):
+            actor = actor_on(model, rows=rows, anchor=anchor, plan=plan)
+            backward(actor)
+            found.append(gradients(actor))
+            actor.optimizer.release()
+        close(found[1], found[0])
+        close(found[2], found[0])
+
+
+def test_a_whole_step_does_not_depend_on_micro_batches() -> None:
+    found, weights = [], []
+    for rows in (8, 1):
+        model = gpt2()
+        found.append(actor_on(model, rows=rows, anchor=BOTH).step(acting(model)))
+        weights.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    for name in found[0].__dataclass_fields__:
+        assert getattr(found[0], name) == pytest.approx(getattr(found[1], name), rel=1e-9), name
+    close(weights[0], weights[1], 1e-9)
+
+
+def test_the_first_step_is_reinforce_on_the_plain_model() -> None:
+    model = gpt2()
+    record = acting(model, distance=0.0)
+    actor = actor_on(model, rows=3)
+    sums = actor._policy_pass(record, None)
+    found = gradients(actor)
+    actor.optimizer.release()
+    plain, total = PlainModel(model), torch.zeros((), dtype=torch.float64)
+    for item in items_of(BATCH, record.thoughts):
+        advantage = record.need("advantage_BRT")[item.row, item.branch, : len(item.thought)]
+        total = total - (advantage * plain.actions(item)).sum()
+    count = int(record.mask_BRT.sum())
+    total = total / count
+    total.backward()
+    close(found, {name: parameter.grad for name, parameter in model.named_parameters()}, 1e-9)
+    # Every ratio is one: nothing is clipped, the policy has not moved, and the loss is minus the mean advantage.
+    assert sums["clipped"] == 0
+    assert sums["kl_positive"] == pytest.approx(0, abs=1e-12)
+    assert sums["loss_sum"] == pytest.approx(-float(record.need("advantage_BRT").sum()))
+    assert sums["tokens"] == sums["count"] == count
+
+
+def test_later_steps_clip_after_mixing_by_a_loop() -> None:
+    model = gpt2()
+    record = acting(model, distance=0.6)
+    stats = actor_on(model, rows=2).step(record)
+    plain, loss, clipped, divergence, tokens = PlainModel(model := gpt2()), 0.0, 0, 0.0, 0
+    for item in items_of(BATCH, record.thoughts):
+        log_now = plain.actions(item).tolist()
+        for step in range(len(item.thought)):
+            at = (item.row, item.branch, step)
+            log_ratio = log_now[step] - float(record.need("log_old_BRT")[at])
+            ratio, advantage = math.exp(log_ratio), float(record.need("advantage_BRT")[at])
+            bounded = min(max(ratio, 0.8), 1.28)
+            loss -= min(ratio * advantage, bounded * advantage)
+            clipped += (advantage > 0 and ratio >= 1.28) or (advantage < 0 and ratio <= 0.8)
+            divergence += ratio - 1 - log_ratio
+            tokens += 1
+    assert 0 < clipped < tokens
+    assert stats.tokens == tokens
+    assert stats.policy_loss == pytest.approx(loss / tokens)
+    assert stats.clip_fraction == pytest.approx(clipped / tokens)
+    assert stats.policy_kl == pytest.approx(divergence / tokens)
+    assert not stats.skipped
+
+
+def test_anchors_are_the_losses_of_plain_rows() -> None:
+    model = gpt2()
+    record = acting(model)
+    actor = actor_on(model, rows=3, anchor=BOTH)
+    text_loss, after_loss = actor._anchor_pass(record)
+    found = gradients(actor)
+    actor.optimizer.release()
+    plain = PlainModel(model)
+    documents = [
+        BATCH.tokens_BS[row][BATCH.document_BS[row] == document].tolist()
+        for row in range(8)
+        for document in sorted(set(BATCH.document_BS[row].tolist()) - {-1})
+    ]
+    text = torch.cat([-plain.log_probs(ids, 1) for ids in documents]).mean()
+    after = torch.cat([-plain.after(item) for item in items_of(BATCH, record.thoughts)]).mean()
+    (0.7 * text + 1.3 * after).backward()
+    assert text_loss == pytest.approx(text.item())
+    assert after_loss == pytest.approx(after.item())
+    close(found, {name: parameter.grad for name, parameter in model.named_parameters()}, 1e-9)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("horizon", [1, 3, 12])
+def test_the_anchors_denominators_by_a_loop(horizon: int, group: int) -> None:
+    valid_BR = (BATCH.positions_BP >= 0).repeat_interleave(group, 1)
+    thoughts = replace(
+        thoughts_for(BATCH),
+        length_BR=valid_BR.long(), valid_BR=valid_BR, tokens_BRT=torch.zeros(*valid_BR.shape, 4, dtype=torch.int64),
+    )  # fmt: skip
+    text = after = 0
+    for row in range(8):
+        documents = BATCH.document_BS[row].tolist()
+        text += sum(a == b >= 0 for a, b in pairwise(documents))
+        for branch in range(valid_BR.shape[1]):
+            p = int(BATCH.positions_BP[row, branch // group])
+            if p >= 0:
+                after += sum(i < len(documents) and documents[i] == documents[p] for i in range(p + 1, p + 1 + horizon))
+    assert _anchor_counts(Trajectories("actor", 1, BATCH, thoughts), horizon) == (text, after)
+
+
+def broken(record: Trajectories) -> Trajectories:
+    """One advantage is no number: the loss is none either, but the clipped token passes no gradient on."""
+    advantage = record.need("advantage_BRT").clone()
+    advantage[0, 0, 0] = float("nan")
+    return record.having(advantage_BRT=advantage)
+
+
+@pytest.mark.parametrize("harm", ["loss", "gradient"])
+def test_what_is_no_number_is_skipped_and_counted(harm: str) -> None:
+    model = gpt2()
+    actor, good = actor_on(model), acting(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def bad_step() -> StepStats:
+        if harm == "loss":
+            return actor.step(broken(good))
+        hook = model.transformer.h[0].mlp.c_fc.weight.register_hook(lambda gradient: gradient * float("inf"))
+        stats = actor.step(good)
+        hook.remove()
+        return stats
+
+    assert bad_step().skipped
+    assert (actor.skipped, actor.optimizer.skipped, actor.optimizer.steps) == (1, 1, 0)
+    assert bad_step().skipped
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+    # Nothing of the skipped updates is left over in the next one.
+    fresh = gpt2()
+    actor_on(fresh).step(acting(fresh))
+    assert not actor.step(good).skipped
+    assert (actor.skipped, actor.optimizer.skipped) == (0, 2)
+    assert all(tensor.equal(fresh.state_dict()[name]) for name, tensor in model.state_dict().items())
+    assert not all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+    assert bad_step().skipped
+    assert bad_step().skipped
+    with pytest.raises(RunFailed, match="3 actor updates in a row had losses or gradients that are not finite"):
+        bad_step()
+
+
+def test_minibatches_are_a_fresh_partition_of_the_texts_every_pass() -> None:
+    actor = actor_on(gpt2())
+    passes = [actor.minibatches(11, window, reuse) for window in (1, 2) for reuse in (0, 1)]
+    for parts in passes:
+        assert len(parts) == 4
+        assert sorted(np.concatenate([part.numpy() for part in parts]).tolist()) == list(range(11))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert len({str([part.tolist() for part in parts]) for parts in passes}) == 4
+    assert [part.tolist() for part in actor.minibatches(11, 1, 0)] == [part.tolist() for part in passes[0]]
+    assert len(actor.minibatches(3, 1, 0)) == 3
+
+
+def test_in_parity_the_first_ratio_is_exactly_one() -> None:
+    model = gpt2(torch.float32)
+    drawn = sample(
+        TreeModel(model, PLAN), BATCH, SamplingSettings(parity=True), seed=1, role="actor", window=1, rows=8
+    )  # fmt: skip
+    record = drawn.having(advantage_BRT=torch.ones_like(drawn.thoughts.log_q_BRT) * drawn.mask_BRT)
+    sums = actor_on(model, parity=True)._policy_pass(record, None)
+    assert sums["mismatch"] == sums["kl"] == sums["kl_positive"] == 0
+    assert sums["loss_sum"] == -int(record.mask_BRT.sum())
+
+
+def test_a_saved_actor_goes_on_bit_for_bit() -> None:
+    model, other = gpt2(), gpt2(seed=9)
+    first, second = actor_on(model, anchor=BOTH), actor_on(other, anchor=BOTH)
+    record = acting(model)
+    first.step(record)
+    first.step(broken(record))
+    second.load_state_dict(first.state_dict())
+    assert second.skipped == 1
+    one, two = first.step(record), second.step(record)
+    assert one == two
+    assert all(tensor.equal(other.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+def test_without_the_policy_only_the_anchors_move_it() -> None:
+    model, other = gpt2(), gpt2()
+    record = acting(model)
+    changed = record.having(advantage_BRT=record.need("advantage_BRT") * -2)
+    stats = actor_on(model, anchor=BOTH).step(record, policy=False)
+    actor_on(other, anchor=BOTH).step(changed, policy=False)
+    assert stats.tokens == 0
+    assert all(tensor.equal(other.state_dict()[name]) for name, tensor in model.state_dict().items())
+    assert not model.transformer.wte.weight.equal(gpt2().transformer.wte.weight)
