@@ -18,6 +18,7 @@ from tfive.models.critic import Critic, FrozenBase, Shared
 from tfive.models.settings import CriticSettings
 from tfive.rollout.sample import micro_batches
 from tfive.rollout.trajectory import Trajectories
+from tfive.tree.layout import TextBatch, Thoughts
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class TwinCritics:
         if settings.head_passes == 0:
             self.head_only = False
         self.optimizers = [self._optimizer(critic) for critic in critics]
-        self._read: tuple[Tensor, list[Shared]] | None = None
+        self._read: tuple[TextBatch, Thoughts, list[Shared]] | None = None
 
     def _optimizer(self, critic: Critic) -> MasterOptimizer:
         head = self.settings.head_lr / self.settings.lr
@@ -65,11 +66,11 @@ class TwinCritics:
 
     def shared(self, trajectories: Trajectories) -> list[Shared]:
         """What both critics read of each micro-batch, computed once while the same trajectories stay in use."""
-        tokens_BRT = trajectories.thoughts.tokens_BRT
-        if self._read is None or self._read[0] is not tokens_BRT:
-            parts = [trajectories.rows(part) for part in micro_batches(len(trajectories.texts.tokens_BS), self.rows)]
-            self._read = (tokens_BRT, [self.base.read(p.texts, p.thoughts, features=False) for p in parts])
-        return self._read[1]
+        texts, thoughts = trajectories.texts, trajectories.thoughts
+        if self._read is None or self._read[0] is not texts or self._read[1] is not thoughts:
+            parts = [trajectories.rows(part) for part in micro_batches(len(texts.tokens_BS), self.rows)]
+            self._read = (texts, thoughts, [self.base.read(p.texts, p.thoughts, features=False) for p in parts])
+        return self._read[2]
 
     def _features(self, critic: Critic, some: Trajectories, read: Shared) -> Tensor:
         """Features of every state; during the value-head warm-up no gradient goes below the head."""
