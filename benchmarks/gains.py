@@ -27,14 +27,13 @@ import transformers
 from torch import Tensor
 
 from tfive import __version__, chance
-from tfive.config import Config
 from tfive.errors import UserError
 from tfive.learn.clusters import Estimate, clustered_mean
 from tfive.models.load import Loaded, load_model
+from tfive.models.thinker import plan_for
 from tfive.rollout.gains import Gains, measure
 from tfive.rollout.sample import micro_batches
 from tfive.rollout.trajectory import last_loss
-from tfive.run.build import thought_plan
 from tfive.text.candidates import apportion
 from tfive.text.items import Chooser
 from tfive.text.settings import Positions, Source, Where
@@ -165,7 +164,7 @@ def plan_of(asked: argparse.Namespace, name: str, loaded: Loaded) -> ThoughtPlan
     """The plan a run would make of these thoughts."""
     settings: dict[str, Any] = {"length": asked.length, "checkpoints": asked.checkpoints, "horizon": asked.horizon}
     thought = ThoughtSettings.model_validate(settings | DELIMITERS[name])
-    return thought_plan(Config().model_copy(update={"thought": thought}), loaded)
+    return plan_for(thought, loaded.model, loaded.tokenizer)
 
 
 def gains_report(gains: Gains, select_I: Tensor | None = None) -> dict[str, Any]:
@@ -242,8 +241,9 @@ def plain_rows(model: Any, plan: ThoughtPlan, texts: TextBatch, thoughts: Though
 
     def log_prob(row: list[int], count: int, forbidden: list[int]) -> Tensor:
         """Log-probability of the last `count` ids of a row."""
-        logits = model(input_ids=torch.tensor([row], device=model.device), use_cache=False).logits[0].float()
-        logits = logits[-count - 1 : -1]
+        logits = model(input_ids=torch.tensor([row], device=model.device), use_cache=False).logits[0]
+        # PyTorch's float32 log-softmax on the CPU is off by about 1e-5, always to the same side, at 49,152 entries.
+        logits = logits[-count - 1 : -1].double()
         logits[:, forbidden] = float("-inf")
         return logits.log_softmax(-1)[torch.arange(count), torch.tensor(row[-count:])].cpu()
 
@@ -274,8 +274,10 @@ def against_plain(engine: TreeModel, stock: Any, texts: TextBatch, thoughts: Tho
         "no_thought_loss": scores.no_thought_BR[valid],
     }
     found: dict[str, Any] = {"texts": len(texts.tokens_BS), "thoughts": int(valid.sum())}
+    between = (ours["thought_log_prob"] - ours["sampled_thought_log_prob"]).abs()
+    found["sampled_and_recomputed"] = {"max_abs": float(between.max()), "mean_abs": float(between.mean())}
     for name, values in ours.items():
-        theirs = torch.stack(plain[name.removeprefix("sampled_")]).double()
+        theirs = torch.stack(plain[name.removeprefix("sampled_")])
         apart = (values.double().cpu() - theirs).abs()
         found[name] = {
             "max_abs": float(apart.max()),

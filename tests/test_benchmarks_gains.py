@@ -120,7 +120,8 @@ def test_the_tree_agrees_with_plain_rows(script: ModuleType, place: Path) -> Non
     assert found["thoughts"] == 4
     assert found["thought_log_prob"]["count"] == 16
     assert found["checkpoint_loss"]["count"] == 8
-    for name in ("thought_log_prob", "sampled_thought_log_prob", "checkpoint_loss", "no_thought_loss"):
+    compared = ("thought_log_prob", "sampled_thought_log_prob", "checkpoint_loss", "no_thought_loss")
+    for name in (*compared, "sampled_and_recomputed"):
         assert found[name]["max_abs"] < 1e-4
         assert found[name]["mean_abs"] <= found[name]["max_abs"]
 
@@ -202,7 +203,7 @@ def test_a_missing_folder_is_found_before_the_work(script: ModuleType, place: Pa
         script.main(words(place, "--out", str(tmp_path / "absent" / "gains.json")))
 
 
-COMMITTED = sorted((ROOT / "results").glob("smollm2-gains*.json"))
+COMMITTED = sorted((ROOT / "results").glob("smollm2-*.json"))
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
@@ -212,6 +213,9 @@ def test_committed_results_say_what_they_are(path: Path) -> None:
     assert len(report["model_sha256"]) == len(report["text"]["sha256"]) == 64
     shown = (ROOT / "docs" / "real-model.md").read_text("utf-8")
     assert path.name in shown
-    for found in report["gains"].values():
+    differences = [part["max_abs"] for part in report.get("tree_against_plain", {}).values() if isinstance(part, dict)]
+    assert all(difference < 1e-4 for difference in differences)
+    assert differences or "wikipedia" in path.name or "same-text" in path.name
+    for found in report["gains"].values() if "gains" in path.name else ():
         mean = found["thought_gain"]["mean"]
         assert f"{mean:.2f}".replace("-", "−") in shown
