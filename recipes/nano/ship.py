@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 MODEL_FILES = ("model.safetensors", "config.json", "generation_config.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+RUN = 12
 CARD = Path(__file__).with_name("card.md")
 CORPUS_FILES = ("corpus/real.jsonl.gz", "corpus/worked.jsonl.gz")
 ORIGINS = {
@@ -65,6 +66,22 @@ def text_table(inputs: dict[str, dict[str, int]]) -> str:
     return "\n".join(lines)
 
 
+def overlapping_passages(text: Path) -> int:
+    """How many real passages of the sample share RUN words in a row with a document the model was trained on.
+
+    No passage comes from such a document, but sources quote each other and hold a text twice.
+    """
+
+    def runs(row: dict[str, str]) -> set[tuple[str, ...]]:
+        words = row["text"].split()
+        return {tuple(words[start : start + RUN]) for start in range(len(words) - RUN + 1)}
+
+    passages = [runs(row) for row in measure.read_corpus(text / "corpus", "real")]
+    wanted = set().union(*passages)
+    seen = set().union(*(wanted & runs(row) for row in measure.read_corpus(text, "pretrain_real")))
+    return sum(not seen.isdisjoint(passage) for passage in passages)
+
+
 def hash_table(files: dict[str, str]) -> str:
     return "\n".join(
         ["| file | sha256 |", "|---|---|", *(f"| `{name}` | `{digest}` |" for name, digest in files.items())]
@@ -98,6 +115,9 @@ def write_card(out: Path, card: dict[str, Any], device: str) -> None:
         **asides.SHARES,
         longest=asides.LONGEST,
         texts=text_table(inputs),
+        overlapping=card["overlapping_passages"],
+        passages=sum(inputs["midtrain_passages"].values()),
+        run=RUN,
         hashes=hash_table(card["files"]),
         gains=gain_table(table),
         horizon=measure.HORIZON,
@@ -137,6 +157,7 @@ def ship(trained: Path, text: Path, out: Path, per_kind: int, device: str) -> No
     card = {
         "files": {name: sha256(out / name) for name in names},
         "inputs": json.loads((text / "inputs.json").read_text()),
+        "overlapping_passages": overlapping_passages(text),
         **json.loads((trained / "training.json").read_text()),
         "per_kind": per_kind,
         "selected": measure.selected_shares(),
