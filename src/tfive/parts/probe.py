@@ -81,12 +81,7 @@ class Probe:
             snapshots=rollout.snapshots.current("policy"),
         )
         scored = score(self.engine, probe, rows=rollout.rows, snapshots=rollout.snapshots.current("scorer"))
-        rollout.telemetry.count(
-            "extra",
-            trajectories=scored.count,
-            generated_tokens=int(scored.mask_BRT.sum()),
-            scored_tokens=int(scored.need("checkpoint_mask_BRK").sum()) * plan.horizon,
-        )
+        rollout.book("probe", scored, given=int(step_BR[scored.thoughts.valid_BR].sum()))
         rewarded = rollout.rewarded(scored)
         judged = self.critics.judge(rewarded)
         self.critics.release()
@@ -95,7 +90,12 @@ class Probe:
 
     @torch.no_grad()
     def report(self, probe: Trajectories, normaliser: PilotNormaliser, moment: str) -> dict[str, Any]:
-        """Drift of the update the present weights would make on the probed actions; `moment` is `first` or `last`."""
+        """Drift of the update the present weights would make on the probed actions; `moment` is `first` or `last`.
+
+        Where no thought reached its probed step there is nothing to tell.
+        """
+        if not probe.count:
+            return {"probe_contexts": 0} if moment == "first" else {}
         advantage_NM, average_NM = self._probed(probe, probe.need("advantage_BRT")), self._average(probe, normaliser)
         log_new, score_BRD = self._scores(probe)
         recorded = probe.thoughts.log_q_BRT if self.denominator == "sampler" else probe.need("log_old_BRT")

@@ -70,7 +70,12 @@ class Rollout:
             snapshots=self.snapshots.current("policy", "scorer"),
         )
         self._check(scored)
-        tokens = int(scored.mask_BRT.sum())
+        self.book(role, scored)
+        return self.rewarded(scored) if rewarded else scored
+
+    def book(self, role: str, scored: Trajectories, given: int = 0) -> None:
+        """Add scored trajectories to the role's account (`extra` for probes); `given` tokens of them were not drawn."""
+        tokens = int(scored.mask_BRT.sum()) - given
         segments = int(scored.need("checkpoint_mask_BRK").sum()) + scored.count
         self.telemetry.count(
             "extra" if role == "probe" else role,
@@ -79,7 +84,6 @@ class Rollout:
             actor_tokens=tokens if role == "actor" else 0,
             scored_tokens=segments * self.engine.plan.horizon,
         )
-        return self.rewarded(scored) if rewarded else scored
 
     def rewarded(self, scored: Trajectories) -> Trajectories:
         """Potentials, checkpoint rewards and full returns at the window's frozen scale (eq:dense-reward)."""
