@@ -123,6 +123,7 @@ class T5:
             judged = critics.judge(self.held["critic_fit"])
             self.held["critic_fit"] = self.held["critic_fit"].having(values_2BRT=judged.values_2BRT)
         fitting = self.held["critic_fit"]
+        parts.snapshots.require(fitting.snapshots, ("policy", "scorer", "scale"), what="the fitting set")
         number = self.attempt * 1000 + self.step
         warmup = self.stage != "alternating"
         losses = critics.fit_pass(fitting, fitting.need("values_2BRT"), self.window, number, warmup=warmup)

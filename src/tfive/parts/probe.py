@@ -94,6 +94,7 @@ class Probe:
 
         Where no thought reached its probed step there is nothing to tell.
         """
+        self.rollout.snapshots.require(probe.snapshots, ("policy", "scorer", "scale"), what="the probe set")
         if not probe.count:
             return {"probe_contexts": 0} if moment == "first" else {}
         advantage_NM, average_NM = self._probed(probe, probe.need("advantage_BRT")), self._average(probe, normaliser)
