@@ -227,7 +227,13 @@ def test_every_rule_has_a_name_and_can_break() -> None:
             "calibration.bounds=enforce",
             "sampling.parity=true",
         ],
-        ["method=ntp", "anchor.next_token=0", "optimizer.bf16_update=stochastic", "model.compute=float32"],
+        [
+            "method=ntp",
+            "anchor.next_token=0",
+            "optimizer.bf16_update=stochastic",
+            "model.compute=float32",
+            "run.develop_items=1",
+        ],
         ["text.sources=[]"],
     ):
         config = resolve(["qwen3.5-2b"], overrides).config

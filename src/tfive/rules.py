@@ -128,6 +128,18 @@ def development_items_exist(config: Config) -> str | None:
 
 
 @rule
+def development_items_lie_in_several_texts(config: Config) -> str | None:
+    """Content gain needs another text's thought for every item."""
+    least = 2 * config.text.positions.per_text
+    if config.run.develop_items >= least:
+        return None
+    return (
+        f"run.develop_items = {config.run.develop_items}: controls take thoughts of other texts, and one text may hold "
+        f"{config.text.positions.per_text} items; use at least {least}"
+    )
+
+
+@rule
 def roles_of_the_method_are_filled(config: Config) -> str | None:
     """Critics, normaliser and calibration each need trajectories of their own."""
     wanted = {"quiet-star-ppo": ("critic_fit", "scale"), "quiet-star-grpo": ("scale",)}.get(config.method, ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tfive.run.data import corpus_of
 from tfive.run.devices import place
 from tfive.run.recorder import Recorder
 from tfive.run.trackers import open_trackers
-from tfive.run.train import CHECKPOINTS, CONFIG, SUMMARY, Loop, WindowCallback, save_config
+from tfive.run.train import CHECKPOINTS, CONFIG, SUMMARY, Loop, WindowCallback, save_config, summary_text
 from tfive.run.watch import Watch
 
 
@@ -37,6 +38,9 @@ def train(
     folder = out or Path(
         config.run.out or f"runs/{config.model.name.replace('/', '-')}-{config.method}-seed{config.run.seed}"
     )
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UserError(f"{folder}: {nearest} is no folder that can be written to; name another with --out")
     if folder.exists() and any(folder.iterdir()):
         remedy = f"tfive resume {folder}" if (folder / CHECKPOINTS).exists() else "another --out"
         raise UserError(f"{folder}: already holds files; use {remedy}")
@@ -113,10 +117,10 @@ def run_command(
 ) -> str | None:
     """What `tfive train` does; returns the last line to print, if any."""
     summary = train(Config.load(*sources, overrides=overrides), Path(out) if out else None, quiet=quiet)
-    return json.dumps(summary, ensure_ascii=False) if as_json else None
+    return summary_text(summary) if as_json else None
 
 
 def resume_command(folder: str, *, as_json: bool, quiet: bool) -> str | None:
     """What `tfive resume` does; returns the last line to print, if any."""
     summary = resume(Path(folder), quiet=quiet)
-    return json.dumps(summary, ensure_ascii=False) if as_json else None
+    return summary_text(summary) if as_json else None

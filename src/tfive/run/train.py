@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -65,7 +66,7 @@ class Loop:
         critics = self.shop.method.parts.critics
         shutil.rmtree(self.folder / CRITICS, ignore_errors=True)
         save_critics(self.folder / CRITICS, critics.critics, [optimizer.masters() for optimizer in critics.optimizers])
-        (self.folder / SUMMARY).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        (self.folder / SUMMARY).write_text(summary_text(summary, indent=1) + "\n", "utf-8")
         return summary
 
     def _micro_step(self) -> str:
@@ -194,6 +195,19 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
         elif isinstance(value, bool | int | float):
             found[key] = float(value)
     return found
+
+
+def summary_text(summary: dict[str, Any], indent: int | None = None) -> str:
+    """The summary as JSON that any parser takes: a number that is not finite (an interval of one text) is null."""
+    return json.dumps(_finite(summary), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def save_config(config: Config, folder: Path) -> None:
