@@ -27,11 +27,8 @@ from phrases import (
 )
 
 KINDS = ("product", "sum", "load")
-MIDTRAINED = (
-    "product",
-    "sum",
-    "sum",
-)  # drawn from evenly; loads are easy without a thought: pre-training alone has them
+# Drawn from evenly. Loads are easy without a thought, so pre-training alone has them.
+MIDTRAINED = ("product", "sum", "sum")
 HELD_OUT_PAIRS = 0.3
 GUESS_WORDS = ("say", "perhaps", "maybe")
 

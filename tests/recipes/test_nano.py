@@ -8,6 +8,7 @@ import json
 import random
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -395,18 +396,32 @@ def test_the_shares_of_selected_positions():
     )
 
 
+def test_the_mixture_is_the_one_the_preset_asks_for():
+    text = tomllib.loads((ROOT / "src" / "tfive" / "presets" / "nano.toml").read_text(encoding="utf-8"))["text"]
+    positions, shares = text["positions"], {source["name"]: source["share"] for source in text["sources"]}
+    assert positions["match"] / (positions["match"] + positions["uniform"]) == pytest.approx(measure.MATCH)
+    assert shares["real"] / (shares["real"] + shares["worked"]) == pytest.approx(measure.REAL)
+    assert phrases.MATCH_PATTERN.endswith(positions["pattern"])
+
+
 @pytest.mark.model
 def test_the_plain_scorer_is_the_loss_of_the_written_out_row(model, tokenizer):
     law = measure.thought_law(tokenizer)
-    text = "Anna packed 37 boxes of 48 pencils each, which makes"
-    place = plain_thoughts.Place(0, "x", tuple(tokenizer(text).input_ids), tuple(tokenizer(" 1776 pencils").input_ids))
-    other = plain_thoughts.Place(1, "x", place.before[3:], place.after)
-    thought = tokenizer("1480 + 296").input_ids
+    asked = ("Anna packed 37 boxes of 48 pencils each, which makes", " 37 boxes of 48 pencils each, which makes")
+    after, inner = " 1776 pencils", ("1480 + 296", "")
+    places = [
+        plain_thoughts.Place(number, "x", tuple(tokenizer(text).input_ids), tuple(tokenizer(after).input_ids))
+        for number, text in enumerate(asked)
+    ]
     with torch.no_grad():
-        scored = plain_thoughts.losses(model, [place, other], [thought, []], law)
-        whole = tokenizer(text + " (1480 + 296) 1776 pencils", return_tensors="pt").input_ids
-        logits = model(whole).logits[0, -6:-1].log_softmax(-1)
-    assert scored[0].item() == pytest.approx(-logits.gather(1, whole[0, -5:, None]).mean().item(), abs=1e-4)
+        scored = plain_thoughts.losses(model, places, [tokenizer(thought).input_ids for thought in inner], law)
+        plain = plain_thoughts.losses(model, places, None, law)
+        rows = [f"{text} ({thought}){after}" for text, thought in zip(asked, inner, strict=True)]
+        for row, loss in zip([*rows, *(text + after for text in asked)], [*scored, *plain], strict=True):
+            whole = tokenizer(row, return_tensors="pt").input_ids
+            logits = model(whole).logits[0, -6:-1].log_softmax(-1)
+            expected = -logits.gather(1, whole[0, -5:, None]).mean().item()
+            assert loss.item() == pytest.approx(expected, abs=1e-4), row
 
 
 def test_the_card_meets_the_design_condition(card):

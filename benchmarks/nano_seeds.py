@@ -1,0 +1,73 @@
+"""`tfive train nano` over several seeds: `python benchmarks/nano_seeds.py --seeds 5 --out results/nano-seeds.json`.
+
+Runs one seed after another in `--runs` (finished ones are kept), then writes every summary and prints the table that
+docs/nano.md shows. Nothing is selected: all seeds are listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SHOWN = (
+    ("thought gain, start", "dev_thought_gain_start", None),
+    ("end", "dev_thought_gain_end", None),
+    ("content gain", "dev_content_gain_end", "dev_content_gain_interval"),
+    ("vs base", "dev_gain_vs_base_end", None),
+    ("empty", "dev_empty_gain_end", None),
+    ("random", "dev_random_gain_end", None),
+    ("no-thought loss, start", "dev_no_thought_loss_start", None),
+    ("end", "dev_no_thought_loss_end", None),
+    ("mixed gain", "dev_mixed_gain_end", "dev_mixed_gain_interval"),
+    ("constant gate", "dev_mixed_gain_constant", None),
+    ("gate mean", "mean_gate", None),
+    ("gate sd", "gate_deviation", None),
+    ("length", "mean_thought_length", None),
+    ("seconds", "seconds", None),
+)
+
+
+def run(seed: int, folder: Path) -> dict[str, object]:
+    """The summary of one seed, trained now unless it is there."""
+    done = folder / "summary.json"
+    if not done.exists():
+        command = [sys.executable, "-m", "tfive.cli", "train", "nano", "--set", f"run.seed={seed}"]
+        subprocess.run([*command, "--out", str(folder)], check=True)
+    summary: dict[str, object] = json.loads(done.read_text("utf-8"))
+    return summary
+
+
+def row(summary: dict[str, object]) -> str:
+    cells = [str(summary["seed"])]
+    for _, key, interval in SHOWN:
+        value = summary[key]
+        cell = f"{value:+.3f}" if isinstance(value, float) and key != "seconds" else f"{value}"
+        if interval is not None:
+            low, high = summary[interval]  # type: ignore[misc]
+            cell += f" ({low:+.3f} … {high:+.3f})"
+        cells.append(cell)
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--runs", type=Path, default=Path("runs/nano-seeds"))
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    summaries = [run(seed, arguments.runs / f"s{seed}") for seed in range(arguments.seeds)]
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    content = {"command": "python benchmarks/nano_seeds.py", "cores": os.cpu_count(), "seeds": summaries}
+    arguments.out.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    print("| seed | " + " | ".join(title for title, _, _ in SHOWN) + " |")
+    print("|---" * (len(SHOWN) + 1) + "|")
+    for summary in summaries:
+        print(row(summary))
+
+
+if __name__ == "__main__":
+    main()
