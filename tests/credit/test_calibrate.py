@@ -20,13 +20,13 @@ from tfive.theory.worlds import World, random_world
 KAPPA = 0.1
 EXACT = CalibrationPlan(
     kappa=KAPPA,
-    steps=250,
+    steps=200,
     batch=10**6,
     weight_lr=0.1,
     mean_lr=0.1,
     multiplier_lr=1.0,
-    mean_steps=2,
-    warm_steps=100,
+    mean_steps=1,
+    warm_steps=80,
     weight_decay=0.0,
     stop_share=0.0,
     evaluate_every=10**6,

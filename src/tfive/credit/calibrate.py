@@ -24,8 +24,9 @@ class CalibrationPlan:
     batch: int = 256
     weight_lr: float = 1e-3
     mean_lr: float = 1e-3
-    multiplier_lr: float = 0.1
+    multiplier_lr: float = 0.5
     multiplier_start: float = 1.0
+    multiplier_damping: float = 5.0
     mean_steps: int = 1
     warm_steps: int = 400
     weight_decay: float = 1e-2
@@ -229,7 +230,7 @@ class _Loop:
         self.shift_optimizer = torch.optim.AdamW(shifts, plan.mean_lr, weight_decay=decay, fused=True)
         # The constraint is measured in units of the signal, so that β's pace does not depend on the advantages' scale.
         signal = float(data.occupation.mean(energy(data.first_NT, data.second_NT)))
-        self.pace = plan.multiplier_lr / signal if signal > 0 else 0.0
+        self.unit = 1 / signal if signal > 0 else 0.0
 
     def step(self, stream: Iterator[Tensor]) -> None:
         """`mean_steps` steps of g, one of w, one of β."""
@@ -243,7 +244,7 @@ class _Loop:
         self._follow(part, weight.detach(), known)
         mean = part.average_NT + known + _outputs(self.response.shift, part.data.mean_inputs)
         excess = self._descend(part.data, weight, mean)
-        self.multiplier = max(0.0, self.multiplier + self.pace * excess)
+        self.multiplier = max(0.0, self.multiplier + self.plan.multiplier_lr * excess)
 
     def _part(self, rows: Tensor) -> _Part:
         whole = self.whole
@@ -268,14 +269,20 @@ class _Loop:
         self.shift_optimizer.step()
 
     def _descend(self, data: CalibrationData, weight: Tensor, mean: Tensor) -> float:
-        """One step of w on eq:single-rollout-saddle-integrand; returns C − κQ before it, the ascent direction of β."""
+        """One step of w on eq:single-rollout-saddle-integrand; returns C/Q − κ before it, the ascent direction of β.
+
+        The pressure on w is β plus a damping share of the present violation (an augmented Lagrangian): it vanishes
+        where the constraint is met with equality, so the saddle stays where it is, and keeps w and β from circling it.
+        """
         first, second, kappa = data.first_NT, data.second_NT, self.plan.kappa
-        loss = data.occupation.mean(saddle_integrand(weight, mean, first, second, self.multiplier, kappa))
+        violation = displacement(weight.detach(), first, second) - kappa * energy(first, second)
+        excess = self.unit * float(data.occupation.mean(violation))
+        pressure = max(0.0, self.multiplier + self.plan.multiplier_damping * excess)
+        loss = data.occupation.mean(saddle_integrand(weight, mean, first, second, pressure, kappa))
         self.weight_optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.weight_optimizer.step()
-        excess = displacement(weight.detach(), first, second) - kappa * energy(first, second)
-        return float(data.occupation.mean(excess))
+        return excess
 
 
 def _look(judge: Judge, loop: _Loop, kept: CalibrationData) -> dict[str, float]:

@@ -89,11 +89,14 @@ class CalibrationSettings(Section):
     mean_lr: float = Field(1e-3, gt=0)
     """Learning rate of the mean head."""
 
-    multiplier_lr: float = Field(0.1, gt=0)
-    """Step of the projected multiplier β."""
+    multiplier_lr: float = Field(0.5, gt=0)
+    """Step of the projected multiplier β, per unit of violation C/Q − κ."""
 
     multiplier_start: float = Field(1.0, ge=0)
     """β before the first step of the first window."""
+
+    multiplier_damping: float = Field(5.0, ge=0)
+    """How much of the present violation is added to β as pressure on the weight; keeps the two from circling."""
 
     mean_steps: int = Field(1, ge=1)
     """Steps of the mean response's moving part per step of the weight."""
