@@ -135,7 +135,7 @@ def test_a_bracket_ends_with_ordered_predictions() -> None:
 def test_fitting_does_not_depend_on_rows_per_pass() -> None:
     found = []
     for rows in (8, 3):
-        critics, record = twins("top", rows=rows, dtype=torch.float64), fitting()
+        critics, record = twins("top", rows=rows, dtype=torch.float64, minibatches=1), fitting()
         critics.unfreeze()
         losses = fit(critics, record, 2)
         judged = critics.judge(record)

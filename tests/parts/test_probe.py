@@ -177,12 +177,18 @@ def test_exact_ratios_induce_nothing_and_clipping_does() -> None:
     probe = probe_on(120)
     record = draw(probe).continued
     constant = record.having(advantage_BRT=torch.ones_like(record.need("advantage_BRT")) * record.mask_BRT)
-    for one in (record, constant):
+    # Advantages that follow the very score they multiply: products of sample means would be biased by what both share.
+    _, score_BRD = probe._scores(record)
+    aligned_BRT = torch.zeros_like(record.need("advantage_BRT"))
+    aligned_BRT.scatter_(2, record.need("probe_step_BR")[..., None], score_BRD[..., :1])
+    aligned = record.having(advantage_BRT=aligned_BRT)
+    for one in (record, constant, aligned):
         assert abs(significance(probe.report(one, NORMALISER, "first"), "first")) < 4
-    # The naive product of two sample means would not vanish: it is biased by the noise both share.
-    _, score_BRD = probe._scores(constant)
-    naive = probe._contexts(constant, score_BRD).mean(1).square().sum(-1)
-    assert naive.mean() > 5 * naive.std() / len(naive) ** 0.5
+    assert probe.report(aligned, NORMALISER, "first")["drift_covariance_first"] > 0
+    naive = (
+        (probe._probed(aligned, aligned_BRT).mean(1) * probe._contexts(aligned, score_BRD).mean(1).T).square().sum(0)
+    )
+    assert naive.mean() > 4 * naive.std() / len(naive) ** 0.5
     with torch.no_grad():
         for parameter in probe.engine.model.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * parameter
