@@ -68,7 +68,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [window]
         items = 24
         [run]
-        develop_items = 4
+        develop_items = 6
         """
     )
     return folder
