@@ -112,7 +112,7 @@ def _drift(path: Path) -> None:
     left.axhline(0, color="black", linewidth=0.5)
     left.set(xlabel="context", ylabel="conditional mean of the advantage")
     right.set(xlabel="context", ylabel="mean-induced drift ‖Δ_μ‖")
-    left.legend(frameon=False)
+    left.legend(frameon=False, loc="lower right")
     _save(figure, path)
 
 
@@ -179,7 +179,8 @@ def _panels(path: Path, points: list[dict[str, Any]], key: str, without: str, la
         panel.set(xlabel=name)
     for panel in axes[:, 0]:
         panel.set(ylabel=label)
-    axes[0, 0].legend(frameon=False, fontsize=7)
+    lines, names = axes[0, 0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=8)
     _save(figure, path)
 
 
