@@ -1,0 +1,118 @@
+"""Scores with their uncertainty: pass@k, means with item-level bootstrap intervals, and two runs compared item by item.
+
+Items are the units that are resampled; the samples of one item stay together, since they share its difficulty. A
+bootstrap resample of a mean depends only on how often each distinct value occurs, so resamples are drawn as multinomial
+counts: the same law as drawing items, at a small part of the cost. Draws depend on `seed` alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over items and its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+    items: int
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """Items on which exactly one of two runs is right, and the exact two-sided probability of so uneven a split."""
+
+    only_a: int
+    only_b: int
+    p_value: float
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Probability that k of n outputs drawn without replacement hold one of the c right ones: 1 − C(n−c, k)/C(n, k)."""
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise ValueError(f"pass@{k} of {c} right among {n}: needs 0 ≤ right ≤ n and 1 ≤ k ≤ n")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def mean_with_interval(
+    values: Sequence[float], *, confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> Interval:
+    """Mean of one value per item with its bootstrap interval over items."""
+    array = _checked(values)
+    draws = _resampled_means(array, resamples, seed)
+    low, high = _percentiles(array, draws, confidence)
+    return Interval(float(array.mean()), low, high, len(array), confidence)
+
+
+def paired_bootstrap(
+    a: Sequence[float],
+    b: Sequence[float],
+    *,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Mean of a − b over the items both runs answered, with its bootstrap interval: items are resampled in pairs."""
+    if len(a) != len(b):
+        raise ValueError(f"{len(a)} and {len(b)} values; a paired comparison needs the same items")
+    difference = np.asarray(a, np.float64) - np.asarray(b, np.float64)
+    return mean_with_interval(difference.tolist(), confidence=confidence, resamples=resamples, seed=seed)
+
+
+def mcnemar(a: Sequence[bool], b: Sequence[bool]) -> McNemar:
+    """The exact McNemar test of two runs on the same items."""
+    if len(a) != len(b):
+        raise ValueError(f"{len(a)} and {len(b)} verdicts; a paired comparison needs the same items")
+    only_a = sum(bool(x) and not y for x, y in zip(a, b))
+    only_b = sum(bool(y) and not x for x, y in zip(a, b))
+    trials, fewer = only_a + only_b, min(only_a, only_b)
+    tail = sum(math.comb(trials, count) for count in range(fewer + 1))
+    # Whole numbers are divided, so thousands of items neither overflow nor lose digits.
+    return McNemar(only_a, only_b, min(1.0, 2 * tail / 2**trials))
+
+
+def suite_mean(
+    tasks: Mapping[str, Sequence[float]], *, confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> Interval:
+    """Unweighted mean of the tasks' means; every task's items are resampled by themselves."""
+    if not tasks:
+        raise ValueError("no tasks to average")
+    arrays = [_checked(values) for values in tasks.values()]
+    draws = np.mean([_resampled_means(array, resamples, seed + n) for n, array in enumerate(arrays)], axis=0)
+    tail = 100 * (1 - confidence) / 2
+    low, high = np.percentile(draws, [tail, 100 - tail])
+    mean = float(np.mean([array.mean() for array in arrays]))
+    return Interval(mean, float(low), float(high), sum(map(len, arrays)), confidence)
+
+
+def _checked(values: Sequence[float]) -> npt.NDArray[np.float64]:
+    array = np.asarray(values, np.float64)
+    if array.ndim != 1 or not len(array) or not np.isfinite(array).all():
+        raise ValueError("one finite number per item, and at least one item")
+    return array
+
+
+def _resampled_means(array: npt.NDArray[np.float64], resamples: int, seed: int) -> npt.NDArray[np.float64]:
+    distinct, counts = np.unique(array, return_counts=True)
+    generator = np.random.Generator(np.random.Philox(key=seed))
+    drawn = generator.multinomial(len(array), counts / len(array), size=resamples)
+    means: npt.NDArray[np.float64] = drawn @ distinct / len(array)
+    return means
+
+
+def _percentiles(
+    array: npt.NDArray[np.float64], draws: npt.NDArray[np.float64], confidence: float
+) -> tuple[float, float]:
+    tail = 100 * (1 - confidence) / 2
+    low, high = np.percentile(draws, [tail, 100 - tail])
+    return float(low), float(high)
