@@ -70,7 +70,7 @@ def test_mixed_gain_and_comparators_by_hand(engine: TreeModel, batch: TextBatch,
     gate = gate_of(bias=0.4)
     gate.constant = 0.15
     beta = 1 / (1 + math.exp(-0.4))
-    found = mixed_gains(gate, engine, batch, thoughts, rows=2)
+    found = mixed_gains(gate, engine, batch, thoughts, rows=2).summary()
     own = two_predictions(engine, batch, thoughts)
     other = two_predictions(engine, batch, foreign(thoughts))
     assert all(len(item.continuation) == 2 for item, _, _ in own)
@@ -89,12 +89,12 @@ def test_mixed_gain_and_comparators_by_hand(engine: TreeModel, batch: TextBatch,
 def test_a_shut_gate_gains_nothing_and_an_open_one_the_thoughts_gain(
     engine: TreeModel, batch: TextBatch, thoughts: Thoughts
 ) -> None:
-    shut = mixed_gains(gate_of(bias=-60.0), engine, batch, thoughts, rows=5)
+    shut = mixed_gains(gate_of(bias=-60.0), engine, batch, thoughts, rows=5).summary()
     assert shut["mixed_gain"] == pytest.approx(0, abs=1e-9)
     assert shut["mixed_gain_constant"] == pytest.approx(0, abs=1e-5)
     rows = two_predictions(engine, batch, thoughts)
     whole = [sum(math.log(p / q) for p, q in zip(after, before)) / 2 for _, after, before in rows]
-    assert mixed_gains(gate_of(bias=60.0), engine, batch, thoughts, rows=5)["mixed_gain"] == pytest.approx(
+    assert mixed_gains(gate_of(bias=60.0), engine, batch, thoughts, rows=5).summary()["mixed_gain"] == pytest.approx(
         sum(whole) / len(whole), abs=1e-5
     )
 
@@ -185,8 +185,8 @@ def test_the_constant_comparator_is_the_best_constant_of_the_training_texts() ->
 def test_judging_leaves_the_gate_alone(engine: TreeModel, batch: TextBatch, thoughts: Thoughts) -> None:
     gate = gate_of()
     state = {name: tensor.clone() for name, tensor in gate.gate.state_dict().items()}
-    first = mixed_gains(gate, engine, batch, thoughts, rows=2)
-    assert mixed_gains(gate, engine, batch, thoughts, rows=2) == first
+    first = mixed_gains(gate, engine, batch, thoughts, rows=2).summary()
+    assert mixed_gains(gate, engine, batch, thoughts, rows=2).summary() == first
     assert all(tensor.equal(state[name]) for name, tensor in gate.gate.state_dict().items())
     assert gate.optimizer.steps == 0
 

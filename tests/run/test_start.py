@@ -93,8 +93,9 @@ def test_a_summary_of_one_text_is_still_json(home: Path, tmp_path: Path, monkeyp
 
     look = Development.look
 
-    def endless(self: Development, *arguments: Any) -> dict[str, Any]:
-        return {**look(self, *arguments), "content_gain_interval": [float("-inf"), float("inf")]}
+    def endless(self: Development, *arguments: Any) -> tuple[dict[str, Any], Any]:
+        found, items = look(self, *arguments)
+        return {**found, "content_gain_interval": [float("-inf"), float("inf")]}, items
 
     monkeypatch.setattr(Development, "look", endless)
     line = command(home, tmp_path / "run", "window.windows=1", "calibration.mode=average", "window.probe=0")

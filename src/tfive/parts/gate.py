@@ -119,7 +119,24 @@ class Gate:
         self.constant = float(state["constant"])
 
 
-def mixed_gains(gate: Gate, engine: TreeModel, texts: TextBatch, thoughts: Thoughts, *, rows: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class MixedGains:
+    """Mixed gains item by item, and how the gate behaved."""
+
+    gains_I: dict[str, Tensor]
+    text_I: Tensor
+    behaviour: dict[str, float]
+
+    def summary(self) -> dict[str, Any]:
+        """Means with 95 % intervals, and the gate's mean, spread and correlation with utility."""
+        out: dict[str, Any] = {}
+        for name, gain_I in self.gains_I.items():
+            estimate = clustered_mean(gain_I, self.text_I)
+            out[name], out[f"{name}_interval"] = estimate.mean, list(estimate.interval())
+        return out | self.behaviour
+
+
+def mixed_gains(gate: Gate, engine: TreeModel, texts: TextBatch, thoughts: Thoughts, *, rows: int) -> MixedGains:
     """Mixed gain over no-thought prediction on texts the gate never saw, beside what simpler and wiser gates would get.
 
     `mixed_gain_constant` uses the one best β of the gate's own training texts, `mixed_gain_oracle` knows the answer,
@@ -131,7 +148,7 @@ def mixed_gains(gate: Gate, engine: TreeModel, texts: TextBatch, thoughts: Thoug
     plain = own.log_without_IH
     constant = torch.full_like(plain, gate.constant).logit(eps=1e-7)
     lent = experts(engine, texts, foreign(thoughts), rows=rows)
-    rows_of_gain = {
+    gains_I = {
         "mixed_gain": own.per_item(mixed_log_prob(logit, own.log_with_IH, plain) - plain),
         "mixed_gain_constant": own.per_item(mixed_log_prob(constant, own.log_with_IH, plain) - plain),
         "mixed_gain_oracle": own.per_item(oracle_gate_gain(own.log_with_IH, plain, own.mask_IH)),
@@ -139,11 +156,10 @@ def mixed_gains(gate: Gate, engine: TreeModel, texts: TextBatch, thoughts: Thoug
             mixed_log_prob(gate.logits(lent), lent.log_with_IH, lent.log_without_IH) - lent.log_without_IH
         ),
     }
-    out: dict[str, Any] = {}
-    for name, gain_I in rows_of_gain.items():
-        estimate = clustered_mean(gain_I, own.text_I)
-        out[name], out[f"{name}_interval"] = estimate.mean, list(estimate.interval())
     kept = beta[own.mask_IH].double()
-    out["mean_gate"], out["gate_deviation"] = float(kept.mean()), float(kept.std())
-    out["gate_utility_correlation"] = correlation(beta, own.log_with_IH - plain, own.mask_IH)
-    return out
+    behaviour = {
+        "mean_gate": float(kept.mean()),
+        "gate_deviation": float(kept.std()),
+        "gate_utility_correlation": correlation(beta, own.log_with_IH - plain, own.mask_IH),
+    }
+    return MixedGains(gains_I, own.text_I, behaviour)

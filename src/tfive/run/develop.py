@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tfive.parts.gate import Gate, mixed_gains
@@ -16,7 +19,10 @@ from tfive.tree.settings import SamplingSettings
 
 
 class Development:
-    """The same items every time, with the same random numbers, so that two measurements differ by the model alone."""
+    """The same items every time, with the same random numbers, so that two measurements differ by the model alone.
+
+    Every method is measured with one thought an item, however many it trains on.
+    """
 
     def __init__(
         self,
@@ -29,10 +35,11 @@ class Development:
         rows: int,
     ) -> None:
         self.texts, self.kind_BP, self.law, self.seed, self.rows = texts, kind_BP, law, seed, rows
-        self.base_no_thought_BR = no_thought_losses(base, texts, rows=rows)
+        self.base_no_thought_BR = no_thought_losses(_single(base), texts, rows=rows)
 
-    def look(self, engine: TreeModel, gate: Gate | None) -> dict[str, Any]:
-        """All gains as plain numbers with 95 % intervals, each kind of position also by itself."""
+    def look(self, engine: TreeModel, gate: Gate | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """All gains as plain numbers with 95 % intervals, each kind of position also by itself; and item by item."""
+        engine = _single(engine)
         gains, thoughts = measure(
             engine,
             self.texts,
@@ -43,19 +50,24 @@ class Development:
             rows=self.rows,
         )
         found = gains.summary()
+        items = gains.per_item() | {"length": gains.length_I, "text": gains.text_I, "kind": gains.kind_I}
+        items["item"] = self.texts.items_BP.to(thoughts.valid_BR.device)[thoughts.valid_BR]
         for number, kind in enumerate(KINDS):
             chosen_I = gains.kind_I == number
             if bool(chosen_I.any()):
                 own = gains.estimates(chosen_I)
                 found |= {f"{name}_{kind}": own[name].mean for name in ("thought_gain", "content_gain", "empty_gain")}
         if gate is not None:
-            found |= mixed_gains(gate, engine, self.texts, thoughts, rows=self.rows)
-        return found
+            mixed = mixed_gains(gate, engine, self.texts, thoughts, rows=self.rows)
+            found |= mixed.summary()
+            items |= mixed.gains_I
+        return found, items
 
     @torch.no_grad()
     def samples(self, engine: TreeModel, decode: Any, count: int = 4) -> list[dict[str, str]]:
         """A few thoughts as text, with what stands before and after them."""
         some = self.texts.rows(0, min(4, len(self.texts.tokens_BS)))
+        engine = _single(engine)
         _, thoughts = measure(
             engine, some, self.law, base_no_thought_BR=self.base_no_thought_BR[: len(some.tokens_BS)],
             seed=self.seed, rows=self.rows,
@@ -72,3 +84,18 @@ class Development:
                 }
             )
         return shown
+
+
+def _single(engine: TreeModel) -> TreeModel:
+    """The same model with one thought an item."""
+    if engine.plan.group == 1:
+        return engine
+    return TreeModel(engine.model, replace(engine.plan, group=1), engine.engine, engine.delimiters)
+
+
+def save_items(items: dict[str, Tensor], folder: Path, window: int) -> None:
+    """Every item's gains of one measurement, so that methods can be compared position by position."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {"item", "text", "kind", "length"}
+    kept = {name: v.detach().cpu().to(torch.int32 if name in whole else torch.float32) for name, v in items.items()}
+    save_file({name: value.contiguous() for name, value in kept.items()}, folder / f"window-{window:05d}.safetensors")

@@ -93,7 +93,8 @@ def _run(
     trackers = open_trackers(config.run.trackers, folder, folder.name, config.run.project, config.leaves())
     with Recorder(folder, trackers=trackers, quiet=quiet) as recorder, placement.no_autocast():
         recorder.on_event = watch.event
-        loop = Loop(build(config, loaded, corpus, recorder), recorder, folder, on_window=_both(watch.window, on_window))
+        shop, told = build(config, loaded, corpus, recorder), _both(watch.window, on_window)
+        loop = Loop(shop, recorder, folder, on_window=told, place=placement.describe())
         if resumed:
             for line in loop.restore():
                 watch.say(line)

@@ -8,7 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,9 +18,11 @@ from tfive.errors import RunFailed, UserError
 from tfive.models.critic_files import save_critics
 from tfive.run.build import Workshop
 from tfive.run.checkpoint import CheckpointStore
+from tfive.run.develop import save_items
+from tfive.run.identity import actor_items, cost, identity, rollouts
 from tfive.run.recorder import Recorder
 
-CONFIG, SUMMARY, CHECKPOINTS, CRITICS = "config.toml", "summary.json", "checkpoints", "critics"
+CONFIG, SUMMARY, CHECKPOINTS, CRITICS, ITEMS = "config.toml", "summary.json", "checkpoints", "critics", "develop"
 
 WindowCallback = Callable[[dict[str, Any]], None]
 
@@ -39,11 +41,16 @@ class Loop:
     on_window: WindowCallback | None = None
     faults: Callable[[str], None] | None = None
     """Called at every micro-step and inside every save, for tests that crash there."""
+    place: dict[str, Any] = field(default_factory=dict)
+    """Where the run computes, for the summary."""
 
     def __post_init__(self) -> None:
         self.store = CheckpointStore(self.folder / CHECKPOINTS, keep=self.shop.config.run.keep, faults=self.faults)
         self.history: list[dict[str, Any]] = []
         """Development measurements: before training, then one per measured window."""
+        self.laps: list[dict[str, Any]] = []
+        """What had been spent when each window closed, and which actor texts it drew."""
+        self.identity = identity(self.shop)
         self._stop: str | None = None
 
     def go(self) -> dict[str, Any]:
@@ -79,6 +86,8 @@ class Loop:
     def _close_window(self) -> None:
         config, method = self.shop.config, self.shop.method
         self.recorder.at(method.window)
+        drawn = actor_items(self.shop, method.window)
+        self.laps.append({"window": method.window, **cost(self.shop, self.recorder), "actor_items": drawn})
         last = method.window >= config.window.windows
         if last or method.window % config.run.develop_every == 0:
             method.report["development"] = self._measure(method.window)
@@ -90,8 +99,9 @@ class Loop:
 
     def _measure(self, window: int) -> dict[str, Any]:
         with self.recorder.phase("develop", "develop"):
-            found = self.shop.development.look(self.shop.actor.engine, self.shop.gate if window else None)
-        self.history.append({"window": window, **found})
+            found, items = self.shop.development.look(self.shop.actor.engine, self.shop.gate if window else None)
+            save_items(items, self.folder / ITEMS, window)
+        self.history.append({"window": window, "cost": cost(self.shop, self.recorder), **found})
         self.recorder.metrics(_flat({"development": found}), window)
         return found
 
@@ -103,6 +113,7 @@ class Loop:
                 "ledger": self.shop.ledger.state_dict(),
                 "recorder": self.recorder.state_dict(),
                 "history": self.history,
+                "laps": self.laps,
                 "corpus": self.shop.corpus.fingerprint,
             }
         )
@@ -119,7 +130,7 @@ class Loop:
         self.shop.method.load_state_dict(state["method"])
         self.shop.ledger.load_state_dict(state["ledger"])
         self.recorder.load_state_dict(state["recorder"])
-        self.history = list(state["history"])
+        self.history, self.laps = list(state["history"]), list(state["laps"])
         return [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
 
     def summary(self) -> dict[str, Any]:
@@ -147,6 +158,7 @@ class Loop:
             "dev_mixed_gain_constant": last.get("mixed_gain_constant"),
             "dev_mixed_gain_other": last.get("mixed_gain_other"),
             "useful_fraction": last["useful_fraction"],
+            "worst_1_percent": last["worst_1_percent"],
             "mean_thought_length": last["mean_thought_length"],
             "mean_gate": last.get("mean_gate"),
             "gate_deviation": last.get("gate_deviation"),
@@ -156,6 +168,12 @@ class Loop:
             "seconds": round(self.recorder.seconds, 1),
             "generated_tokens": account["total"]["generated_tokens"],
             "account": account,
+            "rollouts": rollouts(account, self.shop.method.window, self.shop.config.window.items),
+            "actor_steps": self.shop.config.window.actor_steps,
+            "identity": self.identity,
+            "place": self.place,
+            "history": self.history,
+            "laps": self.laps,
         }
 
     def _point(self, name: str) -> None:
