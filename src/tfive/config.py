@@ -28,6 +28,9 @@ from tfive.tree.settings import EngineSettings, SamplingSettings, ThoughtSetting
 
 Method = Literal["base", "ntp", "anchor-only", "quiet-star-ppo", "quiet-star-grpo", "rlp", "t5"]
 
+GROUPED = ("quiet-star-grpo", "rlp")
+"""Methods that compare the thoughts of one position with each other; all others sample one."""
+
 DEFAULT = "nano"
 """The preset taken when none is named."""
 
@@ -65,6 +68,11 @@ class Config(Section):
     def load(cls, *sources: str | Path, overrides: Sequence[str] = ()) -> Config:
         """The configuration of these presets and TOML files with these `key=value` overrides, checked by every rule."""
         return resolve(sources, overrides).checked()
+
+    @property
+    def group(self) -> int:
+        """G, the thoughts sampled at each position: as set, or the method's own."""
+        return self.thought.group or (8 if self.method in GROUPED else 1)
 
     def leaves(self) -> dict[str, Any]:
         """Dotted key → plain value, in the order of declaration."""

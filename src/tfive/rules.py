@@ -8,14 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tfive.config import Config
+from tfive.config import GROUPED, Config
 from tfive.protocol.settings import TRAINING_ROLES
 
 Rule = Callable[[Config], str | None]
 RULES: list[Rule] = []
-
-GROUPED = ("quiet-star-grpo", "rlp")
-"""Methods that compare the thoughts of one position with each other; all others sample one."""
 
 
 def rule(function: Rule) -> Rule:
@@ -155,7 +152,7 @@ def roles_of_the_method_are_filled(config: Config) -> str | None:
 @rule
 def group_suits_the_method(config: Config) -> str | None:
     """Group-relative methods compare at least two thoughts; the others are single-rollout."""
-    group, method = config.thought.group, config.method
+    group, method = config.group, config.method
     if method in GROUPED and group < 2:
         return f"thought.group = {group}: method {method} compares thoughts of one position; use thought.group = 8"
     if method not in GROUPED and group > 1:

@@ -17,7 +17,7 @@ from tfive.credit.settings import CalibrationSettings
 from tfive.models.critic import FrozenBase, build_pair
 from tfive.models.settings import CriticSettings, HeadSettings
 from tfive.parts.calibration import Calibrator
-from tfive.parts.critics import Judged, TwinCritics
+from tfive.parts.critics import Critics, Judged
 from tfive.parts.rollout import Rollout
 from tfive.rollout.score import score
 from tfive.rollout.trajectory import Trajectories
@@ -38,7 +38,7 @@ class World:
     """A frozen window: policy, scorer, critics, one set of head-training thoughts."""
 
     rollout: Rollout
-    critics: TwinCritics
+    critics: Critics
     texts: TextBatch
     thoughts: Thoughts
 
@@ -62,7 +62,7 @@ class World:
 def world() -> World:
     rollout = rollout_of(TreeModel(llama(seed=4), PLAN), lambda number: texts(rows=ROWS, seed=number))
     base, settings = llama().requires_grad_(False), CriticSettings(adapt="top", blocks=1, width=8)
-    critics = TwinCritics(
+    critics = Critics(
         FrozenBase(base, PLAN, settings), build_pair(base, PLAN, settings, seed=1), settings, alpha=1.0, seed=2, rows=3
     )
     drawn = rollout.collect("head_train", 1)

@@ -13,21 +13,21 @@ from stage import PLAN, llama, texts, thoughts_for
 from tfive.errors import RunFailed
 from tfive.models.critic import FrozenBase, build_pair
 from tfive.models.settings import CriticSettings
-from tfive.parts.critics import TwinCritics
+from tfive.parts.critics import Critics
 from tfive.rollout.trajectory import Trajectories
 
 pytestmark = pytest.mark.model
 ADAPT = ["head", "top", "lora", "full"]
 
 
-def twins(adapt: str = "top", *, rows: int = 3, dtype: torch.dtype = torch.float32, **changes: Any) -> TwinCritics:
+def twins(adapt: str = "top", *, rows: int = 3, dtype: torch.dtype = torch.float32, **changes: Any) -> Critics:
     base = llama(dtype).requires_grad_(False)
     options = {"blocks": 1, "lora_rank": 2, "width": 8, "lr": 3e-3, "head_lr": 3e-2, "minibatches": 4} | changes
     settings = CriticSettings(adapt=adapt, **options)
     pair = build_pair(base, PLAN, settings, seed=1)
     for critic in pair:
         critic.head.to(dtype)
-    return TwinCritics(FrozenBase(base, PLAN, settings), pair, settings, alpha=1.0, seed=2, rows=rows)
+    return Critics(FrozenBase(base, PLAN, settings), pair, settings, alpha=1.0, seed=2, rows=rows)
 
 
 def fitting(rows: int = 8, seed: int = 1) -> Trajectories:
@@ -42,12 +42,12 @@ def fitting(rows: int = 8, seed: int = 1) -> Trajectories:
     return Trajectories("critic_fit", 1, batch, thoughts, returns_BRT=returns_BRT, rewards_BRT=rewards_BRT)
 
 
-def fit(critics: TwinCritics, record: Trajectories, passes: int = 1, warmup: bool = True) -> list[list[float]]:
+def fit(critics: Critics, record: Trajectories, passes: int = 1, warmup: bool = True) -> list[list[float]]:
     frozen = critics.judge(record).values_2BRT
     return [critics.fit_pass(record, frozen, 1, number, warmup=warmup) for number in range(passes)]
 
 
-def weights(critics: TwinCritics) -> list[dict[str, Tensor]]:
+def weights(critics: Critics) -> list[dict[str, Tensor]]:
     return [{name: tensor.clone() for name, tensor in one.state_dict().items()} for one in critics.critics]
 
 
@@ -55,7 +55,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return all(left[name].equal(right[name]) for name in left)
 
 
-def mean_error(critics: TwinCritics, record: Trajectories) -> list[float]:
+def mean_error(critics: Critics, record: Trajectories) -> list[float]:
     mask = record.mask_BRT
     values = critics.judge(record).values_2BRT
     return [float((one - record.need("returns_BRT"))[mask].square().mean() / 2) for one in values]

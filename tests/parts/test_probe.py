@@ -17,7 +17,7 @@ from tfive.credit.settings import CalibrationSettings
 from tfive.models.critic import FrozenBase, build_pair
 from tfive.models.settings import CriticSettings, HeadSettings
 from tfive.parts.calibration import Calibrator
-from tfive.parts.critics import TwinCritics
+from tfive.parts.critics import Critics
 from tfive.parts.probe import Probe
 from tfive.parts.rollout import Rollout
 from tfive.rollout.trajectory import Trajectories
@@ -47,7 +47,7 @@ def probe_on(rows: int, law: SamplingSettings | None = None, closing: float = 0.
     )
     base, settings = llama().requires_grad_(False), CriticSettings(adapt="head", width=8)
     pair = build_pair(base, PLAN, settings, seed=1)
-    critics = TwinCritics(FrozenBase(base, PLAN, settings), pair, settings, alpha=1.0, seed=2, rows=16)
+    critics = Critics(FrozenBase(base, PLAN, settings), pair, settings, alpha=1.0, seed=2, rows=16)
     narrow = CalibrationSettings(weight_width=4, mean_width=4)
     calibrator = Calibrator(rollout.engine, 8, HeadSettings(), narrow, seed=4, rows=16)
     return Probe(rollout, critics, calibrator, continuations=M, clip=(0.8, 1.28), **options)

@@ -1,14 +1,13 @@
 """T⁵: twin-critic training for token-level thoughts. One window is Algorithm 1 of the paper (alg:t5-training).
 
-`advance` does one micro-step and leaves a state that can be saved: a phase is entered again with what is left of it.
-All randomness is a function of (seed, role, window, item, …), so a run that was stopped anywhere goes on exactly.
+`advance` (methods/window.py) does one micro-step and leaves a state that can be saved: a phase is entered again with
+what is left of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from tfive.credit.calibrate import Candidate
 from tfive.credit.mixture import FixedWeight, LearnedWeight, Mixture, fixed_mixture
@@ -17,19 +16,14 @@ from tfive.credit.qualify import Qualifier, r_squared, r_squared_per_step
 from tfive.credit.settings import CalibrationSettings, PilotSettings, QualifySettings
 from tfive.credit.validate import SignalBounds, Validator, certify
 from tfive.errors import RunFailed
-from tfive.learn.settings import ActorSettings
+from tfive.methods.fitting import CriticParts, FittedWindow
 from tfive.models.settings import CriticSettings
-from tfive.parts.actor import Actor, StepStats
 from tfive.parts.calibration import Calibrator
-from tfive.parts.critics import Judged, TwinCritics
-from tfive.parts.diagnosis import agreement, calibration_numbers, mean_stats
-from tfive.parts.gate import Gate, experts
+from tfive.parts.critics import Judged
+from tfive.parts.diagnosis import agreement, calibration_numbers
 from tfive.parts.probe import Probe
-from tfive.parts.rollout import Rollout
 from tfive.protocol.settings import WindowSettings
-from tfive.protocol.snapshots import Snapshots
 from tfive.rollout.trajectory import Trajectories
-from tfive.telemetry import Telemetry
 
 PHASES = ("open", "fit", "qualify", "pilot", "calibrate", "collect", "update", "close")
 
@@ -43,103 +37,56 @@ class T5Settings:
     qualify: QualifySettings
     pilot: PilotSettings
     calibration: CalibrationSettings
-    actor: ActorSettings
 
 
-@dataclass(frozen=True)
-class T5Parts:
-    """Who takes part in a window. Each may live elsewhere: they exchange trajectories and snapshot ids alone."""
+@dataclass(frozen=True, kw_only=True)
+class T5Parts(CriticParts):
+    """The parts of any method with critics, and those that calibrate what the critics say."""
 
-    rollout: Rollout
-    critics: TwinCritics
     calibrator: Calibrator
-    actor: Actor
-    snapshots: Snapshots
-    telemetry: Telemetry
-    gate: Gate | None = None
     probe: Probe | None = None
 
 
-class T5:
-    """The window as a state machine: every transition is part of the saved state and told to the telemetry."""
+class T5(FittedWindow[T5Parts]):
+    """Algorithm 1: fit, qualify, normalise, calibrate and validate; only then does the actor move."""
 
     name = "t5"
+    phases = PHASES
+    plain: ClassVar[tuple[str, ...]] = (*FittedWindow.plain, "stage", "attempt", "tests")
+    keeping: ClassVar[tuple[str, ...]] = (*FittedWindow.keeping, "calibrator")
+    made_by: ClassVar[tuple[str, ...]] = ("policy", "scorer", "scale", "critics", "normaliser", "weight")
 
     def __init__(self, settings: T5Settings, parts: T5Parts) -> None:
-        self.settings, self.parts = settings, parts
+        super().__init__(parts, actor_steps=settings.window.actor_steps)
+        self.settings = settings
         rule = settings.qualify
         self.qualifier = Qualifier(rule.eta, rule.consecutive, rule.patience, rule.attempts)
         self.validator = Validator(settings.calibration.kappa, settings.calibration.delta)
-        self.window = 0
-        self.phase = "open"
         self.stage = "head warm-up" if parts.critics.head_only else "full warm-up"
-        self.step = 0
-        """Micro-step inside the phase: fitting pass, qualification test, or PPO step."""
         self.attempt = 0
         """Fit-and-test rounds of this window."""
         self.tests = 0
         """Fresh tests of this window."""
         self.normaliser: PilotNormaliser | None = None
         self.mixture: Mixture = FixedWeight()
-        self.held: dict[str, Trajectories] = {}
-        """Trajectories that later micro-steps of this window still need."""
-        self.report: dict[str, Any] = {}
-        """What this window measured so far."""
-
-    @property
-    def closed(self) -> bool:
-        """Between two windows."""
-        return self.phase == "open"
-
-    def advance(self) -> str:
-        """One micro-step; returns the phase it belonged to."""
-        phase = self.phase
-        steps: dict[str, Callable[[], str]] = {name: getattr(self, f"_{name}") for name in PHASES}
-        with self.parts.telemetry.phase(phase):
-            following = steps[phase]()
-        if following != phase:
-            self.step = 0
-        self.phase = following
-        return phase
 
     # Open: rollout copy = π_old = scorer = actor weights; the reward scale is fixed.
     def _open(self) -> str:
-        parts = self.parts
-        self.window += 1
         self.attempt = self.tests = 0
-        self.held, self.report = {}, {"window": self.window}
-        parts.snapshots.renew("policy")
-        if parts.rollout.scale.updates == 0:
-            parts.rollout.update_scale(parts.rollout.collect("scale", self.window, rewarded=False))
-        self.report["reward_scale"] = parts.rollout.scale.value
+        super()._open()
+        self._fix_scale()
         return "fit"
 
     # Line 1: warm up the value heads, then the full critics, on full returns (eq:value-loss).
     def _fit(self) -> str:
-        parts, critics = self.parts, self.parts.critics
-        settings = self.settings.critic
-        if self.step == 0:
-            self.held["critic_fit"] = parts.rollout.collect("critic_fit", self.window, self.attempt)
-            judged = critics.judge(self.held["critic_fit"])
-            self.held["critic_fit"] = self.held["critic_fit"].having(values_2BRT=judged.values_2BRT)
-        fitting = self.held["critic_fit"]
-        parts.snapshots.require(fitting.snapshots, ("policy", "scorer", "scale"), what="the fitting set")
-        number = self.attempt * 1000 + self.step
-        warmup = self.stage != "alternating"
-        losses = critics.fit_pass(fitting, fitting.need("values_2BRT"), self.window, number, warmup=warmup)
-        self.report["critic_loss"] = losses
-        self.step += 1
-        if self.stage == "head warm-up" and self.step >= settings.head_passes:
-            critics.unfreeze()
+        critics = self.parts.critics
+        heads_alone = critics.head_only
+        over = self._fit_pass(self.attempt, warmup=self.stage != "alternating")
+        if heads_alone and not critics.head_only:
             self._enter("full warm-up")
             for event in self.qualifier.reset("the critics' blocks were unfrozen"):
                 self._tell(f"qualification: {event.kind}", event.detail)
-        if self.step < settings.passes + (settings.head_passes if self.window == 1 and self.attempt == 0 else 0):
-            return "fit"
-        parts.snapshots.renew("critics")
-        del self.held["critic_fit"]
-        critics.release()
-        return "qualify"
+        return "qualify" if over else "fit"
 
     # Line 2: m fresh tests with min(R²) ≥ η (eq:holdout-r2); if not, the actor waits and the critics are refitted.
     def _qualify(self) -> str:
@@ -226,47 +173,21 @@ class T5:
         parts = self.parts
         acting, judged = self._judged("actor")
         acting = parts.calibrator.advantage(acting, judged, self._normaliser(), self.mixture)
-        self.held["actor"] = acting.having(snapshots=parts.snapshots.current("weight", "validation"))
         self.held["scale"] = parts.rollout.collect("scale", self.window + 1, rewarded=False)
         parts.critics.release()
         if parts.probe is not None:
             self.held["probe"] = parts.probe.draw(self.window, self.mixture, self._normaliser())
             self.report |= parts.probe.report(self.held["probe"], self._normaliser(), "first")
-        self.report["steps"] = []
-        return "update"
+        return self._act(acting.having(snapshots=parts.snapshots.current("weight", "validation")))
 
-    # Line 6: clipped PPO (eq:ppo); only θ moves.
-    def _update(self) -> str:
-        parts, settings = self.parts, self.settings
-        acting = self.held["actor"]
-        parts.snapshots.require(
-            acting.snapshots, ("policy", "scorer", "scale", "critics", "normaliser", "weight"), what="the actor set"
-        )
-        reuse, minibatch = divmod(self.step, settings.actor.minibatches)
-        rows = parts.actor.minibatches(len(acting.texts.tokens_BS), self.window, reuse)[minibatch]
-        stats = parts.actor.step(acting.rows(rows))
-        self.report["steps"].append(asdict(stats))
-        self.step += 1
-        return "update" if self.step < settings.window.actor_steps else "close"
+    # Line 6: clipped PPO (eq:ppo) in `Window._update`; only θ moves.
 
-    # Close: diagnose the last reuse step, take the next reward scale, fit the prediction gate to the new weights.
+    # Close: diagnose the last reuse step, then as every method does.
     def _close(self) -> str:
-        parts, acting = self.parts, self.held["actor"]
-        if parts.probe is not None:
-            self.report |= parts.probe.report(self.held["probe"], self._normaliser(), "last")
-        self.report |= mean_stats([StepStats(**one) for one in self.report.pop("steps")])
-        parts.rollout.update_scale(self.held["scale"])
-        if parts.gate is not None:
-            predictions = experts(parts.actor.engine, acting.texts, acting.thoughts, rows=parts.actor.rows)
-            self.report["gate_loss"] = parts.gate.fit(predictions, self.window)
-        self.report |= {
-            "stage": self.stage,
-            "mixture": self.mixture.name,
-            "actor_gain": float(acting.gain_BR.sum() / acting.count),
-            "mean_thought_length": float(acting.mask_BRT.sum() / acting.count),
-        }
-        self.held = {}
-        return "open"
+        if self.parts.probe is not None:
+            self.report |= self.parts.probe.report(self.held["probe"], self._normaliser(), "last")
+        self.report |= {"stage": self.stage, "mixture": self.mixture.name}
+        return super()._close()
 
     def _signal_bounds(self) -> SignalBounds | None:
         """|Ã| ≤ K and |h| ≤ K_h where construction enforces them: bounded critics and a bounded mean head.
@@ -298,48 +219,26 @@ class T5:
             self.stage = stage
             self._tell("stage", stage)
 
-    def _tell(self, what: str, detail: str) -> None:
-        """A transition, for whoever is looking and for the log."""
-        self.parts.telemetry.event(what, detail, window=self.window)
-
-    _PLAIN = ("window", "phase", "stage", "step", "attempt", "tests", "report")
-
     def state_dict(self) -> dict[str, Any]:
-        parts = self.parts
         weight: dict[str, Any] | None = None
         if isinstance(self.mixture, LearnedWeight):
             weight = {"head": dict(self.mixture.head.state_dict()), "state_only": self.mixture.state_only}
         return {
-            **{name: getattr(self, name) for name in self._PLAIN},
+            **super().state_dict(),
             "qualifier": self.qualifier.state_dict(),
             "validator": self.validator.state_dict(),
             "normaliser": None if self.normaliser is None else self.normaliser.state_dict(),
             "mixture": self.mixture.name,
             "weight": weight,
-            "held": {role: held.state_dict() for role, held in self.held.items()},
-            "snapshots": parts.snapshots.state_dict(),
-            "rollout": parts.rollout.state_dict(),
-            "critics": parts.critics.state_dict(),
-            "calibrator": parts.calibrator.state_dict(),
-            "actor": parts.actor.state_dict(),
-            "gate": None if parts.gate is None else parts.gate.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        parts = self.parts
-        for name in self._PLAIN:
-            setattr(self, name, state[name])
+        super().load_state_dict(state)
         self.qualifier.load_state_dict(state["qualifier"])
         self.validator.load_state_dict(state["validator"])
         self.normaliser = PilotNormaliser.from_state_dict(state["normaliser"]) if state["normaliser"] else None
-        device = parts.rollout.engine.device
-        self.held = {role: Trajectories.from_state(held).to(device) for role, held in state["held"].items()}
-        for part in ("snapshots", "rollout", "critics", "calibrator", "actor"):
-            getattr(parts, part).load_state_dict(state[part])
-        if parts.gate is not None:
-            parts.gate.load_state_dict(state["gate"])
         self.mixture = fixed_mixture(state["mixture"]) or FixedWeight()
         if state["weight"] is not None:
-            head = parts.calibrator.fresh_weight_head()
+            head = self.parts.calibrator.fresh_weight_head()
             head.load_state_dict(state["weight"]["head"])
             self.mixture = LearnedWeight(head, bool(state["weight"]["state_only"]), state["mixture"])

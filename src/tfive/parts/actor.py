@@ -14,7 +14,7 @@ from torch import Tensor
 from tfive import chance
 from tfive.errors import RunFailed
 from tfive.learn.optimizer import MasterOptimizer
-from tfive.learn.policy import PolicyTerms, policy_terms
+from tfive.learn.policy import Aggregate, PolicyTerms, policy_terms
 from tfive.learn.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rollout.sample import micro_batches
 from tfive.rollout.trajectory import Trajectories
@@ -66,10 +66,21 @@ class Actor:
         parts = np.array_split(order, min(self.settings.minibatches, texts))
         return [torch.from_numpy(np.sort(part)) for part in parts]
 
-    def step(self, trajectories: Trajectories, *, policy: bool = True, centring: Centring | None = None) -> StepStats:
-        """One update on these texts; its valid-token mean is global, so the size of micro-batches does not matter."""
+    def step(
+        self,
+        trajectories: Trajectories,
+        *,
+        policy: bool = True,
+        centring: Centring | None = None,
+        aggregate: Aggregate = "token",
+    ) -> StepStats:
+        """One update on these texts; its mean is global, so the size of micro-batches does not matter.
+
+        Without `policy` the anchors alone move θ. `aggregate`: the mean is over valid tokens, or over each thought's
+        tokens and then over thoughts.
+        """
         none = dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
-        sums = self._policy_pass(trajectories, centring) if policy else none
+        sums = self._policy_pass(trajectories, centring, aggregate) if policy else none
         anchor, conditioned = self._anchor_pass(trajectories)
         # A clipped token passes no gradient on, so a loss can be no number while every gradient is one.
         sound = math.isfinite(sums["loss_sum"] + anchor + conditioned)
@@ -94,8 +105,11 @@ class Actor:
             skipped=not report.applied,
         )
 
-    def _policy_pass(self, trajectories: Trajectories, centring: Centring | None) -> dict[str, float]:
-        total = int(trajectories.mask_BRT.sum())
+    def _policy_pass(
+        self, trajectories: Trajectories, centring: Centring | None, aggregate: Aggregate = "token"
+    ) -> dict[str, float]:
+        mask_BRT = trajectories.mask_BRT
+        total = int((mask_BRT.any(-1) if aggregate == "thought" else mask_BRT).sum())
         sums = dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
         for some in _parts(trajectories, self.rows):
             output = self.engine.policy(some.texts, some.thoughts, centring=centring, parity=self.parity)
@@ -111,6 +125,7 @@ class Actor:
                 denominator=self.ratio.denominator,
                 correction=self.ratio.correction,
                 cap=self.ratio.cap,
+                aggregate=aggregate,
             )
             loss = terms.loss_sum
             if centring is not None:

@@ -1,7 +1,8 @@
-"""The twin critics: fitting to full returns, frozen judgements, and GAEs from them."""
+"""The critics of a window, one or twins: fitting to full returns, frozen judgements, and GAEs from them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,26 +24,29 @@ from tfive.tree.layout import TextBatch, Thoughts
 
 @dataclass(frozen=True)
 class Judged:
-    """Both critics' frozen views of some trajectories: values `[2, B, R, T]` and features `[2, B, R, T, E]`."""
+    """Every critic's frozen view of some trajectories: values `[2, B, R, T]` and features `[2, B, R, T, E]`."""
 
     values_2BRT: Tensor
     features_2BRTE: Tensor
 
 
-class TwinCritics:
-    """Two separately parameterised critics, an optimizer each. What lies below them is read once per trajectory set."""
+class Critics:
+    """Separately parameterised critics, an optimizer each. What lies below them is read once per trajectory set.
+
+    T⁵ has two; the leading axis of their tensors is then 2, and 1 for a method with one critic.
+    """
 
     def __init__(
         self,
         base: FrozenBase,
-        critics: tuple[Critic, Critic],
+        critics: Sequence[Critic],
         settings: CriticSettings,
         *,
         alpha: float,
         seed: int,
         rows: int,
     ) -> None:
-        self.base, self.critics, self.settings = base, critics, settings
+        self.base, self.critics, self.settings = base, tuple(critics), settings
         self.alpha, self.seed, self.rows = alpha, seed, rows
         self.head_only = settings.adapt != "head"
         if settings.head_passes == 0:
@@ -65,7 +69,7 @@ class TwinCritics:
         self.head_only = False
 
     def shared(self, trajectories: Trajectories) -> list[Shared]:
-        """What both critics read of each micro-batch, computed once while the same trajectories stay in use."""
+        """What all critics read of each micro-batch, computed once while the same trajectories stay in use."""
         texts, thoughts = trajectories.texts, trajectories.thoughts
         if self._read is None or self._read[0] is not texts or self._read[1] is not thoughts:
             parts = [trajectories.rows(part) for part in micro_batches(len(texts.tokens_BS), self.rows)]
@@ -83,8 +87,8 @@ class TwinCritics:
 
     @torch.no_grad()
     def judge(self, trajectories: Trajectories) -> Judged:
-        """Values and features of every prefix before an action, by both critics as they are now."""
-        views: list[list[Any]] = [[], []]
+        """Values and features of every prefix before an action, by every critic as it is now."""
+        views: list[list[Any]] = [[] for _ in self.critics]
         shared = self.shared(trajectories)
         for part, read in zip(micro_batches(len(trajectories.texts.tokens_BS), self.rows), shared):
             some = trajectories.rows(part)
@@ -99,7 +103,7 @@ class TwinCritics:
         )
 
     def advantages(self, trajectories: Trajectories, judged: Judged) -> Trajectories:
-        """Both masked, length-adaptive GAEs from the same rewards (eq:masked-gae)."""
+        """Each critic's masked, length-adaptive GAEs from the same rewards (eq:masked-gae)."""
         mask_BRT, rewards_BRT = trajectories.mask_BRT, trajectories.need("rewards_BRT")
         values_2BRT = judged.values_2BRT
         gae = [adaptive_gae(rewards_BRT, values.to(rewards_BRT.dtype), mask_BRT, self.alpha) for values in values_2BRT]
@@ -108,17 +112,17 @@ class TwinCritics:
     def fit_pass(
         self, trajectories: Trajectories, frozen_2BRT: Tensor, window: int, number: int, *, warmup: bool
     ) -> list[float]:
-        """One pass of both critics over the fitting set; returns each one's mean loss, before its updates.
+        """One pass of every critic over the fitting set; returns each one's mean loss, before its updates.
 
         `frozen_2BRT` is the pre-fit prediction that the clipped loss stays near. Minibatches are whole texts.
         """
         texts, size = len(trajectories.texts.tokens_BS), self.rows
-        totals = [[0.0, 0.0], [0.0, 0.0]]
+        totals = [[0.0, 0.0] for _ in self.critics]
         shared = self.shared(trajectories)
         order = chance.permutation(self.seed, f"critic/{number}", window, texts)
         for step in np.array_split(order, min(self.settings.minibatches, texts)):
             chosen = torch.from_numpy(np.sort(step))
-            for critic in range(2):
+            for critic in range(len(self.critics)):
                 own = chosen[self._sees(critic, trajectories, chosen).cpu()]
                 count = int(trajectories.mask_BRT[own].sum())
                 if not count:

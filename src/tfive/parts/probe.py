@@ -19,7 +19,7 @@ from tfive.credit.drift import drift_report, offset, offset_difference
 from tfive.credit.mixture import Mixture
 from tfive.credit.pilot import PilotNormaliser
 from tfive.parts.calibration import Calibrator
-from tfive.parts.critics import TwinCritics
+from tfive.parts.critics import Critics
 from tfive.parts.rollout import Rollout
 from tfive.rollout.sample import branch_uniforms, join_thoughts, micro_batches
 from tfive.rollout.score import score
@@ -32,7 +32,7 @@ class Probe:
     def __init__(
         self,
         rollout: Rollout,
-        critics: TwinCritics,
+        critics: Critics,
         calibrator: Calibrator,
         *,
         continuations: int,

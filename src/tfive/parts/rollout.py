@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from tfive.rollout.sample import sample
 from tfive.rollout.trajectory import Trajectories
 from tfive.telemetry import Telemetry
 from tfive.tree.forward import TreeModel
+from tfive.tree.grow import no_thoughts
 from tfive.tree.layout import TextBatch
 from tfive.tree.settings import SamplingSettings
 
@@ -72,6 +74,14 @@ class Rollout:
         self._check(scored)
         self.book(role, scored)
         return self.rewarded(scored) if rewarded else scored
+
+    def texts(self, role: str, window: int) -> Trajectories:
+        """The role's next texts by themselves, for a method that writes no thoughts."""
+        texts = self.texts_of(self.ledger.draw(role, window))
+        branches = texts.positions_BP.shape[1] * self.engine.plan.group
+        nothing = no_thoughts(len(texts.tokens_BS), branches, self.engine.plan, self.engine.device)
+        nothing = replace(nothing, valid_BR=torch.zeros_like(nothing.valid_BR))
+        return Trajectories(role, window, texts, nothing, snapshots=self.snapshots.current("policy"))
 
     def book(self, role: str, scored: Trajectories, given: int = 0) -> None:
         """Add scored trajectories to the role's account (`extra` for probes); `given` tokens of them were not drawn."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from tfive.config import Config
 from tfive.learn.optimizer import MasterOptimizer
+from tfive.learn.settings import AnchorSettings
+from tfive.methods.anchor_only import AnchorOnly
+from tfive.methods.ntp import NextToken
 from tfive.methods.t5 import T5, T5Parts, T5Settings
+from tfive.methods.untrained import Untrained
+from tfive.methods.window import Parts, Window
 from tfive.models.critic import FrozenBase, build_pair
 from tfive.models.critic_files import load_critics
 from tfive.models.load import Loaded
 from tfive.models.thinker import plan_for
 from tfive.parts.actor import Actor
 from tfive.parts.calibration import Calibrator
-from tfive.parts.critics import TwinCritics
+from tfive.parts.critics import Critics
 from tfive.parts.gate import Gate
 from tfive.parts.probe import Probe
 from tfive.parts.rollout import Rollout
@@ -42,28 +47,87 @@ class Workshop:
     actor: Actor
     base: TreeModel
     """The frozen base model: critics read it, and its loss without a thought is the yardstick."""
+    reader: TreeModel
+    """The actor's weights with one thought a position, whatever the group: what is measured."""
     gate: Gate | None
-    method: T5
+    critics: Critics | None
+    method: Window[Any]
     development: Development
 
     @property
     def plan(self) -> ThoughtPlan:
-        """The shape of every thought."""
+        """The shape of every measured thought."""
         return self.base.plan
 
 
 def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Telemetry) -> Workshop:
     """Admit the model by probe, copy the frozen base, and put the method's parts together."""
-    plan = plan_for(config.thought, loaded.model, loaded.tokenizer)
-    seed, rows = config.run.seed, config.run.texts_per_pass
+    plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=config.group)
+    single = replace(plan, group=1)
     frozen = copy.deepcopy(loaded.model).requires_grad_(False)
-    base = TreeModel(frozen, plan, config.engine, _delimiters(frozen, plan, trainable=False))
+    base = TreeModel(frozen, single, config.engine, _delimiters(frozen, single, trainable=False))
     with telemetry.phase("admit"):
         admit(base, corpus.sequence_length + plan.reach)
     actor = _actor(config, loaded, plan)
-    engine = actor.engine
-    ledger, snapshots = Ledger(corpus, config.window, seed=seed), Snapshots()
-    rollout = Rollout(
+    reader = _another(actor.engine, single)
+    ledger, snapshots = Ledger(corpus, config.window, seed=config.run.seed), Snapshots()
+    thinks = config.method not in ("base", "ntp")
+    gate = None
+    if config.gate.enabled and thinks:
+        gate = Gate(reader.width, config.gate, seed=config.run.seed, device=reader.device)
+    rollout = _rollout(config, actor.engine, corpus, ledger, snapshots, telemetry)
+    critics = _critics(config, frozen, single)
+    shared = {
+        "rollout": rollout, "actor": actor, "reader": reader, "snapshots": snapshots, "telemetry": telemetry,
+        "gate": gate,
+    }  # fmt: skip
+    method = _method(config, shared, critics)
+    return Workshop(
+        config, loaded, corpus, ledger, actor, base, reader, gate, critics, method, _development(config, corpus, base)
+    )
+
+
+def _method(config: Config, shared: dict[str, Any], critics: Critics | None) -> Window[Any]:
+    """The method over its parts."""
+    steps = config.window.actor_steps
+    if critics is not None:
+        return _t5(config, shared, critics)
+    simple = {"base": Untrained, "ntp": NextToken, "anchor-only": AnchorOnly}
+    return simple[config.method](Parts(**shared), actor_steps=steps)
+
+
+def _t5(config: Config, shared: dict[str, Any], critics: Critics) -> T5:
+    rollout = shared["rollout"]
+    calibrator = Calibrator(
+        rollout.engine,
+        critics.critics[0].head.last.in_features,
+        config.heads,
+        config.calibration,
+        seed=config.run.seed,
+        rows=config.run.texts_per_pass,
+    )
+    probe = Probe(
+        rollout,
+        critics,
+        calibrator,
+        continuations=config.calibration.continuations,
+        clip=(config.actor.clip_low, config.actor.clip_high),
+        denominator=config.ratio.denominator,
+    )
+    settings = T5Settings(config.window, config.critic, config.qualify, config.pilot, config.calibration)
+    probing = probe if config.window.probe else None
+    return T5(settings, T5Parts(**shared, critics=critics, calibrator=calibrator, probe=probing))
+
+
+def _rollout(
+    config: Config,
+    engine: TreeModel,
+    corpus: PreparedCorpus,
+    ledger: Ledger,
+    snapshots: Snapshots,
+    telemetry: Telemetry,
+) -> Rollout:
+    return Rollout(
         engine,
         lambda numbers: corpus.batch(numbers).to(engine.device),
         ledger,
@@ -71,39 +135,28 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
         config.sampling,
         config.reward,
         telemetry,
-        seed=seed,
-        rows=rows,
+        seed=config.run.seed,
+        rows=config.run.texts_per_pass,
     )
-    pair = build_pair(frozen, plan, config.critic, engine=config.engine, reward_clip=config.reward.clip, seed=seed)
+
+
+def _critics(config: Config, frozen: Any, plan: ThoughtPlan) -> Critics | None:
+    """As many critics as the method has, fresh from the base model or from a saved pair."""
+    count = {"t5": 2, "quiet-star-ppo": 1}.get(config.method, 0)
+    if not count:
+        return None
+    seed, clip = config.run.seed, config.reward.clip
+    own = build_pair(frozen, plan, config.critic, engine=config.engine, reward_clip=clip, seed=seed)[:count]
     if config.critic.start is not None:
-        load_critics(config.critic.start, pair)
-    critics = TwinCritics(
-        FrozenBase(frozen, plan, config.critic, config.engine),
-        pair,
-        config.critic,
-        alpha=config.gae.alpha,
-        seed=seed,
-        rows=rows,
-    )
-    features = critics.critics[0].head.last.in_features
-    calibrator = Calibrator(engine, features, config.heads, config.calibration, seed=seed, rows=rows)
-    gate = Gate(engine.width, config.gate, seed=seed, device=engine.device) if config.gate.enabled else None
-    clip = (config.actor.clip_low, config.actor.clip_high)
-    probe = Probe(
-        rollout,
-        critics,
-        calibrator,
-        continuations=config.calibration.continuations,
-        clip=clip,
-        denominator=config.ratio.denominator,
-    )
-    settings = T5Settings(config.window, config.critic, config.qualify, config.pilot, config.calibration, config.actor)
-    parts = T5Parts(
-        rollout, critics, calibrator, actor, snapshots, telemetry, gate, probe if config.window.probe else None
-    )
-    return Workshop(
-        config, loaded, corpus, ledger, actor, base, gate, T5(settings, parts), _development(config, corpus, base)
-    )
+        load_critics(config.critic.start, own)
+    base = FrozenBase(frozen, plan, config.critic, config.engine)
+    rows = config.run.texts_per_pass
+    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows)
+
+
+def _another(engine: TreeModel, plan: ThoughtPlan) -> TreeModel:
+    """The same weights under another plan."""
+    return engine if plan == engine.plan else TreeModel(engine.model, plan, engine.engine, engine.delimiters)
 
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan) -> Actor:
@@ -119,7 +172,8 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan) -> Actor:
         optimizer,
         config.actor,
         config.ratio,
-        config.anchor,
+        # NTP writes no thoughts, so there is nothing to condition on.
+        AnchorSettings(next_token=config.anchor.next_token) if config.method == "ntp" else config.anchor,
         seed=config.run.seed,
         rows=config.run.texts_per_pass,
         parity=config.sampling.parity,

@@ -81,7 +81,7 @@ def nodes_of(config: Config) -> Nodes:
     return Nodes(
         texts=config.run.texts_per_pass,
         S=config.text.sequence_length,
-        R=config.text.positions.per_text * thought.group,
+        R=config.text.positions.per_text * config.group,
         T=thought.length,
         K=len(thought.checkpoints),
         H=thought.horizon,

@@ -58,8 +58,6 @@ def resume(folder: Path, *, on_window: WindowCallback | None = None, quiet: bool
 
 
 def _supported(config: Config) -> None:
-    if config.method != "t5":
-        raise UserError(f"method = {config.method!r} is not available yet; use method = t5")
     if config.calibration.mode == "repeated" or config.calibration.score_centering:
         raise UserError("calibration.mode = repeated and calibration.score_centering cannot be trained with yet")
 

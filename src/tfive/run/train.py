@@ -60,7 +60,7 @@ class Loop:
             if not self.history:
                 self._measure(0)
                 self.save()
-            while not (method.closed and method.window >= config.window.windows):
+            while not method.finished(config.window.windows):
                 self._point(f"phase:{method.phase}")
                 phase = self._micro_step()
                 if method.closed:
@@ -70,9 +70,11 @@ class Loop:
                 if self._stop is not None:
                     raise Stopped(f"{self._stop}: saved in {self.folder}; go on with: tfive resume {self.folder}")
         summary = self.summary()
-        critics = self.shop.method.parts.critics
-        shutil.rmtree(self.folder / CRITICS, ignore_errors=True)
-        save_critics(self.folder / CRITICS, critics.critics, [optimizer.masters() for optimizer in critics.optimizers])
+        critics = self.shop.critics
+        if critics is not None:
+            shutil.rmtree(self.folder / CRITICS, ignore_errors=True)
+            exact = [optimizer.masters() for optimizer in critics.optimizers]
+            save_critics(self.folder / CRITICS, critics.critics, exact)
         (self.folder / SUMMARY).write_text(summary_text(summary, indent=1) + "\n", "utf-8")
         return summary
 
@@ -99,7 +101,7 @@ class Loop:
 
     def _measure(self, window: int) -> dict[str, Any]:
         with self.recorder.phase("develop", "develop"):
-            found, items = self.shop.development.look(self.shop.actor.engine, self.shop.gate if window else None)
+            found, items = self.shop.development.look(self.shop.reader, self.shop.gate if window else None)
             save_items(items, self.folder / ITEMS, window)
         self.history.append({"window": window, "cost": cost(self.shop, self.recorder), **found})
         self.recorder.metrics(_flat({"development": found}), window)

@@ -145,7 +145,7 @@ def plan_thoughts(
         close_ids=closing,
         learned=settings.delimiters == "learned",
         variable_length=settings.variable_length,
-        group=settings.group,
+        group=settings.group or 1,
         special_ids=tuple(special_ids),
     )
 
@@ -179,9 +179,9 @@ class Thoughts:
         """The thoughts of the texts `start … stop−1`."""
         return Thoughts(*(getattr(self, f.name)[start:stop] for f in fields(self)))
 
-    def branches(self, start: int, stop: int) -> Thoughts:
-        """The branches `start … stop−1` of every text."""
-        return Thoughts(*(getattr(self, f.name)[:, start:stop] for f in fields(self)))
+    def branches(self, start: int, stop: int | None, every: int = 1) -> Thoughts:
+        """The branches `start … stop−1` of every text, or every so-manieth of them."""
+        return Thoughts(*(getattr(self, f.name)[:, start:stop:every] for f in fields(self)))
 
 
 @dataclass(frozen=True)

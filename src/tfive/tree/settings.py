@@ -27,8 +27,8 @@ class ThoughtSettings(Section):
     """`text`: `open`, `close` as vocabulary tokens; `none`: nothing; `learned`: input embeddings started from them."""
     variable_length: bool = False
     """Whether the model may end a thought early by sampling the close (then an action of its own)."""
-    group: int = Field(1, ge=1)
-    """G: how many thoughts are sampled at each position."""
+    group: int | None = Field(None, ge=1)
+    """G: how many thoughts are sampled at each position; none is 8 for group-relative methods and 1 for the others."""
 
     @field_validator("checkpoints")
     @classmethod

@@ -1,0 +1,50 @@
+"""Windows with critics: how a round of fitting goes, pass by pass, whoever decides when the critics are good enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from tfive.methods.window import Parts, Window
+from tfive.parts.critics import Critics
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticParts(Parts):
+    """The parts of a method with critics."""
+
+    critics: Critics
+
+
+C = TypeVar("C", bound=CriticParts)
+
+
+class FittedWindow(Window[C]):
+    """A window whose critics are fitted in rounds: a fresh set of full returns, then passes over it."""
+
+    keeping: ClassVar[tuple[str, ...]] = (*Window.keeping, "critics")
+
+    def _fit_pass(self, number: int, *, warmup: bool) -> bool:
+        """One pass of this window's fitting round `number` (from 0); True when the round is over (eq:value-loss).
+
+        The first passes of a run train the value heads alone; the blocks below are unfrozen behind them.
+        """
+        parts, critics = self.parts, self.parts.critics
+        settings = critics.settings
+        if self.step == 0:
+            fresh = parts.rollout.collect("critic_fit", self.window, number)
+            self.held["critic_fit"] = fresh.having(values_2BRT=critics.judge(fresh).values_2BRT)
+        fitting = self.held["critic_fit"]
+        parts.snapshots.require(fitting.snapshots, ("policy", "scorer", "scale"), what="the fitting set")
+        self.report["critic_loss"] = critics.fit_pass(
+            fitting, fitting.need("values_2BRT"), self.window, number * 1000 + self.step, warmup=warmup
+        )
+        self.step += 1
+        if critics.head_only and self.step >= settings.head_passes:
+            critics.unfreeze()
+        if self.step < settings.passes + (settings.head_passes if self.window == 1 and number == 0 else 0):
+            return False
+        parts.snapshots.renew("critics")
+        del self.held["critic_fit"]
+        critics.release()
+        return True
