@@ -8,10 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from tfive.credit.calibrate import CalibrationPlan, calibrate
+from tfive.credit.drift import offset_products
 from tfive.credit.mean import MeanPlan, cross_fit_offset, regress_mean
 from tfive.credit.mixture import MeanInputs, WeightInputs, mix
-from tfive.credit.moments import CalibrationData, Occupation, displacement
-from tfive.credit.repeated import calibrate_repeated
+from tfive.credit.moments import CalibrationData, Occupation, displacement, moment, offset_change
+from tfive.credit.repeated import calibrate_repeated, mean_of_others
+from tfive.credit.validate import SignalBounds, Validator
+from tfive.errors import UserError
 from tfive.theory.examples import centred_mixture, collapse, harmful, identical_critics, lengths_matter, wide_open
 from tfive.theory.saddle import solve
 from tfive.theory.tables import table_heads
@@ -197,19 +200,67 @@ def test_cross_fitted_offset_is_a_lower_bound_that_sees_hidden_and_visible_parts
     assert whole.estimate.units == 400
 
 
+def _anchors(count: int = 150, continuations: int = 4, seed: int = 0) -> CalibrationData:
+    """Anchors whose average is off by half of what the weight sees; the critics are 1 apart."""
+    generator = torch.Generator().manual_seed(seed)
+    visible = torch.randn(count, 1, 1, generator=generator).expand(count, continuations, 1)
+    average = 0.5 * visible[..., 0] + 0.5 * torch.randn(count, continuations, generator=generator)
+    zero, values = torch.zeros(count, continuations), torch.zeros(count, continuations, 2)
+    return CalibrationData(
+        WeightInputs(visible, values, zero, zero[..., None], zero),
+        MeanInputs(visible, values, zero, zero, zero, zero[..., None]),
+        average + 0.5,
+        average - 0.5,
+        Occupation(torch.ones_like(zero, dtype=torch.bool), torch.arange(count), continuations),
+    )
+
+
 def test_repeated_prefix_calibration_finds_the_same_direction() -> None:
-    generator = torch.Generator().manual_seed(0)
-    visible = torch.randn(150, 1, 1, generator=generator).expand(150, 4, 1)
-    average = 0.5 * visible[..., 0] + 0.5 * torch.randn(150, 4, generator=generator)
-    gap = torch.ones(150, 4)
-    zero = torch.zeros(150, 4)
-    inputs = WeightInputs(visible, torch.zeros(150, 4, 2), zero, zero[..., None], zero)
+    data, fresh = _anchors(), _anchors(seed=1)
     plan = CalibrationPlan(kappa=0.3, steps=150, weight_lr=3e-2, multiplier_lr=0.5)
-    mixture, trace = calibrate_repeated(_LinearWeight(), inputs, average + gap / 2, average - gap / 2, plan, seed=0)
-    weight = mixture.weight(inputs)
+    candidate = calibrate_repeated(_LinearWeight(), data, plan, seed=0)
+    weight = candidate.mixture.weight(data.weight_inputs)
     # Where the average is too high the weight must lean to the lower critic (w < ½), and the other way round.
-    assert float(((weight - 0.5) * visible[..., 0]).mean()) < -0.02
-    assert trace[-1]["retention"] <= 0.35
+    assert float(((weight - 0.5) * data.weight_inputs.prefix_NTD[..., 0]).mean()) < -0.02
+    assert candidate.trace[-1]["retention"] <= 0.35
+    assert (candidate.mixture.name, candidate.mean_head) == ("repeated", None)
+    verdict = Validator(0.4, 0.05).judge(candidate, fresh, "fresh")
+    assert verdict.accepted
+    # The moment of a candidate without a mean head is the unbiased offset: below that of the average, 0.25.
+    mixed = candidate.mixture.mixed(fresh.weight_inputs, fresh.first_NT, fresh.second_NT)
+    assert verdict.moment.mean == pytest.approx(float(offset_products(mixed).double().mean()), rel=1e-6)
+    assert verdict.moment.mean < 0.25 - 3 * verdict.moment.error
+    with pytest.raises(UserError, match="need a mean head"):
+        Validator(0.4, 0.05).judge(candidate, fresh, "fresh", SignalBounds(9.0, 1.0))
+
+
+def test_the_other_continuations_take_the_place_of_the_mean_head() -> None:
+    """With h the mean of the others, the saddle's gradient in w is the unbiased offset's, and its change is too."""
+    data = _anchors(30, 3)
+    first, second = data.first_NT.double(), data.second_NT.double()
+    weight = torch.rand(30, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64).requires_grad_()
+    mixed = mix(weight, first, second)
+    (wanted,) = torch.autograd.grad(offset_products(mixed).mean(), weight, retain_graph=True)
+    mean = mean_of_others(mixed.detach())
+    (found,) = torch.autograd.grad(data.occupation.mean(moment(mean, mixed)), weight)
+    torch.testing.assert_close(found, wanted)
+    moved = mean_of_others((weight.detach() - 0.5) * (first - second))
+    change = data.occupation.mean(offset_change(moved, weight.detach(), first, second))
+    average = offset_products((first + second) / 2)
+    assert float(change) == pytest.approx(float((offset_products(mixed.detach()) - average).mean()), abs=1e-12)
+    with pytest.raises(ValueError, match="at least 2"):
+        mean_of_others(first[:, :1])
+
+
+def test_repeated_calibration_without_an_offset_keeps_the_average() -> None:
+    """Pure noise: no look at the kept-back anchors may be taken for an improvement that other anchors deny."""
+    data = _anchors(400, 4)
+    noise = torch.randn(400, 4, generator=torch.Generator().manual_seed(9))
+    silent = dataclasses.replace(data, first_NT=noise + 0.5, second_NT=noise - 0.5)
+    plan = CalibrationPlan(kappa=0.3, steps=60, weight_lr=3e-2)
+    candidate = calibrate_repeated(_LinearWeight(), silent, plan, seed=0)
+    weight = candidate.mixture.weight(silent.weight_inputs)
+    assert float((weight - 0.5).abs().max()) < 0.1
 
 
 def test_no_room_means_no_move_and_bad_kappa_is_refused() -> None:

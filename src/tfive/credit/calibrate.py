@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -97,10 +98,12 @@ class Candidate:
 
     mixture: LearnedWeight | FixedWeight
     """The learned weight; the fixed average when no look at the kept-back texts saw a smaller offset."""
-    mean_head: nn.Module
+    mean_head: nn.Module | None
+    """h; None where repeated continuations of each prefix observe the offset themselves."""
     multiplier: float
     risk: float
-    """Moment of the mean response on the kept-back texts: a lower bound on the offset in expectation."""
+    """Moment of the mean response on the kept-back texts: a lower bound on the offset in expectation (without a mean
+    head, the unbiased offset itself)."""
     step: int
     trace: list[dict[str, float]] = field(default_factory=list)
     change: float = 0.0
@@ -126,33 +129,99 @@ def calibrate(
     memorising while w moves. The second has little noise and follows w by `mean_steps` steps per step of the weight.
     The given heads are left at the chosen look as starting points for the next window.
     """
-    if not 0 <= plan.kappa < 1:
-        raise ValueError(f"kappa must lie in [0, 1), got {plan.kappa}")
-    text_N = data.occupation.text_N
-    fit, stop = split_by_text(
-        text_N, [1 - plan.stop_share, plan.stop_share], text_order(text_N, seed, "calibrate/split", window)
-    )
-    learn, kept = data.rows(fit), data.rows(stop if stop.numel() else fit)
-    response = _respond(weight_head, mean_head, learn, kept, plan, seed, window, state_only)
-    loop = _Loop(
-        weight_head, response, learn, plan, state_only, plan.multiplier_start if multiplier is None else multiplier
-    )
-    judge, trace = Judge(kept, plan.kappa), []
-    with forked(data.first_NT.device):
-        seed_dropout(seed, "calibrate", window)
-        stream = batches(learn.occupation.count, plan.batch, seed, "calibrate", window)
+    split = Split.of(data, plan, seed, "calibrate", window)
+    response = _respond(weight_head, mean_head, split.learn, split.kept, plan, seed, window, state_only)
+    descent = Descent(weight_head, split.learn, plan, multiplier)
+    loop = _Loop(descent, response, split.learn, plan, state_only)
+    best, step, trace = search(loop, split, plan, seed, "calibrate", window)
+    return _candidate(loop, best, step, trace, split.kept)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Head-training trajectories to learn from, and those of other texts that choose the step."""
+
+    learn: CalibrationData
+    kept: CalibrationData
+    apart: bool
+    """Whether any text was kept back; otherwise `kept` is `learn` and the last step is taken."""
+
+    @classmethod
+    def of(cls, data: CalibrationData, plan: CalibrationPlan, seed: int, role: str, window: int) -> Split:
+        if not 0 <= plan.kappa < 1:
+            raise ValueError(f"kappa must lie in [0, 1), got {plan.kappa}")
+        text_N = data.occupation.text_N
+        order = text_order(text_N, seed, f"{role}/split", window)
+        fit, stop = split_by_text(text_N, [1 - plan.stop_share, plan.stop_share], order)
+        return cls(data.rows(fit), data.rows(stop if stop.numel() else fit), bool(stop.numel()))
+
+
+class Learner(Protocol):
+    """Something that moves the weight step by step and can be looked at."""
+
+    @property
+    def heads(self) -> tuple[nn.Module, ...]: ...
+
+    def step(self, stream: Iterator[Tensor]) -> None: ...
+
+    def look(self, judge: Judge) -> dict[str, float]: ...
+
+
+def search(
+    learner: Learner, split: Split, plan: CalibrationPlan, seed: int, role: str, window: int
+) -> tuple[Snapshot, int, list[dict[str, float]]]:
+    """Steps and looks until the kept-back texts see no improvement; leaves the heads at the chosen look.
+
+    Returns that look, its step and the trace of all looks.
+    """
+    judge, trace = Judge(split.kept, plan.kappa), []
+    with forked(split.learn.first_NT.device):
+        seed_dropout(seed, role, window)
+        stream = batches(split.learn.occupation.count, plan.batch, seed, role, window)
         for step in range(plan.steps + 1):
             if step % plan.evaluate_every == 0 or step == plan.steps:
-                trace.append({"step": float(step), **_look(judge, loop, kept)})
-                if stop.numel() and judge.stale >= plan.patience:
+                trace.append({"step": float(step), **learner.look(judge)})
+                if split.apart and judge.stale >= plan.patience:
                     break
             if step < plan.steps:
-                loop.step(stream)
-    chosen = judge.choose(only_last=not stop.numel())
+                learner.step(stream)
+    chosen = judge.choose(only_last=not split.apart)
     best = judge.snapshots[chosen]
-    weight_head.load_state_dict(best.weight_state)
-    response.shift.load_state_dict(best.shift_state)
-    return _candidate(loop, best, int(trace[chosen]["step"]), trace, kept)
+    for head, state in zip(learner.heads, best.states):
+        head.load_state_dict(state)
+    return best, int(trace[chosen]["step"]), trace
+
+
+class Descent:
+    """The weight's descent on the saddle and the multiplier's projected ascent on the constraint, β ≥ 0."""
+
+    def __init__(
+        self, weight_head: nn.Module, data: CalibrationData, plan: CalibrationPlan, multiplier: float | None
+    ) -> None:
+        self.weight_head, self.plan = weight_head, plan
+        self.multiplier = plan.multiplier_start if multiplier is None else multiplier
+        self.optimizer = torch.optim.AdamW(
+            weight_head.parameters(), plan.weight_lr, weight_decay=plan.weight_decay, fused=True
+        )
+        # The constraint is measured in units of the signal, so that β's pace does not depend on the advantages' scale.
+        signal = float(data.occupation.mean(energy(data.first_NT, data.second_NT)))
+        self.unit = 1 / signal if signal > 0 else 0.0
+
+    def step(self, data: CalibrationData, weight: Tensor, mean: Tensor) -> None:
+        """One step of w on eq:single-rollout-saddle-integrand against the mean response, then one of β.
+
+        The pressure on w is β plus a damping share of the present violation (an augmented Lagrangian): it vanishes
+        where the constraint is met with equality, so the saddle stays where it is, and keeps w and β from circling it.
+        """
+        first, second, kappa = data.first_NT, data.second_NT, self.plan.kappa
+        violation = displacement(weight.detach(), first, second) - kappa * energy(first, second)
+        excess = self.unit * float(data.occupation.mean(violation))
+        pressure = max(0.0, self.multiplier + self.plan.multiplier_damping * excess)
+        loss = data.occupation.mean(saddle_integrand(weight, mean, first, second, pressure, kappa))
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        self.multiplier = max(0.0, self.multiplier + self.plan.multiplier_lr * excess)
 
 
 def _respond(
@@ -177,18 +246,18 @@ def _respond(
 
     regress(mean_head, (first + second) / 2, "average")
     regress(gap_head, first - second, "gap")
-    moved = (_outputs(weight_head, visible) - 0.5) * (first - second)
+    moved = (outputs(weight_head, visible) - 0.5) * (first - second)
     with torch.no_grad():
         known = response.eval().lean(context) * gap_head(context)
     regress(shift_head, moved - known, "shift")
-    found = _outputs(mean_head, kept.mean_inputs)
+    found = outputs(mean_head, kept.mean_inputs)
     size = float(kept.occupation.mean(found.square()))
     match = float(kept.occupation.mean(found * (kept.first_NT + kept.second_NT) / 2))
     response.share = min(1.0, max(0.0, match / size)) if size > 0 else 1.0
     return response
 
 
-def _outputs(head: nn.Module, inputs: WeightInputs | MeanInputs) -> Tensor:
+def outputs(head: nn.Module, inputs: WeightInputs | MeanInputs) -> Tensor:
     """A head's output without dropout or gradients."""
     head.eval()
     with torch.no_grad():
@@ -213,38 +282,33 @@ class _Loop:
     """The alternating steps: g follows w, w descends on the saddle, β ascends on the constraint."""
 
     def __init__(
-        self,
-        weight_head: nn.Module,
-        response: Response,
-        data: CalibrationData,
-        plan: CalibrationPlan,
-        state_only: bool,
-        multiplier: float,
+        self, descent: Descent, response: Response, data: CalibrationData, plan: CalibrationPlan, state_only: bool
     ) -> None:
-        self.weight_head, self.response, self.plan = weight_head, response, plan
-        self.state_only, self.multiplier = state_only, multiplier
-        average = response.share * _outputs(response.average, data.mean_inputs)
-        self.whole = _Part(data, average, _outputs(response.gap, data.mean_inputs))
-        decay, weights, shifts = plan.weight_decay, weight_head.parameters(), response.shift.parameters()
-        self.weight_optimizer = torch.optim.AdamW(weights, plan.weight_lr, weight_decay=decay, fused=True)
-        self.shift_optimizer = torch.optim.AdamW(shifts, plan.mean_lr, weight_decay=decay, fused=True)
-        # The constraint is measured in units of the signal, so that β's pace does not depend on the advantages' scale.
-        signal = float(data.occupation.mean(energy(data.first_NT, data.second_NT)))
-        self.unit = 1 / signal if signal > 0 else 0.0
+        self.descent, self.response, self.plan, self.state_only = descent, response, plan, state_only
+        self.weight_head = descent.weight_head
+        average = response.share * outputs(response.average, data.mean_inputs)
+        self.whole = _Part(data, average, outputs(response.gap, data.mean_inputs))
+        self.shift_optimizer = torch.optim.AdamW(
+            response.shift.parameters(), plan.mean_lr, weight_decay=plan.weight_decay, fused=True
+        )
+
+    @property
+    def heads(self) -> tuple[nn.Module, ...]:
+        """What moves: w and g."""
+        return self.weight_head, self.response.shift
 
     def step(self, stream: Iterator[Tensor]) -> None:
         """`mean_steps` steps of g, one of w, one of β."""
         for _ in range(self.plan.mean_steps - 1):
             part = self._part(next(stream))
-            self._follow(part, _outputs(self.weight_head, _inputs(part.data, self.state_only)), self._known(part))
+            self._follow(part, outputs(self.weight_head, _inputs(part.data, self.state_only)), self._known(part))
         part = self._part(next(stream))
         known = self._known(part)
         self.weight_head.train()
         weight = self.weight_head(_inputs(part.data, self.state_only))
         self._follow(part, weight.detach(), known)
-        mean = part.average_NT + known + _outputs(self.response.shift, part.data.mean_inputs)
-        excess = self._descend(part.data, weight, mean)
-        self.multiplier = max(0.0, self.multiplier + self.plan.multiplier_lr * excess)
+        mean = part.average_NT + known + outputs(self.response.shift, part.data.mean_inputs)
+        self.descent.step(part.data, weight, mean)
 
     def _part(self, rows: Tensor) -> _Part:
         whole = self.whole
@@ -268,36 +332,27 @@ class _Loop:
         loss.backward()
         self.shift_optimizer.step()
 
-    def _descend(self, data: CalibrationData, weight: Tensor, mean: Tensor) -> float:
-        """One step of w on eq:single-rollout-saddle-integrand; returns C/Q − κ before it, the ascent direction of β.
-
-        The pressure on w is β plus a damping share of the present violation (an augmented Lagrangian): it vanishes
-        where the constraint is met with equality, so the saddle stays where it is, and keeps w and β from circling it.
-        """
-        first, second, kappa = data.first_NT, data.second_NT, self.plan.kappa
-        violation = displacement(weight.detach(), first, second) - kappa * energy(first, second)
-        excess = self.unit * float(data.occupation.mean(violation))
-        pressure = max(0.0, self.multiplier + self.plan.multiplier_damping * excess)
-        loss = data.occupation.mean(saddle_integrand(weight, mean, first, second, pressure, kappa))
-        self.weight_optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.weight_optimizer.step()
-        return excess
+    def look(self, judge: Judge) -> dict[str, float]:
+        """One look at the kept-back texts, as a line of the trace."""
+        kept = judge.data
+        weight = outputs(self.weight_head, _inputs(kept, self.state_only))
+        with torch.no_grad():
+            moved = self.response.eval().moved(kept.mean_inputs)
+        mean = self.response.share * outputs(self.response.average, kept.mean_inputs) + moved
+        value = float(kept.occupation.mean(moment(mean, mix(weight, kept.first_NT, kept.second_NT))))
+        return {"moment": value, **looked(judge, weight, moved, self.heads, self.descent.multiplier)}
 
 
-def _look(judge: Judge, loop: _Loop, kept: CalibrationData) -> dict[str, float]:
-    """One look at the kept-back texts, as a line of the trace."""
-    weight = _outputs(loop.weight_head, _inputs(kept, loop.state_only))
-    with torch.no_grad():
-        moved = loop.response.eval().moved(kept.mean_inputs)
-    found = judge.look(weight, moved, (loop.weight_head, loop.response.shift), loop.multiplier)
-    mean = loop.response.share * _outputs(loop.response.average, kept.mean_inputs) + moved
-    occupation = kept.occupation
+def looked(
+    judge: Judge, weight: Tensor, moved: Tensor, heads: tuple[nn.Module, ...], multiplier: float
+) -> dict[str, float]:
+    """Lets the judge look at w and m = E[(w − ½)Δ | c]; returns what it found, for the trace."""
+    found = judge.look(weight, moved, heads, multiplier)
+    occupation = judge.data.occupation
     return {
-        "moment": float(occupation.mean(moment(mean, mix(weight, kept.first_NT, kept.second_NT)))),
         "change": found.change,
         "retention": found.retention,
-        "multiplier": loop.multiplier,
+        "multiplier": multiplier,
         "weight_mean": float(occupation.mean(weight) / occupation.mean(torch.ones_like(weight))),
     }
 
@@ -316,5 +371,5 @@ def _candidate(
     else:
         mixture, mean_head = FixedWeight(), response.average
     mixed = mixture.mixed(kept.weight_inputs, kept.first_NT, kept.second_NT)
-    risk = float(kept.occupation.mean(moment(_outputs(mean_head, kept.mean_inputs), mixed)))
+    risk = float(kept.occupation.mean(moment(outputs(mean_head, kept.mean_inputs), mixed)))
     return Candidate(mixture, mean_head, best.multiplier, risk, step, trace, min(0.0, best.change))

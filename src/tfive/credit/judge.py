@@ -23,10 +23,9 @@ from tfive.credit.moments import CalibrationData, displacement, energy, offset_c
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Both learning heads at one step, the held-out change of the offset, and the weight's displacement C/Q there."""
+    """The learning heads at one step, the held-out change of the offset, and the weight's displacement C/Q there."""
 
-    weight_state: dict[str, Any]
-    shift_state: dict[str, Any]
+    states: tuple[dict[str, Any], ...]
     multiplier: float
     change: float
     retention: float
@@ -41,16 +40,14 @@ class Judge:
         self.snapshots: list[Snapshot] = []
         self.stale = 0
 
-    def look(
-        self, weight_NT: Tensor, moved_NT: Tensor, heads: tuple[nn.Module, nn.Module], multiplier: float
-    ) -> Snapshot:
+    def look(self, weight_NT: Tensor, moved_NT: Tensor, heads: tuple[nn.Module, ...], multiplier: float) -> Snapshot:
         """Takes a snapshot of the heads, given w and m = E[(w − ½)Δ | c] on the kept-back data."""
         first, second, occupation = self.data.first_NT, self.data.second_NT, self.data.occupation
         moved = float(occupation.mean(displacement(weight_NT, first, second)))
         retention = moved / self.signal if self.signal > 0 else float("inf") if moved > 0 else 0.0
         change = float(occupation.mean(offset_change(moved_NT, weight_NT, first, second)))
-        states = [copy.deepcopy(head.state_dict()) for head in heads]
-        snapshot = Snapshot(states[0], states[1], multiplier, change, retention)
+        states = tuple(copy.deepcopy(head.state_dict()) for head in heads)
+        snapshot = Snapshot(states, multiplier, change, retention)
         self.snapshots.append(snapshot)
         improving = self.choose() == len(self.snapshots) - 1 or retention > self.kappa
         self.stale = 0 if improving else self.stale + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -62,20 +63,40 @@ class CalibrationData:
     occupation: Occupation
 
     def rows(self, index: Tensor) -> CalibrationData:
-        """The same for some trajectories. A tensor that both heads read is gathered once and stays shared."""
-        gathered: dict[int, Tensor] = {}
+        """The same for some trajectories."""
+        return self._changed(lambda tensor: tensor[index], self.occupation.rows(index))
 
-        def gather(tensor: Tensor) -> Tensor:
-            if id(tensor) not in gathered:
-                gathered[id(tensor)] = tensor[index]
-            return gathered[id(tensor)]
+    def anchored(self, step_N: Tensor, continuations: int) -> CalibrationData:
+        """One step of each trajectory alone, `continuations` trajectories of one prefix side by side: `[N / M, M, …]`.
+
+        The continuations take the place of the steps; the measure is their mean, over prefixes that reached the step.
+        """
+        mask_NT, text_N = self.occupation.mask_NT, self.occupation.text_N
+        row_N = torch.arange(len(step_N), device=step_N.device)
+        if not bool(mask_NT[row_N, step_N].all()):
+            raise ValueError("a continuation ends before the step its prefix was kept up to")
+
+        def pick(tensor: Tensor) -> Tensor:
+            return tensor[row_N, step_N].unflatten(0, (-1, continuations))
+
+        occupation = Occupation(pick(mask_NT), text_N.view(-1, continuations)[:, 0], continuations)
+        return self._changed(pick, occupation)
+
+    def _changed(self, change: Callable[[Tensor], Tensor], occupation: Occupation) -> CalibrationData:
+        """Every tensor changed alike. One that both heads read is changed once and stays shared."""
+        changed: dict[int, Tensor] = {}
+
+        def once(tensor: Tensor) -> Tensor:
+            if id(tensor) not in changed:
+                changed[id(tensor)] = change(tensor)
+            return changed[id(tensor)]
 
         return CalibrationData(
-            self.weight_inputs.map(gather),
-            self.mean_inputs.map(gather),
-            self.first_NT[index],
-            self.second_NT[index],
-            self.occupation.rows(index),
+            self.weight_inputs.map(once),
+            self.mean_inputs.map(once),
+            change(self.first_NT),
+            change(self.second_NT),
+            occupation,
         )
 
 

@@ -1,58 +1,75 @@
-"""Repeated-prefix calibration: the same weight from several continuations of each anchor, with no mean head at all."""
+"""Repeated-prefix calibration: the same weight from several continuations of each anchor, with no mean head at all.
+
+The mean of an anchor's *other* continuations stands where h(c) does in the saddle (eq:calibrated-weight). It is
+independent of the continuation it is paired with, so the descent in w follows the unbiased offset itself, and the rest
+(retention, multiplier, early stop by texts) is the same. What it costs is M trajectories an anchor
+(eq:repeated-rollout-budget).
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 
-from tfive.credit.calibrate import CalibrationPlan
+from tfive.credit.calibrate import CalibrationPlan, Candidate, Descent, Split, looked, outputs, search
 from tfive.credit.drift import offset_products
-from tfive.credit.mean import batches, forked, seed_dropout
-from tfive.credit.mixture import LearnedWeight, WeightInputs, mix
-from tfive.credit.moments import displacement, energy
+from tfive.credit.judge import Judge
+from tfive.credit.mixture import FixedWeight, LearnedWeight, mix
+from tfive.credit.moments import CalibrationData
+
+
+def mean_of_others(value_NM: Tensor) -> Tensor:
+    """The mean of each anchor's other continuations, [N, M]: an estimate of its conditional mean that knows nothing of
+    the continuation it is paired with."""
+    count = value_NM.shape[-1]
+    if count < 2:
+        raise ValueError(f"an anchor needs at least 2 continuations, got {count}")
+    return (value_NM.sum(-1, keepdim=True) - value_NM) / (count - 1)
 
 
 def calibrate_repeated(
     weight_head: nn.Module,
-    inputs: WeightInputs,
-    first_NM: Tensor,
-    second_NM: Tensor,
+    data: CalibrationData,
     plan: CalibrationPlan,
     seed: int,
     window: int = 0,
-) -> tuple[LearnedWeight, list[Mapping[str, float]]]:
-    """Minimises the unbiased offset of the anchors under the retention constraint (the eq:repeated-rollout-budget
-    baseline).
+    *,
+    multiplier: float | None = None,
+) -> Candidate:
+    """Descends in w on the unbiased offset of the anchors, ascends in β; returns a copy frozen at the best look.
 
-    `inputs` holds the N anchors in order, the M continuations of an anchor along its step dimension ([N, M, …]).
-    Sampling costs M trajectories per anchor; what it buys is freedom from a mean head. Returns a frozen copy and the
-    trace.
+    `data` holds the N anchors, their M continuations where steps usually are ([N, M, …], `CalibrationData.anchored`).
+    The given head is left at the chosen look. The candidate has no mean head.
     """
-    device = first_NM.device
-    optimizer = torch.optim.AdamW(
-        weight_head.parameters(), lr=plan.weight_lr, weight_decay=plan.weight_decay, fused=True
-    )
-    beta = plan.multiplier_start
-    trace: list[Mapping[str, float]] = []
-    with forked(device):
-        seed_dropout(seed, "repeated", window)
-        stream = batches(first_NM.shape[0], plan.batch, seed, "repeated", window)
-        for step in range(plan.steps):
-            rows = next(stream).to(device)
-            first, second = first_NM[rows], second_NM[rows]
-            weight_head.train()
-            weight = weight_head(inputs.rows(rows))
-            risk = offset_products(mix(weight, first, second)).mean()
-            moved, signal = displacement(weight, first, second).mean(), energy(first, second).mean()
-            optimizer.zero_grad(set_to_none=True)
-            (risk + beta * moved).backward()
-            optimizer.step()
-            beta = max(0.0, beta + plan.multiplier_lr * float(moved.detach() / signal.clamp(min=1e-300) - plan.kappa))
-            if step % plan.evaluate_every == 0 or step == plan.steps - 1:
-                line = {"step": float(step), "risk": float(risk.detach()), "multiplier": beta}
-                trace.append(line | {"retention": float(moved.detach()) / max(float(signal), 1e-300)})
-    frozen = copy.deepcopy(weight_head).requires_grad_(False).eval()
-    return LearnedWeight(frozen, name="repeated"), trace
+    split = Split.of(data, plan, seed, "repeated", window)
+    learner = _Repeated(Descent(weight_head, split.learn, plan, multiplier), split.learn)
+    best, step, trace = search(learner, split, plan, seed, "repeated", window)
+    mixture: LearnedWeight | FixedWeight = FixedWeight()
+    if best.change < 0:
+        mixture = LearnedWeight(copy.deepcopy(weight_head).requires_grad_(False).eval(), name="repeated")
+    kept = split.kept
+    risk = offset_products(mixture.mixed(kept.weight_inputs, kept.first_NT, kept.second_NT)).mean()
+    return Candidate(mixture, None, best.multiplier, float(risk), step, trace, min(0.0, best.change))
+
+
+class _Repeated:
+    """w descends against the mean of each anchor's other continuations; β ascends on the constraint."""
+
+    def __init__(self, descent: Descent, data: CalibrationData) -> None:
+        self.descent, self.data, self.heads = descent, data, (descent.weight_head,)
+
+    def step(self, stream: Iterator[Tensor]) -> None:
+        part = self.data.rows(next(stream).to(self.data.first_NT.device))
+        self.descent.weight_head.train()
+        weight = self.descent.weight_head(part.weight_inputs)
+        self.descent.step(part, weight, mean_of_others(mix(weight.detach(), part.first_NT, part.second_NT)))
+
+    def look(self, judge: Judge) -> dict[str, float]:
+        kept = judge.data
+        weight = outputs(self.descent.weight_head, kept.weight_inputs)
+        # With this m the judge's change is R(w) − R(½) by products of different continuations, without bias.
+        moved = mean_of_others((weight - 0.5) * (kept.first_NT - kept.second_NT))
+        risk = float(offset_products(mix(weight, kept.first_NT, kept.second_NT)).mean())
+        return {"moment": risk, **looked(judge, weight, moved, self.heads, self.descent.multiplier)}

@@ -59,8 +59,8 @@ class CalibrationSettings(Section):
     """Learning and judging the advantage weight (eq:calibrated-weight)."""
 
     mode: Literal["learned", "state", "repeated", "average", "minimum", "single"] = "learned"
-    """`learned` is the paper's w(s, a); `state` hides the action from it; `repeated` uses several continuations a
-    prefix; `average`, `minimum` and `single` need no learning."""
+    """`learned` is the paper's w(s, a); `state` hides the action from it; `repeated` learns w from several
+    continuations of a prefix and no mean head; `average`, `minimum` and `single` need no learning."""
 
     kappa: float = Field(0.1, ge=0, lt=1)
     """Largest displacement from the fixed average, as a share of its energy."""
@@ -141,7 +141,7 @@ class CalibrationSettings(Section):
     """Folds of texts of the cross-fitted offset."""
 
     continuations: int = Field(4, ge=2)
-    """Independent continuations per probe context (and per anchor in `repeated` mode)."""
+    """Independent continuations per probe context, and per anchor in `repeated` mode (head_train, head_validate)."""
 
     score_centering: bool = False
     """Subtract Ã·E_q[ρ∇log π] from the update (an ablation; exact only where nothing is clipped)."""
@@ -155,4 +155,11 @@ class CalibrationSettings(Section):
         ]
         if self.certified and missing:
             raise ValueError(f"certified = true needs {', '.join(missing)}; supply them or set certified = false")
+        return self
+
+    @model_validator(mode="after")
+    def _limits_need_a_mean_head(self) -> CalibrationSettings:
+        if self.mode == "repeated" and (self.certified or self.bounds == "enforce"):
+            key = "certified = true" if self.certified else "bounds = enforce"
+            raise ValueError(f"{key} needs the mean head that mode = repeated does without; use mode = learned")
         return self

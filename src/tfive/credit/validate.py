@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tfive.credit.calibrate import Candidate
+from tfive.credit.drift import offset
 from tfive.credit.mixture import FixedWeight, LearnedWeight, Mixture, mix
 from tfive.credit.moments import CalibrationData, Occupation, displacement, energy, moment
 from tfive.errors import UserError
@@ -136,7 +137,8 @@ class Validator:
         """Ĉ ≤ κQ̂ or the fixed average; Q̂ = 0 is a diagnosis of its own.
 
         `bounds` adds Hoeffding's upper limits, spending from δ; with `enforce` the *population* limit on C − κQ must
-        hold too.
+        hold too. A candidate without a mean head is judged on anchors (`CalibrationData.anchored`): its moment is the
+        unbiased offset itself.
         """
         if data_id in self.used:
             raise ValueError(f"validation data {data_id!r} judged an earlier candidate; a new one needs fresh texts")
@@ -144,14 +146,15 @@ class Validator:
             raise UserError("enforcing a population bound needs bounds on the signal and the mean head")
         self.used.append(data_id)
         weight = candidate.mixture.weight(data.weight_inputs).to(data.first_NT.dtype)
-        with torch.no_grad():
-            mean = candidate.mean_head(data.mean_inputs).to(data.first_NT.dtype)
         first, second, occupation = data.first_NT, data.second_NT, data.occupation
         moved = occupation.estimate(displacement(weight, first, second))
         signal = occupation.estimate(energy(first, second))
-        value = occupation.estimate(moment(mean, mix(weight, first, second)))
+        mixed, mean = mix(weight, first, second), _mean(candidate, data)
+        value = offset(mixed, occupation.text_N) if mean is None else occupation.estimate(moment(mean, mixed))
         report = None
         if bounds is not None:
+            if mean is None:
+                raise UserError("limits on the moment need a mean head; repeated-prefix calibration has none")
             bounds.check(data, mean)
             report = self._report(occupation, value.mean, moved.mean - self.kappa * signal.mean, bounds)
         reason = self._reason(moved.mean, signal.mean, report if enforce else None)
@@ -182,6 +185,15 @@ class Validator:
         self.kappa = float(state["kappa"])
         self.used = [str(name) for name in state["used"]]
         self.budget.load_state_dict(state["budget"])
+
+
+def _mean(candidate: Candidate, data: CalibrationData) -> Tensor | None:
+    """The candidate's frozen mean response; None where repeated continuations take its place."""
+    if candidate.mean_head is None:
+        return None
+    with torch.no_grad():
+        mean: Tensor = candidate.mean_head(data.mean_inputs).to(data.first_NT.dtype)
+    return mean
 
 
 def certify(
