@@ -1,0 +1,147 @@
+"""What a run left in its folder, as plain data: its summary, its measurements item by item, its events, its failure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+from safetensors.numpy import load_file
+
+from tfive.errors import UserError
+
+STUDY, SUMMARY, METRICS, ITEMS = "study.json", "summary.json", "metrics.jsonl", "develop"
+
+Items = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: a (method, seed) cell of a study, or a run by itself."""
+
+    label: str
+    seed: int
+    folder: Path
+    failure: str | None = None
+    disturbed: bool = False
+    """Whether other work shared the machine, so that its seconds say little."""
+
+    @property
+    def state(self) -> str:
+        """`done`, `failed`, `unfinished` or `missing`."""
+        if (self.folder / SUMMARY).is_file():
+            return "done"
+        if self.failure is not None:
+            return "failed"
+        return "unfinished" if self.folder.is_dir() else "missing"
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The summary of a finished run."""
+        return read_json(self.folder / SUMMARY)
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """Every measurement on development texts, the first before training."""
+        return list(self.summary["history"])
+
+    @cached_property
+    def items(self) -> Items:
+        """The gains of the last measurement, item by item (the checkpoint rule: the last, whatever it shows)."""
+        window = self.history[-1]["window"]
+        path = self.folder / ITEMS / f"window-{window:05d}.safetensors"
+        if not path.is_file():
+            raise UserError(f"{path} is missing; the run {self.folder} cannot be compared item by item without it")
+        return load_file(path)
+
+    @cached_property
+    def step_seconds(self) -> list[float]:
+        """Training seconds of each window divided by its optimizer steps; measuring and saving are left out."""
+        spent = [0.0, *(training_seconds(lap) for lap in self.summary["laps"])]
+        steps = max(1, int(self.summary["actor_steps"]))
+        return [(after - before) / steps for before, after in pairwise(spent)]
+
+    @cached_property
+    def phase_seconds(self) -> dict[str, float]:
+        """Mean seconds a window of each phase."""
+        laps = self.summary["laps"]
+        return {} if not laps else {name: spent / len(laps) for name, spent in laps[-1]["seconds"].items()}
+
+    @property
+    def warmup_seconds(self) -> float:
+        """Seconds before the actor first moved: opening, fitting and testing the critics in the first window."""
+        laps = self.summary["laps"]
+        return sum(laps[0]["seconds"].get(phase, 0.0) for phase in ("open", "fit", "qualify")) if laps else 0.0
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every line of numbers and every event, in the order of writing."""
+        path = self.folder / METRICS
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+
+
+def training_seconds(cost: dict[str, Any]) -> float:
+    """Seconds of whole phases; a phase inside another is part of it."""
+    return sum(spent for phase, spent in cost["seconds"].items() if "/" not in phase)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object a file holds; a `UserError` where it holds none."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path}: cannot be read ({error}); name a folder that tfive train or tfive compare wrote"
+        ) from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: holds no JSON object; name a folder that tfive train or tfive compare wrote")
+    return found
+
+
+def read_study(folder: Path) -> list[Run]:
+    """The cells of a study in the order they were asked for."""
+    return [
+        Run(cell["label"], int(cell["seed"]), folder / cell["folder"], cell.get("failure"), bool(cell.get("disturbed")))
+        for cell in read_json(folder / STUDY)["cells"]
+    ]
+
+
+def done(runs: Sequence[Run]) -> list[Run]:
+    """The finished ones."""
+    return [run for run in runs if run.state == "done"]
+
+
+def mismatches(runs: Sequence[Run]) -> list[str]:
+    """Why these runs must not stand in one table: one line per difference, none if there is none.
+
+    Everything in a run's identity must be equal; runs of one seed must also have drawn the same actor texts in every
+    window they share.
+    """
+    finished = done(runs)
+    found: list[str] = []
+    for run in finished[1:]:
+        mine, other = finished[0].summary["identity"], run.summary["identity"]
+        names = finished[0].folder.name, run.folder.name
+        found += [
+            f"{key}: {_short(mine.get(key))} in {names[0]}, {_short(other.get(key))} in {names[1]}"
+            for key in sorted({*mine, *other})
+            if mine.get(key) != other.get(key)
+        ]
+    drawn: dict[tuple[int, int], tuple[str, str]] = {}
+    for run in finished:
+        for lap in run.summary["laps"]:
+            if lap["actor_items"] is None:
+                continue
+            before = drawn.setdefault((run.seed, lap["window"]), (lap["actor_items"], run.folder.name))
+            if before[0] != lap["actor_items"]:
+                found.append(f"actor items of window {lap['window']}: {before[1]} and {run.folder.name} differ")
+    return found
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:21]}…"

@@ -1,0 +1,259 @@
+"""What the page of a study and the page of a run say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tfive.report.page import Block, heading, paragraph, picture, table
+from tfive.report.runs import Run
+from tfive.report.statistics import rolling_median
+from tfive.report.table import AXES, MEASURED, PAIRED, Table
+
+TITLES = {
+    "thought_gain": "thought gain", "content_gain": "content gain", "gain_vs_base": "vs base",
+    "other_gain": "another's thought", "empty_gain": "empty thought", "random_gain": "random tokens",
+    "mixed_gain": "mixed gain", "mixed_gain_constant": "constant gate", "mixed_gain_oracle": "oracle gate",
+    "mixed_gain_other": "gate with another's thought", "no_thought_drift": "no-thought loss − base",
+    "useful_fraction": "useful positions", "worst_1_percent": "worst 1 %",
+    "windows": "windows", "seconds": "seconds", "corpus_tokens": "corpus tokens", "thought_tokens": "thought tokens",
+}  # fmt: skip
+"""What a number is called on a page."""
+
+HOLD = 0.01
+"""Nats by which the loss without a thought may exceed the base model's before the anchor counts as lost."""
+
+
+def number(value: float | None, form: str = "+.3f") -> str:
+    """A number, or a dash where there is none."""
+    return "–" if value is None else format(value, form)
+
+
+def interval(found: dict[str, Any] | None, form: str = "+.3f") -> str:
+    """Mean (low … high)."""
+    if found is None:
+        return "–"
+    return f"{found['mean']:{form}} ({found['low']:{form}} … {found['high']:{form}})"
+
+
+def _result(measured: dict[str, Any], name: str) -> str:
+    return interval(measured.get(name), ".3f" if name == "useful_fraction" else "+.3f")
+
+
+def study_blocks(found: Table, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
+    """Everything a study's table holds, in the order a reader asks for it."""
+    blocks = [paragraph(*found["rules"]), heading("Held-out gains"), *_gains(found)]
+    blocks += [picture(name, caption) for name, caption in figures]
+    blocks += [heading("Did the anchor hold?"), *_anchor(found)]
+    blocks += [heading(f"{found['reference']} minus each other method, paired by seed and position"), _paired(found)]
+    blocks += [heading("Equal cost"), *_cuts(found)]
+    blocks += [heading("Step time"), *_step_time(found)]
+    blocks += [heading("Thoughts and tokens by role"), *_roles(found)]
+    blocks += [heading("Every run"), _runs(found)]
+    return [*blocks, heading("What this does not show"), *(paragraph(f"- {line}") for line in found["limits"])]
+
+
+def _finished(found: Table) -> list[dict[str, Any]]:
+    return [row for row in found["methods"] if "measured" in row]
+
+
+def _gains(found: Table) -> list[Block]:
+    own = ("thought_gain", "content_gain", "gain_vs_base", "useful_fraction", "worst_1_percent")
+    lazy = ("other_gain", "empty_gain", "random_gain")
+    mixed = ("mixed_gain", "mixed_gain_constant", "mixed_gain_oracle", "mixed_gain_other")
+    finished = _finished(found)
+    first = table(
+        ("method", "seeds", "thought gain before", *(TITLES[name] for name in own)),
+        (
+            (
+                row["label"],
+                str(len(row["seeds"])),
+                number(row["thought_gain_start"]),
+                *(_result(row["measured"], name) for name in own),
+            )
+            for row in finished
+        ),
+    )
+    others = [
+        table(
+            ("method", *(TITLES[name] for name in names)),
+            ((row["label"], *(_result(row["measured"], name) for name in names)) for row in finished),
+        )
+        for names in (lazy, mixed)
+    ]
+    return [
+        paragraph(
+            "Nats per token of the continuation (positive is better), at the last checkpoint. Content gain is the loss "
+            "with another item's thought minus the loss with one's own; claims of learning rest on it, on the gain "
+            "over the base model, and on the loss without a thought staying put."
+        ),
+        first,
+        paragraph("What a program that does not think would score in the thought's place:"),
+        others[0],
+        paragraph("With the prediction gate, on texts it never saw, beside simpler and wiser gates:"),
+        others[1],
+    ]
+
+
+def _anchor(found: Table) -> list[Block]:
+    rows = []
+    for row in _finished(found):
+        drift = row["measured"].get("no_thought_drift")
+        held = "–" if drift is None else "yes" if drift["high"] <= HOLD else "no" if drift["low"] > HOLD else "unclear"
+        rows.append((row["label"], interval(drift, "+.4f"), held))
+    return [
+        paragraph(f"Loss without a thought against the base model's; it should not rise by more than {HOLD} nats."),
+        table(("method", TITLES["no_thought_drift"], "held"), rows),
+    ]
+
+
+def _paired(found: Table) -> Block:
+    return table(
+        ("against", "seeds", *(TITLES[name] for name in PAIRED)),
+        (
+            (row["label"], str(len(row["seeds"])), *(interval(row["measured"].get(name)) for name in PAIRED))
+            for row in found["differences"]
+        ),
+    )
+
+
+def _cuts(found: Table) -> list[Block]:
+    shown = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain", "no_thought_drift")
+    blocks = [
+        paragraph(
+            "The same logs cut at the largest budget that every run reached: each run's last measurement within it, "
+            "nothing interpolated. Corpus tokens count every text drawn for any role."
+        )
+    ]
+    for axis in AXES:
+        cut = found["cuts"][axis]
+        blocks.append(
+            table(
+                (f"at most {cut['budget']:,g} {TITLES[axis]}", "used", *(TITLES[name] for name in shown)),
+                ((r["label"], f"{r['used']:,.6g}", *(number(r[name]) for name in shown)) for r in cut["rows"]),
+            )
+        )
+    return blocks
+
+
+def _step_time(found: Table) -> list[Block]:
+    rows = []
+    for row in _finished(found):
+        time = row["step_time"]
+        whole = {name: value for name, value in time["phases_per_window"].items() if "/" not in name}
+        share = sum(whole.values()) or 1.0
+        parts = ", ".join(f"{name} {value / share:.0%}" for name, value in whole.items() if value / share >= 0.01)
+        mark = " (disturbed)" if time["disturbed"] else ""
+        spread = number(time["deviation"], ".3f")
+        rows.append(
+            (row["label"], f"{number(time['mean'], '.3f')}{mark}", number(time["steady_mean"], ".3f"), spread, parts)
+        )
+    return [
+        paragraph(
+            "Seconds of a window divided by its optimizer steps; measuring and saving are left out. All windows, then "
+            "without each run's first (which holds the warm-up), with the standard deviation over windows. Disturbed: "
+            "several runs shared the machine, so the seconds say little."
+        ),
+        table(("method", "mean s a step", "after the first window", "deviation", "where it goes"), rows),
+    ]
+
+
+def _roles(found: Table) -> list[Block]:
+    finished = _finished(found)
+    counts = table(
+        (
+            "method", "actor thoughts an item", "other thoughts an item (n_aux / N)", "below G − 1 = 7",
+            "thought tokens", "corpus tokens",
+        ),
+        (
+            (
+                row["label"],
+                f"{row['rollouts']['actor_per_item']:g}",
+                f"{row['rollouts']['auxiliary_per_item']:g}",
+                "yes" if row["rollouts"]["below_threshold"] else "no",
+                f"{row['tokens']['thought_tokens']:,}",
+                f"{row['tokens']['corpus_tokens']:,}",
+            )
+            for row in finished
+        ),
+    )  # fmt: skip
+    roles = table(
+        ("method", "role", "thoughts", "generated tokens", "actor tokens", "scored tokens", "head updates"),
+        (
+            (row["label"], role, *(f"{amounts[kind]:,}" for kind in amounts))
+            for row in finished
+            for role, amounts in row["roles"].items()
+        ),
+    )
+    return [
+        paragraph("n_aux counts every thought that does not train the actor (eq:grpo-rollout-threshold, groups of 8)."),
+        counts,
+        roles,
+    ]
+
+
+def _runs(found: Table) -> Block:
+    rows = []
+    for run in found["runs"]:
+        if run["state"] == "done":
+            last = run["curve"][-1]
+            shown = (number(last.get("thought_gain")), number(last.get("content_gain")), number(last.get("mixed_gain")))
+            mark = "done, disturbed" if run["disturbed"] else "done"
+            rows.append((run["label"], str(run["seed"]), mark, *shown, f"{run['seconds']:.0f}"))
+        else:
+            reason = f"{run['state']}: {run['failure']}" if run.get("failure") else run["state"]
+            rows.append((run["label"], str(run["seed"]), reason, "–", "–", "–", "–"))
+    return table(("method", "seed", "state", "thought gain", "content gain", "mixed gain", "seconds"), rows)
+
+
+def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
+    """The page of one run: where it began, where it ended, what it cost, what happened."""
+    shown = (*MEASURED, "no_thought_loss", "mean_thought_length", "mean_gate")
+    first, last = run.history[0], run.history[-1]
+    gains = table(
+        ("number", "before", "after", "95 % interval (texts)"),
+        (
+            (
+                TITLES.get(name, name),
+                number(first.get(name)),
+                number(last.get(name)),
+                _texts(last.get(f"{name}_interval")),
+            )
+            for name in shown
+            if last.get(name) is not None
+        ),
+    )
+    roles = run.summary["account"]["roles"]
+    kinds = list(next(iter(roles.values()), {}))
+    events = [line for line in run.metrics() if "event" in line]
+    seconds = run.step_seconds
+    return [
+        paragraph(
+            f"{run.summary['method']} on {run.summary['model']}, seed {run.seed}: {run.summary['windows']} windows, "
+            f"{run.summary['seconds']:.0f} s, {run.summary['generated_tokens']:,} thought tokens."
+        ),
+        heading("Development texts"),
+        gains,
+        *(picture(name, caption) for name, caption in figures),
+        heading("Cost"),
+        table(
+            ("window", "s a step", "median of 15"),
+            (
+                (str(n), f"{raw:.3f}", f"{median:.3f}")
+                for n, (raw, median) in enumerate(zip(seconds, rolling_median(seconds)), 1)
+            ),
+        ),
+        table(("phase", "s a window"), ((name, f"{value:.3f}") for name, value in run.phase_seconds.items())),
+        table(("role", *kinds), ((role, *(f"{amounts[kind]:,}" for kind in kinds)) for role, amounts in roles.items())),
+        heading("Events"),
+        table(
+            ("window", "s", "event", "detail"),
+            ((str(e["step"]), f"{e['seconds']:.0f}", e["event"], e["detail"]) for e in events),
+        ),
+    ]
+
+
+def _texts(ends: Sequence[float | None] | None) -> str:
+    if not ends or ends[0] is None or ends[1] is None:
+        return "–"
+    return f"{ends[0]:+.3f} … {ends[1]:+.3f}"
