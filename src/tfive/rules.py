@@ -246,8 +246,12 @@ def there_is_text(config: Config) -> str | None:
 
 @rule
 def parity_has_no_probes(config: Config) -> str | None:
-    """Probes continue begun thoughts, which parity sampling cannot."""
-    if not config.sampling.parity or config.window.probe == 0:
+    """Probes and anchors continue begun thoughts, which parity sampling cannot."""
+    if not config.sampling.parity:
+        return None
+    if config.method == "t5" and config.calibration.mode == "repeated":
+        return "calibration.mode = repeated: parity sampling draws whole thoughts; use calibration.mode = learned"
+    if config.window.probe == 0:
         return None
     return f"window.probe = {config.window.probe:g}: parity sampling draws whole thoughts; set window.probe = 0"
 

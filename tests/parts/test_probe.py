@@ -17,6 +17,7 @@ from tfive.credit.settings import CalibrationSettings
 from tfive.models.critic import FrozenBase, build_pair
 from tfive.models.settings import CriticSettings, HeadSettings
 from tfive.parts.calibration import Calibrator
+from tfive.parts.continuations import at_step
 from tfive.parts.critics import Critics
 from tfive.parts.probe import Probe
 from tfive.parts.rollout import Rollout
@@ -120,7 +121,7 @@ def test_numbers_land_in_the_right_context(drawn: Drawn) -> None:
     ]
     assert found_NM.tolist() == expected
     vector = torch.stack([code_BRT, -code_BRT], -1)
-    assert probe._contexts(record, probe._at_step(record, vector))[..., 1].tolist() == (-found_NM).tolist()
+    assert probe._contexts(record, at_step(record, vector))[..., 1].tolist() == (-found_NM).tolist()
 
 
 def test_the_first_report_by_a_loop(drawn: Drawn) -> None:
@@ -152,9 +153,7 @@ def test_the_score_is_the_gradient_of_the_recorded_log_probability(drawn: Drawn)
     record, probe = drawn.continued, drawn.probe
     log_new, score_BRD = probe._scores(record)
     at = record.thoughts.valid_BR
-    torch.testing.assert_close(
-        log_new[at], probe._at_step(record, record.need("log_old_BRT"))[at], rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(log_new[at], at_step(record, record.need("log_old_BRT"))[at], rtol=1e-4, atol=1e-4)
     row, place, step = contexts(drawn)[0]
     branch, engine = place * M, probe.engine
     state = engine.features(record.texts, record.thoughts)[row, branch, step].detach()

@@ -146,7 +146,6 @@ def test_a_bad_out_folder_is_one_line(home: Path, tmp_path: Path) -> None:
     ("override", "said"),
     [
         ("method=ntp", "method = 'ntp' is not available yet"),
-        ("calibration.mode=repeated", "calibration.mode = repeated"),
         ("calibration.score_centering=true", "score_centering"),
         ("run.develop_items=1", r"run\.develop_items = 1"),
     ],

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from tfive.credit.calibrate import Candidate
 from tfive.credit.mixture import FixedWeight, LearnedWeight, Mixture, fixed_mixture
+from tfive.credit.moments import CalibrationData
 from tfive.credit.pilot import PilotNormaliser
 from tfive.credit.qualify import Qualifier, r_squared, r_squared_per_step
 from tfive.credit.settings import CalibrationSettings, PilotSettings, QualifySettings
@@ -19,6 +20,7 @@ from tfive.errors import RunFailed
 from tfive.methods.fitting import CriticParts, FittedWindow
 from tfive.models.settings import CriticSettings
 from tfive.parts.calibration import Calibrator
+from tfive.parts.continuations import continued
 from tfive.parts.critics import Judged
 from tfive.parts.diagnosis import agreement, calibration_numbers
 from tfive.parts.probe import Probe
@@ -137,8 +139,7 @@ class T5(FittedWindow[T5Parts]):
         if fixed is not None:
             self.mixture = fixed
             return "collect"
-        training, judged = self._judged("head_train")
-        candidate = parts.calibrator.learn(parts.calibrator.data(training, judged, self._normaliser()), self.window)
+        candidate = parts.calibrator.learn(self._calibration_data("head_train"), self.window)
         parts.telemetry.count("head_train", head_updates=int(candidate.trace[-1]["step"]))
         parts.snapshots.renew("weight")
         parts.snapshots.renew("auxiliary")
@@ -150,8 +151,7 @@ class T5(FittedWindow[T5Parts]):
     # Line 4: the frozen candidate keeps Ĉ ≤ κQ̂ on other texts, or the fixed average is used (app:moment-validation).
     def _validate(self, candidate: Candidate) -> None:
         parts = self.parts
-        judging, judged = self._judged("head_validate")
-        data = parts.calibrator.data(judging, judged, self._normaliser())
+        data = self._calibration_data("head_validate")
         settings, bounds = self.settings.calibration, self._signal_bounds()
         enforced = settings.bounds == "enforce"
         verdict = self.validator.judge(candidate, data, f"window {self.window}", bounds, enforced)
@@ -195,16 +195,25 @@ class T5(FittedWindow[T5Parts]):
         A GAE is a convex mixture of n-step advantages Φ_{t+n} − Φ_t + V(s_{t+n}) − V(s_t), so |A| ≤ 2c_r + 4c_r.
         """
         settings, parts, normaliser = self.settings, self.parts, self._normaliser()
-        mean_bound = parts.calibrator.mean_head.bound
+        mean_bound = None if settings.calibration.mode == "repeated" else parts.calibrator.mean_head.bound
         if settings.calibration.bounds == "off" or not settings.critic.bounded or mean_bound is None:
             return None
         largest = 6 * parts.rollout.reward.clip
         return SignalBounds((largest + abs(normaliser.mean)) / normaliser.deviation, mean_bound)
 
-    def _judged(self, role: str) -> tuple[Trajectories, Judged]:
+    def _calibration_data(self, role: str) -> CalibrationData:
+        """What calibration reads of a role's fresh trajectories; in `repeated` mode, of several continuations of each
+        (eq:repeated-rollout-budget)."""
+        settings = self.settings.calibration
+        found, judged = self._judged(role, settings.continuations if settings.mode == "repeated" else 0)
+        return self.parts.calibrator.data(found, judged, self._normaliser())
+
+    def _judged(self, role: str, continuations: int = 0) -> tuple[Trajectories, Judged]:
         """A role's fresh trajectories with both GAEs from the frozen critics, and the critics' features of them."""
         parts = self.parts
         fresh = parts.rollout.collect(role, self.window)
+        if continuations:
+            fresh = continued(parts.rollout, fresh, continuations)
         judged = parts.critics.judge(fresh)
         snapshots = parts.snapshots.current("critics", "normaliser")
         return parts.critics.advantages(fresh, judged).having(snapshots=snapshots), judged

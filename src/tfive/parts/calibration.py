@@ -14,7 +14,9 @@ from tfive.credit.mean import MeanPlan, cross_fit_change, cross_fit_offset
 from tfive.credit.mixture import FixedWeight, MeanInputs, Mixture, WeightInputs
 from tfive.credit.moments import CalibrationData, Occupation
 from tfive.credit.pilot import PilotNormaliser
+from tfive.credit.repeated import calibrate_repeated
 from tfive.credit.settings import CalibrationSettings
+from tfive.errors import RunFailed
 from tfive.models.heads import MeanHead, WeightHead
 from tfive.models.settings import HeadSettings
 from tfive.parts.critics import Judged
@@ -86,7 +88,10 @@ class Calibrator:
 
     @torch.no_grad()
     def data(self, trajectories: Trajectories, judged: Judged, normaliser: PilotNormaliser) -> CalibrationData:
-        """Inputs of both heads, both normalised advantages and the occupation measure of a set of trajectories."""
+        """Inputs of both heads, both normalised advantages and the occupation measure of a set of trajectories.
+
+        Of continuations of the same prefixes only the probed actions count, an anchor's side by side (`anchored`).
+        """
         valid_BR, mask_BRT = trajectories.thoughts.valid_BR, trajectories.mask_BRT
         visible = self.weight_inputs(trajectories, judged)
         steps = self.engine.plan.length
@@ -101,23 +106,28 @@ class Calibrator:
         first, second = (normaliser.normalise(gae, mask_BRT)[valid_BR].float() for gae in trajectories.need("gae_2BRT"))
         text_BR = trajectories.texts.items_BP.amax(1)[:, None].expand_as(valid_BR)
         occupation = Occupation(mask_BRT[valid_BR], text_BR[valid_BR], steps)
-        return CalibrationData(visible, context, first, second, occupation)
+        data = CalibrationData(visible, context, first, second, occupation)
+        if trajectories.probe_step_BR is None:
+            return data
+        if not occupation.count:
+            raise RunFailed(
+                f"no thought of the {trajectories.role} set of window {trajectories.window} lasts until its anchor: "
+                f"raise window.items or window.{trajectories.role}, or use calibration.mode = learned"
+            )
+        return data.anchored(trajectories.probe_step_BR[valid_BR], self.settings.continuations)
 
     def learn(self, data: CalibrationData, window: int) -> Candidate:
         """Learn on one window's head-training set; returns the frozen candidate, keeps the heads as the next start."""
         mask, state_only = data.occupation.mask_NT, self.settings.mode == "state"
         self.weight_head.standardize(data.weight_inputs.state_only() if state_only else data.weight_inputs, mask)
         self.mean_head.standardize(data.mean_inputs, mask)
-        candidate = calibrate(
-            self.weight_head,
-            self.mean_head,
-            data,
-            CalibrationPlan.of(self.settings),
-            self.seed,
-            window,
-            state_only=state_only,
-            multiplier=self.multiplier,
-        )
+        plan, start = CalibrationPlan.of(self.settings), self.multiplier
+        if self.settings.mode == "repeated":
+            candidate = calibrate_repeated(self.weight_head, data, plan, self.seed, window, multiplier=start)
+        else:
+            candidate = calibrate(
+                self.weight_head, self.mean_head, data, plan, self.seed, window, state_only=state_only, multiplier=start
+            )
         self.multiplier = candidate.multiplier
         return candidate
 

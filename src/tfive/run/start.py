@@ -58,8 +58,8 @@ def resume(folder: Path, *, on_window: WindowCallback | None = None, quiet: bool
 
 
 def _supported(config: Config) -> None:
-    if config.calibration.mode == "repeated" or config.calibration.score_centering:
-        raise UserError("calibration.mode = repeated and calibration.score_centering cannot be trained with yet")
+    if config.calibration.score_centering:
+        raise UserError("calibration.score_centering cannot be trained with yet")
 
 
 def _run(
