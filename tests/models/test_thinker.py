@@ -25,9 +25,9 @@ from transformers import (
 from tfive import chance
 from tfive.errors import UserError
 from tfive.models.gate import PredictionGate
-from tfive.models.thinker import ThoughtModel, plan_for
+from tfive.models.thinker import ThoughtModel, plan_for, uncertain_places
 from tfive.models.thinker_results import Thought
-from tfive.models.thinker_stream import Writing
+from tfive.models.thinker_writing import Manner, Order, When, Writing
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.layout import TextBatch
 from tfive.tree.settings import SamplingSettings, ThoughtSettings
@@ -232,20 +232,25 @@ def test_the_whole_next_token_distribution_is_mixed_in_probability(
     lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     model = thinker(lively, tokenizer)
-    ids = tokenizer.encode(TEXT, add_special_tokens=False)
-    writing = Writing(model._engine(), model.gate, model.sampling, 0, len(ids))
-    writing.read(ids[:7])
-    (thought,) = model._listed([6], writing.think())
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)[:7]
+    manner = Manner(SamplingSettings(), model.sampling, When(100), (), 0)
+    writing = Writing(model._engine(), model.gate, manner, 1, 7 + H + 2, H + 2)
+    writing.seat({0: Order(tuple(ids), H + 2)})
     plain, seen = Plain(model), []
-    for token in range(7, 7 + H + 1):
-        expected, served = writing.expects(), thought if token <= 6 + H else None
-        alone, after, beta, mixed = plain.expects(ids[:token], served)
-        torch.testing.assert_close(expected.plain_V.exp(), alone.exp(), atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(expected.mixed_V.exp(), mixed.exp(), atol=1e-6, rtol=1e-5)
-        assert float(expected.mixed_V.exp().sum()) == pytest.approx(1, abs=1e-5)
-        assert (after is None) == (expected.thoughtful_V is None)
+    for _ in range(model.plan.open_width + T + model.plan.close_width):
+        assert int(writing.written_B) == 0
+        writing.step(len(ids))
+    for _ in range(H + 1):
+        mixed_BV, beta_B = writing.expects()
+        (thought,) = [model._thought(*t) for t in writing.result(0, 1, "length").thoughts]
+        served = thought if len(ids) <= 6 + H else None
+        _, _, beta, mixed = plain.expects(ids, served)
+        torch.testing.assert_close(mixed_BV[0].exp(), mixed.exp(), atol=1e-6, rtol=1e-5)
+        assert float(mixed_BV[0].exp().sum()) == pytest.approx(1, abs=1e-5)
+        assert float(beta_B) == pytest.approx(beta, abs=1e-5)
         seen.append(beta)
-        writing.read(ids[token : token + 1])
+        writing.step(len(ids) + 1)
+        ids.append(int(writing.out_Bo[0, int(writing.written_B) - 1]))
     assert seen[-1] == 0.0
     assert max(seen) - min(seen[:-1]) > 0.05
 
@@ -284,20 +289,40 @@ def test_the_newest_thought_wins_and_is_dropped_after_its_horizon(
     assert both.mixed[~both.served].equal(both.plain[~both.served])
 
 
-@torch.no_grad()
-def test_writing_and_predicting_agree(lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+@pytest.mark.parametrize("when", [When(3), When(entropy_above=1.0)])
+def test_writing_many_and_predicting_agree(
+    lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, when: When
+) -> None:
     model = thinker(lively, tokenizer, variable=True)
-    ids = tokenizer.encode(TEXT, add_special_tokens=False)
-    chosen, mixed, thoughts = [2, 4, 9, 16], [], []
-    writing = Writing(model._engine(), model.gate, model.sampling, 8, len(ids))
-    for token in range(1, len(ids)):
-        writing.read(ids[token - 1 : token])
-        if token - 1 in chosen:
-            thoughts += model._listed([token - 1], writing.think())
-        mixed.append(writing.expects().mixed_V[ids[token]])
-    found = model.predict(TEXT, positions=chosen, seed=8)
-    assert found.thoughts == tuple(thoughts)
-    torch.testing.assert_close(found.mixed, torch.stack(mixed), atol=1e-5, rtol=1e-5)
+    prompts = ["A thought", "37 boxes of 48 pencils each", "the", "lines, and the text", "each", "which makes"]
+    orders = [
+        Order(tuple(tokenizer.encode(text, add_special_tokens=False)), 9 + number % 3, item=number, sample=0)
+        for number, text in enumerate(prompts)
+    ]
+    manner = Manner(SamplingSettings(), model.sampling, when, (), 8)
+    found = dict(model.write(orders, manner, rows=3, poll=2))
+    assert sorted(found) == list(range(len(orders)))
+    for number, order in enumerate(orders):
+        alone = next(model.write([order], manner))[1]
+        written = found[number]
+        assert written.ids == alone.ids
+        assert len(written.ids) == order.max_new_tokens
+        assert written.thoughts == alone.thoughts
+        rows, places = [[*order.ids, *written.ids]], [[thought[0] for thought in written.thoughts]]
+        (scores,) = model.score(rows, places, seed=8, items=[number])
+        assert [(t.position, list(t.ids), t.closed) for t in scores.thoughts] == written.thoughts
+        first = len(order.ids) - 1
+        torch.testing.assert_close(scores.mixed[first:], written.log_probs[:, 3], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(scores.gate[first:], written.log_probs[:, 2], atol=1e-5, rtol=1e-5)
+        if when.entropy_above is not None:
+            entropy = scores.entropy[first:]
+            (again,) = model.score(
+                rows, lambda _, e, first=first: [first + p for p in uncertain_places(e[first:], 1.0, H)],
+                seed=8, items=[number],
+            )  # fmt: skip
+            assert [t.position for t in again.thoughts] == places[0]
+            assert all(entropy[p - first] > 1.0 for p in places[0])
+    assert len({tuple(written.ids) for written in found.values()}) == len(orders)
 
 
 def test_without_thoughts_greedy_writing_is_transformers_own(

@@ -7,10 +7,11 @@ are mixed in probability by the gate. Plain `transformers` loads the same folder
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor
@@ -20,12 +21,11 @@ from tfive import chance
 from tfive.errors import UserError
 from tfive.models.gate import PredictionGate
 from tfive.models.thinker_files import ThinkerParts, load_thinker, save_thinker
-from tfive.models.thinker_results import Generation, Prediction, Thought, TokenScores
-from tfive.models.thinker_stream import NextToken, Writing, thought_uniforms
+from tfive.models.thinker_results import Generation, Prediction, TextScores, Thought
+from tfive.models.thinker_writing import Manner, Order, When, Written, write
 from tfive.tree.decode import Reading
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.head import Source, mix_log_probs, policy_terms, reduce_vocabulary
-from tfive.tree.law import draw, lawful
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts, plan_thoughts
 from tfive.tree.settings import EngineSettings, SamplingSettings, ThoughtSettings
 
@@ -150,45 +150,72 @@ class ThoughtModel:
         self._check_length(len(ids), True, "text")
         every = _positive("every", self.plan.horizon if every is None else every)
         chosen = list(range(every - 1, len(ids) - 1, every)) if positions is None else _checked(positions, len(ids))
-        engine = self._engine()
-        texts = _texts(torch.tensor([ids], device=engine.device), chosen if entropy_above is None else [])
+
+        def uncertain(_: int, entropy: Tensor) -> list[int]:
+            return uncertain_places(entropy, entropy_above or 0.0, self.plan.horizon)
+
+        (scores,) = self.score([ids], [chosen] if entropy_above is None else uncertain, seed=seed)
+        return Prediction(**vars(scores), ids=tuple(ids), tokens=tuple(self._decode([i]) for i in ids))
+
+    @torch.no_grad()
+    def score(
+        self,
+        rows: Sequence[Sequence[int]],
+        positions: Sequence[Sequence[int]] | Callable[[int, Tensor], list[int]],
+        *,
+        seed: int = 0,
+        items: Sequence[int] | None = None,
+    ) -> list[TextScores]:
+        """How well each row of tokens is predicted with thoughts after its `positions`, all rows in one pass.
+
+        `positions` may be a function of the row's number and the entropies of its plain predictions. `items` says which
+        random numbers a row's thoughts get (default 0).
+        """
+        engine, numbers = self._engine(), items or [0] * len(rows)
+        known = None if callable(positions) else [list(chosen) for chosen in positions]
+        texts = _texts(rows, known or [[] for _ in rows], engine.device)
         reading = engine.read(texts)
         plain, entropy = _plain(engine, texts, reading)
-        if entropy_above is not None:
+        lengths = [len(ids) - 1 for ids in rows]
+        if callable(positions):
+            known = [positions(n, entropy[n, :length]) for n, length in enumerate(lengths)]
             # Recurrent layers keep their states at the positions known when the text is read.
-            texts = _texts(texts.tokens_BS, _uncertain(entropy, entropy_above, self.plan.horizon))
+            texts = _texts(rows, known, engine.device)
             reading = engine.read(texts)
-        scores, thoughts = self._served(engine, texts, reading, seed, plain)
-        return Prediction(
-            **vars(scores),
-            ids=tuple(ids),
-            tokens=tuple(self._decode([i]) for i in ids),
-            entropy=entropy,
-            thoughts=tuple(thoughts),
-        )
+        thoughtful, beta, thoughts = self._served(engine, texts, reading, seed, numbers, plain)
+        mixed = torch.where(thoughtful.isnan(), plain, mix_log_probs(plain, thoughtful.nan_to_num(), beta))
+        return [
+            TextScores(plain[n, :m], thoughtful[n, :m], beta[n, :m], mixed[n, :m], entropy[n, :m], tuple(thoughts[n]))
+            for n, m in enumerate(lengths)
+        ]
 
     def _served(
-        self, engine: TreeModel, texts: TextBatch, reading: Reading, seed: int, plain: Tensor
-    ) -> tuple[TokenScores, list[Thought]]:
+        self, engine: TreeModel, texts: TextBatch, reading: Reading, seed: int, items: Sequence[int], plain: Tensor
+    ) -> tuple[Tensor, Tensor, list[list[Thought]]]:
         """Thoughts at the texts' positions and what they make of the tokens they serve; later ones overrule."""
         thoughtful, beta = torch.full_like(plain, torch.nan), torch.zeros_like(plain)
-        chosen = texts.positions_BP[0].tolist()
-        if not chosen:
-            return TokenScores(plain, thoughtful, beta, plain.clone()), []
-        numbers = [torch.from_numpy(thought_uniforms(seed, p, self.plan.length)) for p in chosen]
-        thoughts = engine.sample(texts, torch.stack(numbers)[None], self.sampling, reading)
+        chosen = [[p for p in row if p >= 0] for row in texts.positions_BP.tolist()]
+        if not any(chosen):
+            return thoughtful, beta, [[] for _ in chosen]
+        numbers = np.stack(
+            [
+                chance.uniforms(seed, "thought", item, np.maximum(row, 0)[:, None], 0, np.arange(self.plan.length))
+                for item, row in zip(items, texts.positions_BP.cpu().numpy())
+            ]
+        )
+        thoughts = engine.sample(texts, torch.from_numpy(numbers), self.sampling, reading)
         scores = engine.score(texts, thoughts, reading, features=self.gate is not None)
-        trust_RH = torch.ones_like(scores.token_BRH[0])
+        trust_BRH = torch.ones_like(scores.token_BRH)
         if self.gate is not None:
-            pair = scores.features_BRHD, scores.no_thought_features_BRHD
-            trust_RH = torch.sigmoid(self.gate(*(features[0] for features in pair if features is not None)))
-        for r, position in enumerate(chosen):
-            count = int(scores.token_mask_BRH[0, r].sum())
-            here = slice(position, position + count)
-            thoughtful[here] = -scores.token_BRH[0, r, :count].to(thoughtful)
-            beta[here] = trust_RH[r, :count].to(beta)
-        mixed = torch.where(thoughtful.isnan(), plain, mix_log_probs(plain, thoughtful.nan_to_num(), beta))
-        return TokenScores(plain, thoughtful, beta, mixed), self._listed(chosen, thoughts)
+            trust_BRH = torch.sigmoid(self.gate(scores.need("features_BRHD"), scores.need("no_thought_features_BRHD")))
+        loss, trust, mask = (x.cpu() for x in (scores.token_BRH, trust_BRH, scores.token_mask_BRH))
+        for b, row in enumerate(chosen):
+            for r, position in enumerate(row):
+                count = int(mask[b, r].sum())
+                here = slice(position, position + count)
+                thoughtful[b, here] = -loss[b, r, :count].to(thoughtful)
+                beta[b, here] = trust[b, r, :count].to(beta)
+        return thoughtful, beta, [self._listed(row, thoughts.rows(b, b + 1)) for b, row in enumerate(chosen)]
 
     def _listed(self, positions: list[int], thoughts: Thoughts) -> list[Thought]:
         rows = zip(positions, thoughts.tokens_BRT[0].tolist(), thoughts.length_BR[0].tolist(), thoughts.closed_BR[0])
@@ -216,22 +243,61 @@ class ThoughtModel:
         every = self.plan.horizon if every is None else every
         if every < 0:
             raise UserError(f"every = {every}: give 0 (no thoughts) or how many tokens to write between two thoughts")
-        law = _law(temperature, top_k, top_p)
+        law = text_law(temperature, top_k, top_p)
         ids = self._encode(prompt, 1, "prompt")
         width = len(ids) + _positive("max_new_tokens", max_new_tokens)
         self._check_length(width, every > 0, "prompt with max_new_tokens")
-        writing = Writing(self._engine(), self.gate, self.sampling, seed, width)
-        page = _Page(self, (stop,) if isinstance(stop, str) else tuple(stop or ()))
-        upcoming = ids
-        for number in range(max_new_tokens):
-            writing.read(upcoming)
-            if every and number % every == 0:
-                page.thoughts += self._listed([len(writing.ids) - 1], writing.think())
-            expected = writing.expects()
-            upcoming = [_drawn(expected.mixed_V, law, seed, len(writing.ids))]
-            if page.add(expected, upcoming[0]):
-                break
-        return page.finished(len(ids), show)
+        manner = Manner(law, self.sampling, When(every), tuple(self.ends), seed)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        order = Order(tuple(ids), max_new_tokens)
+        ((_, written),) = self.write([order], manner, stops)
+        return self._generation(written, len(ids), stops, show)
+
+    def write(
+        self, orders: Sequence[Order], manner: Manner, stops: tuple[str, ...] = (), *, rows: int = 1, poll: int = 1
+    ) -> Iterator[tuple[int, Written]]:
+        """Many texts at once, as they are done: each with the number of its order."""
+        return write(self._engine(), self.gate, manner, orders, self._stopped(stops), rows=rows, poll=poll)
+
+    def _stopped(self, stops: tuple[str, ...]) -> Callable[[int, list[int], int], int | None]:
+        """After how many tokens the first of `stops` has been written; only the end of a text is looked at."""
+        reach = max((len(stop.encode()) for stop in stops), default=0)
+
+        def found(ids: list[int]) -> bool:
+            text = self._decode(ids, specials=False)
+            return any(stop in text for stop in stops)
+
+        def stopped(_: int, ids: list[int], known: int) -> int | None:
+            if not stops or not found(ids[max(0, known - reach) :]):
+                return None
+            return next((count for count in range(known + 1, len(ids) + 1) if found(ids[:count])), None)
+
+        return stopped
+
+    def text_of(self, written: Written, stops: tuple[str, ...] = ()) -> str:
+        """The written text, without what ended it."""
+        text = self._decode(written.ids[:-1] if written.ended == "end" else written.ids, specials=False)
+        if written.ended != "stop":
+            return text
+        return text[: min(at for stop in stops if (at := text.find(stop)) >= 0)]
+
+    def _generation(self, written: Written, prompt: int, stops: tuple[str, ...], show: bool) -> Generation:
+        text = self.text_of(written, stops)
+        thoughts = tuple(self._thought(*thought) for thought in written.thoughts)
+        if show:
+            text = self._with_thoughts(text, written.ids, thoughts, prompt)
+        plain, thoughtful, gate, mixed = written.log_probs.double().T
+        return Generation(plain, thoughtful, gate, mixed, text, tuple(written.ids), thoughts, written.ended)
+
+    def _with_thoughts(self, text: str, ids: list[int], thoughts: tuple[Thought, ...], prompt: int) -> str:
+        """The text with every thought between ⟨ and ⟩ where it was had."""
+        parts, done = [], 0
+        for thought in thoughts:
+            before = self._decode(ids[: thought.position - prompt + 1], specials=False)
+            upto = min(len(before), len(text))
+            parts += [text[done:upto], f"⟨{thought.text}⟩"]
+            done = upto
+        return "".join([*parts, text[done:]])
 
     @property
     def ends(self) -> set[int]:
@@ -241,62 +307,25 @@ class ThoughtModel:
         return set(found) if isinstance(found, list | tuple) else set() if found is None else {int(found)}
 
 
-@dataclass
-class _Page:
-    """What has been written so far, and when it is done."""
+def _texts(rows: Sequence[Sequence[int]], positions: Sequence[Sequence[int]], device: torch.device) -> TextBatch:
+    """Rows of any lengths, and any number of positions, as one batch."""
 
-    model: ThoughtModel
-    stops: tuple[str, ...]
-    ids: list[int] = field(default_factory=list)
-    rows: list[tuple[float, float, float, float]] = field(default_factory=list)
-    thoughts: list[Thought] = field(default_factory=list)
-    ended: str = "length"
+    def padded(lists: Sequence[Sequence[int]], filler: int) -> Tensor:
+        width = max(len(values) for values in lists)
+        return torch.tensor(
+            [[*values, *[filler] * (width - len(values))] for values in lists], dtype=torch.int64, device=device
+        )
 
-    def add(self, expected: NextToken, token: int) -> bool:
-        """Note a token with its log-probabilities; whether the text ends with it."""
-        other = float("nan") if expected.thoughtful_V is None else float(expected.thoughtful_V[token])
-        self.rows.append((float(expected.plain_V[token]), other, expected.gate, float(expected.mixed_V[token])))
-        self.ids.append(token)
-        if token in self.model.ends:
-            self.ended = "end"
-        elif self.stops and any(stop in self._text() for stop in self.stops):
-            self.ended = "stop"
-        return self.ended != "length"
-
-    def _text(self) -> str:
-        return self.model._decode(self.ids[:-1] if self.ended == "end" else self.ids, specials=False)
-
-    def finished(self, prompt: int, show: bool) -> Generation:
-        text = self._text()
-        if self.ended == "stop":
-            text = text[: min(at for stop in self.stops if (at := text.find(stop)) >= 0)]
-        if show:
-            text = self._with_thoughts(text, prompt)
-        plain, thoughtful, gate, mixed = torch.tensor(self.rows, dtype=torch.float64).T
-        ids, thoughts = tuple(self.ids), tuple(self.thoughts)
-        return Generation(plain, thoughtful, gate, mixed, text, ids, thoughts, self.ended)
-
-    def _with_thoughts(self, text: str, prompt: int) -> str:
-        """The text with every thought between ⟨ and ⟩ where it was had."""
-        parts, done = [], 0
-        for thought in self.thoughts:
-            before = self.model._decode(self.ids[: thought.position - prompt + 1], specials=False)
-            upto = min(len(before), len(text))
-            parts += [text[done:upto], f"⟨{thought.text}⟩"]
-            done = upto
-        return "".join([*parts, text[done:]])
-
-
-def _texts(tokens_1S: Tensor, positions: list[int]) -> TextBatch:
-    positions_1P = torch.tensor([positions], dtype=torch.int64, device=tokens_1S.device)
-    return TextBatch(tokens_1S, torch.zeros_like(tokens_1S), positions_1P, positions_1P)
+    positions_BP = padded(positions, -1)
+    return TextBatch(padded(rows, 0), padded([[0] * len(ids) for ids in rows], -1), positions_BP, positions_BP)
 
 
 def _plain(engine: TreeModel, texts: TextBatch, reading: Reading) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy `[S−1]` of every token's plain prediction."""
-    source, target = Source(engine.head, reading.hidden_BSD[0, :-1]), {"target": texts.tokens_BS[0, 1:]}
+    """Log-probability and entropy `[B, S−1]` of every token's plain prediction."""
+    target_BS = texts.tokens_BS[:, 1:]
+    source, target = Source(engine.head, reading.hidden_BSD[:, :-1].flatten(0, 1)), {"target": target_BS.flatten()}
     found = reduce_vocabulary([source], policy_terms, target, engine.engine.head_chunk, engine.engine.head_bytes)
-    return found["log_prob"].cpu(), found["entropy"].cpu()
+    return found["log_prob"].view(target_BS.shape).cpu(), found["entropy"].view(target_BS.shape).cpu()
 
 
 def _checked(positions: Sequence[int], tokens: int) -> list[int]:
@@ -308,7 +337,7 @@ def _checked(positions: Sequence[int], tokens: int) -> list[int]:
     return chosen
 
 
-def _uncertain(entropy: Tensor, above: float, horizon: int) -> list[int]:
+def uncertain_places(entropy: Tensor, above: float, horizon: int) -> list[int]:
     """Positions whose prediction is more uncertain than that, left to right, at least H apart."""
     chosen: list[int] = []
     for position in torch.nonzero(entropy > above).flatten().tolist():
@@ -323,18 +352,10 @@ def _positive(name: str, value: int) -> int:
     return value
 
 
-def _law(temperature: float, top_k: int, top_p: float) -> SamplingSettings | None:
+def text_law(temperature: float, top_k: int, top_p: float) -> SamplingSettings | None:
     """The law of text tokens; None is the greedy one."""
     try:
         return SamplingSettings(temperature=temperature or 1.0, top_k=top_k, top_p=top_p) if temperature else None
     except ValidationError as error:
         wrong = error.errors()[0]
         raise UserError(f"{wrong['loc'][0]} = {wrong['input']}: {wrong['msg'].lower()}") from error
-
-
-def _drawn(log_prob_V: Tensor, law: SamplingSettings | None, seed: int, place: int) -> int:
-    """The token at index `place` of the text, drawn with that place's own random number."""
-    if law is None:
-        return int(log_prob_V.argmax())
-    number_1 = torch.tensor([chance.uniforms(seed, "text", 0, place).item()], dtype=torch.float64)
-    return int(draw(lawful(log_prob_V[None], law), number_1.to(log_prob_V.device))[0])

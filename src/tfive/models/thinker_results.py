@@ -41,15 +41,21 @@ class TokenScores:
 
 
 @dataclass(frozen=True)
-class Prediction(TokenScores):
+class TextScores(TokenScores):
     """How well a text is predicted: entry i of every tensor is about token i + 1."""
+
+    entropy: Tensor
+    """Entropy of the plain prediction."""
+    thoughts: tuple[Thought, ...]
+
+
+@dataclass(frozen=True)
+class Prediction(TextScores):
+    """How well a text is predicted, with its tokens."""
 
     ids: tuple[int, ...]
     tokens: tuple[str, ...]
     """Each token's own text."""
-    entropy: Tensor
-    """Entropy of the plain prediction."""
-    thoughts: tuple[Thought, ...]
 
     @property
     def mixed_gain(self) -> float:
