@@ -19,6 +19,7 @@ from tfive.credit.settings import CalibrationSettings, GaeSettings, PilotSetting
 from tfive.errors import UserError
 from tfive.layers import Leaf
 from tfive.learn.settings import ActorSettings, AnchorSettings, OptimizerSettings, RatioSettings
+from tfive.methods.settings import GrpoSettings, PpoSettings, RlpSettings
 from tfive.models.settings import CriticSettings, GateSettings, HeadSettings, ModelSettings
 from tfive.protocol.settings import WindowSettings
 from tfive.run.settings import RunSettings
@@ -61,6 +62,9 @@ class Config(Section):
     critic: CriticSettings = CriticSettings()
     heads: HeadSettings = HeadSettings()
     gate: GateSettings = GateSettings()
+    ppo: PpoSettings = PpoSettings()
+    grpo: GrpoSettings = GrpoSettings()
+    rlp: RlpSettings = RlpSettings()
     window: WindowSettings = WindowSettings()
     run: RunSettings = RunSettings()
 

@@ -19,7 +19,6 @@ from tfive.learn.clusters import Estimate, clustered_mean
 from tfive.rollout.sample import micro_batches, sample
 from tfive.rollout.trajectory import last_loss
 from tfive.tree.forward import TreeModel
-from tfive.tree.grow import no_thoughts
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.settings import SamplingSettings
 
@@ -126,13 +125,8 @@ def _inside(engine: TreeModel) -> Tensor:
 @torch.no_grad()
 def no_thought_losses(engine: TreeModel, texts: TextBatch, *, rows: int) -> Tensor:
     """l_0 of every item `[B, R]`; of the frozen base model, this is the yardstick that training cannot move."""
-    parts = []
-    for part in micro_batches(len(texts.tokens_BS), rows):
-        some = texts.rows(part.start, part.stop)
-        branches = some.positions_BP.shape[1] * engine.plan.group
-        nothing = no_thoughts(len(some.tokens_BS), branches, engine.plan, some.tokens_BS.device)
-        parts.append(engine.score(some, nothing).no_thought_BR)
-    return torch.cat(parts)
+    parts = micro_batches(len(texts.tokens_BS), rows)
+    return torch.cat([engine.no_thought(texts.rows(part.start, part.stop)) for part in parts])
 
 
 @torch.no_grad()

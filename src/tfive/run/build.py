@@ -12,7 +12,10 @@ from tfive.config import Config
 from tfive.learn.optimizer import MasterOptimizer
 from tfive.learn.settings import AnchorSettings
 from tfive.methods.anchor_only import AnchorOnly
+from tfive.methods.fitting import CriticParts
 from tfive.methods.ntp import NextToken
+from tfive.methods.quiet_star import QuietStarGRPO, QuietStarPPO
+from tfive.methods.rlp import RLP, RLPParts
 from tfive.methods.t5 import T5, T5Parts, T5Settings
 from tfive.methods.untrained import Untrained
 from tfive.methods.window import Parts, Window
@@ -26,6 +29,7 @@ from tfive.parts.critics import Critics
 from tfive.parts.gate import Gate
 from tfive.parts.probe import Probe
 from tfive.parts.rollout import Rollout
+from tfive.parts.teacher import Teacher
 from tfive.protocol.roles import Ledger
 from tfive.protocol.snapshots import Snapshots
 from tfive.run.develop import Development
@@ -75,7 +79,11 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
     gate = None
     if config.gate.enabled and thinks:
         gate = Gate(reader.width, config.gate, seed=config.run.seed, device=reader.device)
-    rollout = _rollout(config, actor.engine, corpus, ledger, snapshots, telemetry)
+    engine = actor.engine
+    if config.method == "rlp":
+        # Its reward is the next token after the whole thought; nothing else is scored.
+        engine = _another(engine, replace(plan, checkpoints=(plan.length,), horizon=1))
+    rollout = _rollout(config, engine, corpus, ledger, snapshots, telemetry)
     critics = _critics(config, frozen, single)
     shared = {
         "rollout": rollout, "actor": actor, "reader": reader, "snapshots": snapshots, "telemetry": telemetry,
@@ -89,11 +97,23 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
 
 def _method(config: Config, shared: dict[str, Any], critics: Critics | None) -> Window[Any]:
     """The method over its parts."""
-    steps = config.window.actor_steps
-    if critics is not None:
+    name, steps = config.method, config.window.actor_steps
+    if name == "t5" and critics is not None:
         return _t5(config, shared, critics)
+    if name == "quiet-star-ppo" and critics is not None:
+        return QuietStarPPO(config.ppo, CriticParts(**shared, critics=critics), actor_steps=steps)
+    if name == "quiet-star-grpo":
+        return QuietStarGRPO(config.grpo, Parts(**shared), actor_steps=steps)
+    if name == "rlp":
+        return RLP(RLPParts(**shared, teacher=_teacher(config, shared["rollout"].engine)), actor_steps=steps)
     simple = {"base": Untrained, "ntp": NextToken, "anchor-only": AnchorOnly}
-    return simple[config.method](Parts(**shared), actor_steps=steps)
+    return simple[name](Parts(**shared), actor_steps=steps)
+
+
+def _teacher(config: Config, student: TreeModel) -> Teacher:
+    model = copy.deepcopy(student.model).requires_grad_(False)
+    engine = TreeModel(model, student.plan, config.engine, _delimiters(model, student.plan, trainable=False))
+    return Teacher(engine, decay=config.rlp.decay, rows=config.run.texts_per_pass)
 
 
 def _t5(config: Config, shared: dict[str, Any], critics: Critics) -> T5:

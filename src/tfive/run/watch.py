@@ -84,7 +84,7 @@ def _find(report: dict[str, Any], path: str) -> Any:
         if isinstance(value, dict):
             value = value.get(part)
         elif isinstance(value, list):
-            value = value[int(part)]
+            value = value[int(part)] if int(part) < len(value) else None
     return value
 
 

@@ -249,6 +249,12 @@ class TreeModel:
         joined = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
         return Scores(**joined, **self._score_plain(texts, thoughts, reading, features))
 
+    @torch.no_grad()
+    def no_thought(self, texts: TextBatch) -> Tensor:
+        """ℓ_0 of every item, `[B, R]`, from the texts alone: no branch is grown."""
+        texts = texts.to(self.device)
+        return self._score_plain(texts, self._full(texts), self.read(texts), False)["no_thought_BR"]
+
     def _branches_at_once(self, texts: TextBatch) -> int:
         """How many branches to score in one pass.
 

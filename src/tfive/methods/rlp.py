@@ -1,0 +1,48 @@
+"""RLP: reinforcement as a pretraining objective (Hatamizadeh et al., arXiv 2510.01265), in this paper's protocol.
+
+A thought is worth what it tells about the very next token: log p_θ(x_{p+1} | x_≤p, z) − log p_φ(x_{p+1} | x_≤p), where
+φ is a moving average of θ that never thinks. *Matched* is this file with the settings of every other method; *native*
+is the preset `rlp-native`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tfive.methods.window import Parts, Window
+from tfive.parts.actor import StepStats
+from tfive.parts.groups import with_group_advantages
+from tfive.parts.teacher import Teacher
+from tfive.rollout.trajectory import Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLPParts(Parts):
+    """The parts of any method, with the teacher. `rollout` and `teacher` score one token after the whole thought."""
+
+    teacher: Teacher
+
+
+class RLP(Window[RLPParts]):
+    """A group of thoughts per position, each credited with its information gain beyond the group's mean."""
+
+    name = "rlp"
+    phases = ("open", "collect", "update", "close")
+    keeping: ClassVar[tuple[str, ...]] = (*Window.keeping, "teacher")
+
+    def _collect(self) -> str:
+        parts = self.parts
+        if not parts.teacher.started:
+            parts.teacher.follow(parts.actor.optimizer.masters())
+        acting = parts.rollout.collect("actor", self.window, rewarded=False)
+        gain_BR = (parts.teacher.losses(acting.texts) - acting.final_loss_BR) * acting.thoughts.valid_BR
+        self.report["information_gain"] = float(gain_BR.sum() / acting.count)
+        # G/(G−1)·(r − group mean), no deviation: the mean of the others is the baseline.
+        return self._act(with_group_advantages(acting, gain_BR, parts.actor.engine.plan.group, "leave_one_out"))
+
+    def _learn(self, acting: Trajectories) -> StepStats:
+        """Clipped ratios of thought tokens, averaged per thought and then over thoughts; then the teacher follows."""
+        stats = self.parts.actor.step(acting, aggregate="thought")
+        self.parts.teacher.follow(self.parts.actor.optimizer.masters())
+        return stats
