@@ -1,7 +1,14 @@
 """From an output to a verdict: what the answer is, its normal form, whether it is the gold one, and every step of that.
 
 Exact match after fixed normalisation is the primary score, as in the paper; equivalence by math-verify stands beside it
-when a verifier is given.
+when a verifier is given. Extraction never looks at the gold answer. Its rules, the first that finds something:
+
+- mathematics: the last \\boxed{…}; what follows the last `####`; what follows the last “answer is” or “answer:”; the
+  last number or fraction.
+- options: the same three places, read as a letter or the text of one option; a letter alone on the first or last line;
+  the one option whose text the last line holds.
+
+Only what comes after the last `</think>` counts when there is one.
 """
 
 from __future__ import annotations
@@ -10,11 +17,23 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tfive.evaluate.normalise import normalised
+from tfive.evaluate.equivalence import Verifier
+from tfive.evaluate.normalise import trace
 from tfive.evaluate.tasks import LETTERS, Item, Task
 
-Verifier = Callable[[str, str], bool | None]
-"""Whether a gold answer and an answer are equivalent; None when that could not be decided."""
+LONGEST = 1000
+"""Characters of the longest answer; what an output writes beyond them is not part of it."""
+
+_ANSWER = re.compile(
+    r"(?i)\banswers?(?:\s+(?:is|are|must be|should be|will be|would be)\b|\s*(?:\*\*)?\s*[:=])"
+    r"(?:\s*(?:[:=]|\*\*|simply|just|thus|therefore|equal to|probably|most likely)(?=\W|\s|$))*"
+)
+_MATHEMATICS = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.S)
+_SENTENCE_END = re.compile(r"(?<!\\)[.!?](?=\s|$)|[.](?=\*\*|\"|”)")
+_LAST_NUMBER = re.compile(
+    r"(?:(?<![\w)\]}.])-\s?)?(?:\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\$?\d[\d,]*(?:\.\d+)?(?:/\d+(?![\d/]))?|\$?\.\d+)"
+)
 
 
 @dataclass(frozen=True)
@@ -22,26 +41,170 @@ class Verdict:
     """The judgement of one output, with the steps that led to it."""
 
     correct: bool
+    """Whether the answer is the gold one by exact match after normalisation."""
     extracted: str | None
+    """The answer as the output wrote it, None when none was found."""
     normalised: str | None
+    """What was compared."""
     gold: str
+    """The gold answer as the benchmark writes it."""
     equivalent: bool | None
+    """Whether math-verify calls it equal; None when it was not asked or could not decide."""
     steps: tuple[str, ...]
+    """How it came about, one line a step."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A piece of an output and the rule that found it."""
+
+    text: str
+    rule: str
 
 
 def judge(task: Task, item: Item, output: str, *, verifier: Verifier | None = None) -> Verdict:
     """The verdict on an output of the item. `equivalent` is None without a verifier, and for options."""
     if task.kind == "choice":
         return _judge_choice(item, output)
-    numbers = re.findall(r"\\boxed\{([^{}]*)\}", output) or re.findall(r"-?\d[\d,]*\.?\d*", output)
-    found = numbers[-1] if numbers else None
+    found = extract(output)
     if found is None:
         return Verdict(False, None, None, item.answer, None, ("no answer found",))
-    normal, gold = normalised(found), normalised(item.answer)
-    return Verdict(normal == gold, found, normal, item.answer, None, (f"{normal} against {gold}",))
+    answer_trail, gold_trail = trace(found.text), trace(item.answer)
+    normal, gold = answer_trail[-1][1], gold_trail[-1][1]
+    steps = [f"{found.rule}: {found.text}"]
+    steps += [f"answer, {name}: {text}" for name, text in answer_trail[1:]]
+    steps += [f"gold, {name}: {text}" for name, text in gold_trail[1:]]
+    correct = normal == gold and bool(normal)
+    steps.append(f"exact match: {normal} {'=' if correct else '≠'} {gold}")
+    equivalent: bool | None = None
+    if verifier is not None and correct:
+        equivalent = True
+        steps.append("equivalence: the normal forms are the same text")
+    elif verifier is not None:
+        asked = verifier(gold, normal)
+        equivalent = asked.equal
+        steps.append(f"equivalence: {asked.reason}")
+    return Verdict(correct, found.text, normal, item.answer, equivalent, tuple(steps))
+
+
+def extract(output: str) -> Found | None:
+    """The mathematical answer an output gives, None when it gives none."""
+    said = output.rsplit("</think>", 1)[-1]
+    for rule, look in _PLACES:
+        if (text := look(said)) is not None:
+            return Found(text[:LONGEST], rule)
+    numbers = _LAST_NUMBER.findall(said)
+    return Found(numbers[-1].replace(" ", "").rstrip(",")[:LONGEST], "last number") if numbers else None
+
+
+def boxed(text: str) -> str | None:
+    """Content of the last \\boxed or \\fbox whose braces close; of boxes in one another the innermost."""
+    opened: list[tuple[bool, int]] = []
+    best: tuple[int, int] | None = None
+    for token in _BRACES.finditer(text):
+        if token[0] == "}":
+            is_box, start = opened.pop() if opened else (False, 0)
+            if is_box and (best is None or start > best[0]):
+                best = start, token.start()
+        elif token[0].endswith("{") and token[0] != r"\{":
+            opened.append((token[0] != "{", token.end()))
+    return (text[best[0] : best[1]].strip() or None) if best else None
+
+
+def _after_marks(text: str) -> str | None:
+    found = re.findall(r"####\s*(\S[^\n]*)", text)
+    return found[-1].strip() if found else None
+
+
+def _after_phrase(text: str) -> str | None:
+    """What follows the last “answer is”, up to the end of its sentence; the mathematics in it when there is some."""
+    for found in reversed(list(_ANSWER.finditer(text))):
+        rest = text[found.end() :].strip().split("\n\n")[0]
+        line = rest.split("\n")[0].strip()
+        mathematics = _MATHEMATICS.search(rest if line in {"", "\\[", "$$"} else line)
+        if mathematics and not re.search(r"\d", line[: mathematics.start()]):
+            return next(part for part in mathematics.groups() if part is not None).strip()
+        ended = _SENTENCE_END.search(line)
+        said = (line[: ended.start()] if ended else line).strip(' *:"“”')
+        if said:
+            return said
+    return None
+
+
+def _line_after_phrase(text: str) -> str | None:
+    """What follows the last “answer is” on its line: the text of an option may be several sentences."""
+    lines = [text[found.end() :].strip().split("\n")[0].strip() for found in _ANSWER.finditer(text)]
+    return next((line for line in reversed(lines) if line), None)
+
+
+Look = Callable[[str], str | None]
+_PLACES: tuple[tuple[str, Look], ...] = (
+    ("last \\boxed", boxed),
+    ("after ####", _after_marks),
+    ("after “answer is”", _after_phrase),
+)
+_CHOICE_PLACES = (*_PLACES[:2], ("after “answer is”", _line_after_phrase))
 
 
 def _judge_choice(item: Item, output: str) -> Verdict:
-    letters = re.findall(rf"answer is \(?([{LETTERS[: len(item.choices)]}])\b", output)
-    found = letters[-1] if letters else None
-    return Verdict(found == item.answer, found, found, item.answer, None, (f"{found} against {item.answer}",))
+    found = extract_choice(output, item.choices)
+    if found is None:
+        return Verdict(False, None, None, item.answer, None, ("no option found",))
+    text, letter, rule = found
+    correct = letter == item.answer
+    steps = (f"{rule}: {text}", f"option {letter} {'=' if correct else '≠'} {item.answer}")
+    return Verdict(correct, text, letter, item.answer, None, steps)
+
+
+def extract_choice(output: str, choices: tuple[str, ...]) -> tuple[str, str, str] | None:
+    """What an output says, the letter of the option it chooses, and the rule; None when it chooses none."""
+    said = output.rsplit("</think>", 1)[-1]
+    for rule, look in _CHOICE_PLACES:
+        text = (look(said) or "")[:LONGEST]
+        letter = _choice_of(text, choices) if text else None
+        if letter is not None:
+            return text, letter, rule
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    for rule, line in (("first line", lines[0]), ("last line", lines[-1])) if lines else ():
+        found = re.fullmatch(rf"[(*\s]*([{LETTERS[: len(choices)]}])[)*.:,\s]*(?:\s(.*))?", line)
+        if found and (not found[2] or _plain(found[2]) == _plain(choices[LETTERS.index(found[1])])):
+            return line, found[1], rule
+    held = [n for n, choice in enumerate(choices) if _holds(lines[-1], choice)] if lines else []
+    return (lines[-1], LETTERS[held[0]], "option text in the last line") if len(held) == 1 else None
+
+
+def _choice_of(text: str, choices: tuple[str, ...]) -> str | None:
+    """The letter of the option that `text` names: a letter alone, an option's text, or a letter before more."""
+    bare = re.sub(r"\\text(?:bf|rm|it)?\s*\{([^{}]*)\}", r"\1", text).strip()
+    letters = LETTERS[: len(choices)]
+    alone = re.fullmatch(rf"(?i)[(\[*\"“$]*([{letters}])[)\]*\"”$.]*", bare)
+    if alone:
+        return alone[1].upper()
+    for form in (str, str.strip, lambda option: option.strip(" .").casefold(), _plain):
+        same = [n for n, choice in enumerate(choices) if form(choice) == form(bare)]
+        if same:
+            return LETTERS[same[0]] if len(same) == 1 else None
+    plain = _plain(bare)
+    begun = [n for n, choice in enumerate(choices) if _plain(choice) and f"{plain} ".startswith(f"{_plain(choice)} ")]
+    longest = max((len(_plain(choices[n])) for n in begun), default=0)
+    if longest > 1:
+        best = [n for n in begun if len(_plain(choices[n])) == longest]
+        return LETTERS[best[0]] if len(best) == 1 else None
+    found = re.match(rf"[\s(\[*\"“$]*(?:(?:option|choice|letter)\s+)?[\s(\[*\"“$]*([{letters}])(?![\w'’])", bare)
+    found = found or re.match(rf"(?i)[\s*\"“]*[(\[]\s*([{letters}])\s*[)\]]", bare)
+    return found[1].upper() if found else None
+
+
+def _plain(text: str) -> str:
+    """The words of an option without case, punctuation and a leading article."""
+    words = _words(text)
+    return " ".join(words[1:] if len(words) > 1 and words[0] in {"the", "a", "an"} else words)
+
+
+def _words(text: str) -> list[str]:
+    return re.sub(r"[^\w\s]", " ", text).casefold().split()
+
+
+def _holds(line: str, choice: str) -> bool:
+    wanted = _plain(choice)
+    return bool(wanted) and f" {wanted} " in f" {' '.join(_words(line))} "
