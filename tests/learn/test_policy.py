@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -158,6 +159,32 @@ def test_centering_removes_the_mean_update_factor() -> None:
             score = torch.nn.functional.one_hot(torch.tensor(a), 7).double() - pi[n]
             want += log_q[n, a].exp() * pi[n, a] / log_old[n, a].exp() * score
         torch.testing.assert_close(got[n], want, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("denominator", "correction"),
+    [("recomputed", "none"), ("recomputed", "truncated"), ("recomputed", "mask"), ("sampler", "none")],
+)
+def test_centering_makes_the_mean_of_the_actual_update_zero(denominator: str, correction: str) -> None:
+    """Every action enumerated with its probability under q: updates of one advantage add up to nothing."""
+    generator = torch.Generator().manual_seed(7)
+    logits = torch.randn(9, generator=generator, dtype=torch.float64, requires_grad=True)
+    log_old, log_q = (torch.randn(9, generator=generator, dtype=torch.float64) for _ in range(2))
+    log_q[[2, 5]] = -math.inf
+    log_old, log_q = log_old.log_softmax(-1), log_q.log_softmax(-1)
+    ratios: dict[str, Any] = {"denominator": denominator, "correction": correction, "cap": 1.3}
+    term = centering_term(logits.log_softmax(-1), log_old, log_q, **ratios)
+    (centre,) = torch.autograd.grad(term, logits)
+    total = torch.zeros(9, dtype=torch.float64)
+    for action in torch.isfinite(log_q).nonzero().flatten().tolist():
+        chosen = [law[action].view(1, 1) for law in (logits.log_softmax(-1), log_old, log_q)]
+        one = torch.ones(1, 1, dtype=torch.float64)
+        # Limits far apart: nothing is clipped.
+        terms = policy_terms(*chosen, one, one.bool(), low=1e-9, high=1e9, **ratios)
+        (slope,) = torch.autograd.grad(terms.loss_sum, logits)
+        total += log_q[action].exp() * slope
+    assert total.abs().max() > 1e-3
+    torch.testing.assert_close(total, -centre, atol=1e-14, rtol=0)
 
 
 def test_centering_ignores_forbidden_tokens() -> None:

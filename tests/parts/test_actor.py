@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,11 +36,12 @@ def actor_on(
     rows: int = 8,
     anchor: AnchorSettings = NOTHING,
     plan: ThoughtPlan = PLAN,
-    parity: bool = False,
+    ratio: RatioSettings | None = None,
+    **options: Any,
 ) -> Actor:
     engine = TreeModel(model, plan)
     optimizer = MasterOptimizer(list(model.named_parameters()), lr=1e-3)
-    return Actor(engine, optimizer, ActorSettings(), RatioSettings(), anchor, seed=3, rows=rows, parity=parity)
+    return Actor(engine, optimizer, ActorSettings(), ratio or RatioSettings(), anchor, seed=3, rows=rows, **options)
 
 
 def acting(model: GPT2LMHeadModel, distance: float = 0.3, plan: ThoughtPlan = PLAN) -> Trajectories:
@@ -74,7 +76,7 @@ def test_micro_batches_of_one_give_the_gradient_of_eight(plan: ThoughtPlan) -> N
     model = gpt2()
     record = acting(model, plan=plan)
     passes = {
-        "policy": (NOTHING, lambda actor: actor._policy_pass(record, None)),
+        "policy": (NOTHING, lambda actor: actor._policy_pass(record)),
         "next token": (AnchorSettings(next_token=1.0), lambda actor: actor._anchor_pass(record)),
         "conditioned": (AnchorSettings(next_token=0.0, conditioned=1.0), lambda actor: actor._anchor_pass(record)),
     }
@@ -104,7 +106,7 @@ def test_the_first_step_is_reinforce_on_the_plain_model() -> None:
     model = gpt2()
     record = acting(model, distance=0.0)
     actor = actor_on(model, rows=3)
-    sums = actor._policy_pass(record, None)
+    sums = actor._policy_pass(record)
     found = gradients(actor)
     actor.optimizer.release()
     plain, total = PlainModel(model), torch.zeros((), dtype=torch.float64)
@@ -242,9 +244,89 @@ def test_in_parity_the_first_ratio_is_exactly_one() -> None:
         TreeModel(model, PLAN), BATCH, SamplingSettings(parity=True), seed=1, role="actor", window=1, rows=8
     )  # fmt: skip
     record = drawn.having(advantage_BRT=torch.ones_like(drawn.thoughts.log_q_BRT) * drawn.mask_BRT)
-    sums = actor_on(model, parity=True)._policy_pass(record, None)
+    sums = actor_on(model, parity=True)._policy_pass(record)
     assert sums["mismatch"] == sums["kl"] == sums["kl_positive"] == 0
     assert sums["loss_sum"] == -int(record.mask_BRT.sum())
+
+
+LAW = SamplingSettings(temperature=0.7, top_k=9)
+
+
+def sampling_law(logits_V: Tensor) -> Tensor:
+    """q of `LAW` by hand: the nine likeliest legal tokens at temperature 0.7."""
+    legal = [token for token in range(len(logits_V)) if token not in PLAN.forbidden_ids]
+    kept = sorted(legal, key=lambda token: -float(logits_V[token]))[:9]
+    weight = {token: math.exp(float(logits_V[token]) / 0.7) for token in kept}
+    q_V = torch.zeros(len(logits_V), dtype=torch.float64)
+    for token in kept:
+        q_V[token] = weight[token] / sum(weight.values())
+    return q_V
+
+
+@pytest.mark.parametrize(
+    "ratio",
+    [RatioSettings(), RatioSettings(denominator="sampler"), RatioSettings(correction="truncated", cap=1.1)],
+    ids=["recomputed", "sampler", "truncated"],
+)
+def test_score_centring_by_enumeration_of_all_actions(ratio: RatioSettings) -> None:
+    """What centring adds to the gradient is Σ Ã·E_q[cρ∇log π_θ | s] / count, each action of each state by itself."""
+    model = gpt2()
+    record = acting(model)
+    actor = actor_on(model, rows=3, ratio=ratio, centre=LAW)
+    old = PlainModel(gpt2())
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)).double()
+    actor._policy_pass(record)
+    centred = gradients(actor)
+    actor.centring = None
+    actor._policy_pass(record)
+    plainly = gradients(actor)
+    actor.optimizer.release()
+
+    total = torch.zeros((), dtype=torch.float64)
+    for item in items_of(BATCH, record.thoughts):
+        row = [*item.prefix, *PLAN.open_ids, *item.thought]
+        start = len(item.prefix) + len(PLAN.open_ids)
+        for step in range(len(item.thought)):
+            logits = [m(torch.tensor([row[: start + step]]), use_cache=False).logits[0, -1] for m in (model, old.model)]
+            log_new, log_old = (
+                x.index_fill(0, torch.tensor(PLAN.forbidden_ids), -math.inf).log_softmax(0) for x in logits
+            )
+            q_V = sampling_law(logits[1].detach())
+            advantage = record.need("advantage_BRT")[item.row, item.branch, step]
+            for action in q_V.nonzero().flatten().tolist():
+                below = q_V[action].log() if ratio.denominator == "sampler" else log_old[action]
+                factor = (log_new[action] - below).exp().detach()
+                if ratio.correction == "truncated":
+                    factor = factor * min(float(log_old[action].exp() / q_V[action]), ratio.cap)
+                total = total + advantage * q_V[action] * factor * log_new[action]
+    (total / int(record.mask_BRT.sum())).backward()
+    wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
+    close({name: centred[name] - plainly[name] for name in centred}, wanted, 1e-9)
+
+
+def test_what_is_centred_is_the_policy_of_the_opening() -> None:
+    """Untouched, q is π_old = π_θ and nothing changes; later the old weights are remembered, saved and restored."""
+    model = gpt2()
+    record = acting(model, distance=0.0)
+    actor, plain = actor_on(model, centre=SamplingSettings()), actor_on(gpt2())
+    actor._policy_pass(record)
+    plain._policy_pass(record)
+    close(gradients(actor), gradients(plain), 1e-9)
+    assert actor.centring is not None
+    opening = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    actor.step(record)
+    old = actor.centring.old.model
+    assert all(tensor.equal(opening[name]) for name, tensor in old.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in old.parameters())
+    other = gpt2(seed=9)
+    second = actor_on(other, centre=SamplingSettings())
+    second.load_state_dict(actor.state_dict())
+    assert actor.step(record) == second.step(record)
+    assert all(tensor.equal(other.state_dict()[name]) for name, tensor in model.state_dict().items())
+    actor.remember()
+    assert all(tensor.equal(old.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
 def test_a_saved_actor_goes_on_bit_for_bit() -> None:

@@ -13,6 +13,7 @@ from plain import PlainModel
 from torch import Tensor
 
 from tfive.errors import UserError
+from tfive.learn.policy import centering_term
 from tfive.tree.forward import Centring, Delimiters, TreeModel
 from tfive.tree.grow import no_thoughts
 from tfive.tree.layout import TextBatch, Thoughts
@@ -211,9 +212,10 @@ def test_the_centre_is_the_mean_score_under_the_sampling_law() -> None:
         return logits.masked_fill(tree.forbidden_V, float("-inf")).log_softmax(-1)
 
     with lifted():
-        centre = new.policy(case.texts, case.thoughts, centring=Centring(old, law)).centre_BRT
+        centre = new.policy(case.texts, case.thoughts, centring=Centring(old, law, centering_term)).centre_BRT
         (found,) = torch.autograd.grad(centre[0, 0, 1], weight)
-        itself = new.policy(case.texts, case.thoughts, centring=Centring(new, SamplingSettings())).centre_BRT
+        matched = Centring(new, SamplingSettings(), centering_term)
+        itself = new.policy(case.texts, case.thoughts, centring=matched).centre_BRT
         (nothing,) = torch.autograd.grad(itself[0, 0, 1], weight)
         log_new, log_old = log_p(new), log_p(old).detach()
         kept = log_old.topk(9).indices

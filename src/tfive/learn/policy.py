@@ -97,14 +97,12 @@ def policy_terms(
     ratio = log_ratio.exp()
     gap = torch.where(mask, log_old - log_sampler, torch.zeros_like(log_prob))
     weight = correction_weight(gap, torch.zeros_like(gap), correction, cap) * keep
-    length = keep.sum(-1, keepdim=True)
-    share = weight / length.clamp(min=1) if aggregate == "thought" else weight
     surrogate = clipped_surrogate(ratio, torch.where(mask, advantage, torch.zeros_like(advantage)), low, high)
-    count = (length > 0).sum() if aggregate == "thought" else mask.sum()
+    count = mask.any(-1).sum() if aggregate == "thought" else mask.sum()
     fixed = log_ratio.detach()
     active = active_mask(ratio.detach(), advantage.detach(), low, high)
     return PolicyTerms(
-        loss_sum=-(surrogate * share).sum(),
+        loss_sum=-(surrogate * weight * token_shares(mask, aggregate, log_prob.dtype)).sum(),
         count=count,
         tokens=mask.sum(),
         clipped=(~active & mask).sum(),
@@ -115,21 +113,38 @@ def policy_terms(
     )
 
 
+def token_shares(mask: Tensor, aggregate: Aggregate, dtype: torch.dtype) -> Tensor:
+    """What each valid token weighs: 1, or its share of its thought; 0 where masked."""
+    keep = mask.to(dtype)
+    return keep / keep.sum(-1, keepdim=True).clamp(min=1) if aggregate == "thought" else keep
+
+
 def kl_k3(log_ratio: Tensor) -> Tensor:
     """Per-sample ``r − 1 − log r`` with r = p/q, x ~ q: nonnegative and unbiased for KL(q‖p) (Schulman's k3)."""
     return log_ratio.expm1() - log_ratio
 
 
-def centering_term(log_prob_V: Tensor, log_old_V: Tensor, log_sampler_V: Tensor) -> Tensor:
-    """E_q[ρ·log π_θ | s] with ρ held fixed, [...]: its gradient is E_q[ρ∇log π_θ | s].
+def centering_term(
+    log_prob_V: Tensor,
+    log_old_V: Tensor,
+    log_sampler_V: Tensor,
+    *,
+    denominator: Denominator = "recomputed",
+    correction: Correction = "none",
+    cap: float = 2.0,
+) -> Tensor:
+    """E_q[cρ·log π_θ | s] with ρ and the correction c held fixed, [...]: its gradient is E_q[cρ∇log π_θ | s].
 
     Score centering subtracts Ã times this from the surrogate, which removes the mean update factor exactly as long as
-    no token is clipped. All three laws are full rows over the vocabulary; forbidden tokens have −inf under each.
+    no token is clipped. All three laws are full rows over the vocabulary; tokens that q cannot draw have −inf (or a
+    probability of 0) under it and count for nothing.
     """
     support = torch.isfinite(log_sampler_V)
     zero = torch.zeros_like(log_prob_V)
-    log_weight = torch.where(support, log_sampler_V + log_prob_V.detach() - log_old_V, zero)
-    weight = torch.where(support, log_weight.exp(), zero).detach()
+    reference = log_sampler_V if denominator == "sampler" else log_old_V
+    log_weight = torch.where(support, log_sampler_V + log_prob_V.detach() - reference, zero)
+    gap = torch.where(support, log_old_V - log_sampler_V, zero)
+    weight = torch.where(support, log_weight.exp() * correction_weight(gap, zero, correction, cap), zero).detach()
     return (weight * torch.where(support, log_prob_V, zero)).sum(-1)
 
 

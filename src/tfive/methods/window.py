@@ -86,6 +86,7 @@ class Window(Generic[P]):
         self.window += 1
         self.held, self.report = {}, {"window": self.window}
         self.parts.snapshots.renew("policy")
+        self.parts.actor.remember()
         return self.phases[1]
 
     def _fix_scale(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,12 @@ from torch import Tensor
 from tfive import chance
 from tfive.errors import RunFailed
 from tfive.learn.optimizer import MasterOptimizer
-from tfive.learn.policy import Aggregate, PolicyTerms, policy_terms
+from tfive.learn.policy import Aggregate, PolicyTerms, centering_term, policy_terms, token_shares
 from tfive.learn.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rollout.sample import micro_batches
 from tfive.rollout.trajectory import Trajectories
 from tfive.tree.forward import Centring, TreeModel
+from tfive.tree.settings import SamplingSettings
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,23 @@ class Actor:
         rows: int,
         parity: bool = False,
         patience: int = 3,
+        centre: SamplingSettings | None = None,
     ) -> None:
         """`parity`: ratios one text at a time, as in parity sampling. `patience`: how many skipped updates in a row end
-        the run."""
+        the run. `centre`: the sampling law for score centring, which needs a second copy of the weights."""
         self.engine, self.optimizer = engine, optimizer
         self.settings, self.ratio, self.anchor = actor, ratio, anchor
         self.seed, self.rows, self.parity, self.patience = seed, rows, parity, patience
         self.skipped = 0
+        self.centring = None if centre is None else _centring(engine, ratio, centre)
+
+    def remember(self) -> None:
+        """π_old is the policy as it is now; only score centring needs to keep it."""
+        if self.centring is not None:
+            old, engine = self.centring.old, self.engine
+            old.model.load_state_dict(engine.model.state_dict())
+            if old.delimiters is not None and engine.delimiters is not None:
+                old.delimiters.load_state_dict(engine.delimiters.state_dict())
 
     def minibatches(self, texts: int, window: int, reuse: int) -> list[Tensor]:
         """The rows of each optimizer step of one pass over the window's texts: a fresh order per pass."""
@@ -71,7 +84,6 @@ class Actor:
         trajectories: Trajectories,
         *,
         policy: bool = True,
-        centring: Centring | None = None,
         aggregate: Aggregate = "token",
     ) -> StepStats:
         """One update on these texts; its mean is global, so the size of micro-batches does not matter.
@@ -80,7 +92,7 @@ class Actor:
         tokens and then over thoughts.
         """
         none = dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
-        sums = self._policy_pass(trajectories, centring, aggregate) if policy else none
+        sums = self._policy_pass(trajectories, aggregate) if policy else none
         anchor, conditioned = self._anchor_pass(trajectories)
         # A clipped token passes no gradient on, so a loss can be no number while every gradient is one.
         sound = math.isfinite(sums["loss_sum"] + anchor + conditioned)
@@ -105,14 +117,12 @@ class Actor:
             skipped=not report.applied,
         )
 
-    def _policy_pass(
-        self, trajectories: Trajectories, centring: Centring | None, aggregate: Aggregate = "token"
-    ) -> dict[str, float]:
+    def _policy_pass(self, trajectories: Trajectories, aggregate: Aggregate = "token") -> dict[str, float]:
         mask_BRT = trajectories.mask_BRT
         total = int((mask_BRT.any(-1) if aggregate == "thought" else mask_BRT).sum())
         sums = dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
         for some in _parts(trajectories, self.rows):
-            output = self.engine.policy(some.texts, some.thoughts, centring=centring, parity=self.parity)
+            output = self.engine.policy(some.texts, some.thoughts, centring=self.centring, parity=self.parity)
             advantage_BRT = some.need("advantage_BRT")
             terms = policy_terms(
                 output.need("log_prob_BRT"),
@@ -128,9 +138,11 @@ class Actor:
                 aggregate=aggregate,
             )
             loss = terms.loss_sum
-            if centring is not None:
-                # Score centering: the update loses Ã·E_q[ρ∇log π | s], exactly while nothing is clipped.
-                loss = loss + (advantage_BRT.detach() * output.need("centre_BRT") * some.mask_BRT).sum()
+            if self.centring is not None:
+                # Score centring: the update loses Ã·E_q[ρ∇log π | s]; its mean is zero while nothing is clipped.
+                centre_BRT = output.need("centre_BRT")
+                share_BRT = token_shares(some.mask_BRT, aggregate, centre_BRT.dtype)
+                loss = loss + (advantage_BRT.detach() * share_BRT * centre_BRT).sum()
             (loss / max(total, 1)).backward()
             for name in sums:
                 sums[name] += float(getattr(terms, name).detach())
@@ -171,14 +183,32 @@ class Actor:
         }
         if self.engine.delimiters is not None:
             state["delimiters"] = dict(self.engine.delimiters.state_dict())
+        if self.centring is not None:
+            old = self.centring.old
+            state["old_model"] = dict(old.model.state_dict())
+            if old.delimiters is not None:
+                state["old_delimiters"] = dict(old.delimiters.state_dict())
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.engine.model.load_state_dict(state["model"])
         if self.engine.delimiters is not None:
             self.engine.delimiters.load_state_dict(state["delimiters"])
+        if self.centring is not None:
+            old = self.centring.old
+            old.model.load_state_dict(state["old_model"])
+            if old.delimiters is not None:
+                old.delimiters.load_state_dict(state["old_delimiters"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.skipped = int(state["skipped"])
+
+
+def _centring(engine: TreeModel, ratio: RatioSettings, law: SamplingSettings) -> Centring:
+    """A frozen copy of the policy, and the mean score of the update that these ratios make."""
+    model = copy.deepcopy(engine.model).requires_grad_(False)
+    delimiters = None if engine.delimiters is None else copy.deepcopy(engine.delimiters).requires_grad_(False)
+    term = partial(centering_term, denominator=ratio.denominator, correction=ratio.correction, cap=ratio.cap)
+    return Centring(TreeModel(model, engine.plan, engine.engine, delimiters), law, term)
 
 
 def _parts(trajectories: Trajectories, rows: int) -> Iterator[Trajectories]:

@@ -197,6 +197,7 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan) -> Actor:
         seed=config.run.seed,
         rows=config.run.texts_per_pass,
         parity=config.sampling.parity,
+        centre=config.sampling if config.method == "t5" and config.calibration.score_centering else None,
     )
 
 

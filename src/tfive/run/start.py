@@ -34,7 +34,6 @@ def train(
     `model` and `texts` are the caller's own, instead of `model.name` and `text.sources`; such a run cannot be resumed
     by the command line, which could not find them again. `on_window` gets each window's report.
     """
-    _supported(config)
     folder = out or Path(
         config.run.out or f"runs/{config.model.name.replace('/', '-')}-{config.method}-seed{config.run.seed}"
     )
@@ -55,11 +54,6 @@ def resume(folder: Path, *, on_window: WindowCallback | None = None, quiet: bool
         summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text("utf-8"))
         return summary
     return _run(Config.load(folder / CONFIG), folder, None, None, on_window, quiet, resumed=True)
-
-
-def _supported(config: Config) -> None:
-    if config.calibration.score_centering:
-        raise UserError("calibration.score_centering cannot be trained with yet")
 
 
 def _run(

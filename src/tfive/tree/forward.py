@@ -66,6 +66,8 @@ class Centring:
 
     old: TreeModel
     law: SamplingSettings
+    term: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """`(log π_θ, log π_old, log q)` of full rows → a number per row whose gradient is the mean score to subtract."""
 
 
 class TreeModel:
@@ -365,7 +367,7 @@ class TreeModel:
             Source(self.head, picks.rows(hidden_BND), self.forbidden_V),
             Source(old.head, before, old.forbidden_V),
         ]
-        reducer = score_centre(lambda logits: lawful(logits, centring.law))
+        reducer = score_centre(lambda logits: lawful(logits, centring.law), centring.term)
         found = reduce_vocabulary(sources, reducer, None, self.engine.head_chunk, self.engine.head_bytes)
         return picks.spread(found["centre"])
 

@@ -275,15 +275,14 @@ def mix_log_probs(plain: Tensor, thoughtful: Tensor, gate: Tensor) -> Tensor:
     return top + ((1 - gate) * (plain - top).exp() + gate * (thoughtful - top).exp()).log()
 
 
-def score_centre(law: Callable[[Tensor], Tensor]) -> Reducer:
-    """`centre`: a number whose gradient is E_q[ρ ∇log π_θ], ρ = π_θ / π_old, for sources (θ, old).
+def score_centre(law: Callable[[Tensor], Tensor], term: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Reducer:
+    """`centre`: what `term` makes of the full rows log π_θ, log π_old and log q, for sources (θ, old).
 
     `law` turns the old policy's logits into those of the sampling law q, recomputed here chunk by chunk.
     """
 
     def reducer(logits: Sequence[Tensor], rows: Mapping[str, Tensor]) -> Reduced:
         log_new, log_old = F.log_softmax(logits[0], -1), F.log_softmax(logits[1], -1)
-        weight = (F.log_softmax(law(logits[1]), -1) + log_new - log_old).exp().detach()
-        return {"centre": (weight * log_new).sum(-1)}
+        return {"centre": term(log_new, log_old, F.log_softmax(law(logits[1]), -1))}
 
     return reducer

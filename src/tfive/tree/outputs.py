@@ -56,7 +56,7 @@ class PolicyOutput(_Parts):
     features_BRTD: Tensor | None = None
     """Final hidden states before each action (0 where masked)."""
     centre_BRT: Tensor | None = None
-    """A number whose gradient is E_q[ρ ∇log π_θ] at each action's state."""
+    """A number whose gradient is the mean score E_q[ρ ∇log π_θ] at each action's state."""
     text_loss_sum: Tensor | None = None
     """Summed next-token loss on the text itself."""
     text_token_count: Tensor | None = None
