@@ -234,7 +234,7 @@ def test_the_whole_next_token_distribution_is_mixed_in_probability(
     model = thinker(lively, tokenizer)
     ids = tokenizer.encode(TEXT, add_special_tokens=False)[:7]
     manner = Manner(SamplingSettings(), model.sampling, When(100), (), 0)
-    writing = Writing(model._engine(), model.gate, manner, 1, 7 + H + 2, H + 2)
+    writing = Writing(model.engine(), model.gate, manner, 1, 7 + H + 2, H + 2)
     writing.seat({0: Order(tuple(ids), H + 2)})
     plain, seen = Plain(model), []
     for _ in range(model.plan.open_width + T + model.plan.close_width):

@@ -102,10 +102,11 @@ class ThoughtModel:
     @property
     def limit(self) -> int | None:
         """The most positions the model takes, where it says so."""
-        learned = self._engine().backbone.position_limit
+        learned = self.engine().backbone.position_limit
         return learned or getattr(self.model.config, "max_position_embeddings", None)
 
-    def _engine(self) -> TreeModel:
+    def engine(self) -> TreeModel:
+        """The model as a tree engine with this plan."""
         # A fresh one a call: it keeps sampling buffers for every shape it meets, and texts come in all lengths.
         return TreeModel(self.model, self.plan, self._settings, self.delimiters)
 
@@ -171,7 +172,7 @@ class ThoughtModel:
         `positions` may be a function of the row's number and the entropies of its plain predictions. `items` says which
         random numbers a row's thoughts get (default 0).
         """
-        engine, numbers = self._engine(), items or [0] * len(rows)
+        engine, numbers = self.engine(), items or [0] * len(rows)
         known = None if callable(positions) else [list(chosen) for chosen in positions]
         texts = _texts(rows, known or [[] for _ in rows], engine.device)
         reading = engine.read(texts)
@@ -257,7 +258,7 @@ class ThoughtModel:
         self, orders: Sequence[Order], manner: Manner, stops: tuple[str, ...] = (), *, rows: int = 1, poll: int = 1
     ) -> Iterator[tuple[int, Written]]:
         """Many texts at once, as they are done: each with the number of its order."""
-        return write(self._engine(), self.gate, manner, orders, self._stopped(stops), rows=rows, poll=poll)
+        return write(self.engine(), self.gate, manner, orders, self._stopped(stops), rows=rows, poll=poll)
 
     def _stopped(self, stops: tuple[str, ...]) -> Callable[[int, list[int], int], int | None]:
         """After how many tokens the first of `stops` has been written; only the end of a text is looked at."""

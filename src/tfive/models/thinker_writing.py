@@ -46,6 +46,8 @@ class When:
         return self.every > 0 or self.entropy_above is not None
 
 
+NEVER = When()
+
 @dataclass(frozen=True)
 class Order:
     """One text to write."""

@@ -1,0 +1,205 @@
+"""Outputs of a model for prompts: many at once, several per prompt, with or without hidden thoughts.
+
+Random numbers depend on item, sample and step alone, so any order of work draws the same ones. In parity mode every
+output is written by itself, in a shape of its own, so an item asked alone gives the same output as among others;
+elsewhere sums depend on the batch, and `flip_rate` measures how often that changes an output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import torch
+
+from tfive.errors import UserError
+from tfive.models.thinker import ThoughtModel, text_law
+from tfive.models.thinker_writing import NEVER, Manner, Order, When, Written
+from tfive.telemetry import Silent, Telemetry
+from tfive.tree.layout import TextBatch
+
+_ROWS = {"cuda": 256, "cpu": 8}
+"""Most texts written at once, by device."""
+
+_POLL = {"cuda": 16, "cpu": 2}
+"""Steps between two looks at what has been written, by device."""
+
+_LOGIT_COPIES = 12
+"""Copies of a step's logits that its arithmetic may hold at once."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How outputs are written."""
+
+    samples: int = 1
+    temperature: float = 0.0
+    """0 takes the likeliest token."""
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    when: When = NEVER
+    """When hidden thoughts are had."""
+    parity: bool = False
+    """Every output by itself."""
+    rows: int = 0
+    """Most outputs written at once; 0: as many as fit."""
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.rows < 0:
+            raise UserError(f"samples = {self.samples}, rows = {self.rows}: give at least 1, and 0 or more")
+        if self.samples > 1 and not self.temperature:
+            raise UserError(
+                f"samples = {self.samples} with temperature 0: all would be the same; set a temperature or 1 sample"
+            )
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to be answered."""
+
+    id: str
+    prompt: str
+    max_new_tokens: int
+    number: int
+    """Says which random numbers it gets; `item_number` gives one."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a model wrote for a request."""
+
+    text: str
+    ids: tuple[int, ...]
+    ended: str
+    """`end` (the model ended it), `stop` (a stop string) or `length`."""
+    prompt_tokens: int
+    thoughts: int
+    thought_tokens: int
+
+
+def item_number(task: str, item: str) -> int:
+    """A number of the item that depends on its names alone, for counter-based random numbers."""
+    return int.from_bytes(hashlib.blake2b(f"{task}\0{item}".encode(), digest_size=4).digest(), "little")
+
+
+def encoded(tokenizer: Any, text: str) -> list[int]:
+    """Token ids, with what the tokenizer itself puts before a text, unless the text already begins with it."""
+    begin: str | None = getattr(tokenizer, "bos_token", None)
+    has_it = bool(begin) and text.startswith(str(begin))
+    return [int(i) for i in tokenizer.encode(text, **({"add_special_tokens": False} if has_it else {}))]
+
+
+def generate(
+    model: ThoughtModel,
+    requests: Sequence[Request],
+    stops: tuple[str, ...],
+    decoding: Decoding,
+    *,
+    done: frozenset[tuple[str, int]] = frozenset(),
+    telemetry: Telemetry | None = None,
+    label: str = "generate",
+) -> Iterator[tuple[Request, int, Output]]:
+    """Every request's outputs with their sample numbers, as they are finished; `done` ones are left out."""
+    chosen = [
+        (request, sample)
+        for request in requests
+        for sample in range(decoding.samples)
+        if (request.id, sample) not in done
+    ]
+    orders = [_order(model, request, sample, decoding.when.ever) for request, sample in chosen]
+    manner = Manner(
+        text_law(decoding.temperature, decoding.top_k, decoding.top_p),
+        model.sampling,
+        decoding.when,
+        tuple(model.ends),
+        decoding.seed,
+    )
+    finished = _written(model, orders, manner, stops, decoding)
+    for number, written in (telemetry or Silent()).progress(finished, label, len(orders)):
+        request, sample = chosen[number]
+        yield (
+            request,
+            sample,
+            Output(
+                model.text_of(written, stops),
+                tuple(written.ids),
+                written.ended,
+                len(orders[number].ids),
+                len(written.thoughts),
+                sum(len(tokens) for _, tokens, _ in written.thoughts),
+            ),
+        )
+
+
+def _written(
+    model: ThoughtModel, orders: list[Order], manner: Manner, stops: tuple[str, ...], decoding: Decoding
+) -> Iterator[tuple[int, Written]]:
+    if not orders:
+        return
+    if decoding.parity:
+        for number, order in enumerate(orders):
+            yield number, next(model.write([order], manner, stops))[1]
+        return
+    device = model.model.device.type
+    rows = decoding.rows or rows_that_fit(model, max(order.width for order in orders), decoding.when.ever)
+    yield from model.write(orders, manner, stops, rows=rows, poll=_POLL.get(device, 2))
+
+
+def _order(model: ThoughtModel, request: Request, sample: int, thinks: bool) -> Order:
+    """The request in tokens; where the model has fewer positions than asked for, the output is shorter."""
+    ids, most = encoded(model.tokenizer, request.prompt), request.max_new_tokens
+    if not ids:
+        raise UserError(f"item {request.id}: an empty prompt; give the model something to go on from")
+    if model.limit is not None:
+        room = model.limit - len(ids) - (model.plan.reach if thinks else 0)
+        if room < 1:
+            raise UserError(
+                f"item {request.id}: a prompt of {len(ids)} tokens, the model has {model.limit} positions; "
+                "use fewer demonstrations or another model"
+            )
+        most = min(most, room)
+    return Order(tuple(ids), most, request.number, sample)
+
+
+@torch.no_grad()
+def rows_that_fit(model: ThoughtModel, width: int, thinks: bool) -> int:
+    """How many texts of `width` tokens may be written at once: on CUDA by free memory, elsewhere a few."""
+    device = model.model.device
+    most = _ROWS.get(device.type, 8)
+    if device.type != "cuda":
+        return most
+    one = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    read = model.engine().read(TextBatch(one, one, one, one))
+    columns, lanes = (width + model.plan.reach, 2) if thinks else (width, 1)
+    row = columns * sum(k.nbytes + v.nbytes for k, v in read.attention.values())
+    row += lanes * sum(fork.state_XIEF.nbytes + fork.tail_XJU.nbytes for fork in read.recurrent.values())
+    row += lanes * _LOGIT_COPIES * 4 * model.engine().head.vocabulary
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1, min(most, int(0.6 * free) // row))
+
+
+@dataclass(frozen=True)
+class Flips:
+    """How often an output depends on what was written beside it."""
+
+    outputs: int
+    flipped: int
+    first_difference: float | None
+    """Mean place of the first differing token among flipped outputs."""
+
+    @property
+    def rate(self) -> float:
+        """Share of outputs that differ."""
+        return self.flipped / max(1, self.outputs)
+
+
+def flip_rate(together: Sequence[tuple[Request, int, Output]], alone: Sequence[tuple[Request, int, Output]]) -> Flips:
+    """Compares outputs written together with the same ones written by themselves (parity mode)."""
+    by_name = {(request.id, sample): output.ids for request, sample, output in together}
+    pairs = [(by_name[request.id, sample], output.ids) for request, sample, output in alone]
+    places = [sum(1 for _ in takewhile(lambda p: p[0] == p[1], zip(a, b))) for a, b in pairs if a != b]
+    return Flips(len(pairs), len(places), sum(places) / len(places) if places else None)
