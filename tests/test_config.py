@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfive import layers, rules
-from tfive.config import ALIASES, Config, meanings, presets, resolve
+from tfive.config import ALIASES, Config, meanings, presets, resolve, variants
 from tfive.errors import UserError
 from tfive.protocol.settings import TRAINING_ROLES, WindowSettings
 
@@ -161,7 +161,11 @@ def test_missing_files_folders_and_unknown_presets_are_refused(tmp_path: Path) -
         (["run.develop_items=100000"], ["run.develop_items = 100000", "16384 items"]),
         (["window.pilot=0"], ["window.pilot = 0", "t5"]),
         (["thought.group=8"], ["thought.group = 8", "method t5", "thought.group = 1"]),
-        (["method=rlp"], ["thought.group = 1", "method rlp", "thought.group = 8"]),
+        (["method=rlp", "thought.group=1"], ["thought.group = 1", "method rlp", "thought.group = 8"]),
+        (["method=quiet-star-ppo", "critic.pair=disjoint"], ["critic.pair = disjoint", "one critic", "same"]),
+        (["method=quiet-star-ppo", "ppo.frozen_windows=100"], ["ppo.frozen_windows = 100", "fewer"]),
+        (["method=rlp", "calibration.score_centering=true"], ["calibration.score_centering = true", "method rlp"]),
+        (["method=quiet-star-ppo", "qualify.mode=fixed"], ["qualify.mode = fixed", "use method = t5"]),
         (["actor.minibatches=500"], ["actor.minibatches = 500", "128 texts"]),
         (["window.actor_steps=9"], ["window.actor_steps = 9", "give 8"]),
         (["optimizer.warmup_steps=800"], ["optimizer.warmup_steps = 800", "800 steps"]),
@@ -234,6 +238,7 @@ def test_every_rule_has_a_name_and_can_break() -> None:
             "model.compute=float32",
             "run.develop_items=1",
         ],
+        ["method=quiet-star-ppo", "critic.pair=bracket", "ppo.frozen_windows=100", "qualify.mode=fixed"],
         ["text.sources=[]"],
     ):
         config = resolve(["qwen3.5-2b"], overrides).config
@@ -258,6 +263,22 @@ def test_every_preset_resolves_and_keeps_every_rule(name: str) -> None:
     resolve([name]).checked()
 
 
+@pytest.mark.parametrize("name", variants())
+def test_every_variant_keeps_every_rule_after_a_whole_run(name: str) -> None:
+    base = "qwen3.5-2b" if name == "rlp-native" else "nano"
+    plain, changed = resolve([base]), resolve([base, name])
+    changed.checked()
+    touched = {key for key, origin in changed.origins.items() if origin == f"preset {name}"}
+    assert touched
+    # An ablation changes one thing; the paper's own pair is written down although it is the default.
+    if name.startswith("ablation-"):
+        assert len(touched) == 1
+        assert (plain.config == changed.config) == (name == "ablation-pair-same")
+    assert "text.sources" not in touched
+    with pytest.raises(UserError, match=r"text\.sources = \[\]"):
+        resolve([name]).checked()
+
+
 def test_the_presets_people_are_promised_exist() -> None:
     promised = {"nano", "smollm2-135m", "qwen3-1.7b", "qwen3.5-2b", "qwen3.5-9b"}
     assert promised <= set(presets())
@@ -275,7 +296,7 @@ def test_paper_presets_hold_the_paper_s_corpus_and_settings(name: str) -> None:
     assert (splits.train, splits.calibration, splits.development) == (12_800, 1_024, 1_024)
     assert config.text.sequence_length == 512
     assert (config.thought.length, tuple(config.thought.checkpoints), config.thought.horizon) == (12, (4, 8, 12), 16)
-    assert (config.method, config.thought.group, config.critic.adapt, config.critic.pair) == ("t5", 1, "full", "same")
+    assert (config.method, config.group, config.critic.adapt, config.critic.pair) == ("t5", 1, "full", "same")
 
 
 def test_defaults_are_those_of_the_specification(bare: str) -> None:

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 import docs_check
 from tfive import cli
-from tfive.config import presets
+from tfive.config import presets, variants
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -100,4 +100,4 @@ def test_the_commands_page_shows_every_command() -> None:
 
 def test_the_configuration_page_names_every_preset() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text("utf-8")
-    assert [name for name in presets() if f"`{name}`" not in text] == []
+    assert [name for name in (*presets(), *variants()) if f"`{name}`" not in text] == []

@@ -131,16 +131,29 @@ def meanings() -> dict[str, str]:
 
 
 def presets() -> dict[str, str]:
-    """Name → TOML text of every preset that comes with the package."""
+    """Name → TOML text of every preset of a whole run: a model, its text, its settings."""
+    return {name: text for name, text in _shipped().items() if _names_a_model(text)}
+
+
+def variants() -> dict[str, str]:
+    """Name → TOML text of every preset that changes a method and goes after one of a whole run."""
+    return {name: text for name, text in _shipped().items() if not _names_a_model(text)}
+
+
+def _shipped() -> dict[str, str]:
     folder = files("tfive").joinpath("presets")
     found = {entry.name.removesuffix(".toml"): entry for entry in folder.iterdir() if entry.name.endswith(".toml")}
     return {name: found[name].read_text("utf-8") for name in sorted(found)}
 
 
+def _names_a_model(text: str) -> bool:
+    return "\n[model]\n" in text
+
+
 def read_source(source: str | Path) -> dict[str, Leaf]:
     """The leaves of a preset (by name) or of a TOML file (by path)."""
     path = Path(source)
-    known = presets()
+    known = _shipped()
     name = ALIASES.get(str(source), str(source))
     if name in known:
         return layers.read_toml(known[name], Config, f"preset {name}", by_line=False)
@@ -148,7 +161,8 @@ def read_source(source: str | Path) -> dict[str, Leaf]:
         return layers.read_file(path, Config)
     close = layers.nearest(name, [*known, *ALIASES])
     raise UserError(
-        f"{source}: no such preset; did you mean {close}? (presets: {', '.join(known)}; files end in .toml)"
+        f"{source}: no such preset; did you mean {close}? (presets: {', '.join(presets())}; "
+        "all with tfive config presets; files end in .toml)"
     )
 
 

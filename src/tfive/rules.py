@@ -161,6 +161,37 @@ def group_suits_the_method(config: Config) -> str | None:
 
 
 @rule
+def a_single_critic_is_no_pair(config: Config) -> str | None:
+    """Disjoint and bracketing pairs say how two critics differ."""
+    if config.method != "quiet-star-ppo" or config.critic.pair == "same":
+        return None
+    return f"critic.pair = {config.critic.pair}: method quiet-star-ppo has one critic; use critic.pair = same"
+
+
+@rule
+def the_actor_is_released_within_the_run(config: Config) -> str | None:
+    """PPO's frozen windows end before the run does."""
+    frozen, windows = config.ppo.frozen_windows, config.window.windows
+    if config.method != "quiet-star-ppo" or frozen < windows:
+        return None
+    return f"ppo.frozen_windows = {frozen}: the run has {windows} windows and the actor would never move; use fewer"
+
+
+@rule
+def ablations_of_t5_are_of_t5(config: Config) -> str | None:
+    """What changes T⁵'s calibration or gate would silently change nothing elsewhere."""
+    if config.method == "t5":
+        return None
+    asked = {
+        "calibration.score_centering = true": config.calibration.score_centering,
+        "calibration.certified = true": config.calibration.certified,
+        "qualify.mode = fixed": config.qualify.mode == "fixed",
+    }
+    key = next((key for key, is_asked in asked.items() if is_asked), None)
+    return key and f"{key}: method {config.method} has no such step; use method = t5 or leave it out"
+
+
+@rule
 def minibatches_are_not_empty(config: Config) -> str | None:
     """Every PPO step gets at least one text."""
     texts = texts_needed(config, "actor")

@@ -25,6 +25,13 @@ class RewardSettings(Section):
 class QualifySettings(Section):
     """When critics are good enough for the actor to move."""
 
+    mode: Literal["gate", "fixed"] = "gate"
+    """`gate`: the actor waits for critics that pass. `fixed`: it waits for `rounds`, and tests are only reported (an
+    ablation)."""
+
+    rounds: int = Field(3, ge=1)
+    """Fitting rounds before the actor's first step in `fixed` mode; later windows have one each."""
+
     eta: float = Field(0.1, ge=0, lt=1)
     """The weaker critic's held-out R² must reach this."""
 

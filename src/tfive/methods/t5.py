@@ -97,7 +97,6 @@ class T5(FittedWindow[T5Parts]):
         values_2BRT = parts.critics.judge(fresh).values_2BRT
         returns_BRT, mask_BRT = fresh.need("returns_BRT"), fresh.mask_BRT
         first, second = (r_squared(returns_BRT, values, mask_BRT) for values in values_2BRT)
-        events = self.qualifier.test(f"window {self.window} test {self.tests}", first, second)
         self.tests += 1
         parts.critics.release()
         self.report["r2"] = [first.r2, second.r2]
@@ -105,6 +104,9 @@ class T5(FittedWindow[T5Parts]):
             [None if s is None else s.r2 for s in r_squared_per_step(returns_BRT, v, mask_BRT)] for v in values_2BRT
         ]
         self.report |= agreement(values_2BRT, mask_BRT)
+        if self.settings.qualify.mode == "fixed":
+            return self._unqualified()
+        events = self.qualifier.test(f"window {self.window} test {self.tests - 1}", first, second)
         for event in events:
             self._tell(f"qualification: {event.kind}", event.detail)
         if self.qualifier.admitted:
@@ -121,6 +123,14 @@ class T5(FittedWindow[T5Parts]):
             self._enter("recovery")
         self.attempt += 1
         return "fit"
+
+    def _unqualified(self) -> str:
+        """An ablation of the gate: so many rounds before the actor's first step, one in every later window."""
+        self.attempt += 1
+        if self.window == 1 and self.attempt < self.settings.qualify.rounds:
+            return "fit"
+        self._enter("alternating")
+        return "pilot"
 
     # The critics are frozen; one normaliser for both, from independent trajectories (app:advantage-snapshots).
     def _pilot(self) -> str:

@@ -34,6 +34,22 @@ def config_show(
 
 
 @config_app.command(
+    "presets",
+    help=describe(
+        "List the presets: whole runs, and variants (ablations of T⁵, RLP as published) to name after one.",
+        "tfive config presets",
+        "tfive config presets --json",
+        "tfive train nano ablation-minimum",
+    ),
+)
+def config_presets(as_json: AsJson = False) -> None:
+    """List."""
+    from tfive.run.show import list_presets
+
+    print(list_presets(as_json))
+
+
+@config_app.command(
     "check",
     help=describe(
         "Check a configuration; every broken rule is one line, and the exit status is 2.",

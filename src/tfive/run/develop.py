@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from tfive.tree.settings import SamplingSettings
 class Development:
     """The same items every time, with the same random numbers, so that two measurements differ by the model alone.
 
-    Every method is measured with one thought an item, however many it trains on.
+    Every method is measured with one thought an item, however many it trains on: engines come with a group of 1.
     """
 
     def __init__(
@@ -35,11 +34,10 @@ class Development:
         rows: int,
     ) -> None:
         self.texts, self.kind_BP, self.law, self.seed, self.rows = texts, kind_BP, law, seed, rows
-        self.base_no_thought_BR = no_thought_losses(_single(base), texts, rows=rows)
+        self.base_no_thought_BR = no_thought_losses(base, texts, rows=rows)
 
     def look(self, engine: TreeModel, gate: Gate | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All gains as plain numbers with 95 % intervals, each kind of position also by itself; and item by item."""
-        engine = _single(engine)
         gains, thoughts = measure(
             engine,
             self.texts,
@@ -67,7 +65,6 @@ class Development:
     def samples(self, engine: TreeModel, decode: Any, count: int = 4) -> list[dict[str, str]]:
         """A few thoughts as text, with what stands before and after them."""
         some = self.texts.rows(0, min(4, len(self.texts.tokens_BS)))
-        engine = _single(engine)
         _, thoughts = measure(
             engine, some, self.law, base_no_thought_BR=self.base_no_thought_BR[: len(some.tokens_BS)],
             seed=self.seed, rows=self.rows,
@@ -84,13 +81,6 @@ class Development:
                 }
             )
         return shown
-
-
-def _single(engine: TreeModel) -> TreeModel:
-    """The same model with one thought an item."""
-    if engine.plan.group == 1:
-        return engine
-    return TreeModel(engine.model, replace(engine.plan, group=1), engine.engine, engine.delimiters)
 
 
 def save_items(items: dict[str, Tensor], folder: Path, window: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from tfive.config import resolve
+from tfive.config import presets, resolve, variants
 from tfive.rules import RULES, problems
 
 
@@ -15,6 +15,27 @@ def show_config(sources: Sequence[str], overrides: Sequence[str], explain: bool,
     if as_json:
         return json.dumps(resolved.to_dict(explain), indent=2, ensure_ascii=False)
     return resolved.to_toml(explain).rstrip("\n")
+
+
+def list_presets(as_json: bool) -> str:
+    """Every preset with the first line of what it says of itself: whole runs, then variants that go after one."""
+    kinds = {"presets": presets(), "variants": variants()}
+    about = {kind: {name: _first_line(text) for name, text in found.items()} for kind, found in kinds.items()}
+    if as_json:
+        return json.dumps(about, indent=2, ensure_ascii=False)
+    width = max(len(name) for found in about.values() for name in found)
+    lines = [
+        [heading, *(f"  {name:<{width}}  {line}" for name, line in about[kind].items())]
+        for kind, heading in (
+            ("presets", "whole runs (tfive train NAME)"),
+            ("variants", "variants, named after a whole run (tfive train nano NAME)"),
+        )
+    ]
+    return "\n".join(line for group in lines for line in group)
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0].removeprefix("# ").split(". ")[0].rstrip(".")
 
 
 def check_config(sources: Sequence[str], overrides: Sequence[str], as_json: bool) -> tuple[str, list[str]]:
