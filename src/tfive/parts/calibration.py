@@ -156,12 +156,11 @@ class Calibrator:
                 f"cross_fit_{name}_visible": split.visible.mean,
                 f"cross_fit_{name}_hidden": split.hidden.mean,
             }
-        return found | self._changes(data, mixture, plan, folds, window)
+        return found | self.changes(data, mixture, window)
 
-    def _changes(
-        self, data: CalibrationData, mixture: Mixture, plan: MeanPlan, folds: int, window: int
-    ) -> dict[str, float]:
+    def changes(self, data: CalibrationData, mixture: Mixture, window: int) -> dict[str, float]:
         """R(w) − R(½) and its visible part as paired, cross-fitted differences; nothing where there is no weight."""
+        plan, folds = CalibrationPlan.of(self.settings).mean_plan(), self.settings.folds
         weight = mixture.weight(data.weight_inputs)
         if weight is None:
             return {}
