@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tfive.credit.calibrate import CalibrationPlan, Candidate, calibrate
 from tfive.credit.drift import offset_split
-from tfive.credit.mean import MeanPlan, cross_fit_change, cross_fit_offset
+from tfive.credit.mean import cross_fit_change, cross_fit_offset
 from tfive.credit.mixture import FixedWeight, MeanInputs, Mixture, WeightInputs
 from tfive.credit.moments import CalibrationData, Occupation
 from tfive.credit.pilot import PilotNormaliser
