@@ -15,6 +15,7 @@ from tfive.errors import RunFailed, UserError
 from tfive.run.commands_bench import bench_app
 from tfive.run.commands_config import config_app
 from tfive.run.commands_data import data_app
+from tfive.run.commands_eval import eval_app
 from tfive.run.options import AsJson, Overrides, Quiet, Sources, describe, fail
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
+app.add_typer(eval_app, name="eval")
 
 
 def _version(asked: bool) -> None:
@@ -119,6 +121,56 @@ def export(
     from tfive.run.export import export_command
 
     print(export_command(folder, out, exact=exact, as_json=as_json))
+
+
+@app.command(
+    help=describe(
+        "Train several methods with several seeds on the same text and positions, and tabulate them. The same command "
+        "goes on where it stopped. A method may carry presets or values: t5+critic.pair=bracket.",
+        "tfive compare nano --methods t5,rlp,anchor-only --seeds 3",
+        "tfive compare nano --methods t5,t5+qualify.eta=0.2 --seeds 0,1 --out runs/bar",
+        "tfive compare nano --methods base,ntp,t5 --seeds 3 --jobs 8 --json",
+    )
+)
+def compare(
+    sources: Sources = None,
+    methods: Annotated[
+        str, typer.Option(metavar="NAMES", help="Methods, separated by commas; the first is the reference.")
+    ] = "t5,rlp,quiet-star-grpo,quiet-star-ppo,anchor-only,ntp,base",
+    seeds: Annotated[str, typer.Option(metavar="N", help="How many seeds (3), or which (0,4,).")] = "3",
+    overrides: Overrides = None,
+    out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="Folder of the study.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, two cores each; disturbs timing if above 1.")] = 1,
+    retry: Annotated[bool, typer.Option("--retry", help="Run failed cells again.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare; exit status 1 when a run failed or is not finished."""
+    from tfive.run.reporting import compare_command
+
+    text, complete = compare_command(
+        sources or [], methods, seeds, overrides or [], out, jobs=jobs, retry=retry, as_json=as_json, quiet=quiet
+    )
+    print(text)
+    if not complete:
+        raise typer.Exit(1)
+
+
+@app.command(
+    help=describe(
+        "Write the page of a finished run or of a study: tables, and figures where matplotlib is installed.",
+        "tfive report runs/nano-t5-seed0",
+        "tfive report runs/compare-nano --json",
+    )
+)
+def report(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a run or of a study.")],
+    as_json: AsJson = False,
+) -> None:
+    """Report."""
+    from tfive.run.reporting import report_command
+
+    print(report_command(folder, as_json=as_json))
 
 
 def _print(text: str | None) -> None:

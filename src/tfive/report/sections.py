@@ -118,21 +118,22 @@ def _paired(found: Table) -> Block:
 
 
 def _cuts(found: Table) -> list[Block]:
-    shown = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain", "no_thought_drift")
+    shown, versus = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain"), found["reference"]
     blocks = [
         paragraph(
-            "The same logs cut at the largest budget that every run reached: each run's last measurement within it, "
-            "nothing interpolated. Corpus tokens count every text drawn for any role."
+            f"The same logs cut where a method and {versus} had spent equally much: the largest budget that all runs of "
+            f"both reached, and each run's last measurement within it, nothing interpolated. In each cell the method, "
+            f"then {versus}. Corpus tokens count every text drawn for any role; equal windows are equal actor texts."
         )
     ]
     for axis in AXES:
-        cut = found["cuts"][axis]
-        blocks.append(
-            table(
-                (f"at most {cut['budget']:,g} {TITLES[axis]}", "used", *(TITLES[name] for name in shown)),
-                ((r["label"], f"{r['used']:,.6g}", *(number(r[name]) for name in shown)) for r in cut["rows"]),
-            )
-        )
+        rows = []
+        for cut in found["cuts"][axis]:
+            mine, other = cut["method"], cut["reference"]
+            used = f"{mine['used']:,.6g} / {other['used']:,.6g}"
+            cells = (f"{number(mine[name])} / {number(other[name])}" for name in shown)
+            rows.append((cut["label"], f"{cut['budget']:,.6g}", used, *cells))
+        blocks.append(table((f"equal {TITLES[axis]}", "budget", "used", *(TITLES[name] for name in shown)), rows))
     return blocks
 
 

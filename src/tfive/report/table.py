@@ -50,8 +50,8 @@ def study_table(runs: Sequence[Run], reference: str | None = None) -> Table:
     """Everything a page, a CSV or a figure shows, as plain data that can be stored and rendered without the runs."""
     finished = done(runs)
     labels = list(dict.fromkeys(run.label for run in runs))
-    versus = reference or (labels[0] if labels else None)
     groups = {label: [run for run in finished if run.label == label] for label in labels}
+    versus = reference or next((label for label in labels if groups[label]), labels[0])
     return {
         "reference": versus,
         "rules": list(RULES),
@@ -60,9 +60,9 @@ def study_table(runs: Sequence[Run], reference: str | None = None) -> Table:
         "differences": [
             _difference(label, groups[label], groups[versus])
             for label in labels
-            if versus is not None and label != versus and groups[label] and groups[versus]
+            if label != versus and groups[label] and groups[versus]
         ],
-        "cuts": {axis: _cut(axis, groups) for axis in AXES},
+        "cuts": {axis: _cut(axis, groups, versus) for axis in AXES},
         "runs": [_run(run) for run in runs],
         "place": finished[0].summary["place"] if finished else {},
         "identity": finished[0].summary["identity"] if finished else {},
@@ -182,17 +182,23 @@ def spent(measurement: dict[str, Any], axis: str) -> float:
     return training_seconds(measurement["cost"]) if axis == "seconds" else float(measurement["cost"][axis])
 
 
-def _cut(axis: str, groups: dict[str, list[Run]]) -> dict[str, Any]:
-    """All methods at the largest budget that every run reached: the last measurement within it, not interpolated."""
-    ends = [spent(run.history[-1], axis) for runs in groups.values() for run in runs]
-    budget = min((end for end in ends if end > 0), default=0.0)
+def _cut(axis: str, groups: dict[str, list[Run]], versus: str) -> list[dict[str, Any]]:
+    """Each method beside the reference at the largest budget that all runs of both reached, nothing interpolated."""
     rows = []
     for label, runs in groups.items():
-        within = [[m for m in run.history if spent(m, axis) <= budget][-1] for run in runs]
-        if within:
-            shown = {name: _mean([m[name] for m in within if m.get(name) is not None]) for name in MEASURED}
-            rows.append({"label": label, "used": _mean([spent(m, axis) for m in within]), **shown})
-    return {"budget": round(budget, 3), "rows": rows}
+        if label == versus or not runs or not groups[versus]:
+            continue
+        budget = min(spent(run.history[-1], axis) for run in (*runs, *groups[versus]))
+        mine, other = _within(runs, axis, budget), _within(groups[versus], axis, budget)
+        rows.append({"label": label, "budget": round(budget, 3), "method": mine, "reference": other})
+    return rows
+
+
+def _within(runs: Sequence[Run], axis: str, budget: float) -> dict[str, float | None]:
+    """Means over seeds of each run's last measurement within a budget, and how much of it had been used by then."""
+    last = [[m for m in run.history if spent(m, axis) <= budget][-1] for run in runs]
+    shown = {name: _mean([m[name] for m in last if m.get(name) is not None]) for name in MEASURED}
+    return {"used": _mean([spent(m, axis) for m in last]), **shown}
 
 
 def _run(run: Run) -> dict[str, Any]:
