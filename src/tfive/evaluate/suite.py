@@ -1,0 +1,267 @@
+"""A suite on a model: every item asked and judged, and the scores with their intervals.
+
+Primary is what the paper reports: pass@1 of generated answers for mathematics, their accuracy for options. Beside it
+stand pass@4, equivalence, coverage, length, and the options compared by log-likelihood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tfive.evaluate.answers import judge
+from tfive.evaluate.equivalence import Verifier
+from tfive.evaluate.generate import Decoding, Flips, Request, flip_rate, generate, item_number
+from tfive.evaluate.likelihood import Likelihood, chosen, log_likelihoods
+from tfive.evaluate.metrics import Interval, mean_with_interval, pass_at_k, suite_mean
+from tfive.evaluate.prompts import options, prompt
+from tfive.evaluate.records import GENERATED, OPTIONS, Answers, answers_file
+from tfive.evaluate.tasks import LETTERS, Item, Items, Task
+from tfive.models.thinker import ThoughtModel
+from tfive.models.thinker_writing import NEVER, When
+from tfive.telemetry import Silent, Telemetry
+
+WAYS = ("generated", "likelihood")
+"""How a model may be asked; options both ways, mathematics by generation alone."""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How a task is asked: what the task itself says, with what the caller wants otherwise."""
+
+    items: Items
+    decoding: Decoding
+    max_new_tokens: int
+    ways: tuple[str, ...] = WAYS
+    limit: int | None = None
+    """Only the first so many items."""
+    chat: bool = False
+
+    @property
+    def task(self) -> Task:
+        """The task."""
+        return self.items.task
+
+    @property
+    def asked(self) -> tuple[Item, ...]:
+        """The items that are asked."""
+        return self.items.items[: self.limit]
+
+    @property
+    def generates(self) -> bool:
+        """Whether answers are generated."""
+        return "generated" in self.ways
+
+    @property
+    def compares(self) -> bool:
+        """Whether options are compared by log-likelihood."""
+        return "likelihood" in self.ways and self.task.kind == "choice"
+
+    def record(self, tokenizer: Any) -> dict[str, Any]:
+        """Everything that decides what is asked, for `run.json`."""
+        first = prompt(self.task, self.asked[0], tokenizer, self.chat)
+        found: dict[str, Any] = {"items": len(self.asked), "of": len(self.items), "sha256": self.items.sha256}
+        found |= {"manifest": self.items.state, "kind": self.task.kind}
+        if self.generates:
+            found["prompt"] = {"version": first.version, "demonstrations": list(first.demonstrations)}
+            found["prompt"]["stop"] = list(first.stop)
+            found["decoding"] = {**asdict(self.decoding), "max_new_tokens": self.max_new_tokens}
+            del found["decoding"]["rows"]
+        if self.compares:
+            found["options"] = {"context": self.task.context, "continuation": self.task.continuation}
+        return found
+
+
+def asking(
+    items: Items,
+    *,
+    samples: int | None = None,
+    temperature: float | None = None,
+    max_new_tokens: int | None = None,
+    limit: int | None = None,
+    ways: tuple[str, ...] = WAYS,
+    chat: bool = False,
+    when: When = NEVER,
+    seed: int = 0,
+    parity: bool = False,
+    rows: int = 0,
+) -> Asking:
+    """A task as it says itself, except for what is given here."""
+    task = items.task
+    decoding = Decoding(
+        samples=task.samples if samples is None else samples,
+        temperature=task.temperature if temperature is None else temperature,
+        top_p=task.top_p,
+        seed=seed,
+        when=when,
+        parity=parity,
+        rows=rows,
+    )
+    return Asking(items, decoding, max_new_tokens or task.max_new_tokens, ways, limit, chat)
+
+
+def run_task(
+    model: ThoughtModel,
+    asked: Asking,
+    folder: Path,
+    *,
+    verifier: Verifier | None = None,
+    telemetry: Telemetry | None = None,
+) -> None:
+    """Ask every item that `folder` holds no answer to yet."""
+    telemetry = telemetry or Silent()
+    if asked.compares:
+        _compare_options(model, asked, answers_file(folder, asked.task.name, OPTIONS), telemetry)
+    if asked.generates:
+        _generate(model, asked, answers_file(folder, asked.task.name, GENERATED), verifier, telemetry)
+
+
+def _generate(model: ThoughtModel, asked: Asking, path: Path, verifier: Verifier | None, telemetry: Telemetry) -> None:
+    task, items = asked.task, {item.id: item for item in asked.asked}
+    requests, stops = _requests(model, asked)
+    with Answers(path) as answers:
+        done = frozenset((str(record["id"]), int(record["sample"])) for record in answers.known)
+        finished = generate(
+            model, requests, stops, asked.decoding, done=done, telemetry=telemetry, label=f"{task.name}: writing"
+        )
+        for request, sample, output in finished:
+            item = items[request.id]
+            verdict = judge(task, item, output.text, verifier=verifier)
+            answers.add(
+                {
+                    "id": item.id,
+                    "sample": sample,
+                    **asdict(verdict),
+                    "tokens": len(output.ids),
+                    "ended": output.ended,
+                    "prompt_tokens": output.prompt_tokens,
+                    "thoughts": output.thoughts,
+                    "thought_tokens": output.thought_tokens,
+                    "question": item.question,
+                    "choices": list(item.choices),
+                    "output": output.text,
+                }
+            )
+
+
+def _requests(model: ThoughtModel, asked: Asking) -> tuple[list[Request], tuple[str, ...]]:
+    """The prompts of all items, and the strings at which their outputs end."""
+    name = asked.task.name
+    prompts = [(item.id, prompt(asked.task, item, model.tokenizer, asked.chat)) for item in asked.asked]
+    requests = [Request(i, one.text, asked.max_new_tokens, item_number(name, i)) for i, one in prompts]
+    return requests, prompts[0][1].stop
+
+
+def _compare_options(model: ThoughtModel, asked: Asking, path: Path, telemetry: Telemetry) -> None:
+    task = asked.task
+    with Answers(path) as answers:
+        done = {str(record["id"]) for record in answers.known}
+        items = [item for item in asked.asked if item.id not in done]
+        found = log_likelihoods(
+            model,
+            [options(task, item) for item in items],
+            when=asked.decoding.when,
+            seed=asked.decoding.seed,
+            numbers=[item_number(task.name, item.id) for item in items],
+            parity=asked.decoding.parity,
+            telemetry=telemetry,
+            label=f"{task.name}: comparing options",
+        )
+        for number, likelihoods in found:
+            answers.add(_compared(items[number], likelihoods))
+
+
+def _compared(item: Item, likelihoods: Sequence[Likelihood]) -> dict[str, Any]:
+    taken = {way: LETTERS[index] for way, index in chosen(likelihoods).items()}
+    return {
+        "id": item.id,
+        "gold": item.answer,
+        **{way: letter == item.answer for way, letter in taken.items()},
+        "taken": taken,
+        "log_likelihood": [one.total for one in likelihoods],
+        "tokens": [one.tokens for one in likelihoods],
+        "characters": [one.characters for one in likelihoods],
+        "thoughts": sum(one.thoughts for one in likelihoods),
+        "thought_tokens": sum(one.thought_tokens for one in likelihoods),
+        "question": item.question,
+        "choices": list(item.choices),
+    }
+
+
+def by_item(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Generated answers of each item, in the order of their samples."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in sorted(records, key=lambda record: int(record["sample"])):
+        found.setdefault(record["id"], []).append(record)
+    return found
+
+
+def generated_values(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Every measure of generated answers, item by item: measure → item → value."""
+    values: dict[str, dict[str, float]] = {}
+    for name, own in by_item(records).items():
+        right, count = sum(bool(record["correct"]) for record in own), len(own)
+        each = {"pass@1": right / count}
+        if count >= 4:
+            each["pass@4"] = pass_at_k(count, right, 4)
+        if any(record["equivalent"] is not None for record in own):
+            # Where equivalence could not be decided, exact match stands.
+            each["equivalent pass@1"] = _mean(
+                [record["correct"] if record["equivalent"] is None else record["equivalent"] for record in own]
+            )
+        each["coverage"] = _mean([record["extracted"] is not None for record in own])
+        each["tokens"] = _mean([record["tokens"] for record in own])
+        each["cut off"] = _mean([record["ended"] == "length" for record in own])
+        each["thought tokens"] = _mean([record["thought_tokens"] for record in own])
+        for measure, value in each.items():
+            values.setdefault(measure, {})[name] = value
+    return values
+
+
+def option_values(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Accuracy of every way of comparing options, item by item."""
+    ways = ("raw", "per_character", "per_byte")
+    return {way: {record["id"]: float(record[way]) for record in records} for way in ways}
+
+
+def _mean(values: Sequence[float | bool]) -> float:
+    return sum(map(float, values)) / len(values)
+
+
+def task_scores(
+    kind: str, generated: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]]
+) -> dict[str, Interval]:
+    """All scores of a task with their 95 % intervals over items."""
+    scores: dict[str, Interval] = {}
+    if generated:
+        for measure, values in generated_values(generated).items():
+            name = "accuracy" if kind == "choice" and measure == "pass@1" else measure
+            scores[name] = mean_with_interval(list(values.values()))
+    if compared:
+        for way, values in option_values(compared).items():
+            scores[f"log-likelihood {way}"] = mean_with_interval(list(values.values()))
+        per_item = [float(record["thought_tokens"]) for record in compared]
+        scores["log-likelihood thought tokens"] = mean_with_interval(per_item)
+    return scores
+
+
+def primary_values(generated: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The primary value of every item: of generated answers, or by log-likelihood where none were generated."""
+    return generated_values(generated)["pass@1"] if generated else option_values(compared)["raw"]
+
+
+def mean_of_tasks(values: dict[str, dict[str, float]]) -> Interval:
+    """The unweighted mean of tasks, from the primary values of their items."""
+    return suite_mean({task: list(own.values()) for task, own in values.items()})
+
+
+def flips(model: ThoughtModel, asked: Asking, limit: int) -> Flips:
+    """How often an output of the first `limit` items changes when it is written by itself instead of among others."""
+    requests, stops = _requests(model, asked)
+    together, alone = (
+        list(generate(model, requests[:limit], stops, replace(asked.decoding, parity=parity)))
+        for parity in (False, True)
+    )
+    return flip_rate(together, alone)

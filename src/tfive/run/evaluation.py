@@ -1,0 +1,277 @@
+"""What `tfive eval` does with a model: load it, ask it a suite, write answers and scores."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tfive.errors import UserError
+from tfive.evaluate.compare import answers_of, compare_runs, comparison_table, explained, find_item
+from tfive.evaluate.equivalence import Verifier, installed
+from tfive.evaluate.records import SCORES, open_folder, read_run, write_text
+from tfive.evaluate.suite import Asking, asking, flips, mean_of_tasks, primary_values, run_task, task_scores
+from tfive.evaluate.tasks import SUITES, TASKS, Items, Task, find_tasks, load_items, local_file
+from tfive.models.load import load_model
+from tfive.models.precision import choose_device, choose_dtype
+from tfive.models.thinker import ThoughtModel
+from tfive.models.thinker_files import DESCRIPTION, FOLDER
+from tfive.models.thinker_writing import NEVER, When
+from tfive.run.data import weights_fingerprint
+from tfive.run.recorder import Recorder
+from tfive.tree.settings import ThoughtSettings
+
+_SILENT = ThoughtSettings(length=1, checkpoints=(1,), horizon=1, delimiters="none")
+"""Thoughts of a model that has none: there is nothing to say about them."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was typed for `tfive eval MODEL`; None leaves a choice to the task."""
+
+    model: str
+    names: tuple[str, ...] = ("primary",)
+    data: Path | None = None
+    out: Path | None = None
+    limit: int | None = None
+    samples: int | None = None
+    temperature: float | None = None
+    max_new_tokens: int | None = None
+    ways: tuple[str, ...] = ("generated", "likelihood")
+    thoughts: str = "none"
+    chat: bool = False
+    seed: int = 0
+    parity: bool = False
+    rows: int = 0
+    flips: int = 0
+    device: str = "auto"
+    compute: str = "auto"
+
+
+def parse_thoughts(text: str, horizon: int) -> When:
+    """`none`, `every` (each token), `every=K`, `horizon` (every H tokens) or `entropy=X` (nats)."""
+    kind, _, number = text.partition("=")
+    try:
+        if text in ("none", "every", "horizon"):
+            return {"none": NEVER, "every": When(1), "horizon": When(horizon)}[text]
+        if kind == "every" and int(number) >= 1:
+            return When(int(number))
+        if kind == "entropy" and float(number) >= 0:
+            return When(entropy_above=float(number))
+    except ValueError:
+        pass  # told below, like any other wrong value
+    raise UserError(f"--thoughts {text!r}: give none, every, every=K, horizon or entropy=NATS")
+
+
+def load_evaluated(
+    source: str, *, thoughts: str, device: str, compute: str
+) -> tuple[ThoughtModel, When, dict[str, Any]]:
+    """The model, when it thinks, and what says which one it is."""
+    where = choose_device(device)
+    dtype = choose_dtype(compute, where)
+    parse_thoughts(thoughts, 1)
+    if thoughts != "none":
+        if not (Path(source).expanduser() / FOLDER / DESCRIPTION).is_file():
+            raise UserError(
+                f"--thoughts {thoughts}: {source} has no {FOLDER}/{DESCRIPTION}; give a folder that tfive export wrote"
+            )
+        model = ThoughtModel.from_pretrained(Path(source).expanduser(), device=where, dtype=dtype)
+        name = Path(source).name
+    else:
+        loaded = load_model(source, device=where, dtype=dtype)
+        model, name = ThoughtModel(loaded.model, loaded.tokenizer, _SILENT), loaded.name
+    when = parse_thoughts(thoughts, model.plan.horizon)
+    facts: dict[str, Any] = {
+        "name": name,
+        "weights": weights_fingerprint(model.model),
+        "precision": str(dtype).removeprefix("torch."),
+        "thoughts": thoughts,
+    }
+    if when.ever:
+        facts |= {"thought": model.thought.model_dump(mode="json"), "law": model.sampling.model_dump(mode="json")}
+        facts |= {"gate": model.gate is not None, "origin": model.origin}
+    return model, when, facts
+
+
+def plan_of(wanted: Wanted) -> list[Items]:
+    """The items of every task that is wanted; nothing is written or loaded when one of them is not as it should be."""
+    if wanted.limit is not None and wanted.limit < 1:
+        raise UserError(f"--limit {wanted.limit}: give 1 or more items")
+    if wanted.data is not None and not wanted.data.is_dir():
+        raise UserError(f"--data {wanted.data}: there is no such folder")
+    return [load_items(task, wanted.data) for task in find_tasks(wanted.names, wanted.data)]
+
+
+def evaluate(wanted: Wanted, *, quiet: bool = False) -> dict[str, Any]:
+    """Ask the suite, or go on with it; writes `scores.json` and `scores.md` beside the answers, returns the scores."""
+    items = plan_of(wanted)
+    # Wrong wishes are told before a model is loaded.
+    for one in items:
+        _asking(wanted, one, NEVER)
+    model, when, facts = load_evaluated(
+        wanted.model, thoughts=wanted.thoughts, device=wanted.device, compute=wanted.compute
+    )
+    plans = [_asking(wanted, one, when) for one in items]
+    folder = wanted.out or Path("evaluations") / re.sub(r"[^\w.\-]+", "-", f"{facts['name']}-{wanted.thoughts}")
+    versions = {name: version(name) for name in ("tfive", "transformers", "torch")}
+    tasks = {plan.task.name: plan.record(model.tokenizer) for plan in plans}
+    open_folder(
+        folder, {"model": facts, "seed": wanted.seed, "chat": wanted.chat, "versions": versions, "tasks": tasks}
+    )
+    seconds: dict[str, float] = {}
+    flipped: dict[str, Any] = {}
+    with Recorder(quiet=quiet) as telemetry, _verifier(plans) as verifier:
+        for plan in plans:
+            began = time.perf_counter()
+            run_task(model, plan, folder, verifier=verifier, telemetry=telemetry)
+            seconds[plan.task.name] = time.perf_counter() - began
+            if wanted.flips and plan.generates:
+                found = flips(model, plan, wanted.flips)
+                flipped[plan.task.name] = {**asdict(found), "rate": found.rate}
+    scores = collect(folder, seconds) | ({"flips": flipped} if flipped else {})
+    write_text(folder / SCORES, json.dumps(scores, indent=1, ensure_ascii=False) + "\n")
+    write_text(folder / "scores.md", table(scores) + "\n")
+    return scores
+
+
+def _asking(wanted: Wanted, items: Items, when: When) -> Asking:
+    return asking(
+        items,
+        samples=wanted.samples,
+        temperature=wanted.temperature,
+        max_new_tokens=wanted.max_new_tokens,
+        limit=wanted.limit,
+        ways=wanted.ways,
+        chat=wanted.chat,
+        when=when,
+        seed=wanted.seed,
+        parity=wanted.parity,
+        rows=wanted.rows,
+    )
+
+
+@contextmanager
+def _verifier(plans: Sequence[Asking]) -> Iterator[Verifier | None]:
+    """math-verify where it is installed and there is mathematics."""
+    if not installed() or not any(plan.task.kind == "math" and plan.generates for plan in plans):
+        yield None
+        return
+    with Verifier() as verifier:
+        yield verifier
+
+
+def collect(folder: Path, seconds: dict[str, float]) -> dict[str, Any]:
+    """The scores of a run from its answers; `seconds` are those this call has spent on each task."""
+    run = read_run(folder)
+    found: dict[str, Any] = {"model": run["model"], "folder": str(folder), "tasks": {}}
+    values: dict[str, dict[str, float]] = {}
+    for name, facts in run["tasks"].items():
+        generated, compared = answers_of(folder, name)
+        if not generated and not compared:
+            continue
+        values[name] = primary_values(generated, compared)
+        scores = {key: asdict(one) for key, one in task_scores(facts["kind"], generated, compared).items()}
+        found["tasks"][name] = {
+            "items": facts["items"],
+            "of": facts["of"],
+            "manifest": facts["manifest"],
+            "primary": next(iter(scores)),
+            "scores": scores,
+            "seconds": round(seconds.get(name, 0.0), 2),
+            "written_tokens": sum(int(one["tokens"]) for one in generated),
+            "thought_tokens": sum(int(one["thought_tokens"]) for one in (*generated, *compared)),
+        }
+    found["mean"] = asdict(mean_of_tasks(values)) if values else None
+    return found
+
+
+def table(scores: dict[str, Any]) -> str:
+    """The scores as Markdown."""
+    model = scores["model"]
+    shown = ("pass@4", "equivalent pass@1", "coverage", "log-likelihood raw", "log-likelihood per_character")
+    heads = ["task", "items", "primary score (95 %)", *shown, "tokens", "thought tokens", "seconds"]
+    rows = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+
+    def cell(one: dict[str, Any] | None, scale: float = 100.0, places: int = 2) -> str:
+        return "" if one is None else f"{scale * one['mean']:.{places}f}"
+
+    for name, task in scores["tasks"].items():
+        own = task["scores"]
+        first = own[task["primary"]]
+        spread = f"{cell(first)} ({100 * first['low']:.2f} … {100 * first['high']:.2f})"
+        items = str(task["items"]) if task["items"] == task["of"] else f"{task['items']} of {task['of']}"
+        cells = [name, items, spread, *(cell(own.get(key)) for key in shown), cell(own.get("tokens"), 1.0, 1)]
+        rows.append("| " + " | ".join([*cells, str(task["thought_tokens"]), f"{task['seconds']:.1f}"]) + " |")
+    if scores["mean"] is not None:
+        mean = scores["mean"]
+        rows.append(
+            f"| mean of {len(scores['tasks'])} | {mean['items']} | {100 * mean['mean']:.2f} "
+            f"({100 * mean['low']:.2f} … {100 * mean['high']:.2f}) |" + " |" * (len(heads) - 3)
+        )
+    return "\n".join([f"{model['name']}, {model['precision']}, thoughts: {model['thoughts']}", "", *rows])
+
+
+def evaluate_command(wanted: Wanted, *, as_json: bool, quiet: bool) -> str:
+    """What `tfive eval MODEL` prints."""
+    scores = evaluate(wanted, quiet=quiet or as_json)
+    if as_json:
+        return json.dumps(scores, ensure_ascii=False)
+    return table(scores) + f"\n\n{scores['folder']}: answers, scores.json and scores.md"
+
+
+def tasks_command(data: Path | None, *, as_json: bool) -> str:
+    """What `tfive eval tasks` prints: every task with its count and the state of its manifest and file."""
+    if data is not None and not data.is_dir():
+        raise UserError(f"--data {data}: there is no such folder")
+    rows = []
+    for name, task in TASKS.items():
+        suites = [suite for suite, members in SUITES.items() if name in members]
+        rows.append(
+            {
+                "task": name,
+                "title": task.title,
+                "kind": task.kind,
+                "items": task.count,
+                "suite": suites[0] if suites else "",
+                "manifest": task.state,
+                "data": _data_state(task, data),
+            }
+        )
+    if as_json:
+        return json.dumps(rows, ensure_ascii=False)
+    heads = ("task", "kind", "items", "suite", "manifest", "data")
+    width = {head: max(len(head), *(len(str(row[head])) for row in rows)) for head in heads}
+    lines = ["  ".join(head.ljust(width[head]) for head in heads)]
+    lines += ["  ".join(str(row[head]).ljust(width[head]) for head in heads) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _data_state(task: Task, data: Path | None) -> str:
+    if data is None:
+        return "hub" if task.hub is not None else "local file only"
+    try:
+        local_file(task, data)
+    except UserError:
+        return "no file"
+    try:
+        return f"{load_items(task, data).state}, {task.count} items"
+    except UserError as error:
+        return f"wrong: {error}"
+
+
+def explain_command(folder: Path, item: str, *, as_json: bool) -> str:
+    """What `tfive eval explain` prints."""
+    found = find_item(folder, item)
+    return json.dumps(found, ensure_ascii=False) if as_json else explained(found)
+
+
+def compare_command(first: Path, second: Path, *, as_json: bool) -> str:
+    """What `tfive eval compare` prints."""
+    found = compare_runs(first, second)
+    return json.dumps(found, ensure_ascii=False) if as_json else comparison_table(found)
