@@ -16,8 +16,10 @@ from torch import Tensor
 
 from tfive.tree.attention import Attending, KeysValues
 from tfive.tree.deltanet import ForkMemory, StepRecurrence
-from tfive.tree.head import VocabularyHead, chunk_rows
+from tfive.tree.fused import Ops
+from tfive.tree.head import OUT_OF_REACH, VocabularyHead, chunk_rows
 from tfive.tree.hf import Backbone
+from tfive.tree.hf_fused import Fusion
 from tfive.tree.law import draw, lawful
 from tfive.tree.layout import Layout, Thoughts
 from tfive.tree.settings import EngineSettings, SamplingSettings
@@ -58,7 +60,9 @@ class StepPass(Attending):
             ]
         )
         self.slot_position_Bm = torch.zeros(rows, len(self.slot_place_m), dtype=torch.int64, device=device)
-        self.position_BR = torch.zeros(layout.position_BR.shape, dtype=torch.int64, device=device)
+        self.position_BR, self.first_BR, self.stop_BR = (
+            torch.zeros(layout.position_BR.shape, dtype=torch.int64, device=device) for _ in range(3)
+        )
         self.seen_BRm = torch.zeros(*layout.position_BR.shape, len(self.slot_place_m), dtype=torch.bool, device=device)
 
     def begin(self, layout: Layout, reading: Reading) -> None:
@@ -70,6 +74,10 @@ class StepPass(Attending):
             self.states.begin(reading.recurrent)
         # The last node of a full branch sees all that its branch ever may; the step bounds the places.
         self.seen_BRm.copy_(layout.mask_of(self.first_slot_R + self.stride - 1))
+        # Documents are contiguous, so what a branch sees of the trunk is one stretch.
+        trunk_BRS, index_S = self.seen_BRm[..., : self.width], torch.arange(self.width, device=self.place.device)
+        self.first_BR.copy_(torch.where(trunk_BRS, index_S, self.width).amin(-1))
+        self.stop_BR.copy_(torch.where(trunk_BRS, index_S + 1, 0).amax(-1))
         self.slot_position_Bm.copy_(layout.position_BN)
         self.position_BR.copy_(layout.position_BN[:, self.first_slot_R])
         self.place.zero_()
@@ -84,11 +92,19 @@ class StepPass(Attending):
         return (seen_BRm | (lost_BR1 & (torch.arange(seen_BRm.shape[-1], device=seen_BRm.device) == 0)))[:, None]
 
     def extend(self, layer: int, key_BXRE: Tensor, value_BXRE: Tensor) -> KeysValues:
-        key, value = self.slots[layer]
-        taken_R = self.first_slot_R + self.place
+        key, value, taken_R = self.destination(layer, key_BXRE, 0)
         key.index_copy_(2, taken_R, key_BXRE.to(key.dtype))
         value.index_copy_(2, taken_R, value_BXRE.to(value.dtype))
         return key, value
+
+    def destination(self, layer: int, like_BnYE: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        return *self.slots[layer], self._once("taken", lambda: self.first_slot_R + self.place)
+
+    def attend_written(
+        self, ops: Ops, layer: int, query_BnYE: Tensor, key: Tensor, value: Tensor, scale: float, gate_xq: Tensor | None
+    ) -> Tensor:
+        seen = (self.first_BR, self.stop_BR, self.place, self.width)
+        return ops.attend(query_BnYE, key, value, *seen, scale, gate_xq)
 
     def advance(self) -> None:
         """On to the next place; outside the captured step."""
@@ -97,7 +113,7 @@ class StepPass(Attending):
             self.states.advance()
 
     def forget_masks(self) -> None:
-        """The next step's masks differ: they depend on the place."""
+        """The next step's masks and slots differ: they depend on the place."""
         self._masks.clear()
 
 
@@ -119,8 +135,12 @@ class Sampler:
         forbidden_V: Tensor | None,
         layout: Layout,
         reading: Reading,
+        fusion: Fusion | None = None,
     ) -> None:
-        self.backbone, self.head, self.embed, self.law, self.forbidden_V = backbone, head, embed, law, forbidden_V
+        self.backbone, self.head, self.embed, self.law, self.fusion = backbone, head, embed, law, fusion
+        self.forbidden_x = None if forbidden_V is None else forbidden_V.nonzero()[:, 0]
+        self.blocks = None if fusion is None else fusion.hold()
+        self.draw = draw if fusion is None else fusion.ops.draw
         self.rows = chunk_rows(head.vocabulary, 1, engine.head_chunk, engine.head_bytes)
         self.tree = StepPass(layout, reading, "sdpa" if engine.attention == "sdpa" else "folded")
         shape, device = layout.position_BR.shape, layout.token_BN.device
@@ -136,8 +156,10 @@ class Sampler:
         rows = hidden_BRD.flatten(0, 1)
         for start in range(0, len(rows), self.rows):
             at = slice(start, start + self.rows)
-            logits = lawful(self.head.logits(rows[at], self.forbidden_V), self.law)
-            token, log_q = draw(logits, self.uniform_BR.view(-1)[at])
+            logits = self.head.logits(rows[at])
+            if self.forbidden_x is not None:
+                logits.index_fill_(1, self.forbidden_x, OUT_OF_REACH)
+            token, log_q = self.draw(lawful(logits, self.law), self.uniform_BR.view(-1)[at])
             self.token_BR.view(-1)[at] = token
             self.log_q_BR.view(-1)[at] = log_q.float()
 
@@ -145,7 +167,8 @@ class Sampler:
         """Read the input tokens at the current place and choose the next ones."""
         self.tree.forget_masks()
         embeds_BRD = self.embed(self.token_BR, self.delimiter_BR)
-        hidden_BRD = self.backbone.run(embeds_BRD, self.tree.position_BR + self.tree.place, self.tree)
+        position_BR = self.tree.position_BR + self.tree.place
+        hidden_BRD = self.backbone.run(embeds_BRD, position_BR, self.tree, fused=self.blocks)
         self._choose(hidden_BRD)
 
     def _capture(self) -> None:
@@ -166,6 +189,8 @@ class Sampler:
 
         `begun` is `(tokens_BRT, length_BR)`: the first tokens of each thought, taken as given instead of drawn.
         """
+        if self.fusion is not None:
+            self.fusion.refresh()
         self.tree.begin(layout, reading)
         if self.captures and self.graph is None:
             self._capture()

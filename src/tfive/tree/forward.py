@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from tfive.errors import UserError
 from tfive.tree.attention import TreePass
 from tfive.tree.decode import Reading, Sampler, ended
+from tfive.tree.delimiters import Delimiters
 from tfive.tree.delta_kernel import choose_rule
 from tfive.tree.deltanet import TreeRecurrence
 from tfive.tree.grow import grow, no_thoughts
@@ -31,6 +32,7 @@ from tfive.tree.head import (
     target_log_prob,
 )
 from tfive.tree.hf import Backbone
+from tfive.tree.hf_fused import FusionChoice, choose_fusion
 from tfive.tree.law import draw, law_log_prob, lawful
 from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower, PolicyOutput, Scores
@@ -42,22 +44,6 @@ _SAMPLERS = 4
 
 ValueHead = Callable[[Tensor, Tensor], Tensor]
 """`(features_BRTD, step_T) → values_BRT`; steps count from 0."""
-
-
-class Delimiters(nn.Module):
-    """The two learned input embeddings, opening and close; they never are vocabulary rows."""
-
-    def __init__(self, weight_2D: Tensor) -> None:
-        super().__init__()
-        self.weight_2D = nn.Parameter(weight_2D.detach().clone().float())
-
-    @staticmethod
-    def from_model(model: PreTrainedModel, plan: ThoughtPlan) -> Delimiters:
-        """Started from the mean input embedding of each delimiter's text."""
-        embedding = model.get_input_embeddings()
-        device = next(embedding.parameters()).device
-        rows = [embedding(torch.tensor(ids, device=device)).mean(0) for ids in (plan.open_ids, plan.close_ids)]
-        return Delimiters(torch.stack(rows))
 
 
 @dataclass(frozen=True)
@@ -89,6 +75,7 @@ class TreeModel:
         self._samplers: dict[Any, Sampler] = {}
         self._forbidden_V: Tensor | None = None
         self._rule: Any = None
+        self._fusion: FusionChoice | None = None
 
     @property
     def device(self) -> torch.device:
@@ -149,6 +136,22 @@ class TreeModel:
             self._rule = choose_rule(self.engine.delta_rule, self.device, self.model.dtype)
         return TreeRecurrence(layout, self._rule.rule, **options)
 
+    @property
+    def fusion(self) -> FusionChoice:
+        """Fused blocks for passes without gradients, or why there are none; chosen once."""
+        if self._fusion is None:
+            tokens_BS = torch.arange(48, device=self.device).view(2, 24) % self.head.vocabulary
+            nothing_BP = tokens_BS[:, :0]
+            layout = self._grow(TextBatch(tokens_BS, torch.zeros_like(tokens_BS), nothing_BP, nothing_BP), None)
+            setting = self.engine.fused_blocks
+            self._fusion = choose_fusion(setting, self.backbone, layout, self.recurrence(layout))
+        return self._fusion
+
+    def _read_only(self, embeds_BnD: Tensor, position_Bn: Tensor, tree: TreePass) -> Tensor:
+        """Final hidden states of a pass that needs no gradients."""
+        fusion = self.fusion.fusion
+        return self.backbone.run(embeds_BnD, position_Bn, tree, fused=None if fusion is None else fusion.forwards)
+
     def _run(self, layout: Layout, lower: Lower | None = None, stop: int | None = None) -> Tensor:
         """Final hidden states of all nodes, `[B, N, D]`."""
         tree = TreePass(layout, self.kernel, recurrence=self.recurrence(layout))
@@ -174,7 +177,7 @@ class TreeModel:
         layout = self._grow(texts, None)
         recurrence = self.recurrence(layout, position_BP=texts.positions_BP.to(self.device), keep=True)
         tree = TreePass(layout, self.kernel, keep=True, recurrence=recurrence)
-        hidden_BSD = self.backbone.run(self.embed(layout.token_BN), layout.position_BN, tree)
+        hidden_BSD = self._read_only(self.embed(layout.token_BN), layout.position_BN, tree)
         return Reading(hidden_BSD, tree.kept, {} if recurrence is None else recurrence.memory)
 
     @torch.no_grad()
@@ -207,9 +210,8 @@ class TreeModel:
         if key not in self._samplers:
             usable = [(k, v) for k, v in self._samplers.items() if k[3] == home]
             self._samplers = dict(usable[-_SAMPLERS + 1 :])
-            self._samplers[key] = Sampler(
-                self.backbone, self.head, self.embed, self.engine, law, self.forbidden_V, layout, reading
-            )
+            asked = (self.backbone, self.head, self.embed, self.engine, law, self.forbidden_V)
+            self._samplers[key] = Sampler(*asked, layout, reading, self.fusion.fusion)
         return self._samplers[key].run(layout, reading, uniforms_BRT, begun)
 
     def _full(self, texts: TextBatch) -> Thoughts:
@@ -291,7 +293,7 @@ class TreeModel:
         recurrence = self.recurrence(layout, position_BP=texts.positions_BP, memory=reading.recurrent)
         tree = TreePass(layout, self.kernel, trunk=reading.attention, recurrence=recurrence)
         embeds = self.embed(layout.token_BN[:, tree.start :], layout.delimiter_BN[:, tree.start :])
-        own = self.backbone.run(embeds, layout.position_BN[:, tree.start :], tree)
+        own = self._read_only(embeds, layout.position_BN[:, tree.start :], tree)
         hidden_BND = torch.cat([reading.hidden_BSD, own], 1)
 
         loss_BRKH = -self._reduce(hidden_BND, Picks.continuations(layout), target_log_prob)["log_prob"]

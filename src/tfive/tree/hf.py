@@ -8,7 +8,7 @@ transformers' cache classes, whose interfaces move between versions, are never u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -79,7 +79,7 @@ def recurrent_parts(module: nn.Module) -> RecurrentParts:
     )
 
 
-def _is_recurrent(module: nn.Module) -> bool:
+def is_recurrent(module: nn.Module) -> bool:
     return all(hasattr(module, name) for name in ("in_proj_qkv", "in_proj_z", "conv1d", "A_log", "dt_bias"))
 
 
@@ -89,11 +89,11 @@ class Backbone:
     def __init__(self, model: PreTrainedModel, fuse: Callable[[torch.device], bool] = lambda _: False) -> None:
         """`fuse` says on which devices root-mean-square norms are computed by one kernel, not the model's seven."""
         self.model, self._fuse = model, fuse
-        self._fused: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] | None = None
+        self._fused: list[tuple[nn.Module, RootMeanSquare]] | None = None
         self.base: Any = model.base_model
         self.config: Any = self.base.config
         self.blocks = self._find_blocks()
-        self.recurrent = {i: m for i, b in enumerate(self.blocks) for m in b.children() if _is_recurrent(m)}
+        self.recurrent = {i: m for i, b in enumerate(self.blocks) for m in b.children() if is_recurrent(m)}
         if any(module.activation not in ("silu", "swish") for module in self.recurrent.values()):
             raise UserError(f"{self.name}: recurrent layers with an activation other than silu are not computed")
 
@@ -150,12 +150,14 @@ class Backbone:
         first_block: int = 0,
         stop_block: int | None = None,
         recompute: bool = False,
+        fused: Sequence[Callable[..., Tensor]] | None = None,
     ) -> Tensor:
         """Final hidden states (after the last norm) of the pass's nodes, `[B, n, D]`.
 
         With `first_block` = k, `embeds_BnD` are activations that enter block k and the blocks before it are skipped;
         with `stop_block` = k the activations entering block k are returned instead. So the frozen lower part of a model
         can be computed once and its top run from there many times. `recompute` keeps no activations inside blocks.
+        `fused` are forwards to run instead of the blocks' own (see `hf_fused.py`); they have no gradients.
         """
         if self.model.training:
             self.model.eval()
@@ -164,14 +166,16 @@ class Backbone:
             patches.enter_context(self._attached())
             for index, block in enumerate(self.blocks):
                 whole = block.forward
-                if index < first_block or (stop_block is not None and index > stop_block):
-                    patches.enter_context(_replaced(block, _pass_through))
+                if fused is not None:
+                    patches.enter_context(replaced(block, fused[index]))
+                elif index < first_block or (stop_block is not None and index > stop_block):
+                    patches.enter_context(replaced(block, _pass_through))
                 elif index == stop_block:
-                    patches.enter_context(_replaced(block, _noting(entering)))
+                    patches.enter_context(replaced(block, _noting(entering)))
                 elif index == first_block > 0:
-                    patches.enter_context(_replaced(block, self._block(_entered_by(whole, embeds_BnD), recompute)))
+                    patches.enter_context(replaced(block, self._block(_entered_by(whole, embeds_BnD), recompute)))
                 elif recompute:
-                    patches.enter_context(_replaced(block, self._block(whole, recompute)))
+                    patches.enter_context(replaced(block, self._block(whole, recompute)))
             output = self.base(
                 inputs_embeds=embeds_BnD,
                 position_ids=position_Bn,
@@ -185,12 +189,12 @@ class Backbone:
     def plain(self, embeds_BnD: Tensor, position_Bn: Tensor) -> Tensor:
         """Logits of the stock model on plain rows, with the attention that is spelled out in its own file: fused ones
         leave things out (a soft cap, say) without a word in some versions."""
-        with self._attending_by("eager"):
+        with self.attending_by("eager"):
             output = self.model(inputs_embeds=embeds_BnD, position_ids=position_Bn, use_cache=False)
         return output.logits
 
     @contextmanager
-    def _attending_by(self, implementation: str) -> Iterator[None]:
+    def attending_by(self, implementation: str) -> Iterator[None]:
         before = self.config._attn_implementation
         self.config._attn_implementation = implementation
         try:
@@ -201,14 +205,14 @@ class Backbone:
     @contextmanager
     def _attached(self) -> Iterator[None]:
         """Our attention in place of the model's own, recurrent layers handed to the pass, norms fused where asked."""
-        with self._attending_by(IMPLEMENTATION), ExitStack() as patches:
+        with self.attending_by(IMPLEMENTATION), ExitStack() as patches:
             if self._fuse(next(self.base.parameters()).device):
                 if self._fused is None:
-                    self._fused = [(m, f) for m in self.base.modules() if (f := _fused_norm(m)) is not None]
+                    self._fused = [(m, f) for m in self.base.modules() if (f := fused_norm(m)) is not None]
                 for module, forward in self._fused:
-                    patches.enter_context(_replaced(module, forward))
+                    patches.enter_context(replaced(module, forward))
             for module in self.recurrent.values():
-                patches.enter_context(_replaced(module, _mixing(module)))
+                patches.enter_context(replaced(module, mixing(module)))
             yield
 
     def _block(self, forward: Callable[..., Any], recompute: bool) -> Callable[..., Any]:
@@ -226,8 +230,25 @@ class Backbone:
         return block
 
 
+class RootMeanSquare:
+    """A root-mean-square norm by one kernel, with the module's weight or (`shift`) one plus it."""
+
+    def __init__(self, module: nn.Module, epsilon: float, shift: bool) -> None:
+        self.module, self.epsilon, self.shift = module, epsilon, shift
+
+    @property
+    def weight(self) -> Tensor:
+        """What the normed features are multiplied with, as of now."""
+        own: Any = self.module.weight
+        return 1.0 + own if self.shift else own
+
+    def __call__(self, hidden_states: Tensor) -> Tensor:
+        weight = self.weight
+        return F.rms_norm(hidden_states, weight.shape, weight, self.epsilon)
+
+
 @torch.no_grad()
-def _fused_norm(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+def fused_norm(module: nn.Module) -> RootMeanSquare | None:
     """A one-kernel forward for a root-mean-square norm, None for any other module.
 
     What counts is what the module computes, not what it is called: with its weight, or with one plus it.
@@ -237,27 +258,19 @@ def _fused_norm(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     weight = m._parameters.get("weight")
     if epsilon is None or weight is None or weight.ndim != 1 or len(m._parameters) != 1 or m._modules:
         return None
-    shape = (weight.shape[0],)
-
-    def plain(hidden_states: Tensor) -> Tensor:
-        return F.rms_norm(hidden_states, shape, m.weight, epsilon)
-
-    def shifted(hidden_states: Tensor) -> Tensor:
-        return F.rms_norm(hidden_states, shape, 1.0 + m.weight, epsilon)
-
-    trial = torch.randn(8, *shape, generator=torch.Generator().manual_seed(0)).to(weight)
+    trial = torch.randn(8, len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
     try:
         wanted = m(trial)
     except TypeError:
         return None  # it asks for more than hidden states: another kind of norm
     tolerance = 2e-2 if weight.dtype in (torch.bfloat16, torch.float16) else 1e-5
-    for forward in (plain, shifted):
+    for forward in (RootMeanSquare(m, epsilon, False), RootMeanSquare(m, epsilon, True)):
         if torch.allclose(forward(trial), wanted, rtol=tolerance, atol=tolerance):
             return forward
     return None
 
 
-def _mixing(module: nn.Module) -> Callable[..., Tensor]:
+def mixing(module: nn.Module) -> Callable[..., Tensor]:
     def forward(hidden_states: Tensor, tree: Attending, **_: Any) -> Tensor:
         if tree.recurrence is None:
             raise RuntimeError("this pass has no recurrence for a recurrent layer")
@@ -287,7 +300,7 @@ def _entered_by(forward: Callable[..., Any], activations: Tensor) -> Callable[..
 
 
 @contextmanager
-def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """`module.forward` replaced on this object for the length of the context."""
     own = module.__dict__.get("forward")
     module.__dict__["forward"] = forward

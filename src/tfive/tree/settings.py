@@ -77,6 +77,9 @@ class EngineSettings(Section):
     """Most branch nodes of one text in one scoring pass (0: twice the text's); more are scored in several passes."""
     fused_norms: Literal["auto", "on", "off"] = "auto"
     """Compute root-mean-square norms by one kernel instead of several: `auto` does so on CUDA, where launches cost."""
+    fused_blocks: Literal["auto", "on", "off"] = "auto"
+    """Run blocks without gradients (reading, sampling, scoring) by a few kernels each: `auto` does so on CUDA, for
+    models whose blocks were found to compute the same. Sampling then holds a joined copy of about half the weights."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of keeping its activations."""
     cuda_graphs: bool = True

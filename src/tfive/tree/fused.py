@@ -1,0 +1,257 @@
+"""What fused blocks compute between their matrix products, in plain PyTorch, and whether Triton's kernels may do it.
+
+`TorchOps` says what each operation means and serves where there are no kernels (tests, CPUs); `TritonOps` is the same
+by `triton_kernels.py`. Before the kernels are used on a device they are compared with the former at the model's own
+head shape and precision, and the reason is kept when they are not used. Nothing here has gradients.
+
+Local shape letters: Y query heads, X key/value heads, E head features, n nodes of a row, x = B·n, m slots, q and k
+widths of the query's and key's projections, t rotated features, I features inside a feed-forward layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tfive.errors import UserError
+from tfive.tree.law import draw
+
+Norms = tuple[Tensor, Tensor, float]
+"""Weights of the query's and of the key's norm over head features, and their epsilon."""
+
+_BOUND = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
+"""Largest relative error (by norm) of a sound kernel, by type."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The shape of an attention layer as the kernels see it."""
+
+    queries: int
+    keys: int
+    features: int
+    turned: int
+    """How many features of a head are rotated."""
+    normed: bool
+    gated: bool
+    """Whether the query's projection carries an output gate beside every head."""
+
+
+class Ops(Protocol):
+    """The operations of a fused block; see `TorchOps`."""
+
+    def rotate(
+        self,
+        query_xq: Tensor,
+        key_xk: Tensor,
+        value_xk: Tensor,
+        norms: Norms | None,
+        cos_xt: Tensor,
+        sin_xt: Tensor,
+        gated: bool,
+        slot_n: Tensor,
+        query_xYE: Tensor,
+        key_BXmE: Tensor,
+        value_BXmE: Tensor,
+    ) -> None: ...
+
+    def attend(
+        self,
+        query_BRYE: Tensor,
+        key_BXmE: Tensor,
+        value_BXmE: Tensor,
+        first_BR: Tensor,
+        stop_BR: Tensor,
+        place: Tensor,
+        trunk: int,
+        scale: float,
+        gate_xq: Tensor | None,
+    ) -> Tensor: ...
+
+    def gate(self, gate_xI: Tensor, up_xI: Tensor) -> Tensor: ...
+
+    def draw(self, logits_xV: Tensor, uniform_x: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+def _turned(head_xHE: Tensor, cos_xt: Tensor, sin_xt: Tensor) -> Tensor:
+    """Rotary embedding of the first t features, pairs half of t apart."""
+    cos, sin, turned = cos_xt[:, None], sin_xt[:, None], cos_xt.shape[-1]
+    part, rest = head_xHE[..., :turned], head_xHE[..., turned:]
+    low, high = part.chunk(2, -1)
+    return torch.cat([part * cos + torch.cat([-high, low], -1) * sin, rest], -1)
+
+
+def output_gate(gate_xq: Tensor, heads: int) -> Tensor:
+    """The factor `[x, Y, E]` of the attention's output that gated layers project beside each query."""
+    return gate_xq.unflatten(-1, (heads, 2, -1))[:, :, 1].sigmoid()
+
+
+class TorchOps:
+    """The meaning of every operation."""
+
+    def rotate(
+        self,
+        query_xq: Tensor,
+        key_xk: Tensor,
+        value_xk: Tensor,
+        norms: Norms | None,
+        cos_xt: Tensor,
+        sin_xt: Tensor,
+        gated: bool,
+        slot_n: Tensor,
+        query_xYE: Tensor,
+        key_BXmE: Tensor,
+        value_BXmE: Tensor,
+    ) -> None:
+        """Norm and rotate queries into `query_xYE`, keys into the slots `slot_n` of every row, and put values there."""
+        heads, features = query_xYE.shape[1:]
+        query = query_xq.unflatten(-1, (heads, -1))[..., :features]
+        key, value = (x.unflatten(-1, (-1, features)) for x in (key_xk, value_xk))
+        if norms is not None:
+            query = F.rms_norm(query, (features,), norms[0], norms[2])
+            key = F.rms_norm(key, (features,), norms[1], norms[2])
+        query_xYE.copy_(_turned(query, cos_xt, sin_xt))
+        for slots, new in ((key_BXmE, _turned(key, cos_xt, sin_xt)), (value_BXmE, value)):
+            slots.index_copy_(2, slot_n, new.unflatten(0, (len(slots), -1)).transpose(1, 2).to(slots.dtype))
+
+    def attend(
+        self,
+        query_BRYE: Tensor,
+        key_BXmE: Tensor,
+        value_BXmE: Tensor,
+        first_BR: Tensor,
+        stop_BR: Tensor,
+        place: Tensor,
+        trunk: int,
+        scale: float,
+        gate_xq: Tensor | None,
+    ) -> Tensor:
+        """Attention of one node per branch, `[B, R, Y, E]`.
+
+        Slots hold the trunk, of which a branch sees `first … stop − 1`, then every branch's own nodes, of which it sees
+        those up to `place` (int64 `[1]`). A branch that sees nothing gets zeros.
+        """
+        rows, branches, heads = query_BRYE.shape[:3]
+        slot_m = torch.arange(key_BXmE.shape[2], device=place.device)
+        own = (len(slot_m) - trunk) // branches
+        mine_m = slot_m - trunk
+        seen_BRm = (slot_m >= first_BR[..., None]) & (slot_m < stop_BR[..., None])
+        branch_R1 = torch.arange(branches, device=place.device)[:, None]
+        seen_BRm = seen_BRm | ((mine_m >= 0) & (mine_m // own == branch_R1) & (mine_m % own <= place))
+        grouped = query_BRYE.unflatten(2, (key_BXmE.shape[1], -1))
+        wide = torch.promote_types(query_BRYE.dtype, torch.float32)
+        score = torch.einsum("brxfe,bxme->brxfm", grouped.to(wide), key_BXmE.to(wide)) * scale
+        weight = score.masked_fill(~seen_BRm[:, :, None, None], float("-inf")).softmax(-1).nan_to_num(0.0)
+        output = torch.einsum("brxfm,bxme->brxfe", weight, value_BXmE.to(wide)).flatten(2, 3)
+        if gate_xq is not None:
+            output = output * output_gate(gate_xq, heads).unflatten(0, (rows, branches))
+        return output.to(query_BRYE.dtype)
+
+    def gate(self, gate_xI: Tensor, up_xI: Tensor) -> Tensor:
+        """SiLU of the gate times the rest."""
+        return F.silu(gate_xI) * up_xI
+
+    def draw(self, logits_xV: Tensor, uniform_x: Tensor) -> tuple[Tensor, Tensor]:
+        """`law.draw`."""
+        return draw(logits_xV, uniform_x)
+
+
+class TritonOps:
+    """The same by Triton; ImportError where it is not installed."""
+
+    def __init__(self) -> None:
+        from tfive.tree import triton_kernels
+
+        self.rotate = triton_kernels.rotate
+        self.attend = triton_kernels.attend
+        self.gate = triton_kernels.gate
+        self.draw = triton_kernels.draw
+
+
+def _case(heads: Heads, device: torch.device, dtype: torch.dtype, rows: int, branches: int) -> Iterator[Tensor]:
+    """Random inputs for every operation at a head shape."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    nodes = rows * branches
+    width = heads.queries * heads.features * (2 if heads.gated else 1)
+    yield from (random(nodes, width), *(random(nodes, heads.keys * heads.features) for _ in range(2)))
+    angle = torch.rand(nodes, heads.turned // 2, generator=generator).repeat(1, 2).to(device) * 6.3
+    yield from (angle.cos().to(dtype), angle.sin().to(dtype))
+    yield from (1 + 0.1 * random(heads.features), 1 + 0.1 * random(heads.features))
+
+
+def differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """How far `ops` is from `TorchOps` in float32, operation by operation: |a − b| / |b|."""
+    rows, branches, trunk, own, place = 2, 70, 150, 4, 2
+    inputs = list(_case(heads, device, dtype, rows, branches))
+    ends = torch.randint(trunk, (2, rows, branches), generator=torch.Generator().manual_seed(4)).to(device)
+    # Now and then a branch sees nothing of the trunk.
+    first, stop = ends[0], torch.where(ends[1] % 7 == 0, ends[0], ends.amax(0) + 1)
+    slot = trunk + torch.arange(branches, device=device) * own + place
+    shape = (rows, heads.keys, trunk + branches * own, heads.features)
+    past = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(device, dtype) for i in (1, 2)]
+    logits = 3 * torch.randn(6, 1300, generator=torch.Generator().manual_seed(3)).to(device)
+    logits[:, ::3] = -1e9
+    uniform = torch.linspace(0.01, 0.99, 6, dtype=torch.float64, device=device)
+    found = []
+    for some, kind in ((TorchOps(), torch.float32), (ops, dtype)):
+        query, key, value, cos, sin, *weights = (x.to(kind) for x in inputs)
+        norms = (weights[0], weights[1], 1e-6) if heads.normed else None
+        keys, values = (x.to(kind, copy=True) for x in past)
+        turned = query.new_empty(len(query), heads.queries, heads.features)
+        some.rotate(query, key, value, norms, cos, sin, heads.gated, slot, turned, keys, values)
+        at = torch.tensor([place], device=device)
+        asked = turned.unflatten(0, (rows, branches))
+        gate = query if heads.gated else None
+        seen = some.attend(asked, keys, values, first, stop, at, trunk, heads.features**-0.5, gate)
+        # The logits stay float32 whatever the weights are: so is what the head gives.
+        token, log_q = some.draw(logits, uniform)
+        found.append((turned, keys, values, seen, some.gate(key, value), token, log_q))
+    names = ("queries", "keys", "values", "attention", "gated product", "drawn tokens", "their log-probabilities")
+    return {
+        name: float((got.double() - want.double()).norm() / want.double().norm())
+        for name, want, got in zip(names, *found)
+    }
+
+
+@cache
+def triton_trouble(heads: Heads, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why Triton's kernels are not used for such heads on this device, or None: they agree."""
+    if device.type != "cuda":
+        return f"there are no kernels for {device.type}"
+    if dtype not in _BOUND:
+        return f"there are no kernels for {dtype}"
+    if heads.features & (heads.features - 1) or not 16 <= heads.features <= 256:
+        return f"heads have {heads.features} features; the kernels take a power of two from 16 to 256"
+    try:
+        apart = differences(TritonOps(), heads, device, dtype)
+    except ImportError as error:
+        return f"Triton cannot be imported: {error}"
+    except Exception as error:  # noqa: BLE001 - a compiler fails in many ways; the reason is returned, not lost
+        return f"they fail on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    for name, off in apart.items():
+        bound = 1e-6 if "drawn" in name else _BOUND[torch.float32] if "log" in name else _BOUND[dtype]
+        if not off <= bound:
+            return f"their {name} are off by {off:.2g} on {device}"
+    return None
+
+
+def choose_ops(setting: str, heads: Heads, device: torch.device, dtype: torch.dtype) -> tuple[Ops | None, str]:
+    """The operations for `engine.fused_blocks`, or None, and why."""
+    if setting == "off":
+        return None, "switched off"
+    trouble = triton_trouble(heads, device, dtype)
+    if trouble is None:
+        return TritonOps(), "Triton's kernels agree with PyTorch on this device"
+    if setting == "on" and device.type == "cuda":
+        raise UserError(f"engine.fused_blocks: 'on' is of no use here: {trouble}; set it to 'auto' or 'off'")
+    return (TorchOps(), "asked for") if setting == "on" else (None, trouble)
