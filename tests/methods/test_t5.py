@@ -120,6 +120,15 @@ def test_phases_come_in_the_declared_order(home: Path, verdicts: Any) -> None:
     assert [detail for what, detail in told(shop) if what == "stage"] == ["full warm-up", "alternating"]
 
 
+@pytest.mark.parametrize("overrides", [("critic.adapt=head",), ("critic.head_passes=0",)], ids=["head", "no warm-up"])
+def test_without_a_warm_up_the_first_window_fits_no_longer_than_the_next(
+    home: Path, verdicts: Any, overrides: tuple[str, ...]
+) -> None:
+    method = workshop(home, "critic.passes=2", *overrides, *PLAIN).method
+    assert advance_to(method, "qualify") == ["open", "fit", "fit"]
+    assert method.stage == "full warm-up"
+
+
 def test_failing_goes_back_to_fitting_until_the_attempts_are_spent(home: Path, verdicts: Any) -> None:
     verdicts(*[False] * 9)
     shop = workshop(home, "qualify.attempts=3", *PLAIN)

@@ -108,6 +108,17 @@ def test_a_disjoint_critic_never_sees_the_others_half() -> None:
     assert not same(found[0][1], start[1])
 
 
+def test_a_disjoint_pair_with_an_empty_half_stops_before_it_moves() -> None:
+    record = fitting()
+    even = (record.texts.items_BP.amax(1) // 2) % 2 == 0
+    critics = twins("top", pair="disjoint")
+    before = weights(critics)
+    with pytest.raises(RunFailed, match=r"critic\.pair = disjoint: none of the \d+ fitting texts .* half of critic 2"):
+        fit(critics, record.rows(even.nonzero().flatten()))
+    assert all(same(*pair) for pair in zip(before, weights(critics)))
+    fit(twins("top", pair="same"), record.rows(even.nonzero().flatten()))
+
+
 def test_the_same_pair_sees_everything() -> None:
     record = fitting()
     harmed = record.having(returns_BRT=record.need("returns_BRT").index_fill(0, torch.tensor([0]), 5.0))

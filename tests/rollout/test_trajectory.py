@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -126,4 +127,22 @@ def test_files_that_are_no_trajectories_are_refused(tmp_path: Path) -> None:
     whole().save(path)
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(UserError, match="damaged trajectory file"):
+        Trajectories.load(path)
+
+
+@pytest.mark.parametrize("name", ["texts.items_BP", "thoughts.tokens_BRT"])
+def test_a_file_without_one_of_its_tensors_names_it(tmp_path: Path, name: str) -> None:
+    path, record = tmp_path / "set.safetensors", whole()
+    state = record.state_dict()
+    held = {key: tensor.contiguous() for key, tensor in state.pop("tensors").items()}
+    lost = held.pop(name)
+    save_file(held, path, metadata={"trajectories": json.dumps(state)})
+    with pytest.raises(UserError, match=rf"set\.safetensors: incomplete .*the tensor {name} is missing"):
+        Trajectories.load(path)
+    save_file({**held, name: lost, "stray": torch.zeros(1)}, path, metadata={"trajectories": json.dumps(state)})
+    with pytest.raises(UserError, match="stray"):
+        Trajectories.load(path)
+    del state["role"]
+    save_file({**held, name: lost}, path, metadata={"trajectories": json.dumps(state)})
+    with pytest.raises(UserError, match="lacks role"):
         Trajectories.load(path)

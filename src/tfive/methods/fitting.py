@@ -30,7 +30,6 @@ class FittedWindow(Window[C]):
         The first passes of a run train the value heads alone; the blocks below are unfrozen behind them.
         """
         parts, critics = self.parts, self.parts.critics
-        settings = critics.settings
         if self.step == 0:
             fresh = parts.rollout.collect("critic_fit", self.window, number)
             self.held["critic_fit"] = fresh.having(values_2BRT=critics.judge(fresh).values_2BRT)
@@ -40,9 +39,9 @@ class FittedWindow(Window[C]):
             fitting, fitting.need("values_2BRT"), self.window, number * 1000 + self.step, warmup=warmup
         )
         self.step += 1
-        if critics.head_only and self.step >= settings.head_passes:
+        if critics.head_only and self.step >= critics.head_passes:
             critics.unfreeze()
-        if self.step < settings.passes + (settings.head_passes if self.window == 1 and number == 0 else 0):
+        if self.step < critics.settings.passes + (critics.head_passes if self.window == 1 and number == 0 else 0):
             return False
         parts.snapshots.renew("critics")
         del self.held["critic_fit"]

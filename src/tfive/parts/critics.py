@@ -48,9 +48,9 @@ class Critics:
     ) -> None:
         self.base, self.critics, self.settings = base, tuple(critics), settings
         self.alpha, self.seed, self.rows = alpha, seed, rows
-        self.head_only = settings.adapt != "head"
-        if settings.head_passes == 0:
-            self.head_only = False
+        self.head_passes = 0 if settings.adapt == "head" else settings.head_passes
+        """Passes of the value-head warm-up; none where there is nothing but heads to train."""
+        self.head_only = self.head_passes > 0
         self.optimizers = [self._optimizer(critic) for critic in critics]
         self._read: tuple[TextBatch, Thoughts, list[Shared]] | None = None
 
@@ -118,6 +118,7 @@ class Critics:
         """
         texts, size = len(trajectories.texts.tokens_BS), self.rows
         totals = [[0.0, 0.0] for _ in self.critics]
+        self._require_halves(trajectories)
         shared = self.shared(trajectories)
         order = chance.permutation(self.seed, f"critic/{number}", window, texts)
         for step in np.array_split(order, min(self.settings.minibatches, texts)):
@@ -145,6 +146,19 @@ class Critics:
             return torch.ones_like(first_item_B, dtype=torch.bool)
         per_text = trajectories.texts.items_BP.shape[1]
         return (first_item_B // per_text) % 2 == critic
+
+    def _require_halves(self, trajectories: Trajectories) -> None:
+        """Stop where a critic of a disjoint pair would be left unfitted without a word."""
+        if self.settings.pair != "disjoint":
+            return
+        everyone = torch.arange(len(trajectories.texts.tokens_BS))
+        for critic in range(len(self.critics)):
+            own = everyone[self._sees(critic, trajectories, everyone).cpu()]
+            if not bool(trajectories.mask_BRT[own].any()):
+                raise RunFailed(
+                    f"critic.pair = disjoint: none of the {len(everyone)} fitting texts of this window "
+                    f"is in the half of critic {critic + 1}; raise window.items or use critic.pair = same"
+                )
 
     def _loss(
         self, critic: int, trajectories: Trajectories, rows: Tensor, read: Shared, frozen_2BRT: Tensor, warmup: bool

@@ -145,4 +145,11 @@ class Trajectories:
             if type(error).__module__.startswith("safetensors"):
                 raise UserError(f"{path}: damaged trajectory file ({error}); sample the trajectories again") from error
             raise
+        needed = [*(f"texts.{name}" for name in _TEXT_FIELDS), *(f"thoughts.{name}" for name in _THOUGHT_FIELDS)]
+        known = {*needed, *(f.name for f in fields(cls))}
+        lost = [f"the tensor {name} is missing" for name in needed if name not in tensors]
+        lost += [f"the tensor {name} is none of a trajectory's" for name in tensors if name not in known]
+        lost += [f"the header lacks {name}" for name in ("role", "window", "snapshots") if name not in header]
+        if lost:
+            raise UserError(f"{path}: incomplete trajectory file ({lost[0]}); sample the trajectories again")
         return cls.from_state({**header, "tensors": tensors})
