@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -71,3 +72,38 @@ def data_inspect(
     chosen: dict[str, Any] = {"split": split, "role": role, "start": start, "count": count}
     colour = sys.stdout.isatty()
     print(inspect(sources or [], overrides or [], **chosen, as_json=as_json, quiet=quiet, colour=colour))
+
+
+@data_app.command(
+    "overlap",
+    help=describe(
+        "Look for benchmark items in a corpus: 13 words in a row, or whole questions of 8 to 12 words.",
+        "tfive data overlap nano --tasks primary --data benchmarks",
+        "tfive data overlap corpora/web.jsonl.gz corpora/math --tasks gsm8k --tasks math500 --data benchmarks --json",
+    ),
+)
+def data_overlap(
+    corpora: Annotated[
+        list[str],
+        typer.Argument(metavar="CORPUS", help="Files and folders of text, presets and TOML files.", show_default=False),
+    ],
+    tasks: Annotated[
+        list[str] | None, typer.Option("--tasks", metavar="TASK|SUITE", help="May be repeated.", show_default="primary")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the tasks' files; without it they come from the hub."),
+    ] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option("--field", help="Field of a file's rows that holds text; may be repeated.", show_default="text"),
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Read every document once and report."""
+    from tfive.run.overlap import overlap
+
+    chosen = (tasks or ["primary"], data, fields or ["text"], overrides or [])
+    print(overlap(corpora, *chosen, as_json=as_json, quiet=quiet))

@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from tfive.config import Config
 from tfive.errors import UserError
+from tfive.evaluate.overlap import Index
+from tfive.evaluate.tasks import find_tasks, load_items
 from tfive.models.load import Loaded, load_model, load_tokenizer
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.protocol.roles import role_shares
@@ -23,6 +25,8 @@ from tfive.telemetry import Silent, Telemetry
 from tfive.text.corpus import prepare as prepare_text
 from tfive.text.items import Entropies, segments
 from tfive.text.prepared import PreparedCorpus
+from tfive.text.settings import TextSettings
+from tfive.text.sources import Exclusion
 from tfive.text.spool import spooled
 
 LOGIT_BYTES = 1 << 28
@@ -73,8 +77,24 @@ def corpus_of(
         cache=cache,
         entropies=base_entropies(loaded.model) if by_entropy and loaded else None,
         base_model=f"{loaded.name} {weights_fingerprint(loaded.model)}" if by_entropy and loaded else None,
+        exclusion=exclusion_of(settings),
         telemetry=telemetry,
     )
+
+
+def benchmark_index(tasks: Sequence[str], folder: Path | None) -> Index:
+    """The runs of words of these tasks and suites; tasks that share a file are looked at once."""
+    chosen = {task.file: task for task in find_tasks(tasks, folder)}
+    return Index(load_items(task, folder) for task in chosen.values())
+
+
+def exclusion_of(settings: TextSettings) -> Exclusion | None:
+    """What `text.decontaminate` leaves out, None when it names no task."""
+    asked = settings.decontaminate
+    if not asked.tasks:
+        return None
+    index = benchmark_index(asked.tasks, Path(asked.data).expanduser() if asked.data else None)
+    return Exclusion(index.fingerprint, index.overlaps)
 
 
 def weights_fingerprint(model: Any) -> str:

@@ -71,7 +71,9 @@ def counts_table(corpus: PreparedCorpus, counts: dict[str, Any]) -> str:
         table.add_row(row["split"], row["role"], *numbers, *shares, f"{row['items']:,}", *kinds)
     read = [
         f"{name}: read {tally['documents']:,} documents, {tally['bytes']:,} bytes"
-        + "".join(f", {tally[kind]:,} {kind}" for kind in ("empty", "filtered", "bad") if tally[kind])
+        + "".join(
+            f", {tally[kind]:,} {kind}" for kind in ("empty", "filtered", "bad", "overlapping") if tally.get(kind)
+        )
         for name, tally in counts["read"].items()
     ]
     return "\n".join(

@@ -24,8 +24,8 @@ from tfive.text.files import Staging, sha256
 from tfive.text.items import Chooser, Entropies
 from tfive.text.prepared import ARRAYS, FORMAT, MANIFEST, TOKENIZER, PreparedCorpus
 from tfive.text.sequences import Share, TokenStore, check_filled, fill, pack
-from tfive.text.settings import SPLITS, TextSettings
-from tfive.text.sources import Reader, SourceFile, local_files, shares_of
+from tfive.text.settings import SPLITS, Source, TextSettings
+from tfive.text.sources import Exclusion, Reader, SourceFile, local_files, shares_of
 from tfive.text.spool import hub_files
 from tfive.text.tokens import Encoder, TextTokenizer, encoder
 
@@ -52,12 +52,14 @@ def prepare(
     cache: Path,
     entropies: Entropies | None = None,
     base_model: str | None = None,
+    exclusion: Exclusion | None = None,
     telemetry: Telemetry | None = None,
 ) -> PreparedCorpus:
     """The prepared corpus of these settings, from the cache or made now.
 
     `roles` gives each split's roles with their shares; `tokenizer` is a transformers tokenizer or a `TextTokenizer`;
-    `entropies` and the name of its `base_model` are needed for positions by entropy.
+    `entropies` and the name of its `base_model` are needed for positions by entropy; documents that the `exclusion`
+    names are left out and counted.
     """
     telemetry = telemetry or Silent()
     _check(settings, horizon, roles)
@@ -67,12 +69,15 @@ def prepare(
     chooser = Chooser(settings.positions, horizon, settings.seed, text_tokenizer, entropies)
     opened = _open(settings, cache, telemetry)
     identity = _identity(settings, horizon, roles, text_tokenizer, opened, base_model)
+    if exclusion is not None:
+        identity["exclusion"] = {"tasks": settings.decontaminate.tasks, "fingerprint": exclusion.fingerprint}
     key = hashlib.sha256(_canonical(identity).encode()).hexdigest()[:24]
     target = cache / key
     if not target.exists():
         with encoder(text_tokenizer, settings.workers) as encode, Staging(target) as staging:
             if not target.exists():
-                manifest = _build(staging.path, settings, roles, chooser, opened, encode, telemetry)
+                reader = Reader(settings.bad_rows == "skip", exclusion)
+                manifest = _build(staging.path, settings, roles, chooser, opened, reader, encode, telemetry)
                 (staging.path / MANIFEST).write_text(_canonical({**identity, "key": key, **manifest}, indent=1))
                 staging.publish()
     return PreparedCorpus(target)
@@ -96,15 +101,22 @@ def _check(settings: TextSettings, horizon: int, roles: Shares) -> None:
             )
 
 
+def source_files(
+    source: Source, cache: Path, telemetry: Telemetry, *, skip_bad: bool
+) -> tuple[list[SourceFile], str | None]:
+    """The files of a source in a fixed order, fetched first when it lies on the hub, and then their commit."""
+    if source.hub is None:
+        return local_files(source), None
+    return hub_files(source, cache, telemetry, skip_bad=skip_bad)
+
+
 def _open(settings: TextSettings, cache: Path, telemetry: Telemetry) -> Opened:
     """Files in an order that does not depend on how the sources were listed."""
     opened = Opened([], [], {})
     for source in sorted(settings.sources, key=lambda one: one.name):
-        if source.hub is None:
-            files = local_files(source)
-        else:
-            skip = settings.bad_rows == "skip"
-            files, opened.commits[source.name] = hub_files(source, cache, telemetry, skip_bad=skip)
+        files, commit = source_files(source, cache, telemetry, skip_bad=settings.bad_rows == "skip")
+        if commit is not None:
+            opened.commits[source.name] = commit
         opened.files.extend(files)
     opened.digests.extend(file.digest() for file in telemetry.progress(opened.files, "hashing sources"))
     return opened
@@ -114,7 +126,7 @@ def _identity(
     settings: TextSettings, horizon: int, roles: Shares, tokenizer: TextTokenizer, opened: Opened, base: str | None
 ) -> dict[str, Any]:
     """Everything the prepared bytes depend on. Paths do not belong to it, contents do."""
-    plain = settings.model_dump(mode="json", exclude={"sources", "cache", "workers"})
+    plain = settings.model_dump(mode="json", exclude={"sources", "cache", "workers", "decontaminate"})
     sources = []
     for source in sorted(settings.sources, key=lambda one: one.name):
         described = source.model_dump(mode="json", exclude={"path", "revision"}, exclude_none=True)
@@ -149,6 +161,7 @@ def _build(
     roles: Shares,
     chooser: Chooser,
     opened: Opened,
+    reader: Reader,
     encode: Encoder,
     telemetry: Telemetry,
 ) -> dict[str, Any]:
@@ -159,7 +172,6 @@ def _build(
     names = sorted(source.name for source in settings.sources)
     shares = shares_of(sorted(settings.sources, key=lambda one: one.name))
     quotas = [apportion(group.sequences * settings.sequence_length, list(shares.values())) for group in groups.all]
-    reader = Reader(skip_bad=settings.bad_rows == "skip")
     filler = Filler(groups, names, quotas, opened.files, reader, encode, scratch, telemetry)
     store, filled, duplicates = filler.run()
     if not settings.allow_fewer:

@@ -134,6 +134,15 @@ class Positions(Section):
         return {kind: getattr(self, kind) for kind in KINDS}
 
 
+class Decontaminate(Section):
+    """Leave out documents that share runs of words with benchmark items (see docs/evaluation.md)."""
+
+    tasks: tuple[str, ...] = ()
+    """Tasks and suites, e.g. `["primary"]`; none means that nothing is left out."""
+    data: str | None = None
+    """Folder of the tasks' files; none means that they come from the hub."""
+
+
 class TextSettings(Section):
     """The corpus: sources, mixture, sequences, splits, positions."""
 
@@ -154,6 +163,8 @@ class TextSettings(Section):
     """Accept fewer sequences, and shares that differ, when the sources hold too little text."""
     bad_rows: Literal["fail", "skip"] = "fail"
     """At a row that is no JSON, not UTF-8, or lacks its text: stop and name it, or leave it out and count it."""
+    decontaminate: Decontaminate = Decontaminate()
+    """Which benchmarks' items no document may hold."""
     cache: str | None = None
     """Folder of prepared corpora; none means the user's cache folder."""
     workers: int = Field(1, ge=1)

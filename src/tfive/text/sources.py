@@ -10,7 +10,7 @@ import datetime
 import hashlib
 import importlib.resources
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -68,9 +68,19 @@ class Tally:
     empty: int = 0
     filtered: int = 0
     bad: int = 0
+    overlapping: int = 0
+    """Documents left out because they hold benchmark items."""
     documents: int = 0
     bytes: int = 0
     """Bytes of the documents' text in UTF-8."""
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A rule by which documents are left out, and a name that changes whenever the rule does."""
+
+    fingerprint: str
+    excludes: Callable[[str], bool]
 
 
 @dataclass
@@ -78,11 +88,14 @@ class Reader:
     """Reads documents of files; `skip_bad` leaves unusable rows out and counts them instead of stopping."""
 
     skip_bad: bool = False
+    exclusion: Exclusion | None = None
     tallies: dict[str, Tally] = field(default_factory=dict)
 
     def documents(self, file: SourceFile, wanted: npt.NDArray[np.int64] | None = None) -> Iterator[tuple[int, str]]:
         """Row numbers and texts of one file; with `wanted` (rising), only those rows, and none is read after them."""
         tally = self.tallies.setdefault(file.source, Tally()) if wanted is None else Tally()
+        # Rows that are asked for by number were chosen among those that are not excluded.
+        exclusion = self.exclusion if wanted is None else None
         columns = [*file.fields, *([file.where.field] if file.where else [])]
         numbers = iter(()) if wanted is None else iter(wanted.tolist())
         next_wanted = next(numbers, None)
@@ -92,7 +105,11 @@ class Reader:
             if wanted is not None and number != next_wanted:
                 continue
             text = self._text(file, number, raw, tally)
-            if text is not None:
+            if text is not None and exclusion is not None and exclusion.excludes(text):
+                tally.overlapping += 1
+            elif text is not None:
+                tally.documents += 1
+                tally.bytes += len(text.encode())
                 yield number, text
             if wanted is not None:
                 next_wanted = next(numbers, None)
@@ -115,9 +132,6 @@ class Reader:
             tally.filtered += 1
         elif not text:
             tally.empty += 1
-        else:
-            tally.documents += 1
-            tally.bytes += len(text.encode())
         return text or None
 
 
