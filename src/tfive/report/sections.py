@@ -121,9 +121,10 @@ def _cuts(found: Table) -> list[Block]:
     shown, versus = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain"), found["reference"]
     blocks = [
         paragraph(
-            f"The same logs cut where a method and {versus} had spent equally much: the largest budget that all runs of "
-            f"both reached, and each run's last measurement within it, nothing interpolated. In each cell the method, "
-            f"then {versus}. Corpus tokens count every text drawn for any role; equal windows are equal actor texts."
+            f"The same logs cut where a method and {versus} had spent equally much: the largest budget that all runs "
+            f"of both reached, and each run's last measurement within it, nothing interpolated. In each cell the "
+            f"method, then {versus}. Corpus tokens count every text drawn for any role; equal windows are equal actor "
+            "texts."
         )
     ]
     for axis in AXES:

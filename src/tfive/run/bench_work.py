@@ -15,7 +15,12 @@ from tfive.models.load import load_model
 from tfive.run.shape import known_shapes
 from tfive.tree.layout import TextBatch, ThoughtPlan
 
-SHAPES = {"qwen3-1.7b": "Qwen3-1.7B", "qwen3.5-2b": "Qwen3.5-2B", "smollm2-135m": "SmolLM2-135M"}
+SHAPES = {
+    "qwen3-1.7b": "Qwen3-1.7B",
+    "qwen3.5-2b": "Qwen3.5-2B",
+    "qwen3.5-9b": "Qwen3.5-9B",
+    "smollm2-135m": "SmolLM2-135M",
+}
 """Names of the random models, and how the shape facts beside the presets begin."""
 NANO = {
     "model_type": "llama",

@@ -113,7 +113,7 @@ def _method(config: Config, shared: dict[str, Any], critics: Critics | None) -> 
 def _teacher(config: Config, student: TreeModel) -> Teacher:
     model = copy.deepcopy(student.model).requires_grad_(False)
     engine = TreeModel(model, student.plan, config.engine, _delimiters(model, student.plan, trainable=False))
-    return Teacher(engine, decay=config.rlp.decay, rows=config.run.texts_per_pass)
+    return Teacher(engine, decay=config.rlp.decay, rows=config.run.rollout_texts)
 
 
 def _t5(config: Config, shared: dict[str, Any], critics: Critics) -> T5:
@@ -124,7 +124,7 @@ def _t5(config: Config, shared: dict[str, Any], critics: Critics) -> T5:
         config.heads,
         config.calibration,
         seed=config.run.seed,
-        rows=config.run.texts_per_pass,
+        rows=config.run.rollout_texts,
     )
     probe = Probe(
         rollout,
@@ -156,7 +156,7 @@ def _rollout(
         config.reward,
         telemetry,
         seed=config.run.seed,
-        rows=config.run.texts_per_pass,
+        rows=config.run.rollout_texts,
     )
 
 
@@ -218,5 +218,5 @@ def _development(config: Config, corpus: PreparedCorpus, base: TreeModel) -> Dev
         base,
         config.sampling,
         seed=config.run.seed,
-        rows=config.run.texts_per_pass,
+        rows=config.run.rollout_texts,
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tfive.run.options import AsJson, Device, describe
+from tfive.run.options import AsJson, Device, Overrides, describe
 
 bench_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Time the engine, or check it on this device."
@@ -52,3 +52,42 @@ def bench_selfcheck(device: Device = "auto", as_json: AsJson = False) -> None:
     print(json.dumps(found, indent=1) if as_json else render(found))
     if not found["ok"]:
         raise typer.Exit(1)
+
+
+@bench_app.command(
+    "step",
+    help=describe(
+        "Time a training step of each method at equal actor items; random weights are forced past qualification.",
+        "tfive bench step",
+        "tfive bench step --methods t5,rlp,quiet-star-grpo --json",
+        "tfive bench step --shape qwen3.5-2b --device cuda --json",
+    ),
+)
+def bench_step(
+    shape: Annotated[str | None, typer.Option(help="A random model of this shape.", show_default=False)] = None,
+    methods: Annotated[str, typer.Option(metavar="NAMES", help="Methods, separated by commas.")] = "t5,rlp",
+    device: Device = "auto",
+    compute: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    windows: Annotated[int, typer.Option(min=2, help="Windows a method; the first is start-up.")] = 2,
+    budget: Annotated[float | None, typer.Option(help="Seconds to stay within.", show_default=False)] = None,
+    overrides: Overrides = None,
+    witness: Annotated[
+        str | None, typer.Option(metavar="DIR", help="A finished run with these settings.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure and tabulate."""
+    from tfive.run.bench_step import step_times
+    from tfive.run.bench_step_report import render
+
+    found = step_times(
+        shape,
+        [name.strip() for name in methods.split(",")],
+        device=device,
+        compute=compute,
+        windows=windows,
+        budget=budget,
+        overrides=overrides or [],
+        witness=witness,
+    )
+    print(json.dumps(found, indent=1) if as_json else render(found))

@@ -7,7 +7,7 @@ the largest counts once. Small heads (calibration, gate) are a few megabytes and
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tfive.config import Config
 from tfive.run.shape import ModelShape
@@ -98,7 +98,7 @@ def estimate(config: Config, shape: ModelShape, on_gpu: bool) -> Estimate:
     if method != "base":
         rows.append(_actor(config, shape, nodes, compute))
     if method not in ("base", "ntp"):
-        rows.append(_rollout(config, shape, nodes, compute))
+        rows.append(_rollout(config, shape, replace(nodes, texts=config.run.rollout_texts), compute))
     critics = {"t5": 2, "quiet-star-ppo": 1}.get(method, 0)
     rows += _critics(config, shape, nodes, compute, critics)
     if method == "rlp":

@@ -13,7 +13,6 @@ from tfive.report.page import markdown, write_pages
 from tfive.report.runs import STUDY, SUMMARY, Run, done, mismatches, read_json, read_study
 from tfive.report.sections import run_blocks, study_blocks
 from tfive.report.table import Table, rows_csv, study_table
-from tfive.run.compare import compare, seeds_of
 
 REPORT = "report"
 
@@ -31,6 +30,8 @@ def compare_command(
     quiet: bool,
 ) -> tuple[str, bool]:
     """What `tfive compare` does: returns what to print and whether every run came to its end."""
+    from tfive.run.compare import compare, seeds_of
+
     labels = [label.strip() for label in methods.split(",") if label.strip()]
     folder, runs = compare(
         sources, labels, seeds_of(seeds), overrides, Path(out) if out else None, jobs=jobs, retry=retry, quiet=quiet

@@ -23,6 +23,10 @@ class RunSettings(Section):
     texts_per_pass: int = Field(8, ge=1)
     """Texts in one forward or backward pass; it decides speed and memory, never what is computed."""
 
+    texts_per_rollout: int | None = Field(None, ge=1)
+    """The same for passes without gradients (sampling, scoring, reading features), which need less memory; none means
+    `texts_per_pass`."""
+
     checkpoint_every: int = Field(1, ge=1)
     """Windows between two checkpoints; the last window is always saved."""
 
@@ -43,3 +47,8 @@ class RunSettings(Section):
 
     project: str = Field("tfive", min_length=1)
     """Project name shown in W&B or trackio."""
+
+    @property
+    def rollout_texts(self) -> int:
+        """Texts in one pass without gradients."""
+        return self.texts_per_rollout or self.texts_per_pass

@@ -1,0 +1,85 @@
+"""Step time of T⁵ and the methods beside it, as JSON: `python benchmarks/step_time.py --shape qwen3.5-2b --out FILE`.
+
+Without a shape the embedded model is timed on a small work. The file is written after every method, so that a run which
+is cut short leaves what it measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tfive.errors import RunFailed, UserError
+from tfive.run.bench_step import SMALL, StepWork, step_times
+from tfive.run.bench_step_report import render
+from tfive.run.bench_work import SHAPES
+
+
+def arguments(given: list[str] | None) -> argparse.Namespace:
+    """What was typed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--shape", choices=["nano", *SHAPES], help="a random model of this shape")
+    parser.add_argument("--methods", default="t5,rlp", help="separated by commas")
+    parser.add_argument("--lengths", default=None, help="thought lengths, e.g. 12,64")
+    parser.add_argument("--steps", default=None, help="optimizer steps a window for each length, e.g. 4,2")
+    parser.add_argument("--items", type=int, help="actor items a step")
+    parser.add_argument("--windows", type=int, default=2, help="windows a method; the first is start-up")
+    parser.add_argument("--budget", type=float, help="seconds to stay within")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--compute", default="auto", help="auto, float32 or bfloat16")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--witness", help="folder of a finished run with these settings on a real model")
+    parser.add_argument("--out", type=Path, help="file for the JSON")
+    return parser.parse_args(given)
+
+
+def works_of(asked: argparse.Namespace) -> list[StepWork] | None:
+    """The works asked for, or None for the usual ones of the shape."""
+    small = asked.shape in (None, "nano")
+    base = SMALL if small else StepWork()
+    if asked.items:
+        base = replace(base, items=asked.items)
+    lengths = [int(one) for one in (asked.lengths or ("12" if small else "12,64")).split(",")]
+    steps = [int(one) for one in (asked.steps or ("4" if small else "4,2")).split(",")]
+    return [replace(base, length=length, steps=steps[min(n, len(steps) - 1)]) for n, length in enumerate(lengths)]
+
+
+def main(given: list[str] | None = None) -> int:
+    """Run, print, write."""
+    asked = arguments(given)
+
+    def keep(report: dict[str, Any]) -> None:
+        if asked.out is not None:
+            asked.out.parent.mkdir(parents=True, exist_ok=True)
+            asked.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+    report = step_times(
+        asked.shape,
+        asked.methods.split(","),
+        works_of(asked),
+        device=asked.device,
+        compute=asked.compute,
+        windows=asked.windows,
+        budget=asked.budget,
+        overrides=asked.overrides,
+        witness=asked.witness,
+        keep=keep,
+    )
+    keep(report)
+    print(render(report))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(f"step_time.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    except RunFailed as error:
+        print(f"step_time.py: {error}", file=sys.stderr)
+        sys.exit(1)
