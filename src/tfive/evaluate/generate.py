@@ -90,7 +90,9 @@ def encoded(tokenizer: Any, text: str) -> list[int]:
     """Token ids, with what the tokenizer itself puts before a text, unless the text already begins with it."""
     begin: str | None = getattr(tokenizer, "bos_token", None)
     has_it = bool(begin) and text.startswith(str(begin))
-    return [int(i) for i in tokenizer.encode(text, **({"add_special_tokens": False} if has_it else {}))]
+    options = {"add_special_tokens": False} if has_it else {}
+    # The tokenizer's own word on long texts would be printed; who asks checks the length.
+    return [int(i) for i in tokenizer.encode(text, verbose=False, **options)]
 
 
 def generate(
@@ -133,6 +135,12 @@ def generate(
                 sum(len(tokens) for _, tokens, _ in written.thoughts),
             ),
         )
+
+
+def check_lengths(model: ThoughtModel, requests: Sequence[Request], decoding: Decoding) -> None:
+    """Refuse prompts that the model cannot take before anything is written."""
+    for request in requests:
+        _order(model, request, 0, decoding.when.ever)
 
 
 def _written(

@@ -13,7 +13,7 @@ from typing import Any
 
 from tfive.evaluate.answers import judge
 from tfive.evaluate.equivalence import Verifier
-from tfive.evaluate.generate import Decoding, Flips, Request, flip_rate, generate, item_number
+from tfive.evaluate.generate import Decoding, Flips, Request, check_lengths, flip_rate, generate, item_number
 from tfive.evaluate.likelihood import Likelihood, chosen, log_likelihoods
 from tfive.evaluate.metrics import Interval, mean_with_interval, pass_at_k, suite_mean
 from tfive.evaluate.prompts import options, prompt
@@ -100,6 +100,12 @@ def asking(
         rows=rows,
     )
     return Asking(items, decoding, max_new_tokens or task.max_new_tokens, ways, limit, chat)
+
+
+def check_task(model: ThoughtModel, asked: Asking) -> None:
+    """Refuse what the model cannot be asked, before anything is written."""
+    if asked.generates:
+        check_lengths(model, _requests(model, asked)[0], asked.decoding)
 
 
 def run_task(

@@ -16,7 +16,7 @@ from tfive.errors import UserError
 from tfive.evaluate.compare import answers_of, compare_runs, comparison_table, explained, find_item
 from tfive.evaluate.equivalence import Verifier, installed
 from tfive.evaluate.records import SCORES, open_folder, read_run, write_text
-from tfive.evaluate.suite import Asking, asking, flips, mean_of_tasks, primary_values, run_task, task_scores
+from tfive.evaluate.suite import Asking, asking, check_task, flips, mean_of_tasks, primary_values, run_task, task_scores
 from tfive.evaluate.tasks import SUITES, TASKS, Items, Task, find_tasks, load_items, local_file
 from tfive.models.load import load_model
 from tfive.models.precision import choose_device, choose_dtype
@@ -118,6 +118,8 @@ def evaluate(wanted: Wanted, *, quiet: bool = False) -> dict[str, Any]:
         wanted.model, thoughts=wanted.thoughts, device=wanted.device, compute=wanted.compute
     )
     plans = [_asking(wanted, one, when) for one in items]
+    for plan in plans:
+        check_task(model, plan)
     folder = wanted.out or Path("evaluations") / re.sub(r"[^\w.\-]+", "-", f"{facts['name']}-{wanted.thoughts}")
     versions = {name: version(name) for name in ("tfive", "transformers", "torch")}
     tasks = {plan.task.name: plan.record(model.tokenizer) for plan in plans}
