@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfive.errors import RunFailed, UserError
-from tfive.run.bench_step import SMALL, StepWork, step_times
+from tfive.run.bench_step import SMALL, TIMED, StepWork, step_times
 from tfive.run.bench_step_report import render
 from tfive.run.bench_work import SHAPES
 
@@ -33,6 +33,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--compute", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     parser.add_argument("--witness", help="folder of a finished run with these settings on a real model")
+    parser.add_argument("--witness-command", action="store_true", help="print the run that would be such a witness")
     parser.add_argument("--out", type=Path, help="file for the JSON")
     return parser.parse_args(given)
 
@@ -48,9 +49,19 @@ def works_of(asked: argparse.Namespace) -> list[StepWork] | None:
     return [replace(base, length=length, steps=steps[min(n, len(steps) - 1)]) for n, length in enumerate(lengths)]
 
 
+def witness_command(work: StepWork, overrides: list[str]) -> str:
+    """A training run of the embedded model with the very settings that are timed (text and model are its own)."""
+    settings = [one for one in (*TIMED, *work.overrides(), *overrides) if not one.startswith(("text.", "run."))]
+    words = " ".join(f"--set '{one}'" for one in (*settings, "window.windows=3", "text.positions.per_text=4"))
+    return f"tfive train nano {words} --out runs/step-witness-T{work.length}"
+
+
 def main(given: list[str] | None = None) -> int:
     """Run, print, write."""
     asked = arguments(given)
+    if asked.witness_command:
+        print("\n".join(witness_command(work, asked.overrides) for work in works_of(asked) or ()))
+        return 0
 
     def keep(report: dict[str, Any]) -> None:
         if asked.out is not None:

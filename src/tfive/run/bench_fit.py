@@ -12,7 +12,8 @@ from tfive.run.shape import ModelShape, known_shapes, shape_from
 
 SHARE = 0.75
 """Of the device's memory that the estimate may fill; the rest is the allocator's and the estimate's error."""
-SIZES = (8, 4, 2, 1)
+TRAINING, ROLLOUT = (8, 4, 2, 1), (32, 16, 8, 4, 2, 1)
+"""Texts a pass that are tried, with and without gradients."""
 
 
 def texts_that_fit(config: Config, shape: str | None, device: torch.device) -> Config:
@@ -34,8 +35,8 @@ def fitted(config: Config, shape: ModelShape, room: float) -> Config:
     Passes without gradients get a size of their own: they need less, and small ones would only wait for launches.
     """
     for checkpointing in (False, True):
-        for texts in SIZES:
-            for rollout in SIZES:
+        for texts in TRAINING:
+            for rollout in ROLLOUT:
                 changed = sized(config, texts, max(texts, rollout), checkpointing)
                 if estimate(changed, shape, on_gpu=True).total <= room:
                     return changed
