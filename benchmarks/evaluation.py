@@ -58,6 +58,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     measure.add_argument("--max-new-tokens", type=int, default=512)
     measure.add_argument("--flips", type=int, default=32, help="outputs also written alone")
     measure.add_argument("--compute", nargs="+", default=["float32"], help="precisions to generate in")
+    measure.add_argument("--forms", nargs="+", choices=("few-shot", "chat"), default=["few-shot", "chat"])
     measure.add_argument("--summary", type=Path, help="the JSON file of everything measured")
     return parser.parse_args(given)
 
@@ -170,24 +171,27 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
             report["lm_eval"][task] = agreement(task, ours, theirs)
             print(task, json.dumps(report["lm_eval"][task]), flush=True)
     report["generated"] = {}
-    for compute in asked.compute if asked.generate != "none" else ():
+    kinds = [(compute, form) for compute in asked.compute for form in asked.forms if asked.generate != "none"]
+    for compute, form in kinds:
         wanted = Wanted(
             asked.model,
             (asked.generate,),
-            out=asked.out / f"{asked.generate}-{compute}",
+            out=asked.out / f"{asked.generate}-{compute}-{form}",
             ways=("generated",),
             samples=1,
             temperature=0.0,
             max_new_tokens=asked.max_new_tokens,
+            chat=form == "chat",
             flips=asked.flips,
             compute=compute,
             **shared,
         )
-        found = report["generated"][compute] = evaluate(wanted)
+        found = report["generated"][f"{compute} {form}"] = evaluate(wanted)
         own = found["tasks"][asked.generate]
         own["tokens_per_second"] = own["written_tokens"] / max(own["seconds"], 1e-9)
         say(found)
-        print(compute, f"{own['tokens_per_second']:.0f} new tokens a second, flips", found.get("flips"), flush=True)
+        speed = f"{own['tokens_per_second']:.0f} new tokens a second"
+        print(compute, form, speed, "flips", found.get("flips"), flush=True)
     report["seconds"] = round(time.perf_counter() - began, 1)
     return report
 

@@ -47,7 +47,7 @@ Compute = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
     "run",
     help=describe(
         "Ask a model the items of a suite or of tasks. A stopped run goes on where it was when it is given again.",
-        "tfive eval out --suite primary --data benchmarks --out evaluations/mine",
+        "tfive eval run out --suite primary --data benchmarks --out evaluations/mine",
         "tfive eval out --tasks gsm8k --tasks piqa --limit 100 --samples 4 --temperature 0.7 --data benchmarks",
         "tfive eval out --tasks arc_challenge --ways likelihood --thoughts every=4 --data benchmarks --json",
     ),
@@ -143,3 +143,38 @@ def eval_compare(
     from tfive.run.evaluation import compare_command
 
     print(compare_command(first, second, as_json=as_json))
+
+
+@eval_app.command(
+    "gains",
+    help=describe(
+        "Measure thoughts on texts of your own: every gain with its controls, by kind of position and by file.",
+        "tfive eval gains out --corpus web.jsonl.gz=85 --corpus math.jsonl.gz=15 --base nano",
+        "tfive eval gains nano --corpus notes.txt --texts 32 --tokens 128 --json",
+    ),
+)
+def eval_gains(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Exported folder, or any model with untrained thoughts.")
+    ],
+    corpus: Annotated[list[str], typer.Option(metavar="FILE[=SHARE]", help="Text; may be repeated.")],
+    base: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The model before training.", show_default=False)
+    ] = None,
+    texts: Annotated[int, typer.Option(help="How many texts.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Tokens of a text.")] = 256,
+    positions: Annotated[int, typer.Option(min=1, help="Most positions of a text.")] = 8,
+    entropy: Annotated[float, typer.Option(help="Share of positions where the model is uncertain.")] = 0.5,
+    rows: Annotated[int, typer.Option(min=1, help="Texts in one pass.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Of texts, positions and thoughts.")] = 0,
+    device: Device = "auto",
+    compute: Compute = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Measure and tabulate."""
+    from tfive.evaluate.diagnostics import Size
+    from tfive.run.evaluation_gains import gains_command
+
+    size = Size(texts, tokens, rows, seed)
+    chosen: dict[str, Any] = {"base": base, "size": size, "per_text": positions, "entropy": entropy}
+    print(gains_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json))

@@ -1,0 +1,211 @@
+"""Gains of a model on a corpus of one's own: every gain and control of SPEC 1, by kind of position and by source.
+
+Texts are the first tokens of documents that are at least as long, drawn at random from each file in proportion to its
+share, one text per document. Claims of learning rest on content gain and on gain against the base model's loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tfive import chance
+from tfive.errors import UserError
+from tfive.learn.anchor import best_constant_gate
+from tfive.learn.clusters import clustered_mean
+from tfive.models.settings import GateSettings
+from tfive.models.thinker import ThoughtModel
+from tfive.parts.gate import Gate, experts, mixed_gains
+from tfive.rollout.gains import Gains, measure, no_thought_losses
+from tfive.text.candidates import apportion
+from tfive.text.items import Chooser
+from tfive.text.settings import KINDS, Positions
+from tfive.text.sources import Reader, SourceFile
+from tfive.text.tokens import TextTokenizer
+from tfive.tree.layout import TextBatch, Thoughts
+
+_READ_AHEAD = 64
+"""Documents tokenized at a time while looking for long enough ones."""
+
+_AGAINST_BASE = ("gain_vs_base", "no_thought_drift")
+"""Gains that say something only beside a base model."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The texts of a measurement with their positions, the kind of each position and the source of each text."""
+
+    texts: TextBatch
+    kind_BP: Tensor
+    source_B: tuple[str, ...]
+    passed_over: dict[str, int]
+    """Documents of each source that were too short."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much text is measured."""
+
+    texts: int = 64
+    tokens: int = 256
+    """Of a text."""
+    rows: int = 4
+    """Texts in one pass."""
+    seed: int = 0
+
+
+def sample_texts(
+    sources: Sequence[tuple[SourceFile, float]], model: ThoughtModel, positions: Positions, size: Size
+) -> Sample:
+    """Texts of all sources in a random order; positions by entropy are chosen where this model is uncertain."""
+    tokenizer = TextTokenizer.of(model.tokenizer)
+    parts, names, passed_over = [], [], {}
+    for number, count in enumerate(apportion(size.texts, [share for _, share in sources])):
+        file = sources[number][0]
+        if count:
+            rows, passed_over[file.name] = _beginnings(file, number, count, size, tokenizer)
+            parts.append(rows)
+            names += [file.name] * count
+    order = chance.permutation(size.seed, "gains/texts", 0, size.texts)
+    tokens_BS = np.concatenate(parts)[order].astype(np.int64)
+    entropy_BS = _entropies(model, tokens_BS, size.rows) if positions.entropy > 0 else None
+    chooser = Chooser(positions, model.plan.horizon, size.seed, tokenizer, _never_asked)
+    place_BP = np.full((size.texts, positions.per_text), -1, dtype=np.int64)
+    kind_BP = place_BP.copy()
+    for row, tokens_S in enumerate(tokens_BS):
+        uncertain = None
+        if entropy_BS is not None:
+            uncertain = entropy_BS[row] >= np.quantile(entropy_BS, positions.entropy_quantile)
+        chosen = chooser.row(row, tokens_S, np.zeros_like(tokens_S), uncertain)
+        place_BP[row, : len(chosen)] = [place for place, _ in chosen]
+        kind_BP[row, : len(chosen)] = [kind for _, kind in chosen]
+    items_BP = np.where(place_BP >= 0, np.arange(place_BP.size).reshape(place_BP.shape), -1)
+    tokens, place, items, kind = (torch.from_numpy(array) for array in (tokens_BS, place_BP, items_BP, kind_BP))
+    texts = TextBatch(tokens, torch.zeros_like(tokens), place, items)
+    return Sample(texts, kind, tuple(names[i] for i in order.tolist()), passed_over)
+
+
+def _never_asked(*_: Any) -> Any:
+    raise RuntimeError("entropies are measured before positions are chosen")
+
+
+def _beginnings(
+    file: SourceFile, number: int, count: int, size: Size, tokenizer: TextTokenizer
+) -> tuple[np.ndarray, int]:
+    """The beginnings of `count` documents in a random order `[count, S]`, and how many were too short."""
+    documents = [text for _, text in Reader().documents(file)]
+    order = chance.permutation(size.seed, "gains/documents", number, len(documents)).tolist()
+    rows: list[Any] = []
+    short = 0
+    for start in range(0, len(order), _READ_AHEAD):
+        for ids in tokenizer.encode([documents[i] for i in order[start : start + _READ_AHEAD]]):
+            if len(ids) < size.tokens:
+                short += 1
+                continue
+            rows.append(ids[: size.tokens])
+            if len(rows) == count:
+                return np.stack(rows), short
+    raise UserError(f"{file.name}: {len(rows)} documents of {size.tokens} tokens, {count} are needed; ask for less")
+
+
+def _entropies(model: ThoughtModel, tokens_BS: np.ndarray, rows: int) -> np.ndarray:
+    """Entropy of the plain prediction after every token, `[B, S]` (0 after the last, which predicts nothing)."""
+    parts = []
+    for start in range(0, len(tokens_BS), rows):
+        some = tokens_BS[start : start + rows].tolist()
+        parts += [score.entropy.float().numpy() for score in model.score(some, [[] for _ in some])]
+    return np.pad(np.stack(parts), ((0, 0), (0, 1)))
+
+
+@torch.no_grad()
+def diagnose(model: ThoughtModel, sample: Sample, size: Size, base: ThoughtModel | None = None) -> dict[str, Any]:
+    """Every gain with its text-clustered 95 % interval: all items together, by kind of position, by source."""
+    engine = model.engine()
+    texts = sample.texts.to(engine.device)
+    most, items = int((texts.positions_BP >= 0).sum(1).max()), int((texts.positions_BP >= 0).sum())
+    if items < 2 * max(1, most):
+        raise UserError(f"{items} positions in {size.texts} texts: too few for another text's thoughts; ask for more")
+    if base is None:
+        base_loss_BR = torch.full(texts.positions_BP.shape, torch.nan)
+    else:
+        base_loss_BR = no_thought_losses(base.engine(), texts, rows=size.rows)
+    gains, thoughts = measure(
+        engine,
+        texts,
+        model.sampling,
+        base_no_thought_BR=base_loss_BR,
+        kind_BP=sample.kind_BP,
+        seed=size.seed,
+        rows=size.rows,
+    )
+    columns = {name: value for name, value in gains.per_item().items() if base or name not in _AGAINST_BASE}
+    columns["continuation_loss"] = gains.own_I
+    behaviour: dict[str, float] = {}
+    if model.gate is not None:
+        mixed, behaviour = _mixed(model, texts, thoughts, gains, size.rows)
+        columns |= mixed
+    sources = sorted(set(sample.source_B))
+    source_I = torch.tensor([sources.index(name) for name in sample.source_B])[gains.text_I]
+    everything = torch.ones_like(gains.text_I, dtype=torch.bool)
+    kinds = {name: gains.kind_I == number for number, name in enumerate(KINDS)}
+    return {
+        "all": _summary(columns, gains, everything) | behaviour,
+        "by_kind": {name: _summary(columns, gains, at) for name, at in kinds.items() if bool(at.any())},
+        "by_source": {name: _summary(columns, gains, source_I == n) for n, name in enumerate(sources)},
+        "passed_over": sample.passed_over,
+    }
+
+
+def _mixed(
+    model: ThoughtModel, texts: TextBatch, thoughts: Thoughts, gains: Gains, rows: int
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Mixed gains item by item. The constant gate is the best of the first half of the texts, judged on the rest."""
+    engine, own = model.engine(), model.gate
+    if own is None:
+        raise ValueError("a model without a gate has no mixed gain")
+    gate = Gate(own.features, GateSettings(width=own.last.in_features), seed=0, device=engine.device)
+    gate.gate.load_state_dict(own.state_dict())
+    half = max(1, len(texts.tokens_BS) // 2)
+    first = experts(engine, texts.rows(0, half), thoughts.rows(0, half), rows=rows)
+    gate.constant = best_constant_gate(first.log_with_IH, first.log_without_IH, first.mask_IH)
+    found = mixed_gains(gate, engine, texts, thoughts, rows=rows)
+    columns = {name: gain_I.float().cpu() for name, gain_I in found.gains_I.items()}
+    columns["mixed_gain_constant"] = torch.where(gains.text_I >= half, columns["mixed_gain_constant"], torch.nan)
+    return columns, found.behaviour
+
+
+def _summary(columns: dict[str, Tensor], gains: Gains, at_I: Tensor) -> dict[str, Any]:
+    found: dict[str, Any] = {"items": int(at_I.sum()), "texts": int(gains.text_I[at_I].unique().numel())}
+    for name, value_I in columns.items():
+        kept_I = at_I & ~value_I.isnan()
+        if bool(kept_I.any()):
+            estimate = clustered_mean(value_I[kept_I], gains.text_I[kept_I])
+            found[name] = {"mean": estimate.mean, "error": estimate.error, "interval": list(estimate.interval())}
+    gain_I = columns["thought_gain"][at_I].double()
+    worst = max(1, len(gain_I) // 100)
+    found["useful_fraction"] = float((gain_I > 0).double().mean())
+    found["worst_1_percent"] = float(gain_I.sort().values[:worst].mean())
+    return found
+
+
+def gains_table(found: dict[str, Any]) -> str:
+    """The gains as Markdown: measures below each other, groups of items side by side."""
+    groups = {"all": found["all"]}
+    groups |= {f"{kind} positions": one for kind, one in found["by_kind"].items()} if len(found["by_kind"]) > 1 else {}
+    groups |= dict(found["by_source"]) if len(found["by_source"]) > 1 else {}
+    measures = [name for name, value in found["all"].items() if isinstance(value, dict)]
+    rows = ["| nats per token (95 %) | " + " | ".join(groups) + " |", "|" + "---|" * (len(groups) + 1)]
+    for name in measures:
+        cells = []
+        for one in groups.values():
+            value = one.get(name)
+            cells.append("" if value is None else f"{value['mean']:+.4f} ± {1.96 * value['error']:.4f}")
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    for name, shape in (("useful_fraction", ".1%"), ("worst_1_percent", "+.3f"), ("items", "d"), ("texts", "d")):
+        rows.append(f"| {name} | " + " | ".join(format(one[name], shape) for one in groups.values()) + " |")
+    return "\n".join(rows)

@@ -1,0 +1,79 @@
+"""What `tfive eval gains` does: a model's gains, with every control, on texts of one's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tfive.errors import UserError
+from tfive.evaluate.diagnostics import Size, diagnose, gains_table, sample_texts
+from tfive.models.load import load_model
+from tfive.models.precision import choose_device, choose_dtype
+from tfive.models.thinker import ThoughtModel
+from tfive.models.thinker_files import DESCRIPTION, FOLDER
+from tfive.text.settings import Positions, Source
+from tfive.text.sources import SourceFile, local_files
+from tfive.tree.settings import ThoughtSettings
+
+
+def parse_corpus(texts: Sequence[str]) -> list[tuple[SourceFile, float]]:
+    """FILE or FILE=SHARE, each."""
+    found = []
+    for number, text in enumerate(texts):
+        path, sign, share = text.rpartition("=")
+        if not sign:
+            path, share = text, "1"
+        try:
+            weight = float(share)
+        except ValueError as error:
+            raise UserError(f"--corpus {text!r}: the share {share!r} is not a number") from error
+        if not 0 < weight < float("inf"):
+            raise UserError(f"--corpus {text!r}: the share must be above 0")
+        found += [(file, weight) for file in local_files(Source(name=f"source-{number}", path=path))]
+    if not found:
+        raise UserError("--corpus: name at least one file of text")
+    return found
+
+
+def thinker_of(source: str, device: str, compute: str) -> ThoughtModel:
+    """An exported model with its thoughts, or any other model with thoughts of the default shape."""
+    where = choose_device(device)
+    dtype = choose_dtype(compute, where)
+    folder = Path(source).expanduser()
+    if (folder / FOLDER / DESCRIPTION).is_file():
+        return ThoughtModel.from_pretrained(folder, device=where, dtype=dtype)
+    loaded = load_model(source, device=where, dtype=dtype)
+    return ThoughtModel(loaded.model, loaded.tokenizer, ThoughtSettings())
+
+
+def gains_command(
+    source: str,
+    corpus: Sequence[str],
+    *,
+    base: str | None,
+    size: Size,
+    per_text: int,
+    entropy: float,
+    device: str,
+    compute: str,
+    as_json: bool,
+) -> str:
+    """Measure and tabulate."""
+    if size.texts < 2 or size.tokens < 2 or size.rows < 1:
+        raise UserError(f"{size.texts} texts of {size.tokens} tokens: give at least 2 texts, 2 tokens, 1 row")
+    if not 0 <= entropy <= 1:
+        raise UserError(f"--entropy {entropy}: a share of positions between 0 and 1")
+    files = parse_corpus(corpus)
+    model = thinker_of(source, device, compute)
+    if model.limit is not None and size.tokens + model.plan.reach > model.limit:
+        needed = f"{size.tokens} tokens and {model.plan.reach} of a thought"
+        raise UserError(f"--tokens {size.tokens}: {needed} need more than the model's {model.limit} positions")
+    other = None if base is None else thinker_of(base, device, compute)
+    positions = Positions(per_text=per_text, uniform=1 - entropy, entropy=entropy)
+    found: dict[str, Any] = diagnose(model, sample_texts(files, model, positions, size), size, other)
+    facts = {"model": source, "base": base, "corpus": list(corpus), "size": asdict(size)}
+    facts |= {"positions": positions.model_dump(mode="json"), "thought": model.thought.model_dump(mode="json")}
+    return json.dumps(facts | found, ensure_ascii=False) if as_json else gains_table(found)
