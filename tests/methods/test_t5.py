@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from stage import Tally, workshop
+from tfive import chance
+from tfive.credit.accounting import repeated_rollouts
 from tfive.credit.mixture import LearnedWeight
 from tfive.credit.qualify import Qualifier
 from tfive.errors import RunFailed
@@ -232,7 +235,7 @@ def test_fixed_mixtures_need_no_heads(home: Path, verdicts: Any, mode: str, weig
     assert other.mixture == method.mixture
 
 
-@pytest.mark.parametrize("mode", ["learned", "state"])
+@pytest.mark.parametrize("mode", ["learned", "state", "repeated"])
 def test_learned_mixtures_are_validated_or_fall_back(home: Path, verdicts: Any, mode: str) -> None:
     shop = workshop(home, f"calibration.mode={mode}", "calibration.kappa=0.9", "calibration.weight_lr=0.03", *QUICK)
     method = shop.method
@@ -341,6 +344,117 @@ def test_validation_outcomes_do_not_reach_the_candidate(home: Path, verdicts: An
     assert same(plain.parts.calibrator.state_dict(), changed.parts.calibrator.state_dict())
     assert plain.report["head_moment"] == changed.report["head_moment"]
     assert plain.report["signal"] != changed.report["signal"]
+
+
+REPEATED = ("calibration.mode=repeated", "calibration.kappa=0.9", "calibration.weight_lr=0.03", *QUICK)
+
+
+def changing_continuations(shop: Workshop, role: str) -> None:
+    """From now on the outcomes of one role's continuations are others than they were."""
+    rollout = shop.method.parts.rollout
+    rewarded = rollout.rewarded
+
+    def changed(scored: Trajectories) -> Trajectories:
+        found = rewarded(scored)
+        return other_outcomes(found) if scored.role == role and scored.probe_step_BR is not None else found
+
+    rollout.rewarded = changed  # type: ignore[method-assign]
+
+
+def test_repeated_continuations_keep_the_roles_apart(home: Path, verdicts: Any) -> None:
+    """Outcomes of the anchors that validate, of the probes and of the actor never reach the weight; those that teach
+    it do, and the weight of an action stays a function of what is visible."""
+    shops = [workshop(home, *REPEATED) for _ in range(4)]
+    changing_continuations(shops[1], "head_train")
+    changing_continuations(shops[2], "head_validate")
+    changing_continuations(shops[3], "probe")
+    changing(shops[3], "actor", other_outcomes)
+    for shop in shops:
+        advance_to(shop.method, "update")
+    plain, taught, validated, acted = (shop.method for shop in shops)
+    heads = [method.parts.calibrator.state_dict() for method in (plain, taught, validated, acted)]
+    assert not same(heads[1], heads[0])
+    assert same(heads[2], heads[0])
+    assert same(heads[3], heads[0])
+    assert isinstance(plain.mixture, LearnedWeight)
+    assert validated.report["head_moment"] == plain.report["head_moment"]
+    assert validated.report["moment"] != plain.report["moment"]
+    assert acted.report["moment"] == plain.report["moment"]
+    weights = [method.held["actor"].need("weight_BRT") for method in (plain, acted)]
+    assert weights[0].equal(weights[1])
+    assert not plain.held["actor"].need("advantage_BRT").equal(acted.held["actor"].need("advantage_BRT"))
+
+
+def test_repeated_prefixes_are_paid_for_under_their_roles(home: Path, verdicts: Any) -> None:
+    """eq:repeated-rollout-budget: anchors times continuations for calibration and for admission, and the rest."""
+    shop = workshop(home, "calibration.continuations=3", "window.probe=0", *REPEATED)
+    counts: dict[str, list[int]] = {}
+    rewarded = shop.method.parts.rollout.rewarded
+
+    def noting(scored: Trajectories) -> Trajectories:
+        given = 0 if scored.probe_step_BR is None else int(scored.probe_step_BR[scored.thoughts.valid_BR].sum())
+        counts.setdefault(scored.role, []).append(scored.count)
+        counts.setdefault(f"{scored.role} tokens", []).append(int(scored.mask_BRT.sum()) - given)
+        return rewarded(scored)
+
+    shop.method.parts.rollout.rewarded = noting  # type: ignore[method-assign]
+    advance_to(shop.method, "update")
+    tally = shop.method.parts.telemetry
+    assert isinstance(tally, Tally)
+    anchors = {}
+    for role in ("head_train", "head_validate"):
+        bank, continuations = counts[role]
+        anchors[role], rest = divmod(continuations, 3)
+        assert rest == 0
+        assert 0 < anchors[role] <= bank
+        assert tally.amounts[role]["trajectories"] == bank + 3 * anchors[role]
+        assert tally.amounts[role]["generated_tokens"] == sum(counts[f"{role} tokens"])
+    acting = tally.amounts["actor"]["trajectories"]
+    base = sum(tally.amounts[role]["trajectories"] for role in ("critic_fit", "qualify", "pilot", "scale"))
+    base += counts["head_train"][0] + counts["head_validate"][0]
+    total = sum(amounts["trajectories"] for amounts in tally.amounts.values())
+    assert total == repeated_rollouts(anchors["head_train"], 3, 0, 0, base) + anchors["head_validate"] * 3 + acting
+
+
+def test_anchors_that_no_thought_reaches_are_named(home: Path, verdicts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = workshop(home, *REPEATED)
+    advance_to(shop.method, "calibrate")
+    uniforms = chance.uniforms
+    monkeypatch.setattr(
+        chance,
+        "uniforms",
+        lambda seed, role, *counter: (
+            uniforms(seed, role, *counter) * 0 + 0.99 if "/step" in role else uniforms(seed, role, *counter)
+        ),
+    )
+    changing(
+        shop,
+        "head_train",
+        lambda record: replace(record, thoughts=replace(record.thoughts, length_BR=record.thoughts.valid_BR.long())),
+    )
+    with pytest.raises(RunFailed, match=r"no thought of the head_train set of window 1 lasts until its anchor: raise"):
+        shop.method.advance()
+
+
+def test_centred_scores_remember_the_opening_and_resume(home: Path, verdicts: Any) -> None:
+    overrides = ("calibration.score_centering=true", "sampling.temperature=0.6", *PLAIN)
+    shop = workshop(home, *overrides)
+    window(shop.method)
+    opening = actor_weights(shop)
+    advance_to(shop.method, "update")
+    shop.method.advance()
+    assert shop.actor.centring is not None
+    assert same(dict(shop.actor.centring.old.model.state_dict()), opening)
+    assert not same(actor_weights(shop), opening)
+    other = workshop(home, *overrides)
+    other.method.load_state_dict(copy.deepcopy(shop.method.state_dict()))
+    plain = workshop(home, "sampling.temperature=0.6", *PLAIN)
+    plain.method.load_state_dict(copy.deepcopy({**shop.method.state_dict(), "window": shop.method.window}))
+    for one in (shop, other, plain):
+        while one.method.phase == "update":
+            one.method.advance()
+    assert same(actor_weights(shop), actor_weights(other))
+    assert not same(actor_weights(shop), actor_weights(plain))
 
 
 def test_the_pilot_alone_sets_the_normaliser(home: Path, verdicts: Any) -> None:

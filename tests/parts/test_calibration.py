@@ -17,6 +17,7 @@ from tfive.credit.settings import CalibrationSettings
 from tfive.models.critic import FrozenBase, build_pair
 from tfive.models.settings import CriticSettings, HeadSettings
 from tfive.parts.calibration import Calibrator
+from tfive.parts.continuations import continued
 from tfive.parts.critics import Critics, Judged
 from tfive.parts.rollout import Rollout
 from tfive.rollout.score import score
@@ -184,6 +185,74 @@ def test_the_mean_reads_neither_the_action_nor_what_follows(
     if step + 1 < PLAN.length:
         assert not equal(data.mean_inputs, after.mean_inputs, step + 2)["prefix_NTD"]
     assert not data.first_NT.equal(after.first_NT)
+
+
+M = 3
+
+
+@pytest.fixture(scope="module")
+def anchors(world: World) -> tuple[Trajectories, Judged]:
+    """Three continuations of a prefix of each thought, as repeated-prefix calibration reads them."""
+    rewarded = continued(world.rollout, world.rollout.collect("head_validate", 1), M)
+    judged = world.critics.judge(rewarded)
+    return world.critics.advantages(rewarded, judged), judged
+
+
+def test_an_anchors_continuations_stand_side_by_side(world: World, anchors: tuple[Trajectories, Judged]) -> None:
+    record, judged = anchors
+    data = world.calibrator(mode="repeated", continuations=M).data(record, judged, NORMALISER)
+    expected = []
+    for row, branch in record.thoughts.valid_BR.nonzero().tolist():
+        step = int(record.need("probe_step_BR")[row, branch])
+        gaes = [(float(gae[row, branch, step]) - 0.1) / 0.7 for gae in record.need("gae_2BRT")]
+        log_old = float(record.need("log_old_BRT")[row, branch, step])
+        expected.append([*gaes, log_old, step / PLAN.length, float(record.need("potentials_BRT")[row, branch, step])])
+    wanted = torch.tensor(expected).view(-1, M, 5)
+    found = [data.first_NT, data.second_NT, data.weight_inputs.log_prob_NT, data.weight_inputs.time_NT]
+    found.append(data.mean_inputs.potential_NT)
+    torch.testing.assert_close(torch.stack(found, -1), wanted, rtol=1e-5, atol=1e-6)
+    assert data.occupation.mask_NT.all()
+    assert data.occupation.horizon == M
+    assert data.occupation.count == record.count // M > 5
+    # Everything known before the action is the same for all continuations of an anchor; the actions are not.
+    for name, tensor in vars(data.mean_inputs).items():
+        torch.testing.assert_close(tensor, tensor[:, :1].expand_as(tensor), rtol=1e-4, atol=1e-4, msg=name)
+    assert not data.weight_inputs.log_prob_NT[:, 0].equal(data.weight_inputs.log_prob_NT[:, 1])
+    rows = [row for row, _ in record.thoughts.valid_BR.nonzero().tolist()][::M]
+    assert data.occupation.text_N.tolist() == [int(record.texts.items_BP[row].max()) for row in rows]
+
+
+def test_a_repeated_weight_reads_no_outcome(world: World, anchors: tuple[Trajectories, Judged]) -> None:
+    record, judged = anchors
+    calibrator = world.calibrator(mode="repeated", continuations=M, kappa=0.9)
+    before, after = (calibrator.data(one, judged, NORMALISER) for one in (record, other_outcomes(record)))
+    assert all(equal(before.weight_inputs, after.weight_inputs).values())
+    assert not before.first_NT.equal(after.first_NT)
+    candidate = calibrator.learn(before, 1)
+    assert candidate.mean_head is None
+    head = LearnedWeight(calibrator.weight_head)
+    assert head.weight(before.weight_inputs).equal(head.weight(after.weight_inputs))
+    # Outcomes teach the weight and nothing else: with others, the same head learns something else.
+    other = world.calibrator(mode="repeated", continuations=M, kappa=0.9)
+    other.learn(after, 1)
+    assert not head.weight(before.weight_inputs).equal(LearnedWeight(other.weight_head).weight(before.weight_inputs))
+
+
+def test_a_repeated_weight_reads_nothing_after_its_action(world: World, anchors: tuple[Trajectories, Judged]) -> None:
+    record, judged = anchors
+    calibrator = world.calibrator(mode="repeated", continuations=M)
+    step_BR1 = record.need("probe_step_BR")[..., None]
+    later_BRT = (torch.arange(PLAN.length) > step_BR1) & record.mask_BRT & (record.thoughts.tokens_BRT >= 10)
+    tokens_BRT = torch.where(later_BRT, (record.thoughts.tokens_BRT - 9) % (V - 10) + 10, record.thoughts.tokens_BRT)
+    assert not tokens_BRT.equal(record.thoughts.tokens_BRT)
+    changed = replace(record, thoughts=replace(record.thoughts, tokens_BRT=tokens_BRT))
+    before, after = (calibrator.weight_inputs(one, world.critics.judge(one)) for one in (record, changed))
+    at = torch.arange(record.count), record.need("probe_step_BR")[record.thoughts.valid_BR]
+    assert all(getattr(before, name)[at].equal(getattr(after, name)[at]) for name in vars(before))
+    assert not before.prefix_NTD.equal(after.prefix_NTD)
+    short = replace(record, thoughts=replace(record.thoughts, length_BR=record.need("probe_step_BR")))
+    with pytest.raises(ValueError, match="ends before the step"):
+        calibrator.data(short, judged, NORMALISER)
 
 
 def test_the_mean_reads_no_log_probability_and_no_later_outcome(world: World) -> None:
