@@ -15,20 +15,15 @@ from typing import Any
 from tfive.errors import UserError
 from tfive.evaluate.compare import answers_of, compare_runs, comparison_table, explained, find_item
 from tfive.evaluate.equivalence import Verifier, installed
+from tfive.evaluate.evaluated import load_evaluated, parse_thoughts
 from tfive.evaluate.records import SCORES, open_folder, read_run, write_text
 from tfive.evaluate.suite import Asking, asking, check_task, flips, mean_of_tasks, primary_values, run_task, task_scores
 from tfive.evaluate.tasks import SUITES, TASKS, Items, Task, find_tasks, load_items, local_file
-from tfive.models.load import load_model
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.models.thinker import ThoughtModel
-from tfive.models.thinker_files import DESCRIPTION, FOLDER
 from tfive.models.thinker_writing import NEVER, When
 from tfive.run.data import weights_fingerprint
 from tfive.run.recorder import Recorder
-from tfive.tree.settings import ThoughtSettings
-
-_SILENT = ThoughtSettings(length=1, checkpoints=(1,), horizon=1, delimiters="none")
-"""Thoughts of a model that has none: there is nothing to say about them."""
 
 
 @dataclass(frozen=True)
@@ -54,44 +49,16 @@ class Wanted:
     compute: str = "auto"
 
 
-def parse_thoughts(text: str, horizon: int) -> When:
-    """`none`, `every` (each token), `every=K`, `horizon` (every H tokens) or `entropy=X` (nats)."""
-    kind, _, number = text.partition("=")
-    try:
-        if text in ("none", "every", "horizon"):
-            return {"none": NEVER, "every": When(1), "horizon": When(horizon)}[text]
-        if kind == "every" and int(number) >= 1:
-            return When(int(number))
-        if kind == "entropy" and float(number) >= 0:
-            return When(entropy_above=float(number))
-    except ValueError:
-        pass  # told below, like any other wrong value
-    raise UserError(f"--thoughts {text!r}: give none, every, every=K, horizon or entropy=NATS")
-
-
-def load_evaluated(
-    source: str, *, thoughts: str, device: str, compute: str
-) -> tuple[ThoughtModel, When, dict[str, Any]]:
+def load_subject(wanted: Wanted) -> tuple[ThoughtModel, When, dict[str, Any]]:
     """The model, when it thinks, and what says which one it is."""
-    where = choose_device(device)
-    dtype = choose_dtype(compute, where)
-    parse_thoughts(thoughts, 1)
-    if thoughts != "none":
-        if not (Path(source).expanduser() / FOLDER / DESCRIPTION).is_file():
-            raise UserError(
-                f"--thoughts {thoughts}: {source} has no {FOLDER}/{DESCRIPTION}; give a folder that tfive export wrote"
-            )
-        model = ThoughtModel.from_pretrained(Path(source).expanduser(), device=where, dtype=dtype)
-        name = Path(source).name
-    else:
-        loaded = load_model(source, device=where, dtype=dtype)
-        model, name = ThoughtModel(loaded.model, loaded.tokenizer, _SILENT), loaded.name
-    when = parse_thoughts(thoughts, model.plan.horizon)
+    where = choose_device(wanted.device)
+    dtype = choose_dtype(wanted.compute, where)
+    model, when, name = load_evaluated(wanted.model, wanted.thoughts, where, dtype)
     facts: dict[str, Any] = {
         "name": name,
         "weights": weights_fingerprint(model.model),
         "precision": str(dtype).removeprefix("torch."),
-        "thoughts": thoughts,
+        "thoughts": wanted.thoughts,
     }
     if when.ever:
         facts |= {"thought": model.thought.model_dump(mode="json"), "law": model.sampling.model_dump(mode="json")}
@@ -112,11 +79,10 @@ def evaluate(wanted: Wanted, *, quiet: bool = False) -> dict[str, Any]:
     """Ask the suite, or go on with it; writes `scores.json` and `scores.md` beside the answers, returns the scores."""
     items = plan_of(wanted)
     # Wrong wishes are told before a model is loaded.
+    parse_thoughts(wanted.thoughts, 1)
     for one in items:
         _asking(wanted, one, NEVER)
-    model, when, facts = load_evaluated(
-        wanted.model, thoughts=wanted.thoughts, device=wanted.device, compute=wanted.compute
-    )
+    model, when, facts = load_subject(wanted)
     plans = [_asking(wanted, one, when) for one in items]
     for plan in plans:
         check_task(model, plan)

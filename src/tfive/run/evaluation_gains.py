@@ -10,10 +10,10 @@ from typing import Any
 
 from tfive.errors import UserError
 from tfive.evaluate.diagnostics import Size, diagnose, gains_table, sample_texts
+from tfive.evaluate.evaluated import has_thoughts
 from tfive.models.load import load_model
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.models.thinker import ThoughtModel
-from tfive.models.thinker_files import DESCRIPTION, FOLDER
 from tfive.text.settings import Positions, Source
 from tfive.text.sources import SourceFile, local_files
 from tfive.tree.settings import ThoughtSettings
@@ -42,9 +42,8 @@ def thinker_of(source: str, device: str, compute: str) -> ThoughtModel:
     """An exported model with its thoughts, or any other model with thoughts of the default shape."""
     where = choose_device(device)
     dtype = choose_dtype(compute, where)
-    folder = Path(source).expanduser()
-    if (folder / FOLDER / DESCRIPTION).is_file():
-        return ThoughtModel.from_pretrained(folder, device=where, dtype=dtype)
+    if has_thoughts(source):
+        return ThoughtModel.from_pretrained(Path(source).expanduser(), device=where, dtype=dtype)
     loaded = load_model(source, device=where, dtype=dtype)
     return ThoughtModel(loaded.model, loaded.tokenizer, ThoughtSettings())
 

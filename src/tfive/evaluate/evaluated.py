@@ -1,0 +1,52 @@
+"""The model that is evaluated: any causal language model, or an exported one with its hidden thoughts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tfive.errors import UserError
+from tfive.models.load import load_model
+from tfive.models.thinker import ThoughtModel
+from tfive.models.thinker_files import DESCRIPTION, FOLDER
+from tfive.models.thinker_writing import NEVER, When
+from tfive.tree.settings import ThoughtSettings
+
+_SILENT = ThoughtSettings(length=1, checkpoints=(1,), horizon=1, delimiters="none")
+"""Thoughts of a model that has none: there is nothing to say about them."""
+
+
+def parse_thoughts(text: str, horizon: int) -> When:
+    """`none`, `every` (each token), `every=K`, `horizon` (every H tokens) or `entropy=X` (nats)."""
+    whole = {"none": NEVER, "every": When(1), "horizon": When(horizon)}
+    if text in whole:
+        return whole[text]
+    kind, _, number = text.partition("=")
+    if kind == "every" and number.isdecimal() and int(number) > 0:
+        return When(int(number))
+    if kind == "entropy" and number.replace(".", "", 1).isdecimal():
+        return When(entropy_above=float(number))
+    raise UserError(f"--thoughts {text!r}: give none, every, every=K, horizon or entropy=NATS")
+
+
+def has_thoughts(source: str) -> bool:
+    """Whether `source` is a folder of a model with thoughts."""
+    return (Path(source).expanduser() / FOLDER / DESCRIPTION).is_file()
+
+
+def load_evaluated(
+    source: str, thoughts: str, device: torch.device | None, dtype: torch.dtype | None
+) -> tuple[ThoughtModel, When, str]:
+    """The model, when it thinks, and what it is called; without thoughts it is the plain actor."""
+    parse_thoughts(thoughts, 1)
+    if thoughts == "none":
+        loaded = load_model(source, device=device, dtype=dtype)
+        return ThoughtModel(loaded.model, loaded.tokenizer, _SILENT), NEVER, loaded.name
+    if not has_thoughts(source):
+        raise UserError(
+            f"--thoughts {thoughts}: {source} has no {FOLDER}/{DESCRIPTION}; give a folder that tfive export wrote"
+        )
+    folder = Path(source).expanduser()
+    model = ThoughtModel.from_pretrained(folder, device=device, dtype=dtype)
+    return model, parse_thoughts(thoughts, model.plan.horizon), folder.name
