@@ -23,17 +23,18 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 from tfive import __version__
 from tfive.config import Config
 from tfive.credit.calibrate import Candidate
 from tfive.credit.drift import offset, offset_difference
-from tfive.credit.mixture import FixedWeight
+from tfive.credit.mixture import FixedWeight, WeightInputs
 from tfive.credit.moments import CalibrationData, displacement, energy
 from tfive.errors import RunFailed
 from tfive.learn.clusters import Estimate
 from tfive.methods.t5 import T5
+from tfive.models.heads import WeightHead
 from tfive.models.load import Loaded, load_model
 from tfive.parts.calibration import Calibrator
 from tfive.parts.critics import Judged
@@ -47,11 +48,34 @@ from tfive.text.prepared import PreparedCorpus
 ROUTES: dict[str, dict[str, Any]] = {
     "default": {},
     "state-only": {"mode": "state"},
+    "time-only": {},
     "tight": {"kappa": 0.02},
     "wide": {"weight_width": 256, "mean_width": 256, "dropout": 0.3},
     "slow": {"weight_lr": 3e-4, "steps": 1200, "evaluate_every": 60},
 }
-"""What is changed of `[calibration]`, by name."""
+"""What is changed of `[calibration]`, by name. `time-only` is what a lazy weight would score: it sees the step alone."""
+
+
+class TimeOnly(nn.Module):
+    """A weight head that is shown nothing but the step."""
+
+    def __init__(self, head: WeightHead) -> None:
+        super().__init__()
+        self.head = head
+
+    def _blind(self, inputs: WeightInputs) -> WeightInputs:
+        return replace(
+            inputs.state_only(),
+            prefix_NTD=torch.zeros_like(inputs.prefix_NTD),
+            value_NT2=torch.zeros_like(inputs.value_NT2),
+        )
+
+    def standardize(self, inputs: WeightInputs, mask_NT: Tensor) -> None:
+        self.head.standardize(self._blind(inputs), mask_NT)
+
+    def forward(self, inputs: WeightInputs) -> Tensor:
+        out: Tensor = self.head(self._blind(inputs))
+        return out
 
 
 @dataclass
@@ -67,7 +91,7 @@ class Stage:
         """Fresh heads with the settings of a route."""
         settings = self.config.calibration.model_copy(update=ROUTES[route])
         parts = self.method.parts
-        return Calibrator(
+        made = Calibrator(
             parts.rollout.engine,
             parts.critics.critics[0].head.last.in_features,
             self.config.heads,
@@ -75,6 +99,9 @@ class Stage:
             seed=self.config.run.seed,
             rows=self.config.run.texts_per_pass,
         )
+        if route == "time-only":
+            made.weight_head = TimeOnly(made.weight_head)  # type: ignore[assignment]
+        return made
 
     def data(self, role: str, window: int) -> CalibrationData:
         """A role's fresh trajectories as the heads read them, with whole documents as their units."""
@@ -149,7 +176,9 @@ def prepared_stage(
     assert isinstance(method, T5)
     while method.phase != "calibrate":
         method.advance()
-    report = {k: method.report[k] for k in ("r2", "r2_per_step", "value_spread", "value_disagreement", "critic_loss")}
+    assert method.normaliser is not None
+    report = {"deviation": method.normaliser.deviation}
+    report |= {k: method.report[k] for k in ("r2", "r2_per_step", "value_spread", "value_disagreement", "critic_loss")}
     return Stage(pair, method, config, corpus), report
 
 
@@ -214,7 +243,11 @@ def clearest(attempts: list[dict[str, Any]]) -> dict[str, Any] | None:
         visible = found["cross_fitted"]["change_visible"] / found["cross_fitted"]["change_visible_error"]
         return max(found["unbiased_change"]["z"], visible)
 
-    moved = [a for a in attempts if a["mixture"] != "average" and a["development"]["retention"] <= a["kappa"]]
+    moved = [
+        a
+        for a in attempts
+        if a["route"] != "time-only" and a["mixture"] != "average" and a["development"]["retention"] <= a["kappa"]
+    ]
     return min(moved, key=weaker, default=None)
 
 
@@ -284,7 +317,8 @@ def main() -> None:
             stage, calibrator, candidate = kept[best["pair"], best["route"]]
             best["chosen"] = True
             stage.method.parts.rollout.ledger = Untouched(corpus)  # type: ignore[assignment]
-            best["confirmation"] = judge(stage, calibrator, candidate, Judges.drawn(stage, 2), 2, whole=True)
+            judges = Judges.drawn(stage, 2)
+            best["confirmation"] = judge(stage, calibrator, candidate, judges, 2, whole=True)
             show(best, "confirmation")
     document = {**provenance(asked, config, corpus, placement.device), "critics": pairs, "attempts": attempts}
     asked.out.write_text(json.dumps(document, indent=1) + "\n")
