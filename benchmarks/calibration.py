@@ -53,7 +53,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "wide": {"weight_width": 256, "mean_width": 256, "dropout": 0.3},
     "slow": {"weight_lr": 3e-4, "steps": 1200, "evaluate_every": 60},
 }
-"""What is changed of `[calibration]`, by name. `time-only` is what a lazy weight would score: it sees the step alone."""
+"""What is changed of `[calibration]`, by name. `time-only` is a lazy weight: it sees the step alone."""
 
 
 class TimeOnly(nn.Module):
