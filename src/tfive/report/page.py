@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Block:
-    """A heading, a paragraph, a table or a picture."""
+    """A heading, a paragraph, a table, a picture or a command."""
 
     kind: str
     text: str = ""
@@ -38,6 +38,11 @@ def picture(name: str, caption: str) -> Block:
     return Block("picture", caption, head=(name,))
 
 
+def command(text: str, tags: str = "sh long") -> Block:
+    """What to type; `tags` say to the checker of pages whether it is run."""
+    return Block("command", text, head=(tags,))
+
+
 def markdown(title: str, blocks: Iterable[Block], level: int = 1) -> str:
     """The blocks as a Markdown page."""
     parts = [f"{'#' * level} {title}"]
@@ -46,6 +51,8 @@ def markdown(title: str, blocks: Iterable[Block], level: int = 1) -> str:
             parts.append(f"{'#' * (level + 1)} {block.text}")
         elif block.kind == "text":
             parts.append(block.text)
+        elif block.kind == "command":
+            parts.append(f"```{block.head[0]}\n{block.text}\n```")
         elif block.kind == "picture":
             parts.append(f"![{block.text}]({block.head[0]})")
         else:
@@ -63,6 +70,8 @@ def webpage(title: str, blocks: Iterable[Block]) -> str:
             parts.append(f"<h2>{html.escape(block.text)}</h2>")
         elif block.kind == "text":
             parts.append(f"<p>{html.escape(block.text)}</p>")
+        elif block.kind == "command":
+            parts.append(f"<pre>{html.escape(block.text)}</pre>")
         elif block.kind == "picture":
             source, caption = html.escape(block.head[0]), html.escape(block.text)
             parts.append(f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>')

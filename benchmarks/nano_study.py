@@ -1,0 +1,211 @@
+"""All methods on the embedded model, and the paper's two small studies: `python benchmarks/nano_study.py`.
+
+Three studies of `tfive compare`: every method and the control; the warm-up sweep (app:warmup-ablation); the naive-PPO
+diagnostic (app:historical-naive-ppo). The same command goes on where it stopped; `--jobs N` runs N cells at a time on
+two cores each and marks their seconds as disturbed. What is committed is `results/nano-study.json`; `--render` draws
+`docs/comparison.md` and its figures from that file alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tfive.errors import RunFailed, UserError
+from tfive.report import figures
+from tfive.report.page import Block, command, heading, markdown, paragraph, picture, table
+from tfive.report.runs import Run
+from tfive.report.sections import TITLES, number, study_blocks
+from tfive.run.compare import compare
+from tfive.run.reporting import tabulated
+
+METHODS = ("t5", "rlp", "quiet-star-grpo", "quiet-star-ppo", "anchor-only", "ntp", "base")
+BARS = (0.0, 0.05, 0.1, 0.2, 0.4)
+"""η of the warm-up sweep."""
+FROZEN = 20
+SETTINGS = ("run.develop_every=2",)
+NAIVE = (
+    "window.windows=60", "window.actor_steps=1", "window.items=48", "actor.reuse_passes=1", "actor.minibatches=1",
+    f"ppo.frozen_windows={FROZEN}", "ppo.warmup_rounds=1", "run.develop_every=10", "run.checkpoint_every=10",
+)  # fmt: skip
+"""One critic, one step a window, the actor frozen for the first 20 of 60 steps, measured every ten."""
+ROOT = Path(__file__).resolve().parents[1]
+STUDIES = ("main", "warmup", "naive")
+
+
+def bar_label(eta: float) -> str:
+    """The sweep's cell of a bar."""
+    return f"t5+qualify.eta={eta:g}"
+
+
+def run_study(name: str, asked: argparse.Namespace) -> list[Run]:
+    """Run or go on with one of the three; returns its runs."""
+    methods, settings = {
+        "main": (METHODS, SETTINGS),
+        "warmup": (tuple(bar_label(eta) for eta in BARS), SETTINGS),
+        "naive": (("quiet-star-ppo",), NAIVE),
+    }[name]
+    seeds, out = range(asked.seeds), asked.runs / name
+    overrides = [*settings, *asked.overrides]
+    return compare(["nano"], methods, list(seeds), overrides, out, jobs=asked.jobs, retry=asked.retry)[1]
+
+
+def results(asked: argparse.Namespace) -> dict[str, Any]:
+    """The tables of the studies asked for, added to what the file already holds."""
+    found: dict[str, Any] = json.loads(asked.out.read_text("utf-8")) if asked.out.is_file() else {}
+    for name in asked.only:
+        found[name] = tabulated(run_study(name, asked))
+        found["command"] = "python benchmarks/nano_study.py"
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return found
+
+
+def warmup_points(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """One point a run of the sweep: its bar, its measured warm-up, where it ended, or why it did not."""
+    points = []
+    for run in found["runs"]:
+        eta = float(run["label"].rpartition("=")[2])
+        point = {"eta": eta, "seed": run["seed"], "state": run["state"], "failure": run.get("failure")}
+        if run["state"] == "done":
+            last = run["curve"][-1]
+            point |= {name: last.get(name) for name in ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain")}
+            point |= {"warmup_seconds": run["warmup_seconds"], "disturbed": run["disturbed"]}
+        points.append(point)
+    return points
+
+
+def warmup_blocks(found: dict[str, Any], folder: Path) -> list[Block]:
+    """The sweep: final scores against measured warm-up time."""
+    points = warmup_points(found)
+    finished = [point for point in points if point["state"] == "done"]
+    rows = []
+    for point in sorted(points, key=lambda one: (one["eta"], one["seed"])):
+        names = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain")
+        mark = " (disturbed)" if point.get("disturbed") else ""
+        seconds = f"{point['warmup_seconds']:.1f}{mark}" if point["state"] == "done" else "–"
+        note = "" if point["state"] == "done" else point["failure"] or point["state"]
+        rows.append((f"{point['eta']:g}", str(point["seed"]), seconds, *(number(point.get(n)) for n in names), note))
+    blocks = [
+        heading("The warm-up sweep"),
+        paragraph(
+            "T⁵ with other bars η that both critics must reach on fresh texts before the actor moves "
+            "(app:warmup-ablation, there on AIME 2026). Warm-up is the measured time of opening, fitting and testing "
+            "before the first actor step; a bar of 0 still needs it. A bar that is never reached ends the run, and the "
+            "table says so."
+        ),
+        table(("η", "seed", "warm-up s", "thought gain", "content gain", "vs base", "mixed gain", ""), rows),
+    ]
+    if finished and figures.available():
+        name, caption = figures.draw_warmup(finished, folder / "comparison-warmup.png")
+        blocks.append(picture(f"figures/{name}", caption))
+    return blocks
+
+
+def naive_blocks(found: dict[str, Any], folder: Path) -> list[Block]:
+    """The diagnostic: what PPO with one unqualified critic does in sixty steps."""
+    shown = ("thought_gain", "mixed_gain", "useful_fraction", "worst_1_percent", "content_gain", "no_thought_drift")
+    rows = [
+        (str(run["seed"]), f"{point['windows']:g}", *(number(point.get(name)) for name in shown))
+        for run in found["runs"]
+        for point in run.get("curve", ())
+    ]
+    failed = [
+        f"seed {run['seed']} {run['state']}: {run['failure']}." for run in found["runs"] if run["state"] != "done"
+    ]
+    curves = [run["curve"] for run in found["runs"] if run["state"] == "done"]
+    blocks = [
+        heading("Naive PPO"),
+        paragraph(
+            "One critic, no qualification, one step a window of 48 thoughts; the actor is frozen for the first "
+            f"{FROZEN} of 60 steps (app:historical-naive-ppo, there on CommonsenseQA and GSM8K). Measured every ten "
+            "steps on the same development texts; no-thought prediction is the zero line.",
+            *failed,
+        ),
+        table(("seed", "step", *(TITLES[name] for name in shown)), rows),
+    ]
+    if curves and figures.available():
+        name, caption = figures.draw_diagnostic(curves, FROZEN, folder / "comparison-naive-ppo.png")
+        blocks.append(picture(f"figures/{name}", caption))
+    return blocks
+
+
+def intro(found: dict[str, Any]) -> list[Block]:
+    """What the page is about and how it was made."""
+    state = [] if found else [paragraph("The study has not been run yet: `results/nano-study.json` is not there.")]
+    return [
+        paragraph(
+            "Every method of the paper's comparison and the control `anchor-only` (thoughts and anchors, no policy "
+            "gradient), on the embedded model and text. All start from the same weights and see the same corpus, "
+            "positions, actor texts in the same order, anchors and evaluation; `tfive compare` refuses to tabulate "
+            "runs that differ in one of them. Group methods train on eight thoughts a position and are measured with "
+            "one, like the others."
+        ),
+        command("python benchmarks/nano_study.py\npython benchmarks/nano_study.py --jobs 8"),
+        paragraph(
+            "The first command takes under two hours on two cores of its own and goes on where it stopped; the second "
+            "is for a machine with many cores, where seconds say little. `--render` draws this page again from "
+            "`results/nano-study.json`."
+        ),
+        *state,
+    ]
+
+
+def render(found: dict[str, Any], page: Path) -> None:
+    """Write the page and its figures."""
+    folder = page.parent / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    blocks = intro(found)
+    if "main" in found:
+        blocks += study_blocks(found["main"], _figures(found["main"], folder))
+    blocks += warmup_blocks(found["warmup"], folder) if "warmup" in found else []
+    blocks += naive_blocks(found["naive"], folder) if "naive" in found else []
+    page.write_text(markdown("Comparison of methods", blocks), "utf-8")
+
+
+def _figures(found: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
+    if not figures.available():
+        return []
+    drawn = []
+    for name, caption in figures.draw_study(found, folder):
+        (folder / name).replace(folder / f"comparison-{name}")
+        drawn.append((f"figures/comparison-{name}", caption))
+    return drawn
+
+
+def main(given: list[str] | None = None) -> int:
+    """Run what is left, tabulate, render."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, two cores each")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(STUDIES), help="main,warmup,naive")
+    parser.add_argument("--retry", action="store_true", help="run failed cells again")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--runs", type=Path, default=Path("runs/nano-study"))
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "nano-study.json")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "comparison.md")
+    parser.add_argument("--render", action="store_true", help="only draw the page from the results")
+    asked = parser.parse_args(given)
+    if unknown := set(asked.only) - set(STUDIES):
+        raise UserError(f"--only {','.join(sorted(unknown))}: choose among {', '.join(STUDIES)}")
+    if asked.render:
+        found = json.loads(asked.out.read_text("utf-8")) if asked.out.is_file() else {}
+    else:
+        found = results(asked)
+    render(found, asked.page)
+    print(asked.page)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(f"nano_study.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    except RunFailed as error:
+        print(f"nano_study.py: {error}", file=sys.stderr)
+        sys.exit(1)
