@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import configure
 
 from tfive.config import Config
 from tfive.errors import UserError
@@ -21,6 +20,7 @@ from tfive.run import start
 from tfive.run.checkpoint import CheckpointStore
 from tfive.run.train import CHECKPOINTS, Loop, Stopped
 from tfive.tree.forward import TreeModel
+from tiny import configure
 
 QUICK = (
     "run.seed=2",
@@ -157,6 +157,24 @@ def test_thirty_kills_in_one_run(
     assert all(killed[phase] for phase in PHASES)
     same(final_state(undisturbed), final_state(folder))
     assert lines(undisturbed) == lines(folder)
+
+
+@pytest.mark.parametrize("method", ["ntp", "anchor-only", "quiet-star-ppo", "quiet-star-grpo", "rlp"])
+def test_every_method_goes_on_exactly(home: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = ("thought.group=2",) if method in ("quiet-star-grpo", "rlp") else ()
+    config = configure(home, *QUICK, f"method={method}", "window.windows=2", "anchor.conditioned=0.5", *group)
+    start.train(config, home / method, quiet=True)
+    folder = home / f"{method}-killed"
+    for phase, point in (("collect", "mid-write"), ("update", "inside"), ("close", "start")):
+        status = in_a_child(folder, config, killer(phase, point), monkeypatch)
+        assert os.WIFSIGNALED(status), f"{phase}/{point} was never reached"
+    assert in_a_child(folder, config, None, monkeypatch) == 0
+    same(final_state(home / method), final_state(folder))
+    assert lines(home / method) == lines(folder)
+    if method == "rlp":
+        teacher = final_state(folder)["method"]["teacher"]
+        assert teacher["updates"] == 1 + 2 * config.window.actor_steps
+        assert {tensor.dtype for tensor in teacher["average"].values()} == {torch.float32}
 
 
 def test_a_signal_saves_and_says_how_to_go_on(home: Path, config: Config, undisturbed: Path) -> None:

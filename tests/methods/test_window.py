@@ -1,0 +1,141 @@
+"""What every method owes to a comparison: the same actor items and steps, an honest account, the same measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from stage import Tally, workshop
+from tfive.config import GROUPED
+from tfive.parts.gate import Gate
+from tfive.run.build import Workshop
+
+pytestmark = pytest.mark.model
+METHODS = ("ntp", "anchor-only", "quiet-star-ppo", "quiet-star-grpo", "rlp", "t5")
+SMALL = ("thought.group=2",)
+QUICK = ("calibration.mode=average", "window.probe=0.125", "qualify.mode=fixed", "qualify.rounds=1", "window.windows=2")
+PPO = ("ppo.warmup_rounds=2",)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tiny")
+
+
+def shop_of(home: Path, method: str, *more: str) -> Workshop:
+    own = {"t5": QUICK, "quiet-star-ppo": PPO}.get(method, SMALL if method in GROUPED else ())
+    return workshop(home, f"method={method}", "anchor.conditioned=0.5", *own, *more)
+
+
+def run(shop: Workshop, windows: int = 2) -> list[dict[str, Any]]:
+    reports = []
+    while not shop.method.finished(windows):
+        shop.method.advance()
+        if shop.method.closed:
+            reports.append(shop.method.report)
+    return reports
+
+
+@pytest.fixture(scope="module")
+def finished(home: Path) -> dict[str, tuple[Workshop, list[dict[str, Any]], list[Tensor]]]:
+    """Two windows of every method, with the actor's items as they were drawn."""
+    found = {}
+    for method in METHODS:
+        shop, drawn = shop_of(home, method), []
+        texts_of = shop.method.parts.rollout.texts_of
+
+        def noting(numbers: Any, texts_of: Any = texts_of, drawn: list[Any] = drawn) -> Any:
+            drawn.append((len(drawn), texts_of(numbers)))
+            return drawn[-1][1]
+
+        shop.method.parts.rollout.texts_of = noting
+        reports = run(shop)
+        roles = [row["role"] for row in shop.ledger.rows()]
+        found[method] = (shop, reports, [batch.items_BP for n, batch in drawn if roles[n] == "actor"])
+    return found
+
+
+def test_all_methods_meet_the_same_actor_items_in_the_same_order(finished: Any) -> None:
+    items = {method: batches for method, (_, _, batches) in finished.items()}
+    assert all(len(batches) == 2 for batches in items.values())
+    for method in METHODS:
+        assert all(a.equal(b) for a, b in zip(items[method], items["t5"])), method
+    assert not items["t5"][0].equal(items["t5"][1])
+
+
+def test_all_methods_take_the_same_number_of_steps(finished: Any) -> None:
+    steps = {method: shop.actor.optimizer.steps for method, (shop, _, _) in finished.items()}
+    assert set(steps.values()) == {2 * finished["t5"][0].config.window.actor_steps}
+
+
+def test_the_account_counts_every_thought_of_a_group(finished: Any) -> None:
+    for method, (shop, _, batches) in finished.items():
+        tally = shop.method.parts.telemetry
+        assert isinstance(tally, Tally)
+        count = sum(int((batch >= 0).sum()) for batch in batches)
+        booked = tally.amounts.get("actor", {})
+        assert booked.get("trajectories", 0) == (0 if method == "ntp" else count * shop.config.group), method
+        extra = set(tally.amounts) - {"actor"}
+        assert (
+            extra
+            == {
+                "ntp": set(),
+                "anchor-only": set(),
+                "rlp": set(),
+                "quiet-star-grpo": {"scale"},
+                "quiet-star-ppo": {"scale", "critic_fit"},
+                "t5": {"scale", "critic_fit", "qualify", "pilot", "extra"},
+            }[method]
+        )
+        # RLP judges a thought by one token, the others by the whole continuation at every checkpoint.
+        if method == "rlp":
+            assert booked["scored_tokens"] == 2 * booked["trajectories"]
+
+
+def test_every_thought_method_reports_the_same(finished: Any) -> None:
+    common = {
+        "window", "anchor_loss", "conditioned_loss", "gradient_norm", "skipped_updates", "actor_gain", "gate_loss",
+        "mean_thought_length", "policy_loss", "policy_kl_last", "clip_fraction", "mismatch_kl",
+    }  # fmt: skip
+    for method, (_, reports, _) in finished.items():
+        missing = common - set(reports[-1])
+        assert missing == ({"actor_gain", "gate_loss", "mean_thought_length"} if method == "ntp" else set()), method
+        moved = reports[-1]["policy_loss"] != 0
+        assert moved == (method not in ("ntp", "anchor-only")), method
+
+
+def test_development_is_measured_with_one_thought_whatever_the_group(finished: Any) -> None:
+    counts = set()
+    for method, (shop, _, _) in finished.items():
+        assert shop.reader.plan.group == shop.base.plan.group == 1
+        assert shop.actor.engine.plan.group == (2 if method in GROUPED else 1)
+        found, _ = shop.development.look(shop.reader, shop.gate)
+        counts.add((found["items"], found["texts"]))
+        assert ("mixed_gain" in found) == (method != "ntp")
+        assert {"thought_gain", "content_gain", "empty_gain", "random_gain", "gain_vs_base"} <= set(found)
+    assert len(counts) == 1
+
+
+def test_the_gate_learns_from_one_thought_an_item(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    fit = Gate.fit
+    monkeypatch.setattr(Gate, "fit", lambda self, found, window: seen.append(found) or fit(self, found, window))
+    for method in ("anchor-only", "quiet-star-grpo"):
+        run(shop_of(home, method), 1)
+    single, grouped = seen
+    assert len(single.text_I) == len(grouped.text_I) > 8
+    assert single.text_I.equal(grouped.text_I)
+
+
+def test_the_untrained_row_is_over_before_it_begins(home: Path) -> None:
+    shop = shop_of(home, "base")
+    before = {name: tensor.clone() for name, tensor in shop.reader.model.state_dict().items()}
+    assert run(shop) == []
+    assert shop.ledger.rows() == []
+    assert shop.gate is shop.critics is None
+    found, _ = shop.development.look(shop.reader, None)
+    assert found["gain_vs_base"] == pytest.approx(found["thought_gain"], abs=1e-7)
+    assert all(tensor.equal(before[name]) for name, tensor in shop.reader.model.state_dict().items())
