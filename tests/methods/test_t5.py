@@ -189,6 +189,19 @@ def test_a_sustained_failure_pauses_the_actor_and_recovery_readmits_it(home: Pat
     assert [detail for what, detail in told(shop) if what == "stage"][-2:] == ["recovery", "alternating"]
 
 
+def test_a_fixed_warm_up_asks_nobody(home: Path, verdicts: Any) -> None:
+    verdicts(*[False] * 9)
+    shop = workshop(home, "qualify.mode=fixed", "qualify.rounds=3", "qualify.attempts=1", *PLAIN)
+    method = shop.method
+    warm = ["open", "fit", "fit", "qualify", "fit", "qualify", "fit", "qualify"]
+    assert window(method) == [*warm, "pilot", "calibrate", "collect", *["update"] * 4, "close"]
+    assert window(method) == ["open", "fit", "qualify", "pilot", "calibrate", "collect", *["update"] * 4, "close"]
+    # The tests are made and reported; nothing is decided by them.
+    assert len(method.report["r2"]) == 2
+    assert method.stage == "alternating"
+    assert {what for what, _ in told(shop)} == {"stage", "qualification: reset"}
+
+
 def test_only_the_actor_moves_while_it_is_updated(home: Path, verdicts: Any) -> None:
     shop = workshop(home, *QUICK)
     method, parts = shop.method, shop.method.parts

@@ -115,6 +115,14 @@ def test_a_callback_hears_of_every_window(home: Path, tmp_path: Path) -> None:
     assert summary["retention"] is None
 
 
+def test_the_untrained_row_is_one_measurement(home: Path, tmp_path: Path) -> None:
+    summary = start.train(configure(home, "method=base"), tmp_path / "run", quiet=True)
+    assert (summary["method"], summary["windows"], summary["generated_tokens"]) == ("base", 0, 0)
+    assert summary["dev_thought_gain_start"] == summary["dev_thought_gain_end"] != 0
+    assert summary["dev_mixed_gain_end"] is summary["r2"] is None
+    assert not (tmp_path / "run" / "critics").exists()
+
+
 def test_a_bad_model_folder_is_one_line(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
