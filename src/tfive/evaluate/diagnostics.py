@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from tfive import chance
 from tfive.errors import UserError
@@ -27,6 +28,7 @@ from tfive.text.items import Chooser
 from tfive.text.settings import KINDS, Positions
 from tfive.text.sources import Reader, SourceFile
 from tfive.text.tokens import TextTokenizer
+from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
 
 _READ_AHEAD = 64
@@ -123,8 +125,11 @@ def _entropies(model: ThoughtModel, tokens_BS: np.ndarray, rows: int) -> np.ndar
 
 
 @torch.no_grad()
-def diagnose(model: ThoughtModel, sample: Sample, size: Size, base: ThoughtModel | None = None) -> dict[str, Any]:
-    """Every gain with its text-clustered 95 % interval: all items together, by kind of position, by source."""
+def diagnose(model: ThoughtModel, sample: Sample, size: Size, base: PreTrainedModel | None = None) -> dict[str, Any]:
+    """Every gain with its text-clustered 95 % interval: all items together, by kind of position, by source.
+
+    `base` is the model before training, for the yardstick that training cannot move; it reads the same tokens.
+    """
     engine = model.engine()
     texts = sample.texts.to(engine.device)
     most, items = int((texts.positions_BP >= 0).sum(1).max()), int((texts.positions_BP >= 0).sum())
@@ -133,7 +138,8 @@ def diagnose(model: ThoughtModel, sample: Sample, size: Size, base: ThoughtModel
     if base is None:
         base_loss_BR = torch.full(texts.positions_BP.shape, torch.nan)
     else:
-        base_loss_BR = no_thought_losses(base.engine(), texts, rows=size.rows)
+        before = TreeModel(base, model.plan, engine.engine, model.delimiters)
+        base_loss_BR = no_thought_losses(before, texts, rows=size.rows)
     gains, thoughts = measure(
         engine,
         texts,
@@ -143,7 +149,7 @@ def diagnose(model: ThoughtModel, sample: Sample, size: Size, base: ThoughtModel
         seed=size.seed,
         rows=size.rows,
     )
-    columns = {name: value for name, value in gains.per_item().items() if base or name not in _AGAINST_BASE}
+    columns = {name: value for name, value in gains.per_item().items() if base is not None or name not in _AGAINST_BASE}
     columns["continuation_loss"] = gains.own_I
     behaviour: dict[str, float] = {}
     if model.gate is not None:

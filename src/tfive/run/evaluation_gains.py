@@ -8,10 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from tfive.errors import UserError
 from tfive.evaluate.diagnostics import Size, diagnose, gains_table, sample_texts
 from tfive.evaluate.evaluated import has_thoughts
-from tfive.models.load import load_model
+from tfive.models.load import load_model, tokenizer_fingerprint
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.models.thinker import ThoughtModel
 from tfive.text.settings import Positions, Source
@@ -48,6 +50,14 @@ def thinker_of(source: str, device: str, compute: str) -> ThoughtModel:
     return ThoughtModel(loaded.model, loaded.tokenizer, ThoughtSettings())
 
 
+def base_of(source: str, model: ThoughtModel) -> PreTrainedModel:
+    """The model before training; it must read the same tokens."""
+    loaded = load_model(source, device=model.model.device, dtype=model.model.dtype)
+    if loaded.fingerprint != tokenizer_fingerprint(model.tokenizer):
+        raise UserError(f"--base {source}: its tokenizer is not the model's; give the model it was trained from")
+    return loaded.model
+
+
 def gains_command(
     source: str,
     corpus: Sequence[str],
@@ -70,7 +80,7 @@ def gains_command(
     if model.limit is not None and size.tokens + model.plan.reach > model.limit:
         needed = f"{size.tokens} tokens and {model.plan.reach} of a thought"
         raise UserError(f"--tokens {size.tokens}: {needed} need more than the model's {model.limit} positions")
-    other = None if base is None else thinker_of(base, device, compute)
+    other = None if base is None else base_of(base, model)
     positions = Positions(per_text=per_text, uniform=1 - entropy, entropy=entropy)
     found: dict[str, Any] = diagnose(model, sample_texts(files, model, positions, size), size, other)
     facts = {"model": source, "base": base, "corpus": list(corpus), "size": asdict(size)}

@@ -1,0 +1,83 @@
+"""Gains on texts of one's own: the same items, groups that add up, and what needs a base model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from tfive.errors import UserError
+from tfive.evaluate.diagnostics import Size, diagnose, gains_table, sample_texts
+from tfive.models.thinker import ThoughtModel
+from tfive.run.evaluation_gains import parse_corpus
+from tfive.text.settings import KINDS, Positions
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> list[str]:
+    for name, first in (("near.jsonl", 0), ("far.jsonl", 100)):
+        rows = [{"text": tiny.document(first + n)} for n in range(12)]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return [f"{tmp_path / 'near.jsonl'}=3", f"{tmp_path / 'far.jsonl'}"]
+
+
+SIZE = Size(texts=8, tokens=40, rows=3)
+POSITIONS = Positions(per_text=3, uniform=0.5, entropy=0.5)
+
+
+def test_gains_of_all_items_are_those_of_their_groups(thinker: ThoughtModel, corpus: list[str]) -> None:
+    sample = sample_texts(parse_corpus(corpus), thinker, POSITIONS, SIZE)
+    assert sorted(sample.source_B) == ["far.jsonl"] * 2 + ["near.jsonl"] * 6
+    assert {KINDS[kind] for kind in sample.kind_BP[sample.kind_BP >= 0].tolist()} == {"entropy", "uniform"}
+    found = diagnose(thinker, sample, SIZE, base=thinker.model)
+    whole = found["all"]
+    assert whole["items"] == int((sample.texts.positions_BP >= 0).sum())
+    for groups in (found["by_kind"], found["by_source"]):
+        assert sum(one["items"] for one in groups.values()) == whole["items"]
+        for name in ("thought_gain", "content_gain", "mixed_gain", "no_thought_loss"):
+            total = sum(one["items"] * one[name]["mean"] for one in groups.values())
+            assert total / whole["items"] == pytest.approx(whole[name]["mean"], abs=1e-6)
+    loss = whole["no_thought_loss"]["mean"] - whole["thought_gain"]["mean"]
+    assert whole["continuation_loss"]["mean"] == pytest.approx(loss, abs=1e-5)
+    content = whole["thought_gain"]["mean"] - whole["other_gain"]["mean"]
+    assert whole["content_gain"]["mean"] == pytest.approx(content, abs=1e-5)
+    assert whole["no_thought_drift"]["mean"] == pytest.approx(0, abs=1e-6)
+    assert whole["mixed_gain_oracle"]["mean"] >= whole["mixed_gain"]["mean"]
+    assert whole["worst_1_percent"] <= whole["thought_gain"]["mean"]
+    table = gains_table(found)
+    assert "| content_gain |" in table
+    assert "near.jsonl" in table
+
+
+def test_positions_by_entropy_stand_where_the_model_is_uncertain(thinker: ThoughtModel, corpus: list[str]) -> None:
+    positions = Positions(per_text=3, uniform=0, entropy=1)
+    sample = sample_texts(parse_corpus(corpus), thinker, positions, SIZE)
+    tokens = sample.texts.tokens_BS.tolist()
+    entropy = torch.stack([score.entropy for score in thinker.score(tokens, [[] for _ in tokens])])
+    chosen = [float(entropy[b, p]) for b, row in enumerate(sample.texts.positions_BP.tolist()) for p in row if p >= 0]
+    assert min(chosen) >= float(torch.nn.functional.pad(entropy, (0, 1)).quantile(0.8)) - 1e-5
+
+
+def test_the_same_seed_asks_the_same_and_no_base_says_nothing_of_it(thinker: ThoughtModel, corpus: list[str]) -> None:
+    plain = Positions(per_text=2)
+    first, again = (sample_texts(parse_corpus(corpus), thinker, plain, SIZE) for _ in range(2))
+    assert first.texts.tokens_BS.equal(again.texts.tokens_BS)
+    assert first.texts.positions_BP.equal(again.texts.positions_BP)
+    other = sample_texts(parse_corpus(corpus), thinker, plain, Size(texts=8, tokens=40, seed=1))
+    assert not first.texts.tokens_BS.equal(other.texts.tokens_BS)
+    found = diagnose(thinker, first, SIZE)
+    assert "gain_vs_base" not in found["all"]
+    assert "thought_gain" in found["all"]
+
+
+def test_too_little_text_is_one_line(thinker: ThoughtModel, corpus: list[str]) -> None:
+    with pytest.raises(UserError, match=r"near\.jsonl: .* are needed"):
+        sample_texts(parse_corpus(corpus), thinker, POSITIONS, Size(texts=40, tokens=40))
+    for wrong in (["x=0"], [f"{corpus[1]}=much"], []):
+        with pytest.raises(UserError, match="--corpus"):
+            parse_corpus(wrong)
