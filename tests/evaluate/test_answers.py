@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from written_answers import CHOSEN, DIFFERENT, EQUAL, EXTRACTED, GENEROUS, OPTIONS, SAME
 
 from tfive.evaluate.answers import LONGEST, boxed, extract, extract_choice, judge
 from tfive.evaluate.normalise import STEPS, normalised, trace
 from tfive.evaluate.tasks import TASKS, Item
 
+PIECES = [
+    r"\frac{", "}", r"\text{", r"\boxed{", r"\left(", r"\right)", r"\sqrt", r"^\circ", r"\%", "$", "####", "1/2", "3,",
+    "-4", ".5", "x=", r"\{", r"\}", "[", ")", "\\\\", "e10", "(B)", "answer is ", " ", "\n",
+]  # fmt: skip
 MATHS, CHOICE = TASKS["math500"], TASKS["csqa"]
 
 
@@ -116,3 +122,10 @@ def test_boxes_inside_sets_and_escaped_braces() -> None:
     assert boxed(r"\boxed{\{\frac{1}{2}\}} and \} more") == r"\{\frac{1}{2}\}"
     assert boxed(r"} \boxed{4} }") == "4"
     assert boxed(r"\boxed{4") is None
+
+
+@given(st.text(max_size=80) | st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
+def test_any_output_gets_a_verdict(output: str) -> None:
+    judge(MATHS, Item("q", "?", "1"), output)
+    judge(CHOICE, Item("q", "?", "B", OPTIONS), output)
+    assert all(isinstance(text, str) for _, text in trace(output))

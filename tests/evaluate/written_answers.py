@@ -160,6 +160,14 @@ SAME: dict[str, list[tuple[str, str]]] = {
         ("1,-2", "x=-2,1"),
         ("-2,1", "x = 1 and x = -2"),
     ],
+    "calculations": [
+        ("8", "5 + 3 = 8"),
+        ("8", "$5 + $3 = $8"),
+        ("8", r"x = 5 + 3 = 8"),
+        ("5", r"\frac{10}{2} = 5"),
+        ("18", r"9 \times 2 = \$18"),
+        ("12.5", "100/8 = 12.5%"),
+    ],
     "lists and sets": [
         ("1,-2", "-2,1"),
         ("1,-2", "-2, 1"),
@@ -306,6 +314,10 @@ DIFFERENT: dict[str, list[tuple[str, str]]] = {
         ("(1,234)", "1234"),
         ("12", "12, 13"),
         ("x=1, y=2", "x=2, y=1"),
+        ("5", "5x = 5"),
+        ("1", "x^y = 1"),
+        ("5x = 5", "5"),
+        ("0", "5x - 7y = 0"),
     ],
     "expressions": [
         ("p-q", "q-p"),
@@ -346,7 +358,6 @@ GENEROUS: dict[str, list[tuple[str, str]]] = {
     "bases are not read": [("2516_8", "2516"), ("204_5", "204_6")],
     "a lone letter is taken for a unit": [(r"\frac{37}{4} m", r"\frac{37}{4}")],
     "any comma may separate thousands": [("1, 234", "1234")],
-    "an equation is its right side": [("1", "x^y = 1")],
 }
 
 EXTRACTED: list[tuple[str, str | None]] = [
@@ -374,6 +385,8 @@ EXTRACTED: list[tuple[str, str | None]] = [
     ("The answer is 18.", "18"),
     ("The answer is 18. The next one is 20.", "18"),
     ("The answer is $18.", "$18"),
+    ("The answer is $5 + $3 = $8.", "$5 + $3 = $8"),
+    ("The answer is $12-$15.", "$12-$15"),
     ("The answer is 3.5.", "3.5"),
     ("The answer is: 18", "18"),
     ("The final answer is 18", "18"),

@@ -28,7 +28,8 @@ _ANSWER = re.compile(
     r"(?i)\banswers?(?:\s+(?:is|are|must be|should be|will be|would be)\b|\s*(?:\*\*)?\s*[:=])"
     r"(?:\s*(?:[:=]|\*\*|simply|just|thus|therefore|equal to|probably|most likely)(?=\W|\s|$))*"
 )
-_MATHEMATICS = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
+_MATHEMATICS = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(?=\S)(.+?)(?<=[^\s\\])\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
+"""Mathematics between its marks. As in Markdown, dollars of money ($5 + $3) do not make a pair."""
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.S)
 _SENTENCE_END = re.compile(r"(?<!\\)[.!?](?=\s|$)|[.](?=\*\*|\"|”)")
 _LAST_NUMBER = re.compile(

@@ -4,7 +4,8 @@ Normalisation is a fixed chain of named steps on the text. They undo differences
 separators, ways to write one fraction, the order of a set) and do no arithmetic: 2/4 stays apart from 1/2, which is the
 matter of `evaluate.equivalence`. The result is still LaTeX, so it can be parsed. What the steps treat as writing:
 
-- units, currency and percent signs after or before a number, degrees, “x =” and “x ∈” before the answer;
+- units, currency and percent signs after or before a number, degrees, “x =” and “x ∈” before the answer, and the
+  calculation in 5 + 3 = 8;
 - 1,234 without a space is one number, 1, 234 is a list of two; inside brackets a comma always separates;
 - a list without brackets and a set in braces have no order; tuples, intervals and matrices have one;
 - a whole number before a proper fraction is a mixed number;
@@ -154,6 +155,16 @@ def _mixed(found: re.Match[str]) -> str:
     return rf"\frac{{{whole * below + above}}}{{{below}}}" if above < below else found[0]
 
 
+def _worked_out(text: str) -> str:
+    """The right side of a chain that works numbers out (5 + 3 = 8, or x = 5 + 3 = 8); other equations stay whole."""
+    *before, last = text.split("=")
+    numbers = [re.sub(r"\\(?:times|cdot|div|frac|sqrt|pi)(?![A-Za-z])", "", side) for side in before]
+    if numbers and last.strip() and _VARIABLE.match(f"{before[0]}=0"):
+        numbers = numbers[1:]
+    worked = bool(numbers) and all(re.search(r"\d", side) and not re.search(r"[A-Za-z<>]", side) for side in numbers)
+    return last.strip() if worked and last.strip() else text
+
+
 def _variable(text: str) -> str:
     """Without “x =” or “x ∈” before the answer, or before each part of a list when all name the same variable."""
     parts = _parts(text)
@@ -251,6 +262,7 @@ STEPS: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("no words around a number", _words),
     ("roots in braces", _roots),
     ("one form of fractions", _fractions),
+    ("the end of a calculation", _worked_out),
     ("no variable before it", _variable),
     ("no needless braces", _braces),
     ("one form of numbers", _numbers),
