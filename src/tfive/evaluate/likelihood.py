@@ -171,7 +171,9 @@ def _plainly(model: ThoughtModel, batch: list[_Branching]) -> list[Scored]:
     """Options as branches at the end of their context; a branch's tokens are predicted by the nodes before them."""
     group, length = max(len(row.options) for row in batch), max(len(c) for row in batch for c in row.continuations)
     plan = ThoughtPlan(length=length, checkpoints=(length,), horizon=1, group=group)
-    engine = TreeModel(model.model, plan, model.engine().engine)
+    # The model's own norms and blocks: an engine per pass would have to admit faster ones every time.
+    unfused = {"fused_norms": "off", "fused_blocks": "off"}
+    engine = TreeModel(model.model, plan, model.settings.model_copy(update=unfused))
     device = engine.device
     width = max(len(row.context) for row in batch)
     tokens_BS = torch.tensor([[*row.context, *[0] * (width - len(row.context))] for row in batch], device=device)

@@ -79,7 +79,8 @@ class ThoughtModel:
         self.tokenizer, self.thought, self.sampling = tokenizer, thought, sampling or SamplingSettings()
         self.origin = origin or {}
         self.plan = replace(plan_for(thought, model, tokenizer), checkpoints=(thought.length,), group=1)
-        self._settings = engine or EngineSettings(max_nodes=_PASS_NODES)
+        # Engines are made for a call: admitting fused blocks, which asks for a trial, would not pay.
+        self.settings = engine or EngineSettings(max_nodes=_PASS_NODES, fused_blocks="off")
 
     @classmethod
     def from_pretrained(
@@ -108,7 +109,7 @@ class ThoughtModel:
     def engine(self) -> TreeModel:
         """The model as a tree engine with this plan."""
         # A fresh one a call: it keeps sampling buffers for every shape it meets, and texts come in all lengths.
-        return TreeModel(self.model, self.plan, self._settings, self.delimiters)
+        return TreeModel(self.model, self.plan, self.settings, self.delimiters)
 
     def _encode(self, text: str, least: int, what: str) -> list[int]:
         tokenizer: Any = self.tokenizer
