@@ -60,7 +60,8 @@ def _curves(found: Table, folder: Path) -> tuple[str, str]:
             for run in found["runs"]:
                 points = [(p[axis], p[name]) for p in run.get("curve", ()) if name in p]
                 cell.plot(*zip(*points), color=colours[run["label"]], alpha=0.75, marker=".", lw=1) if points else None
-            cell.axhline(0, color="#999999", lw=0.5)
+            if name != "useful_fraction":
+                cell.axhline(0, color="#999999", lw=0.5)
             cell.set_xlabel(TITLES[axis] if row == len(shown) - 1 else "")
             cell.set_ylabel(TITLES[name] if column == 0 else "")
     handles = [plt.Line2D([], [], color=colour, label=label) for label, colour in colours.items()]

@@ -29,13 +29,10 @@ def witness_of(folder: str | None, config: Config) -> dict[str, Any]:
     if folder is None:
         return {"run": None, "note": "no run of these settings on a real model was named"}
     path = Path(folder)
-    try:
-        theirs = Config.load(path / "config.toml")
-        summary = json.loads((path / "summary.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"--witness {folder}: no finished run ({error}); name a folder that tfive train wrote"
-        ) from error
+    if not (path / "summary.json").is_file():
+        raise UserError(f"--witness {folder}: no finished run is here; name a folder that tfive train wrote")
+    theirs = Config.load(path / "config.toml")
+    summary = json.loads((path / "summary.json").read_text("utf-8"))
     apart = [key for key, value in config.leaves().items() if theirs.leaves().get(key) != value]
     counted = ("model.", "text.", "engine.", "run.", "window.windows")
     return {

@@ -12,10 +12,13 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, get_args
 
 from tfive.config import DEFAULT, Config, Method
@@ -228,9 +231,27 @@ def compare(
     command = {"sources": list(sources), "methods": list(methods), "seeds": list(seeds), "overrides": list(overrides)}
     write_study(folder, cells, command)
     try:
-        run_cells(cells, jobs=jobs, retry=retry, watch=Watch(quiet=quiet))
+        with _sigterm_like_ctrl_c():
+            run_cells(cells, jobs=jobs, retry=retry, watch=Watch(quiet=quiet))
     except KeyboardInterrupt as error:
         raise RunFailed(f"interrupted: what ran is saved in {folder}; the same command goes on") from error
     finally:
         runs = write_study(folder, cells, command)
     return folder, runs
+
+
+@contextmanager
+def _sigterm_like_ctrl_c() -> Iterator[None]:
+    """A study that is asked to end lets its cells save first. Only the main thread may listen."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,137 @@
+"""Tables and pages of made-up studies: pairing, cuts, refusals, and that every run is listed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from made_up import run
+
+from tfive.errors import UserError
+from tfive.report import figures
+from tfive.report.page import markdown, webpage
+from tfive.report.runs import Run, mismatches, read_study
+from tfive.report.sections import run_blocks, study_blocks
+from tfive.report.table import rows_csv, study_table
+from tfive.run.reporting import report_command, tabulated
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Run]:
+    """Two methods on two seeds (b is 0.3 better and half as fast), one of them failed once, and one never began."""
+    cells = [("a", 0, 0.1, 10.0), ("b", 0, 0.4, 20.0), ("a", 1, 0.1, 10.0), ("b", 1, 0.4, 20.0)]
+    made = [
+        Run(method, seed, run(tmp_path / f"{method}{seed}", method, seed, level, seconds=seconds))
+        for method, seed, level, seconds in cells
+    ]
+    failed = tmp_path / "b2"
+    failed.mkdir()
+    return [*made, Run("b", 2, failed, "critics did not qualify"), Run("c", 0, tmp_path / "c0")]
+
+
+def test_differences_are_paired_item_by_item(runs: list[Run]) -> None:
+    found = study_table(runs)
+    (row,) = found["differences"]
+    assert (row["label"], row["seeds"]) == ("b", [0, 1])
+    paired = row["measured"]["thought_gain"]
+    assert paired["mean"] == pytest.approx(-0.3, abs=1e-5)
+    own = found["methods"][0]["measured"]["thought_gain"]
+    assert paired["high"] - paired["low"] < 0.05 * (own["high"] - own["low"])
+
+
+def test_cuts_take_the_last_measurement_within_the_common_budget(runs: list[Run]) -> None:
+    cuts = study_table(runs)["cuts"]
+    (seconds,) = cuts["seconds"]
+    assert seconds["budget"] == 20.0
+    assert (seconds["method"]["used"], seconds["method"]["thought_gain"]) == (20.0, pytest.approx(0.2))
+    assert (seconds["reference"]["used"], seconds["reference"]["thought_gain"]) == (20.0, pytest.approx(0.1))
+    (windows,) = cuts["windows"]
+    assert windows["method"]["thought_gain"] == pytest.approx(0.4)
+
+
+def test_step_time_leaves_inner_phases_and_the_first_window_apart(runs: list[Run]) -> None:
+    assert runs[0].step_seconds == [5.0, 5.0]
+    assert runs[0].warmup_seconds == 10.0
+    row = study_table(runs)["methods"][0]
+    assert (row["step_time"]["mean"], row["step_time"]["steady_mean"]) == (5.0, 5.0)
+    assert row["rollouts"] == {
+        "actor_per_item": 1.0, "auxiliary_per_item": 2.5, "threshold_per_item": 7, "below_threshold": True,
+    }  # fmt: skip
+
+
+def test_every_run_is_listed_with_its_failure(runs: list[Run]) -> None:
+    found = study_table(runs)
+    states = [(row["label"], row["seed"], row["state"]) for row in found["runs"]]
+    assert states[-2:] == [("b", 2, "failed"), ("c", 0, "missing")]
+    assert [row["failed"] for row in found["methods"]] == [[], [2], []]
+    page = markdown("title", study_blocks(found))
+    assert "critics did not qualify" in page
+    assert "What this does not show" in page
+    assert "The checkpoint is the last one" in page
+    lines = list(csv.DictReader(io.StringIO(rows_csv(found))))
+    assert [line["method"] for line in lines] == ["a", "b", "c"]
+    assert float(lines[1]["thought_gain_low"]) < 0.4 < float(lines[1]["thought_gain_high"])
+    assert json.loads(json.dumps(found, allow_nan=False)) == json.loads(json.dumps(found))
+
+
+@pytest.mark.parametrize("key", ["base_weights", "corpus", "positions", "precision", "evaluation.horizon"])
+def test_what_differs_is_named_and_refused(tmp_path: Path, key: str) -> None:
+    from made_up import IDENTITY
+
+    mine = Run("a", 0, run(tmp_path / "a0", "a", 0, 0.1))
+    other = Run("b", 0, run(tmp_path / "b0", "b", 0, 0.1, identity={**IDENTITY, key: "other"}))
+    assert mismatches([mine, mine]) == []
+    with pytest.raises(UserError, match=rf"cannot be compared: {key}: .* in a0, other in b0"):
+        tabulated([mine, other])
+
+
+def test_other_actor_texts_of_one_seed_are_refused(tmp_path: Path) -> None:
+    made = [Run(name, seed, run(tmp_path / f"{name}{seed}", name, seed, 0.1)) for name in "ab" for seed in (0, 1)]
+    assert mismatches(made) == []
+    summary = json.loads((tmp_path / "b1" / "summary.json").read_text("utf-8"))
+    summary["laps"][1]["actor_items"] = "others"
+    (tmp_path / "b1" / "summary.json").write_text(json.dumps(summary), "utf-8")
+    again = [Run(one.label, one.seed, one.folder) for one in made]
+    assert mismatches(again) == ["actor items of window 2: a1 and b1 differ"]
+
+
+def test_nothing_finished_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing to compare"):
+        tabulated([Run("a", 0, tmp_path / "absent")])
+
+
+def test_a_method_without_a_gate_has_no_mixed_gain(tmp_path: Path) -> None:
+    found = study_table([Run("ntp", 0, run(tmp_path / "n", "ntp", 0, 0.1, mixed=False))])
+    assert "mixed_gain" not in found["methods"][0]["measured"]
+    assert "| ntp | – | – | – | – |" in markdown("t", study_blocks(found))
+
+
+def test_report_of_a_run_and_of_a_study(tmp_path: Path, runs: list[Run]) -> None:
+    folder = runs[0].folder
+    (folder / "metrics.jsonl").write_text('{"step": 1, "seconds": 2.0, "event": "stage", "detail": "<b>"}\n', "utf-8")
+    said = report_command(str(folder), as_json=False)
+    assert [Path(line).name for line in said.splitlines()] == ["report.md", "report.html"]
+    text = (folder / "report" / "report.html").read_text("utf-8")
+    assert "&lt;b&gt;" in text
+    assert "<b>" not in text
+    cells = [{"label": one.label, "seed": one.seed, "folder": one.folder.name, "failure": one.failure} for one in runs]
+    (tmp_path / "study.json").write_text(json.dumps({"cells": cells}), "utf-8")
+    assert [one.state for one in read_study(tmp_path)] == ["done"] * 4 + ["failed", "missing"]
+    found = json.loads(report_command(str(tmp_path), as_json=True))
+    assert found == json.loads((tmp_path / "report" / "table.json").read_text("utf-8"))
+    if figures.available():
+        assert {path.name for path in (tmp_path / "report").glob("*.png")} == {
+            "curves.png", "step_time.png", "rollouts.png",
+        }  # fmt: skip
+    with pytest.raises(UserError, match="name a finished run or a study"):
+        report_command(str(tmp_path / "c0"), as_json=False)
+
+
+def test_pages_say_the_same_in_both_forms(runs: list[Run]) -> None:
+    blocks = run_blocks(runs[0])
+    for text in (markdown("T", blocks), webpage("T", blocks)):
+        assert "seed 0" in text
+        assert "thought gain" in text
