@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from cases import lifted, random_case
 from families import tiny
 from test_decode import numbers
+from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from tfive.errors import UserError
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.forward import TreeModel
-from tfive.tree.fused import Heads, TorchOps, choose_ops, differences, output_gate
+from tfive.tree.fused import Division, Heads, TorchOps, choose_ops, differences, output_gate
 from tfive.tree.hf_fused import choose_fusion
 from tfive.tree.settings import EngineSettings, SamplingSettings
 
@@ -128,12 +129,12 @@ def test_rotation_norm_and_slots() -> None:
     query, key, value = (torch.randn(6, n, generator=draw) for n in (4 * 8, 2 * 8, 2 * 8))
     cos, sin = torch.randn(6, 8, generator=draw), torch.randn(6, 8, generator=draw)
     norms = (torch.rand(8, generator=draw), torch.rand(8, generator=draw), 1e-5)
-    turned, keys, values = torch.empty(6, 4, 8), torch.zeros(2, 2, 9, 8), torch.zeros(2, 2, 9, 8)
+    turned, keys, values = torch.empty(2, 3, 4, 8), torch.zeros(2, 2, 9, 8), torch.zeros(2, 2, 9, 8)
     slot = torch.tensor([8, 1, 4])
-    TorchOps().rotate(query, key, value, norms, cos, sin, False, slot, turned, keys, values)
+    TorchOps().rotate((query, key, value), None, norms, (cos, sin), False, slot, turned, keys, values)
     heads = [F.rms_norm(x.view(6, -1, 8), (8,), w, 1e-5) for x, w in ((query, norms[0]), (key, norms[1]))]
     wanted_query, wanted_key = apply_rotary_pos_emb(*heads, cos, sin)
-    torch.testing.assert_close(turned, wanted_query)
+    torch.testing.assert_close(turned.flatten(0, 1), wanted_query)
     torch.testing.assert_close(keys[:, :, slot].transpose(1, 2).flatten(0, 1), wanted_key)
     torch.testing.assert_close(values[:, :, slot].transpose(1, 2).flatten(0, 1), value.view(6, 2, 8))
     assert not keys[:, :, [0, 2, 3, 5, 6, 7]].any()
@@ -149,7 +150,7 @@ def test_ops_are_compared_and_the_reason_is_kept() -> None:
     assert max(differences(TorchOps(), heads, CPU, torch.float32).values()) == 0
 
     class Wrong(TorchOps):
-        def gate(self, gate_xI: torch.Tensor, up_xI: torch.Tensor) -> torch.Tensor:
+        def gate(self, gate_xI: Tensor, up_xI: Tensor, division: Division | None) -> Tensor:
             return gate_xI * up_xI
 
     assert differences(Wrong(), heads, CPU, torch.float32)["gated product"] > 0.1

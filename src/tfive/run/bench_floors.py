@@ -31,7 +31,8 @@ def floors(model: Any, work: Work, plan: ThoughtPlan, device: torch.device) -> d
 
     Blocks cost 2 operations per weight and node, attention 4 per feature and pair of nodes, the head 2 per weight and
     row; a backward pass costs twice its forward, and the chunked head makes its logits once more. A sampling step reads
-    every weight. Attention to the branches and the delta rule itself are left out.
+    every weight; the last thought token is not read any more. Attention to the branches and the delta rule itself are
+    left out.
     """
     known = peaks(device)
     if known is None:
@@ -53,7 +54,7 @@ def floors(model: Any, work: Work, plan: ThoughtPlan, device: torch.device) -> d
     nodes = trunk + work.branches * thought
     actions = work.branches * plan.length
     return {
-        "sampling": (2 * blocks * trunk + attention) / operations + thought * step,
+        "sampling": (2 * blocks * trunk + attention) / operations + (thought - 1) * step,
         "scoring": (2 * blocks * scored + 2 * head.numel() * losses) / operations,
         "actor": (3 * (2 * blocks * nodes + attention) + 4 * 2 * head.numel() * actions) / operations,
         "values": (2 * blocks * nodes + attention) / operations,

@@ -21,6 +21,9 @@ from tfive.run.bench_sides import TreeSide, tree_side
 from tfive.run.bench_work import Work, random_model, value_head
 from tfive.tree.delta_kernel import choose_rule
 from tfive.tree.delta_rule import read_paths, unit_rows
+from tfive.tree.fused import KERNEL_BOUNDS, TritonOps, differences, triton_trouble
+from tfive.tree.head import log_normaliser, normaliser_kernel
+from tfive.tree.hf_fused import AttentionPart
 from tfive.tree.settings import EngineSettings, SamplingSettings
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -118,7 +121,7 @@ def _of_rows(model: PreTrainedModel, side: TreeSide, tokens_QT: Tensor) -> Outpu
 
 def _engine_checks(kind: str, device: torch.device) -> Iterator[Check]:
     model = random_model(MODELS[kind], device, torch.float32)
-    eager = EngineSettings(attention="sdpa", delta_rule="torch", cuda_graphs=False)
+    eager = EngineSettings(attention="sdpa", delta_rule="torch", fused_blocks="off", cuda_graphs=False)
     side = tree_side(model, WORK, eager)
     thoughts = side.sampling()
     tokens_QT = thoughts.tokens_BRT.flatten(0, 1)
@@ -133,6 +136,7 @@ def _engine_checks(kind: str, device: torch.device) -> Iterator[Check]:
     elif kind == "attention":
         yield Check(kind, "flex attention", None, None, "no backward pass on this device")
 
+    yield from _kernels(kind, side, reference)
     fast = tree_side(model, WORK, EngineSettings())
     again = fast.sampling()
     how = "captured sampling" if cuda else "sampling by default settings"
@@ -157,6 +161,35 @@ def _attention(kind: str, attention: str, side: TreeSide, reference: Outputs) ->
         return
     yield Check(kind, f"{attention} attention", found.apart(reference), FLOAT32)
     yield Check(kind, f"{attention} gradients, relative", _relative(found.gradients, reference.gradients), 1e-3)
+
+
+def _kernels(kind: str, side: TreeSide, reference: Outputs) -> Iterator[Check]:
+    """Fused blocks against the model's own, and every Triton kernel they use against PyTorch at the model's heads."""
+    device = side.tree.device
+    setting = "auto" if device.type == "cuda" else "on"
+    fused = tree_side(side.model, WORK, side.engine.model_copy(update={"fused_blocks": setting}))
+    fused.thoughts = side.thoughts
+    choice = fused.tree.fusion
+    if choice.fusion is None:
+        yield Check(kind, "fused blocks", None, None, f"not used: {choice.reason}")
+        return
+    yield Check(kind, "fused blocks", _of_tree(fused).apart(reference), FLOAT32, choice.reason)
+    parts = [block.mixer for block in choice.fusion.blocks]
+    heads = next(part.heads for part in parts if isinstance(part, AttentionPart))
+    for dtype in KERNEL_BOUNDS:
+        trouble = triton_trouble(heads, device, dtype)
+        name = f"kernels in {str(dtype).removeprefix('torch.')}, relative"
+        if device.type != "cuda":
+            yield Check(kind, name, None, None, f"not used: {trouble}")
+            continue
+        apart = differences(TritonOps(), heads, device, dtype)
+        note = ", ".join(f"{what} {size:.1e}" for what, size in apart.items())
+        yield Check(kind, name, max(apart.values()), KERNEL_BOUNDS[dtype], note)
+    if device.type == "cuda":
+        logits_xV = 5 * torch.randn(64, 151_936, generator=torch.Generator().manual_seed(0)).to(device)
+        wanted = logits_xV.double().logsumexp(-1)
+        used = "the kernel" if normaliser_kernel(device) else "PyTorch"
+        yield Check(kind, "log-normaliser", _gap(log_normaliser(logits_xV), wanted), 1e-5, used)
 
 
 def _parity(kind: str, side: TreeSide) -> Iterator[Check]:

@@ -81,6 +81,13 @@ class TreeSide:
         """The sampling loop alone, the texts having been read."""
         return self.tree.sample(self.texts, self.uniforms_BRT, self.law, self.reading)
 
+    def ten_steps(self) -> None:
+        """Ten steps of all branches, each at the last place of its thought, after `steps`."""
+        if self.tree.sampler is None:
+            raise RuntimeError("sampling comes first")
+        for _ in range(10):
+            self.tree.sampler.step()
+
     def scoring(self) -> tuple[Tensor, Tensor]:
         """Losses without a thought `[Q]` and per checkpoint `[Q, K]`, from the reading that sampling made."""
         scores = self.tree.score(self.texts, self._thoughts(), self.reading)

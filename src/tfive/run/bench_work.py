@@ -53,7 +53,7 @@ class Work:
         return self.texts * self.positions * self.group
 
 
-SMALL = Work(texts=2, tokens=256, positions=8)
+SMALL = Work(texts=2, tokens=128, positions=6)
 """What the default does without a GPU, to end within a minute."""
 
 

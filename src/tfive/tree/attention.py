@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfive.tree.fused import Ops, output_gate
+from tfive.tree.fused import Heads, Ops, output_gate
 from tfive.tree.layout import Layout
 
 KeysValues = tuple[Tensor, Tensor]
@@ -78,17 +78,20 @@ class Attending:
             output = _folded(query_BYnE, key, value, self._bias(window, query_BYnE, key), scale)
         return output.transpose(1, 2)
 
-    def destination(self, layer: int, like_BnYE: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Where fused blocks write keys and values of the pass's nodes: two `[B, X, m, E]`, and the slots `[n]`."""
-        rows, nodes, _, features = like_BnYE.shape
-        slot_n = self._once("slots", lambda: torch.arange(nodes, device=like_BnYE.device))
-        key, value = (like_BnYE.new_empty(rows, heads, nodes, features) for _ in range(2))
-        return key, value, slot_n
+    def room(self, layer: int, like_BnD: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Where fused blocks write what they project: queries `[B, n, Y, E]`, keys and values `[B, X, m, E]`, and the
+        slots `[n]` of the pass's nodes in the latter."""
+        (rows, nodes), features = like_BnD.shape[:2], heads.features
+        slot_n = self._once("slots", lambda: torch.arange(nodes, device=like_BnD.device))
+        # Head by head, so that folding queries onto their keys copies nothing.
+        query_BYnE = like_BnD.new_empty(rows, heads.queries, nodes, features)
+        key, value = (like_BnD.new_empty(rows, heads.keys, nodes, features) for _ in range(2))
+        return query_BYnE.transpose(1, 2), key, value, slot_n
 
     def attend_written(
         self, ops: Ops, layer: int, query_BnYE: Tensor, key: Tensor, value: Tensor, scale: float, gate_xq: Tensor | None
     ) -> Tensor:
-        """Attention output `[B, n, Y, E]` once keys and values are at their `destination`."""
+        """Attention output `[B, n, Y, E]` once queries, keys and values are in their `room`."""
         output = self.attend(layer, query_BnYE.transpose(1, 2), key, value, scale)
         return output if gate_xq is None else output * output_gate(gate_xq, output.shape[2]).view(output.shape)
 

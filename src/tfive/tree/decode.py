@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tfive.tree.attention import Attending, KeysValues
 from tfive.tree.deltanet import ForkMemory, StepRecurrence
-from tfive.tree.fused import Ops
+from tfive.tree.fused import Heads, Ops
 from tfive.tree.head import OUT_OF_REACH, VocabularyHead, chunk_rows
 from tfive.tree.hf import Backbone
 from tfive.tree.hf_fused import Fusion
@@ -92,13 +92,18 @@ class StepPass(Attending):
         return (seen_BRm | (lost_BR1 & (torch.arange(seen_BRm.shape[-1], device=seen_BRm.device) == 0)))[:, None]
 
     def extend(self, layer: int, key_BXRE: Tensor, value_BXRE: Tensor) -> KeysValues:
-        key, value, taken_R = self.destination(layer, key_BXRE, 0)
-        key.index_copy_(2, taken_R, key_BXRE.to(key.dtype))
-        value.index_copy_(2, taken_R, value_BXRE.to(value.dtype))
+        key, value = self.slots[layer]
+        key.index_copy_(2, self._taken_R(), key_BXRE.to(key.dtype))
+        value.index_copy_(2, self._taken_R(), value_BXRE.to(value.dtype))
         return key, value
 
-    def destination(self, layer: int, like_BnYE: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        return *self.slots[layer], self._once("taken", lambda: self.first_slot_R + self.place)
+    def _taken_R(self) -> Tensor:
+        """The slots this step writes."""
+        return self._once("taken", lambda: self.first_slot_R + self.place)
+
+    def room(self, layer: int, like_BnD: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        query_BRYE = like_BnD.new_empty(*like_BnD.shape[:2], heads.queries, heads.features)
+        return query_BRYE, *self.slots[layer], self._taken_R()
 
     def attend_written(
         self, ops: Ops, layer: int, query_BnYE: Tensor, key: Tensor, value: Tensor, scale: float, gate_xq: Tensor | None
@@ -137,7 +142,7 @@ class Sampler:
         reading: Reading,
         fusion: Fusion | None = None,
     ) -> None:
-        self.backbone, self.head, self.embed, self.law, self.fusion = backbone, head, embed, law, fusion
+        self.backbone, self.head, self.embed, self.law = backbone, head, embed, law
         self.forbidden_x = None if forbidden_V is None else forbidden_V.nonzero()[:, 0]
         self.blocks = None if fusion is None else fusion.hold()
         self.draw = draw if fusion is None else fusion.ops.draw
@@ -171,6 +176,10 @@ class Sampler:
         hidden_BRD = self.backbone.run(embeds_BRD, position_BR, self.tree, fused=self.blocks)
         self._choose(hidden_BRD)
 
+    def step(self) -> None:
+        """One step of all branches: a replay where it was captured."""
+        self.graph.replay() if self.graph is not None else self._step()
+
     def _capture(self) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -189,8 +198,6 @@ class Sampler:
 
         `begun` is `(tokens_BRT, length_BR)`: the first tokens of each thought, taken as given instead of drawn.
         """
-        if self.fusion is not None:
-            self.fusion.refresh()
         self.tree.begin(layout, reading)
         if self.captures and self.graph is None:
             self._capture()
@@ -211,7 +218,7 @@ class Sampler:
                 if place < opening:
                     self.token_BR.fill_(plan.open_ids[place])
                 self.delimiter_BR.fill_(0 if plan.learned and place < opening else -1)
-                self.graph.replay() if self.graph is not None else self._step()
+                self.step()
                 self.tree.advance()
             if step >= 0:
                 if begun is not None:

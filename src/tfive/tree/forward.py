@@ -21,7 +21,7 @@ from tfive.tree.decode import Reading, Sampler, ended
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.delta_kernel import choose_rule
 from tfive.tree.deltanet import TreeRecurrence
-from tfive.tree.grow import grow, no_thoughts
+from tfive.tree.grow import full_thoughts, grow, no_thoughts, small_texts
 from tfive.tree.head import (
     Reducer,
     Source,
@@ -32,7 +32,7 @@ from tfive.tree.head import (
     target_log_prob,
 )
 from tfive.tree.hf import Backbone
-from tfive.tree.hf_fused import FusionChoice, choose_fusion
+from tfive.tree.hf_fused import Fusion, FusionChoice, choose_fusion
 from tfive.tree.law import draw, law_log_prob, lawful
 from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower, PolicyOutput, Scores
@@ -73,6 +73,8 @@ class TreeModel:
         choice = self.engine.fused_norms
         self.backbone = Backbone(model, lambda device: choice == "on" or (choice == "auto" and device.type == "cuda"))
         self._samplers: dict[Any, Sampler] = {}
+        self.sampler: Sampler | None = None
+        """The one used last."""
         self._forbidden_V: Tensor | None = None
         self._rule: Any = None
         self._fusion: FusionChoice | None = None
@@ -140,27 +142,29 @@ class TreeModel:
     def fusion(self) -> FusionChoice:
         """Fused blocks for passes without gradients, or why there are none; chosen once."""
         if self._fusion is None:
-            tokens_BS = torch.arange(48, device=self.device).view(2, 24) % self.head.vocabulary
-            nothing_BP = tokens_BS[:, :0]
-            layout = self._grow(TextBatch(tokens_BS, torch.zeros_like(tokens_BS), nothing_BP, nothing_BP), None)
-            setting = self.engine.fused_blocks
-            self._fusion = choose_fusion(setting, self.backbone, layout, self.recurrence(layout))
+            layout = self._grow(small_texts(self.head.vocabulary), None)
+            self._fusion = choose_fusion(self.engine.fused_blocks, self.backbone, layout, self.recurrence(layout))
         return self._fusion
+
+    @property
+    def _fused(self) -> Fusion | None:
+        """Fused blocks where they apply: they do not follow a caller's autocast."""
+        return None if torch.is_autocast_enabled(self.device.type) else self.fusion.fusion
 
     def _read_only(self, embeds_BnD: Tensor, position_Bn: Tensor, tree: TreePass) -> Tensor:
         """Final hidden states of a pass that needs no gradients."""
-        fusion = self.fusion.fusion
-        return self.backbone.run(embeds_BnD, position_Bn, tree, fused=None if fusion is None else fusion.forwards)
+        fused = None if self._fused is None else self._fused.forwards
+        return self.backbone.run(embeds_BnD, position_Bn, tree, fused=fused)
 
-    def _run(self, layout: Layout, lower: Lower | None = None, stop: int | None = None) -> Tensor:
-        """Final hidden states of all nodes, `[B, N, D]`."""
+    def _run(self, layout: Layout, lower: Lower | None = None, stop: int | None = None, fuse: bool = False) -> Tensor:
+        """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for."""
         tree = TreePass(layout, self.kernel, recurrence=self.recurrence(layout))
         recompute = self.engine.activation_checkpointing and torch.is_grad_enabled()
         if lower is not None:
-            return self.backbone.run(
-                lower.hidden_BND, layout.position_BN, tree, first_block=lower.block, recompute=recompute
-            )
+            return self.backbone.run(lower.hidden_BND, layout.position_BN, tree, lower.block, recompute=recompute)
         embeds_BND = self.embed(layout.token_BN, layout.delimiter_BN)
+        if fuse and stop is None:
+            return self._read_only(embeds_BND, layout.position_BN, tree)
         return self.backbone.run(embeds_BND, layout.position_BN, tree, stop_block=stop, recompute=recompute)
 
     def _reduce(self, hidden_BND: Tensor, picks: Picks, reducer: Reducer, forbidden: bool = False) -> dict[str, Tensor]:
@@ -201,29 +205,27 @@ class TreeModel:
             raise ValueError("parity mode draws whole thoughts; it cannot take begun ones")
         if law.parity:
             return self._sample_in_parity(texts, uniforms_BRT.to(self.device), law)
-        full = self._full(texts)
-        layout = self._grow(texts, full)
+        fusion = self._fused
+        if fusion is not None:
+            fusion.refresh()
+        layout = self._grow(texts, full_thoughts(texts, self.plan))
         reading = reading or self.read(texts)
         # A captured step reads the weights where they were.
         home = next(self.model.parameters()).data_ptr()
-        key = (layout.token_BN.shape, layout.position_BR.shape, reading.hidden_BSD.dtype, home, law)
+        key = (layout.token_BN.shape, layout.position_BR.shape, reading.hidden_BSD.dtype, home, law, fusion is None)
         if key not in self._samplers:
             usable = [(k, v) for k, v in self._samplers.items() if k[3] == home]
             self._samplers = dict(usable[-_SAMPLERS + 1 :])
             asked = (self.backbone, self.head, self.embed, self.engine, law, self.forbidden_V)
-            self._samplers[key] = Sampler(*asked, layout, reading, self.fusion.fusion)
-        return self._samplers[key].run(layout, reading, uniforms_BRT, begun)
-
-    def _full(self, texts: TextBatch) -> Thoughts:
-        """Thoughts of full length at every position, not written yet."""
-        rows, branches = texts.positions_BP.shape[0], texts.positions_BP.shape[1] * self.plan.group
-        empty = no_thoughts(rows, branches, self.plan, self.device)
-        return replace(empty, length_BR=torch.full_like(empty.length_BR, self.plan.length))
+            self._samplers[key] = Sampler(*asked, layout, reading, fusion)
+        self.sampler = self._samplers[key]
+        return self.sampler.run(layout, reading, uniforms_BRT, begun)
 
     def _sample_in_parity(self, texts: TextBatch, uniforms_BRT: Tensor, law: SamplingSettings) -> Thoughts:
         parts = []
         for row in range(len(texts.tokens_BS)):
-            text, thoughts = texts.rows(row, row + 1), self._full(texts.rows(row, row + 1))
+            text = texts.rows(row, row + 1)
+            thoughts = full_thoughts(text, self.plan).to(self.device)
             for step in range(self.plan.length):
                 layout = self._grow(text, thoughts)
                 before_RD = self._run(layout)[0, layout.action_node_BRT[0, :, step]]
@@ -257,7 +259,7 @@ class TreeModel:
     def no_thought(self, texts: TextBatch) -> Tensor:
         """ℓ_0 of every item, `[B, R]`, from the texts alone: no branch is grown."""
         texts = texts.to(self.device)
-        return self._score_plain(texts, self._full(texts), self.read(texts), False)["no_thought_BR"]
+        return self._score_plain(texts, full_thoughts(texts, self.plan), self.read(texts), False)["no_thought_BR"]
 
     def _branches_at_once(self, texts: TextBatch) -> int:
         """How many branches to score in one pass.
@@ -377,7 +379,7 @@ class TreeModel:
         """`[B, R, T, D]` final hidden states of the last node before each action (0 where there is none)."""
         layout = self._grow(texts, thoughts)
         picks = Picks.actions(layout, thoughts.tokens_BRT.to(self.device))
-        return picks.spread(picks.rows(self._run(layout, lower)))
+        return picks.spread(picks.rows(self._run(layout, lower, fuse=not torch.is_grad_enabled())))
 
     @torch.no_grad()
     def lower(self, texts: TextBatch, thoughts: Thoughts, block: int) -> Lower:

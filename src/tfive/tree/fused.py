@@ -22,10 +22,17 @@ from torch import Tensor
 from tfive.errors import UserError
 from tfive.tree.law import draw
 
+Angles = tuple[Tensor, Tensor]
+"""Cosines and sines the heads of a node are rotated by, each `[x, t]`."""
+
+Division = tuple[Tensor, float]
+"""What is left of a norm that was folded into a product: divide the products of a row by the root mean square of these
+contiguous rows `[x, D]`, with this epsilon."""
+
 Norms = tuple[Tensor, Tensor, float]
 """Weights of the query's and of the key's norm over head features, and their epsilon."""
 
-_BOUND = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
+KERNEL_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 0.02}
 """Largest relative error (by norm) of a sound kernel, by type."""
 
 
@@ -48,15 +55,13 @@ class Ops(Protocol):
 
     def rotate(
         self,
-        query_xq: Tensor,
-        key_xk: Tensor,
-        value_xk: Tensor,
+        products: tuple[Tensor, ...],
+        division: Division | None,
         norms: Norms | None,
-        cos_xt: Tensor,
-        sin_xt: Tensor,
+        angles: Angles,
         gated: bool,
         slot_n: Tensor,
-        query_xYE: Tensor,
+        query_BnYE: Tensor,
         key_BXmE: Tensor,
         value_BXmE: Tensor,
     ) -> None: ...
@@ -74,14 +79,22 @@ class Ops(Protocol):
         gate_xq: Tensor | None,
     ) -> Tensor: ...
 
-    def gate(self, gate_xI: Tensor, up_xI: Tensor) -> Tensor: ...
+    def gate(self, gate_xI: Tensor, up_xI: Tensor, division: Division | None) -> Tensor: ...
 
     def draw(self, logits_xV: Tensor, uniform_x: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-def _turned(head_xHE: Tensor, cos_xt: Tensor, sin_xt: Tensor) -> Tensor:
+def _divided(product: Tensor, division: Division | None) -> Tensor:
+    if division is None:
+        return product
+    rows_xD, epsilon = division
+    wide = rows_xD.to(torch.promote_types(rows_xD.dtype, torch.float32))
+    return (product * (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()).to(product.dtype)
+
+
+def _turned(head_xHE: Tensor, angles: Angles) -> Tensor:
     """Rotary embedding of the first t features, pairs half of t apart."""
-    cos, sin, turned = cos_xt[:, None], sin_xt[:, None], cos_xt.shape[-1]
+    cos, sin, turned = angles[0][:, None], angles[1][:, None], angles[0].shape[-1]
     part, rest = head_xHE[..., :turned], head_xHE[..., turned:]
     low, high = part.chunk(2, -1)
     return torch.cat([part * cos + torch.cat([-high, low], -1) * sin, rest], -1)
@@ -97,27 +110,29 @@ class TorchOps:
 
     def rotate(
         self,
-        query_xq: Tensor,
-        key_xk: Tensor,
-        value_xk: Tensor,
+        products: tuple[Tensor, ...],
+        division: Division | None,
         norms: Norms | None,
-        cos_xt: Tensor,
-        sin_xt: Tensor,
+        angles: Angles,
         gated: bool,
         slot_n: Tensor,
-        query_xYE: Tensor,
+        query_BnYE: Tensor,
         key_BXmE: Tensor,
         value_BXmE: Tensor,
     ) -> None:
-        """Norm and rotate queries into `query_xYE`, keys into the slots `slot_n` of every row, and put values there."""
-        heads, features = query_xYE.shape[1:]
-        query = query_xq.unflatten(-1, (heads, -1))[..., :features]
-        key, value = (x.unflatten(-1, (-1, features)) for x in (key_xk, value_xk))
+        """Norm and rotate queries into `query_BnYE`, keys into the slots `slot_n` of each row, and put values there.
+
+        `products` are those of query `[x, q]`, key and value `[x, k]`.
+        """
+        heads, features = query_BnYE.shape[2:]
+        query, key, value = (_divided(x, division) for x in products)
+        query = query.unflatten(-1, (heads, -1))[..., :features]
+        key, value = (x.unflatten(-1, (-1, features)) for x in (key, value))
         if norms is not None:
             query = F.rms_norm(query, (features,), norms[0], norms[2])
             key = F.rms_norm(key, (features,), norms[1], norms[2])
-        query_xYE.copy_(_turned(query, cos_xt, sin_xt))
-        for slots, new in ((key_BXmE, _turned(key, cos_xt, sin_xt)), (value_BXmE, value)):
+        query_BnYE.copy_(_turned(query, angles).view(query_BnYE.shape))
+        for slots, new in ((key_BXmE, _turned(key, angles)), (value_BXmE, value)):
             slots.index_copy_(2, slot_n, new.unflatten(0, (len(slots), -1)).transpose(1, 2).to(slots.dtype))
 
     def attend(
@@ -153,9 +168,9 @@ class TorchOps:
             output = output * output_gate(gate_xq, heads).unflatten(0, (rows, branches))
         return output.to(query_BRYE.dtype)
 
-    def gate(self, gate_xI: Tensor, up_xI: Tensor) -> Tensor:
+    def gate(self, gate_xI: Tensor, up_xI: Tensor, division: Division | None) -> Tensor:
         """SiLU of the gate times the rest."""
-        return F.silu(gate_xI) * up_xI
+        return F.silu(_divided(gate_xI, division)) * _divided(up_xI, division)
 
     def draw(self, logits_xV: Tensor, uniform_x: Tensor) -> tuple[Tensor, Tensor]:
         """`law.draw`."""
@@ -199,6 +214,7 @@ def differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype
     slot = trunk + torch.arange(branches, device=device) * own + place
     shape = (rows, heads.keys, trunk + branches * own, heads.features)
     past = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(device, dtype) for i in (1, 2)]
+    rows_xD = 3 * torch.randn(rows * branches, 72, generator=torch.Generator().manual_seed(5)).to(device, dtype)
     logits = 3 * torch.randn(6, 1300, generator=torch.Generator().manual_seed(3)).to(device)
     logits[:, ::3] = -1e9
     uniform = torch.linspace(0.01, 0.99, 6, dtype=torch.float64, device=device)
@@ -207,15 +223,15 @@ def differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype
         query, key, value, cos, sin, *weights = (x.to(kind) for x in inputs)
         norms = (weights[0], weights[1], 1e-6) if heads.normed else None
         keys, values = (x.to(kind, copy=True) for x in past)
-        turned = query.new_empty(len(query), heads.queries, heads.features)
-        some.rotate(query, key, value, norms, cos, sin, heads.gated, slot, turned, keys, values)
+        asked = query.new_empty(rows, heads.queries, branches, heads.features).transpose(1, 2)
+        division = None if heads.gated else (rows_xD.to(kind), 1e-5)
+        some.rotate((query, key, value), division, norms, (cos, sin), heads.gated, slot, asked, keys, values)
         at = torch.tensor([place], device=device)
-        asked = turned.unflatten(0, (rows, branches))
         gate = query if heads.gated else None
-        seen = some.attend(asked, keys, values, first, stop, at, trunk, heads.features**-0.5, gate)
+        seen = some.attend(asked.contiguous(), keys, values, first, stop, at, trunk, heads.features**-0.5, gate)
         # The logits stay float32 whatever the weights are: so is what the head gives.
         token, log_q = some.draw(logits, uniform)
-        found.append((turned, keys, values, seen, some.gate(key, value), token, log_q))
+        found.append((asked, keys, values, seen, some.gate(key, value, division), token, log_q))
     names = ("queries", "keys", "values", "attention", "gated product", "drawn tokens", "their log-probabilities")
     return {
         name: float((got.double() - want.double()).norm() / want.double().norm())
@@ -228,7 +244,7 @@ def triton_trouble(heads: Heads, device: torch.device, dtype: torch.dtype) -> st
     """Why Triton's kernels are not used for such heads on this device, or None: they agree."""
     if device.type != "cuda":
         return f"there are no kernels for {device.type}"
-    if dtype not in _BOUND:
+    if dtype not in KERNEL_BOUNDS:
         return f"there are no kernels for {dtype}"
     if heads.features & (heads.features - 1) or not 16 <= heads.features <= 256:
         return f"heads have {heads.features} features; the kernels take a power of two from 16 to 256"
@@ -239,7 +255,7 @@ def triton_trouble(heads: Heads, device: torch.device, dtype: torch.dtype) -> st
     except Exception as error:  # noqa: BLE001 - a compiler fails in many ways; the reason is returned, not lost
         return f"they fail on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     for name, off in apart.items():
-        bound = 1e-6 if "drawn" in name else _BOUND[torch.float32] if "log" in name else _BOUND[dtype]
+        bound = 1e-6 if "drawn" in name else KERNEL_BOUNDS[torch.float32] if "log" in name else KERNEL_BOUNDS[dtype]
         if not off <= bound:
             return f"their {name} are off by {off:.2g} on {device}"
     return None

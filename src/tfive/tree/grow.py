@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -38,13 +38,15 @@ class _Nodes:
     segment: Tensor
 
     @staticmethod
-    def of(exists: Tensor, token: Tensor, kind: Tensor, position: Tensor, **values: Tensor) -> _Nodes:
+    def of(exists: Tensor, token: Tensor, kind: Tensor, position: Tensor, **values: Tensor | None) -> _Nodes:
         """Flat nodes from broadcastable attributes; whatever does not exist becomes padding."""
 
-        def flat(value: Tensor | int, otherwise: int) -> Tensor:
-            return torch.where(exists, torch.as_tensor(value, device=exists.device), otherwise).flatten(1)
+        def flat(value: Tensor | None, otherwise: int) -> Tensor:
+            if value is None:
+                return exists.new_full(exists.shape, otherwise, dtype=torch.int64).flatten(1)
+            return torch.where(exists, value, otherwise).flatten(1)
 
-        nodes = {f.name: flat(values.get(f.name, -1), -1) for f in fields(_Nodes)}
+        nodes = {f.name: flat(values.get(f.name), -1) for f in fields(_Nodes)}
         nodes |= {"token": flat(token, 0), "kind": flat(kind, PADDING), "position": flat(position, 0)}
         return _Nodes(**nodes)
 
@@ -72,6 +74,19 @@ def no_thoughts(rows: int, branches: int, plan: ThoughtPlan, device: torch.devic
     tokens_BRT = length_BR.new_zeros(rows, branches, plan.length)
     log_q_BRT = torch.zeros(tokens_BRT.shape, device=device)
     return Thoughts(tokens_BRT, length_BR, length_BR == 0, length_BR != 0, log_q_BRT)
+
+
+def full_thoughts(texts: TextBatch, plan: ThoughtPlan) -> Thoughts:
+    """Thoughts of full length at every position, not written yet."""
+    rows, count = texts.positions_BP.shape
+    empty = no_thoughts(rows, count * plan.group, plan, texts.positions_BP.device)
+    return replace(empty, length_BR=torch.full_like(empty.length_BR, plan.length))
+
+
+def small_texts(vocabulary: int) -> TextBatch:
+    """Two short texts without positions, to try a model on."""
+    tokens_BS = torch.arange(48).view(2, 24) % vocabulary
+    return TextBatch(tokens_BS, torch.zeros_like(tokens_BS), tokens_BS[:, :0], tokens_BS[:, :0])
 
 
 def grow(
@@ -134,14 +149,14 @@ def _thoughts(
     own_node_RA = trunk.token.shape[1] + branch_R1 * width + place_A
     open_O = _delimiter_tokens(plan.open_ids, plan.learned, device).expand(rows, branches, -1)
     is_close = thoughts.closed_BR[..., None] & (place_A - opening == length_BR1 - 1)
-    learned = torch.where(place_A < opening, 0, torch.where(is_close, 1, -1)) if plan.learned else torch.tensor(-1)
+    learned = torch.where(place_A < opening, 0, torch.where(is_close, 1, -1)) if plan.learned else None
     previous_BRA = torch.where(place_A == 0, position_BR[..., None], own_node_RA - 1)
     nodes = _Nodes.of(
         present_BR1 & (place_A < opening + length_BR1),
         torch.cat([open_O, thoughts.tokens_BRT], -1),
         torch.where(place_A < opening, OPEN, THOUGHT),
         _at(trunk.position, position_BR)[..., None] + 1 + place_A,
-        delimiter=learned.to(device),
+        delimiter=learned,
         document=_at(trunk.document, position_BR)[..., None],
         parent=previous_BRA,
         trunk_limit=position_BR[..., None],

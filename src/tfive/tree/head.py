@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -241,9 +242,31 @@ def reduce_vocabulary(
     return dict(zip(names, outputs))
 
 
+def log_normaliser(logits_xV: Tensor) -> Tensor:
+    """log Σ exp of each row; where nothing asks for gradients a kernel of ours reads the logits once for it."""
+    if logits_xV.requires_grad or logits_xV.dtype != torch.float32 or not logits_xV.numel():
+        return logits_xV.logsumexp(-1)
+    kernel = normaliser_kernel(logits_xV.device)
+    return logits_xV.logsumexp(-1) if kernel is None else kernel(logits_xV)
+
+
+@cache
+def normaliser_kernel(device: torch.device) -> Callable[[Tensor], Tensor] | None:
+    """The kernel for `log_normaliser`, None where there is none or it is wrong on this device."""
+    if device.type != "cuda":
+        return None
+    try:
+        from tfive.tree.triton_kernels import log_normaliser as kernel
+    except ImportError:
+        return None
+    trial_xV = 5 * torch.randn(4, 5000, generator=torch.Generator().manual_seed(0)).to(device)
+    trial_xV[:, ::3] = OUT_OF_REACH
+    return kernel if torch.allclose(kernel(trial_xV), trial_xV.logsumexp(-1), rtol=1e-5, atol=1e-5) else None
+
+
 def target_log_prob(logits: Sequence[Tensor], rows: Mapping[str, Tensor]) -> Reduced:
     """`log_prob`: log-probability of `target`, and `log_normaliser`, the log-sum-exp of the logits."""
-    normaliser_x = logits[0].logsumexp(-1)
+    normaliser_x = log_normaliser(logits[0])
     chosen_x = logits[0].gather(-1, rows["target"][:, None])[:, 0]
     return {"log_prob": chosen_x - normaliser_x, "log_normaliser": normaliser_x}
 

@@ -6,8 +6,9 @@ It is for blocks that add attention (or a gated delta net) and then a gated feed
 root-mean-square norm, to the residual stream: Llama, Qwen2, Qwen3, the attention and recurrent layers of Qwen3.5.
 Names admit nothing: every block is compared, in float32 and with its own weights, with the forward it would replace.
 
-For sampling, whose steps are bound by reading weights and by the number of kernels, `Fusion.hold` keeps copies of
-weights that are multiplied with the same input, joined into one matrix; `refresh` brings them up to date.
+For sampling, whose steps are bound by reading weights and by the number of kernels, `Fusion.hold` keeps copies of the
+weights that project from the residual stream, those of one input joined into one matrix; `refresh` brings them up to
+date.
 
 Local shape letters as in `fused.py`.
 """
@@ -15,7 +16,7 @@ Local shape letters as in `fused.py`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 from tfive.errors import UserError
 from tfive.tree.attention import Attending, TreePass
-from tfive.tree.fused import Heads, Ops, TorchOps, choose_ops
+from tfive.tree.fused import Angles, Division, Heads, Ops, TorchOps, choose_ops
 from tfive.tree.hf import (
     IMPLEMENTATION,
     Backbone,
@@ -43,36 +44,8 @@ _BOUND = 1e-4
 """Largest error of a fused block in float32, relative to what the block adds to the residual stream."""
 
 
-Angles = tuple[Tensor, Tensor]
-"""Cosines and sines a node's heads are rotated by, each `[x, t]`."""
-
-
 class Unfit(Exception):
     """This block is none that can be fused; the message says why."""
-
-
-class Fan:
-    """Products of one input, each by itself, or (held) by one matrix that holds a copy of them all."""
-
-    def __init__(self, parts: tuple[nn.Linear, ...], hold: bool = False) -> None:
-        self.parts, self.sizes = parts, [part.out_features for part in parts]
-        biased = [part.bias is not None for part in parts]
-        if any(biased) != all(biased):
-            raise Unfit("only some products of one input have a bias")
-        self.weight = torch.cat([part.weight.detach() for part in parts]) if hold else None
-        self.bias = torch.cat([part.bias.detach() for part in parts]) if hold and all(biased) else None
-
-    def __call__(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        if self.weight is None:
-            return tuple(F.linear(inputs, part.weight, part.bias) for part in self.parts)
-        return F.linear(inputs, self.weight, self.bias).split(self.sizes, -1)
-
-    def copies(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Where the held copies of all weights lie, and the weights."""
-        if self.weight is not None:
-            yield from zip(self.weight.split(self.sizes), (part.weight for part in self.parts))
-        if self.bias is not None:
-            yield from zip(self.bias.split(self.sizes), (part.bias for part in self.parts))
 
 
 class HeldNorm(RootMeanSquare):
@@ -86,11 +59,63 @@ class HeldNorm(RootMeanSquare):
     def weight(self) -> Tensor:
         return self.held
 
+    def refresh(self) -> None:
+        """Bring the copy up to date."""
+        self.held.copy_(super().weight)
+
+
+class Fan:
+    """A norm and the products of what it gives, from the residual stream to the inputs of a layer.
+
+    A held fan multiplies once, by a matrix that holds copies of all its weights. Where it can it folds the norm in: the
+    norm's weight into the matrix, while its division by the root mean square is left (`Division`) to the kernel that
+    reads the products.
+    """
+
+    def __init__(
+        self, norm: RootMeanSquare, parts: tuple[nn.Linear, ...], hold: bool = False, fold: bool = False
+    ) -> None:
+        self.norm, self.parts, self.sizes = norm, parts, [part.out_features for part in parts]
+        biased = [part.bias is not None for part in parts]
+        if any(biased) != all(biased):
+            raise Unfit("only some products of one input have a bias")
+        # A bias comes after the division.
+        self.folds = fold and not any(biased)
+        self.weight = torch.cat([part.weight.detach() for part in parts]) if hold else None
+        self.bias = torch.cat([part.bias.detach() for part in parts]) if hold and all(biased) else None
+
+    def __call__(self, residual: Tensor) -> tuple[Tensor, ...]:
+        inputs = residual if self.folds else self.norm(residual)
+        if self.weight is None:
+            return tuple(F.linear(inputs, part.weight, part.bias) for part in self.parts)
+        return F.linear(inputs, self.weight, self.bias).split(self.sizes, -1)
+
+    def division(self, residual_xD: Tensor) -> Division | None:
+        """What is left of the norm."""
+        return (residual_xD, self.norm.epsilon) if self.folds else None
+
+    def holding(self, fold: bool) -> Fan:
+        """The same on copies of its weights."""
+        held = Fan(HeldNorm(self.norm), self.parts, True, fold)
+        held.refresh()
+        return held
+
+    def refresh(self) -> None:
+        """Bring the copies up to date."""
+        if isinstance(self.norm, HeldNorm):
+            self.norm.refresh()
+        for name, held in (("weight", self.weight), ("bias", self.bias)):
+            for place, part in zip(() if held is None else held.split(self.sizes), self.parts):
+                if self.folds:
+                    torch.mul(getattr(part, name), self.norm.weight, out=place)
+                else:
+                    place.copy_(getattr(part, name))
+
 
 def _onto(residual_xD: Tensor, inputs: Tensor, linear: nn.Linear) -> Tensor:
-    """The residual stream plus a product."""
-    total = torch.addmm(residual_xD, inputs, linear.weight.t())
-    return total if linear.bias is None else total + linear.bias
+    """The residual stream plus a product, in place: it belongs to the pass, and a copy would cost a kernel."""
+    residual_xD.addmm_(inputs, linear.weight.t())
+    return residual_xD if linear.bias is None else residual_xD.add_(linear.bias)
 
 
 @dataclass(frozen=True)
@@ -104,20 +129,31 @@ class AttentionPart:
     outward: nn.Linear
     norms: tuple[RootMeanSquare, RootMeanSquare] | None
 
-    def onto(self, residual_xD: Tensor, normed_BnD: Tensor, angles: Angles, tree: Attending, ops: Ops) -> Tensor:
-        """The residual stream after this part."""
-        query, key, value = self.inward(normed_BnD.flatten(0, 1))
-        heads = self.heads
-        turned = query.new_empty(len(query), heads.queries, heads.features)
-        query_BnYE = turned.view(*normed_BnD.shape[:2], heads.queries, heads.features)
-        norms = None
+    def onto(self, residual_BnD: Tensor, angles: Angles, tree: Attending, ops: Ops) -> Tensor:
+        """The residual stream `[x, D]` after this part."""
+        residual_xD, norms = residual_BnD.flatten(0, 1), None
         if self.norms is not None:
             norms = (self.norms[0].weight, self.norms[1].weight, self.norms[0].epsilon)
-        keys, values, slot_n = tree.destination(self.layer, query_BnYE, heads.keys)
-        ops.rotate(query, key, value, norms, *angles, heads.gated, slot_n, turned, keys, values)
-        gate = query if heads.gated else None
+        products = self.inward(residual_xD)
+        query_BnYE, keys, values, slot_n = tree.room(self.layer, residual_BnD, self.heads)
+        division, gated = self.inward.division(residual_xD), self.heads.gated
+        ops.rotate(products, division, norms, angles, gated, slot_n, query_BnYE, keys, values)
+        gate = products[0] if gated else None
         output = tree.attend_written(ops, self.layer, query_BnYE, keys, values, self.scale, gate)
-        return _onto(residual_xD, output.reshape(len(query), -1), self.outward)
+        return _onto(residual_xD, output.reshape(len(residual_xD), -1), self.outward)
+
+    def holding(self) -> AttentionPart:
+        """The same on copies of the weights it projects with."""
+        norms = None if self.norms is None else (HeldNorm(self.norms[0]), HeldNorm(self.norms[1]))
+        # The gate would be read undivided.
+        return replace(self, inward=self.inward.holding(fold=not self.heads.gated), norms=norms)
+
+    def refresh(self) -> None:
+        """Bring the copies up to date."""
+        self.inward.refresh()
+        for norm in self.norms or ():
+            if isinstance(norm, HeldNorm):
+                norm.refresh()
 
 
 @dataclass(frozen=True)
@@ -127,26 +163,34 @@ class RecurrentPart:
     module: nn.Module
     inward: Fan
 
-    def onto(self, residual_xD: Tensor, normed_BnD: Tensor, angles: Angles, tree: Attending, ops: Ops) -> Tensor:
-        """The residual stream after this part."""
+    def onto(self, residual_BnD: Tensor, angles: Angles, tree: Attending, ops: Ops) -> Tensor:
+        """The residual stream `[x, D]` after this part."""
         if tree.recurrence is None:
             raise RuntimeError("this pass has no recurrence for a recurrent layer")
         parts = replace(recurrent_parts(self.module), project=self._project)
-        return residual_xD + tree.recurrence.mix(parts, normed_BnD).flatten(0, 1)
+        mixed_BnD = tree.recurrence.mix(parts, residual_BnD)
+        return residual_BnD.flatten(0, 1).add_(mixed_BnD.flatten(0, 1))
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         mixed, gate, strength, rate = self.inward(hidden)
         return mixed, gate, strength, rate
+
+    def holding(self) -> RecurrentPart:
+        """The same on copies of the weights it projects with."""
+        return replace(self, inward=self.inward.holding(fold=False))
+
+    def refresh(self) -> None:
+        """Bring the copies up to date."""
+        self.inward.refresh()
 
 
 @dataclass(frozen=True)
 class FusedBlock:
     """A whole decoder block."""
 
-    before: RootMeanSquare
     mixer: AttentionPart | RecurrentPart
-    after: RootMeanSquare
     spread: Fan
+    """The feed-forward layer's gate and up projections, and the norm before them."""
     down: nn.Linear
 
     def forward(self, ops: Ops) -> Callable[..., Tensor]:
@@ -157,31 +201,19 @@ class FusedBlock:
         ) -> Tensor:
             shape = hidden_states.shape
             cos, sin = (a.expand(shape[0], -1, -1).reshape(-1, a.shape[-1]) for a in position_embeddings)
-            normed_BnD = self.before(hidden_states)
-            hidden_xD = self.mixer.onto(hidden_states.reshape(-1, shape[-1]), normed_BnD, (cos, sin), tree, ops)
-            gated = ops.gate(*self.spread(self.after(hidden_xD)))
-            return _onto(hidden_xD, gated, self.down).view(shape)
+            residual_xD = self.mixer.onto(hidden_states.contiguous(), (cos, sin), tree, ops)
+            gate, up = self.spread(residual_xD)
+            return _onto(residual_xD, ops.gate(gate, up, self.spread.division(residual_xD)), self.down).view(shape)
 
         return forward
 
     def holding(self) -> FusedBlock:
-        """The same block on copies of its weights."""
-        norms = getattr(self.mixer, "norms", None)
-        changes: dict[str, Any] = {"inward": Fan(self.mixer.inward.parts, True)}
-        if norms is not None:
-            changes["norms"] = (HeldNorm(norms[0]), HeldNorm(norms[1]))
-        mixer = replace(self.mixer, **changes)
-        return FusedBlock(HeldNorm(self.before), mixer, HeldNorm(self.after), Fan(self.spread.parts, True), self.down)
-
-    def held_norms(self) -> Iterator[HeldNorm]:
-        """Norms on copies of their weights."""
-        for norm in (self.before, self.after, *(getattr(self.mixer, "norms", None) or ())):
-            if isinstance(norm, HeldNorm):
-                yield norm
+        """The same block on copies of the weights it projects with."""
+        return FusedBlock(self.mixer.holding(), self.spread.holding(fold=True), self.down)
 
 
 class Fusion:
-    """All blocks of a model, fused, on the model's weights and (for sampling) on copies of them."""
+    """All blocks of a model, fused, on the model's weights and (for sampling) on copies of most of them."""
 
     def __init__(self, blocks: list[FusedBlock], ops: Ops) -> None:
         self.blocks, self.ops = blocks, ops
@@ -189,22 +221,20 @@ class Fusion:
         self.held: list[FusedBlock] = []
 
     def hold(self) -> list[Callable[..., Tensor]]:
-        """Forwards on held weights; all samplers share them."""
+        """Forwards on held weights; all samplers share these."""
         if not self.held:
             self.held = [block.holding() for block in self.blocks]
         return [block.forward(self.ops) for block in self.held]
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Bring the held copies up to date with the model's weights."""
-        fans = [fan for block in self.held for fan in (block.mixer.inward, block.spread)]
-        pairs = [pair for fan in fans for pair in fan.copies()]
-        norms = [norm for block in self.held for norm in block.held_norms()]
-        pairs += [(norm.held, norm.module.weight) for norm in norms]  # type: ignore[misc]
-        torch._foreach_copy_([to for to, _ in pairs], [weight for _, weight in pairs])
-        shifted = [norm.held for norm in norms if norm.shift]
-        if shifted:
-            torch._foreach_add_(shifted, 1.0)
+        """Bring held copies up to date with the model's weights.
+
+        It is done every time: no sign of a change is safe against all ways of changing a parameter.
+        """
+        for block in self.held:
+            block.mixer.refresh()
+            block.spread.refresh()
 
 
 def _linear(module: Any, name: str) -> nn.Linear:
@@ -227,9 +257,9 @@ def _parts(module: Any, wanted: set[str], possible: set[str]) -> None:
         raise Unfit(f"{type(module).__name__} is made of {', '.join(sorted(found))}")
 
 
-def _attention(module: Any, turned: int, scale: float) -> AttentionPart:
+def _attention(module: Any, before: RootMeanSquare, turned: int, scale: float) -> AttentionPart:
     _parts(module, {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"})
-    inward = Fan(tuple(_linear(module, name) for name in ("q_proj", "k_proj", "v_proj")))
+    inward = Fan(before, tuple(_linear(module, name) for name in ("q_proj", "k_proj", "v_proj")))
     outward, features = _linear(module, "o_proj"), int(module.head_dim)
     normed = hasattr(module, "q_norm")
     norms = (_norm(module, "q_norm"), _norm(module, "k_norm")) if normed else None
@@ -252,15 +282,14 @@ def _block(block: Any, turned: int, scale: float) -> FusedBlock:
     trial = torch.linspace(-5, 5, 101)
     if not torch.allclose(block.mlp.act_fn(trial), F.silu(trial)):
         raise Unfit(f"the activation of {type(block.mlp).__name__} is not silu")
-    spread = Fan((_linear(block.mlp, "gate_proj"), _linear(block.mlp, "up_proj")))
+    before, after = _norm(block, "input_layernorm"), _norm(block, "post_attention_layernorm")
+    spread = Fan(after, (_linear(block.mlp, "gate_proj"), _linear(block.mlp, "up_proj")))
     part: AttentionPart | RecurrentPart
     if is_recurrent(mixer):
-        inner = tuple(_linear(mixer, f"in_proj_{name}") for name in ("qkv", "z", "b", "a"))
-        part = RecurrentPart(mixer, Fan(inner))
+        part = RecurrentPart(mixer, Fan(before, tuple(_linear(mixer, f"in_proj_{n}") for n in ("qkv", "z", "b", "a"))))
     else:
-        part = _attention(mixer, turned, scale)
-    before, after = _norm(block, "input_layernorm"), _norm(block, "post_attention_layernorm")
-    return FusedBlock(before, part, after, spread, _linear(block.mlp, "down_proj"))
+        part = _attention(mixer, before, turned, scale)
+    return FusedBlock(part, spread, _linear(block.mlp, "down_proj"))
 
 
 class _Noting(TreePass):
@@ -306,7 +335,7 @@ def _examined(backbone: Backbone, index: int, angles: Angles, tree: _Noting) -> 
     scale, window, cap = tree.asked
     if not recurrent and (scale is None or window is not None or cap is not None):
         raise Unfit(f"block {index} attends with a window or a soft cap")
-    fused = _block(twin, angles[0].shape[-1], scale or 1.0).forward(TorchOps())(hidden, **given)
+    fused = _block(twin, angles[0].shape[-1], scale or 1.0).forward(TorchOps())(hidden.clone(), **given)
     off = float((fused - wanted).norm() / (wanted - hidden).norm())
     if not off <= _BOUND:
         raise Unfit(f"block {index} ({type(block).__name__}) computes something else, {off:.2g} apart")

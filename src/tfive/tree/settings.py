@@ -79,7 +79,8 @@ class EngineSettings(Section):
     """Compute root-mean-square norms by one kernel instead of several: `auto` does so on CUDA, where launches cost."""
     fused_blocks: Literal["auto", "on", "off"] = "auto"
     """Run blocks without gradients (reading, sampling, scoring) by a few kernels each: `auto` does so on CUDA, for
-    models whose blocks were found to compute the same. Sampling then holds a joined copy of about half the weights."""
+    models whose blocks were found to compute the same. Sampling then holds a copy of the weights that read the
+    residual stream."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of keeping its activations."""
     cuda_graphs: bool = True

@@ -21,16 +21,28 @@ BLOCK = 512
 
 
 @triton.jit
+def _divisor(rows_ptr, width, epsilon, D: tl.constexpr):
+    """One over the root mean square of a row; 1 for D = 0."""
+    factor = 1.0
+    if D > 0:
+        d = tl.arange(0, D)
+        x = tl.load(rows_ptr + d, mask=d < width, other=0.0).to(tl.float32)
+        factor = tl.rsqrt(tl.sum(x * x, 0) / width + epsilon)
+    return factor
+
+
+@triton.jit
 def _turned(
-    x_ptr, head_H, keep_HE, head_stride, weight_ptr, cos_ptr, sin_ptr, epsilon,
+    x_ptr, head_H, keep_HE, head_stride, factor, weight_ptr, cos_ptr, sin_ptr, epsilon,
     E: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Heads of one node, normed and rotated, float32 `[H, E]`. Features from TURN on are not rotated."""
+    """Heads of one node times `factor`, normed and rotated, float32 `[H, E]`; features from TURN on stay unrotated."""
     e = tl.arange(0, E)
     half: tl.constexpr = TURN // 2
     other = tl.where(e < half, e + half, tl.where(e < TURN, e - half, e))
     x = tl.load(x_ptr + head_H[:, None] * head_stride + e[None, :], mask=keep_HE, other=0.0).to(tl.float32)
     y = tl.load(x_ptr + head_H[:, None] * head_stride + other[None, :], mask=keep_HE, other=0.0).to(tl.float32)
+    x, y = x * factor, y * factor
     if NORM:
         scale = tl.rsqrt(tl.sum(x * x, 1) / E + epsilon)[:, None]
         x = x * scale * tl.load(weight_ptr + e).to(tl.float32)[None, :]
@@ -43,7 +55,8 @@ def _turned(
 @triton.jit
 def _rotate(
     q_ptr, k_ptr, v_ptr, q_row, k_row, v_row, q_head, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, slot_ptr,
-    q_out_ptr, key_ptr, value_ptr, key_batch, key_head, nodes, epsilon,
+    q_out_ptr, q_out_batch, q_out_node, q_out_head, key_ptr, value_ptr, key_batch, key_head, nodes, epsilon,
+    rows_ptr, width, rows_epsilon, D: tl.constexpr,
     Y: tl.constexpr, X: tl.constexpr, YP: tl.constexpr, XP: tl.constexpr, E: tl.constexpr, TURN: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
@@ -51,131 +64,166 @@ def _rotate(
     e = tl.arange(0, E)
     cos_ptr += row * TURN
     sin_ptr += row * TURN
+    factor = _divisor(rows_ptr + row * width, width, rows_epsilon, D)
     if tl.program_id(1) == 0:
         y = tl.arange(0, YP)
         kept = (y < Y)[:, None] & (e >= 0)[None, :]
-        q = _turned(q_ptr + row * q_row, y, kept, q_head, q_weight_ptr, cos_ptr, sin_ptr, epsilon, E, TURN, NORM)
-        tl.store(q_out_ptr + row * (Y * E) + y[:, None] * E + e[None, :], q, mask=kept)
+        q = _turned(
+            q_ptr + row * q_row, y, kept, q_head, factor, q_weight_ptr, cos_ptr, sin_ptr, epsilon, E, TURN, NORM
+        )
+        place_q = (row // nodes) * q_out_batch + (row % nodes) * q_out_node + y[:, None] * q_out_head + e[None, :]
+        tl.store(q_out_ptr + place_q, q, mask=kept)
     else:
         x = tl.arange(0, XP)
         keep = (x < X)[:, None] & (e >= 0)[None, :]
         place = (row // nodes) * key_batch + x[:, None] * key_head + tl.load(slot_ptr + row % nodes) * E + e[None, :]
         if tl.program_id(1) == 1:
-            k = _turned(k_ptr + row * k_row, x, keep, E, k_weight_ptr, cos_ptr, sin_ptr, epsilon, E, TURN, NORM)
+            k = _turned(k_ptr + row * k_row, x, keep, E, factor, k_weight_ptr, cos_ptr, sin_ptr, epsilon, E, TURN, NORM)
             tl.store(key_ptr + place, k, mask=keep)
         else:
             v = tl.load(v_ptr + row * v_row + x[:, None] * E + e[None, :], mask=keep)
-            tl.store(value_ptr + place, v, mask=keep)
+            tl.store(value_ptr + place, v.to(tl.float32) * factor, mask=keep)
 
 
 def rotate(
-    query_xq: Tensor,
-    key_xk: Tensor,
-    value_xk: Tensor,
+    products: tuple[Tensor, ...],
+    division: tuple[Tensor, float] | None,
     norms: tuple[Tensor, Tensor, float] | None,
-    cos_xt: Tensor,
-    sin_xt: Tensor,
+    angles: tuple[Tensor, Tensor],
     gated: bool,
     slot_n: Tensor,
-    query_xYE: Tensor,
+    query_BnYE: Tensor,
     key_BXmE: Tensor,
     value_BXmE: Tensor,
 ) -> None:
     """See `fused.TorchOps.rotate`."""
-    (rows, query_heads, features), key_heads = query_xYE.shape, key_BXmE.shape[1]
-    query_weight, key_weight, epsilon = norms or (query_xq, key_xk, 0.0)
-    _rotate[(rows, 3)](
-        query_xq, key_xk, value_xk, query_xq.stride(0), key_xk.stride(0), value_xk.stride(0),
-        features * (2 if gated else 1), query_weight, key_weight, cos_xt, sin_xt, slot_n, query_xYE, key_BXmE,
-        value_BXmE, key_BXmE.stride(0), key_BXmE.stride(1), len(slot_n), epsilon,
+    (query_heads, features), key_heads = query_BnYE.shape[2:], key_BXmE.shape[1]
+    query, key, value = products
+    query_weight, key_weight, epsilon = norms or (query, key, 0.0)
+    rows_xD, rows_epsilon = division or (query, 0.0)
+    _rotate[(len(query), 3)](
+        query, key, value, query.stride(0), key.stride(0), value.stride(0), features * (2 if gated else 1),
+        query_weight, key_weight, *angles, slot_n, query_BnYE, *query_BnYE.stride()[:3], key_BXmE, value_BXmE,
+        *key_BXmE.stride()[:2], len(slot_n), epsilon, rows_xD, rows_xD.shape[1], rows_epsilon, D=_padded(division),
         Y=query_heads, X=key_heads, YP=triton.next_power_of_2(query_heads), XP=triton.next_power_of_2(key_heads),
-        E=features, TURN=cos_xt.shape[-1], NORM=norms is not None, num_warps=4,
+        E=features, TURN=angles[0].shape[-1], NORM=norms is not None, num_warps=4,
     )  # fmt: skip
 
 
+def _padded(division: tuple[Tensor, float] | None) -> int:
+    return 0 if division is None else triton.next_power_of_2(division[0].shape[1])
+
+
 @triton.jit
-def _gate(gate_ptr, up_ptr, out_ptr, gate_row, up_row, width, W: tl.constexpr):
-    row, at = tl.program_id(0), tl.program_id(1) * W + tl.arange(0, W)
-    keep = at < width
-    gate = tl.load(gate_ptr + row.to(tl.int64) * gate_row + at, mask=keep, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + row.to(tl.int64) * up_row + at, mask=keep, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row.to(tl.int64) * width + at, gate / (1.0 + tl.exp(-gate)) * up, mask=keep)
+def _gate(
+    gate_ptr, up_ptr, out_ptr, gate_row, up_row, inner, rows_ptr, width, rows_epsilon, D: tl.constexpr, W: tl.constexpr
+):
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * W + tl.arange(0, W)
+    factor = _divisor(rows_ptr + row * width, width, rows_epsilon, D)
+    keep = at < inner
+    gate = tl.load(gate_ptr + row * gate_row + at, mask=keep, other=0.0).to(tl.float32) * factor
+    up = tl.load(up_ptr + row * up_row + at, mask=keep, other=0.0).to(tl.float32) * factor
+    tl.store(out_ptr + row * inner + at, gate / (1.0 + tl.exp(-gate)) * up, mask=keep)
 
 
-def gate(gate_xI: Tensor, up_xI: Tensor) -> Tensor:
+def gate(gate_xI: Tensor, up_xI: Tensor, division: tuple[Tensor, float] | None) -> Tensor:
     """See `fused.TorchOps.gate`."""
-    rows, width = gate_xI.shape
-    out_xI = torch.empty(rows, width, dtype=gate_xI.dtype, device=gate_xI.device)
-    _gate[(rows, triton.cdiv(width, 1024))](
-        gate_xI, up_xI, out_xI, gate_xI.stride(0), up_xI.stride(0), width, W=1024, num_warps=4
-    )
+    rows, inner = gate_xI.shape
+    out_xI = torch.empty(rows, inner, dtype=gate_xI.dtype, device=gate_xI.device)
+    rows_xD, epsilon = division or (gate_xI, 0.0)
+    _gate[(rows, triton.cdiv(inner, 1024))](
+        gate_xI, up_xI, out_xI, gate_xI.stride(0), up_xI.stride(0), inner, rows_xD, rows_xD.shape[1], epsilon,
+        D=_padded(division), W=1024, num_warps=4,
+    )  # fmt: skip
     return out_xI
 
 
 @triton.jit
-def _seen_keys(
-    q, top, total, sums, key_ptr, value_ptr, slot_w, real_w, seen_rw, factor, E: tl.constexpr, EXACT: tl.constexpr
-):
-    """One tile of keys taken into the running softmax of a tile of queries."""
-    e = tl.arange(0, E)
-    at = slot_w[:, None] * E + e[None, :]
-    k = tl.load(key_ptr + at, mask=real_w[:, None], other=0.0)
-    v = tl.load(value_ptr + at, mask=real_w[:, None], other=0.0)
-    score = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * factor
-    score = tl.where(seen_rw, score, float("-inf"))
-    higher = tl.maximum(top, tl.max(score, 1))
-    safe = tl.where(higher == float("-inf"), 0.0, higher)
-    fade = tl.exp2(top - safe)
-    p = tl.exp2(score - safe[:, None])
-    sums = sums * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee" if EXACT else "tf32")
-    return higher, total * fade + tl.sum(p, 1), sums
-
-
-@triton.jit
 def _attend(
-    q_ptr, key_ptr, value_ptr, first_ptr, stop_ptr, place_ptr, gate_ptr, out_ptr, key_batch, key_head, gate_row,
-    trunk, branches, scale,
+    q_ptr, key_ptr, value_ptr, first_ptr, stop_ptr, place_ptr, part_ptr, mass_ptr, key_batch, key_head,
+    trunk, branches, nodes, scale,
     X: tl.constexpr, F: tl.constexpr, E: tl.constexpr, A: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    W: tl.constexpr, GATED: tl.constexpr, EXACT: tl.constexpr,
+    W: tl.constexpr, SPLITS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
+    """A tile of branches of one text and key head against one share of the keys they may see.
+
+    Keys are counted in steps of W: those of the trunk stretch the branches see, then those of the branches themselves.
+    """
     batch, x = tl.program_id(0) // X, tl.program_id(0) % X
+    base = tl.program_id(1) * TILE
     row, e, w = tl.arange(0, ROWS), tl.arange(0, E), tl.arange(0, W)
-    branch = tl.program_id(1) * TILE + row // F
+    branch = base + row // F
     real = (row < TILE * F) & (branch < branches)
     node = batch * branches + branch
-    head = x * F + row % F
-    at = (node * (X * F) + head)[:, None].to(tl.int64) * E + e[None, :]
-    q = tl.load(q_ptr + at, mask=real[:, None], other=0.0)
+    head = node * (X * F) + x * F + row % F
+    q = tl.load(q_ptr + head[:, None].to(tl.int64) * E + e[None, :], mask=real[:, None], other=0.0)
     first = tl.load(first_ptr + node, mask=real, other=trunk)
     stop = tl.load(stop_ptr + node, mask=real, other=0)
     place = tl.load(place_ptr)
     key_ptr += batch.to(tl.int64) * key_batch + x * key_head
     value_ptr += batch.to(tl.int64) * key_batch + x * key_head
-    factor = scale * 1.4426950408889634
+    start, end = tl.min(first, 0), tl.max(stop, 0)
+    own = tl.minimum(TILE, branches - base) * A
+    shared = tl.maximum(tl.cdiv(end - start, W), 0)
+    each = tl.cdiv(shared + tl.cdiv(own, W), SPLITS)
+    begin = tl.program_id(2) * each
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, E], tl.float32)
-    end = tl.max(stop, 0)
-    for start in range(tl.min(first, 0), end, W):
-        slot = start + w
-        seen = (slot[None, :] >= first[:, None]) & (slot[None, :] < stop[:, None])
-        top, total, sums = _seen_keys(q, top, total, sums, key_ptr, value_ptr, slot, slot < end, seen, factor, E, EXACT)
-    own = tl.minimum(TILE, branches - tl.program_id(1) * TILE) * A
-    for start in range(0, own, W):
-        mine = start + w
-        there = (mine < own) & (mine % A <= place)
-        seen = there[None, :] & ((tl.program_id(1) * TILE + mine // A)[None, :] == branch[:, None])
-        slot = trunk + tl.program_id(1) * (TILE * A) + mine
-        top, total, sums = _seen_keys(q, top, total, sums, key_ptr, value_ptr, slot, there, seen, factor, E, EXACT)
+    for step in range(begin, tl.minimum(begin + each, shared + tl.cdiv(own, W))):
+        mine = step >= shared
+        at = tl.where(mine, (step - shared) * W, start + step * W) + w
+        there = tl.where(mine, (at < own) & (at % A <= place), at < end)
+        slot = (tl.where(mine, trunk + base * A, 0) + at)[:, None] * E + e[None, :]
+        k = tl.load(key_ptr + slot, mask=there[:, None], other=0.0)
+        v = tl.load(value_ptr + slot, mask=there[:, None], other=0.0)
+        lower = tl.where(mine, (branch - base) * A, first)
+        upper = tl.where(mine, (branch - base) * A + A, stop)
+        seen = there[None, :] & (at[None, :] >= lower[:, None]) & (at[None, :] < upper[:, None])
+        score = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * (scale * 1.4426950408889634)
+        score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(top, tl.max(score, 1))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        fade = tl.exp2(top - safe)
+        p = tl.exp2(score - safe[:, None])
+        sums = sums * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee" if EXACT else "tf32")
+        top, total = higher, total * fade + tl.sum(p, 1)
+    least = tl.where(total == 0.0, 1.0, total)
+    head += tl.program_id(2) * nodes * (X * F)
+    tl.store(part_ptr + head[:, None].to(tl.int64) * E + e[None, :], sums / least[:, None], mask=real[:, None])
+    tl.store(mass_ptr + head, tl.where(total == 0.0, float("-inf"), top + tl.log2(least)), mask=real)
+
+
+@triton.jit
+def _merge(
+    part_ptr, mass_ptr, gate_ptr, out_ptr, gate_row, nodes,
+    Y: tl.constexpr, YP: tl.constexpr, E: tl.constexpr, SPLITS: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """The shares of one node's attention, weighted by the mass of softmax each has seen."""
+    node = tl.program_id(0).to(tl.int64)
+    y, e = tl.arange(0, YP), tl.arange(0, E)
+    keep = (y < Y)[:, None] & (e >= 0)[None, :]
+    top = tl.full([YP], float("-inf"), tl.float32)
+    for split in tl.static_range(SPLITS):
+        mass = tl.load(mass_ptr + (split * nodes + node) * Y + y, mask=y < Y, other=float("-inf"))
+        top = tl.maximum(top, mass)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.zeros([YP], tl.float32)
+    sums = tl.zeros([YP, E], tl.float32)
+    for split in tl.static_range(SPLITS):
+        head = (split * nodes + node) * Y + y
+        weight = tl.exp2(tl.load(mass_ptr + head, mask=y < Y, other=float("-inf")) - safe)
+        part = tl.load(part_ptr + head[:, None] * E + e[None, :], mask=keep, other=0.0)
+        total, sums = total + weight, sums + weight[:, None] * part
     out = sums / tl.where(total == 0.0, 1.0, total)[:, None]
     if GATED:
-        logit = tl.load(
-            gate_ptr + node[:, None].to(tl.int64) * gate_row + (head * (2 * E) + E)[:, None] + e[None, :],
-            mask=real[:, None],
-            other=0.0,
-        ).to(tl.float32)
-        out = out / (1.0 + tl.exp(-logit))
-    tl.store(out_ptr + at, out, mask=real[:, None])
+        logit = tl.load(gate_ptr + node * gate_row + y[:, None] * (2 * E) + E + e[None, :], mask=keep, other=0.0)
+        out = out / (1.0 + tl.exp(-logit.to(tl.float32)))
+    tl.store(out_ptr + (node * Y + y)[:, None] * E + e[None, :], out, mask=keep)
+
+
+_PROGRAMS = 256
+"""How many programs keep a large GPU busy: keys are split until there are about so many."""
 
 
 def attend(
@@ -189,27 +237,34 @@ def attend(
     scale: float,
     gate_xq: Tensor | None,
     *,
-    tile_rows: int = 64,
+    splits: int = 0,
     keys: int = 64,
     warps: int = 4,
     stages: int = 3,
 ) -> Tensor:
-    """See `fused.TorchOps.attend`. All branches of a text that fit share one reading of its keys."""
+    """See `fused.TorchOps.attend`. All branches of a text that fit in a tile share one reading of its keys."""
     rows, branches, query_heads, features = query_BRYE.shape
-    heads = key_BXmE.shape[1]
+    heads, nodes = key_BXmE.shape[1], rows * branches
     fold, own = query_heads // heads, (key_BXmE.shape[2] - trunk) // branches
     wide = features * query_BRYE.element_size() > 256
-    most = max(tile_rows // 2 if wide else tile_rows, triton.next_power_of_2(fold))
+    most = max(32 if wide else 64, triton.next_power_of_2(fold))
     size = max(16, min(most, triton.next_power_of_2(branches * fold)))
     tile = size // fold
-    out_BRYE = torch.empty_like(query_BRYE)
-    gate = query_BRYE if gate_xq is None else gate_xq
-    _attend[(rows * heads, triton.cdiv(branches, tile))](
-        query_BRYE, key_BXmE, value_BXmE, first_BR, stop_BR, place, gate, out_BRYE, key_BXmE.stride(0),
-        key_BXmE.stride(1), gate.stride(0), trunk, branches, scale,
-        X=heads, F=fold, E=features, A=own, ROWS=size, TILE=tile, W=keys // 2 if wide else keys,
-        GATED=gate_xq is not None, EXACT=query_BRYE.dtype == torch.float32,
+    grid = (rows * heads, triton.cdiv(branches, tile))
+    splits = splits or max(1, min(8, _PROGRAMS // (grid[0] * grid[1])))
+    part = torch.empty(splits, nodes, query_heads, features, dtype=torch.float32, device=place.device)
+    mass = part.new_empty(splits, nodes, query_heads)
+    _attend[(*grid, splits)](
+        query_BRYE, key_BXmE, value_BXmE, first_BR, stop_BR, place, part, mass, *key_BXmE.stride()[:2],
+        trunk, branches, nodes, scale, X=heads, F=fold, E=features, A=own, ROWS=size, TILE=tile,
+        W=keys // 2 if wide else keys, SPLITS=splits, EXACT=query_BRYE.dtype == torch.float32,
         num_warps=warps, num_stages=2 if wide else stages,
+    )  # fmt: skip
+    out_BRYE = torch.empty_like(query_BRYE)
+    gate = out_BRYE if gate_xq is None else gate_xq
+    _merge[(nodes,)](
+        part, mass, gate, out_BRYE, gate.stride(0), nodes, Y=query_heads, YP=triton.next_power_of_2(query_heads),
+        E=features, SPLITS=splits, GATED=gate_xq is not None, num_warps=4,
     )  # fmt: skip
     return out_BRYE
 
@@ -227,7 +282,7 @@ def _block_sums(logits_ptr, top_ptr, sum_ptr, vocabulary, blocks, B: tl.constexp
 
 
 def block_sums(logits_xV: Tensor) -> tuple[Tensor, Tensor]:
-    """See `fused.TorchOps.block_sums`."""
+    """Largest logit of every block of a row, and the sum of e^(logit − largest) over the block, each `[x, b]`."""
     rows, vocabulary = logits_xV.shape
     blocks = triton.cdiv(vocabulary, BLOCK)
     top_xb, sum_xb = logits_xV.new_empty(rows, blocks), logits_xV.new_empty(rows, blocks)
@@ -235,6 +290,12 @@ def block_sums(logits_xV: Tensor) -> tuple[Tensor, Tensor]:
         logits_xV, top_xb, sum_xb, vocabulary, blocks, B=8, W=BLOCK, num_warps=4
     )
     return top_xb, sum_xb
+
+
+def log_normaliser(logits_xV: Tensor) -> Tensor:
+    """log Σ exp of each row, from one reading of the logits."""
+    top_xb, sum_xb = block_sums(logits_xV)
+    return (top_xb + sum_xb.log()).logsumexp(-1)
 
 
 @triton.jit
