@@ -126,3 +126,16 @@ def test_rows_gather_a_shared_tensor_once() -> None:
     assert torch.equal(some.weight_inputs.prefix_NTD, shared[[3, 1]])
     assert some.weight_inputs.prefix_NTD is some.mean_inputs.prefix_NTD
     assert some.occupation.text_N.tolist() == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("count", "shares"), [(2, [0.75, 0.25]), (4, [0.9, 0.1]), (3, [1.0, 1.0, 1.0]), (5, [0.98, 0.01, 0.01])]
+)
+def test_every_part_with_a_share_gets_a_text_when_there_are_enough(count: int, shares: list[float]) -> None:
+    parts = split_by_text(torch.arange(count).repeat_interleave(3), shares, torch.arange(count))
+    assert all(len(part) >= 3 for part in parts)
+    assert sorted(torch.cat(parts).tolist()) == list(range(3 * count))
+    without = split_by_text(torch.arange(count), [*shares, 0.0], torch.arange(count))
+    assert [len(part) for part in without] == [*(len(part) // 3 for part in parts), 0]
+    one = split_by_text(torch.zeros(2, dtype=torch.long), [0.75, 0.25], torch.arange(1))
+    assert [len(part) for part in one] == [2, 0]

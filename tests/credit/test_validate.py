@@ -140,3 +140,8 @@ def test_certified_mode_refuses_without_error_bounds() -> None:
     assert certificate.drift_upper == pytest.approx(3 * math.sqrt(certificate.risk_upper))
     with pytest.raises(ValueError, match="certified = true needs approximation_bound"):
         CalibrationSettings(certified=True)
+
+
+def test_a_weight_that_is_no_number_falls_back() -> None:
+    verdict = Validator(0.1, 0.05).judge(learned(_Constant(math.nan), _Constant(0.0)), _data(), "a")
+    assert (verdict.accepted, verdict.reason, verdict.mixture) == (False, "retention", FixedWeight())

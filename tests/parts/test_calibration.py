@@ -397,3 +397,11 @@ def test_heads_and_multiplier_are_the_next_windows_start(world: World, easy: Cal
     assert again.trace == there.trace
     weights: list[Tensor] = [one.mixture.weight(easy.weight_inputs) for one in (again, there)]
     assert weights[0].equal(weights[1])
+
+
+def test_one_text_alone_is_not_cross_fitted(world: World, data: CalibrationData) -> None:
+    alone = data.rows((data.occupation.text_N == data.occupation.text_N[0]).nonzero().flatten())
+    calibrator = world.calibrator()
+    assert calibrator.offsets(alone, FixedWeight(), 1) == {}
+    # Learning from one text goes on without an early stop.
+    assert calibrator.learn(alone, 1).trace[-1]["step"] == 6

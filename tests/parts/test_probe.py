@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from stage import CLOSE, PLAN, Tally, llama, rollout_of, texts
+from stage import CLOSE, PLAN, Tally, V, gpt2, llama, rollout_of, texts
 from tfive import chance
 from tfive.credit.mixture import FixedWeight
 from tfive.credit.pilot import PilotNormaliser
 from tfive.credit.settings import CalibrationSettings
+from tfive.learn.settings import RatioSettings
 from tfive.models.critic import FrozenBase, build_pair
 from tfive.models.settings import CriticSettings, HeadSettings
 from tfive.parts.calibration import Calibrator
@@ -21,8 +22,10 @@ from tfive.parts.continuations import at_step
 from tfive.parts.critics import Critics
 from tfive.parts.probe import Probe
 from tfive.parts.rollout import Rollout
+from tfive.rollout.score import score
 from tfive.rollout.trajectory import Trajectories
 from tfive.tree.forward import TreeModel
+from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.settings import SamplingSettings
 
 pytestmark = pytest.mark.model
@@ -115,7 +118,7 @@ def test_numbers_land_in_the_right_context(drawn: Drawn) -> None:
     record, probe = drawn.continued, drawn.probe
     rows, branches, steps = record.mask_BRT.shape
     code_BRT = torch.arange(rows * branches * steps).view(rows, branches, steps)
-    found_NM = probe._probed(record, code_BRT)
+    found_NM = probe._contexts(record, at_step(record, code_BRT))
     expected = [
         [(row * branches + place * M + m) * steps + step for m in range(M)] for row, place, step in contexts(drawn)
     ]
@@ -138,12 +141,13 @@ def test_the_first_report_by_a_loop(drawn: Drawn) -> None:
         return np.array([np.mean([a * b for i, a in enumerate(r) for j, b in enumerate(r) if i != j]) for r in rows])
 
     assert found["probe_contexts"] == len(mixed)
-    assert found["offset"] == pytest.approx(products(mixed).mean(), rel=1e-4)
-    assert found["offset_average"] == pytest.approx(products(average).mean(), rel=1e-4)
+    # Sums over the contexts that were reached, divided by all that were drawn: the fixed 1/T_max scale of the paper.
+    assert found["offset"] == pytest.approx(products(mixed).sum() / drawn.begun.count, rel=1e-4)
+    assert found["offset_average"] == pytest.approx(products(average).sum() / drawn.begun.count, rel=1e-4)
     assert found["offset_change"] == pytest.approx(0, abs=1e-6)
     assert found["probe_clip_fraction_first"] == 0
     other = probe.report(record.having(advantage_BRT=record.need("advantage_BRT") * 2), NORMALISER, "first")
-    assert other["offset_change"] == pytest.approx(3 * products(average).mean(), rel=1e-3)
+    assert other["offset_change"] == pytest.approx(3 * products(average).sum() / drawn.begun.count, rel=1e-3)
     last = probe.report(record, NORMALISER, "last")
     assert "offset" not in last
     assert last["drift_covariance_last"] == found["drift_covariance_first"]
@@ -167,6 +171,58 @@ def test_the_score_is_the_gradient_of_the_recorded_log_probability(drawn: Drawn)
     torch.testing.assert_close(score_BRD[row, branch], slope, rtol=1e-3, atol=1e-4)
 
 
+def test_the_offset_is_that_of_all_thoughts_enumerated() -> None:
+    """R of eq:trajectory-occupation, exactly, by scoring every possible thought of two steps; probes must find it."""
+    few = (CLOSE, 30, 31, 32, 33, 34)
+    plan = replace(
+        PLAN, length=2, checkpoints=(1, 2), special_ids=tuple(token for token in range(V) if token not in few)
+    )
+    engine, one = TreeModel(gpt2(torch.float32, closing=2.0), plan), texts(rows=1, count=1, seed=5)
+    rows = 100
+
+    def copies(number: int) -> TextBatch:
+        return TextBatch(*(getattr(one, name).repeat(rows, 1) for name in ("tokens_BS", "document_BS", "positions_BP")),
+                         torch.arange(rows)[:, None])  # fmt: skip
+
+    rollout = rollout_of(engine, copies, rows=rows)
+    base, settings = llama().requires_grad_(False), CriticSettings(adapt="head", width=8)
+    critics = Critics(FrozenBase(base, plan, settings), build_pair(base, plan, settings, seed=1), settings, alpha=1.0,
+                      seed=2, rows=8)  # fmt: skip
+    calibrator = Calibrator(engine, 8, HeadSettings(), CalibrationSettings(weight_width=4), seed=4, rows=rows)
+    probe = Probe(rollout, critics, calibrator, continuations=M, clip=(0.8, 1.28))
+
+    thoughts = [[CLOSE], *([a, b] for a in few[1:] for b in few)]
+    length = torch.tensor([[len(thought) for thought in thoughts]])
+    tokens = torch.tensor([[[*thought, 0][:2] for thought in thoughts]])
+    closed = torch.tensor([[thought[-1] == CLOSE for thought in thoughts]])
+    everything = Thoughts(tokens, length, torch.ones_like(closed), closed, torch.zeros(tokens.shape))
+    batch = replace(
+        one, positions_BP=one.positions_BP.expand(1, len(thoughts)), items_BP=torch.arange(len(thoughts))[None]
+    )
+    with torch.no_grad():
+        log_pi = engine.policy(batch, everything).need("log_prob_BRT")[0].double()
+    snapshots = rollout.snapshots.current("policy", "scorer")
+    record = rollout.rewarded(score(engine, Trajectories("probe", 1, batch, everything, snapshots=snapshots), rows=1))
+    gae = critics.advantages(record, critics.judge(record)).need("gae_2BRT")
+    average = ((gae.mean(0) - 0.1) / 0.7)[0].double()
+    chance_of = (log_pi * everything.mask_BRT[0]).sum(-1).exp()
+    assert float(chance_of.sum()) == pytest.approx(1, abs=1e-4)
+    exact = float((chance_of * average[:, 0]).sum()) ** 2
+    for first in few[1:]:
+        begun = [number for number, thought in enumerate(thoughts) if thought[0] == first]
+        reach = chance_of[begun].sum()
+        exact += float(reach * ((chance_of[begun] / reach) * average[begun, 1]).sum() ** 2)
+    exact /= 2
+
+    found = [probe.report(probe.draw(window, FixedWeight(), NORMALISER), NORMALISER, "first") for window in range(1, 7)]
+    assert all(one["probe_contexts"] < 0.95 * rows for one in found)
+    mean = np.mean([one["offset_average"] for one in found])
+    error = np.sqrt(np.mean([one["offset_error"] ** 2 for one in found]) / len(found))
+    assert abs(mean - exact) < 3.5 * error
+    # Sharp enough to tell the measure from its normalised form.
+    assert error < 0.15 * exact
+
+
 def significance(found: dict[str, Any], moment: str) -> float:
     return found[f"drift_mean_induced_square_{moment}"] / found[f"drift_mean_induced_square_error_{moment}"]
 
@@ -185,7 +241,12 @@ def test_exact_ratios_induce_nothing_and_clipping_does() -> None:
         assert abs(significance(probe.report(one, NORMALISER, "first"), "first")) < 4
     assert probe.report(aligned, NORMALISER, "first")["drift_covariance_first"] > 0
     naive = (
-        (probe._probed(aligned, aligned_BRT).mean(1) * probe._contexts(aligned, score_BRD).mean(1).T).square().sum(0)
+        (
+            probe._contexts(aligned, at_step(aligned, aligned_BRT)).mean(1)
+            * probe._contexts(aligned, score_BRD).mean(1).T
+        )
+        .square()
+        .sum(0)
     )
     assert naive.mean() > 4 * naive.std() / len(naive) ** 0.5
     with torch.no_grad():
@@ -198,10 +259,32 @@ def test_exact_ratios_induce_nothing_and_clipping_does() -> None:
 
 def test_the_sampler_may_stand_under_the_ratio() -> None:
     law = SamplingSettings(temperature=0.6)
-    probe, by_sampler = probe_on(8, law), probe_on(8, law, denominator="sampler")
+    probe, by_sampler = probe_on(8, law), probe_on(8, law, ratio=RatioSettings(denominator="sampler"))
     record = draw(probe).continued
     assert probe.report(record, NORMALISER, "last")["probe_clip_fraction_last"] == 0
     assert by_sampler.report(record, NORMALISER, "last")["probe_clip_fraction_last"] > 0
+
+
+def test_a_correction_of_the_ratio_is_part_of_the_update() -> None:
+    """Where q is not π_old the correction changes both parts of the drift, and not what is clipped."""
+    law = SamplingSettings(temperature=0.6)
+    truncated = RatioSettings(correction="truncated", cap=1.05)
+    plain, corrected = probe_on(8, law), probe_on(8, law, ratio=truncated)
+    record = draw(plain).continued
+    left, right = (probe.report(record, NORMALISER, "last") for probe in (plain, corrected))
+    assert left["drift_covariance_last"] != pytest.approx(right["drift_covariance_last"], rel=1e-3)
+    assert left["probe_clip_fraction_last"] == right["probe_clip_fraction_last"]
+    _, score_BRD = plain._scores(record)
+    log_q, log_old = (at_step(record, x) for x in (record.thoughts.log_q_BRT, record.need("log_old_BRT")))
+    total = torch.zeros(score_BRD.shape[-1])
+    for row, branch in record.thoughts.valid_BR.nonzero().tolist():
+        factor = min(float((log_old - log_q)[row, branch].exp()), 1.05)
+        step = int(record.need("probe_step_BR")[row, branch])
+        total += record.need("advantage_BRT")[row, branch, step] * factor * score_BRD[row, branch]
+    parts = corrected.report(record, NORMALISER, "first")
+    covariance, induced, cosine = (parts[f"drift_{name}_first"] for name in ("covariance", "mean_induced", "alignment"))
+    whole = covariance**2 + induced**2 + 2 * cosine * covariance * induced
+    assert float(total.norm() / record.count) == pytest.approx(whole**0.5, rel=1e-3)
 
 
 def test_probing_is_booked_as_extra_and_moves_nothing(drawn: Drawn) -> None:

@@ -139,8 +139,13 @@ def split_by_text(text_N: Tensor, shares: list[float], order: Tensor) -> list[Te
     count = texts.numel()
     if order.numel() != count:
         raise ValueError(f"the split needs an order of {count} texts, got {order.numel()}")
-    edges = torch.tensor(shares, dtype=torch.float64).cumsum(0) / sum(shares) * count
-    cuts = [0, *(round(float(edge)) for edge in edges)]
+    edges = (torch.tensor(shares, dtype=torch.float64).cumsum(0) / sum(shares) * count).tolist()
+    least = [int(share > 0) for share in shares]
+    if count < sum(least):
+        least = [0] * len(shares)
+    cuts = [0]
+    for number, edge in enumerate(edges):
+        cuts.append(min(max(round(edge), cuts[-1] + least[number]), count - sum(least[number + 1 :])))
     rank = torch.empty(count, dtype=torch.long)
     rank[order.cpu()] = torch.arange(count)
     rank_N = rank.to(index.device)[index]

@@ -174,7 +174,8 @@ class Validator:
     def _reason(self, moved: float, signal: float, enforced: HoeffdingReport | None) -> str:
         if signal == 0:
             return "no_signal"
-        if moved > self.kappa * signal:
+        # Written so that a displacement that is no number fails as well.
+        if not moved <= self.kappa * signal:
             return "retention"
         return "population" if enforced is not None and enforced.retention_upper > 0 else "retained"
 

@@ -134,9 +134,12 @@ class Calibrator:
     def offsets(self, data: CalibrationData, mixture: Mixture, window: int) -> dict[str, float]:
         """The cross-fitted offset of the mixture and of the fixed average, with what visible inputs alone explain.
 
-        Each is a lower bound on R in expectation, from mean heads refitted for that very mixture on other texts.
+        Each is a lower bound on R in expectation, from mean heads refitted for that very mixture on other texts. With
+        fewer texts than folds there are no other texts, and nothing is told.
         """
         plan, folds = CalibrationPlan.of(self.settings).mean_plan(), self.settings.folds
+        if data.occupation.text_N.unique().numel() < folds:
+            return {}
         found: dict[str, float] = {}
         for name, rule in (("mixture", mixture), ("average", FixedWeight())):
             mixed = rule.mixed(data.weight_inputs, data.first_NT, data.second_NT)

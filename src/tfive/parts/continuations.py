@@ -1,7 +1,8 @@
 """Several independent continuations of one prefix: the only way to observe a conditional mean without a mean head.
 
 Of each begun thought a random prefix is kept. Its step is drawn uniformly from 1 … T_max and thoughts that end earlier
-are left out, so that averages over contexts follow the occupation measure (eq:trajectory-occupation) up to its mass.
+are not continued, so that averages over contexts follow the occupation measure (eq:trajectory-occupation): exactly
+where unreached contexts count as zero, up to its mass where they are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from tfive.rollout.trajectory import Trajectories
 
 def continued(rollout: Rollout, begun: Trajectories, count: int) -> Trajectories:
     """`count` rewarded continuations of each context, as neighbouring branches; `probe_step_BR` tells the step whose
-    action is the first that is drawn anew. They are booked under the role of `begun`, without the given tokens."""
+    action is the first that is drawn anew. They are booked under the role of `begun`, without the given tokens.
+
+    A context that was not reached keeps its item number and has no position, hence no valid branch.
+    """
     engine, texts = rollout.engine, begun.texts
     length, seed, window = engine.plan.length, rollout.seed, begun.window
     number = chance.uniforms(seed, f"{begun.role}/step", window, np.maximum(texts.items_BP.cpu().numpy(), 0))
@@ -34,7 +38,7 @@ def continued(rollout: Rollout, begun: Trajectories, count: int) -> Trajectories
     texts = replace(
         texts,
         positions_BP=torch.where(reached_BP, texts.positions_BP, -1).repeat_interleave(count, 1),
-        items_BP=torch.where(reached_BP, texts.items_BP, -1).repeat_interleave(count, 1),
+        items_BP=texts.items_BP.repeat_interleave(count, 1),
     )
     step_BR = step_BP.repeat_interleave(count, 1)
     tokens_BRT = begun.thoughts.tokens_BRT.repeat_interleave(count, 1)

@@ -11,6 +11,8 @@ from torch import Tensor
 from tfive.credit.drift import drift_report, offset, offset_difference
 from tfive.credit.mixture import Mixture
 from tfive.credit.pilot import PilotNormaliser
+from tfive.learn.policy import correction_weight
+from tfive.learn.settings import RatioSettings
 from tfive.parts.calibration import Calibrator
 from tfive.parts.continuations import at_step, continued
 from tfive.parts.critics import Critics
@@ -30,10 +32,10 @@ class Probe:
         *,
         continuations: int,
         clip: tuple[float, float],
-        denominator: str = "recomputed",
+        ratio: RatioSettings | None = None,
     ) -> None:
         self.rollout, self.critics, self.calibrator = rollout, critics, calibrator
-        self.continuations, self.clip, self.denominator = continuations, clip, denominator
+        self.continuations, self.clip, self.ratio = continuations, clip, ratio or RatioSettings()
         self.engine = rollout.engine
         if self.engine.plan.group != 1:
             raise ValueError("probes continue single thoughts; the plan's group must be 1")
@@ -50,18 +52,22 @@ class Probe:
     def report(self, probe: Trajectories, normaliser: PilotNormaliser, moment: str) -> dict[str, Any]:
         """Drift of the update the present weights would make on the probed actions; `moment` is `first` or `last`.
 
-        Where no thought reached its probed step there is nothing to tell.
+        Offsets are on the scale of eq:trajectory-occupation, as the cross-fitted ones are; the drift is per probed
+        action. Where no thought reached its probed step there is nothing to tell.
         """
         self.rollout.snapshots.require(probe.snapshots, ("policy", "scorer", "scale"), what="the probe set")
         if not probe.count:
             return {"probe_contexts": 0} if moment == "first" else {}
-        advantage_NM, average_NM = self._probed(probe, probe.need("advantage_BRT")), self._average(probe, normaliser)
+        advantage_BR = at_step(probe, probe.need("advantage_BRT"))
+        log_q, log_old = (at_step(probe, x) for x in (probe.thoughts.log_q_BRT, probe.need("log_old_BRT")))
         log_new, score_BRD = self._scores(probe)
-        recorded = probe.thoughts.log_q_BRT if self.denominator == "sampler" else probe.need("log_old_BRT")
-        ratio_NM = self._contexts(probe, (log_new - at_step(probe, recorded)).exp())
-        score_NMD = self._contexts(probe, score_BRD)
-        text_N = self._contexts(probe, probe.texts.items_BP.amax(1)[:, None].expand_as(probe.thoughts.valid_BR))[:, 0]
-        found = drift_report(advantage_NM, ratio_NM, score_NMD, text_N, *self.clip)
+        ratio_BR = (log_new - (log_q if self.ratio.denominator == "sampler" else log_old)).exp()
+        # The correction is a factor of the update like the ratio, but clipping does not see it.
+        factor_BR = correction_weight(log_old, log_q, self.ratio.correction, self.ratio.cap)
+        text_BR = probe.texts.items_BP.amax(1)[:, None].expand_as(advantage_BR)
+        score_BRD = factor_BR[..., None] * score_BRD
+        advantage, ratio, score = (self._contexts(probe, x) for x in (advantage_BR, ratio_BR, score_BRD))
+        found = drift_report(advantage, ratio, score, self._contexts(probe, text_BR)[:, 0], *self.clip)
         out = {
             f"drift_covariance_{moment}": found.covariance_norm,
             f"drift_mean_induced_{moment}": found.mean_induced_norm,
@@ -73,17 +79,24 @@ class Probe:
             out[f"drift_mean_induced_square_{moment}"] = found.mean_induced_square.mean
             out[f"drift_mean_induced_square_error_{moment}"] = found.mean_induced_square.error
         if moment == "first":
-            paired = offset_difference(advantage_NM, average_NM, text_N)
-            fixed = offset(average_NM, text_N)
-            out |= {
-                "offset": found.offset.mean,
-                "offset_error": found.offset.error,
-                "offset_average": fixed.mean,
-                "offset_change": paired.mean,
-                "offset_change_error": paired.error,
-                "probe_contexts": len(text_N),
-            }
+            out |= self._offsets(probe, advantage_BR, normaliser) | {"probe_contexts": len(advantage)}
         return out
+
+    def _offsets(self, probe: Trajectories, mixed_BR: Tensor, normaliser: PilotNormaliser) -> dict[str, float]:
+        """R of the mixture and of the fixed average, without bias; a context that was not reached adds nothing."""
+        first, second = (normaliser.normalise(gae, probe.mask_BRT) for gae in probe.need("gae_2BRT"))
+        average_BR = at_step(probe, (first + second) / 2)
+        text_BR = probe.texts.items_BP.amax(1)[:, None].expand_as(mixed_BR)
+        mixed, average, text = (self._contexts(probe, x, reached=False) for x in (mixed_BR, average_BR, text_BR))
+        own, fixed = offset(mixed, text[:, 0]), offset(average, text[:, 0])
+        change = offset_difference(mixed, average, text[:, 0])
+        return {
+            "offset": own.mean,
+            "offset_error": own.error,
+            "offset_average": fixed.mean,
+            "offset_change": change.mean,
+            "offset_change_error": change.error,
+        }
 
     def _scores(self, probe: Trajectories) -> tuple[Tensor, Tensor]:
         """log π_θ of each probed action, and ∇log π_θ at the state the vocabulary head reads, `[B, R, D]`."""
@@ -102,16 +115,9 @@ class Probe:
             scores.append(slope.view(state_BRD.shape).float())
         return torch.cat(logs).float(), torch.cat(scores)
 
-    def _average(self, probe: Trajectories, normaliser: PilotNormaliser) -> Tensor:
-        first, second = (normaliser.normalise(g, probe.mask_BRT) for g in probe.need("gae_2BRT"))
-        return self._probed(probe, (first + second) / 2)
-
-    def _probed(self, probe: Trajectories, value_BRT: Tensor) -> Tensor:
-        return self._contexts(probe, at_step(probe, value_BRT))
-
-    def _contexts(self, probe: Trajectories, value_BR: Tensor) -> Tensor:
-        """`[N, M, …]`: the branches of each existing context side by side."""
+    def _contexts(self, probe: Trajectories, value_BR: Tensor, *, reached: bool = True) -> Tensor:
+        """`[N, M, …]`: the branches of each context side by side; of those reached, or of all that were drawn."""
         rows, branches = value_BR.shape[:2]
         grouped = value_BR.view(rows, branches // self.continuations, self.continuations, *value_BR.shape[2:])
-        valid = probe.thoughts.valid_BR.view(rows, -1, self.continuations)[..., 0]
-        return grouped[valid]
+        exists_BR = probe.thoughts.valid_BR if reached else probe.texts.items_BP >= 0
+        return grouped[exists_BR.view(rows, -1, self.continuations)[..., 0]]

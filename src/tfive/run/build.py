@@ -132,7 +132,7 @@ def _t5(config: Config, shared: dict[str, Any], critics: Critics) -> T5:
         calibrator,
         continuations=config.calibration.continuations,
         clip=(config.actor.clip_low, config.actor.clip_high),
-        denominator=config.ratio.denominator,
+        ratio=config.ratio,
     )
     settings = T5Settings(config.window, config.critic, config.qualify, config.pilot, config.calibration)
     probing = probe if config.window.probe else None
