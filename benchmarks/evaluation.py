@@ -1,11 +1,13 @@
 """Our evaluation beside lm-evaluation-harness on the same items and prompts, and its speed.
 
     python benchmarks/evaluation.py reference --model MODEL.gguf --data BENCHMARKS --out reference
-    python benchmarks/evaluation.py measure --model MODEL.gguf --data BENCHMARKS --out measured --reference reference
+    python benchmarks/evaluation.py measure --model MODEL.gguf --data BENCHMARKS --out measured --summary found.json
+    python benchmarks/evaluation.py agree --out measured --reference reference --summary found.json
 
 `reference` needs the package lm_eval: its own task declarations are run by its own Hugging Face model class, only the
 dataset is read from local files. `measure` asks the same items through `tfive eval`, generates GSM8K answers, measures
-tokens a second and how often an output depends on its batch, and compares every log-likelihood with the reference.
+tokens a second and how often an output depends on its batch. `agree` compares every log-likelihood with the reference
+and adds what it finds to the summary.
 """
 
 from __future__ import annotations
@@ -53,13 +55,17 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
         one.add_argument("--limit", type=int, help="only the first items of each task")
         one.add_argument("--device", default="auto")
     measure = commands.choices["measure"]
-    measure.add_argument("--reference", type=Path, help="folder that `reference` wrote")
     measure.add_argument("--generate", default="gsm8k", help="task to generate answers for; none: do not")
     measure.add_argument("--max-new-tokens", type=int, default=512)
     measure.add_argument("--flips", type=int, default=32, help="outputs also written alone")
     measure.add_argument("--compute", nargs="+", default=["float32"], help="precisions to generate in")
     measure.add_argument("--forms", nargs="+", choices=("few-shot", "chat"), default=["few-shot", "chat"])
     measure.add_argument("--summary", type=Path, help="the JSON file of everything measured")
+    agree = commands.add_parser("agree")
+    agree.add_argument("--out", type=Path, required=True, help="folder that `measure` wrote")
+    agree.add_argument("--reference", type=Path, required=True, help="folder that `reference` wrote")
+    agree.add_argument("--tasks", nargs="+", choices=TWINS, default=list(TWINS))
+    agree.add_argument("--summary", type=Path, required=True, help="the JSON file that `measure` wrote")
     return parser.parse_args(given)
 
 
@@ -154,7 +160,7 @@ def agreement(task: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]
 
 
 def measure(asked: argparse.Namespace) -> dict[str, Any]:
-    """Ask, generate, time and compare."""
+    """Ask, generate and time."""
     began = time.perf_counter()
     report = origin(asked)
     shared: dict[str, Any] = {"data": asked.data, "device": asked.device, "limit": asked.limit}
@@ -163,13 +169,6 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     )
     report["options"] = evaluate(wanted)
     say(report["options"])
-    if asked.reference is not None:
-        report["lm_eval"] = {}
-        for task in asked.tasks:
-            ours = list(read_answers(answers_file(asked.out / "options", task, OPTIONS)))
-            theirs = list(read_answers(asked.reference / f"reference-{task}.jsonl"))
-            report["lm_eval"][task] = agreement(task, ours, theirs)
-            print(task, json.dumps(report["lm_eval"][task]), flush=True)
     report["generated"] = {}
     kinds = [(compute, form) for compute in asked.compute for form in asked.forms if asked.generate != "none"]
     for compute, form in kinds:
@@ -196,6 +195,18 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
+def agree(asked: argparse.Namespace) -> dict[str, Any]:
+    """The summary of `measure` with the comparison added."""
+    report: dict[str, Any] = json.loads(asked.summary.read_text("utf-8"))
+    report["lm_eval"] = {}
+    for task in asked.tasks:
+        ours = list(read_answers(answers_file(asked.out / "options", task, OPTIONS)))
+        theirs = list(read_answers(asked.reference / f"reference-{task}.jsonl"))
+        report["lm_eval"][task] = agreement(task, ours, theirs)
+        print(task, json.dumps(report["lm_eval"][task]), flush=True)
+    return report
+
+
 def say(scores: dict[str, Any]) -> None:
     """A line per task."""
     for name, task in scores["tasks"].items():
@@ -219,7 +230,7 @@ def main(given: list[str] | None = None) -> int:
     if asked.command == "reference":
         reference(asked)
         return 0
-    report = measure(asked)
+    report = agree(asked) if asked.command == "agree" else measure(asked)
     print(f"{report['seconds']} seconds in all")
     if asked.summary is not None:
         asked.summary.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
