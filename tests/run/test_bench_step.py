@@ -13,6 +13,7 @@ from tfive.credit.qualify import Score
 from tfive.errors import UserError
 from tfive.models.load import load_model
 from tfive.run import bench_step
+from tfive.run.bench_cost import nodes_per_item
 from tfive.run.bench_fit import fitted, smaller
 from tfive.run.bench_step_report import protocol_hash, ratios, render, witness_of
 from tfive.run.data import corpus_of
@@ -70,10 +71,12 @@ def test_ratios_spread_the_start_over_a_run() -> None:
             "all_in_step_s": sum(window_s) / 12,
             "startup_s": first,
             "window_s": window_s,
+            "counted_nodes_per_item": {"update": first},
         }
 
     found = ratios({"t5": row(30.0, 4.0), "rlp": row(8.0, 8.0)})
     assert found["steady"] == 0.5
+    assert found["counted_nodes"] == 30 / 8
     assert found["all_in_windows_run"] == pytest.approx(38 / 24)
     assert found["all_in_100_windows"] == pytest.approx((30 + 99 * 4) / 800)
     assert ratios({"t5": row(1.0, 1.0)}) == {}
@@ -104,6 +107,23 @@ def test_both_methods_get_the_largest_passes_that_fit() -> None:
         fitted(bench_step.configure("t5", bench_step.StepWork(), [], "cpu", "bfloat16"), shape, 2**30)
 
 
+def test_counted_nodes_by_hand() -> None:
+    work = bench_step.StepWork(items=16, steps=4, length=12, positions=16, tokens=512, horizon=16)
+    mine = nodes_per_item(bench_step.configure("t5", work, [], "cpu", "float32"), 24)
+    # 32 trunk tokens and 13 thought nodes an item; 3.25 thoughts an item are drawn, 1.75 recorded, 3.125 judged.
+    assert mine["update"] == 3 * 2 * 45
+    assert mine["anchor"] == 3 * 2 * 32
+    assert mine["sample"] == 3.25 * 45
+    assert mine["score"] == 3.25 * 3 * 16
+    assert mine["old law"] == mine["weight features"] == 1.75 * 45
+    assert mine["lower features"] == pytest.approx(3.125 * 45 * 23 / 24)
+    assert mine["critics"] == pytest.approx(2 * (3 * 2 + 3.125) * 45 / 24)
+    other = nodes_per_item(bench_step.configure("rlp", work, [], "cpu", "float32"), 24)
+    assert other == {"update": 6 * 136, "anchor": 6 * 32, "sample": 136, "score": 8, "old law": 136, "teacher": 32}
+    grouped = nodes_per_item(bench_step.configure("quiet-star-grpo", work, [], "cpu", "float32"), 24)
+    assert grouped["score"] == 8 * 3 * 16
+
+
 def test_running_out_of_memory_halves_the_passes_and_then_recomputes() -> None:
     config = bench_step.configure("t5", bench_step.SMALL, ["run.texts_per_pass=2"], "cpu", "float32")
     once, twice = smaller(config), smaller(smaller(config))
@@ -111,10 +131,11 @@ def test_running_out_of_memory_halves_the_passes_and_then_recomputes() -> None:
     assert (twice.run.texts_per_pass, twice.engine.activation_checkpointing) == (1, True)
 
 
-def test_the_table_shows_ratios_beside_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_shows_ratios_beside_counts() -> None:
     rows = {
         "steady_step_s": 1.0, "all_in_step_s": 2.0, "auxiliary_per_item": 2.25, "forced_tests": 3,
         "phases_s": {"fit": 1.0, "fit/x": 0.5}, "startup_s": 3.0, "window_s": [3.0, 1.0],
+        "counted_nodes_per_item": {"update": 1.0},
     }  # fmt: skip
     methods = {"t5": rows, "rlp": rows}
     work = {"items": 128, "steps": 4, "passes": 2, "length": 12, "positions": 16, "tokens": 512}

@@ -22,6 +22,7 @@ from tfive.credit.qualify import Qualifier, Score
 from tfive.errors import RunFailed, UserError
 from tfive.models.load import Loaded, load_model, load_tokenizer, tokenizer_fingerprint
 from tfive.models.precision import choose_device, choose_dtype
+from tfive.run.bench_cost import nodes_per_item
 from tfive.run.bench_fit import smaller, texts_that_fit
 from tfive.run.bench_step_report import GOAL, protocol_hash, ratios, witness_of
 from tfive.run.bench_work import SHAPES, find_model
@@ -150,6 +151,7 @@ def time_method(
         with _timed_verbs(shop, recorder) as verbs:
             laps = _laps(shop, recorder, verbs, windows, deadline)
         found = _told(config, shop, recorder, laps)
+        found["counted_nodes_per_item"] = nodes_per_item(config, shop.base.block_count)
     if device.type == "cuda":
         found["peak_bytes"] = torch.cuda.max_memory_allocated(device)
     del shop, loaded
@@ -190,7 +192,7 @@ def _timed_verbs(shop: Workshop, recorder: Timed) -> Iterator[dict[str, float]]:
 def _laps(
     shop: Workshop, recorder: Timed, verbs: dict[str, float], windows: int, deadline: float | None
 ) -> list[dict[str, Any]]:
-    """Seconds by phase and by verb of each window; after the second, none is begun that would end too late."""
+    """Seconds by phase and by verb of each window; none after the second is begun that would end after `deadline`."""
     laps: list[dict[str, Any]] = []
     while len(laps) < windows:
         before, inside, began = recorder.phases(), dict(verbs), time.perf_counter()
@@ -258,7 +260,8 @@ def step_times(
 ) -> dict[str, Any]:
     """All methods at all lengths, one after the other; `keep` gets the report after each, so that none is lost.
 
-    With a `budget` in seconds, each method gets an equal share of what is left; two windows are always run.
+    With a `budget` in seconds, each method gets an equal share of what is left, and two windows in any case; none is
+    begun when it is spent.
     """
     if shape is not None and shape not in (*SHAPES, "nano"):
         raise UserError(f"shape {shape!r} is not known; use one of nano, {', '.join(SHAPES)}")
@@ -282,10 +285,11 @@ def step_times(
         report["works"].append(entry)
         for method in methods:
             config = configure(method, work, overrides, str(place), compute)
-            share = None
-            if budget is not None:
-                now = time.perf_counter()
-                share = now + (budget - (now - began)) / left
+            now = time.perf_counter()
+            if budget is not None and now - began > budget:
+                entry.setdefault("skipped", []).append(method)
+                continue
+            share = None if budget is None else now + (budget - (now - began)) / left
             config = texts_that_fit(config, shape, place)
             entry["methods"][method] = _within_memory(config, shape, corpus, windows, share)
             entry["ratios"] = ratios(entry["methods"])

@@ -55,7 +55,9 @@ def ratios(methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
         steady = statistics.fmean(one["window_s"][1:])
         return float((one["startup_s"] + (LASTING_RUN - 1) * steady) / LASTING_RUN)
 
+    counted = [sum(one["counted_nodes_per_item"].values()) for one in (mine, other)]
     return {
+        "counted_nodes": counted[0] / counted[1],
         "steady": mine["steady_step_s"] / other["steady_step_s"],
         "all_in_windows_run": mine["all_in_step_s"] / other["all_in_step_s"],
         f"all_in_{LASTING_RUN}_windows": projected(mine) / projected(other),
@@ -80,6 +82,8 @@ def render(report: dict[str, Any]) -> str:
                 f"{name:<16}{steady:>10}{row['all_in_step_s']:>10.3f}{row['auxiliary_per_item']:>10.2f}"
                 f"{row['forced_tests']:>8}  {phases}"
             )
+        if entry.get("skipped"):
+            lines.append(f"not begun, the time was spent: {', '.join(entry['skipped'])}")
         if entry.get("ratios"):
             shown = ", ".join(f"{name} {value:.1%}" for name, value in entry["ratios"].items())
             lines.append(f"t5 / rlp: {shown} (goal {report['goal']:.1%} in the steady state)")
