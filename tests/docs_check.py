@@ -131,7 +131,7 @@ def check_page(page: str, text: str, makefile: str) -> list[str]:
 
 def main() -> int:
     """Check every page; 1 if any command does not work."""
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     makefile = (ROOT / "Makefile").read_text("utf-8")
     problems: list[str] = []
     for page in pages:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(tfive.__file__).parent
 ROOMS = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("algorithm", "diagnostics", "tuning")]
+PAGES += sorted((ROOT / "docs" / "methods").glob("*.md"))
 
 
 def quoted(page: Path) -> list[str]:

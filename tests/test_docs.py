@@ -14,7 +14,7 @@ from tfive import cli
 from tfive.config import presets, variants
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MAKEFILE = ".PHONY: test train\ntest:\n"
 
 

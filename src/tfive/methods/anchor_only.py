@@ -17,6 +17,7 @@ class AnchorOnly(Window[Parts]):
     phases = ("open", "collect", "update", "close")
 
     def _collect(self) -> str:
+        """Fresh thoughts, scored for the report and rewarded by nobody."""
         return self._act(self.parts.rollout.collect("actor", self.window, rewarded=False))
 
     def _learn(self, acting: Trajectories) -> StepStats:

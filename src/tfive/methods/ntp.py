@@ -15,6 +15,7 @@ class NextToken(Window[Parts]):
     made_by = ("policy",)
 
     def _collect(self) -> str:
+        """The window's texts as they are."""
         return self._act(self.parts.rollout.texts("actor", self.window))
 
     def _learn(self, acting: Trajectories) -> StepStats:

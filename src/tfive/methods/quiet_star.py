@@ -30,6 +30,7 @@ class QuietStar(Window[P]):
         return following
 
     def _close(self) -> str:
+        """As every method does, and the scale goes on."""
         # The next window's scale: by then these thoughts are historical (eq:reward-scale), and none more are needed.
         self.parts.rollout.update_scale(self.held["actor"])
         return super()._close()
@@ -46,6 +47,7 @@ class QuietStarGRPO(QuietStar[Parts]):
         self.settings = settings
 
     def _collect(self) -> str:
+        """Φ_T of every thought, relative to its group."""
         acting = self.parts.rollout.collect("actor", self.window)
         whole_BR = acting.need("returns_BRT")[..., 0]
         group, rule = self.parts.actor.engine.plan.group, self.settings
@@ -71,6 +73,7 @@ class QuietStarPPO(QuietStar[CriticParts], FittedWindow[CriticParts]):
         return super()._open()
 
     def _fit(self) -> str:
+        """One pass of the critic; after so many rounds the actor moves, whatever the critic predicts."""
         first = self.window == 1
         if not self._fit_pass(self.round, warmup=first):
             return "fit"
@@ -79,6 +82,7 @@ class QuietStarPPO(QuietStar[CriticParts], FittedWindow[CriticParts]):
         return "fit" if first and self.round < self.settings.warmup_rounds else "collect"
 
     def _collect(self) -> str:
+        """GAE of fresh thoughts (eq:masked-gae), normalised by their own mean and deviation."""
         parts = self.parts
         fresh = parts.rollout.collect("actor", self.window)
         judged = parts.critics.judge(fresh)

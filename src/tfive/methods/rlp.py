@@ -32,6 +32,7 @@ class RLP(Window[RLPParts]):
     keeping: ClassVar[tuple[str, ...]] = (*Window.keeping, "teacher")
 
     def _collect(self) -> str:
+        """The information gain of fresh thoughts against the teacher as it is now, relative to their group."""
         parts = self.parts
         if not parts.teacher.started:
             parts.teacher.follow(parts.actor.optimizer.masters())
