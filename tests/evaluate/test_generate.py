@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from tfive.errors import UserError
 from tfive.evaluate.generate import Decoding, Output, Request, encoded, flip_rate, generate, item_number, rows_that_fit
 from tfive.models.thinker import ThoughtModel
-from tfive.models.thinker_writing import When
+from tfive.models.thinker_orders import When
 
 pytestmark = pytest.mark.model
 

@@ -16,7 +16,7 @@ import torch
 from tfive.evaluate.generate import Decoding, Request, generate
 from tfive.evaluate.likelihood import log_likelihoods
 from tfive.models.thinker import ThoughtModel
-from tfive.models.thinker_writing import When
+from tfive.models.thinker_orders import When
 
 pytestmark = pytest.mark.model
 

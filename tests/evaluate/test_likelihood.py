@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedToken
 from tfive.errors import UserError
 from tfive.evaluate.likelihood import Likelihood, chosen, encoded_pair, log_likelihoods
 from tfive.models.thinker import ThoughtModel
-from tfive.models.thinker_writing import When
+from tfive.models.thinker_orders import When
 from tfive.tree.settings import ThoughtSettings
 
 pytestmark = pytest.mark.model

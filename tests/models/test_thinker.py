@@ -26,8 +26,9 @@ from tfive import chance
 from tfive.errors import UserError
 from tfive.models.gate import PredictionGate
 from tfive.models.thinker import ThoughtModel, plan_for, uncertain_places
+from tfive.models.thinker_orders import Manner, Order, When
 from tfive.models.thinker_results import Thought
-from tfive.models.thinker_writing import Manner, Order, When, Writing
+from tfive.models.thinker_writing import Writing
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.layout import TextBatch
 from tfive.tree.settings import SamplingSettings, ThoughtSettings

@@ -17,7 +17,7 @@ import torch
 
 from tfive.errors import UserError
 from tfive.models.thinker import ThoughtModel, text_law
-from tfive.models.thinker_writing import NEVER, Manner, Order, When, Written
+from tfive.models.thinker_orders import NEVER, Manner, Order, When, Written
 from tfive.telemetry import Silent, Telemetry
 from tfive.tree.layout import TextBatch
 

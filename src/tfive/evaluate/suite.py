@@ -20,7 +20,7 @@ from tfive.evaluate.prompts import options, prompt
 from tfive.evaluate.records import GENERATED, OPTIONS, Answers, answers_file
 from tfive.evaluate.tasks import LETTERS, Item, Items, Task
 from tfive.models.thinker import ThoughtModel
-from tfive.models.thinker_writing import NEVER, When
+from tfive.models.thinker_orders import NEVER, When
 from tfive.telemetry import Silent, Telemetry
 
 WAYS = ("generated", "likelihood")

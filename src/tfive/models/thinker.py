@@ -21,8 +21,9 @@ from tfive import chance
 from tfive.errors import UserError
 from tfive.models.gate import PredictionGate
 from tfive.models.thinker_files import ThinkerParts, load_thinker, save_thinker
+from tfive.models.thinker_orders import Manner, Order, When, Written
 from tfive.models.thinker_results import Generation, Prediction, TextScores, Thought
-from tfive.models.thinker_writing import Manner, Order, When, Written, write
+from tfive.models.thinker_writing import write
 from tfive.tree.decode import Reading
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.head import Source, mix_log_probs, policy_terms, reduce_vocabulary

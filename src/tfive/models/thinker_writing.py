@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,78 +16,18 @@ from torch import Tensor
 from tfive import chance
 from tfive.models.gate import PredictionGate
 from tfive.models.thinker_lanes import Lanes
+from tfive.models.thinker_orders import Manner, Order, Written
 from tfive.tree.decode import Reading
 from tfive.tree.forward import TreeModel
 from tfive.tree.head import OUT_OF_REACH, mix_log_probs
 from tfive.tree.law import draw, lawful
 from tfive.tree.layout import TextBatch
-from tfive.tree.settings import SamplingSettings
 
 READ_TOKENS = 16384
 """Most prompt tokens, padding included, read in one pass."""
 
 SPAN = 128
 """Text columns that attention looks at come in multiples of this, so that few step shapes occur."""
-
-
-@dataclass(frozen=True)
-class When:
-    """When a text that is being written is thought about."""
-
-    every: int = 0
-    """At its beginning and after so many new tokens; 0: never."""
-    entropy_above: float | None = None
-    """Instead: wherever the plain prediction is more uncertain than this, in nats, and no earlier thought serves."""
-
-    @property
-    def ever(self) -> bool:
-        """Whether there are thoughts at all."""
-        return self.every > 0 or self.entropy_above is not None
-
-
-NEVER = When()
-
-@dataclass(frozen=True)
-class Order:
-    """One text to write."""
-
-    ids: tuple[int, ...]
-    """The prompt."""
-    max_new_tokens: int
-    item: int = 0
-    sample: int = 0
-    """Which random numbers it gets."""
-
-    @property
-    def width(self) -> int:
-        """The most tokens it will have."""
-        return len(self.ids) + self.max_new_tokens
-
-
-@dataclass(frozen=True)
-class Written:
-    """What became of an order."""
-
-    ids: list[int]
-    """New tokens, one that ends the text included."""
-    log_probs: Tensor
-    """`[tokens, 4]`: log-probability without a thought, with it (NaN where none serves), the gate, the mixture's."""
-    thoughts: list[tuple[int, list[int], bool]]
-    """Token it stands after, its tokens, whether it closed itself."""
-    ended: str
-    """`end` (the model ended the text), `stop` (`stopped` said so) or `length`."""
-
-
-@dataclass(frozen=True)
-class Manner:
-    """How texts are written: by which laws, when they are thought about, what ends them."""
-
-    law: SamplingSettings | None
-    """Of text tokens; None takes the likeliest."""
-    thought_law: SamplingSettings
-    when: When
-    ends: tuple[int, ...]
-    seed: int = 0
 
 
 class Writing:
@@ -368,7 +307,7 @@ def write(
     width, most = max(order.width for order in orders), max(order.max_new_tokens for order in orders)
     writing = Writing(engine, gate, manner, min(rows, len(orders)), width, most)
     seated: dict[int, int] = {}
-    known: dict[int, int] = {}
+    texts: dict[int, list[int]] = {}
     while queue or seated:
         free = [row for row in range(writing.lanes.rows) if row not in seated]
         while queue and free:
@@ -376,16 +315,16 @@ def write(
             taken = {free.pop(): queue.popleft() for _ in range(count)}
             writing.seat({row: orders[number] for row, number in taken.items()})
             seated |= taken
-            known |= dict.fromkeys(taken, 0)
+            texts |= {row: [] for row in taken}
         longest = int(writing.lanes.length_B[list(seated)].max())
         for ahead in range(poll):
             writing.step(longest + ahead + 1)
         written_B, alive_B, ended_B = (x.tolist() for x in (writing.written_B, writing.alive_B, writing.ended_B))
-        rows_out = writing.out_Bo.tolist()
+        out_Bo = writing.out_Bo.cpu()
         for row, number in list(seated.items()):
-            count = written_B[row]
-            cut = stopped(number, rows_out[row][:count], known[row]) if count > known[row] else None
-            known[row] = count
+            ids, known, count = texts[row], len(texts[row]), written_B[row]
+            ids += out_Bo[row, known:count].tolist()
+            cut = stopped(number, ids, known) if count > known else None
             if cut is None and alive_B[row]:
                 continue
             reason = "stop" if cut is not None else "end" if ended_B[row] else "length"

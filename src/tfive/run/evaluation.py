@@ -21,7 +21,7 @@ from tfive.evaluate.suite import Asking, asking, check_task, flips, mean_of_task
 from tfive.evaluate.tasks import SUITES, TASKS, Items, Task, find_tasks, load_items, local_file
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.models.thinker import ThoughtModel
-from tfive.models.thinker_writing import NEVER, When
+from tfive.models.thinker_orders import NEVER, When
 from tfive.run.data import weights_fingerprint
 from tfive.run.recorder import Recorder
 
