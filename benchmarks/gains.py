@@ -26,18 +26,19 @@ import torch
 import transformers
 from torch import Tensor
 
-from tfive import __version__, chance
+from tfive import __version__
 from tfive.errors import UserError
+from tfive.evaluate.diagnostics import Size, draw_texts
 from tfive.learn.clusters import Estimate, clustered_mean
 from tfive.models.load import Loaded, load_model
 from tfive.models.thinker import plan_for
 from tfive.rollout.gains import Gains, measure
 from tfive.rollout.sample import micro_batches
 from tfive.rollout.trajectory import last_loss
-from tfive.text.candidates import apportion
+from tfive.run.evaluation_gains import parse_corpus
 from tfive.text.items import Chooser
-from tfive.text.settings import Positions, Source, Where
-from tfive.text.sources import Reader, SourceFile, local_files
+from tfive.text.settings import Positions, Where
+from tfive.text.sources import SourceFile
 from tfive.text.tokens import TextTokenizer
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
@@ -50,8 +51,6 @@ DELIMITERS: dict[str, dict[str, str]] = {
     "dashes": {"open": "---", "close": "---"},
     "blank-line": {"open": "\n\n", "close": "\n\n"},
 }
-READ_AHEAD = 64
-"""Documents tokenized at a time while looking for long enough ones."""
 
 
 @dataclass(frozen=True)
@@ -96,58 +95,19 @@ def sources_of(asked: argparse.Namespace) -> list[tuple[SourceFile, float]]:
         if not (field and sign and start):
             raise UserError(f"--only {asked.only!r}: write FIELD=START")
         where = Where(field=field, at_least=start, below=start + "\U0010ffff")
-    found = []
-    for number, text in enumerate(asked.corpus):
-        path, sign, share = text.rpartition("=")
-        if not sign:
-            path, share = text, "1"
-        try:
-            weight = float(share)
-        except ValueError as error:
-            raise UserError(f"--corpus {text!r}: the share {share!r} is not a number") from error
-        if not 0 < weight < float("inf"):
-            raise UserError(f"--corpus {text!r}: the share must be above 0")
-        files = local_files(Source(name=f"source-{number}", path=path, where=where))
-        if len(files) != 1:
-            raise UserError(f"--corpus {text!r}: {len(files)} files; name each by itself")
-        found.append((files[0], weight))
-    return found
-
-
-def first_tokens(file: SourceFile, window: int, count: int, asked: argparse.Namespace, tokenizer: TextTokenizer) -> Any:
-    """The beginnings of `count` documents of `file` in a random order, and how many were too short; `[count, S]`."""
-    documents = [text for _, text in Reader().documents(file)]
-    order = chance.permutation(asked.seed, "gains/documents", window, len(documents)).tolist()
-    rows: list[Any] = []
-    short = 0
-    for start in range(0, len(order), READ_AHEAD):
-        for ids in tokenizer.encode([documents[i] for i in order[start : start + READ_AHEAD]]):
-            if len(rows) == count:
-                return np.stack(rows), short
-            if len(ids) >= asked.tokens:
-                rows.append(ids[: asked.tokens])
-            else:
-                short += 1
-    if len(rows) < count:
-        raise UserError(f"{file.name}: {len(rows)} documents of {asked.tokens} tokens, {count} are needed")
-    return np.stack(rows), short
+    return parse_corpus(asked.corpus, where)
 
 
 def sample_texts(asked: argparse.Namespace, loaded: Loaded) -> Sampled:
     """Texts of all files in a random order with uniform positions, one document each."""
     tokenizer = TextTokenizer.of(loaded.tokenizer)
     sources = sources_of(asked)
-    parts, files, names = [], [], []
-    for number, count in enumerate(apportion(asked.texts, [share for _, share in sources])):
-        file, share = sources[number]
-        facts: dict[str, Any] = {"name": file.name, "sha256": file.digest(), "share": share, "texts": count}
-        if count:
-            rows, facts["shorter_documents_passed_over"] = first_tokens(file, number, count, asked, tokenizer)
-            parts.append(rows)
-        names += [file.name] * count
-        files.append(facts)
-    order = chance.permutation(asked.seed, "gains/texts", 0, asked.texts)
-    tokens_BS = np.concatenate(parts)[order].astype(np.int64)
+    size = Size(texts=asked.texts, tokens=asked.tokens, seed=asked.seed)
+    tokens_BS, number_B, short = draw_texts(sources, tokenizer, size)
+    files: list[dict[str, Any]] = []
+    for number, (file, share) in enumerate(sources):
+        facts = {"name": file.name, "sha256": file.digest(), "share": share, "texts": number_B.count(number)}
+        files.append(facts | ({"shorter_documents_passed_over": short[number]} if facts["texts"] else {}))
     chooser = Chooser(Positions(per_text=asked.positions), asked.horizon, asked.seed, tokenizer)
     positions_BP = np.full((asked.texts, asked.positions), -1, dtype=np.int64)
     for row, tokens_S in enumerate(tokens_BS):
@@ -157,7 +117,7 @@ def sample_texts(asked: argparse.Namespace, loaded: Loaded) -> Sampled:
     digest = hashlib.sha256(tokens_BS.astype("<i8").tobytes() + positions_BP.astype("<i8").tobytes()).hexdigest()
     tokens, positions, items = (torch.from_numpy(array) for array in (tokens_BS, positions_BP, items_BP))
     texts = TextBatch(tokens, torch.zeros_like(tokens), positions, items)
-    return Sampled(texts, [names[i] for i in order.tolist()], files, digest)
+    return Sampled(texts, [sources[number][0].name for number in number_B], files, digest)
 
 
 def plan_of(asked: argparse.Namespace, name: str, loaded: Loaded) -> ThoughtPlan:

@@ -61,20 +61,28 @@ class Size:
     seed: int = 0
 
 
+def draw_texts(
+    sources: Sequence[tuple[SourceFile, float]], tokenizer: TextTokenizer, size: Size
+) -> tuple[np.ndarray, list[int], list[int]]:
+    """Beginnings of documents in a random order `[B, S]`, the number of each one's source, and how many documents of
+    each source were too short."""
+    parts, number_B, short = [], [], [0] * len(sources)
+    for number, count in enumerate(apportion(size.texts, [share for _, share in sources])):
+        if count:
+            rows, short[number] = _beginnings(sources[number][0], number, count, size, tokenizer)
+            parts.append(rows)
+            number_B += [number] * count
+    order = chance.permutation(size.seed, "gains/texts", 0, size.texts)
+    return np.concatenate(parts)[order].astype(np.int64), [number_B[i] for i in order.tolist()], short
+
+
 def sample_texts(
     sources: Sequence[tuple[SourceFile, float]], model: ThoughtModel, positions: Positions, size: Size
 ) -> Sample:
-    """Texts of all sources in a random order; positions by entropy are chosen where this model is uncertain."""
+    """Texts of all sources; positions by entropy are chosen where this model is uncertain."""
     tokenizer = TextTokenizer.of(model.tokenizer)
-    parts, names, passed_over = [], [], {}
-    for number, count in enumerate(apportion(size.texts, [share for _, share in sources])):
-        file = sources[number][0]
-        if count:
-            rows, passed_over[file.name] = _beginnings(file, number, count, size, tokenizer)
-            parts.append(rows)
-            names += [file.name] * count
-    order = chance.permutation(size.seed, "gains/texts", 0, size.texts)
-    tokens_BS = np.concatenate(parts)[order].astype(np.int64)
+    tokens_BS, number_B, short = draw_texts(sources, tokenizer, size)
+    names = [file.name for file, _ in sources]
     entropy_BS = _entropies(model, tokens_BS, size.rows) if positions.entropy > 0 else None
     chooser = Chooser(positions, model.plan.horizon, size.seed, tokenizer, _never_asked)
     place_BP = np.full((size.texts, positions.per_text), -1, dtype=np.int64)
@@ -89,7 +97,7 @@ def sample_texts(
     items_BP = np.where(place_BP >= 0, np.arange(place_BP.size).reshape(place_BP.shape), -1)
     tokens, place, items, kind = (torch.from_numpy(array) for array in (tokens_BS, place_BP, items_BP, kind_BP))
     texts = TextBatch(tokens, torch.zeros_like(tokens), place, items)
-    return Sample(texts, kind, tuple(names[i] for i in order.tolist()), passed_over)
+    return Sample(texts, kind, tuple(names[i] for i in number_B), dict(zip(names, short)))
 
 
 def _never_asked(*_: Any) -> Any:

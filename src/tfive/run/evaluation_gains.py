@@ -16,13 +16,13 @@ from tfive.evaluate.evaluated import has_thoughts
 from tfive.models.load import load_model, tokenizer_fingerprint
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.models.thinker import ThoughtModel
-from tfive.text.settings import Positions, Source
+from tfive.text.settings import Positions, Source, Where
 from tfive.text.sources import SourceFile, local_files
 from tfive.tree.settings import ThoughtSettings
 
 
-def parse_corpus(texts: Sequence[str]) -> list[tuple[SourceFile, float]]:
-    """FILE or FILE=SHARE, each."""
+def parse_corpus(texts: Sequence[str], where: Where | None = None) -> list[tuple[SourceFile, float]]:
+    """FILE or FILE=SHARE, each; a folder is all its files. `where` says which rows are kept."""
     found = []
     for number, text in enumerate(texts):
         path, sign, share = text.rpartition("=")
@@ -34,7 +34,7 @@ def parse_corpus(texts: Sequence[str]) -> list[tuple[SourceFile, float]]:
             raise UserError(f"--corpus {text!r}: the share {share!r} is not a number") from error
         if not 0 < weight < float("inf"):
             raise UserError(f"--corpus {text!r}: the share must be above 0")
-        found += [(file, weight) for file in local_files(Source(name=f"source-{number}", path=path))]
+        found += [(file, weight) for file in local_files(Source(name=f"source-{number}", path=path, where=where))]
     if not found:
         raise UserError("--corpus: name at least one file of text")
     return found
