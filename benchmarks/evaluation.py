@@ -168,6 +168,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         asked.model, tuple(asked.tasks), out=asked.out / "options", ways=("likelihood",), compute="float32", **shared
     )
     report["options"] = evaluate(wanted)
+    report["model"] = report["options"]["model"]["name"]
     say(report["options"])
     report["generated"] = {}
     kinds = [(compute, form) for compute in asked.compute for form in asked.forms if asked.generate != "none"]
@@ -221,7 +222,9 @@ def origin(asked: argparse.Namespace) -> dict[str, Any]:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() and asked.device != "cpu" else "cpu"
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     versions |= {"transformers": transformers.__version__, "tfive": __version__}
-    return {"model_sha256": digest, "device": device, "threads": torch.get_num_threads(), "versions": versions}
+    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    command = " ".join(["python benchmarks/evaluation.py", *words])
+    return {"command": command, "model_sha256": digest, "device": device, "versions": versions}
 
 
 def main(given: list[str] | None = None) -> int:
