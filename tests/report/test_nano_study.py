@@ -1,0 +1,82 @@
+"""`benchmarks/nano_study.py`: the page it draws from stored tables, failures included."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from made_up import run
+
+from tfive.errors import UserError
+from tfive.report.runs import Run
+from tfive.report.table import study_table
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("nano_study", ROOT / "benchmarks" / "nano_study.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def stored(script: ModuleType, tmp_path: Path) -> dict[str, Any]:
+    """The three tables as they would be stored: one bar was never reached."""
+    reached = [
+        Run(script.bar_label(eta), 0, run(tmp_path / f"bar{eta}", "t5", 0, eta, seconds=10 + eta)) for eta in (0.0, 0.1)
+    ]
+    failed = Run(script.bar_label(0.4), 0, tmp_path / "bar0.4", "critics did not qualify")
+    return {
+        "main": study_table([Run(name, 0, run(tmp_path / name, name, 0, 0.1)) for name in ("t5", "rlp")]),
+        "warmup": study_table([*reached, failed]),
+        "naive": study_table([Run("quiet-star-ppo", 0, run(tmp_path / "naive", "quiet-star-ppo", 0, 0.2))]),
+    }
+
+
+def test_a_point_of_the_sweep_is_its_last_score_and_its_measured_warmup(
+    script: ModuleType, stored: dict[str, Any]
+) -> None:
+    points = script.warmup_points(stored["warmup"])
+    assert [point["eta"] for point in points] == [0.0, 0.1, 0.4]
+    assert [point.get("warmup_seconds") for point in points] == [10.0, 10.1, None]
+    assert points[1]["thought_gain"] == pytest.approx(0.1)
+    assert points[2]["state"] == "failed"
+
+
+def test_the_page_is_drawn_from_the_file_alone(script: ModuleType, stored: dict[str, Any], tmp_path: Path) -> None:
+    out, page = tmp_path / "results.json", tmp_path / "docs" / "comparison.md"
+    page.parent.mkdir()
+    script.main(["--render", "--out", str(out), "--page", str(page)])
+    assert "has not been run yet" in page.read_text("utf-8")
+    out.write_text(json.dumps(stored), "utf-8")
+    script.main(["--render", "--out", str(out), "--page", str(page)])
+    text = page.read_text("utf-8")
+    assert "has not been run yet" not in text
+    assert "critics did not qualify" in text
+    for part in ("## Held-out gains", "## The warm-up sweep", "## Naive PPO", "## What this does not show"):
+        assert part in text
+    for line in text.splitlines():
+        if line.startswith("!["):
+            assert (page.parent / line.rpartition("(")[2].rstrip(")")).is_file()
+
+
+def test_every_label_of_the_studies_is_a_configuration(script: ModuleType) -> None:
+    from tfive.run.compare import configured
+
+    for label in (*script.METHODS, *(script.bar_label(eta) for eta in script.BARS)):
+        assert configured(["nano"], label, 0, script.SETTINGS).model.name == "nano"
+    naive = configured(["nano"], "quiet-star-ppo", 0, script.NAIVE)
+    assert (naive.window.windows, naive.ppo.frozen_windows, naive.run.develop_every) == (60, 20, 10)
+    with pytest.raises(UserError, match="--only other"):
+        script.main(["--only", "other"])
