@@ -63,7 +63,6 @@ def play(
     shared: dict[str, Any] = {
         "rollout": rollout,
         "actor": Actor(engine, optimizer, rules, RatioSettings(), own, seed=6, rows=ROWS),
-        "reader": TreeModel(model, PLAN),
         "snapshots": rollout.snapshots,
         "telemetry": rollout.telemetry,
     }

@@ -144,6 +144,19 @@ def test_grpo_credits_the_whole_thought(normalisation: str) -> None:
     assert len({len(item.thought) for item in found}) > 1
 
 
+@pytest.mark.parametrize("name", ["quiet-star-grpo", "rlp"])
+def test_a_group_has_the_anchors_of_a_single_thought(name: str) -> None:
+    method = play(name, actor=ActorSettings(minibatches=1))
+    until(method, "update")
+    acting, model = method.held["actor"], method.parts.actor.engine.model
+    plain = PlainModel(model, method.parts.actor.engine.plan)
+    silent = acting.having(advantage_BRT=torch.zeros_like(acting.need("advantage_BRT")))
+    firsts = [item for item in items(method, acting) if item.branch % GROUP == 0]
+    after = torch.cat([-plain.after(item) for item in firsts]).mean()
+    loss = ANCHOR.next_token * likelihood(model, acting) + ANCHOR.conditioned * after
+    close(gradient(method, silent), model, loss)
+
+
 def test_grpo_averages_over_tokens() -> None:
     method = play("quiet-star-grpo", anchor=NOTHING, actor=ActorSettings(clip_low=0.9, clip_high=1.1, minibatches=1))
     until(method, "update")

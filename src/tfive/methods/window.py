@@ -19,7 +19,6 @@ from tfive.parts.rollout import Rollout
 from tfive.protocol.snapshots import Snapshots
 from tfive.rollout.trajectory import Trajectories
 from tfive.telemetry import Telemetry
-from tfive.tree.forward import TreeModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +27,6 @@ class Parts:
 
     rollout: Rollout
     actor: Actor
-    reader: TreeModel
-    """The actor's weights with one thought a position, whatever the group: what is measured and what the gate reads."""
     snapshots: Snapshots
     telemetry: Telemetry
     gate: Gate | None = None
@@ -126,7 +123,7 @@ class Window(Generic[P]):
         if parts.gate is not None:
             # The gate meets one thought an item, so that it learns equally much with any group.
             single = acting.thoughts.branches(0, None, parts.actor.engine.plan.group)
-            predictions = experts(parts.reader, acting.texts, single, rows=parts.actor.rows)
+            predictions = experts(parts.actor.reader, acting.texts, single, rows=parts.actor.rows)
             self.report["gate_loss"] = parts.gate.fit(predictions, self.window)
         if acting.count:
             self.report |= {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from tfive.learn.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rollout.sample import micro_batches
 from tfive.rollout.trajectory import Trajectories
 from tfive.tree.forward import Centring, TreeModel
+from tfive.tree.layout import ThoughtPlan
 from tfive.tree.settings import SamplingSettings
 
 
@@ -60,6 +61,8 @@ class Actor:
         """`parity`: ratios one text at a time, as in parity sampling. `patience`: how many skipped updates in a row end
         the run. `centre`: the sampling law for score centring, which needs a second copy of the weights."""
         self.engine, self.optimizer = engine, optimizer
+        self.reader = under(engine, replace(engine.plan, group=1))
+        """The same weights with one thought a position, whatever the group: for anchors, gate and measurements."""
         self.settings, self.ratio, self.anchor = actor, ratio, anchor
         self.seed, self.rows, self.parity, self.patience = seed, rows, parity, patience
         self.skipped = 0
@@ -149,15 +152,20 @@ class Actor:
         return sums
 
     def _anchor_pass(self, trajectories: Trajectories) -> tuple[float, float]:
-        """Next-token loss on the texts and, where asked for, on the continuations given the thoughts."""
+        """Next-token loss on the texts and, where asked for, on the continuations given the thoughts.
+
+        Of a group the first thought alone is read, so that all thought methods have the same anchors.
+        """
         weights = self.anchor
         if not (weights.next_token or weights.conditioned):
             return 0.0, 0.0
+        single = trajectories.thoughts.branches(0, None, self.engine.plan.group)
+        trajectories = Trajectories(trajectories.role, trajectories.window, trajectories.texts, single)
         with_thoughts = weights.conditioned > 0
         text_total, after_total = _anchor_counts(trajectories, self.engine.plan.horizon)
         text_sum = after_sum = 0.0
         for some in _parts(trajectories, self.rows):
-            output = self.engine.policy(
+            output = self.reader.policy(
                 some.texts,
                 some.thoughts if with_thoughts else None,
                 actions=False,
@@ -201,6 +209,11 @@ class Actor:
                 old.delimiters.load_state_dict(state["old_delimiters"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.skipped = int(state["skipped"])
+
+
+def under(engine: TreeModel, plan: ThoughtPlan) -> TreeModel:
+    """The same weights under another plan."""
+    return engine if plan == engine.plan else TreeModel(engine.model, plan, engine.engine, engine.delimiters)
 
 
 def _centring(engine: TreeModel, ratio: RatioSettings, law: SamplingSettings) -> Centring:

@@ -23,7 +23,7 @@ from tfive.models.critic import FrozenBase, build_pair
 from tfive.models.critic_files import load_critics
 from tfive.models.load import Loaded
 from tfive.models.thinker import plan_for
-from tfive.parts.actor import Actor
+from tfive.parts.actor import Actor, under
 from tfive.parts.calibration import Calibrator
 from tfive.parts.critics import Critics
 from tfive.parts.gate import Gate
@@ -51,12 +51,15 @@ class Workshop:
     actor: Actor
     base: TreeModel
     """The frozen base model: critics read it, and its loss without a thought is the yardstick."""
-    reader: TreeModel
-    """The actor's weights with one thought a position, whatever the group: what is measured."""
     gate: Gate | None
     critics: Critics | None
     method: Window[Any]
     development: Development
+
+    @property
+    def reader(self) -> TreeModel:
+        """The actor's weights with one thought a position, whatever the group: what is measured."""
+        return self.actor.reader
 
     @property
     def plan(self) -> ThoughtPlan:
@@ -73,25 +76,21 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
     with telemetry.phase("admit"):
         admit(base, corpus.sequence_length + plan.reach)
     actor = _actor(config, loaded, plan)
-    reader = _another(actor.engine, single)
     ledger, snapshots = Ledger(corpus, config.window, seed=config.run.seed), Snapshots()
     thinks = config.method not in ("base", "ntp")
     gate = None
     if config.gate.enabled and thinks:
-        gate = Gate(reader.width, config.gate, seed=config.run.seed, device=reader.device)
+        gate = Gate(base.width, config.gate, seed=config.run.seed, device=base.device)
     engine = actor.engine
     if config.method == "rlp":
         # Its reward is the next token after the whole thought; nothing else is scored.
-        engine = _another(engine, replace(plan, checkpoints=(plan.length,), horizon=1))
+        engine = under(engine, replace(plan, checkpoints=(plan.length,), horizon=1))
     rollout = _rollout(config, engine, corpus, ledger, snapshots, telemetry)
     critics = _critics(config, frozen, single)
-    shared = {
-        "rollout": rollout, "actor": actor, "reader": reader, "snapshots": snapshots, "telemetry": telemetry,
-        "gate": gate,
-    }  # fmt: skip
+    shared = {"rollout": rollout, "actor": actor, "snapshots": snapshots, "telemetry": telemetry, "gate": gate}
     method = _method(config, shared, critics)
     return Workshop(
-        config, loaded, corpus, ledger, actor, base, reader, gate, critics, method, _development(config, corpus, base)
+        config, loaded, corpus, ledger, actor, base, gate, critics, method, _development(config, corpus, base)
     )
 
 
@@ -172,11 +171,6 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan) -> Critics | None:
     base = FrozenBase(frozen, plan, config.critic, config.engine)
     rows = config.run.texts_per_pass
     return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows)
-
-
-def _another(engine: TreeModel, plan: ThoughtPlan) -> TreeModel:
-    """The same weights under another plan."""
-    return engine if plan == engine.plan else TreeModel(engine.model, plan, engine.engine, engine.delimiters)
 
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan) -> Actor:
