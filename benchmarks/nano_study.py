@@ -34,6 +34,12 @@ NAIVE = (
 """One critic, one step a window, the actor frozen for the first 20 of 60 steps, measured every ten."""
 ROOT = Path(__file__).resolve().parents[1]
 STUDIES = ("main", "warmup", "naive")
+"""What the command does; `--only ablations` adds the ablations of T⁵."""
+ABLATIONS = (
+    "fixed-average", "minimum", "single-critic", "no-qualification", "no-calibration", "state-only", "pair-disjoint",
+    "pair-bracket", "repeated-prefix", "score-centering",
+)  # fmt: skip
+"""Presets `ablation-…`; `pair-same` is what T⁵ does anyway."""
 
 
 def bar_label(eta: float) -> str:
@@ -47,6 +53,7 @@ def run_study(name: str, asked: argparse.Namespace) -> list[Run]:
         "main": (METHODS, SETTINGS),
         "warmup": (tuple(bar_label(eta) for eta in BARS), SETTINGS),
         "naive": (("quiet-star-ppo",), NAIVE),
+        "ablations": (("t5", *(f"t5+ablation-{preset}" for preset in ABLATIONS)), SETTINGS),
     }[name]
     seeds, out = range(asked.seeds), asked.runs / name
     overrides = [*settings, *asked.overrides]
@@ -133,6 +140,16 @@ def naive_blocks(found: dict[str, Any], folder: Path) -> list[Block]:
     return blocks
 
 
+def ablation_blocks(found: dict[str, Any]) -> list[Block]:
+    """The ablations of T⁵: what changes when one of its parts is taken away."""
+    inner = [block for block in study_blocks(found) if block.kind != "heading"]
+    return [
+        heading("Ablations of T⁵"),
+        paragraph("Presets of T⁵ with one part replaced; `fixed-average` keeps the machinery and sets κ to 0."),
+        *inner[1:],
+    ]
+
+
 def intro(found: dict[str, Any]) -> list[Block]:
     """What the page is about and how it was made."""
     state = [] if found else [paragraph("The study has not been run yet: `results/nano-study.json` is not there.")]
@@ -163,6 +180,7 @@ def render(found: dict[str, Any], page: Path) -> None:
         blocks += study_blocks(found["main"], _figures(found["main"], folder))
     blocks += warmup_blocks(found["warmup"], folder) if "warmup" in found else []
     blocks += naive_blocks(found["naive"], folder) if "naive" in found else []
+    blocks += ablation_blocks(found["ablations"]) if "ablations" in found else []
     page.write_text(markdown("Comparison of methods", blocks), "utf-8")
 
 
@@ -181,7 +199,9 @@ def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time, two cores each")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(STUDIES), help="main,warmup,naive")
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), default=list(STUDIES), help="main,warmup,naive,ablations"
+    )
     parser.add_argument("--retry", action="store_true", help="run failed cells again")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     parser.add_argument("--runs", type=Path, default=Path("runs/nano-study"))
@@ -189,8 +209,9 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "comparison.md")
     parser.add_argument("--render", action="store_true", help="only draw the page from the results")
     asked = parser.parse_args(given)
-    if unknown := set(asked.only) - set(STUDIES):
-        raise UserError(f"--only {','.join(sorted(unknown))}: choose among {', '.join(STUDIES)}")
+    known = {*STUDIES, "ablations"}
+    if unknown := set(asked.only) - known:
+        raise UserError(f"--only {','.join(sorted(unknown))}: choose among {', '.join(sorted(known))}")
     if asked.render:
         found = json.loads(asked.out.read_text("utf-8")) if asked.out.is_file() else {}
     else:

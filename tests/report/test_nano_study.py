@@ -40,6 +40,7 @@ def stored(script: ModuleType, tmp_path: Path) -> dict[str, Any]:
     return {
         "main": study_table([Run(name, 0, run(tmp_path / name, name, 0, 0.1)) for name in ("t5", "rlp")]),
         "warmup": study_table([*reached, failed]),
+        "ablations": study_table([Run("t5+ablation-minimum", 0, run(tmp_path / "minimum", "t5", 0, 0.1))]),
         "naive": study_table([Run("quiet-star-ppo", 0, run(tmp_path / "naive", "quiet-star-ppo", 0, 0.2))]),
     }
 
@@ -64,7 +65,13 @@ def test_the_page_is_drawn_from_the_file_alone(script: ModuleType, stored: dict[
     text = page.read_text("utf-8")
     assert "has not been run yet" not in text
     assert "critics did not qualify" in text
-    for part in ("## Held-out gains", "## The warm-up sweep", "## Naive PPO", "## What this does not show"):
+    for part in (
+        "## Held-out gains",
+        "## The warm-up sweep",
+        "## Naive PPO",
+        "## Ablations",
+        "## What this does not show",
+    ):
         assert part in text
     for line in text.splitlines():
         if line.startswith("!["):
@@ -76,6 +83,8 @@ def test_every_label_of_the_studies_is_a_configuration(script: ModuleType) -> No
 
     for label in (*script.METHODS, *(script.bar_label(eta) for eta in script.BARS)):
         assert configured(["nano"], label, 0, script.SETTINGS).model.name == "nano"
+    for name in script.ABLATIONS:
+        assert configured(["nano"], f"t5+ablation-{name}", 0, script.SETTINGS).method == "t5"
     naive = configured(["nano"], "quiet-star-ppo", 0, script.NAIVE)
     assert (naive.window.windows, naive.ppo.frozen_windows, naive.run.develop_every) == (60, 20, 10)
     with pytest.raises(UserError, match="--only other"):
