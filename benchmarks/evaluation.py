@@ -57,7 +57,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     measure = commands.choices["measure"]
     measure.add_argument("--generate", default="gsm8k", help="task to generate answers for; none: do not")
     measure.add_argument("--max-new-tokens", type=int, default=512)
-    measure.add_argument("--flips", type=int, default=32, help="outputs also written alone")
+    measure.add_argument("--flips", type=int, default=16, help="outputs also written alone")
     measure.add_argument("--compute", nargs="+", default=["float32"], help="precisions to generate in")
     measure.add_argument("--forms", nargs="+", choices=("few-shot", "chat"), default=["few-shot", "chat"])
     measure.add_argument("--summary", type=Path, help="the JSON file of everything measured")

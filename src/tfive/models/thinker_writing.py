@@ -99,7 +99,9 @@ class Writing:
     @torch.no_grad()
     def step(self, reach: int) -> None:
         """One token further, each text; `reach` is at least as long as the longest of them will then be."""
-        self.lanes.span = min(self.lanes.width, -(-reach // SPAN) * SPAN)
+        # A single text reads so little that one shape, captured once, is cheaper than several narrow ones.
+        alone = self.lanes.rows == 1
+        self.lanes.span = self.lanes.width if alone else min(self.lanes.width, -(-reach // SPAN) * SPAN)
         if not (self.engine.engine.cuda_graphs and self.engine.device.type == "cuda"):
             self._advance()
             return
