@@ -103,7 +103,8 @@ def estimate(config: Config, shape: ModelShape, on_gpu: bool) -> Estimate:
     rows += _critics(config, shape, nodes, compute, critics)
     if method == "rlp":
         teacher = Row("EMA teacher")
-        teacher.add("weights", 4 * shape.parameters, f"P {_n(shape.parameters)} × 4 (float32)")
+        count = f"P {_n(shape.parameters)}"
+        teacher.add("weights", (4 + compute) * shape.parameters, f"{count} × (4 float32 + {compute} compute copy)")
         rows.append(teacher)
     lasting = sum(row.bytes[column] for row in rows for column in LASTING)
     transient = max((row.bytes["activations"] + row.bytes["states"] for row in rows), default=0)
