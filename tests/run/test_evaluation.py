@@ -156,6 +156,10 @@ def test_gains_of_a_model_on_a_corpus(place: Path, capsys: pytest.CaptureFixture
     assert {"thought_gain", "content_gain", "gain_vs_base", "continuation_loss"} <= set(found["all"])
     assert found["thought"]["length"] == 3
     assert found["all"]["no_thought_drift"]["mean"] == pytest.approx(0, abs=1e-5)
+    assert set(found["by_kind"]) == {"entropy", "uniform"}
+    status, out, _ = call(capsys, "eval", "gains", place / "thinker", *words, "--pattern", "river", "--json")
+    assert status == 0
+    assert "match" in json.loads(out)["by_kind"]
     status, out, _ = call(capsys, "eval", "gains", place / "thinker", *words)
     assert status == 0
     assert "| content_gain |" in out
@@ -197,6 +201,8 @@ def test_wrong_models_and_runs_are_one_line(place: Path, tmp_path: Path, capsys:
         (["eval", "gains", place / "plain", "--corpus", tmp_path / "none.txt"], "none.txt"),
         (["eval", "gains", place / "plain", "--corpus", place / "corpus.jsonl", "--tokens", "400"], "--tokens 400"),
         (["eval", "gains", place / "plain"], "corpus"),
+        (["eval", "gains", place / "plain", "--corpus", place / "corpus.jsonl", "--pattern", "("], "--pattern '('"),
+        (["eval", "gains", place / "plain", "--corpus", place / "corpus.jsonl", "--entropy", "2"], "--entropy 2"),
     ]
     for words, part in commands:
         status, printed, err = call(capsys, *words)

@@ -165,6 +165,9 @@ def eval_gains(
     tokens: Annotated[int, typer.Option(help="Tokens of a text.")] = 256,
     positions: Annotated[int, typer.Option(min=1, help="Most positions of a text.")] = 8,
     entropy: Annotated[float, typer.Option(help="Share of positions where the model is uncertain.")] = 0.5,
+    pattern: Annotated[
+        str, typer.Option(metavar="REGEX", help="Half of the positions right after this.", show_default=False)
+    ] = "",
     rows: Annotated[int, typer.Option(min=1, help="Texts in one pass.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Of texts, positions and thoughts.")] = 0,
     device: Device = "auto",
@@ -177,4 +180,5 @@ def eval_gains(
 
     size = Size(texts, tokens, rows, seed)
     chosen: dict[str, Any] = {"base": base, "size": size, "per_text": positions, "entropy": entropy}
+    chosen["pattern"] = pattern
     print(gains_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json))

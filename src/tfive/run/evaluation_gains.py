@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from transformers import PreTrainedModel
 
 from tfive.errors import UserError
@@ -58,6 +59,18 @@ def base_of(source: str, model: ThoughtModel) -> PreTrainedModel:
     return loaded.model
 
 
+def positions_of(per_text: int, entropy: float, pattern: str) -> Positions:
+    """A share of positions by entropy, the others uniform; with a pattern, half of all stand right after it."""
+    if not 0 <= entropy <= 1:
+        raise UserError(f"--entropy {entropy}: a share of positions between 0 and 1")
+    rest = 0.5 if pattern else 1.0
+    shares = {"uniform": rest * (1 - entropy), "entropy": rest * entropy, "match": 1 - rest}
+    try:
+        return Positions(per_text=per_text, pattern=pattern, **shares)
+    except ValidationError as error:
+        raise UserError(f"--pattern {pattern!r}: {error.errors()[0]['msg']}") from error
+
+
 def gains_command(
     source: str,
     corpus: Sequence[str],
@@ -66,6 +79,7 @@ def gains_command(
     size: Size,
     per_text: int,
     entropy: float,
+    pattern: str,
     device: str,
     compute: str,
     as_json: bool,
@@ -73,15 +87,13 @@ def gains_command(
     """Measure and tabulate."""
     if size.texts < 2 or size.tokens < 2 or size.rows < 1:
         raise UserError(f"{size.texts} texts of {size.tokens} tokens: give at least 2 texts, 2 tokens, 1 row")
-    if not 0 <= entropy <= 1:
-        raise UserError(f"--entropy {entropy}: a share of positions between 0 and 1")
+    positions = positions_of(per_text, entropy, pattern)
     files = parse_corpus(corpus)
     model = thinker_of(source, device, compute)
     if model.limit is not None and size.tokens + model.plan.reach > model.limit:
         needed = f"{size.tokens} tokens and {model.plan.reach} of a thought"
         raise UserError(f"--tokens {size.tokens}: {needed} need more than the model's {model.limit} positions")
     other = None if base is None else base_of(base, model)
-    positions = Positions(per_text=per_text, uniform=1 - entropy, entropy=entropy)
     found: dict[str, Any] = diagnose(model, sample_texts(files, model, positions, size), size, other)
     facts = {"model": source, "base": base, "corpus": list(corpus), "size": asdict(size)}
     facts |= {"positions": positions.model_dump(mode="json"), "thought": model.thought.model_dump(mode="json")}
