@@ -208,6 +208,37 @@ def agree(asked: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
+def tables(report: dict[str, Any]) -> str:
+    """The summary as Markdown, for a page."""
+
+    def percent(value: float) -> str:
+        return f"{100 * value:.2f}"
+
+    lines = [
+        "| task | items | measure | tfive | lm-evaluation-harness | verdicts that differ | largest difference, nats |"
+    ]
+    lines.append("|---|---:|---|---:|---:|---:|---:|")
+    for task, found in report.get("lm_eval", {}).items():
+        for name in ("acc", "acc_norm"):
+            if name in found:
+                both = f"{percent(found[name]['ours'])} | {percent(found[name]['theirs'])}"
+                apart = len(found[name]["verdicts_that_differ"])
+                gap = f"{found['largest_difference']:.1e}"
+                lines.append(f"| {task} | {found['items']} | {name} | {both} | {apart} | {gap} |")
+    lines += ["", "| generated | items | primary (95 %) | coverage | tokens an item | new tokens a second | flips |"]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|")
+    for kind, found in report["generated"].items():
+        for task, own in found["tasks"].items():
+            score, scores = own["scores"][own["primary"]], own["scores"]
+            spread = f"{percent(score['mean'])} ({percent(score['low'])} … {percent(score['high'])})"
+            flips = found.get("flips", {}).get(task)
+            flipped = "" if flips is None else f"{flips['flipped']} of {flips['outputs']}"
+            facts = f"{percent(scores['coverage']['mean'])} | {scores['tokens']['mean']:.0f}"
+            speed = f"{own['tokens_per_second']:,.0f}"
+            lines.append(f"| {task}, {kind} | {own['items']} | {spread} | {facts} | {speed} | {flipped} |")
+    return "\n".join(lines)
+
+
 def say(scores: dict[str, Any]) -> None:
     """A line per task."""
     for name, task in scores["tasks"].items():
@@ -234,7 +265,7 @@ def main(given: list[str] | None = None) -> int:
         reference(asked)
         return 0
     report = agree(asked) if asked.command == "agree" else measure(asked)
-    print(f"{report['seconds']} seconds in all")
+    print(tables(report), f"{report['seconds']} seconds in all", sep="\n\n")
     if asked.summary is not None:
         asked.summary.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
     return 0

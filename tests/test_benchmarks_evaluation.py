@@ -68,3 +68,15 @@ def test_items_get_the_fields_of_the_harness_and_lines_what_is_compared(benchmar
     line = json.loads(benchmark.harness_line({**sample, "resps": [[(-1.5, False)], [(-2.5, True)]]}))
     assert (line["id"], line["ll"], line["acc"], line["acc_norm"]) == ("i", [-1.5, -2.5], 1.0, None)
     assert (line["context"], line["options"]) == ("Where?", [" here", " there"])
+
+
+def test_the_tables_show_both_sides(benchmark: ModuleType) -> None:
+    found = benchmark.agreement("t", [ours("a", [-1.0, -2.0], True, True)], [theirs("a", [-1.0, -2.25], 0.0, 1.0)])
+    scores = {"pass@1": {"mean": 0.25, "low": 0.1, "high": 0.4}, "coverage": {"mean": 0.5}, "tokens": {"mean": 80.4}}
+    own = {"primary": "pass@1", "scores": scores, "items": 9, "tokens_per_second": 1234.5}
+    flips = {"gsm8k": {"flipped": 1, "outputs": 16}}
+    kinds = {"float32 chat": {"tasks": {"gsm8k": own}, "flips": flips}}
+    text = benchmark.tables({"lm_eval": {"piqa": found}, "generated": kinds})
+    assert "| piqa | 1 | acc | 100.00 | 0.00 | 1 | 2.5e-01 |" in text
+    assert "| piqa | 1 | acc_norm | 100.00 | 100.00 | 0 | 2.5e-01 |" in text
+    assert "| gsm8k, float32 chat | 9 | 25.00 (10.00 … 40.00) | 50.00 | 80 | 1,234 | 1 of 16 |" in text
