@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tfive.config import Config
+from tfive.credit.accounting import auxiliary_rollouts
 from tfive.credit.qualify import Qualifier, Score
 from tfive.errors import RunFailed, UserError
 from tfive.models.load import Loaded, load_model, load_tokenizer, tokenizer_fingerprint
@@ -218,7 +219,7 @@ def _told(config: Config, shop: Workshop, recorder: Timed, laps: list[dict[str, 
     steady = laps[1:]
     qualifier = getattr(shop.method, "qualifier", None)
     account = recorder.account()
-    auxiliary = sum(row["trajectories"] for role, row in account["roles"].items() if role != "actor")
+    auxiliary = auxiliary_rollouts({role: row["trajectories"] for role, row in account["roles"].items()})
     return {
         "method": config.method,
         "group": config.group,

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfive.config import Config
+from tfive.credit.accounting import auxiliary_rollouts
 from tfive.run.build import Workshop
 from tfive.run.data import weights_fingerprint
 from tfive.run.recorder import Recorder
@@ -82,11 +83,10 @@ def rollouts(account: dict[str, Any], windows: int, items: int) -> dict[str, Any
     """n_aux beside the (G − 1)·N below which fewer thoughts are generated than by groups of G
     (eq:grpo-rollout-threshold)."""
     counts = {role: amounts["trajectories"] for role, amounts in account["roles"].items()}
-    auxiliary = sum(count for role, count in counts.items() if role != "actor")
     return {
         "items": windows * items,
         "actor": counts.get("actor", 0),
-        "auxiliary": auxiliary,
+        "auxiliary": auxiliary_rollouts(counts),
         "group": GROUP,
         "threshold": (GROUP - 1) * windows * items,
     }
