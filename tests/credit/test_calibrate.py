@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tfive.credit.calibrate import CalibrationPlan, calibrate
+from tfive.credit.calibrate import CalibrationPlan, Response, calibrate
 from tfive.credit.drift import offset_products
 from tfive.credit.mean import MeanPlan, cross_fit_offset, regress_mean
-from tfive.credit.mixture import MeanInputs, WeightInputs, mix
+from tfive.credit.mixture import FixedWeight, MeanInputs, WeightInputs, mix
 from tfive.credit.moments import CalibrationData, Occupation, displacement, moment, offset_change
 from tfive.credit.repeated import calibrate_repeated, mean_of_others
 from tfive.credit.validate import SignalBounds, Validator
@@ -261,6 +261,24 @@ def test_repeated_calibration_without_an_offset_keeps_the_average() -> None:
     candidate = calibrate_repeated(_LinearWeight(), silent, plan, seed=0)
     weight = candidate.mixture.weight(silent.weight_inputs)
     assert float((weight - 0.5).abs().max()) < 0.1
+
+
+def test_a_fixed_average_comes_with_the_shrunk_mean_of_the_average() -> None:
+    """Where the weight stays at ½ the response is s·h̄, and nothing of what a moving weight would add."""
+    data = _sampled(60)
+    worse = CalibrationPlan(steps=4, warm_steps=40, kappa=0.0)
+    for seed in range(8):
+        head = _MeanNet()
+        candidate = calibrate(_LinearWeight(), head, data, worse, seed=seed)
+        if isinstance(candidate.mixture, FixedWeight):
+            break
+    assert isinstance(candidate.mixture, FixedWeight)
+    response = candidate.mean_head
+    assert isinstance(response, Response)
+    response.share = 0.3
+    torch.testing.assert_close(response(data.mean_inputs), 0.3 * head.eval()(data.mean_inputs))
+    response.still = False
+    assert not response.eval()(data.mean_inputs).allclose(0.3 * head(data.mean_inputs))
 
 
 def test_no_room_means_no_move_and_bad_kappa_is_refused() -> None:

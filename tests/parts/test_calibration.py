@@ -405,3 +405,13 @@ def test_one_text_alone_is_not_cross_fitted(world: World, data: CalibrationData)
     assert calibrator.offsets(alone, FixedWeight(), 1) == {}
     # Learning from one text goes on without an early stop.
     assert calibrator.learn(alone, 1).trace[-1]["step"] == 6
+
+
+def test_a_later_window_does_not_take_an_old_average_for_the_disagreement(world: World, easy: CalibrationData) -> None:
+    """Critics that agree leave nothing to move: however large the offset learned before, no look may see a change."""
+    calibrator = world.calibrator(warm_steps=60)
+    calibrator.learn(easy, 1)
+    agreed = (easy.first_NT + easy.second_NT) / 2
+    assert float(calibrator.mean_head.eval()(easy.mean_inputs).detach().mean()) > 0.1
+    candidate = calibrator.learn(replace(easy, first_NT=agreed, second_NT=agreed), 2)
+    assert max(abs(look["change"]) for look in candidate.trace) < 0.02

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
@@ -63,6 +63,8 @@ class Response(nn.Module):
         super().__init__()
         self.average, self.gap, self.shift, self.weight = average, gap, shift, weight
         self.share = 1.0
+        self.still = False
+        """Whether the weight stays at ½, so that only s·h̄ is left."""
         # A bound that the mean heads are built to keep is kept by their sum as well.
         self.bound: float | None = getattr(average, "bound", None)
         self.action_E: Tensor | None = None
@@ -88,7 +90,9 @@ class Response(nn.Module):
         return out
 
     def forward(self, inputs: MeanInputs) -> Tensor:
-        out: Tensor = self.share * self.average(inputs) + self.moved(inputs)
+        out: Tensor = self.share * self.average(inputs)
+        if not self.still:
+            out = out + self.moved(inputs)
         return out if self.bound is None else out.clamp(-self.bound, self.bound)
 
 
@@ -121,16 +125,21 @@ def calibrate(
     *,
     state_only: bool = False,
     multiplier: float | None = None,
+    fresh: Callable[[], nn.Module] | None = None,
 ) -> Candidate:
     """Descends in w, ascends in h and the projected β on single trajectories; returns copies frozen at the best look.
 
     The best response splits exactly, h* = E[Ā | c] + E[(w − ½)Δ | c]. The first part is noisy and does not move with w:
     it is regressed once, stopped early on other texts and shrunk to what it explains there, so that it cannot go on
     memorising while w moves. The second has little noise and follows w by `mean_steps` steps per step of the weight.
-    The given heads are left at the chosen look as starting points for the next window.
+    The given heads are left at the chosen look as starting points for the next window. `fresh` makes mean heads that
+    know nothing yet, for what must not start from an earlier window's average: Δ̂ and g (copies of `mean_head` if it is
+    None, which is right while that is new itself).
     """
     split = Split.of(data, plan, seed, "calibrate", window)
-    response = _respond(weight_head, mean_head, split.learn, split.kept, plan, seed, window, state_only)
+    others = [copy.deepcopy(mean_head) if fresh is None else fresh() for _ in range(2)]
+    response = Response(mean_head, others[0], others[1], weight_head)
+    _respond(response, split, plan, seed, window, state_only)
     descent = Descent(weight_head, split.learn, plan, multiplier)
     loop = _Loop(descent, response, split.learn, plan, state_only)
     best, step, trace = search(loop, split, plan, seed, "calibrate", window)
@@ -224,19 +233,9 @@ class Descent:
         self.multiplier = max(0.0, self.multiplier + self.plan.multiplier_lr * excess)
 
 
-def _respond(
-    weight_head: nn.Module,
-    mean_head: nn.Module,
-    learn: CalibrationData,
-    kept: CalibrationData,
-    plan: CalibrationPlan,
-    seed: int,
-    window: int,
-    state_only: bool,
-) -> Response:
+def _respond(response: Response, split: Split, plan: CalibrationPlan, seed: int, window: int, state_only: bool) -> None:
     """h before w moves: three regressions (average, disagreement, rest), and the shrinkage seen on kept-back texts."""
-    gap_head, shift_head = copy.deepcopy(mean_head), copy.deepcopy(mean_head)
-    response = Response(mean_head, gap_head, shift_head, weight_head)
+    learn, kept = split.learn, split.kept
     visible = _inputs(learn, state_only)
     response.set_action(visible, learn.occupation.mask_NT)
     first, second, context = learn.first_NT, learn.second_NT, learn.mean_inputs
@@ -244,17 +243,16 @@ def _respond(
     def regress(head: nn.Module, target: Tensor, role: str) -> None:
         regress_mean(head, context, target, learn.occupation, plan.mean_plan(), seed, f"mean/{role}", window)
 
-    regress(mean_head, (first + second) / 2, "average")
-    regress(gap_head, first - second, "gap")
-    moved = (outputs(weight_head, visible) - 0.5) * (first - second)
+    regress(response.average, (first + second) / 2, "average")
+    regress(response.gap, first - second, "gap")
+    moved = (outputs(response.weight, visible) - 0.5) * (first - second)
     with torch.no_grad():
-        known = response.eval().lean(context) * gap_head(context)
-    regress(shift_head, moved - known, "shift")
-    found = outputs(mean_head, kept.mean_inputs)
+        known = response.eval().lean(context) * response.gap(context)
+    regress(response.shift, moved - known, "shift")
+    found = outputs(response.average, kept.mean_inputs)
     size = float(kept.occupation.mean(found.square()))
     match = float(kept.occupation.mean(found * (kept.first_NT + kept.second_NT) / 2))
     response.share = min(1.0, max(0.0, match / size)) if size > 0 else 1.0
-    return response
 
 
 def outputs(head: nn.Module, inputs: WeightInputs | MeanInputs) -> Tensor:
@@ -363,13 +361,11 @@ def _candidate(
     """Frozen copies of the chosen look; the fixed average with its own mean response if that was no improvement."""
     improved = best.change < 0
     response = copy.deepcopy(loop.response).requires_grad_(False).eval()
-    mixture: LearnedWeight | FixedWeight
+    response.still = not improved
+    mixture: LearnedWeight | FixedWeight = FixedWeight()
     if improved:
         # The response holds its own frozen copy of the weight; both stand at the chosen look.
         mixture = LearnedWeight(response.weight, loop.state_only, "state" if loop.state_only else "learned")
-        mean_head: nn.Module = response
-    else:
-        mixture, mean_head = FixedWeight(), response.average
     mixed = mixture.mixed(kept.weight_inputs, kept.first_NT, kept.second_NT)
-    risk = float(kept.occupation.mean(moment(outputs(mean_head, kept.mean_inputs), mixed)))
-    return Candidate(mixture, mean_head, best.multiplier, risk, step, trace, min(0.0, best.change))
+    risk = float(kept.occupation.mean(moment(outputs(response, kept.mean_inputs), mixed)))
+    return Candidate(mixture, response, best.multiplier, risk, step, trace, min(0.0, best.change))

@@ -61,7 +61,9 @@ class _Repeated:
         self.descent, self.data, self.heads = descent, data, (descent.weight_head,)
 
     def step(self, stream: Iterator[Tensor]) -> None:
-        part = self.data.rows(next(stream).to(self.data.first_NT.device))
+        rows, part = next(stream), self.data
+        if rows.numel() < part.occupation.count:
+            part = part.rows(rows.to(part.first_NT.device))
         self.descent.weight_head.train()
         weight = self.descent.weight_head(part.weight_inputs)
         self.descent.step(part, weight, mean_of_others(mix(weight.detach(), part.first_NT, part.second_NT)))

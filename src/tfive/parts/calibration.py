@@ -126,7 +126,15 @@ class Calibrator:
             candidate = calibrate_repeated(self.weight_head, data, plan, self.seed, window, multiplier=start)
         else:
             candidate = calibrate(
-                self.weight_head, self.mean_head, data, plan, self.seed, window, state_only=state_only, multiplier=start
+                self.weight_head,
+                self.mean_head,
+                data,
+                plan,
+                self.seed,
+                window,
+                state_only=state_only,
+                multiplier=start,
+                fresh=self._fresh_mean_head,
             )
         self.multiplier = candidate.multiplier
         return candidate
