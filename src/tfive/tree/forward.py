@@ -142,7 +142,7 @@ class TreeModel:
     def fusion(self) -> FusionChoice:
         """Fused blocks for passes without gradients, or why there are none; chosen once."""
         if self._fusion is None:
-            layout = self._grow(small_texts(self.head.vocabulary), None)
+            layout = self._grow(small_texts(int(self.backbone.config.vocab_size)), None)
             self._fusion = choose_fusion(self.engine.fused_blocks, self.backbone, layout, self.recurrence(layout))
         return self._fusion
 
