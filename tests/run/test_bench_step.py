@@ -14,7 +14,7 @@ from tfive.errors import UserError
 from tfive.models.load import load_model
 from tfive.run import bench_step
 from tfive.run.bench_cost import nodes_per_item
-from tfive.run.bench_fit import fitted, smaller
+from tfive.run.bench_fit import SHARE, fitted, smaller
 from tfive.run.bench_step_report import protocol_hash, ratios, render, witness_of
 from tfive.run.data import corpus_of
 from tfive.run.shape import known_shapes, shape_from
@@ -93,7 +93,7 @@ def test_the_digest_covers_how_a_method_is_trained_and_nothing_else() -> None:
 
 def test_both_methods_get_the_largest_passes_that_fit() -> None:
     facts = known_shapes()["Qwen3.5-2B-Base"]
-    shape, room = shape_from(facts, "2B"), 0.75 * 139 * 2**30
+    shape, room = shape_from(facts, "2B"), SHARE * 139 * 2**30
     sizes: dict[tuple[str, int], tuple[int, int]] = {}
     for work in (bench_step.StepWork(), bench_step.StepWork(length=64, steps=2)):
         for method in ("t5", "rlp"):

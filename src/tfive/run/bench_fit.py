@@ -10,7 +10,7 @@ from tfive.run.bench_work import SHAPES
 from tfive.run.memory import estimate
 from tfive.run.shape import ModelShape, known_shapes, shape_from
 
-SHARE = 0.75
+SHARE = 0.82
 """Of the device's memory that the estimate may fill; the rest is the allocator's and the estimate's error."""
 TRAINING, ROLLOUT = (8, 4, 2, 1), (32, 16, 8, 4, 2, 1)
 """Texts a pass that are tried, with and without gradients."""

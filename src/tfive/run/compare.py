@@ -188,8 +188,10 @@ def _judge(cell: Cell, status: int) -> str:
     last = said[-1] if said else f"exit status {status}"
     if status < 0 or "go on with: tfive resume" in last:
         return f"unfinished ({last if status > 0 else f'killed by signal {-status}'})"
-    cell.note(failure=last.removeprefix("tfive: error: "))
-    return f"failed: {last}"
+    # Tables go further than the machine: what they keep of a failure names no folder of it.
+    reason = last.removeprefix("tfive: error: ").partition(" (the last checkpoint is in ")[0]
+    cell.note(failure=reason)
+    return f"failed: {reason}"
 
 
 def write_study(out: Path, cells: Sequence[Cell], command: dict[str, Any]) -> list[Run]:
