@@ -66,6 +66,7 @@ def _extras(side: TreeSide, work: Work, clock: Clock, alone: dict[str, float], s
     repeat(wider, clock, 1)
     doubled = repeat(wider, clock, 3)[0]
     del wider
+    empty(clock)
     lean = tree_side(side.model, work, side.engine.model_copy(update={"activation_checkpointing": True}), seed)
     lean.thoughts = side.thoughts
     lean.actor()

@@ -73,8 +73,7 @@ class TreeModel:
         choice = self.engine.fused_norms
         self.backbone = Backbone(model, lambda device: choice == "on" or (choice == "auto" and device.type == "cuda"))
         self._samplers: dict[Any, Sampler] = {}
-        self.sampler: Sampler | None = None
-        """The one used last."""
+        self.sampler: Sampler | None = None  # the one used last
         self._forbidden_V: Tensor | None = None
         self._rule: Any = None
         self._fusion: FusionChoice | None = None

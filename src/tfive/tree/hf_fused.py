@@ -64,6 +64,10 @@ class HeldNorm(RootMeanSquare):
         self.held.copy_(super().weight)
 
 
+def _held(norm: RootMeanSquare) -> RootMeanSquare:
+    return HeldNorm(norm) if norm.shift else norm
+
+
 class Fan:
     """A norm and the products of what it gives, from the residual stream to the inputs of a layer.
 
@@ -96,7 +100,7 @@ class Fan:
 
     def holding(self, fold: bool) -> Fan:
         """The same on copies of its weights."""
-        held = Fan(HeldNorm(self.norm), self.parts, True, fold)
+        held = Fan(_held(self.norm), self.parts, True, fold)
         held.refresh()
         return held
 
@@ -144,7 +148,7 @@ class AttentionPart:
 
     def holding(self) -> AttentionPart:
         """The same on copies of the weights it projects with."""
-        norms = None if self.norms is None else (HeldNorm(self.norms[0]), HeldNorm(self.norms[1]))
+        norms = None if self.norms is None else (_held(self.norms[0]), _held(self.norms[1]))
         # The gate would be read undivided.
         return replace(self, inward=self.inward.holding(fold=not self.heads.gated), norms=norms)
 

@@ -18,6 +18,9 @@ from torch import Tensor
 
 BLOCK = 512
 """Vocabulary entries per block of the two-level draw."""
+_PROGRAMS, _KEYS, _WARPS, _STAGES = 128, 64, 4, 4
+"""Keys are split until there are about so many programs, and read so many at a time; found by trial on an H200."""
+_ROTATE_WARPS, _GATE_WARPS, _MERGE_WARPS = 4, 8, 8
 
 
 @triton.jit
@@ -106,7 +109,7 @@ def rotate(
         query_weight, key_weight, *angles, slot_n, query_BnYE, *query_BnYE.stride()[:3], key_BXmE, value_BXmE,
         *key_BXmE.stride()[:2], len(slot_n), epsilon, rows_xD, rows_xD.shape[1], rows_epsilon, D=_padded(division),
         Y=query_heads, X=key_heads, YP=triton.next_power_of_2(query_heads), XP=triton.next_power_of_2(key_heads),
-        E=features, TURN=angles[0].shape[-1], NORM=norms is not None, num_warps=4,
+        E=features, TURN=angles[0].shape[-1], NORM=norms is not None, num_warps=_ROTATE_WARPS,
     )  # fmt: skip
 
 
@@ -133,7 +136,7 @@ def gate(gate_xI: Tensor, up_xI: Tensor, division: tuple[Tensor, float] | None) 
     rows_xD, epsilon = division or (gate_xI, 0.0)
     _gate[(rows, triton.cdiv(inner, 1024))](
         gate_xI, up_xI, out_xI, gate_xI.stride(0), up_xI.stride(0), inner, rows_xD, rows_xD.shape[1], epsilon,
-        D=_padded(division), W=1024, num_warps=4,
+        D=_padded(division), W=1024, num_warps=_GATE_WARPS,
     )  # fmt: skip
     return out_xI
 
@@ -141,7 +144,7 @@ def gate(gate_xI: Tensor, up_xI: Tensor, division: tuple[Tensor, float] | None) 
 @triton.jit
 def _attend(
     q_ptr, key_ptr, value_ptr, first_ptr, stop_ptr, place_ptr, part_ptr, mass_ptr, key_batch, key_head,
-    trunk, branches, nodes, scale,
+    trunk, slots, branches, nodes, scale,
     X: tl.constexpr, F: tl.constexpr, E: tl.constexpr, A: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     W: tl.constexpr, SPLITS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -157,9 +160,10 @@ def _attend(
     node = batch * branches + branch
     head = node * (X * F) + x * F + row % F
     q = tl.load(q_ptr + head[:, None].to(tl.int64) * E + e[None, :], mask=real[:, None], other=0.0)
-    first = tl.load(first_ptr + node, mask=real, other=trunk)
-    stop = tl.load(stop_ptr + node, mask=real, other=0)
-    place = tl.load(place_ptr)
+    # 64-bit arithmetic on tiles of addresses would cost more than reading the keys.
+    first = tl.load(first_ptr + node, mask=real, other=trunk).to(tl.int32)
+    stop = tl.load(stop_ptr + node, mask=real, other=0).to(tl.int32)
+    place = tl.load(place_ptr).to(tl.int32)
     key_ptr += batch.to(tl.int64) * key_batch + x * key_head
     value_ptr += batch.to(tl.int64) * key_batch + x * key_head
     start, end = tl.min(first, 0), tl.max(stop, 0)
@@ -173,13 +177,13 @@ def _attend(
     for step in range(begin, tl.minimum(begin + each, shared + tl.cdiv(own, W))):
         mine = step >= shared
         at = tl.where(mine, (step - shared) * W, start + step * W) + w
-        there = tl.where(mine, (at < own) & (at % A <= place), at < end)
-        slot = (tl.where(mine, trunk + base * A, 0) + at)[:, None] * E + e[None, :]
-        k = tl.load(key_ptr + slot, mask=there[:, None], other=0.0)
-        v = tl.load(value_ptr + slot, mask=there[:, None], other=0.0)
+        # Past its end a stretch reads some other slot, which nobody sees.
+        slot = tl.minimum(tl.where(mine, trunk + base * A, 0) + at, slots - 1)[:, None] * E + e[None, :]
+        k = tl.load(key_ptr + slot)
+        v = tl.load(value_ptr + slot)
         lower = tl.where(mine, (branch - base) * A, first)
-        upper = tl.where(mine, (branch - base) * A + A, stop)
-        seen = there[None, :] & (at[None, :] >= lower[:, None]) & (at[None, :] < upper[:, None])
+        upper = tl.where(mine, (branch - base) * A + place + 1, stop)
+        seen = (at[None, :] >= lower[:, None]) & (at[None, :] < upper[:, None])
         score = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * (scale * 1.4426950408889634)
         score = tl.where(seen, score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, 1))
@@ -222,10 +226,6 @@ def _merge(
     tl.store(out_ptr + (node * Y + y)[:, None] * E + e[None, :], out, mask=keep)
 
 
-_PROGRAMS = 256
-"""How many programs keep a large GPU busy: keys are split until there are about so many."""
-
-
 def attend(
     query_BRYE: Tensor,
     key_BXmE: Tensor,
@@ -236,11 +236,6 @@ def attend(
     trunk: int,
     scale: float,
     gate_xq: Tensor | None,
-    *,
-    splits: int = 0,
-    keys: int = 64,
-    warps: int = 4,
-    stages: int = 3,
 ) -> Tensor:
     """See `fused.TorchOps.attend`. All branches of a text that fit in a tile share one reading of its keys."""
     rows, branches, query_heads, features = query_BRYE.shape
@@ -251,20 +246,20 @@ def attend(
     size = max(16, min(most, triton.next_power_of_2(branches * fold)))
     tile = size // fold
     grid = (rows * heads, triton.cdiv(branches, tile))
-    splits = splits or max(1, min(8, _PROGRAMS // (grid[0] * grid[1])))
+    splits = max(1, min(8, _PROGRAMS // (grid[0] * grid[1])))
     part = torch.empty(splits, nodes, query_heads, features, dtype=torch.float32, device=place.device)
     mass = part.new_empty(splits, nodes, query_heads)
     _attend[(*grid, splits)](
         query_BRYE, key_BXmE, value_BXmE, first_BR, stop_BR, place, part, mass, *key_BXmE.stride()[:2],
-        trunk, branches, nodes, scale, X=heads, F=fold, E=features, A=own, ROWS=size, TILE=tile,
-        W=keys // 2 if wide else keys, SPLITS=splits, EXACT=query_BRYE.dtype == torch.float32,
-        num_warps=warps, num_stages=2 if wide else stages,
+        trunk, key_BXmE.shape[2], branches, nodes, scale, X=heads, F=fold, E=features, A=own, ROWS=size, TILE=tile,
+        W=_KEYS // 2 if wide else _KEYS, SPLITS=splits, EXACT=query_BRYE.dtype == torch.float32,
+        num_warps=_WARPS, num_stages=2 if wide else _STAGES,
     )  # fmt: skip
     out_BRYE = torch.empty_like(query_BRYE)
     gate = out_BRYE if gate_xq is None else gate_xq
     _merge[(nodes,)](
         part, mass, gate, out_BRYE, gate.stride(0), nodes, Y=query_heads, YP=triton.next_power_of_2(query_heads),
-        E=features, SPLITS=splits, GATED=gate_xq is not None, num_warps=4,
+        E=features, SPLITS=splits, GATED=gate_xq is not None, num_warps=_MERGE_WARPS,
     )  # fmt: skip
     return out_BRYE
 
