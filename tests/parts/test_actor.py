@@ -299,7 +299,7 @@ def test_score_centring_by_enumeration_of_all_actions(ratio: RatioSettings) -> N
                 below = q_V[action].log() if ratio.denominator == "sampler" else log_old[action]
                 factor = (log_new[action] - below).exp().detach()
                 if ratio.correction == "truncated":
-                    factor = factor * min(float(log_old[action].exp() / q_V[action]), ratio.cap)
+                    factor = factor * min(float(log_old[action].detach().exp() / q_V[action]), ratio.cap)
                 total = total + advantage * q_V[action] * factor * log_new[action]
     (total / int(record.mask_BRT.sum())).backward()
     wanted = {name: parameter.grad for name, parameter in model.named_parameters()}

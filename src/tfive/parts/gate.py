@@ -125,7 +125,7 @@ class MixedGains:
 
     gains_I: dict[str, Tensor]
     text_I: Tensor
-    behaviour: dict[str, float]
+    behaviour: dict[str, float | None]
 
     def summary(self) -> dict[str, Any]:
         """Means with 95 % intervals, and the gate's mean, spread and correlation with utility."""
