@@ -163,8 +163,8 @@ def intro(found: dict[str, Any]) -> list[Block]:
         ),
         command("python benchmarks/nano_study.py\npython benchmarks/nano_study.py --jobs 8"),
         paragraph(
-            "By the processor time of single windows (about 45 s for T⁵ and 115 s for RLP), the first command takes "
-            "about an hour and three quarters on two cores of its own; it goes on where it stopped. The second is for "
+            "By the processor time of single windows (about 40 s for T⁵ and 90 s for RLP), the first command takes "
+            "about an hour and a half on two cores of its own; it goes on where it stopped. The second is for "
             "a machine with many cores, where seconds say little. `--render` draws this page again from "
             "`results/nano-study.json`."
         ),
