@@ -278,9 +278,11 @@ def _attention(module: Any, before: RootMeanSquare, turned: int, scale: float) -
 
 
 def _block(block: Any, turned: int, scale: float) -> FusedBlock:
-    names = {name for name, _ in block.named_children()}
-    mixers = names - {"mlp", "input_layernorm", "post_attention_layernorm"}
-    _parts(block, {"mlp", "input_layernorm", "post_attention_layernorm"}, mixers if len(mixers) == 1 else set())
+    known = {"mlp", "input_layernorm", "post_attention_layernorm"}
+    mixers = {name for name, _ in block.named_children()} - known
+    _parts(block, known | mixers, set())
+    if len(mixers) != 1:
+        raise Unfit(f"{type(block).__name__} is made of {', '.join(sorted(known | mixers))}")
     mixer = getattr(block, mixers.pop())
     _parts(block.mlp, {"gate_proj", "up_proj", "down_proj"}, {"act_fn"})
     trial = torch.linspace(-5, 5, 101)
@@ -329,6 +331,8 @@ def _examined(backbone: Backbone, index: int, angles: Angles, tree: _Noting) -> 
     twin: Any = copy.deepcopy(block, {id(backbone.config): backbone.config}).to(wide)
     shape = (*tree.layout.position_BN.shape, backbone.config.hidden_size)
     hidden = torch.randn(shape, generator=torch.Generator().manual_seed(index)).to(angles[0])
+    turned = angles[0].shape[-1]
+    _block(twin, turned, 1.0)  # what is made otherwise may not even be called alike
     given = {"position_embeddings": angles, "attention_mask": None, "tree": tree}
     recurrent = [module for module in twin.children() if is_recurrent(module)]
     with backbone.attending_by(IMPLEMENTATION), ExitStack() as patches:
@@ -339,11 +343,12 @@ def _examined(backbone: Backbone, index: int, angles: Angles, tree: _Noting) -> 
     scale, window, cap = tree.asked
     if not recurrent and (scale is None or window is not None or cap is not None):
         raise Unfit(f"block {index} attends with a window or a soft cap")
-    fused = _block(twin, angles[0].shape[-1], scale or 1.0).forward(TorchOps())(hidden.clone(), **given)
-    off = float((fused - wanted).norm() / (wanted - hidden).norm())
-    if not off <= _BOUND:
-        raise Unfit(f"block {index} ({type(block).__name__}) computes something else, {off:.2g} apart")
-    return _block(block, angles[0].shape[-1], scale or 1.0)
+    fused = _block(twin, turned, scale or 1.0)
+    for form in (fused, fused.holding()):
+        off = float((form.forward(TorchOps())(hidden.clone(), **given) - wanted).norm() / (wanted - hidden).norm())
+        if not off <= _BOUND:
+            raise Unfit(f"block {index} ({type(block).__name__}) computes something else, {off:.2g} apart")
+    return _block(block, turned, scale or 1.0)
 
 
 @dataclass(frozen=True)
