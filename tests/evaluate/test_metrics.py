@@ -90,10 +90,24 @@ def test_items_that_all_agree_still_leave_room(value: float) -> None:
     assert found.low == 0.0 if value == 0 else found.high == 1.0
 
 
+def test_runs_that_agree_everywhere_may_differ_either_way() -> None:
+    right = [1.0] * 10 + [0.0] * 20
+    same = paired_bootstrap(right, right)
+    assert (same.mean, same.low) == (0.0, -same.high)
+    assert math.isclose((1 - same.high) ** 30, 0.025)
+    # One item more than the other has: nothing cuts the interval off at zero.
+    above, below = paired_bootstrap(right, [1.0] * 9 + [0.0] * 21), paired_bootstrap([1.0] * 9 + [0.0] * 21, right)
+    assert (above.low, above.high) == pytest.approx((-below.high, -below.low), abs=0.02)
+    assert above.low < 0
+
+
 def test_lengths_have_intervals_too() -> None:
-    found = mean_with_interval([100.0, 300.0, 200.0, 400.0])
+    found = mean_with_interval([100.0, 300.0, 200.0, 400.0], bounds=None)
     assert found.low < found.mean == 250 < found.high
-    assert mean_with_interval([7.0]) == Interval(7.0, 7.0, 7.0, 1)
+    assert mean_with_interval([7.0], bounds=None) == Interval(7.0, 7.0, 7.0, 1)
+    assert mean_with_interval([0.0] * 9, bounds=None) == Interval(0.0, 0.0, 0.0, 9)
+    with pytest.raises(ValueError, match="should lie in 0 … 1"):
+        mean_with_interval([7.0])
 
 
 @pytest.mark.parametrize("values", [[], [float("nan")], [[1.0]]])

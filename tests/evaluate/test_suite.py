@@ -90,11 +90,15 @@ def test_measures_are_those_of_hand() -> None:
     assert values["coverage"] == {"a": 1.0, "b": 0.25}
     assert values["tokens"] == {"a": 10.0, "b": 20.0}
     assert values["cut off"] == {"a": 0.0, "b": 1.0}
-    assert values["equivalent pass@1"] == {"a": 0.5}
+    # An item without any answer is wrong by equivalence too: every measure is over the same items.
+    assert values["equivalent pass@1"] == {"a": 0.5, "b": 0.0}
+    assert "equivalent pass@1" not in generated_values(records[2:])
     assert [r["sample"] for r in by_item(records[::-1])["a"]] == [0, 1, 2, 3]
     scores = task_scores("math", records, [])
     assert next(iter(scores)) == "pass@1"
     assert scores["pass@1"].mean == 0.125
+    assert scores["equivalent pass@1"].items == scores["pass@1"].items == 2
+    assert (scores["thought tokens"].low, scores["thought tokens"].high) == (0.0, 0.0)
     assert "accuracy" in task_scores("choice", records, [])
     both = mean_of_tasks({"one": {"a": 1.0, "b": 0.0}, "two": {"c": 1.0}})
     assert both.mean == 0.75

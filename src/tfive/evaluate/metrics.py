@@ -45,19 +45,33 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
+Bounds = tuple[float, float] | None
+"""What an item's value can be: a score lies in SCORE, a difference of two in DIFFERENCE, a length anywhere (None)."""
+SCORE: Bounds = (0.0, 1.0)
+DIFFERENCE: Bounds = (-1.0, 1.0)
+
+
 def mean_with_interval(
-    values: Sequence[float], *, confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+    values: Sequence[float],
+    *,
+    bounds: Bounds = SCORE,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
 ) -> Interval:
     """Mean of one value per item with its bootstrap interval over items."""
     array = _checked(values)
+    mean, least, most = float(array.mean()), float(array.min()), float(array.max())
     low, high = _percentiles(_resampled_means(array, resamples, seed, confidence), confidence)
-    mean, is_score = float(array.mean()), array.min() >= 0 and array.max() <= 1
-    if is_score and mean in (0.0, 1.0):
-        # Resampling items that all agree shows no spread at all; the exact binomial bound for none (or all) of n does.
-        reach = 1 - ((1 - confidence) / 2) ** (1 / len(array))
-        low, high = (0.0, reach) if mean == 0 else (1 - reach, 1.0)
-    elif is_score:
-        low, high = max(low, 0.0), min(high, 1.0)
+    if bounds is not None:
+        if not bounds[0] <= least <= most <= bounds[1]:
+            raise ValueError(f"values between {least:g} and {most:g}; they should lie in {bounds[0]:g} … {bounds[1]:g}")
+        low, high = max(low, bounds[0]), min(high, bounds[1])
+        if least == most:
+            # Resampling items that all agree shows no spread; the exact binomial bound on how many others there are
+            # does, and those may lie as far away as the bounds.
+            reach = 1 - ((1 - confidence) / 2) ** (1 / len(array))
+            low, high = mean - reach * (mean - bounds[0]), mean + reach * (bounds[1] - mean)
     return Interval(mean, low, high, len(array), confidence)
 
 
@@ -69,11 +83,13 @@ def paired_bootstrap(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """Mean of a − b over the items both runs answered, with its bootstrap interval: items are resampled in pairs."""
+    """Mean difference a − b of two scores over the items both runs answered, with its bootstrap interval: items are resampled in pairs."""
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} values; a paired comparison needs the same items")
     difference = np.asarray(a, np.float64) - np.asarray(b, np.float64)
-    return mean_with_interval(difference.tolist(), confidence=confidence, resamples=resamples, seed=seed)
+    return mean_with_interval(
+        difference.tolist(), bounds=DIFFERENCE, confidence=confidence, resamples=resamples, seed=seed
+    )
 
 
 def mcnemar(a: Sequence[bool], b: Sequence[bool]) -> McNemar:

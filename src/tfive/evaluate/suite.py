@@ -15,7 +15,7 @@ from tfive.evaluate.answers import judge
 from tfive.evaluate.equivalence import Verifier
 from tfive.evaluate.generate import Decoding, Flips, Request, check_lengths, flip_rate, generate, item_number
 from tfive.evaluate.likelihood import Likelihood, chosen, log_likelihoods
-from tfive.evaluate.metrics import Interval, mean_with_interval, pass_at_k, suite_mean
+from tfive.evaluate.metrics import SCORE, Interval, mean_with_interval, pass_at_k, suite_mean
 from tfive.evaluate.prompts import options, prompt
 from tfive.evaluate.records import GENERATED, OPTIONS, Answers, answers_file
 from tfive.evaluate.tasks import LETTERS, Item, Items, Task
@@ -25,6 +25,9 @@ from tfive.telemetry import Silent, Telemetry
 
 WAYS = ("generated", "likelihood")
 """How a model may be asked; options both ways, mathematics by generation alone."""
+
+LENGTHS = ("tokens", "thought tokens")
+"""Measures that count tokens; all others are shares."""
 
 
 @dataclass(frozen=True)
@@ -207,13 +210,14 @@ def by_item(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
 def generated_values(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Every measure of generated answers, item by item: measure → item → value."""
     values: dict[str, dict[str, float]] = {}
+    verified = any(record["equivalent"] is not None for record in records)
     for name, own in by_item(records).items():
         right, count = sum(bool(record["correct"]) for record in own), len(own)
         each = {"pass@1": right / count}
         if count >= 4:
             each["pass@4"] = pass_at_k(count, right, 4)
-        if any(record["equivalent"] is not None for record in own):
-            # Where equivalence could not be decided, exact match stands.
+        if verified:
+            # Where equivalence could not be decided (no answer was found, say), exact match stands.
             each["equivalent pass@1"] = _mean(
                 [record["correct"] if record["equivalent"] is None else record["equivalent"] for record in own]
             )
@@ -244,12 +248,13 @@ def task_scores(
     if generated:
         for measure, values in generated_values(generated).items():
             name = "accuracy" if kind == "choice" and measure == "pass@1" else measure
-            scores[name] = mean_with_interval(list(values.values()))
+            bounds = None if measure in LENGTHS else SCORE
+            scores[name] = mean_with_interval(list(values.values()), bounds=bounds)
     if compared:
         for way, values in option_values(compared).items():
             scores[f"log-likelihood {way}"] = mean_with_interval(list(values.values()))
         per_item = [float(record["thought_tokens"]) for record in compared]
-        scores["log-likelihood thought tokens"] = mean_with_interval(per_item)
+        scores["log-likelihood thought tokens"] = mean_with_interval(per_item, bounds=None)
     return scores
 
 
