@@ -83,7 +83,10 @@ def paired_bootstrap(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """Mean difference a − b of two scores over the items both runs answered, with its bootstrap interval: items are resampled in pairs."""
+    """Mean difference a − b of two scores over the items both runs answered, with its bootstrap interval.
+
+    Items are resampled in pairs.
+    """
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} values; a paired comparison needs the same items")
     difference = np.asarray(a, np.float64) - np.asarray(b, np.float64)
