@@ -219,6 +219,19 @@ def test_group_baselines_with_masked_members_and_lonely_groups() -> None:
     assert torch.isfinite(std).all()
 
 
+@pytest.mark.parametrize("members", [5, 7, 8])
+def test_a_group_of_equal_returns_has_no_advantage_in_any_precision(members: int) -> None:
+    value = torch.linspace(-2.9, 2.9, 301)[:, None]
+    mask = (torch.arange(8) < members).expand(301, 8)
+    assert not group_advantages(value.expand(301, 8), "std", mask).any()
+    # What the order of a sum changes is no difference either; a real one of a ten-thousandth is.
+    last = torch.nextafter(value, torch.full_like(value, 9.0))
+    rounded = torch.where(torch.arange(8) % 2 == 0, value, last)
+    assert not group_advantages(rounded, "std", mask).any()
+    real = torch.where(torch.arange(8) % 2 == 0, value, value + 1e-4)
+    assert group_advantages(real, "std", mask)[:, :members].abs().amin() > 0.5
+
+
 def test_bad_bounds_are_refused() -> None:
     log_prob, log_old, log_q, advantage, mask = _batch()
     with pytest.raises(ValueError, match="low ≤ 1 ≤ high"):

@@ -19,6 +19,9 @@ Correction = Literal["none", "truncated", "mask"]
 Aggregate = Literal["token", "thought"]
 Baseline = Literal["std", "none", "leave_one_out"]
 
+_ROUNDING = 64
+"""Units of the last place by which equal returns may differ: losses are means of many terms, divided by σ_r."""
+
 
 def active_mask(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
     """I of eq:clipped-token-gradient: which tokens still push the policy. At ρ = ρ₊ or ρ₋ exactly the coefficient is 0
@@ -154,7 +157,8 @@ def group_advantages(
     """Group-relative advantages over the last dimension, zero where masked.
 
     `std`: (r − mean)/(std + ε), GRPO. `none`: r − mean. `leave_one_out`: r − mean of the others, which is also RLP's
-    G/(G−1)·(r − mean). A group of one has no one to be compared with and gets zero.
+    G/(G−1)·(r − mean). A group of one has no one to be compared with and gets zero, and so does a group whose returns
+    differ by rounding alone: dividing by a deviation of nothing would make that an advantage.
     """
     mask_G = torch.ones_like(return_G, dtype=torch.bool) if mask_G is None else mask_G
     keep = mask_G.to(return_G.dtype)
@@ -165,4 +169,6 @@ def group_advantages(
     if baseline == "leave_one_out":
         return torch.where(size > 1, centred * size / (size - 1).clamp(min=1), torch.zeros_like(centred))
     deviation = ((centred.square()).sum(-1, keepdim=True) / (size - 1).clamp(min=1)).sqrt()
-    return torch.where(size > 1, centred / (deviation + epsilon), torch.zeros_like(centred))
+    largest = (return_G * keep).abs().amax(-1, keepdim=True).clamp(min=1)
+    differs = deviation > _ROUNDING * torch.finfo(return_G.dtype).eps * largest
+    return torch.where((size > 1) & differs, centred / (deviation + epsilon), torch.zeros_like(centred))
