@@ -134,6 +134,23 @@ def test_an_unfinished_cell_goes_on(
     assert here == ["ntp-seed0", "ntp-seed0"]
 
 
+def test_a_cell_killed_in_its_first_save_begins_anew(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cell,) = compare.cells_of([str(home / "tiny.toml")], ["ntp"], [0], SETTINGS, tmp_path / "study")
+    half = cell.folder / CHECKPOINTS / ".writing-00000001"
+    half.mkdir(parents=True)
+    (half / "tensors-00000.safetensors").write_bytes(b"half")
+    started: list[list[str]] = []
+    monkeypatch.setattr(compare.subprocess, "Popen", lambda words, **_: started.append(words))
+    compare.launch(cell, None)
+    assert "train" in started[0]
+    assert list(cell.folder.iterdir()) == []
+    (cell.folder / CHECKPOINTS / "checkpoint-00000001").mkdir(parents=True)
+    compare.launch(cell, None)
+    assert "resume" in started[1]
+
+
 def test_runs_on_other_text_are_refused(home: Path, tmp_path: Path, here: list[str]) -> None:
     with pytest.raises(UserError, match="cannot be compared: "):
         study(home, tmp_path / "study", "base,base+text.positions.per_text=3+run.develop_items=9")
@@ -146,7 +163,9 @@ def test_runs_on_other_text_are_refused(home: Path, tmp_path: Path, here: list[s
     [
         (("--methods", "t6"), "t6: no such preset"),
         (("--methods", "t5,t5"), "named twice"),
+        (("--methods", "t5+a b,t5+a_b"), "named twice"),
         (("--seeds", "many"), "--seeds 'many'"),
+        (("--seeds", "1,0,1"), "--seeds 1,0,1: one is named twice"),
         (("--methods", "t5+qualify.etta=1"), "did you mean qualify.eta?"),
         (("--jobs", "4096"), "--jobs 4096"),
     ],

@@ -24,6 +24,7 @@ from typing import Any, get_args
 from tfive.config import DEFAULT, Config, Method
 from tfive.errors import RunFailed, UserError
 from tfive.report.runs import STUDY, Run, read_study
+from tfive.run.checkpoint import CheckpointStore
 from tfive.run.train import CHECKPOINTS, CONFIG, SUMMARY
 from tfive.run.watch import Watch
 
@@ -72,8 +73,10 @@ def cells_of(
     """All cells, seeds outermost so that an interrupted study has every method; every configuration is checked."""
     if not methods or not seeds:
         raise UserError("--methods and --seeds: name at least one method and one seed")
-    if len(set(methods)) < len(methods):
+    if len({_slug(label) for label in methods}) < len(methods):
         raise UserError(f"--methods {','.join(methods)}: one is named twice")
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds {','.join(map(str, seeds))}: one is named twice, and would count as two")
     return [
         Cell(label, seed, configured(sources, label, seed, overrides), out / CELLS / f"{_slug(label)}-seed{seed}")
         for seed in seeds
@@ -161,7 +164,7 @@ def launch(cell: Cell, slot: int | None) -> Any:
     cell.settings.parent.mkdir(parents=True, exist_ok=True)
     cell.settings.write_text(cell.config.to_toml(), "utf-8")
     words = [sys.executable, "-m", "tfive.cli", "resume", str(cell.folder), "--quiet"]
-    if not (cell.folder / CHECKPOINTS).is_dir():
+    if not CheckpointStore(cell.folder / CHECKPOINTS).paths():
         _clear(cell)
         words = [sys.executable, "-m", "tfive.cli", "train", str(cell.settings), "--out", str(cell.folder), "--quiet"]
     environment = dict(os.environ) if slot is None else os.environ | {"OMP_NUM_THREADS": str(THREADS)}
