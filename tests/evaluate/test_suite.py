@@ -178,6 +178,18 @@ def test_a_folder_belongs_to_one_way_of_asking(tmp_path: Path) -> None:
     assert [path.name for path in full.iterdir()] == ["mine.txt"]
 
 
+def test_a_line_cut_inside_a_letter_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "sums.generated.jsonl"
+    whole = '{"id": "a", "output": "½"}\n'.encode()
+    path.write_bytes(whole + whole[: whole.index("½".encode()) + 1])
+    with Answers(path) as answers:
+        answers.add({"id": "b"})
+    assert [one["id"] for one in read_answers(path)] == ["a", "b"]
+    path.write_bytes(whole[: whole.index("½".encode()) + 1] + b"\n" + whole)
+    with pytest.raises(UserError, match="line 1 is not JSON"):
+        list(read_answers(path))
+
+
 @pytest.mark.parametrize("text", ['{"id": 1}\nnot json\n{"id": 2}\n', "[1]\n", '{"name": 1}\n'])
 def test_a_damaged_file_of_answers_is_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "sums.generated.jsonl"

@@ -71,8 +71,8 @@ def _line(record: Mapping[str, Any]) -> str:
 def read_answers(path: Path) -> Iterator[dict[str, Any]]:
     """The answers of a file, without a last line that was cut off."""
     try:
-        lines = path.read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
         raise UserError(f"{path} cannot be read ({error}); name a folder that tfive eval wrote") from error
     for number, line in enumerate(lines):
         if not line:
