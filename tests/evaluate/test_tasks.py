@@ -95,6 +95,13 @@ def test_frozen_items_must_have_the_count_and_the_digest(tmp_path: Path) -> None
         load_items(sums(sha256=digest), tmp_path)
 
 
+def test_items_of_one_name_are_refused(tmp_path: Path) -> None:
+    write_rows(tmp_path / "sums.jsonl", [ROWS[0], {**ROWS[1], "id": "one"}])
+    with pytest.raises(UserError, match=r"two items have the id 'one'.*fields\.id \(task sums\)"):
+        load_items(sums(), tmp_path)
+    assert [item.id for item in load_items(sums(fields={"id": "none"}), tmp_path)] == ["sums-0", "sums-1"]
+
+
 def test_the_digest_is_of_the_content_alone() -> None:
     items = [Item("1", "A  question\n?", "x", ("a", "b")), Item("2", "Caf\u00e9", "y")]
     same = [Item("9", "Cafe\u0301 ", "y"), Item("8", "A question ?", "x", ("a ", "b"))]

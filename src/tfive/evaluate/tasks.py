@@ -13,6 +13,7 @@ import json
 import string
 import tomllib
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -222,6 +223,12 @@ def load_items(task: Task, folder: Path | None, *, frozen: bool = True) -> Items
     items = tuple(_item(task, fields, number, row, source) for number, row in rows)
     if len(items) != task.count:
         raise UserError(f"{source}: {len(items)} items, {task.name} has {task.count}; fetch the whole file again")
+    twice = next((name for name, count in Counter(item.id for item in items).items() if count > 1), None)
+    if twice is not None:
+        raise UserError(
+            f"{source}: two items have the id {twice!r}, so their answers could not be told apart; rename one, or name "
+            f"another field as fields.id (task {task.name})"
+        )
     digest = digest_of(items)
     if frozen and task.sha256 not in (None, digest):
         raise UserError(
