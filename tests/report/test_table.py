@@ -62,6 +62,15 @@ def test_step_time_leaves_inner_phases_and_the_first_window_apart(runs: list[Run
     }  # fmt: skip
 
 
+def test_a_group_is_not_below_its_own_threshold(tmp_path: Path) -> None:
+    counts = {"items": 8, "group": 8, "threshold": 56}
+    for name, actor, auxiliary, below in (("t5", 8, 55, True), ("t5", 8, 56, False), ("rlp", 64, 0, False)):
+        folder = run(
+            tmp_path / f"{name}{auxiliary}", name, 0, 0.1, rollouts=counts | {"actor": actor, "auxiliary": auxiliary}
+        )
+        assert study_table([Run(name, 0, folder)])["methods"][0]["rollouts"]["below_threshold"] is below
+
+
 def test_every_run_is_listed_with_its_failure(runs: list[Run]) -> None:
     found = study_table(runs)
     states = [(row["label"], row["seed"], row["state"]) for row in found["runs"]]
@@ -86,6 +95,12 @@ def test_what_differs_is_named_and_refused(tmp_path: Path, key: str) -> None:
     assert mismatches([mine, mine]) == []
     with pytest.raises(UserError, match=rf"cannot be compared: {key}: .* in a0, other in b0"):
         tabulated([mine, other])
+
+
+def test_windows_of_unequal_steps_are_refused(tmp_path: Path) -> None:
+    made = [Run(name, 0, run(tmp_path / name, name, 0, 0.1, actor_steps=steps)) for name, steps in (("a", 2), ("b", 4))]
+    with pytest.raises(UserError, match=r"cannot be compared: window\.actor_steps: 2 in a, 4 in b"):
+        tabulated(made)
 
 
 def test_other_actor_texts_of_one_seed_are_refused(tmp_path: Path) -> None:

@@ -118,13 +118,15 @@ def done(runs: Sequence[Run]) -> list[Run]:
 def mismatches(runs: Sequence[Run]) -> list[str]:
     """Why these runs must not stand in one table: one line per difference, none if there is none.
 
-    Everything in a run's identity must be equal; runs of one seed must also have drawn the same actor texts in every
-    window they share.
+    Everything in a run's identity must be equal, and the optimizer steps of a window, so that equal windows are equal
+    steps; runs of one seed must also have drawn the same actor texts in every window they share.
     """
     finished = done(runs)
     found: list[str] = []
     for run in finished[1:]:
-        mine, other = finished[0].summary["identity"], run.summary["identity"]
+        mine, other = (
+            {**one.summary["identity"], "window.actor_steps": one.summary["actor_steps"]} for one in (finished[0], run)
+        )
         names = finished[0].folder.name, run.folder.name
         found += [
             f"{key}: {_short(mine.get(key))} in {names[0]}, {_short(other.get(key))} in {names[1]}"

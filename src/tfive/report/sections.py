@@ -164,7 +164,7 @@ def _roles(found: Table) -> list[Block]:
     finished = _finished(found)
     counts = table(
         (
-            "method", "actor thoughts an item", "other thoughts an item (n_aux / N)", "below G − 1 = 7",
+            "method", "actor thoughts an item", "other thoughts an item (n_aux / N)", "fewer than groups of 8",
             "thought tokens", "corpus tokens",
         ),
         (
@@ -188,7 +188,10 @@ def _roles(found: Table) -> list[Block]:
         ),
     )
     return [
-        paragraph("n_aux counts every thought that does not train the actor (eq:grpo-rollout-threshold, groups of 8)."),
+        paragraph(
+            "n_aux counts every thought that does not train the actor. Groups of 8 generate 8 thoughts an item; one "
+            "actor thought an item stays below them while n_aux / N < 7 (eq:grpo-rollout-threshold)."
+        ),
         counts,
         roles,
     ]

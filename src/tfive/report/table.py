@@ -136,7 +136,11 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _rollouts(runs: Sequence[Run]) -> dict[str, Any]:
-    """Thoughts generated per actor item: the actor's own, all others (n_aux), and the threshold (G − 1)."""
+    """Thoughts generated per actor item: the actor's own, all others (n_aux), and the threshold (G − 1).
+
+    Below it means fewer thoughts in all than groups of G, whatever a method does with them: N_roll < N·G, which for one
+    actor thought an item is n_aux < (G − 1)·N (eq:grpo-rollout-threshold).
+    """
     total = {key: sum(run.summary["rollouts"][key] for run in runs) for key in ("items", "actor", "auxiliary")}
     items = max(total["items"], 1)
     group = runs[0].summary["rollouts"]["group"]
@@ -144,7 +148,7 @@ def _rollouts(runs: Sequence[Run]) -> dict[str, Any]:
         "actor_per_item": round(total["actor"] / items, 4),
         "auxiliary_per_item": round(total["auxiliary"] / items, 4),
         "threshold_per_item": group - 1,
-        "below_threshold": total["auxiliary"] < (group - 1) * total["items"],
+        "below_threshold": total["actor"] + total["auxiliary"] < group * total["items"],
     }
 
 
