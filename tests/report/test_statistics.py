@@ -24,17 +24,36 @@ def test_texts_alone_give_the_normal_interval() -> None:
     assert found.mean == pytest.approx(by_text.mean())
 
 
-def test_seeds_alone_give_the_interval_of_drawing_seeds() -> None:
-    seeds = np.random.default_rng(1).normal(0, 1, 12)
+@pytest.mark.parametrize(("count", "student"), [(4, 3.182), (5, 2.776), (12, 2.201)])
+def test_seeds_alone_give_the_interval_of_students_law(count: int, student: float) -> None:
+    seeds = np.random.default_rng(1).normal(0, 1, count)
     found = mean_interval(np.repeat(seeds[:, None], len(TEXT), 1), TEXT)
-    assert found.high - found.low == pytest.approx(2 * 1.96 * seeds.std() / 12**0.5, rel=0.1)
+    assert found.high - found.low == pytest.approx(2 * student * seeds.std(ddof=1) / count**0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize(("by_seed", "by_text"), [(0.3, 0.5), (1.0, 0.1), (0.05, 1.0)])
+def test_intervals_of_few_seeds_hold_the_truth_as_often_as_they_say(seeds: int, by_seed: float, by_text: float) -> None:
+    trials, held = 200, 0
+    for trial in range(trials):
+        draw = np.random.default_rng(trial)
+        value = draw.normal(0, by_seed, (seeds, 1)) + draw.normal(0, by_text, 40)[TEXT] + draw.normal(0, 0.3, len(TEXT))
+        found = mean_interval(value, TEXT, 300)
+        held += found.low <= 0 <= found.high
+    assert held / trials >= 0.9
+
+
+def test_one_seed_is_an_interval_over_texts() -> None:
+    value = np.random.default_rng(5).normal(0, 1, (1, len(TEXT)))
+    one, twice = mean_interval(value, TEXT), mean_interval(np.repeat(value, 2, 0), TEXT)
+    assert (one.low, one.high) == pytest.approx((twice.low, twice.high))
 
 
 def test_both_sources_add_up() -> None:
     rng = np.random.default_rng(2)
     seeds, texts = rng.normal(0, 1, 12), rng.normal(0, 2, 40)
     both = mean_interval(seeds[:, None] + texts[TEXT][None], TEXT)
-    variance = (seeds.std() ** 2 / 12) + (texts.std() ** 2 / 40)
+    variance = (2.201 / 1.96) ** 2 * (seeds.var(ddof=1) / 12) + (texts.var() / 40)
     assert both.high - both.low == pytest.approx(2 * 1.96 * variance**0.5, rel=0.1)
 
 

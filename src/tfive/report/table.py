@@ -29,12 +29,11 @@ KEPT = (*MEASURED, "no_thought_loss", "mean_thought_length", "mean_gate")
 RULES = (
     "The checkpoint is the last one of every run; this was fixed before anything was measured, and no run, seed or "
     "checkpoint was selected by its result.",
-    "Intervals (95 %) are a bootstrap over seeds and over development texts at once; differences are paired by seed "
-    "and position.",
+    "Intervals (95 %) are a bootstrap over seeds and over development texts at once, widened as Student's law asks for "
+    "so few seeds; differences are paired by seed and position.",
 )
 LIMITS = (
-    "With few seeds the bootstrap over seeds is coarse: three seeds show the rough size of the seed's influence, no "
-    "more.",
+    "Few seeds show the rough size of the seed's influence, no more; the interval of one seed is over texts alone.",
     "Development texts are held out from every update, but not from the choice of settings: progress on them was "
     "watched while settings were chosen.",
     "Equal steps are not equal compute, and equal seconds hold on the machine that was used. Methods share the "
