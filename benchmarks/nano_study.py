@@ -158,8 +158,8 @@ def intro(found: dict[str, Any]) -> list[Block]:
             "Every method of the paper's comparison and the control `anchor-only` (thoughts and anchors, no policy "
             "gradient), on the embedded model and text. All start from the same weights and see the same corpus, "
             "positions, actor texts in the same order, anchors and evaluation; `tfive compare` refuses to tabulate "
-            "runs that differ in one of them. Group methods train on eight thoughts a position and are measured with "
-            "one, like the others."
+            "runs that differ in weights, precision, text, positions, actor texts, steps a window or evaluation. Group "
+            "methods train on eight thoughts a position and are measured with one, like the others."
         ),
         command("python benchmarks/nano_study.py\npython benchmarks/nano_study.py --jobs 8"),
         paragraph(
