@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from tfive.evaluate.generate import Decoding, Request, generate
 from tfive.evaluate.likelihood import log_likelihoods
 from tfive.models.thinker import ThoughtModel
 from tfive.models.thinker_orders import When
+from tfive.tree.settings import ThoughtSettings
 
 pytestmark = pytest.mark.model
 
@@ -89,3 +91,29 @@ def test_whole_texts_are_scored_in_windows(harness: Any, thinker: ThoughtModel, 
     ids = [tokenizer.eos_token_id, *tokenizer.encode(text)]
     log_p = lively(torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1)
     assert found == pytest.approx(float(log_p.gather(1, torch.tensor(ids[1:])[:, None]).sum()), abs=1e-3)
+
+
+def test_whole_texts_are_thought_about_where_they_are_uncertain(harness: Any, thinker: ThoughtModel) -> None:
+    text = "river mill farm " * 2
+    at_every, at_uncertain, never = (
+        harness.HarnessModel.of(thinker, when).loglikelihood_rolling([Asked((text,))])[0]
+        for when in (When(thinker.plan.horizon), When(entropy_above=0.0), When())
+    )
+    # Every prediction is more uncertain than not at all, so thoughts stand wherever none serves yet.
+    assert at_uncertain == pytest.approx(at_every, abs=1e-4)
+    assert at_uncertain != pytest.approx(never, abs=1e-3)
+
+
+@torch.no_grad()
+def test_learned_positions_are_never_exceeded(harness: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    end = tokenizer.eos_token_id
+    shape = GPT2Config(
+        n_layer=1, n_head=2, n_embd=16, n_positions=64, vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end
+    )
+    plain = GPT2LMHeadModel(shape).eval()
+    silent = ThoughtModel(plain, tokenizer, ThoughtSettings(length=1, checkpoints=(1,), horizon=1, delimiters="none"))
+    model = harness.HarnessModel.of(silent)
+    text = "river mill farm " * 50
+    (found,) = model.loglikelihood_rolling([Asked((text,))])
+    assert len(tokenizer.encode(text)) > 2 * 64
+    assert found < 0

@@ -15,13 +15,14 @@ from typing import Any
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from torch import Tensor
 
 from tfive.errors import UserError
 from tfive.evaluate.evaluated import load_evaluated
 from tfive.evaluate.generate import Decoding, Request, encoded, generate
 from tfive.evaluate.likelihood import Likelihood, log_likelihoods
 from tfive.models.precision import choose_device, choose_dtype
-from tfive.models.thinker import ThoughtModel
+from tfive.models.thinker import ThoughtModel, uncertain_places
 from tfive.models.thinker_orders import NEVER, When
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -81,15 +82,28 @@ class HarnessModel(LM):
         begin = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         if begin is None:
             raise UserError("the tokenizer has no token that begins a text; rolling log-likelihood needs one")
-        most = (self.model.limit or 2048) - (self.model.plan.reach if self.when.ever else 0)
-        windows = get_rolling_token_windows(encoded(tokenizer, text), begin, most, 1)
+        windows = get_rolling_token_windows(encoded(tokenizer, text), begin, self._window(), 1)
         total = 0.0
         for context, predicted in map(make_disjoint_window, windows):
             row = [*context, *predicted]
-            places = range(0, len(row) - 1, self.when.every) if self.when.every else ()
-            (scores,) = self.model.score([row], [list(places)], seed=self.seed)
+            fixed = [list(range(0, len(row) - 1, self.when.every)) if self.when.every else []]
+            places = fixed if self.when.entropy_above is None else self._uncertain
+            (scores,) = self.model.score([row], places, seed=self.seed)
             total += float(scores.mixed[-len(predicted) :].double().sum())
         return total
+
+    def _window(self) -> int:
+        """Tokens predicted at a time: as many as the model has positions, less what thoughts take.
+
+        A row holds one token more, which learned positions have no room for.
+        """
+        model = self.model
+        if model.engine().backbone.position_limit is not None:
+            return max(1, (model.limit or 2048) - model.plan.reach - 1)
+        return (model.limit or 2048) - (model.plan.reach if self.when.ever else 0)
+
+    def _uncertain(self, _: int, entropy: Tensor) -> list[int]:
+        return uncertain_places(entropy, self.when.entropy_above or 0.0, self.model.plan.horizon)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Outputs, in the requests' order; those with the same settings are written together."""
