@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tfive import __version__
 from tfive.errors import UserError
 from tfive.evaluate.compare import answers_of, compare_runs, comparison_table, explained, find_item
 from tfive.evaluate.equivalence import Verifier, installed
@@ -87,7 +88,7 @@ def evaluate(wanted: Wanted, *, quiet: bool = False) -> dict[str, Any]:
     for plan in plans:
         check_task(model, plan)
     folder = wanted.out or Path("evaluations") / re.sub(r"[^\w.\-]+", "-", f"{facts['name']}-{wanted.thoughts}")
-    versions = {name: version(name) for name in ("tfive", "transformers", "torch")}
+    versions = {"tfive": __version__} | {name: version(name) for name in ("transformers", "torch")}
     tasks = {plan.task.name: plan.record(model.tokenizer) for plan in plans}
     open_folder(
         folder, {"model": facts, "seed": wanted.seed, "chat": wanted.chat, "versions": versions, "tasks": tasks}
