@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from made_up import run
+from recorded import run
 
 from tfive.errors import UserError
 from tfive.report import figures
@@ -88,7 +88,7 @@ def test_every_run_is_listed_with_its_failure(runs: list[Run]) -> None:
 
 @pytest.mark.parametrize("key", ["base_weights", "corpus", "positions", "precision", "evaluation.horizon"])
 def test_what_differs_is_named_and_refused(tmp_path: Path, key: str) -> None:
-    from made_up import IDENTITY
+    from recorded import IDENTITY
 
     mine = Run("a", 0, run(tmp_path / "a0", "a", 0, 0.1))
     other = Run("b", 0, run(tmp_path / "b0", "b", 0, 0.1, identity={**IDENTITY, key: "other"}))
@@ -111,6 +111,14 @@ def test_other_actor_texts_of_one_seed_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b1" / "summary.json").write_text(json.dumps(summary), "utf-8")
     again = [Run(one.label, one.seed, one.folder) for one in made]
     assert mismatches(again) == ["actor items of window 2: a1 and b1 differ"]
+
+
+def test_runs_of_other_machines_are_told_apart(tmp_path: Path) -> None:
+    places = {"device": "cpu", "threads": 2}, {"device": "cuda:0", "threads": 2}
+    made = [Run(name, 0, run(tmp_path / name, name, 0, 0.1, place=place)) for name, place in zip("ab", places)]
+    page = markdown("t", study_blocks(study_table(made)))
+    assert "Runs differ in where they computed (device): equal seconds and step times do not compare them." in page
+    assert "where they computed" not in markdown("t", study_blocks(study_table(made[:1])))
 
 
 def test_nothing_finished_is_one_line(tmp_path: Path) -> None:

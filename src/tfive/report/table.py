@@ -54,7 +54,7 @@ def study_table(runs: Sequence[Run], reference: str | None = None) -> Table:
     return {
         "reference": versus,
         "rules": list(RULES),
-        "limits": list(LIMITS),
+        "limits": [*LIMITS, *_elsewhere(finished)],
         "methods": [_method(label, groups[label], [r for r in runs if r.label == label]) for label in labels],
         "differences": [
             _difference(label, groups[label], groups[versus])
@@ -66,6 +66,15 @@ def study_table(runs: Sequence[Run], reference: str | None = None) -> Table:
         "place": finished[0].summary["place"] if finished else {},
         "identity": finished[0].summary["identity"] if finished else {},
     }
+
+
+def _elsewhere(finished: Sequence[Run]) -> list[str]:
+    """A line where runs computed in different places: their seconds do not compare."""
+    places = [run.summary["place"] for run in finished]
+    keys = sorted({key for place in places for key in place if any(one.get(key) != place[key] for one in places)})
+    if not keys:
+        return []
+    return [f"Runs differ in where they computed ({', '.join(keys)}): equal seconds and step times do not compare them."]
 
 
 def _stack(runs: Sequence[Run], name: str) -> npt.NDArray[np.float64] | None:
