@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from made_up import run
+from recorded import run
 
 from tfive.errors import UserError
 from tfive.report.runs import Run
