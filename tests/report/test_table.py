@@ -117,8 +117,10 @@ def test_runs_of_other_machines_are_told_apart(tmp_path: Path) -> None:
     places = {"device": "cpu", "threads": 2}, {"device": "cuda:0", "threads": 2}
     made = [Run(name, 0, run(tmp_path / name, name, 0, 0.1, place=place)) for name, place in zip("ab", places)]
     page = markdown("t", study_blocks(study_table(made)))
-    assert "Runs differ in where they computed (device): equal seconds and step times do not compare them." in page
+    assert "Runs differ in where they computed (device): their seconds do not compare." in page
     assert "where they computed" not in markdown("t", study_blocks(study_table(made[:1])))
+    shared = Run("a", 0, made[0].folder, disturbed=True)
+    assert "Some runs shared their machine" in markdown("t", study_blocks(study_table([shared])))
 
 
 def test_nothing_finished_is_one_line(tmp_path: Path) -> None:

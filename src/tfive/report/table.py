@@ -54,7 +54,7 @@ def study_table(runs: Sequence[Run], reference: str | None = None) -> Table:
     return {
         "reference": versus,
         "rules": list(RULES),
-        "limits": [*LIMITS, *_elsewhere(finished)],
+        "limits": [*LIMITS, *_clocks(finished)],
         "methods": [_method(label, groups[label], [r for r in runs if r.label == label]) for label in labels],
         "differences": [
             _difference(label, groups[label], groups[versus])
@@ -68,13 +68,16 @@ def study_table(runs: Sequence[Run], reference: str | None = None) -> Table:
     }
 
 
-def _elsewhere(finished: Sequence[Run]) -> list[str]:
-    """A line where runs computed in different places: their seconds do not compare."""
+def _clocks(finished: Sequence[Run]) -> list[str]:
+    """Lines that say why seconds of these runs do not compare, where they do not."""
+    found = []
     places = [run.summary["place"] for run in finished]
     keys = sorted({key for place in places for key in place if any(one.get(key) != place[key] for one in places)})
-    if not keys:
-        return []
-    return [f"Runs differ in where they computed ({', '.join(keys)}): equal seconds and step times do not compare them."]
+    if keys:
+        found.append(f"Runs differ in where they computed ({', '.join(keys)}): their seconds do not compare.")
+    if any(run.disturbed for run in finished):
+        found.append("Some runs shared their machine with others: equal seconds and step times say little.")
+    return found
 
 
 def _stack(runs: Sequence[Run], name: str) -> npt.NDArray[np.float64] | None:
