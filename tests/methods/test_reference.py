@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -102,6 +103,8 @@ def test_a_thought_is_compared_with_its_own_position_alone(baseline: Any, expect
     thoughts = thoughts_for(batch)
     wide_ = thoughts.branches(0, None)
     tripled = type(thoughts)(*(getattr(wide_, n).repeat_interleave(3, 1) for n in thoughts.__dataclass_fields__))
+    # Three different thoughts at every position.
+    tripled = replace(tripled, tokens_BRT=tripled.tokens_BRT + torch.arange(6)[:, None])
     acting = Trajectories("actor", 1, batch, tripled)
     reward_BR = torch.tensor([[1.0, 2, 6, 5, 5, 5], [1, 2, 6, 100, 200, 600]], dtype=torch.float64)
     found = with_group_advantages(acting, reward_BR, 3, baseline).need("advantage_BRT")
@@ -114,6 +117,24 @@ def test_a_thought_is_compared_with_its_own_position_alone(baseline: Any, expect
             assert tokens[length:] == [0.0] * (PLAN.length - length)
     # The last row's second position holds no item.
     assert not found[1, 3:].any()
+
+
+def test_equal_thoughts_of_a_group_have_equal_credit() -> None:
+    batch = texts(rows=2, count=2)
+    one = thoughts_for(batch)
+    group = type(one)(*(getattr(one, n).repeat_interleave(4, 1) for n in one.__dataclass_fields__))
+    tokens_BRT = group.tokens_BRT.clone()
+    tokens_BRT[0, 3, 0] += 1
+    acting = Trajectories("actor", 1, batch, replace(group, tokens_BRT=tokens_BRT))
+    # Coarse rounding, as in bfloat16: the same thought scored at four places of a row.
+    noise_BR = 0.01 * torch.randn(tokens_BRT.shape[:2], generator=torch.Generator().manual_seed(0))
+    reward_BR = (0.5 + noise_BR).double()
+    found_BR = with_group_advantages(acting, reward_BR, 4, "std").need("advantage_BRT")[..., 0]
+    first = reward_BR[0, :4].clone()
+    first[:3] = first[:3].mean()
+    assert found_BR[0, :4].tolist() == pytest.approx(((first - first.mean()) / (first.std() + 1e-6)).tolist(), abs=1e-6)
+    assert not found_BR[0, 4:].any()
+    assert not found_BR[1].any()
 
 
 # --- Quiet-STaR with GRPO
