@@ -177,7 +177,7 @@ def diagnose(model: ThoughtModel, sample: Sample, size: Size, base: PreTrainedMo
 
 def _mixed(
     model: ThoughtModel, texts: TextBatch, thoughts: Thoughts, gains: Gains, rows: int
-) -> tuple[dict[str, Tensor], dict[str, float]]:
+) -> tuple[dict[str, Tensor], dict[str, float | None]]:
     """Mixed gains item by item. The constant gate is the best of the first half of the texts, judged on the rest."""
     engine, own = model.engine(), model.gate
     if own is None:

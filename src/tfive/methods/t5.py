@@ -135,7 +135,7 @@ class T5(FittedWindow[T5Parts]):
     # The critics are frozen; one normaliser for both, from independent trajectories (app:advantage-snapshots).
     def _pilot(self) -> str:
         parts = self.parts
-        pilot, _ = self._judged("pilot")
+        pilot, _ = self._judged("pilot", states=False)
         first, second = pilot.need("gae_2BRT")
         self.normaliser = PilotNormaliser.fit(first, second, pilot.mask_BRT, self.settings.pilot.epsilon)
         parts.snapshots.renew("normaliser")
@@ -218,10 +218,13 @@ class T5(FittedWindow[T5Parts]):
         found, judged = self._judged(role, settings.continuations if settings.mode == "repeated" else 0)
         return self.parts.calibrator.data(found, judged, self._normaliser())
 
-    def _judged(self, role: str, continuations: int = 0) -> tuple[Trajectories, Judged]:
-        """A role's fresh trajectories with both GAEs from the frozen critics, and the critics' features of them."""
+    def _judged(self, role: str, continuations: int = 0, *, states: bool = True) -> tuple[Trajectories, Judged]:
+        """A role's fresh trajectories with both GAEs from the frozen critics, and the critics' features of them.
+
+        The heads read the policy's `states` too; they come from passes that are made anyway.
+        """
         parts = self.parts
-        fresh = parts.rollout.collect(role, self.window)
+        fresh = parts.rollout.collect(role, self.window, states=states and not continuations)
         if continuations:
             fresh = continued(parts.rollout, fresh, continuations)
         judged = parts.critics.judge(fresh)

@@ -21,7 +21,7 @@ from tfive.models.heads import MeanHead, WeightHead
 from tfive.models.settings import HeadSettings
 from tfive.parts.critics import Judged
 from tfive.rollout.gains import emptied
-from tfive.rollout.sample import micro_batches
+from tfive.rollout.sample import micro_batches, scoring_features
 from tfive.rollout.trajectory import Trajectories
 from tfive.tree.forward import TreeModel
 
@@ -213,25 +213,22 @@ class Calibrator:
         weight_BRT = torch.zeros_like(advantage_BRT)
         if weight is not None:
             weight_BRT[valid_BR] = weight.to(first.dtype)
-        return trajectories.having(advantage_BRT=advantage_BRT * mask_BRT, weight_BRT=weight_BRT * mask_BRT)
+        mixed_set = trajectories.having(advantage_BRT=advantage_BRT * mask_BRT, weight_BRT=weight_BRT * mask_BRT)
+        return mixed_set.without_states()
 
     def _policy_features(self, trajectories: Trajectories) -> Tensor:
+        if trajectories.states_BRTD is not None:
+            return trajectories.states_BRTD
         parts = [trajectories.rows(p) for p in micro_batches(len(trajectories.texts.tokens_BS), self.rows)]
         return torch.cat([self.engine.features(some.texts, some.thoughts) for some in parts])
 
     def _scoring_features(self, trajectories: Trajectories) -> Tensor:
-        """`[B, R, F]`: the scorer's reading of the continuation on the trunk, its token losses there, and ℓ_0.
-
-        Nothing here depends on the thought, so nothing can leak an action or what follows it into h.
-        """
+        if trajectories.scoring_BRF is not None:
+            return trajectories.scoring_BRF
         parts = []
         for part in micro_batches(len(trajectories.texts.tokens_BS), self.rows):
             some = trajectories.rows(part)
-            read = self.engine.score(some.texts, emptied(some.thoughts), features=True)
-            last_BRD = read.need("no_thought_features_BRHD")[:, :, -1]
-            parts.append(
-                torch.cat([last_BRD.float(), read.no_thought_token_BRH, read.no_thought_BR[..., None]], dim=-1)
-            )
+            parts.append(scoring_features(self.engine.score(some.texts, emptied(some.thoughts), features=True)))
         return torch.cat(parts)
 
     def state_dict(self) -> dict[str, Any]:

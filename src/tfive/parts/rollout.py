@@ -53,10 +53,13 @@ class Rollout:
         self.reward, self.telemetry, self.seed, self.rows = reward, telemetry, seed, rows
         self.scale = RewardScale(reward.decay, reward.epsilon)
 
-    def collect(self, role: str, window: int, attempt: int = 0, *, rewarded: bool = True) -> Trajectories:
+    def collect(
+        self, role: str, window: int, attempt: int = 0, *, rewarded: bool = True, states: bool = False
+    ) -> Trajectories:
         """Fresh thoughts for the role's next texts, with all losses and (unless the scale itself is being set) rewards.
 
-        `attempt` tells apart several draws of one role in one window."""
+        `attempt` tells apart several draws of one role in one window; `states` keeps what the calibration heads read.
+        """
         texts = self.texts_of(self.ledger.draw(role, window, attempt))
         stream = role if attempt == 0 else f"{role}/{attempt}"
         scored = sample(
@@ -67,8 +70,9 @@ class Rollout:
             role=stream,
             window=window,
             rows=self.rows,
-            record_old=role not in UNRECORDED,
+            record_old=recorded and role not in UNRECORDED,
             scored=True,
+            states=states,
             snapshots=self.snapshots.current("policy", "scorer"),
         )
         self._check(scored)

@@ -54,36 +54,51 @@ def sample(
     rows: int,
     record_old: bool = True,
     scored: bool = False,
+    states: bool = False,
     snapshots: dict[str, str] | None = None,
 ) -> Trajectories:
     """Thoughts for every item of `texts`, `rows` texts at a time, with log q and log π_old recorded.
 
     log π_old is recomputed by the training forward on the weights that sampled, so the gap between the two laws is
     measured, never assumed zero. With `scored` the same weights are the scorer, and its losses come from the same
-    reading of the text.
+    reading of the text. With `states` both passes also keep what the calibration heads read of them.
     """
     numbers_BRT = branch_uniforms(
         texts, group=engine.plan.group, steps=engine.plan.length, seed=seed, role=role, window=window
     )
-    thoughts, log_old, scores = [], [], []
+    thoughts, recorded, scores = [], [], []
     for part in micro_batches(len(texts.tokens_BS), rows):
         some = texts.rows(part.start, part.stop)
         reading = engine.read(some)
         thoughts.append(engine.sample(some, numbers_BRT[part], law, reading))
         if scored:
-            scores.append(engine.score(some, thoughts[-1], reading))
+            scores.append(engine.score(some, thoughts[-1], reading, features=states))
         if record_old:
             with torch.no_grad():
-                log_old.append(engine.policy(some, thoughts[-1], parity=law.parity).need("log_prob_BRT").float())
+                recorded.append(engine.policy(some, thoughts[-1], features=states, parity=law.parity))
     drawn = Trajectories(
         role,
         window,
         texts,
         join_thoughts(thoughts),
-        log_old_BRT=torch.cat(log_old) if record_old else None,
+        log_old_BRT=torch.cat([p.need("log_prob_BRT").float() for p in recorded]) if record_old else None,
         snapshots=snapshots or {},
     )
+    if states:
+        drawn = drawn.having(
+            states_BRTD=torch.cat([p.need("features_BRTD") for p in recorded]),
+            scoring_BRF=torch.cat([scoring_features(p) for p in scores]),
+        )
     return with_scores(drawn, scores) if scored else drawn
+
+
+def scoring_features(read: Scores) -> Tensor:
+    """`[B, R, F]`: the scorer's state at the end of the continuation on the trunk, its token losses there, and ℓ_0.
+
+    Nothing here depends on the thought, so nothing can leak an action or what follows it into the mean head.
+    """
+    last_BRD = read.need("no_thought_features_BRHD")[:, :, -1]
+    return torch.cat([last_BRD.float(), read.no_thought_token_BRH, read.no_thought_BR[..., None]], dim=-1)
 
 
 def with_scores(

@@ -56,6 +56,10 @@ class Trajectories:
     advantage_BRT: Tensor | None = None
     probe_step_BR: Tensor | None = None
     """Of probe trajectories: the step (from 0) whose action the independent continuations share a prefix up to."""
+    states_BRTD: Tensor | None = None
+    """The policy's hidden states before each action, from the pass that recorded log π_old."""
+    scoring_BRF: Tensor | None = None
+    """What the scorer's reading says of the continuation without a thought (`rollout.sample.scoring_features`)."""
     snapshots: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -86,6 +90,10 @@ class Trajectories:
         """The same trajectories with more computed; snapshot ids are added to those already named."""
         changes: dict[str, Any] = dict(values)
         return replace(self, snapshots={**self.snapshots, **(snapshots or {})}, **changes)
+
+    def without_states(self) -> Trajectories:
+        """The same without what only the calibration heads read: it is large, and nothing later needs it."""
+        return replace(self, states_BRTD=None, scoring_BRF=None)
 
     def rows(self, index: Tensor | slice) -> Trajectories:
         """The trajectories of some texts: a micro-batch."""

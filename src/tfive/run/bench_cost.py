@@ -10,7 +10,7 @@ from __future__ import annotations
 from tfive.config import GROUPED, Config
 
 RECORDED = ("head_train", "head_validate", "actor")
-"""Roles whose old law is recorded, and whose features the weight head reads."""
+"""Roles whose old law is recorded; the heads' features of them come from the same passes."""
 JUDGED = ("critic_fit", "qualify", "pilot", "head_train", "head_validate", "actor")
 """Roles that both critics judge."""
 
@@ -32,13 +32,10 @@ def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
     recorded, judged = (sum(share[role] for role in roles) for roles in (RECORDED, JUDGED))
     adapted = {"head": 0.0, "full": 1.0}.get(config.critic.adapt, config.critic.blocks / layers)
     fitting = 3.0 * config.critic.passes * share["critic_fit"] + judged
-    context = share["head_train"] + share["head_validate"]
     return found | {
         "sample": drawn * row,
         "score": drawn * scored,
         "old law": recorded * row,
-        "weight features": recorded * row,
-        "mean features": context * (trunk + delimiter * 2 + thought.horizon),
         "lower features": judged * row * (1 - adapted),
         "critics": 2.0 * fitting * row * adapted,
     }
