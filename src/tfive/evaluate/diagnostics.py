@@ -159,7 +159,7 @@ def diagnose(model: ThoughtModel, sample: Sample, size: Size, base: PreTrainedMo
     )
     columns = {name: value for name, value in gains.per_item().items() if base is not None or name not in _AGAINST_BASE}
     columns["continuation_loss"] = gains.own_I
-    behaviour: dict[str, float] = {}
+    behaviour: dict[str, float | None] = {}
     if model.gate is not None:
         mixed, behaviour = _mixed(model, texts, thoughts, gains, size.rows)
         columns |= mixed
