@@ -358,7 +358,9 @@ def test_anchor_only_reads_thoughts_and_rewards_none() -> None:
     until(method, "update")
     acting, model = method.held["actor"], method.parts.actor.engine.model
     plain = PlainModel(model, method.parts.actor.engine.plan)
+    # Nothing is computed that a policy gradient alone would need: the control's seconds are its own.
     assert acting.advantage_BRT is None
+    assert acting.log_old_BRT is None
     after = torch.cat([-plain.after(item) for item in items(method, acting)]).mean()
     loss = ANCHOR.next_token * likelihood(model, acting) + ANCHOR.conditioned * after
     close(gradient(method, acting), model, loss)

@@ -18,7 +18,7 @@ class AnchorOnly(Window[Parts]):
 
     def _collect(self) -> str:
         """Fresh thoughts, scored for the report and rewarded by nobody."""
-        return self._act(self.parts.rollout.collect("actor", self.window, rewarded=False))
+        return self._act(self.parts.rollout.collect("actor", self.window, rewarded=False, recorded=False))
 
     def _learn(self, acting: Trajectories) -> StepStats:
         return self.parts.actor.step(acting, policy=False)

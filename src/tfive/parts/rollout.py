@@ -54,11 +54,19 @@ class Rollout:
         self.scale = RewardScale(reward.decay, reward.epsilon)
 
     def collect(
-        self, role: str, window: int, attempt: int = 0, *, rewarded: bool = True, states: bool = False
+        self,
+        role: str,
+        window: int,
+        attempt: int = 0,
+        *,
+        rewarded: bool = True,
+        recorded: bool = True,
+        states: bool = False,
     ) -> Trajectories:
         """Fresh thoughts for the role's next texts, with all losses and (unless the scale itself is being set) rewards.
 
-        `attempt` tells apart several draws of one role in one window; `states` keeps what the calibration heads read.
+        `attempt` tells apart several draws of one role in one window; `states` keeps what the calibration heads read;
+        `recorded` is False where no ratio will be taken.
         """
         texts = self.texts_of(self.ledger.draw(role, window, attempt))
         stream = role if attempt == 0 else f"{role}/{attempt}"
