@@ -17,7 +17,7 @@ from tfive.report.runs import mismatches, read_study
 from tfive.run import compare
 from tfive.run.checkpoint import CheckpointStore
 from tfive.run.reporting import compare_command
-from tfive.run.train import CHECKPOINTS
+from tfive.run.train import CHECKPOINTS, SUMMARY, save_summary
 from tiny import OVERRIDES, configure
 
 pytestmark = pytest.mark.model
@@ -151,6 +151,20 @@ def test_a_cell_killed_in_its_first_save_begins_anew(
     assert "resume" in started[1]
 
 
+def test_a_cell_killed_while_it_sums_up_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(self: Path, text: str, encoding: str) -> None:
+        self.write_bytes(text.encode(encoding)[:4])
+        raise KeyboardInterrupt
+
+    save_summary({"windows": 1}, tmp_path)
+    assert json.loads((tmp_path / SUMMARY).read_text("utf-8")) == {"windows": 1}
+    (tmp_path / SUMMARY).unlink()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "write_text", cut)
+        save_summary({"windows": 1}, tmp_path)
+    assert not (tmp_path / SUMMARY).exists()
+
+
 def test_runs_on_other_text_are_refused(home: Path, tmp_path: Path, here: list[str]) -> None:
     with pytest.raises(UserError, match="cannot be compared: "):
         study(home, tmp_path / "study", "base,base+text.positions.per_text=3+run.develop_items=9")
@@ -178,6 +192,13 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert part in said
     assert said.count("\n") == 1
     assert not (tmp_path / "study").exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("mine", "utf-8")
+    assert _call(["compare", "nano", "--methods", "ntp", "--seeds", "1", "--out", str(tmp_path)]) == 2
+    assert "study.json is missing" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_labels_name_methods_presets_and_values() -> None:

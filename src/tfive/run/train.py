@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -75,7 +76,7 @@ class Loop:
             shutil.rmtree(self.folder / CRITICS, ignore_errors=True)
             exact = [optimizer.masters() for optimizer in critics.optimizers]
             save_critics(self.folder / CRITICS, critics.critics, exact)
-        (self.folder / SUMMARY).write_text(summary_text(summary, indent=1) + "\n", "utf-8")
+        save_summary(summary, self.folder)
         return summary
 
     def _micro_step(self) -> str:
@@ -228,6 +229,13 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def save_summary(summary: dict[str, Any], folder: Path) -> None:
+    """Write the summary whole or not at all: where there is one, the run is finished."""
+    beside = folder / f".{SUMMARY}"
+    beside.write_text(summary_text(summary, indent=1) + "\n", "utf-8")
+    os.replace(beside, folder / SUMMARY)
 
 
 def save_config(config: Config, folder: Path) -> None:
