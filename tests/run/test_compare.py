@@ -159,8 +159,8 @@ def test_a_cell_killed_while_it_sums_up_is_not_finished(tmp_path: Path, monkeypa
     save_summary({"windows": 1}, tmp_path)
     assert json.loads((tmp_path / SUMMARY).read_text("utf-8")) == {"windows": 1}
     (tmp_path / SUMMARY).unlink()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "write_text", cut)
+    monkeypatch.setattr(Path, "write_text", cut)
+    with pytest.raises(KeyboardInterrupt):
         save_summary({"windows": 1}, tmp_path)
     assert not (tmp_path / SUMMARY).exists()
 
