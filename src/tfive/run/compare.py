@@ -141,8 +141,6 @@ def run_cells(cells: Sequence[Cell], *, jobs: int = 1, retry: bool = False, watc
 
 
 def _to_do(cell: Cell, retry: bool) -> bool:
-    if (cell.folder / CONFIG).is_file():
-        _require_same(cell)
     if (cell.folder / SUMMARY).is_file():
         return False
     return retry or cell.known().get("failure") is None
@@ -150,6 +148,8 @@ def _to_do(cell: Cell, retry: bool) -> bool:
 
 def _require_same(cell: Cell) -> None:
     """A cell found in the folder was run with the settings asked for now."""
+    if not (cell.folder / CONFIG).is_file():
+        return
     was, now = Config.load(cell.folder / CONFIG).leaves(), cell.config.leaves()
     changed = [key for key in now if was.get(key) != now[key]]
     if changed:
@@ -232,7 +232,11 @@ def compare(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if jobs > 1 and jobs * THREADS > cores:
         raise UserError(f"--jobs {jobs}: each takes {THREADS} cores and there are {cores}; use fewer")
+    if folder.exists() and not (folder / STUDY).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: holds something else than a study ({STUDY} is missing); use another --out")
     cells = cells_of(sources, methods, seeds, overrides, folder)
+    for cell in cells:
+        _require_same(cell)
     command = {"sources": list(sources), "methods": list(methods), "seeds": list(seeds), "overrides": list(overrides)}
     write_study(folder, cells, command)
     try:
