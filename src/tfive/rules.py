@@ -183,6 +183,7 @@ def ablations_of_t5_are_of_t5(config: Config) -> str | None:
     if config.method == "t5":
         return None
     asked = {
+        f"calibration.mode = {config.calibration.mode}": config.calibration.mode != "learned",
         "calibration.score_centering = true": config.calibration.score_centering,
         "calibration.certified = true": config.calibration.certified,
         "qualify.mode = fixed": config.qualify.mode == "fixed",
