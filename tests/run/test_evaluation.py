@@ -171,6 +171,7 @@ def test_gains_of_a_model_on_a_corpus(place: Path, capsys: pytest.CaptureFixture
     [
         (["--tasks", "nothing"], "nothing"),
         (["--limit", "0"], "--limit 0"),
+        (["--temperature", "-1"], "temperature = -1.0: give 0"),
         (["--thoughts", "often"], "--thoughts 'often'"),
         (["--thoughts", "every=2"], "has no thoughts/thought.json"),
         (["--samples", "4"], "temperature 0"),

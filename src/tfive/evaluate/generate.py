@@ -8,6 +8,7 @@ elsewhere sums depend on the batch, and `flip_rate` measures how often that chan
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -51,6 +52,8 @@ class Decoding:
     def __post_init__(self) -> None:
         if self.samples < 1 or self.rows < 0:
             raise UserError(f"samples = {self.samples}, rows = {self.rows}: give at least 1, and 0 or more")
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(f"temperature = {self.temperature}: give 0 (the likeliest token) or more")
         if self.samples > 1 and not self.temperature:
             raise UserError(
                 f"samples = {self.samples} with temperature 0: all would be the same; set a temperature or 1 sample"
@@ -167,7 +170,7 @@ def _order(model: ThoughtModel, request: Request, sample: int, thinks: bool) -> 
         if room < 1:
             raise UserError(
                 f"item {request.id}: a prompt of {len(ids)} tokens, the model has {model.limit} positions; "
-                "use fewer demonstrations or another model"
+                "take another model, --chat (no examples) or, for options, --ways likelihood"
             )
         most = min(most, room)
     return Order(tuple(ids), most, request.number, sample)
