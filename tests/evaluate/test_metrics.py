@@ -90,6 +90,15 @@ def test_items_that_all_agree_still_leave_room(value: float) -> None:
     assert found.low == 0.0 if value == 0 else found.high == 1.0
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_suite_of_items_that_all_agree_leaves_room_too(value: float) -> None:
+    alone, own = suite_mean({"a": [value] * 30}), mean_with_interval([value] * 30)
+    assert (alone.mean, alone.low, alone.high) == pytest.approx((own.mean, own.low, own.high), abs=0.01)
+    mixed = suite_mean({"a": [0.0] * 10, "b": [1.0] * 10})
+    assert mixed.low < 0.4
+    assert mixed.high > 0.6
+
+
 def test_runs_that_agree_everywhere_may_differ_either_way() -> None:
     right = [1.0] * 10 + [0.0] * 20
     same = paired_bootstrap(right, right)

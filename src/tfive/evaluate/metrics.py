@@ -110,16 +110,24 @@ def mcnemar(a: Sequence[bool], b: Sequence[bool]) -> McNemar:
 def suite_mean(
     tasks: Mapping[str, Sequence[float]], *, confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval:
-    """Unweighted mean of the tasks' means; every task's items are resampled by themselves."""
+    """Unweighted mean of the tasks' means; every task's items are resampled by themselves.
+
+    Items that all agree show no spread; their task then draws what none (or all) of n leaves open, 1 − U^(1/n), whose
+    upper quantile is the exact bound that the task has by itself. It moves only the end of the interval it lies on.
+    """
     if not tasks:
         raise ValueError("no tasks to average")
     arrays = [_checked(values) for values in tasks.values()]
-    draws = np.mean(
-        [_resampled_means(array, resamples, seed + n, confidence) for n, array in enumerate(arrays)], axis=0
-    )
-    low, high = _percentiles(draws, confidence)
+    below, above = np.zeros(resamples), np.zeros(resamples)
+    for number, array in enumerate(arrays):
+        draws = _resampled_means(array, resamples, seed + number, confidence)
+        generator = np.random.Generator(np.random.Philox(key=seed + number))
+        unseen = 1 - generator.random(resamples) ** (1 / len(array))
+        below += draws - (unseen if array.min() == 1 else 0)
+        above += draws + (unseen if array.max() == 0 else 0)
+    low, high = _percentiles(below / len(arrays), confidence)[0], _percentiles(above / len(arrays), confidence)[1]
     mean = float(np.mean([array.mean() for array in arrays]))
-    return Interval(mean, low, high, sum(map(len, arrays)), confidence)
+    return Interval(mean, max(low, 0.0), min(high, 1.0), sum(map(len, arrays)), confidence)
 
 
 def _checked(values: Sequence[float]) -> npt.NDArray[np.float64]:
