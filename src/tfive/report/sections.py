@@ -16,6 +16,7 @@ TITLES = {
     "mixed_gain": "mixed gain", "mixed_gain_constant": "constant gate", "mixed_gain_oracle": "oracle gate",
     "mixed_gain_other": "gate with another's thought", "no_thought_drift": "no-thought loss − base",
     "useful_fraction": "useful positions", "worst_1_percent": "worst 1 %",
+    "no_thought_loss": "no-thought loss", "mean_thought_length": "thought length", "mean_gate": "gate",
     "windows": "windows", "seconds": "seconds", "corpus_tokens": "corpus tokens", "thought_tokens": "thought tokens",
 }  # fmt: skip
 """What a number is called on a page."""
@@ -232,7 +233,7 @@ def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]
     kinds = list(next(iter(roles.values()), {}))
     events = [line for line in run.metrics() if "event" in line]
     seconds = run.step_seconds
-    return [
+    blocks = [
         paragraph(
             f"{run.summary['method']} on {run.summary['model']}, seed {run.seed}: {run.summary['windows']} windows, "
             f"{run.summary['seconds']:.0f} s, {run.summary['generated_tokens']:,} thought tokens."
@@ -254,8 +255,11 @@ def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]
         table(
             ("window", "s", "event", "detail"),
             ((str(e["step"]), f"{e['seconds']:.0f}", e["event"], e["detail"]) for e in events),
-        ),
+        )
+        if events
+        else paragraph("None."),
     ]
+    return [block for block in blocks if block.kind != "table" or block.rows]
 
 
 def _texts(ends: Sequence[float | None] | None) -> str:
