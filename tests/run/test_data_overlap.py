@@ -120,3 +120,9 @@ def test_a_prepared_corpus_leaves_overlapping_documents_out_and_counts_them(home
 
 def test_nothing_is_left_out_unless_asked() -> None:
     assert exclusion_of(TextSettings()) is None
+
+
+def test_a_missing_file_is_not_taken_for_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("absent.jsonl.gz", "some/folder"):
+        assert cli._call(["data", "overlap", name, "--tasks", "sums"]) == 2
+        assert f"{name}: no such file or folder" in capsys.readouterr().err

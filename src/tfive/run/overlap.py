@@ -44,12 +44,19 @@ def overlap(
     return json.dumps(report.plain(), indent=1, ensure_ascii=False) if as_json else rendered(report)
 
 
+TEXT = (".txt", ".md", ".json", ".jsonl", ".csv", ".parquet", ".gz", ".zst", ".xz", ".bz2")
+"""Endings of a name that is meant as a file and not as a preset."""
+
+
 def _sources(corpora: Sequence[str], fields: Sequence[str], overrides: Sequence[str]) -> tuple[Config, list[Source]]:
     """Files and folders as sources of their own, presets and TOML files by the sources they name."""
     paths = [
         Path(name).expanduser() for name in corpora if not name.endswith(".toml") and Path(name).expanduser().exists()
     ]
     layers = [name for name in corpora if Path(name).expanduser() not in paths]
+    for name in layers:
+        if not name.endswith(".toml") and ("/" in name or Path(name).suffix in TEXT):
+            raise UserError(f"{name}: no such file or folder; check the path")
     config = Config.load(*layers, overrides=overrides)
     sources = [Source(name=_name(path), path=str(path), fields=tuple(fields)) for path in paths]
     sources += config.text.sources if layers else ()
