@@ -107,6 +107,8 @@ CASES = {
     "unequal positions": make_case([[90], [90]], [[3, 63, 64, 80], [0, 40, 70, -1]], PLAN),
     "packed and padded": make_case([[20, 70, -4], [66, 10, 18]], [[2, 17, 21, 85], [65, 66, 70, 80]], PLAN),
     "groups": make_case([[30], [30]], [[4, 20], [9, 25]], replace(PLAN, group=3)),
+    # A row's start, the last token before a chunk boundary and the first after it, a packed document's start, an end.
+    "groups anywhere": make_case([[70, 18, -2], [90]], [[0, 63, 64, 70], [31, 63, 84, -1]], replace(PLAN, group=3)),
     "no delimiters": make_case([[30]], [[4, 11, 20]], replace(PLAN, open_ids=(), close_ids=()), [[5, 0, 3]]),
     "long delimiters": make_case([[30]], [[1, 11, 20]], replace(PLAN, open_ids=(7, 9, 2, 4, 5), close_ids=(8, 3))),
     "sampled closes": make_case(
@@ -252,7 +254,7 @@ def test_kernel_adapter_in_the_tree(probe: Tensor) -> None:
         assert worst(kernels, mine) < EXACT
 
 
-def _late_fork(monkeypatch: pytest.MonkeyPatch, layout: Layout) -> Layout:
+def _early_fork(monkeypatch: pytest.MonkeyPatch, layout: Layout) -> Layout:
     honest = deltanet._Forks.of
 
     def wrong(document: Tensor, position: Tensor, reach: int) -> Any:
@@ -282,19 +284,28 @@ def _late_position(monkeypatch: pytest.MonkeyPatch, layout: Layout) -> Layout:
     return replace(layout, position_BN=layout.position_BN + branch)
 
 
-MUTATIONS = [_late_fork, _shifted_tail, _early_checkpoint, _leaking_documents, _late_position]
+def _swapped_forks(monkeypatch: pytest.MonkeyPatch, layout: Layout) -> Layout:
+    honest = deltanet.TreeRecurrence._of_branches
+    monkeypatch.setattr(deltanet.TreeRecurrence, "_of_branches", lambda self, forks: honest(self, forks).roll(1, 0))
+    return layout
+
+
+MUTATIONS = [_early_fork, _swapped_forks, _shifted_tail, _early_checkpoint, _leaking_documents, _late_position]
 
 
 @pytest.mark.usefixtures("lifted")
 @pytest.mark.parametrize("mutate", MUTATIONS)
-def test_mutations_miss_the_bound_a_hundredfold(mutate: Any, probe: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, case = tiny_model(), CASES["packed and padded"]
+@pytest.mark.parametrize("name", ["packed and padded", "groups anywhere"])
+def test_mutations_miss_the_bound_a_hundredfold(
+    name: str, mutate: Any, probe: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, case = tiny_model(), CASES[name]
     honest = in_tree(model, case, probe)
     layout = mutate(monkeypatch, grow(case.texts, case.plan, case.thoughts, "all"))
     assert worst(in_tree(model, case, probe, layout=layout), honest) > 100 * EXACT
 
 
-@pytest.mark.parametrize("name", ["packed and padded", "groups", "sampled closes"])
+@pytest.mark.parametrize("name", ["packed and padded", "groups", "groups anywhere", "sampled closes"])
 def test_cached_trunk_equals_the_whole_pass(name: str, probe: Tensor) -> None:
     case, model = CASES[name], tiny_model()
     backbone = Backbone(model)
@@ -335,7 +346,8 @@ def test_part_of_the_branches_finds_its_forks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "window"), [("packed and padded", 64), ("groups", 64), ("groups", 2), ("sampled closes", 64)]
+    ("name", "window"),
+    [("packed and padded", 64), ("groups", 64), ("groups", 2), ("groups anywhere", 2), ("sampled closes", 64)],
 )
 def test_steps_equal_the_whole_pass(name: str, window: int) -> None:
     case, model = CASES[name], tiny_model()
