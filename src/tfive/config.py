@@ -168,6 +168,12 @@ def read_source(source: str | Path) -> dict[str, Leaf]:
 
 def resolve(sources: Sequence[str | Path], overrides: Sequence[str] = ()) -> Resolved:
     """Merge and validate; types and single values are judged here, cross-field rules by `Resolved.checked`."""
+    named = [str(source) for source in sources or (DEFAULT,)]
+    if all(name in variants() for name in named):
+        raise UserError(
+            f"{named[0]} is a variant and says nothing of model and text; name a whole run before it: "
+            f"{DEFAULT} {' '.join(named)}"
+        )
     written = [read_source(source) for source in sources or (DEFAULT,)]
     merged = layers.merge([*written, *(layers.read_override(argument, Config) for argument in overrides)])
     try:

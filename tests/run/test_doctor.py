@@ -145,7 +145,8 @@ def small(**changes: object) -> ModelShape:
 
 
 def test_node_counts_follow_the_layout() -> None:
-    nodes = Nodes(texts=2, S=100, R=6, T=4, K=2, H=5, delimiter=1)
+    nodes = Nodes(texts=2, S=100, P=3, R=6, T=4, K=2, H=5, delimiter=1)
+    assert nodes.path == 100 + 3 * 64 + 6 * 16
     assert nodes.policy == 100 + 6 * (1 + 4)
     assert nodes.score == nodes.policy + 6 * 2 * (1 + 5 - 1)
 

@@ -1,7 +1,7 @@
 """What a step costs by counting: nodes read by whole forward passes, per actor item, of T⁵ and of group methods.
 
 A node is one token of a tree row; a backward pass counts as two forward passes; a share of the blocks counts as that
-share. Launches, the delta rule's repeated trunk, the vocabulary head, optimizers and the small heads are left out, so
+share. Launches, attention's growth with the row, the vocabulary head, optimizers and the small heads are left out, so
 this says where the work lies and not how long it takes.
 """
 

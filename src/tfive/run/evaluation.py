@@ -17,7 +17,7 @@ from tfive.errors import UserError
 from tfive.evaluate.compare import answers_of, compare_runs, comparison_table, explained, find_item
 from tfive.evaluate.equivalence import Verifier, installed
 from tfive.evaluate.evaluated import load_evaluated, parse_thoughts
-from tfive.evaluate.records import SCORES, open_folder, read_run, write_text
+from tfive.evaluate.records import SCORES, open_folder, read_run, read_scores, write_text
 from tfive.evaluate.suite import Asking, asking, check_task, flips, mean_of_tasks, primary_values, run_task, task_scores
 from tfive.evaluate.tasks import SUITES, TASKS, Items, Task, find_tasks, load_items, local_file
 from tfive.models.precision import choose_device, choose_dtype
@@ -93,13 +93,14 @@ def evaluate(wanted: Wanted, *, quiet: bool = False) -> dict[str, Any]:
     open_folder(
         folder, {"model": facts, "seed": wanted.seed, "chat": wanted.chat, "versions": versions, "tasks": tasks}
     )
-    seconds: dict[str, float] = {}
+    before = read_scores(folder)["tasks"] if (folder / SCORES).is_file() else {}
+    seconds = {name: float(task["seconds"]) for name, task in before.items()}
     flipped: dict[str, Any] = {}
     with Recorder(quiet=quiet) as telemetry, _verifier(plans) as verifier:
         for plan in plans:
             began = time.perf_counter()
             run_task(model, plan, folder, verifier=verifier, telemetry=telemetry)
-            seconds[plan.task.name] = time.perf_counter() - began
+            seconds[plan.task.name] = seconds.get(plan.task.name, 0.0) + time.perf_counter() - began
             if wanted.flips and plan.generates:
                 found = flips(model, plan, wanted.flips)
                 flipped[plan.task.name] = {**asdict(found), "rate": found.rate}
@@ -136,7 +137,7 @@ def _verifier(plans: Sequence[Asking]) -> Iterator[Verifier | None]:
 
 
 def collect(folder: Path, seconds: dict[str, float]) -> dict[str, Any]:
-    """The scores of a run from its answers; `seconds` are those this call has spent on each task."""
+    """The scores of a run from its answers; `seconds` are what finished calls have spent on each task."""
     run = read_run(folder)
     found: dict[str, Any] = {"model": run["model"], "folder": str(folder), "tasks": {}}
     values: dict[str, dict[str, float]] = {}
@@ -160,11 +161,24 @@ def collect(folder: Path, seconds: dict[str, float]) -> dict[str, Any]:
     return found
 
 
+_COLUMNS = {
+    "pass@4": "pass@4",
+    "equivalent pass@1": "equivalent pass@1",
+    "coverage": "coverage",
+    "log-likelihood raw": "log-likelihood",
+    "log-likelihood per_character": "per character",
+    "log-likelihood per_byte": "per byte",
+}
+"""Scores beside the primary one, and their heads in the table."""
+
+
 def table(scores: dict[str, Any]) -> str:
     """The scores as Markdown."""
     model = scores["model"]
-    shown = ("pass@4", "equivalent pass@1", "coverage", "log-likelihood raw", "log-likelihood per_character")
-    heads = ["task", "items", "primary score (95 %)", *shown, "tokens", "thought tokens", "seconds"]
+    measured = {key for task in scores["tasks"].values() for key in task["scores"]}
+    shown = [key for key in _COLUMNS if key in measured]
+    heads = ["task", "items", "primary score (95 %)", *(_COLUMNS[key] for key in shown)]
+    heads += ["tokens", "thought tokens", "seconds"]
     rows = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
 
     def cell(one: dict[str, Any] | None, scale: float = 100.0, places: int = 2) -> str:
@@ -177,7 +191,7 @@ def table(scores: dict[str, Any]) -> str:
         items = str(task["items"]) if task["items"] == task["of"] else f"{task['items']} of {task['of']}"
         cells = [name, items, spread, *(cell(own.get(key)) for key in shown), cell(own.get("tokens"), 1.0, 1)]
         rows.append("| " + " | ".join([*cells, str(task["thought_tokens"]), f"{task['seconds']:.1f}"]) + " |")
-    if scores["mean"] is not None:
+    if scores["mean"] is not None and len(scores["tasks"]) > 1:
         mean = scores["mean"]
         rows.append(
             f"| mean of {len(scores['tasks'])} | {mean['items']} | {100 * mean['mean']:.2f} "

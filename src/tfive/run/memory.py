@@ -24,6 +24,7 @@ class Nodes:
 
     texts: int
     S: int
+    P: int
     R: int
     T: int
     K: int
@@ -38,8 +39,11 @@ class Nodes:
 
     @property
     def path(self) -> int:
-        """Tokens the delta rule reads for a row: the trunk, and each branch from the last chunk boundary before it."""
-        return self.S + self.R * CHUNK * math.ceil((CHUNK // 2 + self.delimiter + self.T) / CHUNK)
+        """Tokens the delta rule keeps for a row: the trunk, a chunk for the state at each position, and each branch's
+        own nodes, padded as the rule pads them."""
+        own = self.delimiter + self.T
+        padded = next((size for size in (16, 32) if own <= size), CHUNK * math.ceil(own / CHUNK))
+        return self.S + self.P * CHUNK + self.R * padded
 
     @property
     def score(self) -> int:
@@ -81,6 +85,7 @@ def nodes_of(config: Config) -> Nodes:
     return Nodes(
         texts=config.run.texts_per_pass,
         S=config.text.sequence_length,
+        P=config.text.positions.per_text,
         R=config.text.positions.per_text * config.group,
         T=thought.length,
         K=len(thought.checkpoints),
