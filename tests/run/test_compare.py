@@ -175,7 +175,7 @@ def test_runs_on_other_text_are_refused(home: Path, tmp_path: Path, here: list[s
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (("--methods", "t6"), "t6: no such preset"),
+        (("--methods", "t6"), "--methods t6: no method, variant"),
         (("--methods", "t5,t5"), "named twice"),
         (("--methods", "t5+a b,t5+a_b"), "named twice"),
         (("--seeds", "many"), "--seeds 'many'"),

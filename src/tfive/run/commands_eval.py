@@ -103,7 +103,7 @@ def eval_run(
 )
 def eval_tasks(data: Data = None, as_json: AsJson = False) -> None:
     """Look and list."""
-    from tfive.run.evaluation import tasks_command
+    from tfive.run.evaluation_tasks import tasks_command
 
     print(tasks_command(data, as_json=as_json))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, get_args
 
-from tfive.config import DEFAULT, Config, Method
+from tfive.config import DEFAULT, Config, Method, variants
 from tfive.errors import RunFailed, UserError
 from tfive.report.runs import STUDY, Run, read_study
 from tfive.run.checkpoint import CheckpointStore
@@ -91,6 +91,11 @@ def configured(sources: Sequence[str], label: str, seed: int, overrides: Sequenc
     """
     first, *others = label.split("+")
     named = first in get_args(Method)
+    if not named and first not in variants() and not first.endswith(".toml"):
+        raise UserError(
+            f"--methods {label}: no method, variant or .toml file is called {first}; methods: "
+            f"{', '.join(get_args(Method))}; variants: tfive config presets"
+        )
     layers = others if named else [first, *others]
     presets = [part for part in layers if "=" not in part]
     method = [f"method={first}"] if named else []

@@ -19,7 +19,7 @@ from tfive.evaluate.equivalence import Verifier, installed
 from tfive.evaluate.evaluated import load_evaluated, parse_thoughts
 from tfive.evaluate.records import SCORES, open_folder, read_run, read_scores, write_text
 from tfive.evaluate.suite import Asking, asking, check_task, flips, mean_of_tasks, primary_values, run_task, task_scores
-from tfive.evaluate.tasks import SUITES, TASKS, Items, Task, find_tasks, load_items, local_file
+from tfive.evaluate.tasks import Items, find_tasks, load_items
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.models.thinker import ThoughtModel
 from tfive.models.thinker_orders import NEVER, When
@@ -206,46 +206,6 @@ def evaluate_command(wanted: Wanted, *, as_json: bool, quiet: bool) -> str:
     if as_json:
         return json.dumps(scores, ensure_ascii=False)
     return table(scores) + f"\n\n{scores['folder']}: answers, scores.json and scores.md"
-
-
-def tasks_command(data: Path | None, *, as_json: bool) -> str:
-    """What `tfive eval tasks` prints: every task with its count and the state of its manifest and file."""
-    if data is not None and not data.is_dir():
-        raise UserError(f"--data {data}: there is no such folder")
-    rows = []
-    for name, task in TASKS.items():
-        suites = [suite for suite, members in SUITES.items() if name in members]
-        rows.append(
-            {
-                "task": name,
-                "title": task.title,
-                "kind": task.kind,
-                "items": task.count,
-                "suite": suites[0] if suites else "",
-                "manifest": task.state,
-                "data": _data_state(task, data),
-            }
-        )
-    if as_json:
-        return json.dumps(rows, ensure_ascii=False)
-    heads = ("task", "kind", "items", "suite", "manifest", "data")
-    width = {head: max(len(head), *(len(str(row[head])) for row in rows)) for head in heads}
-    lines = ["  ".join(head.ljust(width[head]) for head in heads)]
-    lines += ["  ".join(str(row[head]).ljust(width[head]) for head in heads) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _data_state(task: Task, data: Path | None) -> str:
-    if data is None:
-        return "hub" if task.hub is not None else "local file only"
-    try:
-        local_file(task, data)
-    except UserError:
-        return "no file"
-    try:
-        return f"{load_items(task, data).state}, {task.count} items"
-    except UserError as error:
-        return f"wrong: {error}"
 
 
 def explain_command(folder: Path, item: str, *, as_json: bool) -> str:
