@@ -9,6 +9,14 @@ import typer
 
 from tfive.run.options import AsJson, Device, Overrides, describe
 
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        help="A random model of this shape: nano, smollm2-135m, qwen3-1.7b, qwen3.5-2b or qwen3.5-9b.",
+        show_default=False,
+    ),
+]
+
 bench_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Time the engine, or check it on this device."
 )
@@ -23,7 +31,7 @@ bench_app = typer.Typer(
     ),
 )
 def bench_engine(
-    shape: Annotated[str | None, typer.Option(help="A random model of this shape.", show_default=False)] = None,
+    shape: Shape = None,
     device: Device = "auto",
     compute: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     repeats: Annotated[int | None, typer.Option(min=1, help="Rounds a side.", show_default=False)] = None,
@@ -64,7 +72,7 @@ def bench_selfcheck(device: Device = "auto", as_json: AsJson = False) -> None:
     ),
 )
 def bench_step(
-    shape: Annotated[str | None, typer.Option(help="A random model of this shape.", show_default=False)] = None,
+    shape: Shape = None,
     methods: Annotated[str, typer.Option(metavar="NAMES", help="Methods, separated by commas.")] = "t5,rlp",
     device: Device = "auto",
     compute: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",

@@ -47,9 +47,10 @@ class Watch:
     def summary(self, summary: dict[str, Any]) -> None:
         """Start and end of every gain, beside what a thoughtless program would score."""
         low, high = summary["dev_content_gain_interval"]
+        windows = "window" if summary["windows"] == 1 else "windows"
         self.say("")
         self.say(
-            f"{summary['windows']} windows, {summary['seconds']:.0f} s, {summary['generated_tokens']:,} thought tokens"
+            f"{summary['windows']} {windows}, {summary['seconds']:.0f} s, {summary['generated_tokens']:,} thought tokens"
         )
         self.say("development texts, nats per token (positive is better)")
         for title, line in (
