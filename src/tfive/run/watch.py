@@ -47,11 +47,9 @@ class Watch:
     def summary(self, summary: dict[str, Any]) -> None:
         """Start and end of every gain, beside what a thoughtless program would score."""
         low, high = summary["dev_content_gain_interval"]
-        windows = "window" if summary["windows"] == 1 else "windows"
+        windows = "1 window" if summary["windows"] == 1 else f"{summary['windows']} windows"
         self.say("")
-        self.say(
-            f"{summary['windows']} {windows}, {summary['seconds']:.0f} s, {summary['generated_tokens']:,} thought tokens"
-        )
+        self.say(f"{windows}, {summary['seconds']:.0f} s, {summary['generated_tokens']:,} thought tokens")
         self.say("development texts, nats per token (positive is better)")
         for title, line in (
             ("thought gain", f"{summary['dev_thought_gain_start']:+.4f} → {summary['dev_thought_gain_end']:+.4f}"),
