@@ -42,6 +42,7 @@ from tfive.rollout.trajectory import Trajectories
 from tfive.run.build import build
 from tfive.run.data import corpus_of
 from tfive.run.devices import place
+from tfive.run.options import script
 from tfive.run.recorder import Recorder
 from tfive.text.prepared import PreparedCorpus
 
@@ -270,7 +271,7 @@ def provenance(asked: argparse.Namespace, config: Config, corpus: PreparedCorpus
     }
 
 
-def main() -> None:
+def main() -> int:
     asked, start = arguments(), time.perf_counter()
     config = Config.load(*asked.sources, overrides=asked.overrides)
     placement = place(config.model.device, config.model.compute)
@@ -322,6 +323,7 @@ def main() -> None:
             show(best, "confirmation")
     document = {**provenance(asked, config, corpus, placement.device), "critics": pairs, "attempts": attempts}
     asked.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
 
 
 def show(attempt: dict[str, Any], where: str) -> None:
@@ -338,4 +340,4 @@ def show(attempt: dict[str, Any], where: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    script(main)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from tfive.errors import UserError
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.run import bench, bench_selfcheck
 from tfive.run.bench_sides import PHASES, tree_side
 from tfive.run.bench_work import SHAPES, SMALL, Work, find_model
+from tfive.run.options import script
 from tfive.tree.settings import EngineSettings
 
 
@@ -96,8 +95,4 @@ def main(given: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"engine.py: {error}", file=sys.stderr)
-        sys.exit(2)
+    script(main)

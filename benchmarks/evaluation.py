@@ -30,6 +30,7 @@ from tfive.evaluate.records import OPTIONS, answers_file, read_answers
 from tfive.evaluate.tasks import LETTERS, TASKS, Item, load_items
 from tfive.models.load import load_model
 from tfive.run.evaluation import Wanted, evaluate
+from tfive.run.options import script
 
 TWINS = {
     "piqa": ("piqa/piqa.yaml",),
@@ -272,8 +273,4 @@ def main(given: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"evaluation.py: {error}", file=sys.stderr)
-        sys.exit(2)
+    script(main)

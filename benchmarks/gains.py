@@ -14,7 +14,6 @@ import copy
 import hashlib
 import json
 import platform
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -36,6 +35,7 @@ from tfive.rollout.gains import Gains, measure
 from tfive.rollout.sample import micro_batches
 from tfive.rollout.trajectory import last_loss
 from tfive.run.evaluation_gains import parse_corpus
+from tfive.run.options import script
 from tfive.text.items import Chooser
 from tfive.text.settings import Positions, Where
 from tfive.text.sources import SourceFile
@@ -328,8 +328,4 @@ def main(given: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"gains.py: {error}", file=sys.stderr)
-        sys.exit(2)
+    script(main)

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from tfive.errors import RunFailed, UserError
+from tfive.errors import UserError
 from tfive.report import figures
 from tfive.report.page import Block, command, heading, markdown, paragraph, picture, table
 from tfive.report.runs import Run
 from tfive.report.sections import TITLES, number, study_blocks
 from tfive.run.compare import compare
+from tfive.run.options import script
 from tfive.run.reporting import tabulated
 
 METHODS = ("t5", "rlp", "quiet-star-grpo", "quiet-star-ppo", "anchor-only", "ntp", "base")
@@ -224,11 +224,4 @@ def main(given: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"nano_study.py: {error}", file=sys.stderr)
-        sys.exit(2)
-    except RunFailed as error:
-        print(f"nano_study.py: {error}", file=sys.stderr)
-        sys.exit(1)
+    script(main)

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfive.errors import RunFailed, UserError
 from tfive.run.bench_step import SMALL, TIMED, StepWork, step_times
 from tfive.run.bench_step_report import render
 from tfive.run.bench_work import SHAPES
+from tfive.run.options import script
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
@@ -86,11 +85,4 @@ def main(given: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"step_time.py: {error}", file=sys.stderr)
-        sys.exit(2)
-    except RunFailed as error:
-        print(f"step_time.py: {error}", file=sys.stderr)
-        sys.exit(1)
+    script(main)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+import scripts
 from tfive.errors import UserError
 from tfive.evaluate.tasks import Item
 
@@ -19,13 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_evaluation", ROOT / "benchmarks" / "evaluation.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return scripts.benchmark("evaluation")
 
 
 def ours(name: str, values: list[float], right: bool, normed: bool) -> dict[str, Any]:

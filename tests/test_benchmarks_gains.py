@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import math
 import shlex
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +16,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+import scripts
 from tfive.errors import UserError
 
 pytestmark = pytest.mark.model
@@ -27,13 +26,7 @@ WORDS = ("river", "mill", "farm", "boat", "grain", "salt", "paper", "town", "rai
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_gains", ROOT / "benchmarks" / "gains.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return scripts.benchmark("gains")
 
 
 def document(number: int) -> str:

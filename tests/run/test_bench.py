@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import scripts
 from tfive.errors import UserError
 from tfive.run import bench, bench_selfcheck
 from tfive.run.bench_floors import floors
@@ -147,13 +147,7 @@ def test_the_tree_alone() -> None:
 
 
 def script() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "engine.py"
-    spec = importlib.util.spec_from_file_location("benchmark_engine", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.benchmark("engine")
 
 
 def test_script_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

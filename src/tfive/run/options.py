@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
+
+from tfive.errors import RunFailed, UserError
 
 Sources = Annotated[
     list[str] | None,
@@ -32,7 +36,18 @@ def describe(summary: str, *examples: str) -> str:
     return f"{summary}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
 
 
-def fail(message: str, status: int) -> int:
+def fail(message: str, status: int, program: str = "tfive") -> int:
     """Tell what went wrong in one line on standard error; returns the exit status."""
-    print(f"tfive: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
     return status
+
+
+def script(main: Callable[[], int]) -> NoReturn:
+    """Run a script's `main` and leave as a command does: status 0, 1 (the work failed) or 2 (bad input), one line."""
+    program = Path(sys.argv[0]).name
+    try:
+        sys.exit(main())
+    except UserError as error:
+        sys.exit(fail(str(error), 2, program))
+    except RunFailed as error:
+        sys.exit(fail(str(error), 1, program))
