@@ -1,4 +1,4 @@
-"""The calibration study's own arithmetic: contexts side by side, a lazy weight that is blind, how an attempt is chosen."""
+"""The calibration study alone: contexts side by side, a lazy weight that is blind, how an attempt is chosen."""
 
 from __future__ import annotations
 
