@@ -37,7 +37,9 @@ from tfive.methods.t5 import T5
 from tfive.models.heads import WeightHead
 from tfive.models.load import Loaded, load_model
 from tfive.parts.calibration import Calibrator
+from tfive.parts.continuations import at_step, side_by_side
 from tfive.parts.critics import Judged
+from tfive.parts.diagnosis import twins
 from tfive.rollout.trajectory import Trajectories
 from tfive.run.build import build
 from tfive.run.data import corpus_of
@@ -183,22 +185,9 @@ def prepared_stage(
     return Stage(pair, method, config, corpus), report
 
 
-def twins(data: CalibrationData) -> dict[str, float]:
-    """How much the two advantages agree: their correlation, and the energy of their difference per signal energy."""
-    mask = data.occupation.mask_NT
-    first, second = data.first_NT[mask].double(), data.second_NT[mask].double()
-    return {
-        "correlation": float(torch.corrcoef(torch.stack([first, second]))[0, 1]),
-        "disagreement": float((first - second).square().mean() / ((first + second) / 2).square().mean()),
-    }
-
-
 def contexts(probe: Trajectories, value_BRT: Tensor, continuations: int) -> Tensor:
     """`[N, M]`: the value at each probed step, continuations of one prefix side by side."""
-    step_BR1 = probe.need("probe_step_BR")[..., None]
-    value_BR = value_BRT.take_along_dim(step_BR1, dim=2).squeeze(2)
-    grouped = value_BR.view(len(value_BR), -1, continuations)
-    return grouped[probe.thoughts.valid_BR.view(len(value_BR), -1, continuations)[..., 0]]
+    return side_by_side(probe, at_step(probe, value_BRT), continuations)
 
 
 def line(estimate: Estimate) -> dict[str, Any]:

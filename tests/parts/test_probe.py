@@ -18,7 +18,7 @@ from tfive.learn.settings import RatioSettings
 from tfive.models.critic import FrozenBase, build_pair
 from tfive.models.settings import CriticSettings, HeadSettings
 from tfive.parts.calibration import Calibrator
-from tfive.parts.continuations import at_step
+from tfive.parts.continuations import at_step, side_by_side
 from tfive.parts.critics import Critics
 from tfive.parts.probe import Probe
 from tfive.parts.rollout import Rollout
@@ -118,13 +118,13 @@ def test_numbers_land_in_the_right_context(drawn: Drawn) -> None:
     record, probe = drawn.continued, drawn.probe
     rows, branches, steps = record.mask_BRT.shape
     code_BRT = torch.arange(rows * branches * steps).view(rows, branches, steps)
-    found_NM = probe._contexts(record, at_step(record, code_BRT))
+    found_NM = side_by_side(record, at_step(record, code_BRT), probe.continuations)
     expected = [
         [(row * branches + place * M + m) * steps + step for m in range(M)] for row, place, step in contexts(drawn)
     ]
     assert found_NM.tolist() == expected
     vector = torch.stack([code_BRT, -code_BRT], -1)
-    assert probe._contexts(record, at_step(record, vector))[..., 1].tolist() == (-found_NM).tolist()
+    assert side_by_side(record, at_step(record, vector), probe.continuations)[..., 1].tolist() == (-found_NM).tolist()
 
 
 def test_the_first_report_by_a_loop(drawn: Drawn) -> None:
@@ -242,8 +242,8 @@ def test_exact_ratios_induce_nothing_and_clipping_does() -> None:
     assert probe.report(aligned, NORMALISER, "first")["drift_covariance_first"] > 0
     naive = (
         (
-            probe._contexts(aligned, at_step(aligned, aligned_BRT)).mean(1)
-            * probe._contexts(aligned, score_BRD).mean(1).T
+            side_by_side(aligned, at_step(aligned, aligned_BRT), probe.continuations).mean(1)
+            * side_by_side(aligned, score_BRD, probe.continuations).mean(1).T
         )
         .square()
         .sum(0)

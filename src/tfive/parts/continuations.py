@@ -70,3 +70,11 @@ def at_step(trajectories: Trajectories, value_BRT: Tensor) -> Tensor:
     for _ in range(value_BRT.ndim - 3):
         index = index[..., None]
     return value_BRT.take_along_dim(index.expand(*step_BR.shape, 1, *value_BRT.shape[3:]), dim=2).squeeze(2)
+
+
+def side_by_side(trajectories: Trajectories, value_BR: Tensor, count: int, *, reached: bool = True) -> Tensor:
+    """`[N, M, …]`: the `count` branches of each context together; of those reached, or of all that were drawn."""
+    rows, branches = value_BR.shape[:2]
+    grouped = value_BR.view(rows, branches // count, count, *value_BR.shape[2:])
+    exists_BR = trajectories.thoughts.valid_BR if reached else trajectories.texts.items_BP >= 0
+    return grouped[exists_BR.view(rows, -1, count)[..., 0]]

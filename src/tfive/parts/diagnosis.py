@@ -22,21 +22,29 @@ def agreement(values_2BRT: Tensor, mask_BRT: Tensor) -> dict[str, Any]:
     return {"value_spread": spread, "value_disagreement": gap}
 
 
+def twins(data: CalibrationData) -> dict[str, float | None]:
+    """How much the two advantages agree: their correlation, and the energy of their difference per signal energy."""
+    mask = data.occupation.mask_NT
+    first, second = data.first_NT[mask].double(), data.second_NT[mask].double()
+    signal = (first + second).square().mean() / 4
+    correlation = torch.corrcoef(torch.stack([first, second]))[0, 1] if first.numel() > 1 else float("nan")
+    return {
+        "twin_correlation": float(correlation),
+        "twin_disagreement": float((first - second).square().mean() / signal) if signal > 0 else None,
+    }
+
+
 def calibration_numbers(verdict: Verdict, candidate: Candidate, data: CalibrationData) -> dict[str, Any]:
     """What validation found: L̂ with its error, Ĉ/Q̂, the twins' correlation and disagreement, the weight's spread."""
     mask = data.occupation.mask_NT
-    first, second = data.first_NT[mask].double(), data.second_NT[mask].double()
     weight = candidate.mixture.weight(data.weight_inputs)[mask].double()
-    signal = (first + second).square().mean() / 4
-    twins = torch.corrcoef(torch.stack([first, second]))[0, 1] if first.numel() > 1 else torch.tensor(float("nan"))
     out = {
         "moment": verdict.moment.mean,
         "moment_error": verdict.moment.error,
         "retention": verdict.retention,
         "signal": verdict.signal.mean,
         "accepted": verdict.accepted,
-        "twin_correlation": float(twins),
-        "twin_disagreement": float((first - second).square().mean() / signal) if signal > 0 else None,
+        **twins(data),
         "weight_mean": float(weight.mean()),
         "weight_deviation": float(weight.std()) if weight.numel() > 1 else 0.0,
     }

@@ -14,7 +14,7 @@ from tfive.credit.pilot import PilotNormaliser
 from tfive.learn.policy import correction_weight
 from tfive.learn.settings import RatioSettings
 from tfive.parts.calibration import Calibrator
-from tfive.parts.continuations import at_step, continued
+from tfive.parts.continuations import at_step, continued, side_by_side
 from tfive.parts.critics import Critics
 from tfive.parts.rollout import Rollout
 from tfive.rollout.sample import micro_batches
@@ -66,8 +66,8 @@ class Probe:
         factor_BR = correction_weight(log_old, log_q, self.ratio.correction, self.ratio.cap)
         text_BR = probe.texts.items_BP.amax(1)[:, None].expand_as(advantage_BR)
         score_BRD = factor_BR[..., None] * score_BRD
-        advantage, ratio, score = (self._contexts(probe, x) for x in (advantage_BR, ratio_BR, score_BRD))
-        found = drift_report(advantage, ratio, score, self._contexts(probe, text_BR)[:, 0], *self.clip)
+        advantage, ratio, score = (self._together(probe, x) for x in (advantage_BR, ratio_BR, score_BRD))
+        found = drift_report(advantage, ratio, score, self._together(probe, text_BR)[:, 0], *self.clip)
         out = {
             f"drift_covariance_{moment}": found.covariance_norm,
             f"drift_mean_induced_{moment}": found.mean_induced_norm,
@@ -87,7 +87,7 @@ class Probe:
         first, second = (normaliser.normalise(gae, probe.mask_BRT) for gae in probe.need("gae_2BRT"))
         average_BR = at_step(probe, (first + second) / 2)
         text_BR = probe.texts.items_BP.amax(1)[:, None].expand_as(mixed_BR)
-        mixed, average, text = (self._contexts(probe, x, reached=False) for x in (mixed_BR, average_BR, text_BR))
+        mixed, average, text = (self._together(probe, x, reached=False) for x in (mixed_BR, average_BR, text_BR))
         own, fixed = offset(mixed, text[:, 0]), offset(average, text[:, 0])
         change = offset_difference(mixed, average, text[:, 0])
         return {
@@ -115,9 +115,5 @@ class Probe:
             scores.append(slope.view(state_BRD.shape).float())
         return torch.cat(logs).float(), torch.cat(scores)
 
-    def _contexts(self, probe: Trajectories, value_BR: Tensor, *, reached: bool = True) -> Tensor:
-        """`[N, M, …]`: the branches of each context side by side; of those reached, or of all that were drawn."""
-        rows, branches = value_BR.shape[:2]
-        grouped = value_BR.view(rows, branches // self.continuations, self.continuations, *value_BR.shape[2:])
-        exists_BR = probe.thoughts.valid_BR if reached else probe.texts.items_BP >= 0
-        return grouped[exists_BR.view(rows, -1, self.continuations)[..., 0]]
+    def _together(self, probe: Trajectories, value_BR: Tensor, *, reached: bool = True) -> Tensor:
+        return side_by_side(probe, value_BR, self.continuations, reached=reached)
