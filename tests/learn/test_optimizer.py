@@ -1,7 +1,9 @@
 """Weights, averages and gradients move as far as the arithmetic says, in every precision setting offered."""
 
 import copy
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -224,6 +226,18 @@ def test_release_lets_another_optimiser_take_over() -> None:
     assert second.masters()["w"].tolist() == pytest.approx([0.9, 0.9])
     with pytest.raises(ValueError, match="without a gradient"):
         first.step()
+
+
+def test_an_optimiser_that_is_dropped_frees_its_memory() -> None:
+    parameter = weights(torch.bfloat16)
+    optimizer = MasterOptimizer([("w", parameter)], lr=1e-3)
+    constant_pull(parameter, torch.ones(parameter.shape)).backward()
+    optimizer.step()
+    master, weight = weakref.ref(optimizer.masters()["w"]), weakref.ref(parameter)
+    del optimizer, parameter
+    gc.collect()
+    assert master() is None
+    assert weight() is None
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 import textwrap
@@ -158,3 +159,23 @@ def test_arrays_are_written_row_by_row(tmp_path: Path) -> None:
         ArrayWriter(tmp_path / "b.npy", (6, 2), "<i4") as writer,
     ):
         writer.write(values[:2])
+
+
+def test_a_folder_that_was_published_between_two_looks_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process held the folder when ours wanted to make it, and had renamed it by the time ours opened it."""
+    real, seen = os.mkdir, []
+
+    def mkdir(path: Any, *arguments: Any) -> None:
+        seen.extend([path] if str(path).endswith(".partial") else [])
+        if len(seen) == 1 and path == seen[0]:
+            raise FileExistsError(17, "File exists")
+        real(path, *arguments)
+
+    monkeypatch.setattr("tfive.text.files.os.mkdir", mkdir)
+    with Staging(tmp_path / "corpus") as staging:
+        (staging.path / "a").write_text("b")
+        staging.publish()
+    assert (tmp_path / "corpus" / "a").read_text() == "b"
+    assert len(seen) == 2

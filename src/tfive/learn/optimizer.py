@@ -7,7 +7,8 @@ gradients live in float32 (SPEC 5, numerics). A model in float32 or float64 is i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -79,6 +80,19 @@ class _Slot:
         return self.moments
 
 
+def _collecting(slot: _Slot) -> Callable[[Tensor], None]:
+    """A parameter's hook. Autograd keeps hooks where the garbage collector does not look, so it must not own the slot:
+    the slot owns the parameter, and neither would ever go."""
+    found = weakref.ref(slot)
+
+    def collect(parameter: Tensor) -> None:
+        own = found()
+        if own is not None:
+            own.collect(parameter)
+
+    return collect
+
+
 @dataclass(frozen=True)
 class StepReport:
     """What one call of `step` did; a non-finite gradient is dropped with `applied` False and no weight touched."""
@@ -139,7 +153,7 @@ class MasterOptimizer:
         prefixes = [prefix for prefix in multipliers if name.startswith(prefix)]
         factor = multipliers[max(prefixes, key=len)] if prefixes else 1.0
         slot = _Slot(name, number, parameter, master, parameter.ndim >= 2, factor)
-        slot.handle = parameter.register_post_accumulate_grad_hook(slot.collect)
+        slot.handle = parameter.register_post_accumulate_grad_hook(_collecting(slot))
         return slot
 
     def current_lr(self) -> float:

@@ -210,6 +210,13 @@ def _half(kind: str, device: torch.device, reference: Outputs, thoughts: Any) ->
     found = _of_tree(side)
     mean = float((found.log_prob_QT - reference.log_prob_QT).abs().mean())
     yield Check(kind, "bfloat16 against float32", found.apart(reference), BFLOAT16, f"mean |Δ log-prob| {mean:.4f}")
+    hidden_xD = torch.randn(8, side.tree.width, generator=torch.Generator().manual_seed(0)).to(device).bfloat16()
+    exact = side.tree.head.module.weight.double()
+    slopes = []
+    for logits in (side.tree.head.logits, lambda hidden: hidden.double() @ exact.t()):
+        hidden = hidden_xD.clone().requires_grad_()
+        slopes.append(torch.autograd.grad(logits(hidden).log_softmax(-1)[:, 0].sum(), hidden)[0])
+    yield Check(kind, "bfloat16 head by autograd, relative", _relative(slopes[:1], slopes[1:]), 0.02)
     sampled = side.sampling().log_q_BRT.flatten(0, 1)
     gap = (side.actor() - sampled).double()
     kl = float((gap.exp() - 1 - gap).mean())

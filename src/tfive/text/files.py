@@ -8,7 +8,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -50,9 +50,10 @@ class Staging:
 
     def __enter__(self) -> Staging:
         with write_errors(self.target.parent):
-            self.target.parent.mkdir(parents=True, exist_ok=True)
-            while not self._locked():
-                os.close(self._lock)
+            while True:
+                self.target.parent.mkdir(parents=True, exist_ok=True)
+                if self._locked():
+                    break
             for left_over in self.path.iterdir():
                 _remove(left_over)
         return self
@@ -78,10 +79,17 @@ class Staging:
 
     def _locked(self) -> bool:
         """Wait for the folder's lock; False when the folder we waited for was published or removed meanwhile."""
-        self.path.mkdir(exist_ok=True)
-        self._lock = os.open(self.path, os.O_RDONLY)
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(self.path)
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return False
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        return self._ours()
+        if not self._ours():
+            os.close(self._lock)
+            return False
+        return True
 
     def _ours(self) -> bool:
         try:

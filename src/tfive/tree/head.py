@@ -60,10 +60,7 @@ class VocabularyHead:
         linear: Any = self.module
         bias = linear.bias
         hidden, weight = _computed_in(hidden_xD, linear.weight)
-        if hidden.device.type == "cuda" and hidden.dtype in (torch.bfloat16, torch.float16):
-            logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-            return logits if bias is None else logits + bias
-        logits = _widened(hidden @ weight.t())
+        logits = _product(hidden, weight)
         return logits if bias is None else logits + bias.to(logits.dtype)
 
     def finish(self, logits_xV: Tensor, forbidden_V: Tensor | None = None) -> Tensor:
@@ -103,6 +100,16 @@ class VocabularyHead:
         if len(sums) > 1 and sums[1] is not None:
             sums[1] += slope_xV.sum(0)
         return (slope @ weight).to(hidden_xD.dtype)
+
+
+def _product(hidden_xD: Tensor, weight_VD: Tensor) -> Tensor:
+    """`hidden · weightᵀ` in float32 at least; on a GPU, half-precision factors lose nothing on the way."""
+    if hidden_xD.device.type != "cuda" or hidden_xD.dtype not in (torch.bfloat16, torch.float16):
+        return _widened(hidden_xD @ weight_VD.t())
+    if torch.is_grad_enabled() and (hidden_xD.requires_grad or weight_VD.requires_grad):
+        # A product with a wider result has no derivative; that of widened factors is the same.
+        return hidden_xD.float() @ weight_VD.float().t()
+    return torch.mm(hidden_xD, weight_VD.t(), out_dtype=torch.float32)
 
 
 def _widened(tensor: Tensor) -> Tensor:
