@@ -42,6 +42,15 @@ ABLATIONS = (
 """Presets `ablation-…`; `pair-same` is what T⁵ does anyway."""
 
 
+BEFORE = (
+    "The runs shown were made before T⁵'s diagnoses (probes, cross-fitted offsets) were left out of the seconds, about "
+    "an eighth of its own; and before policy and anchors were read off one row, which every method with one thought "
+    "gains from. One run (RLP, seed 0) failed at first because two processes prepared the same corpus (mended since) "
+    "and was run again on another, slower machine.",
+)
+"""What a reader must know of the stored results; to be emptied when they are made anew."""
+
+
 def bar_label(eta: float) -> str:
     """The sweep's cell of a bar."""
     return f"t5+qualify.eta={eta:g}"
@@ -152,7 +161,8 @@ def ablation_blocks(found: dict[str, Any]) -> list[Block]:
 
 def intro(found: dict[str, Any]) -> list[Block]:
     """What the page is about and how it was made."""
-    state = [] if found else [paragraph("The study has not been run yet: `results/nano-study.json` is not there.")]
+    state = [paragraph(*BEFORE)] if found else []
+    state += [] if found else [paragraph("The study has not been run yet: `results/nano-study.json` is not there.")]
     return [
         paragraph(
             "Every method of the paper's comparison and the control `anchor-only` (thoughts and anchors, no policy "
@@ -163,13 +173,22 @@ def intro(found: dict[str, Any]) -> list[Block]:
         ),
         command("python benchmarks/nano_study.py\npython benchmarks/nano_study.py --jobs 8"),
         paragraph(
-            "By the processor time of single windows (about 40 s for T⁵ and 90 s for RLP), the first command takes "
-            "about an hour and a half on two cores of its own; it goes on where it stopped. The second is for "
-            "a machine with many cores, where seconds say little. `--render` draws this page again from "
-            "`results/nano-study.json`."
+            "The first command needs two cores and goes on where it stopped. The second is for a machine with many; "
+            "every run still has two of its own, and its seconds are marked as disturbed.",
+            *_length(found),
+            "`--render` draws this page again from `results/nano-study.json`.",
         ),
         *state,
     ]
+
+
+def _length(found: dict[str, Any]) -> list[str]:
+    """How long the runs took, one after the other."""
+    spent = {name: sum(run.get("seconds", 0.0) for run in found[name]["runs"]) for name in STUDIES if name in found}
+    if not spent:
+        return []
+    parts = ", ".join(f"{name} {seconds / 60:.0f}" for name, seconds in spent.items())
+    return [f"The runs shown here add up to {sum(spent.values()) / 60:.0f} minutes ({parts})."]
 
 
 def render(found: dict[str, Any], page: Path) -> None:

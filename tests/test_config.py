@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfive import layers, rules
-from tfive.config import ALIASES, Config, meanings, presets, resolve, variants
+from tfive.config import Config, meanings, presets, resolve, variants
 from tfive.errors import UserError
 from tfive.protocol.settings import TRAINING_ROLES, WindowSettings
 
@@ -259,7 +259,7 @@ def test_rules_that_repeat_a_section_hold_for_configurations_built_by_hand() -> 
 # --- presets
 
 
-@pytest.mark.parametrize("name", [*presets(), *ALIASES])
+@pytest.mark.parametrize("name", presets())
 def test_every_preset_resolves_and_keeps_every_rule(name: str) -> None:
     resolve([name]).checked()
 
@@ -281,9 +281,19 @@ def test_every_variant_keeps_every_rule_after_a_whole_run(name: str) -> None:
 
 
 def test_the_presets_people_are_promised_exist() -> None:
-    promised = {"nano", "smollm2-135m", "qwen3-1.7b", "qwen3.5-2b", "qwen3.5-9b"}
+    promised = {"nano", "smollm2-135m", "smollm2-135m-instruct", "qwen3-1.7b", "qwen3.5-2b", "qwen3.5-9b"}
     assert promised <= set(presets())
-    assert resolve(["smollm2-135m-instruct"]).config == resolve(["smollm2-135m"]).config
+
+
+def test_the_study_s_preset_holds_the_paper_s_shares_and_a_hundred_steps() -> None:
+    config = Config.load("smollm2-135m-instruct")
+    shares: dict[str, float] = {}
+    for source in config.text.sources:
+        shares[source.name.partition("-")[0]] = shares.get(source.name.partition("-")[0], 0) + source.share
+        assert source.sha256 is not None
+    assert shares == {"web": 85, "arxiv": 10, "math": 5}
+    assert config.window.windows * config.window.actor_steps == 100
+    assert config.window.items * config.window.windows == 100 * 128
 
 
 @pytest.mark.parametrize("name", ["qwen3.5-2b", "qwen3.5-9b"])

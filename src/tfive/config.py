@@ -35,9 +35,6 @@ GROUPED = ("quiet-star-grpo", "rlp")
 DEFAULT = "nano"
 """The preset taken when none is named."""
 
-ALIASES = {"smollm2-135m-instruct": "smollm2-135m"}
-"""Other names of presets."""
-
 
 class Config(Section):
     """Everything a run is told. Sections are documented where they are declared."""
@@ -154,12 +151,12 @@ def read_source(source: str | Path) -> dict[str, Leaf]:
     """The leaves of a preset (by name) or of a TOML file (by path)."""
     path = Path(source)
     known = _shipped()
-    name = ALIASES.get(str(source), str(source))
+    name = str(source)
     if name in known:
         return layers.read_toml(known[name], Config, f"preset {name}", by_line=False)
     if path.suffix == ".toml" or path.exists():
         return layers.read_file(path, Config)
-    close = layers.nearest(name, [*known, *ALIASES])
+    close = layers.nearest(name, list(known))
     raise UserError(
         f"{source}: no such preset; did you mean {close}? (presets: {', '.join(presets())}; "
         "all with tfive config presets; files end in .toml)"

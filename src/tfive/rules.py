@@ -118,10 +118,14 @@ def qualification_fits_in_the_calibration_split(config: Config) -> str | None:
 @rule
 def development_items_exist(config: Config) -> str | None:
     """Progress is measured on items the development split can hold."""
-    most = config.text.sequences.development * config.text.positions.per_text
+    after = config.run.develop_after
+    most = max(0, config.text.sequences.development - after) * config.text.positions.per_text
     if config.run.develop_items <= most:
         return None
-    return f"run.develop_items = {config.run.develop_items}: the development split holds {most} items; ask for fewer"
+    rest = f" after the first {after} texts" if after else ""
+    return (
+        f"run.develop_items = {config.run.develop_items}: the development split holds {most} items{rest}; ask for fewer"
+    )
 
 
 @rule

@@ -11,6 +11,9 @@ from typing import Protocol, TypeVar
 
 Item = TypeVar("Item")
 
+DIAGNOSE = "diagnose"
+"""A phase inside others that is only reported (probes, cross-fitted offsets): no part of what a step costs."""
+
 
 class Telemetry(Protocol):
     """The calls a method, an evaluation or a corpus preparation may make."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -47,6 +47,8 @@ def actor_on(
 def acting(model: GPT2LMHeadModel, distance: float = 0.3, plan: ThoughtPlan = PLAN) -> Trajectories:
     """Thoughts with advantages; the old policy lies `distance` away in log-probability, so that some tokens clip."""
     thoughts, draw = thoughts_for(BATCH, plan), torch.Generator().manual_seed(4)
+    repeated = {f.name: getattr(thoughts, f.name).repeat_interleave(plan.group, 1) for f in fields(thoughts)}
+    thoughts = replace(thoughts, **repeated)
     with torch.no_grad():
         log_now = TreeModel(model, plan).policy(BATCH, thoughts).need("log_prob_BRT")
     noise = distance * torch.randn(log_now.shape, generator=draw, dtype=torch.float64)
@@ -55,6 +57,15 @@ def acting(model: GPT2LMHeadModel, distance: float = 0.3, plan: ThoughtPlan = PL
     return Trajectories(
         "actor", 1, BATCH, thoughts, log_old_BRT=(log_now + noise) * mask, advantage_BRT=advantage
     )  # fmt: skip
+
+
+def policy_pass(actor: Actor, record: Trajectories) -> dict[str, float]:
+    return actor._backward(actor.engine, record, aggregate="token", anchored=False).policy
+
+
+def anchor_pass(actor: Actor, record: Trajectories) -> tuple[float, float]:
+    found = actor._backward(actor.reader, actor._first_thoughts(record), aggregate=None, anchored=True)
+    return found.text, found.conditioned
 
 
 def gradients(actor: Actor) -> dict[str, Tensor]:
@@ -76,9 +87,9 @@ def test_micro_batches_of_one_give_the_gradient_of_eight(plan: ThoughtPlan) -> N
     model = gpt2()
     record = acting(model, plan=plan)
     passes = {
-        "policy": (NOTHING, lambda actor: actor._policy_pass(record)),
-        "next token": (AnchorSettings(next_token=1.0), lambda actor: actor._anchor_pass(record)),
-        "conditioned": (AnchorSettings(next_token=0.0, conditioned=1.0), lambda actor: actor._anchor_pass(record)),
+        "policy": (NOTHING, lambda actor: policy_pass(actor, record)),
+        "next token": (AnchorSettings(next_token=1.0), lambda actor: anchor_pass(actor, record)),
+        "conditioned": (AnchorSettings(next_token=0.0, conditioned=1.0), lambda actor: anchor_pass(actor, record)),
     }
     for anchor, backward in passes.values():
         found = []
@@ -89,6 +100,34 @@ def test_micro_batches_of_one_give_the_gradient_of_eight(plan: ThoughtPlan) -> N
             actor.optimizer.release()
         close(found[1], found[0])
         close(found[2], found[0])
+
+
+@pytest.mark.parametrize(
+    ("plan", "anchor"),
+    [(PLAN, BOTH), (FIXED, BOTH), (replace(FIXED, group=2), AnchorSettings(next_token=0.7))],
+    ids=["variable", "fixed", "group"],
+)
+def test_one_reading_for_policy_and_anchors_gives_the_gradient_of_two(
+    plan: ThoughtPlan, anchor: AnchorSettings
+) -> None:
+    model = gpt2()
+    record = acting(model, plan=plan)
+    actor = actor_on(model, rows=3, anchor=anchor, plan=plan)
+    assert actor._one_pass
+    policy, anchors = policy_pass(actor, record), anchor_pass(actor, record)
+    apart = gradients(actor)
+    together = actor._backward(actor.engine, record, aggregate="token", anchored=True)
+    close(gradients(actor), apart)
+    assert together.policy == pytest.approx(policy)
+    assert (together.text, together.conditioned) == pytest.approx(anchors)
+
+
+def test_a_group_with_conditioned_anchors_and_parity_keep_passes_of_their_own() -> None:
+    model = gpt2()
+    group = replace(FIXED, group=2)
+    assert not actor_on(model, anchor=BOTH, plan=group)._one_pass
+    assert not actor_on(model, anchor=BOTH, parity=True)._one_pass
+    assert actor_on(model, anchor=BOTH)._one_pass
 
 
 def test_a_whole_step_does_not_depend_on_micro_batches() -> None:
@@ -106,7 +145,7 @@ def test_the_first_step_is_reinforce_on_the_plain_model() -> None:
     model = gpt2()
     record = acting(model, distance=0.0)
     actor = actor_on(model, rows=3)
-    sums = actor._policy_pass(record)
+    sums = policy_pass(actor, record)
     found = gradients(actor)
     actor.optimizer.release()
     plain, total = PlainModel(model), torch.zeros((), dtype=torch.float64)
@@ -152,7 +191,7 @@ def test_anchors_are_the_losses_of_plain_rows() -> None:
     model = gpt2()
     record = acting(model)
     actor = actor_on(model, rows=3, anchor=BOTH)
-    text_loss, after_loss = actor._anchor_pass(record)
+    text_loss, after_loss = anchor_pass(actor, record)
     found = gradients(actor)
     actor.optimizer.release()
     plain = PlainModel(model)
@@ -244,7 +283,7 @@ def test_in_parity_the_first_ratio_is_exactly_one() -> None:
         TreeModel(model, PLAN), BATCH, SamplingSettings(parity=True), seed=1, role="actor", window=1, rows=8
     )  # fmt: skip
     record = drawn.having(advantage_BRT=torch.ones_like(drawn.thoughts.log_q_BRT) * drawn.mask_BRT)
-    sums = actor_on(model, parity=True)._policy_pass(record)
+    sums = policy_pass(actor_on(model, parity=True), record)
     assert sums["mismatch"] == sums["kl"] == sums["kl_positive"] == 0
     assert sums["loss_sum"] == -int(record.mask_BRT.sum())
 
@@ -277,10 +316,10 @@ def test_score_centring_by_enumeration_of_all_actions(ratio: RatioSettings) -> N
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)).double()
-    actor._policy_pass(record)
+    policy_pass(actor, record)
     centred = gradients(actor)
     actor.centring = None
-    actor._policy_pass(record)
+    policy_pass(actor, record)
     plainly = gradients(actor)
     actor.optimizer.release()
 
@@ -311,8 +350,8 @@ def test_what_is_centred_is_the_policy_of_the_opening() -> None:
     model = gpt2()
     record = acting(model, distance=0.0)
     actor, plain = actor_on(model, centre=SamplingSettings()), actor_on(gpt2())
-    actor._policy_pass(record)
-    plain._policy_pass(record)
+    policy_pass(actor, record)
+    policy_pass(plain, record)
     close(gradients(actor), gradients(plain), 1e-9)
     assert actor.centring is not None
     opening = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -14,7 +14,7 @@ from tfive.errors import UserError
 from tfive.report import figures
 from tfive.report.page import markdown, webpage
 from tfive.report.runs import Run, mismatches, read_study
-from tfive.report.sections import run_blocks, study_blocks
+from tfive.report.sections import in_short, run_blocks, study_blocks
 from tfive.report.table import rows_csv, study_table
 from tfive.run.reporting import report_command, tabulated
 
@@ -160,3 +160,18 @@ def test_pages_say_the_same_in_both_forms(runs: list[Run]) -> None:
     for text in (markdown("T", blocks), webpage("T", blocks)):
         assert "seed 0" in text
         assert "thought gain" in text
+
+
+def test_in_short_says_who_is_told_apart_and_who_is_ahead(runs: list[Run]) -> None:
+    found = study_table(runs)
+    ends = {"above": (0.1, 0.3), "below": (-0.3, -0.1), "beside": (-0.1, 0.1)}
+    found["differences"] = [
+        {"label": label, "seeds": [0], "measured": {"content_gain": {"mean": 0.0, "low": low, "high": high}}}
+        for label, (low, high) in ends.items()
+    ]
+    cut = {"budget": 1.0, "method": {"content_gain": 0.2}, "reference": {"content_gain": 0.1}}
+    slow = cut | {"label": "slow", "method": {"content_gain": 0.0}}
+    found["cuts"] = {axis: [cut | {"label": "fast"}, slow] for axis in found["cuts"]}
+    lines = [block.text for block in in_short(found)]
+    assert lines[0].endswith("at equal steps: above above; below below; not told apart from beside.")
+    assert lines[1].endswith("ahead of a: fast; behind it: slow.")

@@ -112,14 +112,14 @@ def test_counted_nodes_by_hand() -> None:
     mine = nodes_per_item(bench_step.configure("t5", work, [], "cpu", "float32"), 24)
     # 32 trunk tokens and 13 thought nodes an item; 3.25 thoughts an item are drawn, 1.75 recorded, 3.125 judged.
     assert mine["update"] == 3 * 2 * 45
-    assert mine["anchor"] == 3 * 2 * 32
+    assert mine["anchor"] == 0
     assert mine["sample"] == 3.25 * 45
     assert mine["score"] == 3.25 * 3 * 16
     assert mine["old law"] == 1.75 * 45
     assert mine["lower features"] == pytest.approx(3.125 * 45 * 23 / 24)
     assert mine["critics"] == pytest.approx(2 * (3 * 2 + 3.125) * 45 / 24)
     other = nodes_per_item(bench_step.configure("rlp", work, [], "cpu", "float32"), 24)
-    assert other == {"update": 6 * 136, "anchor": 6 * 32, "sample": 136, "score": 8, "old law": 136, "teacher": 32}
+    assert other == {"update": 6 * 136, "anchor": 0, "sample": 136, "score": 8, "old law": 136, "teacher": 32}
     grouped = nodes_per_item(bench_step.configure("quiet-star-grpo", work, [], "cpu", "float32"), 24)
     assert grouped["score"] == 8 * 3 * 16
 

@@ -115,6 +115,18 @@ def test_a_callback_hears_of_every_window(home: Path, tmp_path: Path) -> None:
     assert summary["retention"] is None
 
 
+def test_only_the_end_is_saved_and_other_development_texts_are_measured(home: Path, tmp_path: Path) -> None:
+    plain = ("method=ntp", "run.checkpoint_every=0", "run.develop_items=6")
+    first = start.train(configure(home, *plain), tmp_path / "first", quiet=True)
+    assert [path.name for path in (tmp_path / "first" / "checkpoints").iterdir()] == ["checkpoint-00000001"]
+    later = start.train(configure(home, *plain, "run.develop_after=1"), tmp_path / "later", quiet=True)
+    assert first["identity"]["development_items"] != later["identity"]["development_items"]
+    assert first["dev_no_thought_loss_start"] != later["dev_no_thought_loss_start"]
+    shown = [list(one.get("samples", ())) for one in first["history"]]
+    assert [bool(one) for one in shown] == [True, *[False] * (len(shown) - 2), True]
+    assert set(shown[0][0]) == {"before", "thought", "after"}
+
+
 def test_the_untrained_row_is_one_measurement(home: Path, tmp_path: Path) -> None:
     summary = start.train(configure(home, "method=base"), tmp_path / "run", quiet=True)
     assert (summary["method"], summary["windows"], summary["generated_tokens"]) == ("base", 0, 0)

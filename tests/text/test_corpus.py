@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -332,3 +333,18 @@ def test_reading_needs_no_more_than_the_file_says(tmp_path: Path, prepared: Prep
         assert isinstance(array, np.memmap)
         assert not array.flags.writeable
     assert os.access(corpus.folder / "tokenizer.json", os.R_OK)
+
+
+def test_a_source_that_states_its_content_takes_no_other(tmp_path: Path, prepared: Prepare) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl.gz", (document(number) for number in range(60)))
+    right = hashlib.sha256(path.read_bytes()).hexdigest()
+    plain = prepared(text_settings([{"name": "a", "path": str(path)}]))
+    stated = prepared(text_settings([{"name": "a", "path": str(path), "sha256": right}]))
+    assert stated.fingerprint == plain.fingerprint
+    with pytest.raises(UserError, match=rf"sha256 is {right}, the source a asks for one file with {'0' * 64}; get"):
+        prepared(text_settings([{"name": "a", "path": str(path), "sha256": "0" * 64}]))
+    folder = tmp_path / "several"
+    for name in ("b.jsonl", "c.jsonl"):
+        write_jsonl(folder / name, (document(number) for number in range(60)))
+    with pytest.raises(UserError, match="a folder of 2 files, the source a asks for one file"):
+        prepared(text_settings([{"name": "a", "path": str(folder), "sha256": right}]))

@@ -165,6 +165,8 @@ def test_a_file_of_the_package() -> None:
         {"path": "a", "separator": ""},
         {"path": "a", "unknown": 1},
         {"path": 7},
+        {"path": "a", "sha256": "not hexadecimal"},
+        {"hub": "a", "sha256": "0" * 64},
     ],
 )
 def test_a_source_must_make_sense(options: dict[str, object]) -> None:

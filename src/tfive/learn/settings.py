@@ -79,7 +79,7 @@ class ActorSettings(Section):
 
 
 class AnchorSettings(Section):
-    """Likelihood losses beside the policy gradient, each in its own backward pass."""
+    """Likelihood losses beside the policy gradient."""
 
     next_token: float = Field(1.0, ge=0)
     """Weight of the next-token loss on the text itself; 0 leaves it out."""

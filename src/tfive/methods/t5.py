@@ -26,6 +26,7 @@ from tfive.parts.diagnosis import agreement, calibration_numbers
 from tfive.parts.probe import Probe
 from tfive.protocol.settings import WindowSettings
 from tfive.rollout.trajectory import Trajectories
+from tfive.telemetry import DIAGNOSE
 
 PHASES = ("open", "fit", "qualify", "pilot", "calibrate", "collect", "update", "close")
 
@@ -169,7 +170,8 @@ class T5(FittedWindow[T5Parts]):
         parts.snapshots.renew("validation")
         self.report |= calibration_numbers(verdict, candidate, data)
         if settings.cross_fit:
-            self.report |= parts.calibrator.offsets(data, verdict.mixture, self.window)
+            with parts.telemetry.phase(DIAGNOSE):
+                self.report |= parts.calibrator.offsets(data, verdict.mixture, self.window)
         if settings.certified:
             certificate = certify(
                 verdict.bounds, settings.approximation_bound, settings.optimisation_bound, settings.sensitivity_bound
@@ -186,8 +188,9 @@ class T5(FittedWindow[T5Parts]):
         self.held["scale"] = parts.rollout.collect("scale", self.window + 1, rewarded=False)
         parts.critics.release()
         if parts.probe is not None:
-            self.held["probe"] = parts.probe.draw(self.window, self.mixture, self._normaliser())
-            self.report |= parts.probe.report(self.held["probe"], self._normaliser(), "first")
+            with parts.telemetry.phase(DIAGNOSE):
+                self.held["probe"] = parts.probe.draw(self.window, self.mixture, self._normaliser())
+                self.report |= parts.probe.report(self.held["probe"], self._normaliser(), "first")
         return self._act(acting.having(snapshots=parts.snapshots.current("weight", "validation")))
 
     # Line 6: clipped PPO (eq:ppo) in `Window._update`; only θ moves.
@@ -195,7 +198,8 @@ class T5(FittedWindow[T5Parts]):
     # Close: diagnose the last reuse step, then as every method does.
     def _close(self) -> str:
         if self.parts.probe is not None:
-            self.report |= self.parts.probe.report(self.held["probe"], self._normaliser(), "last")
+            with self.parts.telemetry.phase(DIAGNOSE):
+                self.report |= self.parts.probe.report(self.held["probe"], self._normaliser(), "last")
         self.report |= {"stage": self.stage, "mixture": self.mixture.name}
         return super()._close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from tfive.rollout.sample import micro_batches
 from tfive.rollout.trajectory import Trajectories
 from tfive.tree.forward import Centring, TreeModel
 from tfive.tree.layout import ThoughtPlan
+from tfive.tree.outputs import PolicyOutput
 from tfive.tree.settings import SamplingSettings
 
 
@@ -41,8 +42,21 @@ class StepStats:
     skipped: bool
 
 
+NO_TERMS = dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the passes of one step came to: sums of the policy's terms, means of the anchors' losses."""
+
+    policy: dict[str, float] = field(default_factory=lambda: dict(NO_TERMS))
+    text: float = 0.0
+    conditioned: float = 0.0
+
+
 class Actor:
-    """π_θ with its optimizer. `step` is one PPO update; anchors have a forward and backward pass of their own."""
+    """π_θ with its optimizer. `step` is one PPO update; anchors are read off the same rows where that is possible, and
+    have passes of their own elsewhere."""
 
     def __init__(
         self,
@@ -94,11 +108,14 @@ class Actor:
         Without `policy` the anchors alone move θ. `aggregate`: the mean is over valid tokens, or over each thought's
         tokens and then over thoughts.
         """
-        none = dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
-        sums = self._policy_pass(trajectories, aggregate) if policy else none
-        anchor, conditioned = self._anchor_pass(trajectories)
+        if policy and self._one_pass:
+            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=True)
+        else:
+            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=False) if policy else Sums()
+            anchors = self._backward(self.reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
+            sums = replace(sums, text=anchors.text, conditioned=anchors.conditioned)
         # A clipped token passes no gradient on, so a loss can be no number while every gradient is one.
-        sound = math.isfinite(sums["loss_sum"] + anchor + conditioned)
+        sound = math.isfinite(sums.policy["loss_sum"] + sums.text + sums.conditioned)
         report = self.optimizer.step() if sound else self.optimizer.skip()
         self.skipped = 0 if report.applied else self.skipped + 1
         if self.skipped >= self.patience:
@@ -106,73 +123,63 @@ class Actor:
                 f"{self.skipped} actor updates in a row had losses or gradients that are not finite (last norm "
                 f"{report.gradient_norm}); lower optimizer.lr or look at the reward scale"
             )
-        tokens = max(sums["tokens"], 1.0)
+        terms = sums.policy
+        tokens = max(terms["tokens"], 1.0)
         return StepStats(
-            policy_loss=sums["loss_sum"] / max(sums["count"], 1.0),
-            anchor_loss=anchor,
-            conditioned_loss=conditioned,
-            clip_fraction=sums["clipped"] / tokens,
-            policy_kl=sums["kl_positive"] / tokens,
-            mismatch_kl=sums["mismatch_positive"] / tokens,
+            policy_loss=terms["loss_sum"] / max(terms["count"], 1.0),
+            anchor_loss=sums.text,
+            conditioned_loss=sums.conditioned,
+            clip_fraction=terms["clipped"] / tokens,
+            policy_kl=terms["kl_positive"] / tokens,
+            mismatch_kl=terms["mismatch_positive"] / tokens,
             gradient_norm=report.gradient_norm,
             lr=report.lr,
-            tokens=int(sums["tokens"]),
+            tokens=int(terms["tokens"]),
             skipped=not report.applied,
         )
 
-    def _policy_pass(self, trajectories: Trajectories, aggregate: Aggregate = "token") -> dict[str, float]:
-        mask_BRT = trajectories.mask_BRT
-        total = int((mask_BRT.any(-1) if aggregate == "thought" else mask_BRT).sum())
-        sums = dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
-        for some in _parts(trajectories, self.rows):
-            output = self.engine.policy(some.texts, some.thoughts, centring=self.centring, parity=self.parity)
-            advantage_BRT = some.need("advantage_BRT")
-            terms = policy_terms(
-                output.need("log_prob_BRT"),
-                some.need("log_old_BRT"),
-                some.thoughts.log_q_BRT,
-                advantage_BRT,
-                some.mask_BRT,
-                low=self.settings.clip_low,
-                high=self.settings.clip_high,
-                denominator=self.ratio.denominator,
-                correction=self.ratio.correction,
-                cap=self.ratio.cap,
-                aggregate=aggregate,
-            )
-            loss = terms.loss_sum
-            if self.centring is not None:
-                # Score centring: the update loses Ã·E_q[ρ∇log π | s]; its mean is zero while nothing is clipped.
-                centre_BRT = output.need("centre_BRT")
-                share_BRT = token_shares(some.mask_BRT, aggregate, centre_BRT.dtype)
-                loss = loss + (advantage_BRT.detach() * share_BRT * centre_BRT).sum()
-            (loss / max(total, 1)).backward()
-            for name in sums:
-                sums[name] += float(getattr(terms, name).detach())
-        return sums
+    @property
+    def _one_pass(self) -> bool:
+        """Whether policy and anchors may share a reading of the row: a sum of losses has the sum of their gradients.
 
-    def _anchor_pass(self, trajectories: Trajectories) -> tuple[float, float]:
-        """Next-token loss on the texts and, where asked for, on the continuations given the thoughts.
-
-        Of a group the first thought alone is read, so that all thought methods have the same anchors.
+        In a group the anchors read the first thought alone, so that all thought methods have the same ones; only the
+        text's own loss can come from a row that holds all thoughts. Parity wants rows as they were sampled.
         """
-        weights = self.anchor
-        if not (weights.next_token or weights.conditioned):
-            return 0.0, 0.0
+        return not self.parity and (self.engine.plan.group == 1 or not self.anchor.conditioned)
+
+    def _first_thoughts(self, trajectories: Trajectories) -> Trajectories:
         single = trajectories.thoughts.branches(0, None, self.engine.plan.group)
-        trajectories = Trajectories(trajectories.role, trajectories.window, trajectories.texts, single)
-        with_thoughts = weights.conditioned > 0
-        text_total, after_total = _anchor_counts(trajectories, self.engine.plan.horizon)
-        text_sum = after_sum = 0.0
+        return Trajectories(trajectories.role, trajectories.window, trajectories.texts, single)
+
+    def _backward(
+        self, engine: TreeModel, trajectories: Trajectories, *, aggregate: Aggregate | None, anchored: bool
+    ) -> Sums:
+        """Forward and backward passes over all texts: the policy's loss (unless `aggregate` is None), the next-token
+        loss of the texts, and where asked for that of the continuations given the thoughts."""
+        weights = self.anchor if anchored else AnchorSettings(next_token=0.0, conditioned=0.0)
+        if aggregate is None and not (weights.next_token or weights.conditioned):
+            return Sums()
+        acting, after = aggregate is not None, weights.conditioned > 0
+        mask_BRT = trajectories.mask_BRT
+        total = max(int((mask_BRT.any(-1) if aggregate == "thought" else mask_BRT).sum()), 1)
+        text_total, after_total = _anchor_counts(trajectories, engine.plan.horizon)
+        sums, text_sum, after_sum = dict(NO_TERMS), 0.0, 0.0
         for some in _parts(trajectories, self.rows):
-            output = self.reader.policy(
+            output = engine.policy(
                 some.texts,
-                some.thoughts if with_thoughts else None,
-                actions=False,
+                some.thoughts if acting or after else None,
+                actions=acting,
+                centring=self.centring if acting else None,
                 text_loss=weights.next_token > 0,
-                conditioned=with_thoughts,
+                conditioned=after,
+                parity=self.parity and acting,
             )
-            loss = torch.zeros((), device=self.engine.device)
+            loss = torch.zeros((), device=engine.device)
+            if aggregate is not None:
+                terms, own = self._policy_loss(some, output, aggregate)
+                loss = loss + own / total
+                for name in sums:
+                    sums[name] += float(getattr(terms, name).detach())
             if output.text_loss_sum is not None:
                 loss = loss + weights.next_token * output.text_loss_sum / text_total
                 text_sum += float(output.text_loss_sum.detach())
@@ -180,7 +187,32 @@ class Actor:
                 loss = loss + weights.conditioned * output.conditioned_loss_sum / after_total
                 after_sum += float(output.conditioned_loss_sum.detach())
             loss.backward()
-        return text_sum / text_total, after_sum / after_total
+        return Sums(sums, text_sum / text_total, after_sum / after_total)
+
+    def _policy_loss(
+        self, some: Trajectories, output: PolicyOutput, aggregate: Aggregate
+    ) -> tuple[PolicyTerms, Tensor]:
+        """Clipped PPO's sums over these texts, and the loss that they make."""
+        advantage_BRT = some.need("advantage_BRT")
+        terms = policy_terms(
+            output.need("log_prob_BRT"),
+            some.need("log_old_BRT"),
+            some.thoughts.log_q_BRT,
+            advantage_BRT,
+            some.mask_BRT,
+            low=self.settings.clip_low,
+            high=self.settings.clip_high,
+            denominator=self.ratio.denominator,
+            correction=self.ratio.correction,
+            cap=self.ratio.cap,
+            aggregate=aggregate,
+        )
+        if self.centring is None:
+            return terms, terms.loss_sum
+        # Score centring: the update loses Ã·E_q[ρ∇log π | s]; its mean is zero while nothing is clipped.
+        centre_BRT = output.need("centre_BRT")
+        share_BRT = token_shares(some.mask_BRT, aggregate, centre_BRT.dtype)
+        return terms, terms.loss_sum + (advantage_BRT.detach() * share_BRT * centre_BRT).sum()
 
     def state_dict(self) -> dict[str, Any]:
         # Weights in compute precision follow from the masters where there are any, so both are always in step.

@@ -43,7 +43,8 @@ def _result(measured: dict[str, Any], name: str) -> str:
 
 def study_blocks(found: Table, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
     """Everything a study's table holds, in the order a reader asks for it."""
-    blocks = [paragraph(*found["rules"]), heading("Held-out gains"), *_gains(found)]
+    blocks = [paragraph(*found["rules"]), heading("In short"), *in_short(found)]
+    blocks += [heading("Held-out gains"), *_gains(found)]
     blocks += [picture(name, caption) for name, caption in figures]
     blocks += [heading("Did the anchor hold?"), *_anchor(found)]
     blocks += [heading(f"{found['reference']} minus each other method, paired by seed and position"), _paired(found)]
@@ -52,6 +53,35 @@ def study_blocks(found: Table, figures: Sequence[tuple[str, str]] = ()) -> list[
     blocks += [heading("Thoughts and tokens by role"), *_roles(found)]
     blocks += [heading("Every run"), _runs(found)]
     return [*blocks, heading("What this does not show"), *(paragraph(f"- {line}") for line in found["limits"])]
+
+
+def in_short(found: Table) -> list[Block]:
+    """What the tables come to: which methods are told apart from the reference, and who is ahead at equal cost."""
+    versus, blocks = found["reference"], []
+    for name in ("content_gain", "mixed_gain"):
+        told: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
+        for row in found["differences"]:
+            if ends := row["measured"].get(name):
+                kind = "above" if ends["low"] > 0 else "below" if ends["high"] < 0 else "not told apart from"
+                told[kind].append(row["label"])
+        parts = [f"{kind} {', '.join(labels)}" for kind, labels in told.items() if labels]
+        if parts:
+            blocks.append(paragraph(f"- {TITLES[name].capitalize()} of {versus} at equal steps: {'; '.join(parts)}."))
+    for axis in ("seconds", "thought_tokens"):
+        cuts = [cut for cut in found["cuts"][axis] if cut["budget"] > 0]
+        ahead = [cut["label"] for cut in cuts if _ahead(cut["method"], cut["reference"])]
+        behind = [cut["label"] for cut in cuts if cut["label"] not in ahead]
+        if cuts:
+            said = f"ahead of {versus}: {', '.join(ahead) or 'none'}; behind it: {', '.join(behind) or 'none'}"
+            blocks.append(
+                paragraph(f"- Content gain at equal {TITLES[axis]}, by its last measurement within the budget: {said}.")
+            )
+    return blocks
+
+
+def _ahead(mine: dict[str, Any], other: dict[str, Any]) -> bool:
+    first, second = mine.get("content_gain"), other.get("content_gain")
+    return first is not None and (second is None or first > second)
 
 
 def _finished(found: Table) -> list[dict[str, Any]]:
@@ -153,9 +183,9 @@ def _step_time(found: Table) -> list[Block]:
         )
     return [
         paragraph(
-            "Seconds of a window divided by its optimizer steps; measuring and saving are left out. All windows, then "
-            "without each run's first (which holds the warm-up), with the standard deviation over windows. Disturbed: "
-            "several runs shared the machine, so the seconds say little."
+            "Seconds of a window divided by its optimizer steps; measuring, diagnoses and saving are left out. All "
+            "windows, then without each run's first (which holds the warm-up), with the standard deviation over "
+            "windows. Disturbed: several runs shared the machine, so the seconds say little."
         ),
         table(("method", "mean s a step", "after the first window", "deviation", "where it goes"), rows),
     ]

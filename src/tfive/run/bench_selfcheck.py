@@ -211,7 +211,7 @@ def _half(kind: str, device: torch.device, reference: Outputs, thoughts: Any) ->
     mean = float((found.log_prob_QT - reference.log_prob_QT).abs().mean())
     yield Check(kind, "bfloat16 against float32", found.apart(reference), BFLOAT16, f"mean |Δ log-prob| {mean:.4f}")
     hidden_xD = torch.randn(8, side.tree.width, generator=torch.Generator().manual_seed(0)).to(device).bfloat16()
-    exact = side.tree.head.module.weight.double()
+    exact = half.get_output_embeddings().weight.double()
     slopes = []
     for logits in (side.tree.head.logits, lambda hidden: hidden.double() @ exact.t()):
         hidden = hidden_xD.clone().requires_grad_()

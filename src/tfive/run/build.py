@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tfive.config import Config
+from tfive.errors import UserError
 from tfive.learn.optimizer import MasterOptimizer
 from tfive.learn.settings import AnchorSettings
 from tfive.methods.anchor_only import AnchorOnly
@@ -200,8 +201,13 @@ def _delimiters(model: Any, plan: ThoughtPlan, *, trainable: bool) -> Delimiters
 
 
 def _development(config: Config, corpus: PreparedCorpus, base: TreeModel) -> Development:
-    """The first development sequences that together hold the items asked for."""
-    numbers = corpus.sequences("development")
+    """The first development sequences (after those passed over) that together hold the items asked for."""
+    numbers = corpus.sequences("development")[config.run.develop_after :]
+    if not len(numbers):
+        raise UserError(
+            f"run.develop_after = {config.run.develop_after}: the prepared corpus has only "
+            f"{len(corpus.sequences('development'))} development texts; pass over fewer"
+        )
     items = corpus.items_in[numbers].cumsum()
     enough = int((items < config.run.develop_items).sum()) + 1
     chosen = numbers[:enough]

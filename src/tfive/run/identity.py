@@ -17,6 +17,7 @@ from tfive.credit.accounting import auxiliary_rollouts
 from tfive.run.build import Workshop
 from tfive.run.data import weights_fingerprint
 from tfive.run.recorder import Recorder
+from tfive.telemetry import DIAGNOSE
 
 NOT_TRAINING = ("admit", "develop")
 """Phases that are no part of a step: the admission probe and measuring on development texts."""
@@ -53,7 +54,11 @@ def evaluation(config: Config) -> dict[str, Any]:
     leaves = config.leaves()
     kept = {key: value for key, value in leaves.items() if key.startswith(("thought.", "sampling."))}
     kept.pop("thought.group")
-    return {**kept, "run.develop_items": leaves["run.develop_items"], "checkpoint": "last"}
+    return {
+        **kept,
+        **{key: leaves[key] for key in ("run.develop_items", "run.develop_after")},
+        "checkpoint": "last",
+    }
 
 
 def actor_items(shop: Workshop, window: int) -> str | None:
@@ -64,7 +69,8 @@ def actor_items(shop: Workshop, window: int) -> str | None:
 
 
 def cost(shop: Workshop, recorder: Recorder) -> dict[str, Any]:
-    """What the run has spent so far: training seconds per phase, thought tokens, corpus tokens, thoughts.
+    """What the run has spent so far: training seconds per phase (without what is only measured and reported), thought
+    tokens, corpus tokens, thoughts.
 
     `corpus_tokens` are those of every text drawn, whatever its role; equal steps mean equal actor texts already.
     """
@@ -72,11 +78,21 @@ def cost(shop: Workshop, recorder: Recorder) -> dict[str, Any]:
     drawn = sum(row["texts"] for row in shop.ledger.rows())
     seconds = {phase: sum(roles.values()) for phase, roles in account["seconds"].items()}
     return {
-        "seconds": {phase: spent for phase, spent in seconds.items() if phase not in NOT_TRAINING},
+        "seconds": without_diagnoses({p: spent for p, spent in seconds.items() if p not in NOT_TRAINING}),
         "thought_tokens": account["total"]["generated_tokens"],
         "corpus_tokens": drawn * shop.corpus.sequence_length,
         "trajectories": account["total"]["trajectories"],
     }
+
+
+def without_diagnoses(seconds: dict[str, float]) -> dict[str, float]:
+    """Seconds by phase, those of inner phases that only report taken from every phase around them."""
+    kept = {path: spent for path, spent in seconds.items() if path.rpartition("/")[2] != DIAGNOSE}
+    for path in seconds.keys() - kept.keys():
+        around = path
+        while around := around.rpartition("/")[0]:
+            kept[around] -= seconds[path]
+    return kept
 
 
 def rollouts(account: dict[str, Any], windows: int, items: int) -> dict[str, Any]:

@@ -27,8 +27,8 @@ class RunSettings(Section):
     """The same for passes without gradients (sampling, scoring, reading features), which need less memory; none means
     `texts_per_pass`."""
 
-    checkpoint_every: int = Field(1, ge=1)
-    """Windows between two checkpoints; the last window is always saved."""
+    checkpoint_every: int = Field(1, ge=0)
+    """Windows between two checkpoints; the last window is always saved, with 0 it alone."""
 
     checkpoint_phases: bool = False
     """Also save whenever a phase of a window ends: less to do again after a crash, more writing."""
@@ -41,6 +41,9 @@ class RunSettings(Section):
 
     develop_items: int = Field(256, ge=1)
     """Development items measured each time; the last window measures the same ones."""
+
+    develop_after: int = Field(0, ge=0)
+    """Development texts passed over first: a search for settings and a final study can look at different ones."""
 
     trackers: tuple[Tracker, ...] = ()
     """Trackers asked for beside the JSON lines; TensorBoard is also used whenever it is installed."""

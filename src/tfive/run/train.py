@@ -60,7 +60,8 @@ class Loop:
         with self._listening():
             if not self.history:
                 self._measure(0)
-                self.save()
+                if config.run.checkpoint_every:
+                    self.save()
             while not method.finished(config.window.windows):
                 self._point(f"phase:{method.phase}")
                 phase = self._micro_step()
@@ -97,14 +98,17 @@ class Loop:
         self.recorder.metrics(_flat(method.report), method.window)
         if self.on_window is not None:
             self.on_window(method.report)
-        if last or self._stop is not None or method.window % config.run.checkpoint_every == 0:
+        every = config.run.checkpoint_every
+        if last or self._stop is not None or (every and method.window % every == 0):
             self.save()
 
     def _measure(self, window: int) -> dict[str, Any]:
         with self.recorder.phase("develop", "develop"):
             found, items = self.shop.development.look(self.shop.reader, self.shop.gate if window else None)
             save_items(items, self.folder / ITEMS, window)
-        self.history.append({"window": window, "cost": cost(self.shop, self.recorder), **found})
+            ends = window in (0, self.shop.config.window.windows)
+            samples = {"samples": self.shop.development.samples(self.shop.reader, self._decode)} if ends else {}
+        self.history.append({"window": window, "cost": cost(self.shop, self.recorder), **found, **samples})
         self.recorder.metrics(_flat({"development": found}), window)
         return found
 
@@ -178,6 +182,9 @@ class Loop:
             "history": self.history,
             "laps": self.laps,
         }
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self.shop.loaded.tokenizer.decode(tokens))
 
     def _point(self, name: str) -> None:
         if self.faults is not None:

@@ -119,7 +119,21 @@ def _open(settings: TextSettings, cache: Path, telemetry: Telemetry) -> Opened:
             opened.commits[source.name] = commit
         opened.files.extend(files)
     opened.digests.extend(file.digest() for file in telemetry.progress(opened.files, "hashing sources"))
+    for source in settings.sources:
+        if source.sha256 is not None:
+            _require_content(source, opened)
     return opened
+
+
+def _require_content(source: Source, opened: Opened) -> None:
+    """A source that states its content holds just that, in one file."""
+    found = [digest for file, digest in zip(opened.files, opened.digests) if file.source == source.name]
+    if found != [source.sha256]:
+        what = f"sha256 is {found[0]}" if len(found) == 1 else f"a folder of {len(found)} files"
+        raise UserError(
+            f"{source.path}: {what}, the source {source.name} asks for one file with {source.sha256}; get that file, "
+            "or drop sha256 from the source"
+        )
 
 
 def _identity(
@@ -129,7 +143,7 @@ def _identity(
     plain = settings.model_dump(mode="json", exclude={"sources", "cache", "workers", "decontaminate"})
     sources = []
     for source in sorted(settings.sources, key=lambda one: one.name):
-        described = source.model_dump(mode="json", exclude={"path", "revision"}, exclude_none=True)
+        described = source.model_dump(mode="json", exclude={"path", "revision", "sha256"}, exclude_none=True)
         described["files"] = [
             {"name": file.name, "sha256": digest}
             for file, digest in zip(opened.files, opened.digests)

@@ -42,6 +42,8 @@ class Source(Section):
     path: str | None = None
     """A .jsonl, .parquet or .txt file (.jsonl and .txt also as .gz or .zst), a folder of them, or `tfive:…` for a file
     of the package."""
+    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    """What the one file at `path` must be, byte for byte: another file of that name is refused."""
     hub: str | None = None
     """A dataset id on the Hugging Face hub, instead of `path` (needs the `hub` extra)."""
     configs: tuple[str, ...] = ()
@@ -69,6 +71,8 @@ class Source(Section):
             raise ValueError(f"source {self.name}: give either path or hub")
         if self.path is not None and (self.configs or self.revision or self.files or self.limit):
             raise ValueError(f"source {self.name}: configs, revision, files and limit belong to a hub dataset")
+        if self.hub is not None and self.sha256:
+            raise ValueError(f"source {self.name}: sha256 belongs to a path; a hub dataset has revision")
         return self
 
 

@@ -1,0 +1,400 @@
+"""All methods on SmolLM2-135M-Instruct (Q4_1, de-quantised) and real text, in cells that accumulate over machines.
+
+    python benchmarks/smollm2_study.py list search           # cells that have no result yet
+    python benchmarks/smollm2_study.py cell t5 0             # one run with its benchmarks; prints JSON
+    python benchmarks/smollm2_study.py table                 # results/smollm2-study.json and docs/smollm2-results.md
+
+Only a cell's folder under `--runs` counts, and it holds no weights. `search` tries three settings of every method on
+development texts of its own and takes the one with the largest gain against the base model; `main` and `ablations` use
+what was taken and are measured on other development texts; `clock` times a few windows of every method on a device of
+its own, because cells of the other studies may share one. Run where the preset's files are: the wheel (or `--set
+model.name=…`) and the folders `corpora` and `benchmarks` (docs/smollm2-study.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tfive.config import Config
+from tfive.errors import RunFailed, UserError
+from tfive.evaluate.compare import answers_of
+from tfive.evaluate.suite import option_values
+from tfive.report import figures
+from tfive.report.page import Block, heading, markdown, paragraph, table
+from tfive.report.runs import Run, done, read_json, training_seconds
+from tfive.report.sections import interval, number, study_blocks
+from tfive.report.statistics import mean_interval
+from tfive.run.compare import configured
+from tfive.run.evaluation import Wanted, evaluate
+from tfive.run.export import export
+from tfive.run.options import script
+from tfive.run.reporting import tabulated
+from tfive.run.start import train
+from tfive.run.train import CHECKPOINTS, CRITICS, ITEMS, SUMMARY
+
+PRESET = "smollm2-135m-instruct"
+METHODS = ("t5", "rlp", "quiet-star-grpo", "quiet-star-ppo", "anchor-only", "ntp", "base")
+RATES = ("5e-5", "1e-4", "2e-4")
+TRIALS = {method: tuple(f"optimizer.lr={rate}" for rate in RATES) for method in METHODS[1:6]} | {
+    "t5": (
+        "optimizer.lr=1e-4+critic.pair=same",
+        "optimizer.lr=2e-4+critic.pair=same",
+        "optimizer.lr=2e-4+critic.pair=bracket",
+    )
+}
+"""Three trials for every trained method; T⁵ has its pair of critics to choose too, and pays for that with a rate."""
+SEARCH_SEED = 100
+ABLATIONS = (
+    "fixed-average", "minimum", "no-qualification", "single-critic", "pair-same", "pair-disjoint", "pair-bracket",
+)  # fmt: skip
+STUDIES = ("search", "main", "clock", "ablations")
+SETTINGS = {
+    "search": ("window.windows=3", "run.develop_every=3", "run.develop_after=0", "run.develop_items=4096"),
+    "clock": ("window.windows=3", "run.develop_every=3", "run.develop_items=64"),
+}
+"""What a study changes of the preset. The search looks at the first 256 development texts, which others pass over."""
+SCORED = ("piqa", "arc_challenge", "csqa")
+"""Benchmarks by log-likelihood, whole."""
+RESULT = "cell.json"
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def folder_name(label: str, seed: int) -> str:
+    """Folder of a cell."""
+    return f"{label.replace('/', '_')}-seed{seed}"
+
+
+def cells(study: str, seeds: int) -> list[tuple[str, int]]:
+    """The cells of a study, seeds outermost so that a study cut short has every method."""
+    if study == "search":
+        return [(f"{method}+{trial}", SEARCH_SEED) for method, trials in TRIALS.items() for trial in trials]
+    if study == "clock":
+        return [(method, 0) for method in METHODS if method != "base"]
+    labels = METHODS if study == "main" else tuple(f"t5+ablation-{name}" for name in ABLATIONS)
+    return [(label, seed) for seed in range(seeds) for label in labels]
+
+
+def merit(method: str, last: dict[str, Any]) -> float:
+    """What the search goes by: the gain against the base model's loss without a thought, at the end.
+
+    It cannot be won by a worse loss without thoughts. NTP writes none, so its own such loss counts.
+    """
+    return -float(last["no_thought_loss"]) if method == "ntp" else float(last["gain_vs_base"])
+
+
+def trials(runs: Path) -> list[dict[str, Any]]:
+    """Every trial of the search that has been run, failures included, and any beyond the plan."""
+    found = []
+    for path in sorted((runs / "search").glob(f"*/{RESULT}")):
+        result = read_json(path)
+        method, _, trial = result["label"].partition("+")
+        row = {"method": method, "trial": trial, "seconds": result["seconds"], "failure": result.get("failure")}
+        if (path.parent / SUMMARY).is_file():
+            last = read_json(path.parent / SUMMARY)["history"][-1]
+            names = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain", "no_thought_loss")
+            row |= {name: last.get(name) for name in names} | {"merit": merit(method, last)}
+        found.append(row)
+    return found
+
+
+def chosen(runs: Path) -> dict[str, str]:
+    """For every method its planned trial that did best; a method with none finished has none."""
+    found: dict[str, str] = {}
+    for method, planned in TRIALS.items():
+        tried = [row for row in trials(runs) if row["method"] == method and row["trial"] in planned and "merit" in row]
+        if tried:
+            found[method] = max(tried, key=lambda row: row["merit"])["trial"]
+    return found
+
+
+def configuration(study: str, label: str, seed: int, runs: Path, overrides: Sequence[str]) -> Config:
+    """What a cell runs: the preset, what the search took for its method, then what its label adds."""
+    method, *rest = label.split("+")
+    taken = "" if study == "search" or method == "base" else chosen(runs).get(method)
+    if taken is None:
+        raise UserError(f"{label}: the search of {method} has no finished trial in {runs}; run it first")
+    words = [*overrides, *SETTINGS.get(study, ())]
+    return configured([PRESET], "+".join(filter(None, (method, taken, *rest))), seed, words)
+
+
+def run_cell(asked: argparse.Namespace) -> dict[str, Any]:
+    """Train, ask the benchmarks, keep what is small; a run that fails by its own rules is a result too."""
+    folder = asked.runs / asked.study / folder_name(asked.label, asked.seed)
+    if (folder / RESULT).is_file():
+        return read_json(folder / RESULT)
+    config = configuration(asked.study, asked.label, asked.seed, asked.runs, asked.overrides)
+    if folder.exists():
+        shutil.rmtree(folder)
+    began = time.perf_counter()
+    result: dict[str, Any] = {"label": asked.label, "seed": asked.seed, "study": asked.study, "disturbed": asked.shared}
+    try:
+        train(config, folder, quiet=True)
+    except RunFailed as error:
+        result["failure"] = str(error).partition(" (the last checkpoint is in ")[0]
+    result["train_seconds"] = round(time.perf_counter() - began, 1)
+    if torch.cuda.is_available():
+        result["peak_bytes"] = torch.cuda.max_memory_allocated()
+    if "failure" not in result and asked.study in ("main", "ablations") and asked.scores:
+        result |= benchmarks(config, folder)
+    result["seconds"] = round(time.perf_counter() - began, 1)
+    _keep_small(folder)
+    (folder / RESULT).write_text(json.dumps(result, ensure_ascii=False) + "\n", "utf-8")
+    return result
+
+
+def benchmarks(config: Config, folder: Path) -> dict[str, Any]:
+    """Scores of the trained model without thoughts, and its verdicts item by item as a row of 0 and 1."""
+    data = config.text.decontaminate.data
+    export(folder, folder / "exported")
+    where = folder / "scores"
+    evaluate(
+        Wanted(str(folder / "exported"), SCORED, Path(data) if data else None, where, ways=("likelihood",)), quiet=True
+    )
+    verdicts = {}
+    for task in SCORED:
+        values = option_values(answers_of(where, task)[1])["raw"]
+        verdicts[task] = "".join(str(int(values[name])) for name in sorted(values))
+    return {"verdicts": verdicts}
+
+
+def _keep_small(folder: Path) -> None:
+    """Weights go, numbers stay; of the measurements item by item the last alone."""
+    for name in (CHECKPOINTS, CRITICS, "exported", "scores"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for path in sorted((folder / ITEMS).glob("*.safetensors"))[:-1]:
+        path.unlink()
+
+
+@dataclass(frozen=True)
+class Clocked(Run):
+    """A run whose seconds are those its method takes on a device of its own: the first window's, then the mean of the
+    later ones for each further window."""
+
+    clock: tuple[float, float] | None = field(default=None)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        found = read_json(self.folder / SUMMARY)
+        if self.clock is not None:
+            for lap in found["laps"]:
+                lap["seconds"] = {"window": self._spent(lap["window"])}
+            for measured in found["history"]:
+                measured["cost"]["seconds"] = {"window": self._spent(measured["window"])}
+        return found
+
+    def _spent(self, windows: int) -> float:
+        first, later = self.clock or (0.0, 0.0)
+        return first + later * (windows - 1) if windows else 0.0
+
+
+def clocks(runs: Path) -> dict[str, dict[str, Any]]:
+    """Seconds of the first window and of a later one, by method, and where the later ones go."""
+    found = {}
+    for path in sorted((runs / "clock").glob(f"*/{SUMMARY}")):
+        laps = read_json(path)["laps"]
+        totals = [0.0, *(training_seconds(lap) for lap in laps)]
+        each = [after - before for before, after in pairwise(totals)]
+        phases = {
+            name: round((laps[-1]["seconds"][name] - laps[0]["seconds"].get(name, 0.0)) / max(len(laps) - 1, 1), 4)
+            for name in laps[-1]["seconds"]
+        }
+        label = read_json(path.parent / RESULT)["label"]
+        found[label] = {"first": each[0], "later": statistics.fmean(each[1:] or each), "phases": phases}
+    return found
+
+
+def runs_of(study: str, runs: Path) -> list[Run]:
+    """Every cell of a study that has a result, in the order of the plan."""
+    clock, found = clocks(runs), []
+    for path in sorted((runs / study).glob(f"*/{RESULT}")):
+        result = read_json(path)
+        known = clock.get(result["label"]) or clock.get(result["label"].partition("+")[0])
+        pair = (known["first"], known["later"]) if known else None
+        facts = (result["label"], int(result["seed"]), path.parent, result.get("failure"))
+        found.append(Clocked(*facts, disturbed=bool(result["disturbed"]) and pair is None, clock=pair))
+    order = {label: place for place, (label, _) in enumerate(cells(study, 1))}
+    return sorted(found, key=lambda run: (order.get(run.label, len(order)), run.seed))
+
+
+def score_rows(found: Sequence[Run]) -> list[dict[str, Any]]:
+    """Accuracy of every method on every benchmark, over seeds and items at once; each seed's own beside it."""
+    rows = []
+    for label in dict.fromkeys(run.label for run in found):
+        results = [read_json(run.folder / RESULT) for run in done(found) if run.label == label]
+        results = [result for result in results if "verdicts" in result]
+        for task in SCORED if results else ():
+            verdict_SI = np.array([[int(one) for one in result["verdicts"][task]] for result in results], dtype=float)
+            estimate = mean_interval(verdict_SI, np.arange(verdict_SI.shape[1])).rounded()
+            each = [round(float(value), 5) for value in verdict_SI.mean(1)]
+            rows.append({"label": label, "task": task, **estimate, "each": each})
+    return rows
+
+
+def costs(runs: Path) -> list[dict[str, Any]]:
+    """Cells and seconds of every study: what the results were bought with."""
+    rows = []
+    for study in STUDIES:
+        results = [read_json(path) for path in sorted((runs / study).glob(f"*/{RESULT}"))]
+        if results:
+            spent = sum(result["seconds"] for result in results)
+            failed = sum("failure" in result for result in results)
+            rows.append({"study": study, "cells": len(results), "failed": failed, "seconds": round(spent)})
+    return rows
+
+
+def results(runs: Path) -> dict[str, Any]:
+    """Everything the page shows, as plain data."""
+    found: dict[str, Any] = {"preset": PRESET, "command": "python benchmarks/smollm2_study.py table"}
+    found |= {"trials": trials(runs), "chosen": chosen(runs), "clocks": clocks(runs), "costs": costs(runs)}
+    for study in ("main", "ablations"):
+        cells_done = runs_of(study, runs)
+        if done(cells_done):
+            found[study] = tabulated(cells_done)
+            found[f"{study}_scores"] = score_rows(cells_done)
+            found[f"{study}_samples"] = samples(cells_done)
+    return found
+
+
+def samples(found: Sequence[Run]) -> list[dict[str, Any]]:
+    """A few thoughts of each method's first seed, before and after training, at the same places."""
+    rows = []
+    for label in dict.fromkeys(run.label for run in done(found)):
+        history = next(run for run in done(found) if run.label == label).history
+        for before, after in zip(history[0].get("samples", ()), history[-1].get("samples", ())):
+            rows.append(
+                {"label": label, **{key: before[key] for key in ("before", "after")},
+                 "untrained": before["thought"], "trained": after["thought"]}
+            )  # fmt: skip
+    return rows
+
+
+def blocks_of(found: dict[str, Any], folder: Path) -> list[Block]:
+    """The page of results."""
+    intro = "Tables and figures of the study of [smollm2-study](smollm2-study.md), drawn from"
+    blocks = [paragraph(intro, "[results/smollm2-study.json](../results/smollm2-study.json) by `table --render`.")]
+    if found["costs"]:
+        rows = [(r["study"], str(r["cells"]), str(r["failed"]), f"{r['seconds']:,}") for r in found["costs"]]
+        blocks += [heading("What it cost"), table(("study", "cells", "failed", "seconds, all cells"), rows)]
+    blocks += [heading("The search for settings"), *_search(found)]
+    if "main" in found:
+        drawn = figures.draw_study(found["main"], folder) if figures.available() else []
+        for name, _ in drawn:
+            (folder / name).replace(folder / f"smollm2-{name}")
+        blocks += study_blocks(found["main"], [(f"figures/smollm2-{name}", caption) for name, caption in drawn])
+        blocks += [heading("Benchmarks"), *_scores(found["main_scores"]), heading("Thoughts"), *_samples(found)]
+    if "ablations" in found:
+        inner = [block for block in study_blocks(found["ablations"]) if block.kind != "heading"]
+        blocks += [heading("Ablations of T⁵"), *inner[1:], *_scores(found["ablations_scores"])]
+    return blocks
+
+
+def _search(found: dict[str, Any]) -> list[Block]:
+    names = ("gain_vs_base", "thought_gain", "content_gain", "mixed_gain", "no_thought_loss")
+    rows = []
+    for row in found["trials"]:
+        planned = row["trial"] in TRIALS.get(row["method"], ())
+        taken = found["chosen"].get(row["method"]) == row["trial"]
+        note = row["failure"] or ("taken" if taken else "" if planned else "beyond the plan")
+        rows.append((row["method"], row["trial"], *(number(row.get(name), "+.4f") for name in names), note))
+    head = ("method", "trial", "gain vs base", "thought gain", "content gain", "mixed gain", "no-thought loss", "")
+    return [
+        paragraph(
+            f"Seed {SEARCH_SEED}, 30 steps, measured on 256 development texts that the other studies pass over. The "
+            "largest gain against the base model is taken (NTP: the smallest loss)."
+        ),
+        table(head, rows),
+    ]
+
+
+def _scores(rows: Sequence[dict[str, Any]]) -> list[Block]:
+    if not rows:
+        return [paragraph("No benchmark was asked yet.")]
+    by = {(row["label"], row["task"]): row for row in rows}
+    labels = list(dict.fromkeys(row["label"] for row in rows))
+    shown = [(label, *(interval(by.get((label, task)), ".4f") for task in SCORED)) for label in labels]
+    return [
+        paragraph("Accuracy by log-likelihood without thoughts, whole benchmarks, over seeds and items at once."),
+        table(("method", *SCORED), shown),
+    ]
+
+
+def _samples(found: dict[str, Any]) -> list[Block]:
+    def cell(text: str) -> str:
+        return f"`{' '.join(text.split()).replace('`', chr(39))}`"
+
+    rows = [
+        (row["label"], cell(row["before"][-60:]), cell(row["untrained"]), cell(row["trained"]), cell(row["after"]))
+        for row in found["main_samples"]
+    ]
+    return [table(("method", "text so far", "untrained thought", "trained thought", "what follows"), rows)]
+
+
+def to_do(study: str, seeds: int, runs: Path) -> Iterator[tuple[str, int]]:
+    """Cells without a result."""
+    for label, seed in cells(study, seeds):
+        if not (runs / study / folder_name(label, seed) / RESULT).is_file():
+            yield label, seed
+
+
+def arguments(given: list[str] | None) -> argparse.Namespace:
+    """What was typed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("cell", help="run one cell and its benchmarks; prints JSON")
+    one.add_argument("label", help="a method, with +preset or +key=value behind it")
+    one.add_argument("seed", type=int)
+    one.add_argument("--study", choices=STUDIES, default="main")
+    one.add_argument("--shared", action="store_true", help="others compute on the device: seconds say little")
+    one.add_argument("--no-scores", action="store_false", dest="scores", help="no benchmarks")
+    one.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    some = commands.add_parser("list", help="cells that have no result yet")
+    some.add_argument("study", choices=STUDIES)
+    some.add_argument("--seeds", type=int, default=3)
+    last = commands.add_parser("table", help="tabulate all cells and draw the page")
+    last.add_argument("--render", action="store_true", help="only draw the page from the results")
+    last.add_argument("--out", type=Path, default=ROOT / "results" / "smollm2-study.json")
+    last.add_argument("--page", type=Path, default=ROOT / "docs" / "smollm2-results.md")
+    for command in (one, some, last):
+        command.add_argument("--runs", type=Path, default=Path("runs/smollm2-study"))
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> int:
+    """One cell, the list of those to do, or the table of those done."""
+    asked = arguments(given)
+    if asked.command == "list":
+        for label, seed in to_do(asked.study, asked.seeds, asked.runs):
+            print(label, seed)
+        return 0
+    if asked.command == "table":
+        if not asked.render and not asked.runs.is_dir():
+            raise UserError(f"--runs {asked.runs}: there is no such folder; name the one the cells were written to")
+        found = read_json(asked.out) if asked.render else results(asked.runs)
+        if not asked.render:
+            asked.out.parent.mkdir(parents=True, exist_ok=True)
+            asked.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        folder = asked.page.parent / "figures"
+        folder.mkdir(parents=True, exist_ok=True)
+        asked.page.write_text(markdown("SmolLM2 study: results", blocks_of(found, folder)), "utf-8")
+        print(asked.page)
+        return 0
+    result = run_cell(asked)
+    print(json.dumps(result, ensure_ascii=False))
+    return 1 if "failure" in result else 0
+
+
+if __name__ == "__main__":
+    script(main)

@@ -1,0 +1,108 @@
+"""`benchmarks/smollm2_study.py`: which cells there are, what the search takes, whose clock counts, what a page says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from recorded import run
+
+import scripts
+from tfive.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return scripts.benchmark("smollm2_study")
+
+
+def cell(runs: Path, study: str, label: str, seed: int, level: float = 0.1, **more: Any) -> Path:
+    """A cell as its folder would look."""
+    folder = runs / study / f"{label}-seed{seed}"
+    if "failure" in more:
+        folder.mkdir(parents=True)
+    else:
+        run(folder, label.partition("+")[0], seed, level, seconds=more.pop("window_seconds", 10.0))
+    result = {"label": label, "seed": seed, "study": study, "disturbed": True, "seconds": 60.0, **more}
+    (folder / "cell.json").write_text(json.dumps(result), "utf-8")
+    return folder
+
+
+def test_every_cell_is_a_configuration_and_methods_get_equally_many_trials(script: ModuleType, tmp_path: Path) -> None:
+    assert {len(trials) for trials in script.TRIALS.values()} == {3}
+    assert set(script.TRIALS) == set(script.METHODS) - {"base"}
+    for label, seed in script.cells("search", 1):
+        config = script.configuration("search", label, seed, tmp_path, [])
+        assert config.method == label.partition("+")[0]
+        assert (config.run.develop_after, config.window.windows) == (0, 3)
+        cell(tmp_path, "search", label, seed)
+    for study in ("main", "clock", "ablations"):
+        for label, seed in script.cells(study, 2):
+            config = script.configuration(study, label, seed, tmp_path, [])
+            assert config.run.develop_after == 256
+            assert config.run.seed == seed
+    minimum = script.configuration("ablations", "t5+ablation-minimum", 0, tmp_path, [])
+    assert minimum.calibration.mode == "minimum"
+
+
+def test_the_search_takes_the_best_planned_trial_and_lists_all(script: ModuleType, tmp_path: Path) -> None:
+    low, high, failed = script.TRIALS["t5"]
+    cell(tmp_path, "search", f"t5+{low}", 100, level=0.1)
+    cell(tmp_path, "search", f"t5+{high}", 100, level=0.2)
+    cell(tmp_path, "search", f"t5+{failed}", 100, failure="critics did not qualify")
+    cell(tmp_path, "search", "t5+optimizer.lr=1.0", 100, level=0.9)
+    assert script.chosen(tmp_path) == {"t5": high}
+    assert len(script.trials(tmp_path)) == 4
+    assert script.configuration("main", "t5", 0, tmp_path, []).optimizer.lr == 2e-4
+    with pytest.raises(UserError, match="rlp: the search of rlp has no finished trial"):
+        script.configuration("main", "rlp", 0, tmp_path, [])
+
+
+def test_seconds_come_from_the_clock(script: ModuleType, tmp_path: Path) -> None:
+    cell(tmp_path, "main", "t5", 0, window_seconds=50.0)
+    (before,) = script.runs_of("main", tmp_path)
+    assert before.disturbed
+    assert before.step_seconds == [25.0, 25.0]
+    cell(tmp_path, "clock", "t5", 0, window_seconds=10.0)
+    (after,) = script.runs_of("main", tmp_path)
+    assert not after.disturbed
+    assert after.step_seconds == [5.0, 5.0]
+    assert [one["cost"]["seconds"]["window"] for one in after.history] == [0.0, 10.0, 20.0]
+
+
+def test_the_table_and_its_page_hold_every_cell(script: ModuleType, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    right = dict.fromkeys(script.SCORED, "1101")
+    for seed in (0, 1):
+        cell(runs, "main", "t5", seed, level=0.3, verdicts=right)
+        cell(runs, "main", "base", seed, level=0.0, verdicts=dict.fromkeys(script.SCORED, "0001"))
+    cell(runs, "main", "rlp", 0, failure="no luck")
+    cell(runs, "search", f"t5+{script.TRIALS['t5'][0]}", 100)
+    out, page = tmp_path / "found.json", tmp_path / "docs" / "page.md"
+    assert script.main(["table", "--runs", str(runs), "--out", str(out), "--page", str(page)]) == 0
+    found = json.loads(out.read_text("utf-8"))
+    scores = {(row["label"], row["task"]): row for row in found["main_scores"]}
+    assert scores["t5", "piqa"]["mean"] == 0.75
+    assert scores["base", "csqa"]["each"] == [0.25, 0.25]
+    assert [row["state"] for row in found["main"]["runs"]].count("failed") == 1
+    assert found["costs"][0] == {"study": "search", "cells": 1, "failed": 0, "seconds": 60}
+    text = page.read_text("utf-8")
+    assert "no luck" in text
+    assert "0.7500" in text
+    script.main(["table", "--render", "--out", str(out), "--page", str(page)])
+    assert page.read_text("utf-8") == text
+
+
+def test_cells_to_do_are_those_without_a_result(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell(tmp_path, "main", "t5", 0)
+    script.main(["list", "main", "--seeds", "1", "--runs", str(tmp_path)])
+    assert capsys.readouterr().out.split() == [
+        "rlp", "0", "quiet-star-grpo", "0", "quiet-star-ppo", "0", "anchor-only", "0", "ntp", "0", "base", "0",
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="there is no such folder"):
+        script.main(["table", "--runs", str(tmp_path / "absent")])
