@@ -11,10 +11,11 @@ from torch import Tensor
 
 from stage import PLAN, Item, PlainModel, gpt2, items_of, texts, thoughts_for
 from tfive.models.settings import GateSettings
-from tfive.parts.gate import Experts, Gate, experts, mixed_gains
-from tfive.rollout.gains import foreign
+from tfive.parts.gate import Experts, Gate, MixedGains, experts, mixed_gains
+from tfive.rollout.gains import foreign, measure
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.settings import SamplingSettings
 
 pytestmark = pytest.mark.model
 SHORT = replace(PLAN, horizon=2)
@@ -57,6 +58,11 @@ def two_predictions(
     ]
 
 
+def mixed(gate: Gate, engine: TreeModel, batch: TextBatch, thoughts: Thoughts, *, rows: int) -> MixedGains:
+    own, lent = (experts(engine, batch, some, rows=rows) for some in (thoughts, foreign(thoughts)))
+    return mixed_gains(gate, own, lent)
+
+
 def mean_gain(rows: list[tuple[Item, list[float], list[float]]], beta: float) -> float:
     """Mean over items of the mean over two tokens of log(β p₁ + (1 − β) p₀) − log p₀."""
     gains = [
@@ -70,7 +76,7 @@ def test_mixed_gain_and_comparators_by_hand(engine: TreeModel, batch: TextBatch,
     gate = gate_of(bias=0.4)
     gate.constant = 0.15
     beta = 1 / (1 + math.exp(-0.4))
-    found = mixed_gains(gate, engine, batch, thoughts, rows=2).summary()
+    found = mixed(gate, engine, batch, thoughts, rows=2).summary()
     own = two_predictions(engine, batch, thoughts)
     other = two_predictions(engine, batch, foreign(thoughts))
     assert all(len(item.continuation) == 2 for item, _, _ in own)
@@ -89,12 +95,12 @@ def test_mixed_gain_and_comparators_by_hand(engine: TreeModel, batch: TextBatch,
 def test_a_shut_gate_gains_nothing_and_an_open_one_the_thoughts_gain(
     engine: TreeModel, batch: TextBatch, thoughts: Thoughts
 ) -> None:
-    shut = mixed_gains(gate_of(bias=-60.0), engine, batch, thoughts, rows=5).summary()
+    shut = mixed(gate_of(bias=-60.0), engine, batch, thoughts, rows=5).summary()
     assert shut["mixed_gain"] == pytest.approx(0, abs=1e-9)
     assert shut["mixed_gain_constant"] == pytest.approx(0, abs=1e-5)
     rows = two_predictions(engine, batch, thoughts)
     whole = [sum(math.log(p / q) for p, q in zip(after, before)) / 2 for _, after, before in rows]
-    assert mixed_gains(gate_of(bias=60.0), engine, batch, thoughts, rows=5).summary()["mixed_gain"] == pytest.approx(
+    assert mixed(gate_of(bias=60.0), engine, batch, thoughts, rows=5).summary()["mixed_gain"] == pytest.approx(
         sum(whole) / len(whole), abs=1e-5
     )
 
@@ -185,8 +191,8 @@ def test_the_constant_comparator_is_the_best_constant_of_the_training_texts() ->
 def test_judging_leaves_the_gate_alone(engine: TreeModel, batch: TextBatch, thoughts: Thoughts) -> None:
     gate = gate_of()
     state = {name: tensor.clone() for name, tensor in gate.gate.state_dict().items()}
-    first = mixed_gains(gate, engine, batch, thoughts, rows=2).summary()
-    assert mixed_gains(gate, engine, batch, thoughts, rows=2).summary() == first
+    first = mixed(gate, engine, batch, thoughts, rows=2).summary()
+    assert mixed(gate, engine, batch, thoughts, rows=2).summary() == first
     assert all(tensor.equal(state[name]) for name, tensor in gate.gate.state_dict().items())
     assert gate.optimizer.steps == 0
 
@@ -200,3 +206,16 @@ def test_a_saved_gate_goes_on_bit_for_bit() -> None:
     assert first.fit(predictions, 2) == second.fit(predictions, 2)
     logits: list[Tensor] = [one.logits(predictions) for one in (first, second)]
     assert logits[0].equal(logits[1])
+
+
+def test_a_measurement_hands_over_the_predictions_it_made(engine: TreeModel, batch: TextBatch) -> None:
+    kept: dict[str, list[Experts]] = {"own": [], "other": []}
+    base_BR = torch.zeros(batch.positions_BP.shape)
+    _, thoughts = measure(
+        engine, batch, SamplingSettings(), base_no_thought_BR=base_BR, seed=1, rows=2,
+        seen=lambda name, texts, some, scores: kept[name].append(Experts.of(scores, texts, some)),
+    )  # fmt: skip
+    for name, given in (("own", thoughts), ("other", foreign(thoughts))):
+        wanted, found = experts(engine, batch, given, rows=5), Experts.joined(kept[name])
+        for part in Experts.__dataclass_fields__:
+            torch.testing.assert_close(getattr(found, part), getattr(wanted, part), rtol=1e-5, atol=1e-5, msg=part)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tfive.errors import UserError
 from tfive.learn.policy import centering_term
+from tfive.rollout.trajectory import last_loss
 from tfive.tree.forward import Centring, Delimiters, TreeModel
 from tfive.tree.grow import no_thoughts
 from tfive.tree.layout import TextBatch, Thoughts
@@ -97,6 +98,23 @@ def test_few_branches_at_a_time_and_a_shared_reading(family: str) -> None:
     whole = TreeModel(model, case.plan).score(case.texts, case.thoughts, features=True)
     few = TreeModel(model, case.plan, EngineSettings(max_nodes=1))
     same(few.score(case.texts, case.thoughts, reading=few.read(case.texts), features=True), whole, bound)
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["thoughts", "empty"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "qwen3_5"])
+def test_scores_after_the_whole_thought_alone_are_the_last_of_all(family: str, empty: bool) -> None:
+    case = random_case(4, "text2", variable=True, group=2)
+    tree, thoughts = TreeModel(tiny(family), case.plan), case.thoughts
+    if empty:
+        thoughts = replace(no_thoughts(*thoughts.length_BR.shape, case.plan, "cpu"), valid_BR=thoughts.valid_BR)
+    bound = 1e-12 if family != "qwen3_5" else 1e-5
+    every = tree.score(case.texts, thoughts, features=True)
+    alone = tree.score(case.texts, thoughts, features=True, whole=True)
+    assert alone.losses_BRK.shape[-1] == 1
+    assert apart(last_loss(alone.losses_BRK, alone.mask_BRK), last_loss(every.losses_BRK, every.mask_BRK)) < bound
+    for name in ("token_BRH", "features_BRHD", "no_thought_BR", "no_thought_token_BRH", "no_thought_features_BRHD"):
+        assert apart(getattr(alone, name), getattr(every, name)) < bound, name
+    assert torch.equal(alone.token_mask_BRH, every.token_mask_BRH)
 
 
 def test_features_of_scores_are_what_the_head_reads() -> None:

@@ -22,7 +22,7 @@ from tfive.learn.clusters import clustered_mean
 from tfive.models.settings import GateSettings
 from tfive.models.thinker import ThoughtModel
 from tfive.parts.gate import Gate, experts, mixed_gains
-from tfive.rollout.gains import Gains, measure, no_thought_losses
+from tfive.rollout.gains import Gains, foreign, measure, no_thought_losses
 from tfive.text.candidates import apportion
 from tfive.text.items import Chooser
 from tfive.text.settings import KINDS, Positions
@@ -185,9 +185,10 @@ def _mixed(
     gate = Gate(own.features, GateSettings(width=own.last.in_features), seed=0, device=engine.device)
     gate.gate.load_state_dict(own.state_dict())
     half = max(1, len(texts.tokens_BS) // 2)
-    first = experts(engine, texts.rows(0, half), thoughts.rows(0, half), rows=rows)
+    predictions, lent = (experts(engine, texts, some, rows=rows) for some in (thoughts, foreign(thoughts)))
+    first = predictions.items((gains.text_I < half).nonzero().flatten().to(engine.device))
     gate.constant = best_constant_gate(first.log_with_IH, first.log_without_IH, first.mask_IH)
-    found = mixed_gains(gate, engine, texts, thoughts, rows=rows)
+    found = mixed_gains(gate, predictions, lent)
     columns = {name: gain_I.float().cpu() for name, gain_I in found.gains_I.items()}
     columns["mixed_gain_constant"] = torch.where(gains.text_I >= half, columns["mixed_gain_constant"], torch.nan)
     return columns, found.behaviour

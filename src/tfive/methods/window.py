@@ -123,7 +123,7 @@ class Window(Generic[P]):
         if parts.gate is not None:
             # The gate meets one thought an item, so that it learns equally much with any group.
             single = acting.thoughts.branches(0, None, parts.actor.engine.plan.group)
-            predictions = experts(parts.actor.reader, acting.texts, single, rows=parts.actor.rows)
+            predictions = experts(parts.actor.reader, acting.texts, single, rows=parts.rollout.rows)
             self.report["gate_loss"] = parts.gate.fit(predictions, self.window)
         if acting.count:
             self.report |= {

@@ -207,7 +207,7 @@ class ThoughtModel:
             ]
         )
         thoughts = engine.sample(texts, torch.from_numpy(numbers), self.sampling, reading)
-        scores = engine.score(texts, thoughts, reading, features=self.gate is not None)
+        scores = engine.score(texts, thoughts, reading, features=self.gate is not None, whole=True)
         trust_BRH = torch.ones_like(scores.token_BRH)
         if self.gate is not None:
             trust_BRH = torch.sigmoid(self.gate(scores.need("features_BRHD"), scores.need("no_thought_features_BRHD")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,10 @@ from tfive.learn.clusters import clustered_mean
 from tfive.learn.optimizer import MasterOptimizer
 from tfive.models.gate import PredictionGate
 from tfive.models.settings import GateSettings
-from tfive.rollout.gains import foreign
 from tfive.rollout.sample import micro_batches
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.outputs import Scores
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,25 @@ class Experts:
         kept = torch.where(self.mask_IH, gain_IH, torch.zeros_like(gain_IH))
         return kept.sum(-1) / self.mask_IH.sum(-1).clamp(min=1)
 
+    @staticmethod
+    def of(scores: Scores, texts: TextBatch, thoughts: Thoughts) -> Experts:
+        """What scores with features say of the valid branches."""
+        valid_BR = thoughts.valid_BR
+        text_BR = texts.items_BP.amax(1)[:, None].expand_as(valid_BR)
+        return Experts(
+            -scores.token_BRH[valid_BR].float(),
+            -scores.no_thought_token_BRH[valid_BR].float(),
+            scores.need("features_BRHD")[valid_BR].float(),
+            scores.need("no_thought_features_BRHD")[valid_BR].float(),
+            scores.token_mask_BRH[valid_BR],
+            text_BR[valid_BR],
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[Experts]) -> Experts:
+        """Micro-batches one after the other."""
+        return Experts(*(torch.cat([getattr(p, name) for p in parts]) for name in Experts.__dataclass_fields__))
+
 
 @torch.no_grad()
 def experts(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, *, rows: int) -> Experts:
@@ -47,19 +67,8 @@ def experts(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, *, rows: in
     parts = []
     for part in micro_batches(len(texts.tokens_BS), rows):
         some, own = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
-        scores, valid_BR = engine.score(some, own, features=True), own.valid_BR
-        text_BR = some.items_BP.amax(1)[:, None].expand_as(valid_BR)
-        parts.append(
-            Experts(
-                -scores.token_BRH[valid_BR].float(),
-                -scores.no_thought_token_BRH[valid_BR].float(),
-                scores.need("features_BRHD")[valid_BR].float(),
-                scores.need("no_thought_features_BRHD")[valid_BR].float(),
-                scores.token_mask_BRH[valid_BR],
-                text_BR[valid_BR],
-            )
-        )
-    return Experts(*(torch.cat([getattr(p, name) for p in parts]) for name in Experts.__dataclass_fields__))
+        parts.append(Experts.of(engine.score(some, own, features=True, whole=True), some, own))
+    return Experts.joined(parts)
 
 
 class Gate:
@@ -136,18 +145,17 @@ class MixedGains:
         return out | self.behaviour
 
 
-def mixed_gains(gate: Gate, engine: TreeModel, texts: TextBatch, thoughts: Thoughts, *, rows: int) -> MixedGains:
+def mixed_gains(gate: Gate, own: Experts, lent: Experts) -> MixedGains:
     """Mixed gain over no-thought prediction on texts the gate never saw, beside what simpler and wiser gates would get.
 
-    `mixed_gain_constant` uses the one best β of the gate's own training texts, `mixed_gain_oracle` knows the answer,
-    `mixed_gain_other` feeds the same gate another item's thought.
+    `own` are the predictions given each item's thought, `lent` those given another's. `mixed_gain_constant` uses the
+    one best β of the gate's own training texts, `mixed_gain_oracle` knows the answer, `mixed_gain_other` feeds the same
+    gate another item's thought.
     """
-    own = experts(engine, texts, thoughts, rows=rows)
     logit = gate.logits(own)
     beta = torch.sigmoid(logit)
     plain = own.log_without_IH
     constant = torch.full_like(plain, gate.constant).logit(eps=1e-7)
-    lent = experts(engine, texts, foreign(thoughts), rows=rows)
     gains_I = {
         "mixed_gain": own.per_item(mixed_log_prob(logit, own.log_with_IH, plain) - plain),
         "mixed_gain_constant": own.per_item(mixed_log_prob(constant, own.log_with_IH, plain) - plain),

@@ -7,6 +7,7 @@ rest on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from tfive.rollout.sample import micro_batches, sample
 from tfive.rollout.trajectory import last_loss
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.outputs import Scores
 from tfive.tree.settings import SamplingSettings
 
 
@@ -141,8 +143,12 @@ def measure(
     role: str = "develop",
     window: int = 0,
     rows: int,
+    seen: Callable[[str, TextBatch, Thoughts, Scores], None] | None = None,
 ) -> tuple[Gains, Thoughts]:
-    """Samples thoughts for all items of `texts` and scores them and every control under `engine`; also the thoughts."""
+    """Samples thoughts for all items of `texts` and scores them and every control under `engine`; also the thoughts.
+
+    `seen` is handed the scores of every micro-batch with features, for `own` thoughts and those of an `other` item.
+    """
     group = engine.plan.group
     own = sample(engine, texts, law, seed=seed, role=role, window=window, rows=rows, record_old=False).thoughts
     versions = {
@@ -156,7 +162,10 @@ def measure(
         some = texts.rows(part.start, part.stop)
         reading = engine.read(some)
         for name, thoughts in versions.items():
-            scores = engine.score(some, thoughts.rows(part.start, part.stop), reading)
+            these, shown = thoughts.rows(part.start, part.stop), seen is not None and name in ("own", "other")
+            scores = engine.score(some, these, reading, features=shown, whole=True)
+            if seen is not None and shown:
+                seen(name, some, these, scores)
             losses[name].append(last_loss(scores.losses_BRK, scores.mask_BRK))
             if name == "own":
                 losses["no_thought"].append(scores.no_thought_BR)

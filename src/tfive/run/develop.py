@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tfive.parts.gate import Gate, mixed_gains
+from tfive.parts.gate import Experts, Gate, mixed_gains
 from tfive.rollout.gains import measure, no_thought_losses
 from tfive.text.settings import KINDS
 from tfive.tree.forward import TreeModel
-from tfive.tree.layout import TextBatch
+from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.outputs import Scores
 from tfive.tree.settings import SamplingSettings
 
 
@@ -35,9 +37,17 @@ class Development:
     ) -> None:
         self.texts, self.kind_BP, self.law, self.seed, self.rows = texts, kind_BP, law, seed, rows
         self.base_no_thought_BR = no_thought_losses(base, texts, rows=rows)
+        self.horizon = base.plan.horizon
+        self.thoughts: Thoughts | None = None
+        """Those of the last look."""
 
     def look(self, engine: TreeModel, gate: Gate | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All gains as plain numbers with 95 % intervals, each kind of position also by itself; and item by item."""
+        kept: dict[str, list[Experts]] = {"own": [], "other": []}
+
+        def keep(name: str, texts: TextBatch, thoughts: Thoughts, scores: Scores) -> None:
+            kept[name].append(Experts.of(scores, texts, thoughts))
+
         gains, thoughts = measure(
             engine,
             self.texts,
@@ -46,7 +56,9 @@ class Development:
             kind_BP=self.kind_BP,
             seed=self.seed,
             rows=self.rows,
+            seen=None if gate is None else keep,
         )
+        self.thoughts = thoughts
         found = gains.summary()
         items = gains.per_item() | {"length": gains.length_I, "text": gains.text_I, "kind": gains.kind_I}
         items["item"] = self.texts.items_BP.to(thoughts.valid_BR.device)[thoughts.valid_BR]
@@ -56,28 +68,24 @@ class Development:
                 own = gains.estimates(chosen_I)
                 found |= {f"{name}_{kind}": own[name].mean for name in ("thought_gain", "content_gain", "empty_gain")}
         if gate is not None:
-            mixed = mixed_gains(gate, engine, self.texts, thoughts, rows=self.rows)
+            mixed = mixed_gains(gate, Experts.joined(kept["own"]), Experts.joined(kept["other"]))
             found |= mixed.summary()
             items |= mixed.gains_I
         return found, items
 
-    @torch.no_grad()
-    def samples(self, engine: TreeModel, decode: Any, count: int = 4) -> list[dict[str, str]]:
-        """A few thoughts as text, with what stands before and after them."""
-        some = self.texts.rows(0, min(4, len(self.texts.tokens_BS)))
-        _, thoughts = measure(
-            engine, some, self.law, base_no_thought_BR=self.base_no_thought_BR[: len(some.tokens_BS)],
-            seed=self.seed, rows=self.rows,
-        )  # fmt: skip
+    def samples(self, decode: Callable[[list[int]], str], count: int = 4) -> list[dict[str, str]]:
+        """A few thoughts of the last look as text, with what stands before and after them."""
+        if self.thoughts is None:
+            raise ValueError("nothing has been looked at yet")
         shown = []
-        for row, branch in thoughts.valid_BR.nonzero()[:count].tolist():
-            position, length = int(some.positions_BP[row, branch]), int(thoughts.length_BR[row, branch])
-            text = some.tokens_BS[row].tolist()
+        for row, branch in self.thoughts.valid_BR.nonzero()[:count].tolist():
+            position, length = int(self.texts.positions_BP[row, branch]), int(self.thoughts.length_BR[row, branch])
+            text = self.texts.tokens_BS[row].tolist()
             shown.append(
                 {
                     "before": decode(text[max(0, position - 24) : position + 1]),
-                    "thought": decode(thoughts.tokens_BRT[row, branch, :length].tolist()),
-                    "after": decode(text[position + 1 : position + 1 + engine.plan.horizon]),
+                    "thought": decode(self.thoughts.tokens_BRT[row, branch, :length].tolist()),
+                    "after": decode(text[position + 1 : position + 1 + self.horizon]),
                 }
             )
         return shown

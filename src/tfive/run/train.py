@@ -107,7 +107,7 @@ class Loop:
             found, items = self.shop.development.look(self.shop.reader, self.shop.gate if window else None)
             save_items(items, self.folder / ITEMS, window)
             ends = window in (0, self.shop.config.window.windows)
-            samples = {"samples": self.shop.development.samples(self.shop.reader, self._decode)} if ends else {}
+            samples = {"samples": self.shop.development.samples(self._decode)} if ends else {}
         self.history.append({"window": window, "cost": cost(self.shop, self.recorder), **found, **samples})
         self.recorder.metrics(_flat({"development": found}), window)
         return found

@@ -240,17 +240,27 @@ class TreeModel:
 
     @torch.no_grad()
     def score(
-        self, texts: TextBatch, thoughts: Thoughts, reading: Reading | None = None, features: bool = False
+        self,
+        texts: TextBatch,
+        thoughts: Thoughts,
+        reading: Reading | None = None,
+        features: bool = False,
+        *,
+        whole: bool = False,
     ) -> Scores:
         """Losses of every checkpoint's continuation and of no thought, from one reading of the text.
 
-        With `engine.max_nodes` the branches are scored a few at a time, each time after the same reading.
+        With `engine.max_nodes` the branches are scored a few at a time, each time after the same reading. `whole`
+        scores after the whole thought alone, for those who need no reward.
         """
         reading = reading or self.read(texts)
         texts, thoughts = texts.to(self.device), thoughts.to(self.device)
-        branches, step = thoughts.length_BR.shape[1], self._branches_at_once(texts)
+        # Masked attention asks every node for every key of its pass, seen or not; with twice the trunk's nodes in a
+        # pass that waste stays bounded and the products stay large.
+        step = max(1, (self.engine.max_nodes or 2 * texts.tokens_BS.shape[1]) // self.plan.scored_nodes(whole))
+        branches = thoughts.length_BR.shape[1]
         starts = range(0, max(1, branches), step)
-        parts = [self._score_branches(texts, thoughts, reading, features, s, s + step) for s in starts]
+        parts = [self._score_branches(texts, thoughts, reading, features, s, s + step, whole) for s in starts]
         joined = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
         return Scores(**joined, **self._score_plain(texts, thoughts, reading, features))
 
@@ -259,16 +269,6 @@ class TreeModel:
         """ℓ_0 of every item, `[B, R]`, from the texts alone: no branch is grown."""
         texts = texts.to(self.device)
         return self._score_plain(texts, full_thoughts(texts, self.plan), self.read(texts), False)["no_thought_BR"]
-
-    def _branches_at_once(self, texts: TextBatch) -> int:
-        """How many branches to score in one pass.
-
-        Masked attention asks every node for every key of its pass, seen or not; with twice the trunk's nodes in a pass
-        that waste stays bounded and the products stay large.
-        """
-        nodes = self.plan.open_width + self.plan.length
-        nodes += len(self.plan.checkpoints) * (self.plan.close_width + self.plan.horizon - 1)
-        return max(1, (self.engine.max_nodes or 2 * texts.tokens_BS.shape[1]) // nodes)
 
     def _score_plain(self, texts: TextBatch, thoughts: Thoughts, reading: Reading, features: bool) -> dict[str, Tensor]:
         """The losses without a thought, read off the trunk once per position, whatever the group."""
@@ -286,11 +286,11 @@ class TreeModel:
         return found
 
     def _score_branches(
-        self, texts: TextBatch, thoughts: Thoughts, reading: Reading, features: bool, start: int, stop: int
+        self, texts: TextBatch, thoughts: Thoughts, reading: Reading, features: bool, start: int, stop: int, whole: bool
     ) -> dict[str, Tensor]:
-        """The losses after each checkpoint of the branches `start … stop−1`."""
+        """The losses after each checkpoint (or the last alone) of the branches `start … stop−1`."""
         position_BR = texts.positions_BP.repeat_interleave(self.plan.group, 1)[:, start:stop]
-        layout = grow(texts, self.plan, thoughts.branches(start, stop), "all", position_BR)
+        layout = grow(texts, self.plan, thoughts.branches(start, stop), "last" if whole else "all", position_BR)
         recurrence = self.recurrence(layout, position_BP=texts.positions_BP, memory=reading.recurrent)
         tree = TreePass(layout, self.kernel, trunk=reading.attention, recurrence=recurrence)
         embeds = self.embed(layout.token_BN[:, tree.start :], layout.delimiter_BN[:, tree.start :])

@@ -119,6 +119,11 @@ class ThoughtPlan:
         opening = set(self.open_ids) if len(self.open_ids) == 1 and not self.learned else set()
         return tuple(sorted((set(self.special_ids) | opening) - {self.stop_id}))
 
+    def scored_nodes(self, whole: bool) -> int:
+        """Nodes of a branch with its scored continuations: after every checkpoint, or after the `whole` thought."""
+        segments = 1 if whole else len(self.checkpoints)
+        return self.open_width + self.length + segments * (self.close_width + self.horizon - 1)
+
     @property
     def reach(self) -> int:
         """How many positions a branch may extend beyond its trunk node."""
