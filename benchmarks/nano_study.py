@@ -44,8 +44,8 @@ ABLATIONS = (
 
 BEFORE = (
     "The runs shown were made before T⁵'s diagnoses (probes, cross-fitted offsets) were left out of the seconds, about "
-    "an eighth of its own; and before policy and anchors were read off one row, which every method with one thought "
-    "gains from. One run (RLP, seed 0) failed at first because two processes prepared the same corpus (mended since) "
+    "an eighth of its own; and before policy and anchors were read off one row, which every method gains "
+    "from. One run (RLP, seed 0) failed at first because two processes prepared the same corpus (mended since) "
     "and was run again on another, slower machine.",
 )
 """What a reader must know of the stored results; to be emptied when they are made anew."""

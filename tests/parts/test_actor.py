@@ -104,8 +104,14 @@ def test_micro_batches_of_one_give_the_gradient_of_eight(plan: ThoughtPlan) -> N
 
 @pytest.mark.parametrize(
     ("plan", "anchor"),
-    [(PLAN, BOTH), (FIXED, BOTH), (replace(FIXED, group=2), AnchorSettings(next_token=0.7))],
-    ids=["variable", "fixed", "group"],
+    [
+        (PLAN, BOTH),
+        (FIXED, BOTH),
+        (replace(FIXED, group=2), BOTH),
+        (replace(PLAN, group=3), BOTH),
+        (replace(FIXED, group=2), AnchorSettings(next_token=0.7)),
+    ],
+    ids=["variable", "fixed", "group", "variable group", "text alone"],
 )
 def test_one_reading_for_policy_and_anchors_gives_the_gradient_of_two(
     plan: ThoughtPlan, anchor: AnchorSettings
@@ -122,12 +128,8 @@ def test_one_reading_for_policy_and_anchors_gives_the_gradient_of_two(
     assert (together.text, together.conditioned) == pytest.approx(anchors)
 
 
-def test_a_group_with_conditioned_anchors_and_parity_keep_passes_of_their_own() -> None:
-    model = gpt2()
-    group = replace(FIXED, group=2)
-    assert not actor_on(model, anchor=BOTH, plan=group)._one_pass
-    assert not actor_on(model, anchor=BOTH, parity=True)._one_pass
-    assert actor_on(model, anchor=BOTH)._one_pass
+def test_parity_keeps_passes_of_their_own() -> None:
+    assert not actor_on(gpt2(), anchor=BOTH, parity=True)._one_pass
 
 
 def test_a_whole_step_does_not_depend_on_micro_batches() -> None:
@@ -208,23 +210,16 @@ def test_anchors_are_the_losses_of_plain_rows() -> None:
     close(found, {name: parameter.grad for name, parameter in model.named_parameters()}, 1e-9)
 
 
-@pytest.mark.parametrize("group", [1, 2])
 @pytest.mark.parametrize("horizon", [1, 3, 12])
-def test_the_anchors_denominators_by_a_loop(horizon: int, group: int) -> None:
-    valid_BR = (BATCH.positions_BP >= 0).repeat_interleave(group, 1)
-    thoughts = replace(
-        thoughts_for(BATCH),
-        length_BR=valid_BR.long(), valid_BR=valid_BR, tokens_BRT=torch.zeros(*valid_BR.shape, 4, dtype=torch.int64),
-    )  # fmt: skip
+def test_the_anchors_denominators_by_a_loop(horizon: int) -> None:
     text = after = 0
     for row in range(8):
         documents = BATCH.document_BS[row].tolist()
         text += sum(a == b >= 0 for a, b in pairwise(documents))
-        for branch in range(valid_BR.shape[1]):
-            p = int(BATCH.positions_BP[row, branch // group])
+        for p in BATCH.positions_BP[row].tolist():
             if p >= 0:
                 after += sum(i < len(documents) and documents[i] == documents[p] for i in range(p + 1, p + 1 + horizon))
-    assert _anchor_counts(Trajectories("actor", 1, BATCH, thoughts), horizon) == (text, after)
+    assert _anchor_counts(BATCH, horizon) == (text, after)
 
 
 def broken(record: Trajectories) -> Trajectories:

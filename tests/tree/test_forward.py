@@ -100,6 +100,28 @@ def test_few_branches_at_a_time_and_a_shared_reading(family: str) -> None:
     same(few.score(case.texts, case.thoughts, reading=few.read(case.texts), features=True), whole, bound)
 
 
+@pytest.mark.parametrize("variable", [False, True], ids=["fixed", "variable"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "qwen3_5"])
+def test_continuations_behind_the_first_of_a_group_are_those_of_one_thought(family: str, variable: bool) -> None:
+    case = random_case(4, "text2", variable=variable, group=2)
+    model = tiny(family)
+    tree, alone = TreeModel(model, case.plan), TreeModel(model, replace(case.plan, group=1))
+    first = case.thoughts.branches(0, None, 2)
+    found = []
+    for engine, thoughts in ((tree, case.thoughts), (alone, first)):
+        output = engine.policy(case.texts, thoughts, text_loss=True, conditioned=True, of_first=True)
+        loss = output.need("conditioned_loss_sum") + output.need("log_prob_BRT")[:, :: engine.plan.group].sum()
+        slopes = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
+        found.append((output, [slope for slope in slopes if slope is not None]))
+    (mine, slopes), (theirs, wanted) = found
+    bound = 1e-9 if family != "qwen3_5" else 1e-5
+    assert int(mine.need("conditioned_token_count")) == int(theirs.need("conditioned_token_count"))
+    assert apart(mine.need("conditioned_loss_sum"), theirs.need("conditioned_loss_sum")) < bound
+    assert apart(mine.need("log_prob_BRT")[:, ::2], theirs.need("log_prob_BRT")) < bound
+    for slope, other in zip(slopes, wanted, strict=True):
+        assert apart(slope, other) < bound
+
+
 @pytest.mark.parametrize("empty", [False, True], ids=["thoughts", "empty"])
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "qwen3_5"])
 def test_scores_after_the_whole_thought_alone_are_the_last_of_all(family: str, empty: bool) -> None:

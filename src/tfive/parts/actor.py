@@ -21,7 +21,7 @@ from tfive.learn.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rollout.sample import micro_batches
 from tfive.rollout.trajectory import Trajectories
 from tfive.tree.forward import Centring, TreeModel
-from tfive.tree.layout import ThoughtPlan
+from tfive.tree.layout import TextBatch, ThoughtPlan
 from tfive.tree.outputs import PolicyOutput
 from tfive.tree.settings import SamplingSettings
 
@@ -140,14 +140,12 @@ class Actor:
 
     @property
     def _one_pass(self) -> bool:
-        """Whether policy and anchors may share a reading of the row: a sum of losses has the sum of their gradients.
-
-        In a group the anchors read the first thought alone, so that all thought methods have the same ones; only the
-        text's own loss can come from a row that holds all thoughts. Parity wants rows as they were sampled.
-        """
-        return not self.parity and (self.engine.plan.group == 1 or not self.anchor.conditioned)
+        """Whether policy and anchors share a reading of the row: a sum of losses has the sum of their gradients. Parity
+        wants rows as they were sampled."""
+        return not self.parity
 
     def _first_thoughts(self, trajectories: Trajectories) -> Trajectories:
+        """Anchors read the first thought of a group alone, so that all thought methods have the same ones."""
         single = trajectories.thoughts.branches(0, None, self.engine.plan.group)
         return Trajectories(trajectories.role, trajectories.window, trajectories.texts, single)
 
@@ -162,7 +160,7 @@ class Actor:
         acting, after = aggregate is not None, weights.conditioned > 0
         mask_BRT = trajectories.mask_BRT
         total = max(int((mask_BRT.any(-1) if aggregate == "thought" else mask_BRT).sum()), 1)
-        text_total, after_total = _anchor_counts(trajectories, engine.plan.horizon)
+        text_total, after_total = _anchor_counts(trajectories.texts, engine.plan.horizon)
         sums, text_sum, after_sum = dict(NO_TERMS), 0.0, 0.0
         for some in _parts(trajectories, self.rows):
             output = engine.policy(
@@ -172,6 +170,7 @@ class Actor:
                 centring=self.centring if acting else None,
                 text_loss=weights.next_token > 0,
                 conditioned=after,
+                of_first=True,
                 parity=self.parity and acting,
             )
             loss = torch.zeros((), device=engine.device)
@@ -261,14 +260,13 @@ def _parts(trajectories: Trajectories, rows: int) -> Iterator[Trajectories]:
         yield trajectories.rows(part)
 
 
-def _anchor_counts(trajectories: Trajectories, horizon: int) -> tuple[int, int]:
-    """Next-token predictions inside documents, and continuation tokens behind thoughts: the anchors' denominators."""
-    texts = trajectories.texts
+def _anchor_counts(texts: TextBatch, horizon: int) -> tuple[int, int]:
+    """Next-token predictions inside documents, and continuation tokens behind one thought a position: the anchors'
+    denominators."""
     same_BS = (texts.document_BS[:, 1:] == texts.document_BS[:, :-1]) & (texts.document_BS[:, 1:] >= 0)
-    group = trajectories.thoughts.length_BR.shape[1] // max(texts.positions_BP.shape[1], 1)
     ahead = texts.positions_BP[..., None] + 1 + torch.arange(horizon, device=texts.positions_BP.device)
     inside = ahead.clamp(max=texts.tokens_BS.shape[1] - 1)
     document = texts.document_BS.gather(1, inside.flatten(1)).view(inside.shape)
     own = texts.document_BS.gather(1, texts.positions_BP.clamp(min=0))[..., None]
     kept = (document == own) & (ahead < texts.tokens_BS.shape[1]) & (texts.positions_BP >= 0)[..., None]
-    return max(int(same_BS.sum()), 1), max(int(kept.sum()) * group, 1)
+    return max(int(same_BS.sum()), 1), max(int(kept.sum()), 1)

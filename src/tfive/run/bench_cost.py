@@ -21,10 +21,9 @@ def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
     delimiter = 0 if thought.delimiters == "none" else 1
     trunk, branch = config.text.sequence_length / positions, config.group * (delimiter + thought.length)
     row, passes = trunk + branch, config.actor.reuse_passes
-    # Anchors are read off the policy's rows; in a group, those given the thought need rows of their own (parts/actor).
+    # Anchors are read off the policy's rows; continuations hang behind one thought a position, whatever the group.
     after = delimiter + thought.horizon - 1.0 if config.anchor.conditioned else 0.0
-    own = trunk + delimiter + thought.length if config.anchor.conditioned and config.group > 1 else 0.0
-    found = {"update": 3.0 * passes * row, "anchor": 3.0 * passes * (own + after)}
+    found = {"update": 3.0 * passes * row, "anchor": 3.0 * passes * after}
     if config.method == "rlp":
         return found | {"sample": row, "score": float(config.group), "old law": row, "teacher": trunk}
     scored = config.group * len(thought.checkpoints) * (delimiter + thought.horizon - 1.0)

@@ -31,24 +31,35 @@ class Nodes:
     H: int
     delimiter: int
     """Tokens of an opening or closing delimiter, taken as one each."""
+    anchored: bool = False
+    """Whether a continuation hangs behind one thought of each position (`anchor.conditioned`)."""
+
+    @property
+    def after(self) -> int:
+        """Nodes of one scored continuation: close + H − 1."""
+        return self.delimiter + self.H - 1
 
     @property
     def policy(self) -> int:
-        """Nodes of a row when thoughts are sampled or trained on: S + R (open + T)."""
-        return self.S + self.R * (self.delimiter + self.T)
+        """Nodes of a row when thoughts are sampled or trained on: S + R (open + T), + P (close + H − 1) if anchored."""
+        return self.S + self.R * (self.delimiter + self.T) + self.anchored * self.P * self.after
 
     @property
     def path(self) -> int:
         """Tokens the delta rule keeps for a row: the trunk, a chunk for the state at each position, and each branch's
         own nodes, padded as the rule pads them."""
-        own = self.delimiter + self.T
-        padded = next((size for size in (16, 32) if own <= size), CHUNK * math.ceil(own / CHUNK))
-        return self.S + self.P * CHUNK + self.R * padded
+        branches = self.R * _padded(self.delimiter + self.T) + self.anchored * self.P * _padded(self.after)
+        return self.S + self.P * CHUNK + branches
 
     @property
     def score(self) -> int:
         """Nodes of a row when continuations are scored: the above + R K (close + H − 1)."""
-        return self.policy + self.R * self.K * (self.delimiter + self.H - 1)
+        return self.policy + self.R * self.K * self.after
+
+
+def _padded(own: int) -> int:
+    """A path's tokens as the delta rule pads them."""
+    return next((size for size in (16, 32) if own <= size), CHUNK * math.ceil(own / CHUNK))
 
 
 @dataclass
@@ -158,7 +169,7 @@ def _mask(row: Row, shape: ModelShape, texts: int, length: int, compute: int) ->
 
 
 def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row:
-    row = Row("actor")
+    row, nodes = Row("actor"), replace(nodes, anchored=config.anchor.conditioned > 0 and config.method != "ntp")
     _trained(row, config, shape.parameters, compute)
     _kept(row, config, shape, nodes, compute)
     _mask(row, shape, nodes.texts, nodes.policy, compute)

@@ -197,7 +197,8 @@ class TreeRecurrence:
         self.position_BP, self.fork_Y = _branch_forks(layout, position_BP)
         # Segments: the path of the thought each leaves, and after how many of its nodes.
         device, count = layout.token_BN.device, layout.segment_count
-        self.path_Y = torch.arange(layout.position_BR.numel(), device=device).repeat_interleave(count)
+        path_BR = torch.arange(layout.position_BR.numel(), device=device).view(layout.position_BR.shape)
+        self.path_Y = path_BR[:, :: layout.segment_every].flatten().repeat_interleave(count)
         self.cut_Y = (layout.plan.open_width + layout.checkpoint_BRK).flatten()
         self._indices: dict[str, Any] = {}
 
@@ -249,7 +250,7 @@ class TreeRecurrence:
             spare = tail_QJU.shape[1] - memory
             shelves.append(_convolve(parts, past_QLU[:, spare:]).unflatten(0, (rows, branches)).flatten(1, 2))
             if layout.segment_count and layout.segment_width:
-                segment = inputs_BNU[:, end:].unflatten(1, (branches * layout.segment_count, -1)).flatten(0, 1)
+                segment = inputs_BNU[:, end:].unflatten(1, (layout.segments, -1)).flatten(0, 1)
                 sequence = self._after_thought(past_QLU, segment, tail_QJU.shape[1], spare)
                 shelves.append(_convolve(parts, sequence).unflatten(0, (rows, -1)).flatten(1, 2))
         return torch.cat(shelves, 1)
@@ -287,7 +288,7 @@ class TreeRecurrence:
         shelves = [output.unflatten(0, (rows, branches)).flatten(1, 2)]
         if layout.segment_count and layout.segment_width:
             end = self.width + branches * layout.thought_width
-            nodes = ready.paths(end, branches * layout.segment_count, layout.segment_width)
+            nodes = ready.paths(end, layout.segments, layout.segment_width)
             output, _ = self.rule(*nodes, thought.state_after(self.path_Y, self.cut_Y))
             shelves.append(output.unflatten(0, (rows, -1)).flatten(1, 2))
         return shelves

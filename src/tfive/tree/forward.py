@@ -323,23 +323,24 @@ class TreeModel:
         centring: Centring | None = None,
         text_loss: bool = False,
         conditioned: bool = False,
+        of_first: bool = False,
         parity: bool = False,
     ) -> PolicyOutput:
         """The training forward: log-probabilities of the recorded actions under the model's own distribution (no
         temperature, forbidden entries out), and the other parts asked for, with gradients.
 
         Without thoughts only the texts are read (`text_loss`). `conditioned` hangs the continuation behind the whole
-        thought and gives its next-token loss; thought nodes do not see it. `parity` takes one text at a time.
+        thought (`of_first`: of a group's first alone) and gives its next-token loss. `parity`: one text at a time.
         """
         if thoughts is None and (conditioned or centring):
             raise ValueError("conditioned loss and centring need thoughts")
         if parity and len(texts.tokens_BS) > 1:
             asked: dict[str, Any] = {"actions": actions, "entropy": entropy, "features": features, "centring": centring}
-            asked |= {"text_loss": text_loss, "conditioned": conditioned}
+            asked |= {"text_loss": text_loss, "conditioned": conditioned, "of_first": of_first}
             each = range(len(texts.tokens_BS))
             own = [None if thoughts is None else thoughts.rows(b, b + 1) for b in each]
             return PolicyOutput.stacked([self.policy(texts.rows(b, b + 1), own[b], **asked) for b in each])
-        layout = self._grow(texts, thoughts, "last" if conditioned else "none")
+        layout = self._grow(texts, thoughts, ("first" if of_first else "last") if conditioned else "none")
         found: dict[str, Tensor] = {}
         picks = Picks.actions(layout, thoughts.tokens_BRT.to(self.device)) if thoughts is not None and actions else None
         text = Picks.text(layout) if text_loss else None

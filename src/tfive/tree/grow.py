@@ -98,9 +98,9 @@ def grow(
 ) -> Layout:
     """The layout of `texts` with the branches of `thoughts` (none: the trunk alone) and the segments asked for.
 
-    `segments` is `none` (actor and critics: no scoring text in the row), `last` (only after the whole thought) or `all`
-    (every checkpoint τ < L and L itself). `position_BR` overrides the trunk index of each branch, for rows that carry
-    only some of the branches.
+    `segments` is `none` (actor and critics: no scoring text in the row), `last` (only after the whole thought), `first`
+    (the same, behind the first thought of each group alone) or `all` (every checkpoint τ < L and L itself).
+    `position_BR` overrides the trunk index of each branch, for rows that carry only some of the branches.
     """
     device, (rows, width) = texts.tokens_BS.device, texts.tokens_BS.shape
     if thoughts is None:
@@ -113,7 +113,8 @@ def grow(
     position_BR = torch.where(thoughts.valid_BR, position_BR, -1)
     trunk = _trunk(texts)
     thought_nodes, action_reads = _thoughts(trunk, plan, thoughts, position_BR)
-    segment_nodes, loss_reads = _segments(trunk, plan, thoughts, position_BR, segments)
+    every = plan.group if segments == "first" else 1
+    segment_nodes, loss_reads = _segments(trunk, plan, thoughts, position_BR, segments, every)
     shelves = (trunk, thought_nodes, segment_nodes)
     columns = {f"{f.name}_BN": torch.cat([getattr(shelf, f.name) for shelf in shelves], 1) for f in fields(_Nodes)}
     return Layout(
@@ -121,6 +122,7 @@ def grow(
         trunk_width=width,
         branch_count=position_BR.shape[1],
         segment_count=loss_reads["checkpoint_BRK"].shape[-1],
+        segment_every=every,
         position_BR=position_BR,
         length_BR=torch.where(position_BR >= 0, thoughts.length_BR, 0),
         **columns,
@@ -173,18 +175,22 @@ def _checkpoints(plan: ThoughtPlan, length_BR: Tensor, segments: str) -> tuple[T
     """τ of every segment and whether it exists: the configured τ < L, then L."""
     if segments == "none":
         return length_BR[..., None][..., :0], length_BR[..., None][..., :0].bool()
-    if segments == "last":
+    if segments in ("last", "first"):
         return length_BR[..., None], torch.ones_like(length_BR, dtype=torch.bool)[..., None]
     if segments != "all":
-        raise ValueError(f"segments must be none, last or all, not {segments!r}")
+        raise ValueError(f"segments must be none, last, first or all, not {segments!r}")
     planned_K = torch.tensor(plan.checkpoints, device=length_BR.device)
     before_K = torch.tensor((-1, *plan.checkpoints[:-1]), device=length_BR.device)
     return torch.minimum(planned_K, length_BR[..., None]), before_K < length_BR[..., None]
 
 
 def _segments(
-    trunk: _Nodes, plan: ThoughtPlan, thoughts: Thoughts, position_BR: Tensor, segments: str
+    trunk: _Nodes, plan: ThoughtPlan, thoughts: Thoughts, position_BR: Tensor, segments: str, every: int
 ) -> tuple[_Nodes, dict[str, Tensor]]:
+    """The segments of every so-manieth branch; R counts those branches alone."""
+    start = trunk.token.shape[1] + position_BR.shape[1] * (plan.open_width + plan.length)
+    owner_R1 = torch.arange(0, position_BR.shape[1], every, device=position_BR.device)[:, None]
+    thoughts, position_BR = thoughts.branches(0, None, every), position_BR[:, ::every]
     device, (rows, branches), width = position_BR.device, position_BR.shape, trunk.token.shape[1]
     opening, closing, horizon = plan.open_width, plan.close_width, plan.horizon
     present_BR = position_BR >= 0
@@ -200,9 +206,9 @@ def _segments(
 
     branch_R1, place_W = torch.arange(branches, device=device)[:, None], torch.arange(span, device=device)
     segment_RK = branch_R1 * count + torch.arange(count, device=device)
-    own_node_RKW = width + branches * (opening + plan.length) + segment_RK[..., None] * span + place_W
+    own_node_RKW = start + segment_RK[..., None] * span + place_W
     last_BRK = opening + checkpoint_BRK - 1
-    thought_node_BRK = width + branch_R1 * (opening + plan.length) + last_BRK
+    thought_node_BRK = width + owner_R1 * (opening + plan.length) + last_BRK
     fork_BRK = torch.where(last_BRK >= 0, thought_node_BRK, position_BR[..., None])
     needs_close_BRK = ~(thoughts.closed_BR[..., None] & (checkpoint_BRK == thoughts.length_BR[..., None]))
     close_BRK1 = (needs_close_BRK & (closing > 0))[..., None]
@@ -223,7 +229,7 @@ def _segments(
         document=document_BR1[..., None],
         parent=parent,
         trunk_limit=position_BR[..., None, None],
-        branch=branch_R1[..., None],
+        branch=owner_R1[..., None],
         place=place_W,
         step_limit=last_BRK[..., None],
         segment=segment_RK[..., None],

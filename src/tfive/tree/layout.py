@@ -200,6 +200,8 @@ class Layout:
     """R."""
     segment_count: int
     """K: scored segments per branch (0 without scoring)."""
+    segment_every: int
+    """Every so-manieth branch has segments: each, or the first of its group."""
 
     token_BN: Tensor
     """int64 vocabulary entry (0 for padding; unused where `delimiter_BN` ≥ 0)."""
@@ -223,7 +225,7 @@ class Layout:
     step_limit_BN: Tensor
     """int64 last place on its branch's thought the node sees, −1 on the trunk."""
     segment_BN: Tensor
-    """int64 segment (r·K + k) the node belongs to, −1 outside segments."""
+    """int64 segment (r·K + k, r counting branches that have any) the node belongs to, −1 outside segments."""
 
     position_BR: Tensor
     """int64 trunk index p of each branch, −1 where the branch does not exist."""
@@ -260,6 +262,11 @@ class Layout:
     def segment_width(self) -> int:
         """W = C + H − 1."""
         return self.plan.close_width + self.plan.horizon - 1
+
+    @property
+    def segments(self) -> int:
+        """Segments of a row."""
+        return len(range(0, self.branch_count, self.segment_every)) * self.segment_count
 
     @property
     def thought_start(self) -> int:
