@@ -42,15 +42,6 @@ ABLATIONS = (
 """Presets `ablation-…`; `pair-same` is what T⁵ does anyway."""
 
 
-BEFORE = (
-    "The runs shown were made before T⁵'s diagnoses (probes, cross-fitted offsets) were left out of the seconds, about "
-    "an eighth of its own; and before policy and anchors were read off one row, which every method gains "
-    "from. One run (RLP, seed 0) failed at first because two processes prepared the same corpus (mended since) "
-    "and was run again on another, slower machine.",
-)
-"""What a reader must know of the stored results; to be emptied when they are made anew."""
-
-
 def bar_label(eta: float) -> str:
     """The sweep's cell of a bar."""
     return f"t5+qualify.eta={eta:g}"
@@ -161,7 +152,7 @@ def ablation_blocks(found: dict[str, Any]) -> list[Block]:
 
 def intro(found: dict[str, Any]) -> list[Block]:
     """What the page is about and how it was made."""
-    state = [paragraph(*BEFORE)] if found else []
+    state = [paragraph(found["note"])] if "note" in found else []
     state += [] if found else [paragraph("The study has not been run yet: `results/nano-study.json` is not there.")]
     return [
         paragraph(

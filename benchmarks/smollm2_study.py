@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tfive.config import Config
+from tfive.config import Config, read_source
 from tfive.errors import RunFailed, UserError
 from tfive.evaluate.compare import answers_of
 from tfive.evaluate.suite import option_values
@@ -37,6 +37,7 @@ from tfive.report.page import Block, heading, markdown, paragraph, table
 from tfive.report.runs import Run, done, read_json, training_seconds
 from tfive.report.sections import interval, number, study_blocks
 from tfive.report.statistics import mean_interval
+from tfive.report.table import LIMITS
 from tfive.run.compare import configured
 from tfive.run.evaluation import Wanted, evaluate
 from tfive.run.export import export
@@ -69,6 +70,14 @@ SETTINGS = {
 SCORED = ("piqa", "arc_challenge", "csqa")
 """Benchmarks by log-likelihood, whole."""
 RESULT = "cell.json"
+NOT_SHOWN = (
+    LIMITS[0],
+    "Settings of every method were searched with equally many trials on development texts of their own, one seed and "
+    "30 steps each; what is best after 100 may differ.",
+    "Equal steps are not equal compute, and equal seconds hold on the device that was used.",
+    LIMITS[-1],
+)
+"""What the tables of this study cannot show."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -111,12 +120,13 @@ def trials(runs: Path) -> list[dict[str, Any]]:
 
 
 def chosen(runs: Path) -> dict[str, str]:
-    """For every method its planned trial that did best; a method with none finished has none."""
+    """For every method its planned trial that did best; none before all of them have come to an end."""
     found: dict[str, str] = {}
     for method, planned in TRIALS.items():
-        tried = [row for row in trials(runs) if row["method"] == method and row["trial"] in planned and "merit" in row]
-        if tried:
-            found[method] = max(tried, key=lambda row: row["merit"])["trial"]
+        tried = [row for row in trials(runs) if row["method"] == method and row["trial"] in planned]
+        finished = [row for row in tried if "merit" in row]
+        if len(tried) == len(planned) and finished:
+            found[method] = max(finished, key=lambda row: row["merit"])["trial"]
     return found
 
 
@@ -125,9 +135,12 @@ def configuration(study: str, label: str, seed: int, runs: Path, overrides: Sequ
     method, *rest = label.split("+")
     taken = "" if study == "search" or method == "base" else chosen(runs).get(method)
     if taken is None:
-        raise UserError(f"{label}: the search of {method} has no finished trial in {runs}; run it first")
+        raise UserError(f"{label}: the search of {method} is not finished in {runs}; run all its trials first")
+    # Values of a label win over presets wherever they stand, so what an ablation sets is not taken from the search.
+    own = {key for part in rest if "=" not in part for key in read_source(part)}
+    kept = [part for part in taken.split("+") if part and part.partition("=")[0] not in own]
     words = [*overrides, *SETTINGS.get(study, ())]
-    return configured([PRESET], "+".join(filter(None, (method, taken, *rest))), seed, words)
+    return configured([PRESET], "+".join((method, *kept, *rest)), seed, words)
 
 
 def run_cell(asked: argparse.Namespace) -> dict[str, Any]:
@@ -140,6 +153,7 @@ def run_cell(asked: argparse.Namespace) -> dict[str, Any]:
         shutil.rmtree(folder)
     began = time.perf_counter()
     result: dict[str, Any] = {"label": asked.label, "seed": asked.seed, "study": asked.study, "disturbed": asked.shared}
+    result["optimizer.lr"], result["critic.pair"] = config.optimizer.lr, config.critic.pair
     try:
         train(config, folder, quiet=True)
     except RunFailed as error:
@@ -201,32 +215,38 @@ class Clocked(Run):
 
 
 def clocks(runs: Path) -> dict[str, dict[str, Any]]:
-    """Seconds of the first window and of a later one, by method, and where the later ones go."""
+    """Seconds of the first window and of a later one, by method, and where the later ones go. A clock that shared its
+    device is none."""
     found = {}
-    for path in sorted((runs / "clock").glob(f"*/{SUMMARY}")):
-        laps = read_json(path)["laps"]
+    for path in sorted((runs / "clock").glob(f"*/{RESULT}")):
+        result = read_json(path)
+        if "failure" in result or result["disturbed"]:
+            continue
+        laps = read_json(path.parent / SUMMARY)["laps"]
         totals = [0.0, *(training_seconds(lap) for lap in laps)]
         each = [after - before for before, after in pairwise(totals)]
         phases = {
             name: round((laps[-1]["seconds"][name] - laps[0]["seconds"].get(name, 0.0)) / max(len(laps) - 1, 1), 4)
             for name in laps[-1]["seconds"]
         }
-        label = read_json(path.parent / RESULT)["label"]
-        found[label] = {"first": each[0], "later": statistics.fmean(each[1:] or each), "phases": phases}
+        found[result["label"]] = {"first": each[0], "later": statistics.fmean(each[1:] or each), "phases": phases}
     return found
 
 
 def runs_of(study: str, runs: Path) -> list[Run]:
-    """Every cell of a study that has a result, in the order of the plan."""
+    """Every cell of a study that has a result, in the order of the plan; ablations beside T⁵ as `main` ran it."""
     clock, found = clocks(runs), []
-    for path in sorted((runs / study).glob(f"*/{RESULT}")):
+    paths = sorted((runs / study).glob(f"*/{RESULT}"))
+    if study == "ablations":
+        paths += sorted((runs / "main").glob(f"{folder_name('t5', 0)[:-1]}*/{RESULT}"))
+    for path in paths:
         result = read_json(path)
-        known = clock.get(result["label"]) or clock.get(result["label"].partition("+")[0])
+        known = clock.get(result["label"])
         pair = (known["first"], known["later"]) if known else None
         facts = (result["label"], int(result["seed"]), path.parent, result.get("failure"))
         found.append(Clocked(*facts, disturbed=bool(result["disturbed"]) and pair is None, clock=pair))
     order = {label: place for place, (label, _) in enumerate(cells(study, 1))}
-    return sorted(found, key=lambda run: (order.get(run.label, len(order)), run.seed))
+    return sorted(found, key=lambda run: (order.get(run.label, -1), run.seed))
 
 
 def score_rows(found: Sequence[Run]) -> list[dict[str, Any]]:
@@ -262,7 +282,7 @@ def results(runs: Path) -> dict[str, Any]:
     for study in ("main", "ablations"):
         cells_done = runs_of(study, runs)
         if done(cells_done):
-            found[study] = tabulated(cells_done)
+            found[study] = tabulated(cells_done, "t5", NOT_SHOWN)
             found[f"{study}_scores"] = score_rows(cells_done)
             found[f"{study}_samples"] = samples(cells_done)
     return found

@@ -103,22 +103,24 @@ def test_micro_batches_of_one_give_the_gradient_of_eight(plan: ThoughtPlan) -> N
 
 
 @pytest.mark.parametrize(
-    ("plan", "anchor"),
+    ("plan", "anchor", "centre"),
     [
-        (PLAN, BOTH),
-        (FIXED, BOTH),
-        (replace(FIXED, group=2), BOTH),
-        (replace(PLAN, group=3), BOTH),
-        (replace(FIXED, group=2), AnchorSettings(next_token=0.7)),
+        (PLAN, BOTH, None),
+        (FIXED, BOTH, None),
+        (replace(FIXED, group=2), BOTH, None),
+        (replace(PLAN, group=3), BOTH, None),
+        (replace(FIXED, group=2), AnchorSettings(next_token=0.7), None),
+        (PLAN, BOTH, SamplingSettings(temperature=0.7)),
+        (replace(FIXED, group=2), BOTH, SamplingSettings(temperature=0.7)),
     ],
-    ids=["variable", "fixed", "group", "variable group", "text alone"],
+    ids=["variable", "fixed", "group", "variable group", "text alone", "centred", "centred group"],
 )
 def test_one_reading_for_policy_and_anchors_gives_the_gradient_of_two(
-    plan: ThoughtPlan, anchor: AnchorSettings
+    plan: ThoughtPlan, anchor: AnchorSettings, centre: SamplingSettings | None
 ) -> None:
     model = gpt2()
     record = acting(model, plan=plan)
-    actor = actor_on(model, rows=3, anchor=anchor, plan=plan)
+    actor = actor_on(model, rows=3, anchor=anchor, plan=plan, centre=centre)
     assert actor._one_pass
     policy, anchors = policy_pass(actor, record), anchor_pass(actor, record)
     apart = gradients(actor)

@@ -44,20 +44,27 @@ def test_every_cell_is_a_configuration_and_methods_get_equally_many_trials(scrip
             config = script.configuration(study, label, seed, tmp_path, [])
             assert config.run.develop_after == 256
             assert config.run.seed == seed
-    minimum = script.configuration("ablations", "t5+ablation-minimum", 0, tmp_path, [])
-    assert minimum.calibration.mode == "minimum"
+    changed = {
+        label: script.configuration("ablations", label, 0, tmp_path, []) for label, _ in script.cells("ablations", 1)
+    }
+    assert changed["t5+ablation-minimum"].calibration.mode == "minimum"
+    pairs = ("same", "disjoint", "bracket")
+    assert [changed[f"t5+ablation-pair-{pair}"].critic.pair for pair in pairs] == list(pairs)
+    plain = script.configuration("main", "t5", 0, tmp_path, [])
+    assert {config.optimizer.lr for config in changed.values()} == {plain.optimizer.lr}
 
 
 def test_the_search_takes_the_best_planned_trial_and_lists_all(script: ModuleType, tmp_path: Path) -> None:
     low, high, failed = script.TRIALS["t5"]
     cell(tmp_path, "search", f"t5+{low}", 100, level=0.1)
     cell(tmp_path, "search", f"t5+{high}", 100, level=0.2)
+    assert script.chosen(tmp_path) == {}
     cell(tmp_path, "search", f"t5+{failed}", 100, failure="critics did not qualify")
     cell(tmp_path, "search", "t5+optimizer.lr=1.0", 100, level=0.9)
     assert script.chosen(tmp_path) == {"t5": high}
     assert len(script.trials(tmp_path)) == 4
     assert script.configuration("main", "t5", 0, tmp_path, []).optimizer.lr == 2e-4
-    with pytest.raises(UserError, match="rlp: the search of rlp has no finished trial"):
+    with pytest.raises(UserError, match="rlp: the search of rlp is not finished"):
         script.configuration("main", "rlp", 0, tmp_path, [])
 
 
@@ -66,11 +73,19 @@ def test_seconds_come_from_the_clock(script: ModuleType, tmp_path: Path) -> None
     (before,) = script.runs_of("main", tmp_path)
     assert before.disturbed
     assert before.step_seconds == [25.0, 25.0]
-    cell(tmp_path, "clock", "t5", 0, window_seconds=10.0)
+    cell(tmp_path, "clock", "t5", 1, window_seconds=30.0)
+    (still,) = script.runs_of("main", tmp_path)
+    assert still.step_seconds == [25.0, 25.0], "a clock that shared its device is none"
+    cell(tmp_path, "clock", "t5", 0, window_seconds=10.0, disturbed=False)
     (after,) = script.runs_of("main", tmp_path)
     assert not after.disturbed
     assert after.step_seconds == [5.0, 5.0]
     assert [one["cost"]["seconds"]["window"] for one in after.history] == [0.0, 10.0, 20.0]
+    cell(tmp_path, "ablations", "t5+ablation-minimum", 0, window_seconds=40.0)
+    plain, ablated = script.runs_of("ablations", tmp_path)
+    assert (plain.label, plain.step_seconds) == ("t5", [5.0, 5.0])
+    assert ablated.disturbed
+    assert ablated.step_seconds == [20.0, 20.0]
 
 
 def test_the_table_and_its_page_hold_every_cell(script: ModuleType, tmp_path: Path) -> None:

@@ -117,10 +117,24 @@ def test_runs_of_other_machines_are_told_apart(tmp_path: Path) -> None:
     places = {"device": "cpu", "threads": 2}, {"device": "cuda:0", "threads": 2}
     made = [Run(name, 0, run(tmp_path / name, name, 0, 0.1, place=place)) for name, place in zip("ab", places)]
     page = markdown("t", study_blocks(study_table(made)))
-    assert "Runs differ in where they computed (device): their seconds do not compare." in page
+    assert "Runs differ in where they computed (device); step times and equal seconds are of those alone" in page
     assert "where they computed" not in markdown("t", study_blocks(study_table(made[:1])))
     shared = Run("a", 0, made[0].folder, disturbed=True)
     assert "Some runs shared their machine" in markdown("t", study_blocks(study_table([shared])))
+
+
+def test_seconds_of_another_machine_do_not_count(tmp_path: Path) -> None:
+    here, there = {"device": "cpu", "threads": 2}, {"device": "cpu", "threads": 1}
+    made = [
+        Run(name, seed, run(tmp_path / f"{name}{seed}", name, seed, 0.1, seconds=seconds, place=place))
+        for name, seed, seconds, place in (
+            ("a", 0, 10.0, here), ("a", 1, 10.0, here), ("b", 0, 90.0, there), ("b", 1, 20.0, here)
+        )
+    ]  # fmt: skip
+    found = study_table(made)
+    assert [row["step_time"]["mean"] for row in found["methods"]] == [5.0, 10.0]
+    assert found["cuts"]["seconds"][0]["method"]["used"] == 20.0
+    assert found["methods"][1]["seeds"] == [0, 1]
 
 
 def test_nothing_finished_is_one_line(tmp_path: Path) -> None:
@@ -169,9 +183,14 @@ def test_in_short_says_who_is_told_apart_and_who_is_ahead(runs: list[Run]) -> No
         {"label": label, "seeds": [0], "measured": {"content_gain": {"mean": 0.0, "low": low, "high": high}}}
         for label, (low, high) in ends.items()
     ]
-    cut = {"budget": 1.0, "method": {"content_gain": 0.2}, "reference": {"content_gain": 0.1}}
-    slow = cut | {"label": "slow", "method": {"content_gain": 0.0}}
-    found["cuts"] = {axis: [cut | {"label": "fast"}, slow] for axis in found["cuts"]}
+    cut = {"budget": 1.0, "reference": {"content_gain": 0.1, "used": 1.0}}
+    others = {"fast": (0.2, 1.0), "slow": (0.0, 1.0), "same": (0.1, 1.0), "early": (0.9, 0.0), "silent": (None, 1.0)}
+    cuts = [
+        cut | {"label": label, "method": {"content_gain": gain, "used": used}} for label, (gain, used) in others.items()
+    ]
+    found["cuts"] = dict.fromkeys(found["cuts"], cuts)
     lines = [block.text for block in in_short(found)]
     assert lines[0].endswith("at equal steps: above above; below below; not told apart from beside.")
-    assert lines[1].endswith("ahead of a: fast; behind it: slow.")
+    assert lines[1].endswith(
+        "against a: ahead: fast; behind: slow; equal: same; not measured that early: early, silent."
+    )

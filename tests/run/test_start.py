@@ -13,6 +13,7 @@ from tfive.config import Config
 from tfive.credit.qualify import Qualifier
 from tfive.errors import UserError
 from tfive.run import start
+from tfive.run.export import export
 from tiny import OVERRIDES, configure
 
 pytestmark = pytest.mark.model
@@ -128,7 +129,8 @@ def test_only_the_end_is_saved_and_other_development_texts_are_measured(home: Pa
 
 
 def test_the_untrained_row_is_one_measurement(home: Path, tmp_path: Path) -> None:
-    summary = start.train(configure(home, "method=base"), tmp_path / "run", quiet=True)
+    summary = start.train(configure(home, "method=base", "run.checkpoint_every=0"), tmp_path / "run", quiet=True)
+    assert export(tmp_path / "run", tmp_path / "out")["window"] == 0
     assert (summary["method"], summary["windows"], summary["generated_tokens"]) == ("base", 0, 0)
     assert summary["dev_thought_gain_start"] == summary["dev_thought_gain_end"] != 0
     assert summary["dev_mixed_gain_end"] is summary["r2"] is None

@@ -179,3 +179,16 @@ def test_a_folder_that_was_published_between_two_looks_is_made_anew(
         staging.publish()
     assert (tmp_path / "corpus" / "a").read_text() == "b"
     assert len(seen) == 2
+
+
+def test_what_cannot_be_cleared_or_entered_is_told_and_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".b.partial").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="cannot write here"), Staging(tmp_path / "b"):
+        pass
+    (tmp_path / ".a.partial" / "left").mkdir(parents=True)
+    with monkeypatch.context() as patched:
+        patched.setattr("tfive.text.files.shutil.rmtree", lambda path: os.listdir(tmp_path / "absent"))
+        with pytest.raises(UserError, match="cannot write here"), Staging(tmp_path / "a"):
+            pass
+    with Staging(tmp_path / "a") as staging:
+        assert not list(staging.path.iterdir())

@@ -68,20 +68,22 @@ def in_short(found: Table) -> list[Block]:
         if parts:
             blocks.append(paragraph(f"- {TITLES[name].capitalize()} of {versus} at equal steps: {'; '.join(parts)}."))
     for axis in ("seconds", "thought_tokens"):
-        cuts = [cut for cut in found["cuts"][axis] if cut["budget"] > 0]
-        ahead = [cut["label"] for cut in cuts if _ahead(cut["method"], cut["reference"])]
-        behind = [cut["label"] for cut in cuts if cut["label"] not in ahead]
-        if cuts:
-            said = f"ahead of {versus}: {', '.join(ahead) or 'none'}; behind it: {', '.join(behind) or 'none'}"
-            blocks.append(
-                paragraph(f"- Content gain at equal {TITLES[axis]}, by its last measurement within the budget: {said}.")
-            )
+        told = {"ahead": [], "behind": [], "equal": [], "not measured that early": []}
+        for cut in found["cuts"][axis]:
+            told[_standing(cut["method"], cut["reference"])].append(cut["label"])
+        parts = [f"{kind}: {', '.join(labels)}" for kind, labels in told.items() if labels]
+        if found["cuts"][axis]:
+            where = f"at equal {TITLES[axis]}, last measurements within the budget, against {versus}"
+            blocks.append(paragraph(f"- Content gain {where}: {'; '.join(parts)}."))
     return blocks
 
 
-def _ahead(mine: dict[str, Any], other: dict[str, Any]) -> bool:
+def _standing(mine: dict[str, Any], other: dict[str, Any]) -> str:
+    """How a method stands against the reference; before training nothing has been learned by either."""
     first, second = mine.get("content_gain"), other.get("content_gain")
-    return first is not None and (second is None or first > second)
+    if not mine["used"] or not other["used"] or first is None or second is None:
+        return "not measured that early"
+    return "equal" if first == second else "ahead" if first > second else "behind"
 
 
 def _finished(found: Table) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,23 +46,29 @@ LIMITS = (
 Table = dict[str, Any]
 
 
-def study_table(runs: Sequence[Run], reference: str | None = None) -> Table:
-    """Everything a page, a CSV or a figure shows, as plain data that can be stored and rendered without the runs."""
+def study_table(runs: Sequence[Run], reference: str | None = None, limits: Sequence[str] = LIMITS) -> Table:
+    """Everything a page, a CSV or a figure shows, as plain data that can be stored and rendered without the runs.
+
+    `limits` say what the table does not show.
+    """
     finished = done(runs)
     labels = list(dict.fromkeys(run.label for run in runs))
     groups = {label: [run for run in finished if run.label == label] for label in labels}
     versus = reference or next((label for label in labels if groups[label]), labels[0])
+    timed = _timed(groups)
     return {
         "reference": versus,
         "rules": list(RULES),
-        "limits": [*LIMITS, *_clocks(finished)],
-        "methods": [_method(label, groups[label], [r for r in runs if r.label == label]) for label in labels],
+        "limits": [*limits, *_clocks(finished)],
+        "methods": [
+            _method(label, groups[label], [r for r in runs if r.label == label], timed[label]) for label in labels
+        ],
         "differences": [
             _difference(label, groups[label], groups[versus])
             for label in labels
             if label != versus and groups[label] and groups[versus]
         ],
-        "cuts": {axis: _cut(axis, groups, versus) for axis in AXES},
+        "cuts": {axis: _cut(axis, timed if axis == "seconds" else groups, versus) for axis in AXES},
         "runs": [_run(run) for run in runs],
         "place": finished[0].summary["place"] if finished else {},
         "identity": finished[0].summary["identity"] if finished else {},
@@ -74,10 +81,23 @@ def _clocks(finished: Sequence[Run]) -> list[str]:
     places = [run.summary["place"] for run in finished]
     keys = sorted({key for place in places for key in place if any(one.get(key) != place[key] for one in places)})
     if keys:
-        found.append(f"Runs differ in where they computed ({', '.join(keys)}): their seconds do not compare.")
+        found.append(
+            f"Runs differ in where they computed ({', '.join(keys)}); step times and equal seconds are of those alone "
+            "that computed where most did."
+        )
     if any(run.disturbed for run in finished):
         found.append("Some runs shared their machine with others: equal seconds and step times say little.")
     return found
+
+
+def _timed(groups: dict[str, list[Run]]) -> dict[str, list[Run]]:
+    """Of each label the runs that computed where most of the study did: only their seconds compare."""
+    places = [json.dumps(run.summary["place"], sort_keys=True) for runs in groups.values() for run in runs]
+    most = max(places, key=places.count, default="")
+    return {
+        label: [run for run in runs if json.dumps(run.summary["place"], sort_keys=True) == most]
+        for label, runs in groups.items()
+    }
 
 
 def _stack(runs: Sequence[Run], name: str) -> npt.NDArray[np.float64] | None:
@@ -102,7 +122,7 @@ def _estimate(runs: Sequence[Run], name: str) -> dict[str, Any] | None:
     return None if value_SI is None else measure(value_SI, runs[0].items["text"]).rounded()
 
 
-def _method(label: str, finished: Sequence[Run], asked: Sequence[Run]) -> dict[str, Any]:
+def _method(label: str, finished: Sequence[Run], asked: Sequence[Run], timed: Sequence[Run]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "label": label,
         "seeds": [run.seed for run in finished],
@@ -115,7 +135,7 @@ def _method(label: str, finished: Sequence[Run], asked: Sequence[Run]) -> dict[s
     return row | {
         "thought_gain_start": round(statistics.fmean(start), 6),
         "measured": {name: found for name in MEASURED if (found := _estimate(finished, name)) is not None},
-        "step_time": _step_time(finished),
+        "step_time": _step_time(timed or finished),
         "rollouts": _rollouts(finished),
         "roles": _roles(finished),
         "tokens": {

@@ -60,7 +60,7 @@ class Loop:
         with self._listening():
             if not self.history:
                 self._measure(0)
-                if config.run.checkpoint_every:
+                if config.run.checkpoint_every or method.finished(config.window.windows):
                     self.save()
             while not method.finished(config.window.windows):
                 self._point(f"phase:{method.phase}")
@@ -85,7 +85,8 @@ class Loop:
             return self.shop.method.advance()
         except RunFailed as error:
             # The failed micro-step left half-done work behind; the last checkpoint is the state to go on from.
-            raise RunFailed(f"{error} (the last checkpoint is in {self.folder / CHECKPOINTS})") from error
+            there = f" (the last checkpoint is in {self.folder / CHECKPOINTS})" if self.store.paths() else ""
+            raise RunFailed(f"{error}{there}") from error
 
     def _close_window(self) -> None:
         config, method = self.shop.config, self.shop.method

@@ -54,8 +54,12 @@ class Staging:
                 self.target.parent.mkdir(parents=True, exist_ok=True)
                 if self._locked():
                     break
-            for left_over in self.path.iterdir():
-                _remove(left_over)
+            try:
+                for left_over in self.path.iterdir():
+                    _remove(left_over)
+            except BaseException:
+                os.close(self._lock)
+                raise
         return self
 
     def __exit__(
@@ -84,6 +88,8 @@ class Staging:
                 os.mkdir(self.path)
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
+            if self.path.is_symlink():
+                raise
             return False
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         if not self._ours():

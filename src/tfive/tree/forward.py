@@ -258,8 +258,7 @@ class TreeModel:
         # Masked attention asks every node for every key of its pass, seen or not; with twice the trunk's nodes in a
         # pass that waste stays bounded and the products stay large.
         step = max(1, (self.engine.max_nodes or 2 * texts.tokens_BS.shape[1]) // self.plan.scored_nodes(whole))
-        branches = thoughts.length_BR.shape[1]
-        starts = range(0, max(1, branches), step)
+        starts = range(0, max(1, thoughts.length_BR.shape[1]), step)
         parts = [self._score_branches(texts, thoughts, reading, features, s, s + step, whole) for s in starts]
         joined = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
         return Scores(**joined, **self._score_plain(texts, thoughts, reading, features))
@@ -353,8 +352,8 @@ class TreeModel:
                 found["entropy_BRT"] = reduced["entropy"]
             if features:
                 found["features_BRTD"] = picks.spread(picks.rows(hidden_BND))
-            if centring is not None:
-                found["centre_BRT"] = self._centre(texts, thoughts, hidden_BND, picks, centring)
+            if centring is not None and thoughts is not None:
+                found["centre_BRT"] = self._centre(texts, hidden_BND, picks, centring, thoughts)
         for name, picked in (("text", text), ("conditioned", after)):
             if picked is not None:
                 found[f"{name}_loss_sum"] = -self._reduce(hidden_BND, picked, target_log_prob)["log_prob"].sum()
@@ -362,11 +361,12 @@ class TreeModel:
         return PolicyOutput(mask_BRT=layout.action_mask_BRT, **found)
 
     def _centre(
-        self, texts: TextBatch, thoughts: Thoughts | None, hidden_BND: Tensor, picks: Picks, centring: Centring
+        self, texts: TextBatch, hidden_BND: Tensor, picks: Picks, centring: Centring, thoughts: Thoughts
     ) -> Tensor:
         old = centring.old
         with torch.no_grad():
-            before = picks.rows(old._run(old._grow(texts, thoughts)))
+            layout = old._grow(texts, thoughts)  # without continuations, so actions stand elsewhere in it
+            before = Picks.actions(layout, thoughts.tokens_BRT.to(self.device)).rows(old._run(layout))
         sources = [
             Source(self.head, picks.rows(hidden_BND), self.forbidden_V),
             Source(old.head, before, old.forbidden_V),

@@ -108,7 +108,8 @@ def _product(hidden_xD: Tensor, weight_VD: Tensor) -> Tensor:
         return _widened(hidden_xD @ weight_VD.t())
     if torch.is_grad_enabled() and (hidden_xD.requires_grad or weight_VD.requires_grad):
         # A product with a wider result has no derivative; that of widened factors is the same.
-        return hidden_xD.float() @ weight_VD.float().t()
+        with torch.autocast("cuda", enabled=False):
+            return hidden_xD.float() @ weight_VD.float().t()
     return torch.mm(hidden_xD, weight_VD.t(), out_dtype=torch.float32)
 
 
