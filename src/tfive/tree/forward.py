@@ -21,7 +21,7 @@ from tfive.tree.decode import Reading, Sampler, ended
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.delta_kernel import choose_rule
 from tfive.tree.deltanet import TreeRecurrence
-from tfive.tree.grow import full_thoughts, grow, no_thoughts, small_texts
+from tfive.tree.grow import full_thoughts, grow, small_texts
 from tfive.tree.head import (
     Reducer,
     Source,
@@ -37,6 +37,7 @@ from tfive.tree.law import draw, law_log_prob, lawful
 from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower, PolicyOutput, Scores
 from tfive.tree.picks import Picks
+from tfive.tree.scoring import Scoring
 from tfive.tree.settings import EngineSettings, SamplingSettings
 
 _SAMPLERS = 4
@@ -150,7 +151,7 @@ class TreeModel:
         """Fused blocks where they apply: they do not follow a caller's autocast."""
         return None if torch.is_autocast_enabled(self.device.type) else self.fusion.fusion
 
-    def _read_only(self, embeds_BnD: Tensor, position_Bn: Tensor, tree: TreePass) -> Tensor:
+    def read_only(self, embeds_BnD: Tensor, position_Bn: Tensor, tree: TreePass) -> Tensor:
         """Final hidden states of a pass that needs no gradients."""
         fused = None if self._fused is None else self._fused.forwards
         return self.backbone.run(embeds_BnD, position_Bn, tree, fused=fused)
@@ -163,10 +164,10 @@ class TreeModel:
             return self.backbone.run(lower.hidden_BND, layout.position_BN, tree, lower.block, recompute=recompute)
         embeds_BND = self.embed(layout.token_BN, layout.delimiter_BN)
         if fuse and stop is None:
-            return self._read_only(embeds_BND, layout.position_BN, tree)
+            return self.read_only(embeds_BND, layout.position_BN, tree)
         return self.backbone.run(embeds_BND, layout.position_BN, tree, stop_block=stop, recompute=recompute)
 
-    def _reduce(self, hidden_BND: Tensor, picks: Picks, reducer: Reducer, forbidden: bool = False) -> dict[str, Tensor]:
+    def reduce(self, hidden_BND: Tensor, picks: Picks, reducer: Reducer, forbidden: bool = False) -> dict[str, Tensor]:
         """The reducer's numbers at the picked nodes, in the picks' shape."""
         source = Source(self.head, picks.rows(hidden_BND), self.forbidden_V if forbidden else None)
         found = reduce_vocabulary(
@@ -180,7 +181,7 @@ class TreeModel:
         layout = self._grow(texts, None)
         recurrence = self.recurrence(layout, position_BP=texts.positions_BP.to(self.device), keep=True)
         tree = TreePass(layout, self.kernel, keep=True, recurrence=recurrence)
-        hidden_BSD = self._read_only(self.embed(layout.token_BN), layout.position_BN, tree)
+        hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree)
         return Reading(hidden_BSD, tree.kept, {} if recurrence is None else recurrence.memory)
 
     @torch.no_grad()
@@ -234,7 +235,7 @@ class TreeModel:
             thoughts = ended(thoughts.tokens_BRT, thoughts.log_q_BRT, layout)
             layout = self._grow(text, thoughts)
             picks = Picks.actions(layout, thoughts.tokens_BRT)
-            log_q = self._reduce(self._run(layout), picks, law_log_prob(law), forbidden=True)["log_prob"]
+            log_q = self.reduce(self._run(layout), picks, law_log_prob(law), forbidden=True)["log_prob"]
             parts.append(replace(thoughts, log_q_BRT=log_q.float()))
         return Thoughts(*(torch.cat([getattr(p, name) for p in parts]) for name in Thoughts.__dataclass_fields__))
 
@@ -253,63 +254,22 @@ class TreeModel:
         With `engine.max_nodes` the branches are scored a few at a time, each time after the same reading. `whole`
         scores after the whole thought alone, for those who need no reward.
         """
-        reading = reading or self.read(texts)
         texts, thoughts = texts.to(self.device), thoughts.to(self.device)
+        scoring = Scoring(self, texts, reading or self.read(texts), features, whole)
         # Masked attention asks every node for every key of its pass, seen or not; with twice the trunk's nodes in a
         # pass that waste stays bounded and the products stay large.
         step = max(1, (self.engine.max_nodes or 2 * texts.tokens_BS.shape[1]) // self.plan.scored_nodes(whole))
         starts = range(0, max(1, thoughts.length_BR.shape[1]), step)
-        parts = [self._score_branches(texts, thoughts, reading, features, s, s + step, whole) for s in starts]
+        parts = [scoring.branches(thoughts.branches(start, start + step), start) for start in starts]
         joined = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
-        return Scores(**joined, **self._score_plain(texts, thoughts, reading, features))
+        return Scores(**joined, **scoring.plain(thoughts.valid_BR))
 
     @torch.no_grad()
     def no_thought(self, texts: TextBatch) -> Tensor:
         """ℓ_0 of every item, `[B, R]`, from the texts alone: no branch is grown."""
         texts = texts.to(self.device)
-        return self._score_plain(texts, full_thoughts(texts, self.plan), self.read(texts), False)["no_thought_BR"]
-
-    def _score_plain(self, texts: TextBatch, thoughts: Thoughts, reading: Reading, features: bool) -> dict[str, Tensor]:
-        """The losses without a thought, read off the trunk once per position, whatever the group."""
-        rows, count = texts.positions_BP.shape
-        layout = grow(texts, self.plan, no_thoughts(rows, count, self.plan, self.device), "none", texts.positions_BP)
-        picks = Picks.no_thought(layout)
-        loss_BPH = -self._reduce(reading.hidden_BSD, picks, target_log_prob)["log_prob"]
-        group, valid_BR1 = self.plan.group, thoughts.valid_BR[..., None]
-        loss_BRH = loss_BPH.repeat_interleave(group, 1) * valid_BR1
-        count_BR = layout.loss_mask_BRH.sum(-1).clamp(min=1).repeat_interleave(group, 1)
-        found = {"no_thought_BR": loss_BRH.sum(-1) / count_BR, "no_thought_token_BRH": loss_BRH}
-        if features:
-            seen_BPHD = picks.spread(picks.rows(reading.hidden_BSD))
-            found["no_thought_features_BRHD"] = seen_BPHD.repeat_interleave(group, 1) * valid_BR1[..., None]
-        return found
-
-    def _score_branches(
-        self, texts: TextBatch, thoughts: Thoughts, reading: Reading, features: bool, start: int, stop: int, whole: bool
-    ) -> dict[str, Tensor]:
-        """The losses after each checkpoint (or the last alone) of the branches `start … stop−1`."""
-        position_BR = texts.positions_BP.repeat_interleave(self.plan.group, 1)[:, start:stop]
-        layout = grow(texts, self.plan, thoughts.branches(start, stop), "last" if whole else "all", position_BR)
-        recurrence = self.recurrence(layout, position_BP=texts.positions_BP, memory=reading.recurrent)
-        tree = TreePass(layout, self.kernel, trunk=reading.attention, recurrence=recurrence)
-        embeds = self.embed(layout.token_BN[:, tree.start :], layout.delimiter_BN[:, tree.start :])
-        own = self._read_only(embeds, layout.position_BN[:, tree.start :], tree)
-        hidden_BND = torch.cat([reading.hidden_BSD, own], 1)
-
-        loss_BRKH = -self._reduce(hidden_BND, Picks.continuations(layout), target_log_prob)["log_prob"]
-        count_BR = layout.loss_mask_BRH.sum(-1).clamp(min=1)
-        whole_BR11 = (layout.segment_mask_BRK.sum(-1) - 1).clamp(min=0)[..., None, None]
-        found = {
-            "losses_BRK": loss_BRKH.sum(-1) / count_BR[..., None],
-            "checkpoint_BRK": layout.checkpoint_BRK,
-            "mask_BRK": layout.segment_mask_BRK,
-            "token_BRH": loss_BRKH.take_along_dim(whole_BR11, 2)[:, :, 0],
-            "token_mask_BRH": layout.loss_mask_BRH,
-        }
-        if features:
-            last = Picks.last_continuations(layout)
-            found["features_BRHD"] = last.spread(last.rows(hidden_BND))
-        return found
+        valid_BR = full_thoughts(texts, self.plan).valid_BR
+        return Scoring(self, texts, self.read(texts)).plain(valid_BR)["no_thought_BR"]
 
     def policy(
         self,
@@ -346,7 +306,7 @@ class TreeModel:
         after = Picks.last_continuations(layout) if conditioned else None
         hidden_BND = self._run(layout)
         if picks is not None:
-            reduced = self._reduce(hidden_BND, picks, policy_terms if entropy else target_log_prob, forbidden=True)
+            reduced = self.reduce(hidden_BND, picks, policy_terms if entropy else target_log_prob, forbidden=True)
             found["log_prob_BRT"] = reduced["log_prob"]
             if entropy:
                 found["entropy_BRT"] = reduced["entropy"]
@@ -356,7 +316,7 @@ class TreeModel:
                 found["centre_BRT"] = self._centre(texts, hidden_BND, picks, centring, thoughts)
         for name, picked in (("text", text), ("conditioned", after)):
             if picked is not None:
-                found[f"{name}_loss_sum"] = -self._reduce(hidden_BND, picked, target_log_prob)["log_prob"].sum()
+                found[f"{name}_loss_sum"] = -self.reduce(hidden_BND, picked, target_log_prob)["log_prob"].sum()
                 found[f"{name}_token_count"] = picked.keep.sum()
         return PolicyOutput(mask_BRT=layout.action_mask_BRT, **found)
 

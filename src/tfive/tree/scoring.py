@@ -1,0 +1,74 @@
+"""What the text that follows costs, after a thought and without one, once the text itself has been read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tfive.tree.attention import TreePass
+from tfive.tree.decode import Reading
+from tfive.tree.grow import grow, no_thoughts
+from tfive.tree.head import target_log_prob
+from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.picks import Picks
+
+if TYPE_CHECKING:
+    from tfive.tree.forward import TreeModel
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """One call of `TreeModel.score`: what is read, and what is wanted of it."""
+
+    tree: TreeModel
+    texts: TextBatch
+    reading: Reading
+    features: bool = False
+    whole: bool = False
+
+    def plain(self, valid_BR: Tensor) -> dict[str, Tensor]:
+        """The losses without a thought, read off the trunk once per position, whatever the group."""
+        tree, texts, reading = self.tree, self.texts, self.reading
+        rows, count = texts.positions_BP.shape
+        layout = grow(texts, tree.plan, no_thoughts(rows, count, tree.plan, tree.device), "none", texts.positions_BP)
+        picks = Picks.no_thought(layout)
+        loss_BPH = -tree.reduce(reading.hidden_BSD, picks, target_log_prob)["log_prob"]
+        group, valid_BR1 = tree.plan.group, valid_BR[..., None]
+        loss_BRH = loss_BPH.repeat_interleave(group, 1) * valid_BR1
+        count_BR = layout.loss_mask_BRH.sum(-1).clamp(min=1).repeat_interleave(group, 1)
+        found = {"no_thought_BR": loss_BRH.sum(-1) / count_BR, "no_thought_token_BRH": loss_BRH}
+        if self.features:
+            seen_BPHD = picks.spread(picks.rows(reading.hidden_BSD))
+            found["no_thought_features_BRHD"] = seen_BPHD.repeat_interleave(group, 1) * valid_BR1[..., None]
+        return found
+
+    def branches(self, thoughts: Thoughts, start: int) -> dict[str, Tensor]:
+        """The losses after each checkpoint (or the last alone) of these thoughts, the first of which is branch
+        `start`."""
+        tree, texts, reading = self.tree, self.texts, self.reading
+        stop = start + thoughts.length_BR.shape[1]
+        position_BR = texts.positions_BP.repeat_interleave(tree.plan.group, 1)[:, start:stop]
+        layout = grow(texts, tree.plan, thoughts, "last" if self.whole else "all", position_BR)
+        recurrence = tree.recurrence(layout, position_BP=texts.positions_BP, memory=reading.recurrent)
+        row = TreePass(layout, tree.kernel, trunk=reading.attention, recurrence=recurrence)
+        embeds = tree.embed(layout.token_BN[:, row.start :], layout.delimiter_BN[:, row.start :])
+        own = tree.read_only(embeds, layout.position_BN[:, row.start :], row)
+        hidden_BND = torch.cat([reading.hidden_BSD, own], 1)
+
+        loss_BRKH = -tree.reduce(hidden_BND, Picks.continuations(layout), target_log_prob)["log_prob"]
+        count_BR = layout.loss_mask_BRH.sum(-1).clamp(min=1)
+        whole_BR11 = (layout.segment_mask_BRK.sum(-1) - 1).clamp(min=0)[..., None, None]
+        found = {
+            "losses_BRK": loss_BRKH.sum(-1) / count_BR[..., None],
+            "checkpoint_BRK": layout.checkpoint_BRK,
+            "mask_BRK": layout.segment_mask_BRK,
+            "token_BRH": loss_BRKH.take_along_dim(whole_BR11, 2)[:, :, 0],
+            "token_mask_BRH": layout.loss_mask_BRH,
+        }
+        if self.features:
+            last = Picks.last_continuations(layout)
+            found["features_BRHD"] = last.spread(last.rows(hidden_BND))
+        return found
