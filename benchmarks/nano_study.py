@@ -142,7 +142,10 @@ def naive_blocks(found: dict[str, Any], folder: Path) -> list[Block]:
 
 def ablation_blocks(found: dict[str, Any]) -> list[Block]:
     """The ablations of T⁵: what changes when one of its parts is taken away."""
-    inner = [block for block in study_blocks(found) if block.kind != "heading"]
+    blocks = study_blocks(found)
+    titles = [block.text if block.kind == "heading" else "" for block in blocks]
+    short = [*blocks[: titles.index("Equal cost")], blocks[titles.index("Every run") + 1]]
+    inner = [block for block in short if block.kind != "heading"]
     return [
         heading("Ablations of T⁵"),
         paragraph("Presets of T⁵ with one part replaced; `fixed-average` keeps the machinery and sets κ to 0."),
