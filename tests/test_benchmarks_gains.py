@@ -120,7 +120,7 @@ def test_the_tree_agrees_with_plain_rows(script: ModuleType, place: Path) -> Non
 
 
 def test_a_wrong_tree_shows(script: ModuleType, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tfive.tree import forward
+    from tfive.tree import forward, scoring
 
     honest = forward.grow
 
@@ -129,7 +129,8 @@ def test_a_wrong_tree_shows(script: ModuleType, place: Path, monkeypatch: pytest
         layout.position_BN[:, layout.trunk_width :] += 1
         return layout
 
-    monkeypatch.setattr(forward, "grow", wrong)
+    for module in (forward, scoring):
+        monkeypatch.setattr(module, "grow", wrong)
     monkeypatch.setattr(script, "asdict", lambda admitted: admitted)
     monkeypatch.setattr(script, "admit", lambda engine, longest: {})
     found = script.report_of(script.arguments(words(place)), lambda line: None)["tree_against_plain"]
