@@ -55,8 +55,8 @@ class Sums:
 
 
 class Actor:
-    """π_θ with its optimizer. `step` is one PPO update; anchors are read off the same rows where that is possible, and
-    have passes of their own elsewhere."""
+    """π_θ with its optimizer. `step` is one PPO update; anchors are read off the same rows, in parity mode in passes of
+    their own."""
 
     def __init__(
         self,

@@ -91,7 +91,8 @@ def without_diagnoses(seconds: dict[str, float]) -> dict[str, float]:
     for path in seconds.keys() - kept.keys():
         around = path
         while around := around.rpartition("/")[0]:
-            kept[around] -= seconds[path]
+            if around in kept:
+                kept[around] -= seconds[path]
     return kept
 
 
