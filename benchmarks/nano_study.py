@@ -149,6 +149,9 @@ def ablation_blocks(found: dict[str, Any]) -> list[Block]:
     return [
         heading("Ablations of T⁵"),
         paragraph("Presets of T⁵ with one part replaced; `fixed-average` keeps the machinery and sets κ to 0."),
+        command(
+            f"python benchmarks/nano_study.py --only ablations --seeds {max(len(r['seeds']) for r in found['methods'])}"
+        ),
         *inner[1:],
     ]
 
