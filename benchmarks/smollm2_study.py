@@ -1,6 +1,7 @@
 """All methods on SmolLM2-135M-Instruct (Q4_1, de-quantised) and real text, in cells that accumulate over machines.
 
     python benchmarks/smollm2_study.py list search           # cells that have no result yet
+    python benchmarks/smollm2_study.py all search            # run them, one after another, on a device of their own
     python benchmarks/smollm2_study.py cell t5 0             # one run with its benchmarks; prints JSON
     python benchmarks/smollm2_study.py table                 # results/smollm2-study.json and docs/smollm2-results.md
 
@@ -14,6 +15,7 @@ model.name=…`) and the folders `corpora` and `benchmarks` (docs/smollm2-study.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import shutil
 import statistics
@@ -65,6 +67,7 @@ STUDIES = ("search", "main", "clock", "ablations")
 SETTINGS = {
     "search": ("window.windows=3", "run.develop_every=3", "run.develop_after=0", "run.develop_items=4096"),
     "clock": ("window.windows=3", "run.develop_every=3", "run.develop_items=64"),
+    "ablations": ("run.develop_every=5",),
 }
 """What a study changes of the preset. The search looks at the first 256 development texts, which others pass over."""
 SCORED = ("piqa", "arc_challenge", "csqa")
@@ -152,6 +155,8 @@ def run_cell(asked: argparse.Namespace) -> dict[str, Any]:
     if folder.exists():
         shutil.rmtree(folder)
     began = time.perf_counter()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     result: dict[str, Any] = {"label": asked.label, "seed": asked.seed, "study": asked.study, "disturbed": asked.shared}
     result["optimizer.lr"], result["critic.pair"] = config.optimizer.lr, config.critic.pair
     try:
@@ -378,16 +383,19 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     one.add_argument("seed", type=int)
     one.add_argument("--study", choices=STUDIES, default="main")
     one.add_argument("--shared", action="store_true", help="others compute on the device: seconds say little")
-    one.add_argument("--no-scores", action="store_false", dest="scores", help="no benchmarks")
-    one.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     some = commands.add_parser("list", help="cells that have no result yet")
-    some.add_argument("study", choices=STUDIES)
-    some.add_argument("--seeds", type=int, default=3)
+    every = commands.add_parser("all", help="run them one after another, in one process")
+    for command in (some, every):
+        command.add_argument("study", choices=STUDIES)
+        command.add_argument("--seeds", type=int, default=3)
+    for command in (one, every):
+        command.add_argument("--no-scores", action="store_false", dest="scores", help="no benchmarks")
+        command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     last = commands.add_parser("table", help="tabulate all cells and draw the page")
     last.add_argument("--render", action="store_true", help="only draw the page from the results")
     last.add_argument("--out", type=Path, default=ROOT / "results" / "smollm2-study.json")
     last.add_argument("--page", type=Path, default=ROOT / "docs" / "smollm2-results.md")
-    for command in (one, some, last):
+    for command in (one, some, every, last):
         command.add_argument("--runs", type=Path, default=Path("runs/smollm2-study"))
     return parser.parse_args(given)
 
@@ -410,6 +418,13 @@ def main(given: list[str] | None = None) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         asked.page.write_text(markdown("SmolLM2 study: results", blocks_of(found, folder)), "utf-8")
         print(asked.page)
+        return 0
+    if asked.command == "all":
+        for label, seed in to_do(asked.study, asked.seeds, asked.runs):
+            cell = argparse.Namespace(**vars(asked) | {"label": label, "seed": seed, "shared": False})
+            print(json.dumps(run_cell(cell), ensure_ascii=False), flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
         return 0
     result = run_cell(asked)
     print(json.dumps(result, ensure_ascii=False))

@@ -121,3 +121,20 @@ def test_cells_to_do_are_those_without_a_result(
     ]  # fmt: skip
     with pytest.raises(UserError, match="there is no such folder"):
         script.main(["table", "--runs", str(tmp_path / "absent")])
+
+
+def test_all_runs_what_is_to_do_in_order(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_cell(asked: Any) -> dict[str, Any]:
+        cell(asked.runs, asked.study, asked.label, asked.seed)
+        return {"label": asked.label, "shared": asked.shared, "overrides": asked.overrides}
+
+    monkeypatch.setattr(script, "run_cell", run_cell)
+    cell(tmp_path, "clock", "rlp", 0)
+    asked = ["all", "clock", "--runs", str(tmp_path), "--set", "model.device=cpu"]
+    assert script.main(asked) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["label"] for one in told] == ["t5", "quiet-star-grpo", "quiet-star-ppo", "anchor-only", "ntp"]
+    assert all(not one["shared"] and one["overrides"] == ["model.device=cpu"] for one in told)
+    assert not list(script.to_do("clock", 1, tmp_path))
