@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
-from tfive import chance
+from tfive import __version__, chance
 from tfive.errors import UserError
 from tfive.models.gate import PredictionGate
 from tfive.models.thinker import ThoughtModel, plan_for, uncertain_places
@@ -449,6 +450,20 @@ def test_saved_and_loaded_it_is_the_same(
     replace_gate = ThoughtModel(lively, tokenizer, settings())
     replace_gate.save_pretrained(without)
     assert ThoughtModel.from_pretrained(without, device="cpu").gate is None
+
+
+def test_a_source_tree_that_is_not_installed_can_save(
+    lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def installed(name: str) -> str:
+        if name == "tfive":
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr("tfive.models.thinker_files.version", installed)
+    ThoughtModel(lively, tokenizer, settings()).save_pretrained(tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "thoughts" / "thought.json").read_text("utf-8"))
+    assert written["versions"] == {"tfive": __version__, "transformers": "1.0", "torch": "1.0"}
 
 
 def one_line(error: pytest.ExceptionInfo[UserError]) -> str:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from tfive import __version__
 from tfive.errors import UserError
 from tfive.models.gate import PredictionGate
 from tfive.models.load import load_model, save_model, tokenizer_fingerprint
@@ -66,7 +67,7 @@ def _write_thoughts(parts: ThinkerParts, folder: Path) -> None:
         "sampling": parts.sampling.model_dump(mode="json"),
         "gate": None if gate is None else {"features": gate.features, "width": gate.last.in_features},
         "tokenizer": tokenizer_fingerprint(parts.tokenizer),
-        "versions": {name: version(name) for name in ("tfive", "transformers", "torch")},
+        "versions": {"tfive": __version__} | {name: version(name) for name in ("transformers", "torch")},
         "origin": parts.origin,
     }
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=1, ensure_ascii=False) + "\n", "utf-8")
