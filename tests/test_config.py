@@ -175,6 +175,7 @@ def test_missing_files_folders_and_unknown_presets_are_refused(tmp_path: Path) -
         (["calibration.bounds=enforce"], ["calibration.bounds = enforce", "critic.bounded"]),
         (["method=ntp", "anchor.next_token=0"], ["anchor.next_token = 0", "ntp"]),
         (["method=anchor-only", "anchor.next_token=0"], ["anchor.next_token = 0", "anchor-only"]),
+        (["anchor.mixture=0.5", "anchor.conditioned=0"], ["anchor.mixture = 0.5", "anchor.conditioned"]),
         (["text.sources=[]"], ["text.sources = []", "no text"]),
         (["calibration.certified=true"], ["certified", "approximation_bound"]),
     ],

@@ -110,10 +110,11 @@ def test_micro_batches_of_one_give_the_gradient_of_eight(plan: ThoughtPlan) -> N
         (replace(FIXED, group=2), BOTH, None),
         (replace(PLAN, group=3), BOTH, None),
         (replace(FIXED, group=2), AnchorSettings(next_token=0.7), None),
+        (replace(FIXED, group=2), BOTH.model_copy(update={"mixture": 0.4}), None),
         (PLAN, BOTH, SamplingSettings(temperature=0.7)),
         (replace(FIXED, group=2), BOTH, SamplingSettings(temperature=0.7)),
     ],
-    ids=["variable", "fixed", "group", "variable group", "text alone", "centred", "centred group"],
+    ids=["variable", "fixed", "group", "variable group", "text alone", "mixture", "centred", "centred group"],
 )
 def test_one_reading_for_policy_and_anchors_gives_the_gradient_of_two(
     plan: ThoughtPlan, anchor: AnchorSettings, centre: SamplingSettings | None

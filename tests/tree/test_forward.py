@@ -9,7 +9,7 @@ import torch
 from cases import Case, lifted, random_case
 from exact import StepValue, apart
 from families import DENSE, HYBRID, VOCABULARY, WINDOWED, tiny
-from plain import PlainModel
+from plain import PlainModel, branches_of
 from torch import Tensor
 
 from tfive.errors import UserError
@@ -120,6 +120,34 @@ def test_continuations_behind_the_first_of_a_group_are_those_of_one_thought(fami
     assert apart(mine.need("log_prob_BRT")[:, ::2], theirs.need("log_prob_BRT")) < bound
     for slope, other in zip(slopes, wanted, strict=True):
         assert apart(slope, other) < bound
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_a_mixture_trains_its_share_of_the_prediction_after_the_thought(family: str, group: int) -> None:
+    """Against plain rows: −log((1 − g)·p_without + g·p_after), where p_without gets no gradient."""
+    case, share = random_case(4, "text2", variable=True, group=group), 0.3
+    model = tiny(family)
+    with lifted():
+        output = TreeModel(model, case.plan).policy(
+            case.texts, case.thoughts, conditioned=True, mixture=share, of_first=True
+        )
+        plan = replace(case.plan, group=1)
+        first, plain = case.thoughts.branches(0, None, group), PlainModel(model, plan)
+        wanted = torch.zeros((), dtype=torch.float64)
+        for branch, after in zip(
+            branches_of(case.texts, plan, first), plain(case.texts, first).conditioned, strict=True
+        ):
+            without = plain._loss(plain._embed(branch.prefix), branch.continuation).detach()
+            wanted = wanted - ((1 - share) * (-without).exp() + share * (-after).exp()).log().sum()
+    mine = output.need("conditioned_loss_sum")
+    assert apart(mine, wanted) < 1e-9
+    parameters = [*model.parameters()]
+    slopes = [torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (mine, wanted)]
+    compared = [(one, other) for one, other in zip(*slopes) if other is not None]
+    assert max(float(other.abs().max()) for _, other in compared) > 1e-3
+    for one, other in compared:
+        assert apart(one, other) < 1e-9
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["thoughts", "empty"])

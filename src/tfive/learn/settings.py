@@ -86,3 +86,7 @@ class AnchorSettings(Section):
 
     conditioned: float = Field(0.0, ge=0)
     """Weight of the next-token loss on the continuation given the thought; 0 leaves it out."""
+
+    mixture: float = Field(0.0, ge=0, lt=1)
+    """Share of the prediction after the thought in a mixture with the one without it, whose loss the conditioned anchor
+    takes; only the former learns from it. 0: the prediction after the thought stands alone."""

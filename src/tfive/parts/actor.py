@@ -170,6 +170,7 @@ class Actor:
                 centring=self.centring if acting else None,
                 text_loss=weights.next_token > 0,
                 conditioned=after,
+                mixture=weights.mixture,
                 of_first=True,
                 parity=self.parity and acting,
             )

@@ -26,6 +26,7 @@ from tfive.tree.head import (
     Reducer,
     Source,
     VocabularyHead,
+    mix_log_probs,
     policy_terms,
     reduce_vocabulary,
     score_centre,
@@ -282,6 +283,7 @@ class TreeModel:
         centring: Centring | None = None,
         text_loss: bool = False,
         conditioned: bool = False,
+        mixture: float = 0.0,
         of_first: bool = False,
         parity: bool = False,
     ) -> PolicyOutput:
@@ -289,13 +291,14 @@ class TreeModel:
         temperature, forbidden entries out), and the other parts asked for, with gradients.
 
         Without thoughts only the texts are read (`text_loss`). `conditioned` hangs the continuation behind the whole
-        thought (`of_first`: of a group's first alone) and gives its next-token loss. `parity`: one text at a time.
+        thought (`of_first`: of a group's first alone) and gives its next-token loss, or with a `mixture` that of this
+        share of it beside the prediction without the thought, which gets no gradients. `parity`: one text at a time.
         """
         if thoughts is None and (conditioned or centring):
             raise ValueError("conditioned loss and centring need thoughts")
         if parity and len(texts.tokens_BS) > 1:
             asked: dict[str, Any] = {"actions": actions, "entropy": entropy, "features": features, "centring": centring}
-            asked |= {"text_loss": text_loss, "conditioned": conditioned, "of_first": of_first}
+            asked |= {"text_loss": text_loss, "conditioned": conditioned, "of_first": of_first, "mixture": mixture}
             each = range(len(texts.tokens_BS))
             own = [None if thoughts is None else thoughts.rows(b, b + 1) for b in each]
             return PolicyOutput.stacked([self.policy(texts.rows(b, b + 1), own[b], **asked) for b in each])
@@ -316,7 +319,12 @@ class TreeModel:
                 found["centre_BRT"] = self._centre(texts, hidden_BND, picks, centring, thoughts)
         for name, picked in (("text", text), ("conditioned", after)):
             if picked is not None:
-                found[f"{name}_loss_sum"] = -self.reduce(hidden_BND, picked, target_log_prob)["log_prob"].sum()
+                log_prob = self.reduce(hidden_BND, picked, target_log_prob)["log_prob"]
+                if mixture and picked is after:
+                    with torch.no_grad():
+                        plain = self.reduce(hidden_BND, picked.without_thought(layout), target_log_prob)["log_prob"]
+                    log_prob = mix_log_probs(plain, log_prob, mixture)
+                found[f"{name}_loss_sum"] = -log_prob.sum()
                 found[f"{name}_token_count"] = picked.keep.sum()
         return PolicyOutput(mask_BRT=layout.action_mask_BRT, **found)
 

@@ -300,7 +300,7 @@ def gate_mixture(logits: Sequence[Tensor], rows: Mapping[str, Tensor]) -> Reduce
     return {"log_prob": mixed, "plain_log_prob": plain, "thoughtful_log_prob": thoughtful}
 
 
-def mix_log_probs(plain: Tensor, thoughtful: Tensor, gate: Tensor) -> Tensor:
+def mix_log_probs(plain: Tensor, thoughtful: Tensor, gate: Tensor | float) -> Tensor:
     """log((1−g)·e^plain + g·e^thoughtful), with finite gradients at g = 0 and 1."""
     top = torch.maximum(plain, thoughtful).detach()
     return top + ((1 - gate) * (plain - top).exp() + gate * (thoughtful - top).exp()).log()

@@ -62,7 +62,7 @@ class PolicyOutput(_Parts):
     text_token_count: Tensor | None = None
     """How many tokens that sum is over."""
     conditioned_loss_sum: Tensor | None = None
-    """Summed next-token loss on the continuations given the whole thought."""
+    """Summed next-token loss on the continuations given the whole thought (of the mixture where one was asked for)."""
     conditioned_token_count: Tensor | None = None
     """How many tokens that sum is over."""
 

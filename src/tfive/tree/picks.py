@@ -51,6 +51,10 @@ class Picks:
         keep_BRH = layout.segment_mask_BRK.any(-1)[..., None] & layout.loss_mask_BRH
         return Picks.of(node_BRH, layout.loss_target_BRH, keep_BRH, layout.node_count)
 
+    def without_thought(self, layout: Layout) -> Picks:
+        """Of picked continuations `[B, R, H]`: the trunk nodes that predict the same tokens."""
+        return Picks.of(layout.trunk_loss_node_BRH, layout.loss_target_BRH, self.keep, layout.node_count)
+
     @staticmethod
     def text(layout: Layout) -> Picks:
         """The trunk nodes with a next token in their document, `[B, S]`."""
