@@ -35,11 +35,12 @@ from tfive.errors import RunFailed, UserError
 from tfive.evaluate.compare import answers_of
 from tfive.evaluate.suite import option_values
 from tfive.report import figures
-from tfive.report.page import Block, heading, markdown, paragraph, table
+from tfive.report.page import Block, heading, markdown, paragraph, picture, table
 from tfive.report.runs import Run, done, read_json, training_seconds
 from tfive.report.sections import interval, number, study_blocks
 from tfive.report.statistics import mean_interval
 from tfive.report.table import LIMITS
+from tfive.run.checkpoint import CheckpointStore
 from tfive.run.compare import configured
 from tfive.run.evaluation import Wanted, evaluate
 from tfive.run.export import export
@@ -67,11 +68,20 @@ STUDIES = ("search", "main", "clock", "ablations")
 SETTINGS = {
     "search": ("window.windows=3", "run.develop_every=3", "run.develop_after=0", "run.develop_items=4096"),
     "clock": ("window.windows=3", "run.develop_every=3", "run.develop_items=64"),
+    "main": ("run.checkpoint_every=5",),
     "ablations": ("run.develop_every=5",),
 }
-"""What a study changes of the preset. The search looks at the first 256 development texts, which others pass over."""
+"""What a study changes of the preset. The search looks at the first 256 development texts, which others pass over; a
+checkpoint half-way lets the benchmarks be asked there too."""
 SCORED = ("piqa", "arc_challenge", "csqa")
 """Benchmarks by log-likelihood, whole."""
+DIAGNOSED = {
+    "r2_1": "r2.1", "r2_2": "r2.2", "retention": "retention", "weight": "weight_mean", "spread": "weight_deviation",
+    "twin_correlation": "twin_correlation", "offset": "offset", "offset_change": "offset_change",
+    "offset_change_error": "offset_change_error", "drift": "drift_mean_induced_last",
+    "covariance": "drift_covariance_last", "kl": "policy_kl", "clipped": "clip_fraction",
+}  # fmt: skip
+"""What the page shows of T⁵'s own reports, by the names of a run's metrics."""
 RESULT = "cell.json"
 NOT_SHOWN = (
     LIMITS[0],
@@ -175,18 +185,25 @@ def run_cell(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def benchmarks(config: Config, folder: Path) -> dict[str, Any]:
-    """Scores of the trained model without thoughts, and its verdicts item by item as a row of 0 and 1."""
+    """Verdicts of the trained model without thoughts, item by item as a row of 0 and 1; at earlier checkpoints too."""
     data = config.text.decontaminate.data
-    export(folder, folder / "exported")
-    where = folder / "scores"
-    evaluate(
-        Wanted(str(folder / "exported"), SCORED, Path(data) if data else None, where, ways=("likelihood",)), quiet=True
-    )
-    verdicts = {}
-    for task in SCORED:
-        values = option_values(answers_of(where, task)[1])["raw"]
-        verdicts[task] = "".join(str(int(values[name])) for name in sorted(values))
-    return {"verdicts": verdicts}
+    found = []
+    for checkpoint in reversed(CheckpointStore(folder / CHECKPOINTS).paths()):
+        where = folder / "scores"
+        window = export(folder, folder / "exported")["window"]
+        evaluate(
+            Wanted(str(folder / "exported"), SCORED, Path(data) if data else None, where, ways=("likelihood",)),
+            quiet=True,
+        )
+        verdicts = {}
+        for task in SCORED:
+            values = option_values(answers_of(where, task)[1])["raw"]
+            verdicts[task] = "".join(str(int(values[name])) for name in sorted(values))
+        found.append({"window": window, "verdicts": verdicts})
+        # An export takes the newest checkpoint there is.
+        for path in (checkpoint, folder / "exported", where):
+            shutil.rmtree(path)
+    return {"verdicts": found[0]["verdicts"], "earlier": found[1:]}
 
 
 def _keep_small(folder: Path) -> None:
@@ -268,6 +285,50 @@ def score_rows(found: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
+def score_course(found: Sequence[Run]) -> list[dict[str, Any]]:
+    """The mean over the benchmarks at every checkpoint that was asked, seed by seed; `base` is the start of all."""
+
+    def mean(verdicts: dict[str, str]) -> float:
+        return round(statistics.fmean(verdicts[task].count("1") / len(verdicts[task]) for task in SCORED), 5)
+
+    rows, start = [], None
+    for run in done(found):
+        result = read_json(run.folder / RESULT)
+        if "verdicts" not in result:
+            continue
+        if run.label == "base":
+            start = mean(result["verdicts"])
+            continue
+        asked = [*result.get("earlier", ()), {"window": run.summary["windows"], "verdicts": result["verdicts"]}]
+        spent = {lap["window"]: training_seconds(lap) for lap in run.summary["laps"]}
+        points = [
+            {"window": one["window"], "seconds": round(spent[one["window"]], 1), "mean": mean(one["verdicts"])}
+            for one in sorted(asked, key=lambda one: one["window"])
+        ]
+        rows.append({"label": run.label, "seed": run.seed, "disturbed": run.disturbed, "points": points})
+    for row in rows:
+        row["points"] = [] if start is None else [{"window": 0, "seconds": 0.0, "mean": start}, *row["points"]]
+    return [row for row in rows if row["points"]]
+
+
+def diagnostics(found: Sequence[Run]) -> list[dict[str, Any]]:
+    """What T⁵ reports of its critics, its weight and its drift, window by window and seed by seed."""
+    rows = []
+    for run in done(found):
+        if run.label != "t5":
+            continue
+        lines = run.metrics()
+        events = [line for line in lines if str(line.get("event", "")).startswith("qualification: ")]
+        for line in lines:
+            if "retention" not in line:
+                continue
+            told = [event["event"].split()[-1] for event in events if event["step"] == line["window"]]
+            kept = {name: round(line[key], 5) for name, key in DIAGNOSED.items() if line.get(key) is not None}
+            tests = {kind: told.count(kind) for kind in ("passed", "failed", "paused")}
+            rows.append({"seed": run.seed, "window": int(line["window"]), **tests, **kept})
+    return rows
+
+
 def costs(runs: Path) -> list[dict[str, Any]]:
     """Cells and seconds of every study: what the results were bought with."""
     rows = []
@@ -286,10 +347,12 @@ def results(runs: Path) -> dict[str, Any]:
     found |= {"trials": trials(runs), "chosen": chosen(runs), "clocks": clocks(runs), "costs": costs(runs)}
     for study in ("main", "ablations"):
         cells_done = runs_of(study, runs)
-        if done(cells_done):
+        if done(cells_done) and (runs / study).is_dir():
             found[study] = tabulated(cells_done, "t5", NOT_SHOWN)
             found[f"{study}_scores"] = score_rows(cells_done)
             found[f"{study}_samples"] = samples(cells_done)
+    found["course"] = score_course(runs_of("main", runs))
+    found["diagnostics"] = diagnostics(runs_of("main", runs))
     return found
 
 
@@ -319,7 +382,9 @@ def blocks_of(found: dict[str, Any], folder: Path) -> list[Block]:
         for name, _ in drawn:
             (folder / name).replace(folder / f"smollm2-{name}")
         blocks += study_blocks(found["main"], [(f"figures/smollm2-{name}", caption) for name, caption in drawn])
-        blocks += [heading("Benchmarks"), *_scores(found["main_scores"]), heading("Thoughts"), *_samples(found)]
+        blocks += [heading("Benchmarks"), *_scores(found["main_scores"]), *_course(found["course"], folder)]
+        blocks += [heading("Critics, weight and drift of T⁵"), *_diagnostics(found["diagnostics"])]
+        blocks += [heading("Thoughts"), *_samples(found)]
     if "ablations" in found:
         inner = [block for block in study_blocks(found["ablations"]) if block.kind != "heading"]
         blocks += [heading("Ablations of T⁵"), *inner[1:], *_scores(found["ablations_scores"])]
@@ -353,6 +418,79 @@ def _scores(rows: Sequence[dict[str, Any]]) -> list[Block]:
     return [
         paragraph("Accuracy by log-likelihood without thoughts, whole benchmarks, over seeds and items at once."),
         table(("method", *SCORED), shown),
+    ]
+
+
+def _course(rows: Sequence[dict[str, Any]], folder: Path) -> list[Block]:
+    """The mean over the benchmarks at the start, half-way and at the end."""
+    if not rows:
+        return []
+    windows = sorted({point["window"] for row in rows for point in row["points"]})
+    shown = []
+    for label in dict.fromkeys(row["label"] for row in rows):
+        cells = []
+        for window in windows:
+            points = [(row["points"], row["seed"]) for row in rows if row["label"] == label]
+            means = [point["mean"] for some, _ in points for point in some if point["window"] == window]
+            cells.append(f"{statistics.fmean(means):.4f} ({len(means)})" if means else "–")
+        shown.append((label, *cells))
+    blocks = [
+        paragraph("Mean of the three over training: after so many windows of ten steps, mean over seeds (how many)."),
+        table(("method", *(f"window {window}" for window in windows)), shown),
+    ]
+    if figures.available():
+        name, caption = _draw_course(rows, folder / "smollm2-benchmarks.png")
+        blocks.append(picture(f"figures/{name}", caption))
+    return blocks
+
+
+def _draw_course(rows: Sequence[dict[str, Any]], path: Path) -> tuple[str, str]:
+    plt = figures.plotting()
+    labels = list(dict.fromkeys(row["label"] for row in rows))
+    figure, cell = plt.subplots(figsize=(7, 4))
+    for row in rows:
+        place = labels.index(row["label"])
+        first = row is next(other for other in rows if other["label"] == row["label"])
+        points = [(point["seconds"], point["mean"]) for point in row["points"]]
+        colour = figures.PALETTE[place % len(figures.PALETTE)]
+        cell.plot(*zip(*points), marker=".", lw=1, color=colour, label=row["label"] if first else None)
+    cell.set(xlabel="seconds of training", ylabel="mean accuracy")
+    cell.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    shared = " (some shared the device)" if any(row["disturbed"] for row in rows) else ""
+    return path.name, f"Mean of the three benchmarks against training seconds{shared}, one line a seed"
+
+
+def _diagnostics(rows: Sequence[dict[str, Any]]) -> list[Block]:
+    """One row a window, means over seeds."""
+
+    def mean(some: Sequence[dict[str, Any]], name: str, form: str) -> str:
+        values = [row[name] for row in some if name in row]
+        return format(statistics.fmean(values), form) if values else "–"
+
+    shown = []
+    for window in sorted({row["window"] for row in rows}):
+        some = [row for row in rows if row["window"] == window]
+        tests = "/".join(str(sum(row[kind] for row in some)) for kind in ("passed", "failed", "paused"))
+        learned = sum(row.get("spread", 0) > 0 for row in some)
+        cells = [mean(some, name, "+.3f") for name in ("r2_1", "r2_2")] + [tests, mean(some, "retention", ".4f")]
+        cells += [f"{learned}/{len(some)}", mean(some, "twin_correlation", ".3f"), mean(some, "offset", "+.3f")]
+        cells += [mean(some, "offset_change", "+.4f"), mean(some, "drift", ".3f"), mean(some, "covariance", ".3f")]
+        shown.append((str(window), *cells, mean(some, "kl", ".3f"), mean(some, "clipped", ".3f")))
+    head = (
+        "window", "R² first", "R² second", "tests passed/failed/paused", "Ĉ/Q̂", "weight learned", "twin correlation",
+        "offset R̂", "R̂(w) − R̂(½)", "mean-induced", "covariance", "policy KL", "clipped",
+    )  # fmt: skip
+    return [
+        paragraph(
+            "Means over seeds. Tests are fresh ones of both critics against η; Ĉ/Q̂ is the displacement that validation "
+            "allows up to κ = 0.1; the weight counts as learned where it was accepted and is no constant; offset, its "
+            "change by the weight, and the two parts of the update's drift come from the probes (contexts with several "
+            "continuations), the drift at the last reuse step."
+        ),
+        table(head, shown),
     ]
 
 
