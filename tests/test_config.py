@@ -176,6 +176,7 @@ def test_missing_files_folders_and_unknown_presets_are_refused(tmp_path: Path) -
         (["method=ntp", "anchor.next_token=0"], ["anchor.next_token = 0", "ntp"]),
         (["method=anchor-only", "anchor.next_token=0"], ["anchor.next_token = 0", "anchor-only"]),
         (["anchor.mixture=0.5", "anchor.conditioned=0"], ["anchor.mixture = 0.5", "anchor.conditioned"]),
+        (["window.reading=4", "window.windows=4"], ["window.reading = 4", "anchor-only"]),
         (["text.sources=[]"], ["text.sources = []", "no text"]),
         (["calibration.certified=true"], ["certified", "approximation_bound"]),
     ],

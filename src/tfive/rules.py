@@ -174,11 +174,17 @@ def a_single_critic_is_no_pair(config: Config) -> str | None:
 
 @rule
 def the_actor_is_released_within_the_run(config: Config) -> str | None:
-    """PPO's frozen windows end before the run does."""
-    frozen, windows = config.ppo.frozen_windows, config.window.windows
-    if config.method != "quiet-star-ppo" or frozen < windows:
+    """Windows of reading, and PPO's frozen ones behind them, end before the run does."""
+    reading, windows = config.window.reading, config.window.windows
+    frozen = config.ppo.frozen_windows if config.method == "quiet-star-ppo" else 0
+    if config.method in ("base", "ntp", "anchor-only") or reading + frozen < windows:
         return None
-    return f"ppo.frozen_windows = {frozen}: the run has {windows} windows and the actor would never move; use fewer"
+    if reading >= windows:
+        return (
+            f"window.reading = {reading}: the run has {windows} windows and nothing would reward a thought; use fewer, "
+            "or method = anchor-only"
+        )
+    return f"ppo.frozen_windows = {frozen}: the actor would never move in {windows - reading} windows; use fewer"
 
 
 @rule

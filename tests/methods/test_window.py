@@ -107,6 +107,30 @@ def test_every_thought_method_reports_the_same(finished: Any) -> None:
         assert moved == (method not in ("ntp", "anchor-only")), method
 
 
+@pytest.mark.parametrize("method", ["t5", "quiet-star-ppo", "quiet-star-grpo", "rlp"])
+def test_a_window_of_reading_is_one_of_the_control_and_what_follows_is_the_first(home: Path, method: str) -> None:
+    shop, control = shop_of(home, method, "window.reading=1", "window.windows=3"), shop_of(home, "anchor-only")
+    done = []
+    while not shop.method.finished(1):
+        done.append(shop.method.advance())
+    assert done == ["open", "collect", *["update"] * shop.config.window.actor_steps, "close"]
+    run(control, 1)
+    mine, theirs = (one.actor.engine.model.state_dict() for one in (shop, control))
+    # A group draws more thoughts than the control, but the first of each is the same.
+    assert all(mine[name].allclose(theirs[name], rtol=0, atol=1e-5) for name in mine)
+    assert shop.method.report["policy_loss"] == 0
+    assert set(shop.method.parts.telemetry.amounts) <= {"actor", "scale"}
+    alone = shop_of(home, method, "window.windows=3")
+    phases = []
+    for one in (shop, alone):
+        window, done = one.method.window + 1, []
+        while not one.method.finished(window):
+            done.append(one.method.advance())
+        phases.append(done)
+    assert phases[0] == phases[1], "warm-up belongs to the first window that is rewarded"
+    assert shop.method.report["policy_loss"] != 0
+
+
 def test_development_is_measured_with_one_thought_whatever_the_group(finished: Any) -> None:
     counts = set()
     for method, (shop, _, _) in finished.items():

@@ -17,8 +17,7 @@ class AnchorOnly(Window[Parts]):
     phases = ("open", "collect", "update", "close")
 
     def _collect(self) -> str:
-        """Fresh thoughts, scored for the report and rewarded by nobody."""
-        return self._act(self.parts.rollout.collect("actor", self.window, rewarded=False, recorded=False))
+        return self._read()
 
     def _learn(self, acting: Trajectories) -> StepStats:
         return self.parts.actor.step(acting, policy=False)

@@ -41,7 +41,7 @@ class FittedWindow(Window[C]):
         self.step += 1
         if critics.head_only and self.step >= critics.head_passes:
             critics.unfreeze()
-        if self.step < critics.settings.passes + (critics.head_passes if self.window == 1 and number == 0 else 0):
+        if self.step < critics.settings.passes + (critics.head_passes if self.first and number == 0 else 0):
             return False
         parts.snapshots.renew("critics")
         del self.held["critic_fit"]

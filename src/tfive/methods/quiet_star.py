@@ -42,8 +42,8 @@ class QuietStarGRPO(QuietStar[Parts]):
     name = "quiet-star-grpo"
     phases = ("open", "collect", "update", "close")
 
-    def __init__(self, settings: GrpoSettings, parts: Parts, *, actor_steps: int) -> None:
-        super().__init__(parts, actor_steps=actor_steps)
+    def __init__(self, settings: GrpoSettings, parts: Parts, *, actor_steps: int, reading: int = 0) -> None:
+        super().__init__(parts, actor_steps=actor_steps, reading=reading)
         self.settings = settings
 
     def _collect(self) -> str:
@@ -62,8 +62,8 @@ class QuietStarPPO(QuietStar[CriticParts], FittedWindow[CriticParts]):
     plain: ClassVar[tuple[str, ...]] = (*FittedWindow.plain, "round")
     made_by: ClassVar[tuple[str, ...]] = (*QuietStar.made_by, "critics")
 
-    def __init__(self, settings: PpoSettings, parts: CriticParts, *, actor_steps: int) -> None:
-        super().__init__(parts, actor_steps=actor_steps)
+    def __init__(self, settings: PpoSettings, parts: CriticParts, *, actor_steps: int, reading: int = 0) -> None:
+        super().__init__(parts, actor_steps=actor_steps, reading=reading)
         self.settings = settings
         self.round = 0
         """Fitting rounds of this window that are over."""
@@ -74,12 +74,11 @@ class QuietStarPPO(QuietStar[CriticParts], FittedWindow[CriticParts]):
 
     def _fit(self) -> str:
         """One pass of the critic; after so many rounds the actor moves, whatever the critic predicts."""
-        first = self.window == 1
-        if not self._fit_pass(self.round, warmup=first):
+        if not self._fit_pass(self.round, warmup=self.first):
             return "fit"
         self.round += 1
         self.step = 0
-        return "fit" if first and self.round < self.settings.warmup_rounds else "collect"
+        return "fit" if self.first and self.round < self.settings.warmup_rounds else "collect"
 
     def _collect(self) -> str:
         """GAE of fresh thoughts (eq:masked-gae), normalised by their own mean and deviation."""
@@ -93,4 +92,5 @@ class QuietStarPPO(QuietStar[CriticParts], FittedWindow[CriticParts]):
         # Fresh texts, so this is how well the critic predicts; it decides nothing.
         self.report["r2"] = [r_squared(acting.need("returns_BRT"), judged.values_2BRT[0], mask_BRT).r2]
         following = self._act(acting.having(advantage_BRT=batch.normalise(gae_BRT, mask_BRT)))
-        return "close" if self.window <= self.settings.frozen_windows else following
+        frozen = self.window <= self.reading_windows + self.settings.frozen_windows
+        return "close" if frozen else following

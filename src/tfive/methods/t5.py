@@ -60,7 +60,7 @@ class T5(FittedWindow[T5Parts]):
     made_by: ClassVar[tuple[str, ...]] = ("policy", "scorer", "scale", "critics", "normaliser", "weight")
 
     def __init__(self, settings: T5Settings, parts: T5Parts) -> None:
-        super().__init__(parts, actor_steps=settings.window.actor_steps)
+        super().__init__(parts, actor_steps=settings.window.actor_steps, reading=settings.window.reading)
         self.settings = settings
         rule = settings.qualify
         self.qualifier = Qualifier(rule.eta, rule.consecutive, rule.patience, rule.attempts)
@@ -128,7 +128,7 @@ class T5(FittedWindow[T5Parts]):
     def _unqualified(self) -> str:
         """An ablation of the gate: so many rounds before the actor's first step, one in every later window."""
         self.attempt += 1
-        if self.window == 1 and self.attempt < self.settings.qualify.rounds:
+        if self.first and self.attempt < self.settings.qualify.rounds:
             return "fit"
         self._enter("alternating")
         return "pilot"
@@ -197,7 +197,10 @@ class T5(FittedWindow[T5Parts]):
 
     # Close: diagnose the last reuse step, then as every method does.
     def _close(self) -> str:
-        if self.parts.probe is not None:
+        if self.reading:
+            # No thought was rewarded: those of this window set the next one's scale, as history.
+            self.parts.rollout.update_scale(self.held["actor"])
+        elif self.parts.probe is not None:
             with self.parts.telemetry.phase(DIAGNOSE):
                 self.report |= self.parts.probe.report(self.held["probe"], self._normaliser(), "last")
         self.report |= {"stage": self.stage, "mixture": self.mixture.name}

@@ -47,8 +47,10 @@ class Window(Generic[P]):
     made_by: ClassVar[tuple[str, ...]] = ("policy", "scorer")
     """Snapshots that the actor's set must name when it is used."""
 
-    def __init__(self, parts: P, *, actor_steps: int) -> None:
+    def __init__(self, parts: P, *, actor_steps: int, reading: int = 0) -> None:
         self.parts, self.actor_steps = parts, actor_steps
+        self.reading_windows = reading
+        """Windows at the start in which the anchors alone move θ."""
         self.window = 0
         self.phase = self.phases[0]
         self.step = 0
@@ -63,6 +65,16 @@ class Window(Generic[P]):
         """Between two windows."""
         return self.phase == self.phases[0]
 
+    @property
+    def reading(self) -> bool:
+        """Whether this window only learns to read."""
+        return 0 < self.window <= self.reading_windows
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first window that is rewarded."""
+        return self.window == self.reading_windows + 1
+
     def finished(self, windows: int) -> bool:
         """Whether a run of so many windows is over."""
         return self.closed and self.window >= windows
@@ -71,8 +83,12 @@ class Window(Generic[P]):
         """One micro-step; returns the phase it belonged to."""
         phase = self.phase
         micro_step: Callable[[], str] = getattr(self, f"_{phase}")
+        if phase == "collect" and self.reading:
+            micro_step = self._read
         with self.parts.telemetry.phase(phase):
             following = micro_step()
+        if phase == "open" and self.reading:
+            following = "collect"
         if following != phase:
             self.step = 0
         self.phase = following
@@ -93,6 +109,10 @@ class Window(Generic[P]):
             rollout.update_scale(rollout.collect("scale", self.window, rewarded=False))
         self.report["reward_scale"] = rollout.scale.value
 
+    def _read(self) -> str:
+        """Fresh thoughts for the anchors, scored for the report and rewarded by nobody."""
+        return self._act(self.parts.rollout.collect("actor", self.window, rewarded=False, recorded=False))
+
     def _act(self, acting: Trajectories) -> str:
         """Keep the actor's set for the updates that follow."""
         self.held["actor"] = acting
@@ -102,10 +122,12 @@ class Window(Generic[P]):
     def _update(self) -> str:
         """One optimizer step on the next minibatch of the actor's texts; only θ moves."""
         actor, acting = self.parts.actor, self.held["actor"]
-        self.parts.snapshots.require(acting.snapshots, self.made_by, what="the actor set")
+        made_by = Window.made_by if self.reading else self.made_by
+        self.parts.snapshots.require(acting.snapshots, made_by, what="the actor set")
         reuse, minibatch = divmod(self.step, actor.settings.minibatches)
         rows = actor.minibatches(len(acting.texts.tokens_BS), self.window, reuse)[minibatch]
-        self.report["steps"].append(asdict(self._learn(acting.rows(rows))))
+        some = acting.rows(rows)
+        self.report["steps"].append(asdict(actor.step(some, policy=False) if self.reading else self._learn(some)))
         self.step += 1
         return "update" if self.step < self.actor_steps else "close"
 

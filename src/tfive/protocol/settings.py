@@ -19,6 +19,10 @@ class WindowSettings(Section):
     windows: int = Field(100, ge=1)
     """Windows to complete before the run ends."""
 
+    reading: int = Field(0, ge=0)
+    """Windows at the start in which the anchors alone move the model: it learns to read its thoughts before anything
+    rewards them. No critic is fitted meanwhile."""
+
     actor_steps: int = Field(8, ge=1)
     """PPO steps of a window, in which only the actor moves; at most actor.reuse_passes × actor.minibatches."""
 

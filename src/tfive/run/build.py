@@ -97,15 +97,16 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
 
 def _method(config: Config, shared: dict[str, Any], critics: Critics | None) -> Window[Any]:
     """The method over its parts."""
-    name, steps = config.method, config.window.actor_steps
+    name, steps, reading = config.method, config.window.actor_steps, config.window.reading
     if name == "t5" and critics is not None:
         return _t5(config, shared, critics)
     if name == "quiet-star-ppo" and critics is not None:
-        return QuietStarPPO(config.ppo, CriticParts(**shared, critics=critics), actor_steps=steps)
+        return QuietStarPPO(config.ppo, CriticParts(**shared, critics=critics), actor_steps=steps, reading=reading)
     if name == "quiet-star-grpo":
-        return QuietStarGRPO(config.grpo, Parts(**shared), actor_steps=steps)
+        return QuietStarGRPO(config.grpo, Parts(**shared), actor_steps=steps, reading=reading)
     if name == "rlp":
-        return RLP(RLPParts(**shared, teacher=_teacher(config, shared["rollout"].engine)), actor_steps=steps)
+        taught = RLPParts(**shared, teacher=_teacher(config, shared["rollout"].engine))
+        return RLP(taught, actor_steps=steps, reading=reading)
     simple = {"base": Untrained, "ntp": NextToken, "anchor-only": AnchorOnly}
     return simple[name](Parts(**shared), actor_steps=steps)
 
