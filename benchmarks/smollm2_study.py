@@ -6,10 +6,10 @@
     python benchmarks/smollm2_study.py table                 # results/smollm2-study.json and docs/smollm2-results.md
 
 Only a cell's folder under `--runs` counts, and it holds no weights. `search` tries three settings of every method on
-development texts of its own and takes the one with the largest gain against the base model; `main` and `ablations` use
-what was taken and are measured on other development texts; `clock` times a few windows of every method on a device of
-its own, because cells of the other studies may share one. Run where the preset's files are: the wheel (or `--set
-model.name=…`) and the folders `corpora` and `benchmarks` (docs/smollm2-study.md).
+development texts of its own and takes the one with the largest gain against the base model; `main`, `ablations` and
+`changes` use what was taken and are measured on other development texts; `clock` times a few windows of every method on
+a device of its own, because cells of the other studies may share one. Run where the preset's files are: the wheel (or
+`--set model.name=…`) and the folders `corpora` and `benchmarks` (docs/smollm2-study.md).
 """
 
 from __future__ import annotations
@@ -64,12 +64,20 @@ SEARCH_SEED = 100
 ABLATIONS = (
     "fixed-average", "minimum", "no-qualification", "single-critic", "pair-same", "pair-disjoint", "pair-bracket",
 )  # fmt: skip
-STUDIES = ("search", "main", "clock", "ablations")
+CHANGES = (
+    "t5+critic.hindsight=true",
+    "quiet-star-ppo+critic.hindsight=true",
+    "t5+window.reading=3",
+    "t5+anchor.mixture=0.5",
+)
+"""What the first seed suggested (docs/smollm2-study.md), each beside its method as `main` ran it."""
+STUDIES = ("search", "main", "clock", "ablations", "changes")
 SETTINGS = {
     "search": ("window.windows=3", "run.develop_every=3", "run.develop_after=0", "run.develop_items=4096"),
     "clock": ("window.windows=3", "run.develop_every=3", "run.develop_items=64"),
     "main": ("run.checkpoint_every=5",),
     "ablations": ("run.develop_every=5",),
+    "changes": ("run.develop_every=5",),
 }
 """What a study changes of the preset. The search looks at the first 256 development texts, which others pass over; a
 checkpoint half-way lets the benchmarks be asked there too."""
@@ -105,7 +113,11 @@ def cells(study: str, seeds: int) -> list[tuple[str, int]]:
         return [(f"{method}+{trial}", SEARCH_SEED) for method, trials in TRIALS.items() for trial in trials]
     if study == "clock":
         return [(method, 0) for method in METHODS if method != "base"]
-    labels = METHODS if study == "main" else tuple(f"t5+ablation-{name}" for name in ABLATIONS)
+    labels = {
+        "main": METHODS,
+        "ablations": tuple(f"t5+ablation-{name}" for name in ABLATIONS),
+        "changes": CHANGES,
+    }[study]
     return [(label, seed) for seed in range(seeds) for label in labels]
 
 
@@ -176,7 +188,7 @@ def run_cell(asked: argparse.Namespace) -> dict[str, Any]:
     result["train_seconds"] = round(time.perf_counter() - began, 1)
     if torch.cuda.is_available():
         result["peak_bytes"] = torch.cuda.max_memory_allocated()
-    if "failure" not in result and asked.study in ("main", "ablations") and asked.scores:
+    if "failure" not in result and asked.study == "main" and asked.scores:
         result |= benchmarks(config, folder)
     result["seconds"] = round(time.perf_counter() - began, 1)
     _keep_small(folder)
@@ -256,11 +268,12 @@ def clocks(runs: Path) -> dict[str, dict[str, Any]]:
 
 
 def runs_of(study: str, runs: Path) -> list[Run]:
-    """Every cell of a study that has a result, in the order of the plan; ablations beside T⁵ as `main` ran it."""
+    """Every cell of a study that has a result, in the order of the plan; variants beside their methods from `main`."""
     clock, found = clocks(runs), []
     paths = sorted((runs / study).glob(f"*/{RESULT}"))
-    if study == "ablations":
-        paths += sorted((runs / "main").glob(f"{folder_name('t5', 0)[:-1]}*/{RESULT}"))
+    if study in ("ablations", "changes"):
+        for method in {label.partition("+")[0] for label, _ in cells(study, 1)}:
+            paths += sorted((runs / "main").glob(f"{folder_name(method, 0)[:-1]}*/{RESULT}"))
     for path in paths:
         result = read_json(path)
         known = clock.get(result["label"])
@@ -345,14 +358,13 @@ def results(runs: Path) -> dict[str, Any]:
     """Everything the page shows, as plain data."""
     found: dict[str, Any] = {"preset": PRESET, "command": "python benchmarks/smollm2_study.py table"}
     found |= {"trials": trials(runs), "chosen": chosen(runs), "clocks": clocks(runs), "costs": costs(runs)}
-    for study in ("main", "ablations"):
+    for study in ("main", "ablations", "changes"):
         cells_done = runs_of(study, runs)
         if done(cells_done) and (runs / study).is_dir():
             found[study] = tabulated(cells_done, "t5", NOT_SHOWN)
-            found[f"{study}_scores"] = score_rows(cells_done)
-            found[f"{study}_samples"] = samples(cells_done)
-    found["course"] = score_course(runs_of("main", runs))
-    found["diagnostics"] = diagnostics(runs_of("main", runs))
+    main_cells = runs_of("main", runs)
+    found |= {"scores": score_rows(main_cells), "course": score_course(main_cells)}
+    found |= {"diagnostics": diagnostics(main_cells), "samples": samples(main_cells)}
     return found
 
 
@@ -382,12 +394,13 @@ def blocks_of(found: dict[str, Any], folder: Path) -> list[Block]:
         for name, _ in drawn:
             (folder / name).replace(folder / f"smollm2-{name}")
         blocks += study_blocks(found["main"], [(f"figures/smollm2-{name}", caption) for name, caption in drawn])
-        blocks += [heading("Benchmarks"), *_scores(found["main_scores"]), *_course(found["course"], folder)]
+        blocks += [heading("Benchmarks"), *_scores(found["scores"]), *_course(found["course"], folder)]
         blocks += [heading("Critics, weight and drift of T⁵"), *_diagnostics(found["diagnostics"])]
         blocks += [heading("Thoughts"), *_samples(found)]
-    if "ablations" in found:
-        inner = [block for block in study_blocks(found["ablations"]) if block.kind != "heading"]
-        blocks += [heading("Ablations of T⁵"), *inner[1:], *_scores(found["ablations_scores"])]
+    for study, title in (("ablations", "Ablations of T⁵"), ("changes", "Changes that the first seed suggested")):
+        if study in found:
+            inner = [block for block in study_blocks(found[study]) if block.kind != "heading"]
+            blocks += [heading(title), *inner[1:]]
     return blocks
 
 
@@ -500,7 +513,7 @@ def _samples(found: dict[str, Any]) -> list[Block]:
 
     rows = [
         (row["label"], cell(row["before"][-60:]), cell(row["untrained"]), cell(row["trained"]), cell(row["after"]))
-        for row in found["main_samples"]
+        for row in found["samples"]
     ]
     return [table(("method", "text so far", "untrained thought", "trained thought", "what follows"), rows)]
 

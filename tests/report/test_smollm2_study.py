@@ -99,7 +99,7 @@ def test_the_table_and_its_page_hold_every_cell(script: ModuleType, tmp_path: Pa
     out, page = tmp_path / "found.json", tmp_path / "docs" / "page.md"
     assert script.main(["table", "--runs", str(runs), "--out", str(out), "--page", str(page)]) == 0
     found = json.loads(out.read_text("utf-8"))
-    scores = {(row["label"], row["task"]): row for row in found["main_scores"]}
+    scores = {(row["label"], row["task"]): row for row in found["scores"]}
     assert scores["t5", "piqa"]["mean"] == 0.75
     assert scores["base", "csqa"]["each"] == [0.25, 0.25]
     assert [row["state"] for row in found["main"]["runs"]].count("failed") == 1
@@ -138,3 +138,51 @@ def test_all_runs_what_is_to_do_in_order(
     assert [one["label"] for one in told] == ["t5", "quiet-star-grpo", "quiet-star-ppo", "anchor-only", "ntp"]
     assert all(not one["shared"] and one["overrides"] == ["model.device=cpu"] for one in told)
     assert not list(script.to_do("clock", 1, tmp_path))
+
+
+def test_benchmarks_over_training_start_at_the_base_model(script: ModuleType, tmp_path: Path) -> None:
+    last, half = dict.fromkeys(script.SCORED, "1101"), dict.fromkeys(script.SCORED, "1001")
+    cell(tmp_path, "main", "t5", 0, verdicts=last, earlier=[{"window": 1, "verdicts": half}])
+    cell(tmp_path, "main", "base", 0, verdicts=dict.fromkeys(script.SCORED, "0001"))
+    cell(tmp_path, "clock", "t5", 0, window_seconds=7.0, disturbed=False)
+    (row,) = script.score_course(script.runs_of("main", tmp_path))
+    assert (row["label"], row["disturbed"]) == ("t5", False)
+    assert [(one["window"], one["seconds"], one["mean"]) for one in row["points"]] == [
+        (0, 0.0, 0.25), (1, 7.0, 0.5), (2, 14.0, 0.75),
+    ]  # fmt: skip
+
+
+def test_diagnostics_are_what_t5_wrote_window_by_window(script: ModuleType, tmp_path: Path) -> None:
+    folder = cell(tmp_path, "main", "t5", 3)
+    lines = [
+        {"step": 1, "event": "qualification: failed", "detail": "…"},
+        {"step": 1, "event": "qualification: passed", "detail": "…"},
+        {"step": 1, "event": "stage", "detail": "alternating"},
+        {"step": 2, "event": "qualification: passed", "detail": "…"},
+        {"step": 1, "window": 1.0, "retention": 0.04, "r2.1": 0.3, "weight_deviation": 0.1, "offset": 0.5},
+        {"step": 2, "window": 2.0, "retention": 0.02, "r2.1": 0.5, "weight_deviation": 0.0},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    first, second = script.diagnostics(script.runs_of("main", tmp_path))
+    assert (first["passed"], first["failed"], first["paused"], first["r2_1"]) == (1, 1, 0, 0.3)
+    assert (second["seed"], second["window"], second["passed"], second["failed"]) == (3, 2, 1, 0)
+    (_, table) = script._diagnostics([first, second])
+    assert [row[4] for row in table.rows] == ["0.0400", "0.0200"]
+    assert [row[5] for row in table.rows] == ["1/1", "0/1"]
+    assert [row[7] for row in table.rows] == ["+0.500", "–"]
+
+
+def test_changes_stand_beside_their_methods(script: ModuleType, tmp_path: Path) -> None:
+    for label in ("t5", "quiet-star-ppo", "rlp"):
+        cell(tmp_path, "main", label, 0)
+    for label, seed in script.cells("changes", 1):
+        method, _, setting = label.partition("+")
+        cell(tmp_path, "changes", label, seed)
+        for trial in script.TRIALS[method]:
+            if not (tmp_path / "search" / f"{method}+{trial}-seed100").exists():
+                cell(tmp_path, "search", f"{method}+{trial}", 100)
+        key, _, value = setting.partition("=")
+        chosen = script.configuration("changes", label, seed, tmp_path, []).leaves()
+        assert json.dumps(chosen[key]) == value
+    found = {run.label for run in script.runs_of("changes", tmp_path)}
+    assert found == {"t5", "quiet-star-ppo", *(label for label, _ in script.cells("changes", 1))}
