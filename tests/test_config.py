@@ -177,6 +177,7 @@ def test_missing_files_folders_and_unknown_presets_are_refused(tmp_path: Path) -
         (["method=anchor-only", "anchor.next_token=0"], ["anchor.next_token = 0", "anchor-only"]),
         (["anchor.mixture=0.5", "anchor.conditioned=0"], ["anchor.mixture = 0.5", "anchor.conditioned"]),
         (["window.reading=4", "window.windows=4"], ["window.reading = 4", "anchor-only"]),
+        (["method=rlp", "reward.reference=foreign"], ["reward.reference = foreign", "rlp"]),
         (["text.sources=[]"], ["text.sources = []", "no text"]),
         (["calibration.certified=true"], ["certified", "approximation_bound"]),
     ],
@@ -236,6 +237,7 @@ def test_every_rule_has_a_name_and_can_break() -> None:
         ],
         [
             "method=ntp",
+            "reward.reference=foreign",
             "anchor.next_token=0",
             "optimizer.bf16_update=stochastic",
             "model.compute=float32",

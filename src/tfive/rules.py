@@ -203,6 +203,17 @@ def ablations_of_t5_are_of_t5(config: Config) -> str | None:
 
 
 @rule
+def a_foreign_reference_needs_critics(config: Config) -> str | None:
+    """Inside a group a reference that all share cancels, and without rewards there is none."""
+    if config.reward.reference == "no_thought" or config.method in ("t5", "quiet-star-ppo"):
+        return None
+    return (
+        f"reward.reference = {config.reward.reference}: it changes nothing in method {config.method}; use method t5 or "
+        "quiet-star-ppo, or reward.reference = no_thought"
+    )
+
+
+@rule
 def minibatches_are_not_empty(config: Config) -> str | None:
     """Every PPO step gets at least one text."""
     texts = texts_needed(config, "actor")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel
 
 from stage import CLOSE, FIXED, PLAN, PlainModel, Shelf, Tally, gpt2, items_of, rollout_of, say_only, texts
 from tfive.errors import RunFailed
+from tfive.parts.continuations import continued
 from tfive.parts.rollout import UNRECORDED, Rollout
 from tfive.protocol.snapshots import WrongSnapshot
 from tfive.rollout.trajectory import Trajectories
@@ -61,6 +63,47 @@ def test_rewards_are_a_loop_over_checkpoints(rollout: Rollout, actor_set: Trajec
         lengths.add(length)
     assert lengths == {1, 2, 3, 4}
     assert (actor_set.need("rewards_BRT")[~actor_set.mask_BRT] == 0).all()
+
+
+def test_rewards_may_be_held_against_thoughts_of_other_texts() -> None:
+    rollout = on(gpt2(closing=1.5))
+    rollout.reward = rollout.reward.model_copy(update={"reference": "foreign"})
+    found, plain = rollout.collect("actor", 1), PlainModel(rollout.engine.model)
+    items = list(items_of(found.texts, found.thoughts))
+    most = max(sum(other.row == item.row for other in items) for item in items)
+    apart, gains = 0.0, []
+    for number, item in enumerate(items):
+        donor = items[(number + most) % len(items)]
+        assert donor.row != item.row
+        lent = replace(item, thought=donor.thought, closed=donor.closed)
+        reference, own = (float(-plain.after(one).mean().detach()) for one in (lent, item))
+        at = (item.row, item.branch)
+        assert float(found.reference_BR[at]) == pytest.approx(reference, abs=1e-6)
+        total = min(max((reference - own) / rollout.scale.value, -rollout.reward.clip), rollout.reward.clip)
+        assert float(found.need("returns_BRT")[at][0]) == pytest.approx(total, abs=1e-5)
+        apart = max(apart, abs(reference - float(found.need("no_thought_BR")[at])))
+        gains.append(reference - own)
+    assert apart > 1e-3
+    tally = rollout.telemetry
+    assert isinstance(tally, Tally)
+    before = on(gpt2(closing=1.5))
+    same = before.collect("actor", 1)
+    assert same.foreign_BR is None
+    assert same.thoughts.tokens_BRT.equal(found.thoughts.tokens_BRT)
+    assert same.gain_BR.equal(found.gain_BR), "what a thought gains is told against no thought, whatever is rewarded"
+    more = tally.amounts["actor"]["scored_tokens"] - before.telemetry.amounts["actor"]["scored_tokens"]  # type: ignore[attr-defined]
+    assert more == len(items) * PLAN.horizon
+    rollout.scale = type(rollout.scale)(0.9, 1e-8)
+    assert rollout.update_scale(found) == pytest.approx(math.sqrt(sum(g**2 for g in gains) / len(gains) + 1e-8))
+    begun = continued(before, replace(found, snapshots=same.snapshots), 3)
+    assert begun.reference_BR[:, 0].equal(found.reference_BR[:, 0])
+
+
+def test_a_foreign_reference_needs_other_texts() -> None:
+    alone = rollout_of(TreeModel(gpt2(), PLAN), lambda number: texts(rows=1, count=3, width=30))
+    alone.reward = alone.reward.model_copy(update={"reference": "foreign"})
+    with pytest.raises(RunFailed, match="too few texts"):
+        alone.collect("actor", 1)
 
 
 def test_potentials_are_clipped_once_each(rollout: Rollout, actor_set: Trajectories) -> None:

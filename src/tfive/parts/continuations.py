@@ -56,6 +56,7 @@ def continued(rollout: Rollout, begun: Trajectories, count: int) -> Trajectories
         join_thoughts(thoughts),
         log_old_BRT=torch.cat(log_old),
         probe_step_BR=step_BR,
+        foreign_BR=None if begun.foreign_BR is None else begun.foreign_BR.repeat_interleave(count, 1),
         snapshots=rollout.snapshots.current("policy"),
     )
     scored = score(engine, found, rows=rollout.rows, snapshots=rollout.snapshots.current("scorer"))

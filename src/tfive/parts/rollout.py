@@ -21,8 +21,9 @@ from tfive.credit.settings import RewardSettings
 from tfive.errors import RunFailed
 from tfive.protocol.roles import Ledger
 from tfive.protocol.snapshots import Snapshots
-from tfive.rollout.sample import sample
-from tfive.rollout.trajectory import Trajectories
+from tfive.rollout.gains import foreign
+from tfive.rollout.sample import micro_batches, sample
+from tfive.rollout.trajectory import Trajectories, last_loss
 from tfive.telemetry import Telemetry
 from tfive.tree.forward import TreeModel
 from tfive.tree.grow import no_thoughts
@@ -85,7 +86,27 @@ class Rollout:
         )
         self._check(scored)
         self.book(role, scored)
+        scored = self._referred(role, scored)
         return self.rewarded(scored) if rewarded else scored
+
+    def _referred(self, role: str, scored: Trajectories) -> Trajectories:
+        """The trajectories with their losses after thoughts of other texts, where rewards are held against those."""
+        if self.reward.reference == "no_thought":
+            return scored
+        try:
+            other = foreign(scored.thoughts)
+        except ValueError as error:
+            raise RunFailed(
+                f"reward.reference = foreign: the {scored.role} set of window {scored.window} has {error}; raise "
+                "window.items"
+            ) from error
+        losses = []
+        for part in micro_batches(len(scored.texts.tokens_BS), self.rows):
+            some = scored.texts.rows(part.start, part.stop)
+            found = self.engine.score(some, other.rows(part.start, part.stop), whole=True)
+            losses.append(last_loss(found.losses_BRK, found.mask_BRK))
+        self.telemetry.count(_account(role), scored_tokens=scored.count * self.engine.plan.horizon)
+        return scored.having(foreign_BR=torch.cat(losses))
 
     def texts(self, role: str, window: int) -> Trajectories:
         """The role's next texts by themselves, for a method that writes no thoughts."""
@@ -100,7 +121,7 @@ class Rollout:
         tokens = int(scored.mask_BRT.sum()) - given
         segments = int(scored.need("checkpoint_mask_BRK").sum()) + scored.count
         self.telemetry.count(
-            "extra" if role == "probe" else role,
+            _account(role),
             trajectories=scored.count,
             generated_tokens=tokens,
             actor_tokens=tokens if role == "actor" else 0,
@@ -112,7 +133,7 @@ class Rollout:
         self.snapshots.require(scored.snapshots, ("policy", "scorer"), what=f"the {scored.role} set")
         mask_BRK, steps = scored.need("checkpoint_mask_BRK"), scored.need("checkpoint_BRK")
         potential_BRK = potentials(
-            scored.need("no_thought_BR"), scored.need("losses_BRK"), mask_BRK, self.scale.value, self.reward.clip
+            scored.reference_BR, scored.need("losses_BRK"), mask_BRK, self.scale.value, self.reward.clip
         )
         length = self.engine.plan.length
         rewards_BRT = checkpoint_rewards(potential_BRK, steps, mask_BRK, length)
@@ -126,9 +147,7 @@ class Rollout:
     def update_scale(self, scored: Trajectories) -> float:
         """Take a disjoint set's whole-thought gains into σ_r (eq:reward-scale); a scale of nothing stops the run."""
         self.snapshots.require(scored.snapshots, ("policy", "scorer"), what=f"the {scored.role} set")
-        gain_BR = final_gain(
-            scored.need("no_thought_BR"), scored.need("losses_BRK"), scored.need("checkpoint_mask_BRK")
-        )
+        gain_BR = final_gain(scored.reference_BR, scored.need("losses_BRK"), scored.need("checkpoint_mask_BRK"))
         value = self.scale.update(gain_BR, scored.thoughts.valid_BR)
         self.snapshots.renew("scale")
         if self.scale.is_flat:
@@ -165,6 +184,11 @@ class Rollout:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.scale.load_state_dict(state["scale"])
+
+
+def _account(role: str) -> str:
+    """Where a role's thoughts are booked: those of probes are extra."""
+    return "extra" if role == "probe" else role
 
 
 def _all_alike(tokens_IT: Tensor, length_I: Tensor) -> bool:

@@ -44,6 +44,8 @@ class Trajectories:
     thoughts: Thoughts
     log_old_BRT: Tensor | None = None
     no_thought_BR: Tensor | None = None
+    foreign_BR: Tensor | None = None
+    """The loss after a whole thought of another text, where rewards are held against it."""
     losses_BRK: Tensor | None = None
     checkpoint_BRK: Tensor | None = None
     checkpoint_mask_BRK: Tensor | None = None
@@ -76,6 +78,11 @@ class Trajectories:
     def gain_BR(self) -> Tensor:
         """Utility U = l_0 − l_T of each thought in nats per token, zero where there is no item."""
         return (self.need("no_thought_BR") - self.final_loss_BR) * self.thoughts.valid_BR
+
+    @property
+    def reference_BR(self) -> Tensor:
+        """What the losses after a thought are held against when rewards are made of them."""
+        return self.need("no_thought_BR") if self.foreign_BR is None else self.foreign_BR
 
     def need(self, name: str) -> Tensor:
         """The named tensor, or an error that says which phase has not run yet."""
