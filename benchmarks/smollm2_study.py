@@ -324,6 +324,17 @@ def score_course(found: Sequence[Run]) -> list[dict[str, Any]]:
     return [row for row in rows if row["points"]]
 
 
+def variances(found: Sequence[Run]) -> list[dict[str, Any]]:
+    """How much of what a thought gains depends on which thought it is: var(content gain) is that of the difference of
+    two thoughts at one place, twice what one of them adds; the rest of var(thought gain) is the place's own."""
+    rows = []
+    for run in done(found):
+        gain, content = (float(np.var(run.items[name], dtype=float)) for name in ("thought_gain", "content_gain"))
+        row = {"label": run.label, "seed": run.seed, "gain": round(gain, 5), "content": round(content, 5)}
+        rows.append(row | {"of_thought": round(content / 2 / gain, 4) if gain else None})
+    return rows
+
+
 def diagnostics(found: Sequence[Run]) -> list[dict[str, Any]]:
     """What T⁵ reports of its critics, its weight and its drift, window by window and seed by seed."""
     rows = []
@@ -365,6 +376,7 @@ def results(runs: Path) -> dict[str, Any]:
     main_cells = runs_of("main", runs)
     found |= {"scores": score_rows(main_cells), "course": score_course(main_cells)}
     found |= {"diagnostics": diagnostics(main_cells), "samples": samples(main_cells)}
+    found["variances"] = variances(main_cells)
     return found
 
 
@@ -396,6 +408,7 @@ def blocks_of(found: dict[str, Any], folder: Path) -> list[Block]:
         blocks += study_blocks(found["main"], [(f"figures/smollm2-{name}", caption) for name, caption in drawn])
         blocks += [heading("Benchmarks"), *_scores(found["scores"]), *_course(found["course"], folder)]
         blocks += [heading("Critics, weight and drift of T⁵"), *_diagnostics(found["diagnostics"])]
+        blocks += [heading("Where the variance lies"), *_variances(found["variances"])]
         blocks += [heading("Thoughts"), *_samples(found)]
     for study, title in (("ablations", "Ablations of T⁵"), ("changes", "Changes that the first seed suggested")):
         if study in found:
@@ -504,6 +517,26 @@ def _diagnostics(rows: Sequence[dict[str, Any]]) -> list[Block]:
             "continuations), the drift at the last reuse step."
         ),
         table(head, shown),
+    ]
+
+
+def _variances(rows: Sequence[dict[str, Any]]) -> list[Block]:
+    shown = []
+    for label in dict.fromkeys(row["label"] for row in rows):
+        some = [row for row in rows if row["label"] == label]
+        cells = []
+        for name in ("gain", "content", "of_thought"):
+            known = [row[name] for row in some if row[name] is not None]
+            cells.append(f"{statistics.fmean(known):.4f}" if known else "–")
+        shown.append((label, str(len(some)), *cells))
+    return [
+        paragraph(
+            "Variance over development items of the thought gain, and of the content gain, which is the difference of "
+            "two thoughts at one place. Half of the latter is what the choice of a thought adds; its share of the "
+            "former is in the last column. All else is the place's: a reward against the loss without a thought carries "
+            "it as noise, unless a baseline knows the text that follows (a group's mean does)."
+        ),
+        table(("method", "seeds", "var(thought gain)", "var(content gain)", "share of the thought"), shown),
     ]
 
 
