@@ -65,8 +65,8 @@ ABLATIONS = (
     "fixed-average", "minimum", "no-qualification", "single-critic", "pair-same", "pair-disjoint", "pair-bracket",
 )  # fmt: skip
 CHANGES = (
-    "t5+critic.hindsight=true",
-    "quiet-star-ppo+critic.hindsight=true",
+    "t5+reward.reference=foreign",
+    "quiet-star-ppo+reward.reference=foreign",
     "t5+window.reading=3",
     "t5+anchor.mixture=0.5",
 )
@@ -533,8 +533,8 @@ def _variances(rows: Sequence[dict[str, Any]]) -> list[Block]:
         paragraph(
             "Variance over development items of the thought gain, and of the content gain, which is the difference of "
             "two thoughts at one place. Half of the latter is what the choice of a thought adds; its share of the "
-            "former is in the last column. All else is the place's: a reward against the loss without a thought carries "
-            "it as noise, unless a baseline knows the text that follows (a group's mean does)."
+            "former is in the last column. All else is the place's: a reward against the loss without a thought "
+            "carries it as noise, unless a baseline knows the text that follows (a group's mean does)."
         ),
         table(("method", "seeds", "var(thought gain)", "var(content gain)", "share of the thought"), shown),
     ]

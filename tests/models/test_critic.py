@@ -1,7 +1,6 @@
 """Critics read what the plain model would read, train only what they own, and share what is frozen."""
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,66 +94,6 @@ def test_values_are_those_of_the_plain_model(kind: str, adapt: str) -> None:
     assert values.shape == (B, R, T)
     assert (values[~thoughts.mask_BRT] == 0).all()
     torch.testing.assert_close(values.detach(), expected.detach(), rtol=1e-6, atol=1e-9)
-
-
-def plain_ahead(base: PreTrainedModel, head: ValueHead, texts: TextBatch, thoughts: Thoughts) -> Tensor:
-    """What hindsight adds: p's document up to the end of the continuation, without any thought, as a row of its own."""
-    found = torch.zeros(B, R, T, dtype=torch.float64)
-    for b in range(B):
-        for r in range(R):
-            p = int(texts.positions_BP[b, r])
-            if p < 0:
-                continue
-            own = (texts.document_BS[b] == texts.document_BS[b, p]).nonzero().flatten().tolist()
-            row = texts.tokens_BS[b, own[0] : min(p + PLAN.horizon, own[-1]) + 1]
-            hidden = base.base_model(row[None], use_cache=False).last_hidden_state[0, -1]
-            for t in range(int(thoughts.length_BR[b, r])):
-                found[b, r, t] = head.ahead(hidden[None], torch.tensor([t]))[0]
-    return found
-
-
-@pytest.mark.parametrize("width", [0, 8])
-@pytest.mark.parametrize("kind", ["llama", "qwen3.5"])
-@pytest.mark.parametrize("adapt", ADAPT)
-def test_hindsight_adds_a_value_of_the_text_that_follows(kind: str, adapt: str, width: int) -> None:
-    base = tiny(kind)
-    texts, thoughts = batch(variable=True)
-    chosen = settings(adapt, hindsight=True).model_copy(update={"width": width})
-    critic, frozen = Critic(base, PLAN, chosen), FrozenBase(base, PLAN, chosen)
-    critic.head.to(base.dtype)
-    values = critic.values(texts, thoughts, frozen.read(texts, thoughts))
-    added = plain_ahead(base, critic.head, texts, thoughts)
-    assert float(added.detach().abs().max()) > 1e-3
-    expected = plain_values(base, critic.head, texts, thoughts) + added
-    torch.testing.assert_close(values.detach(), expected.detach(), rtol=1e-6, atol=1e-9)
-    assert (values[~thoughts.mask_BRT] == 0).all()
-    without = critic_of(base, adapt)[0]
-    assert {name for name, _ in critic.trainable()} - {name for name, _ in without.trainable()} == {
-        name for name, _ in critic.trainable() if name.startswith("head.ahead.")
-    }
-
-
-def test_only_hindsight_sees_the_continuation_and_nothing_sees_further() -> None:
-    base = tiny("llama")
-    texts, thoughts = batch()
-    item, p = (0, 0), int(texts.positions_BP[0, 0])
-    nearer, further = texts.tokens_BS.clone(), texts.tokens_BS.clone()
-    nearer[0, p + PLAN.horizon] = (nearer[0, p + PLAN.horizon] + 1) % VOCABULARY
-    further[0, p + PLAN.horizon + 1] = (further[0, p + PLAN.horizon + 1] + 1) % VOCABULARY
-    for hindsight in (False, True):
-        critic, frozen = critic_of(base, "top", hindsight=hindsight, bounded=True)
-        views = []
-        for tokens in (texts.tokens_BS, nearer, further):
-            some = replace(texts, tokens_BS=tokens)
-            shared = frozen.read(some, thoughts)
-            views.append(critic.judge(critic.features(some, thoughts, shared), thoughts.mask_BRT))
-        start, near, far = views
-        assert start.values_BRT[item].equal(near.values_BRT[item]) is not hindsight
-        assert start.values_BRT[item].equal(far.values_BRT[item])
-        assert all(start.hidden_BRTE[item].equal(view.hidden_BRTE[item]) for view in views)
-        with torch.no_grad():
-            critic.head.last.bias.fill_(1e3)
-        assert float(critic.values(texts, thoughts, shared).detach().abs().max()) <= critic.head.bound
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3.5"])
@@ -301,8 +240,7 @@ def test_saved_critics_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="already exists"):
         save_critics(tmp_path / "critics", pair)
     before = copy.deepcopy(pair[0].state_dict())
-    others = (settings("full"), settings("top", bounded=True), settings("top", hindsight=True))
-    for other in (*others, CriticSettings(adapt="top", blocks=1, width=8)):
+    for other in (settings("full"), settings("top", bounded=True), CriticSettings(adapt="top", blocks=1, width=8)):
         with pytest.raises(UserError, match="use the settings") as error:
             load_critics(tmp_path / "critics", build_pair(base, PLAN, other))
         assert "\n" not in str(error.value)

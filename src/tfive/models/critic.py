@@ -34,37 +34,26 @@ class ValueHead(nn.Module):
     """V(s_t) in float32 from normalised features and the step, small at the start; optionally |V| ≤ `bound`."""
 
     def __init__(
-        self,
-        features: int,
-        steps: int,
-        *,
-        width: int = 256,
-        bound: float | None = None,
-        hindsight: bool = False,
-        seed: int = 0,
+        self, features: int, steps: int, *, width: int = 256, bound: float | None = None, seed: int = 0
     ) -> None:
-        """`steps` is the longest thought T; with `width` 0 the value is linear in the features plus a bias a step. With
-        `hindsight` a second such value, of the state at the end of the continuation, is added."""
+        """`steps` is the longest thought T; with `width` 0 the value is linear in the features plus a bias a step."""
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.features, self.bound = features, bound
         self.project = dense(features, width, generator) if width else None
         self.step = nn.Parameter(torch.zeros(steps, width or 1).normal_(0.0, 0.02, generator=generator))
         self.last = dense(width or features, 1, generator, gain=0.01)
-        self.ahead = ValueHead(features, steps, width=width, seed=seed + 1) if hindsight else None
 
     def hidden(self, features_BRTD: Tensor, step_T: Tensor) -> Tensor:
         """What the last layer reads, `[…, T, E]`: the critic's own view of the state."""
         normal = F.layer_norm(features_BRTD.to(self.last.weight.dtype), (self.features,))
         return normal if self.project is None else F.silu(self.project(normal) + self.step[step_T])
 
-    def read(self, hidden_BRTE: Tensor, step_T: Tensor, ahead_BR1D: Tensor | None = None) -> Tensor:
-        """Values `[…, T]` from `hidden`, and with hindsight from the state at the end of the continuation."""
+    def read(self, hidden_BRTE: Tensor, step_T: Tensor) -> Tensor:
+        """Values `[…, T]` from `hidden`."""
         value: Tensor = self.last(hidden_BRTE).squeeze(-1)
         if self.project is None:
             value = value + self.step[step_T, 0]
-        if self.ahead is not None and ahead_BR1D is not None:
-            value = value + self.ahead(ahead_BR1D, step_T)
         return value if self.bound is None else self.bound * torch.tanh(value / self.bound)
 
     def forward(self, features_BRTD: Tensor, step_T: Tensor) -> Tensor:
@@ -77,7 +66,7 @@ class Shared:
     """What both critics read of some trajectories and never changes: made once by `FrozenBase.read`."""
 
     features_BRTD: Tensor | None = None
-    """The base model's final hidden states before each action (0 where there is none); see `Critic.features`."""
+    """The base model's final hidden states before each action (0 where there is none)."""
     lower: Lower | None = None
     """Activations that enter the first adapted block."""
 
@@ -118,7 +107,7 @@ class FrozenBase:
         self, base: PreTrainedModel, plan: ThoughtPlan, settings: CriticSettings, engine: EngineSettings | None = None
     ) -> None:
         self.tree = TreeModel(base, plan, engine, _delimiters(base, plan))
-        self.first_block, self.hindsight = first_block(self.tree.block_count, settings), settings.hindsight
+        self.first_block = first_block(self.tree.block_count, settings)
 
     @torch.no_grad()
     def read(self, texts: TextBatch, thoughts: Thoughts, *, features: bool = True) -> Shared:
@@ -129,8 +118,7 @@ class FrozenBase:
         inside = 0 < self.first_block < self.tree.block_count
         lower = self.tree.lower(texts, thoughts, self.first_block) if inside else None
         wanted = features or self.first_block == self.tree.block_count
-        found = self.tree.features(texts, thoughts, lower, ahead=self.hindsight) if wanted else None
-        return Shared(found, lower)
+        return Shared(self.tree.features(texts, thoughts, lower) if wanted else None, lower)
 
 
 class Critic(nn.Module):
@@ -156,14 +144,7 @@ class Critic(nn.Module):
         self.first_block = first_block(len(backbone.blocks), settings)
         self.body = _body(backbone, self.first_block, settings, seed)
         bound = 2 * reward_clip if settings.bounded else None
-        self.head = ValueHead(
-            backbone.config.hidden_size,
-            plan.length,
-            width=settings.width,
-            bound=bound,
-            hindsight=settings.hindsight,
-            seed=seed,
-        )
+        self.head = ValueHead(backbone.config.hidden_size, plan.length, width=settings.width, bound=bound, seed=seed)
         self.head.to(base.device)
         self.tree = None if self.body is None else TreeModel(self.body, plan, engine, _delimiters(base, plan))
         self._own = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
@@ -175,8 +156,7 @@ class Critic(nn.Module):
         return [(name, parameter) for name, parameter in self.named_parameters() if name in self._own]
 
     def features(self, texts: TextBatch, thoughts: Thoughts, shared: Shared) -> Tensor:
-        """Features `[B, R, T, D]` of every state, with gradients to the adapted blocks where there are any; with
-        hindsight one more behind the last step, of the text at the end of the continuation.
+        """Features `[B, R, T, D]` of every state, with gradients to the adapted blocks where there are any.
 
         Under `torch.no_grad()` this is what a value-head warm-up computes once and then fits in many passes.
         """
@@ -187,18 +167,14 @@ class Critic(nn.Module):
         lower = shared.to(self.tree.device).lower
         if (0 if lower is None else lower.block) != self.first_block:
             raise ValueError(f"this critic goes on from block {self.first_block}, the frozen base was read otherwise")
-        return self.tree.features(texts, thoughts, lower, ahead=self.settings.hindsight)
+        return self.tree.features(texts, thoughts, lower)
 
     def judge(self, features_BRTD: Tensor, mask_BRT: Tensor) -> Judgement:
         """V(s_t) and critic features from `features`; gradients reach as far as the given features carry them."""
-        ahead_BR1D = None
-        if self.settings.hindsight:
-            features_BRTD, ahead_BR1D = features_BRTD[..., :-1, :], features_BRTD[..., -1:, :]
         step_T = torch.arange(features_BRTD.shape[-2], device=features_BRTD.device)
         hidden_BRTE = self.head.hidden(features_BRTD, step_T)
         mask_BRT = mask_BRT.to(features_BRTD.device)
-        value_BRT = self.head.read(hidden_BRTE, step_T, ahead_BR1D)
-        return Judgement(value_BRT * mask_BRT, hidden_BRTE * mask_BRT[..., None])
+        return Judgement(self.head.read(hidden_BRTE, step_T) * mask_BRT, hidden_BRTE * mask_BRT[..., None])
 
     def values(self, texts: TextBatch, thoughts: Thoughts, shared: Shared) -> Tensor:
         """V(s_t) before every action, `[B, R, T]`, 0 where there is none, with gradients."""

@@ -24,7 +24,7 @@ def description(critic: Critic) -> dict[str, Any]:
     """What must agree between a saved critic and the one it is loaded into."""
     settings = critic.settings
     shape = {"adapt": settings.adapt, "width": settings.width, "bound": critic.head.bound, "steps": critic.plan.length}
-    shape |= {"features": critic.head.features, "first_block": critic.first_block, "hindsight": settings.hindsight}
+    shape |= {"features": critic.head.features, "first_block": critic.first_block}
     if settings.adapt == "lora":
         shape |= {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha}
     return shape
@@ -74,7 +74,7 @@ def load_critics(folder: str | os.PathLike[str], critics: Sequence[Critic]) -> N
             f"critic.start = {str(source)!r} cannot be loaded: {reason}; give a folder of saved critics"
         ) from error
     for critic, shape, state in zip(critics, saved, states):
-        wanted, shape = description(critic), {"hindsight": False} | shape
+        wanted = description(critic)
         differing = [key for key in wanted if shape.get(key) != wanted[key]]
         if differing:
             key = differing[0]

@@ -50,10 +50,6 @@ class CriticSettings(Section):
     bounded: bool = False
     """Keep |V| ≤ 2·c_r by construction (the bound eq:value-risk-confidence asks for)."""
 
-    hindsight: bool = False
-    """Whether the value also depends on the text that follows, read without the thought. No action can change that
-    text, so it may stand in a baseline; the paper's critics see the prefix alone."""
-
     pair: Literal["same", "disjoint", "bracket"] = "same"
     """`same`: both fit all data (paper); `disjoint`: half each; `bracket`: a low and a high expectile (a variant)."""
 

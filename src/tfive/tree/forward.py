@@ -343,18 +343,11 @@ class TreeModel:
         found = reduce_vocabulary(sources, reducer, None, self.engine.head_chunk, self.engine.head_bytes)
         return picks.spread(found["centre"])
 
-    def features(
-        self, texts: TextBatch, thoughts: Thoughts, lower: Lower | None = None, *, ahead: bool = False
-    ) -> Tensor:
-        """`[B, R, T, D]` final hidden states of the last node before each action (0 where there is none).
-
-        With `ahead` one more behind the last, `[B, R, T + 1, D]`: the text's own state at the end of the continuation.
-        """
+    def features(self, texts: TextBatch, thoughts: Thoughts, lower: Lower | None = None) -> Tensor:
+        """`[B, R, T, D]` final hidden states of the last node before each action (0 where there is none)."""
         layout = self._grow(texts, thoughts)
-        picks = [Picks.actions(layout, thoughts.tokens_BRT.to(self.device))]
-        picks += [Picks.ahead(layout)] if ahead else []
-        hidden_BND = self._run(layout, lower, fuse=not torch.is_grad_enabled())
-        return torch.cat([some.spread(some.rows(hidden_BND)) for some in picks], 2)
+        picks = Picks.actions(layout, thoughts.tokens_BRT.to(self.device))
+        return picks.spread(picks.rows(self._run(layout, lower, fuse=not torch.is_grad_enabled())))
 
     @torch.no_grad()
     def lower(self, texts: TextBatch, thoughts: Thoughts, block: int) -> Lower:

@@ -38,13 +38,6 @@ class Picks:
         return Picks.of(layout.trunk_loss_node_BRH, layout.loss_target_BRH, layout.loss_mask_BRH, layout.trunk_width)
 
     @staticmethod
-    def ahead(layout: Layout) -> Picks:
-        """The trunk node of each branch's last continuation token, `[B, R, 1]`: it has read what is to follow."""
-        node_BR = layout.position_BR + layout.loss_mask_BRH.sum(-1)
-        exists_BR1 = (layout.position_BR >= 0)[..., None]
-        return Picks.of(node_BR[..., None], torch.zeros_like(node_BR)[..., None], exists_BR1, layout.node_count)
-
-    @staticmethod
     def continuations(layout: Layout) -> Picks:
         """The nodes that predict each continuation after each checkpoint, `[B, R, K, H]`."""
         keep_BRKH = layout.segment_mask_BRK[..., None] & layout.loss_mask_BRH[:, :, None]
