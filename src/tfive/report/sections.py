@@ -21,24 +21,32 @@ TITLES = {
 }  # fmt: skip
 """What a number is called on a page."""
 
+SMALL = 0.02
+"""Gains nearer to zero than this are told with one more decimal."""
 HOLD = 0.01
 """Nats by which the loss without a thought may exceed the base model's before the anchor counts as lost."""
 
 
-def number(value: float | None, form: str = "+.3f") -> str:
-    """A number, or a dash where there is none."""
-    return "–" if value is None else format(value, form)
+def signed(value: float) -> str:
+    """How gains are written: small ones with a fourth decimal."""
+    return "+.4f" if abs(value) < SMALL else "+.3f"
 
 
-def interval(found: dict[str, Any] | None, form: str = "+.3f") -> str:
+def number(value: float | None, form: str | None = None) -> str:
+    """A number (a gain, unless a form is given), or a dash where there is none."""
+    return "–" if value is None else format(value, form or signed(value))
+
+
+def interval(found: dict[str, Any] | None, form: str | None = None) -> str:
     """Mean (low … high)."""
     if found is None:
         return "–"
+    form = form or signed(found["mean"])
     return f"{found['mean']:{form}} ({found['low']:{form}} … {found['high']:{form}})"
 
 
 def _result(measured: dict[str, Any], name: str) -> str:
-    return interval(measured.get(name), ".3f" if name == "useful_fraction" else "+.3f")
+    return interval(measured.get(name), ".3f" if name == "useful_fraction" else None)
 
 
 def study_blocks(found: Table, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
