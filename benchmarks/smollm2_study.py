@@ -47,7 +47,7 @@ from tfive.run.export import export
 from tfive.run.options import script
 from tfive.run.reporting import tabulated
 from tfive.run.start import train
-from tfive.run.train import CHECKPOINTS, CRITICS, ITEMS, SUMMARY
+from tfive.run.train import CHECKPOINTS, CONFIG, CRITICS, ITEMS, SUMMARY
 
 PRESET = "smollm2-135m-instruct"
 METHODS = ("t5", "rlp", "quiet-star-grpo", "quiet-star-ppo", "anchor-only", "ntp", "base")
@@ -365,6 +365,19 @@ def costs(runs: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def configurations(found: Sequence[Run]) -> dict[str, dict[str, Any]]:
+    """Every setting of the first method's first run, and what each other method's differs in."""
+    written: dict[str, dict[str, Any]] = {}
+    for run in done(found):
+        if run.label not in written and (run.folder / CONFIG).is_file():
+            written[run.label] = Config.load(run.folder / CONFIG).leaves()
+    first = next(iter(written.values()), {})
+    return {
+        label: leaves if leaves is first else {key: value for key, value in leaves.items() if first.get(key) != value}
+        for label, leaves in written.items()
+    }
+
+
 def results(runs: Path) -> dict[str, Any]:
     """Everything the page shows, as plain data."""
     found: dict[str, Any] = {"preset": PRESET, "command": "python benchmarks/smollm2_study.py table"}
@@ -376,7 +389,7 @@ def results(runs: Path) -> dict[str, Any]:
     main_cells = runs_of("main", runs)
     found |= {"scores": score_rows(main_cells), "course": score_course(main_cells)}
     found |= {"diagnostics": diagnostics(main_cells), "samples": samples(main_cells)}
-    found["variances"] = variances(main_cells)
+    found |= {"variances": variances(main_cells), "configurations": configurations(main_cells)}
     return found
 
 

@@ -99,11 +99,20 @@ def test_rewards_may_be_held_against_thoughts_of_other_texts() -> None:
     assert begun.reference_BR[:, 0].equal(found.reference_BR[:, 0])
 
 
-def test_a_foreign_reference_needs_other_texts() -> None:
-    alone = rollout_of(TreeModel(gpt2(), PLAN), lambda number: texts(rows=1, count=3, width=30))
-    alone.reward = alone.reward.model_copy(update={"reference": "foreign"})
-    with pytest.raises(RunFailed, match="too few texts"):
-        alone.collect("actor", 1)
+def test_a_foreign_reference_of_a_single_text_is_another_places_thought() -> None:
+    for count in (3, 1):
+        alone = rollout_of(TreeModel(gpt2(), PLAN), lambda number, count=count: texts(rows=1, count=count, width=30))
+        alone.reward = alone.reward.model_copy(update={"reference": "foreign"})
+        if count == 1:
+            with pytest.raises(RunFailed, match=r"one thought and no other; raise window\.items or window\.pilot"):
+                alone.collect("pilot", 1)
+            continue
+        found, plain = alone.collect("pilot", 1), PlainModel(alone.engine.model)
+        items = list(items_of(found.texts, found.thoughts))
+        for item, donor in zip(items, [*items[1:], items[0]]):
+            lent = replace(item, thought=donor.thought, closed=donor.closed)
+            wanted = float(-plain.after(lent).mean().detach())
+            assert float(found.reference_BR[item.row, item.branch]) == pytest.approx(wanted, abs=1e-6)
 
 
 def test_potentials_are_clipped_once_each(rollout: Rollout, actor_set: Trajectories) -> None:

@@ -93,13 +93,12 @@ class Rollout:
         """The trajectories with their losses after thoughts of other texts, where rewards are held against those."""
         if self.reward.reference == "no_thought":
             return scored
-        try:
-            other = foreign(scored.thoughts)
-        except ValueError as error:
+        if scored.count < 2:
             raise RunFailed(
-                f"reward.reference = foreign: the {scored.role} set of window {scored.window} has {error}; raise "
-                "window.items"
-            ) from error
+                f"reward.reference = foreign: the {scored.role} set of window {scored.window} has one thought and no "
+                f"other; raise window.items or window.{role}"
+            )
+        other = foreign(scored.thoughts, near=True)
         losses = []
         for part in micro_batches(len(scored.texts.tokens_BS), self.rows):
             some = scored.texts.rows(part.start, part.stop)

@@ -73,14 +73,17 @@ class Gains:
         return out
 
 
-def foreign(thoughts: Thoughts) -> Thoughts:
-    """Every branch with the thought of an item in another text (same multiset of thoughts, none its own)."""
+def foreign(thoughts: Thoughts, *, near: bool = False) -> Thoughts:
+    """Every branch with the thought of an item in another text (same multiset of thoughts, none its own).
+
+    `near`: where the texts are too few for that, another item's of the same text will do.
+    """
     valid_BR = thoughts.valid_BR
     rows_I, branches_I = valid_BR.nonzero(as_tuple=True)
     count, most = len(rows_I), int(valid_BR.sum(1).max())
-    if count < 2 * most:
+    if count < 2 * most and not (near and count > 1):
         raise ValueError(f"{count} thoughts in too few texts: another text's thought needs at least {2 * most}")
-    donor_I = (torch.arange(count, device=rows_I.device) + most) % count
+    donor_I = (torch.arange(count, device=rows_I.device) + (most if count >= 2 * most else 1)) % count
 
     def lend(values: Tensor) -> Tensor:
         lent = values.clone()
