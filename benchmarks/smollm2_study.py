@@ -20,6 +20,7 @@ import json
 import shutil
 import statistics
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -47,7 +48,7 @@ from tfive.run.export import export
 from tfive.run.options import script
 from tfive.run.reporting import tabulated
 from tfive.run.start import train
-from tfive.run.train import CHECKPOINTS, CONFIG, CRITICS, ITEMS, SUMMARY
+from tfive.run.train import CHECKPOINTS, CONFIG, CRITICS, ITEMS, SUMMARY, Stopped
 
 PRESET = "smollm2-135m-instruct"
 METHODS = ("t5", "rlp", "quiet-star-grpo", "quiet-star-ppo", "anchor-only", "ntp", "base")
@@ -174,7 +175,8 @@ def run_cell(asked: argparse.Namespace) -> dict[str, Any]:
     if (folder / RESULT).is_file():
         return read_json(folder / RESULT)
     config = configuration(asked.study, asked.label, asked.seed, asked.runs, asked.overrides)
-    if folder.exists():
+    trained = (folder / SUMMARY).is_file()
+    if folder.exists() and not trained:
         shutil.rmtree(folder)
     began = time.perf_counter()
     if torch.cuda.is_available():
@@ -182,9 +184,15 @@ def run_cell(asked: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {"label": asked.label, "seed": asked.seed, "study": asked.study, "disturbed": asked.shared}
     result["optimizer.lr"], result["critic.pair"] = config.optimizer.lr, config.critic.pair
     try:
-        train(config, folder, quiet=True)
+        if not trained:
+            train(config, folder, quiet=True)
+    except Stopped:
+        raise
     except RunFailed as error:
         result["failure"] = str(error).partition(" (the last checkpoint is in ")[0]
+    if trained:
+        # Asking the benchmarks failed the last time; what was trained stands.
+        began -= float(read_json(folder / SUMMARY)["seconds"])
     result["train_seconds"] = round(time.perf_counter() - began, 1)
     if torch.cuda.is_available():
         result["peak_bytes"] = torch.cuda.max_memory_allocated()
@@ -272,7 +280,7 @@ def runs_of(study: str, runs: Path) -> list[Run]:
     clock, found = clocks(runs), []
     paths = sorted((runs / study).glob(f"*/{RESULT}"))
     if study in ("ablations", "changes"):
-        for method in {label.partition("+")[0] for label, _ in cells(study, 1)}:
+        for method in sorted({label.partition("+")[0] for label, _ in cells(study, 1)}):
             paths += sorted((runs / "main").glob(f"{folder_name(method, 0)[:-1]}*/{RESULT}"))
     for path in paths:
         result = read_json(path)
@@ -281,7 +289,7 @@ def runs_of(study: str, runs: Path) -> list[Run]:
         facts = (result["label"], int(result["seed"]), path.parent, result.get("failure"))
         found.append(Clocked(*facts, disturbed=bool(result["disturbed"]) and pair is None, clock=pair))
     order = {label: place for place, (label, _) in enumerate(cells(study, 1))}
-    return sorted(found, key=lambda run: (order.get(run.label, -1), run.seed))
+    return sorted(found, key=lambda run: (order.get(run.label, -1), "+" in run.label, run.label, run.seed))
 
 
 def score_rows(found: Sequence[Run]) -> list[dict[str, Any]]:
@@ -315,7 +323,7 @@ def score_course(found: Sequence[Run]) -> list[dict[str, Any]]:
         asked = [*result.get("earlier", ()), {"window": run.summary["windows"], "verdicts": result["verdicts"]}]
         spent = {lap["window"]: training_seconds(lap) for lap in run.summary["laps"]}
         points = [
-            {"window": one["window"], "seconds": round(spent[one["window"]], 1), "mean": mean(one["verdicts"])}
+            {"window": one["window"], "seconds": round(spent.get(one["window"], 0.0), 1), "mean": mean(one["verdicts"])}
             for one in sorted(asked, key=lambda one: one["window"])
         ]
         rows.append({"label": run.label, "seed": run.seed, "disturbed": run.disturbed, "points": points})
@@ -326,7 +334,7 @@ def score_course(found: Sequence[Run]) -> list[dict[str, Any]]:
 
 def variances(found: Sequence[Run]) -> list[dict[str, Any]]:
     """How much of what a thought gains depends on which thought it is: var(content gain) is that of the difference of
-    two thoughts at one place, twice what one of them adds; the rest of var(thought gain) is the place's own."""
+    two thoughts at one place, twice what one of them adds if both are alike; the rest is the place's own."""
     rows = []
     for run in done(found):
         gain, content = (float(np.var(run.items[name], dtype=float)) for name in ("thought_gain", "content_gain"))
@@ -370,12 +378,20 @@ def configurations(found: Sequence[Run]) -> dict[str, dict[str, Any]]:
     written: dict[str, dict[str, Any]] = {}
     for run in done(found):
         if run.label not in written and (run.folder / CONFIG).is_file():
-            written[run.label] = Config.load(run.folder / CONFIG).leaves()
+            written[run.label] = _flat(tomllib.loads((run.folder / CONFIG).read_text("utf-8")))
     first = next(iter(written.values()), {})
     return {
         label: leaves if leaves is first else {key: value for key, value in leaves.items() if first.get(key) != value}
         for label, leaves in written.items()
     }
+
+
+def _flat(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested tables under dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in section.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
 def results(runs: Path) -> dict[str, Any]:
@@ -384,7 +400,7 @@ def results(runs: Path) -> dict[str, Any]:
     found |= {"trials": trials(runs), "chosen": chosen(runs), "clocks": clocks(runs), "costs": costs(runs)}
     for study in ("main", "ablations", "changes"):
         cells_done = runs_of(study, runs)
-        if done(cells_done) and (runs / study).is_dir():
+        if any(run.label == "t5" for run in done(cells_done)) and (runs / study).is_dir():
             found[study] = tabulated(cells_done, "t5", NOT_SHOWN)
     main_cells = runs_of("main", runs)
     found |= {"scores": score_rows(main_cells), "course": score_course(main_cells)}
@@ -545,8 +561,8 @@ def _variances(rows: Sequence[dict[str, Any]]) -> list[Block]:
     return [
         paragraph(
             "Variance over development items of the thought gain, and of the content gain, which is the difference of "
-            "two thoughts at one place. Half of the latter is what the choice of a thought adds; its share of the "
-            "former is in the last column. All else is the place's: a reward against the loss without a thought "
+            "two thoughts at one place. Half of the latter is at most what the choice of a thought adds; its share "
+            "of the former is in the last column. All else is the place's: a reward against the loss without a thought "
             "carries it as noise, unless a baseline knows the text that follows (a group's mean does)."
         ),
         table(("method", "seeds", "var(thought gain)", "var(content gain)", "share of the thought"), shown),
@@ -569,6 +585,24 @@ def to_do(study: str, seeds: int, runs: Path) -> Iterator[tuple[str, int]]:
     for label, seed in cells(study, seeds):
         if not (runs / study / folder_name(label, seed) / RESULT).is_file():
             yield label, seed
+
+
+def run_all(asked: argparse.Namespace) -> int:
+    """Every cell without a result, one after another; one that breaks is told and left to do. 1 if any failed."""
+    bad = False
+    for label, seed in list(to_do(asked.study, asked.seeds, asked.runs)):
+        cell = argparse.Namespace(**vars(asked) | {"label": label, "seed": seed, "shared": False})
+        try:
+            result = run_cell(cell)
+        except (UserError, Stopped):
+            raise
+        except RuntimeError as error:
+            result = {"label": label, "seed": seed, "broken": f"{type(error).__name__}: {error}"}
+        bad |= "failure" in result or "broken" in result
+        print(json.dumps(result, ensure_ascii=False), flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+    return int(bad)
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
@@ -617,12 +651,7 @@ def main(given: list[str] | None = None) -> int:
         print(asked.page)
         return 0
     if asked.command == "all":
-        for label, seed in to_do(asked.study, asked.seeds, asked.runs):
-            cell = argparse.Namespace(**vars(asked) | {"label": label, "seed": seed, "shared": False})
-            print(json.dumps(run_cell(cell), ensure_ascii=False), flush=True)
-            gc.collect()
-            torch.cuda.empty_cache()
-        return 0
+        return run_all(asked)
     result = run_cell(asked)
     print(json.dumps(result, ensure_ascii=False))
     return 1 if "failure" in result else 0

@@ -178,6 +178,7 @@ def test_missing_files_folders_and_unknown_presets_are_refused(tmp_path: Path) -
         (["anchor.mixture=0.5", "anchor.conditioned=0"], ["anchor.mixture = 0.5", "anchor.conditioned"]),
         (["window.reading=4", "window.windows=4"], ["window.reading = 4", "anchor-only"]),
         (["method=rlp", "reward.reference=foreign"], ["reward.reference = foreign", "rlp"]),
+        (["window.reading=1", "anchor.conditioned=0"], ["window.reading = 1", "anchor.conditioned"]),
         (["text.sources=[]"], ["text.sources = []", "no text"]),
         (["calibration.certified=true"], ["certified", "approximation_bound"]),
     ],

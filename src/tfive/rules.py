@@ -280,10 +280,12 @@ def enforced_bounds_hold_by_construction(config: Config) -> str | None:
 
 @rule
 def the_actor_learns_something(config: Config) -> str | None:
-    """`ntp` and `anchor-only` have no policy gradient, so an anchor must carry them; a mixture is one anchor's."""
+    """Without a policy gradient an anchor must carry the method; mixing and reading are the conditioned anchor's."""
     anchor = config.anchor
     if anchor.mixture > 0 and anchor.conditioned == 0:
         return f"anchor.mixture = {anchor.mixture:g}: only the conditioned anchor mixes; set anchor.conditioned too"
+    if config.window.reading > 0 and anchor.conditioned == 0:
+        return f"window.reading = {config.window.reading}: nothing would teach reading; set anchor.conditioned too"
     if config.method == "ntp" and anchor.next_token == 0:
         return "anchor.next_token = 0: method ntp trains by this loss alone; use anchor.next_token = 1"
     if config.method == "anchor-only" and anchor.next_token == anchor.conditioned == 0:

@@ -110,15 +110,21 @@ def test_every_thought_method_reports_the_same(finished: Any) -> None:
 @pytest.mark.parametrize("method", ["t5", "quiet-star-ppo", "quiet-star-grpo", "rlp"])
 def test_a_window_of_reading_is_one_of_the_control_and_what_follows_is_the_first(home: Path, method: str) -> None:
     shop, control = shop_of(home, method, "window.reading=1", "window.windows=3"), shop_of(home, "anchor-only")
-    done = []
+    done, gain_square = [], 0.0
     while not shop.method.finished(1):
         done.append(shop.method.advance())
+        if acting := shop.method.held.get("actor"):
+            gain_square = float(acting.gain_BR[acting.thoughts.valid_BR].double().square().mean())
     assert done == ["open", "collect", *["update"] * shop.config.window.actor_steps, "close"]
     run(control, 1)
     mine, theirs = (one.actor.engine.model.state_dict() for one in (shop, control))
     # A group draws more thoughts than the control, but the first of each is the same.
     assert all(mine[name].allclose(theirs[name], rtol=0, atol=1e-5) for name in mine)
     assert shop.method.report["policy_loss"] == 0
+    if method != "rlp":
+        # What was read sets the scale outright; the gains before it are another model's.
+        assert shop.method.parts.rollout.scale.updates == 1
+        assert shop.method.parts.rollout.scale.moment == pytest.approx(gain_square, rel=1e-6)
     assert set(shop.method.parts.telemetry.amounts) <= {"actor", "scale"}
     alone = shop_of(home, method, "window.windows=3")
     phases = []

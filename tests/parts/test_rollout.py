@@ -99,7 +99,7 @@ def test_rewards_may_be_held_against_thoughts_of_other_texts() -> None:
     assert begun.reference_BR[:, 0].equal(found.reference_BR[:, 0])
 
 
-def test_a_foreign_reference_of_a_single_text_is_another_places_thought() -> None:
+def test_a_foreign_reference_of_a_single_text_is_the_thought_of_the_place_before() -> None:
     for count in (3, 1):
         alone = rollout_of(TreeModel(gpt2(), PLAN), lambda number, count=count: texts(rows=1, count=count, width=30))
         alone.reward = alone.reward.model_copy(update={"reference": "foreign"})
@@ -109,7 +109,7 @@ def test_a_foreign_reference_of_a_single_text_is_another_places_thought() -> Non
             continue
         found, plain = alone.collect("pilot", 1), PlainModel(alone.engine.model)
         items = list(items_of(found.texts, found.thoughts))
-        for item, donor in zip(items, [*items[1:], items[0]]):
+        for item, donor in zip(items, [items[-1], *items[:-1]]):
             lent = replace(item, thought=donor.thought, closed=donor.closed)
             wanted = float(-plain.after(lent).mean().detach())
             assert float(found.reference_BR[item.row, item.branch]) == pytest.approx(wanted, abs=1e-6)

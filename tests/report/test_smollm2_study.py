@@ -12,6 +12,7 @@ from recorded import run
 
 import scripts
 from tfive.errors import UserError
+from tfive.run.train import Stopped
 
 
 @pytest.fixture(scope="module")
@@ -186,3 +187,55 @@ def test_changes_stand_beside_their_methods(script: ModuleType, tmp_path: Path) 
         assert str(chosen[key]).lower() == value
     found = {run.label for run in script.runs_of("changes", tmp_path)}
     assert found == {"t5", "quiet-star-ppo", *(label for label, _ in script.cells("changes", 1))}
+
+
+class Trainer:
+    """Stands in for `train`: notes what was asked for and writes what a run would, or fails."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.asked = error, []
+
+    def __call__(self, config: Any, folder: Path, *, quiet: bool) -> None:
+        self.asked.append(config.method)
+        run(folder, config.method, config.run.seed, 0.1)
+        if self.error is not None:
+            (folder / "summary.json").unlink()
+            raise self.error
+
+
+def test_a_cell_that_was_stopped_is_no_result(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "train", Trainer(Stopped("SIGTERM: saved in x")))
+    with pytest.raises(Stopped):
+        script.main(["all", "search", "--runs", str(tmp_path)])
+    assert len(list(script.to_do("search", 1, tmp_path))) == 18
+
+
+def test_all_goes_on_behind_a_cell_that_broke_and_says_so(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "train", Trainer(RuntimeError("out of memory")))
+    assert script.main(["all", "search", "--runs", str(tmp_path)]) == 1
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(told) == 18
+    assert all(one["broken"] == "RuntimeError: out of memory" for one in told)
+    assert len(list(script.to_do("search", 1, tmp_path))) == 18
+
+
+def test_what_was_trained_is_not_trained_again_when_the_benchmarks_broke(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer()
+    monkeypatch.setattr(script, "train", trainer)
+
+    def broken(config: Any, folder: Path) -> dict[str, Any]:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(script, "benchmarks", broken)
+    with pytest.raises(RuntimeError, match="no room"):
+        script.main(["cell", "base", "0", "--runs", str(tmp_path)])
+    monkeypatch.setattr(script, "benchmarks", lambda config, folder: {"verdicts": {}})
+    assert script.main(["cell", "base", "0", "--runs", str(tmp_path)]) == 0
+    assert trainer.asked == ["base"]
+    assert json.loads((tmp_path / "main" / "base-seed0" / "cell.json").read_text("utf-8"))["train_seconds"] > 1

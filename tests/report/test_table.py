@@ -55,6 +55,13 @@ def test_cuts_take_the_last_measurement_within_the_common_budget(runs: list[Run]
 def test_step_time_leaves_inner_phases_and_the_first_window_apart(runs: list[Run]) -> None:
     assert runs[0].step_seconds == [5.0, 5.0]
     assert runs[0].warmup_seconds == 10.0
+    # After windows of reading the warm-up is where critics are first fitted.
+    laps = [{"window": 1, "seconds": {"open": 1.0, "update": 2.0}}]
+    laps += [{"window": w, "seconds": {"open": 1.0, "update": 2.0 * w, "fit": 4.0 * w - 4.0}} for w in (2, 3)]
+    read = Run("t5", 0, runs[0].folder)
+    read.__dict__["summary"] = runs[0].summary | {"laps": laps, "windows": 3}
+    assert (read.starting_windows, read.warmup_seconds) == (2, 5.0)
+    assert read.step_seconds[read.starting_windows :] == [3.0]
     row = study_table(runs)["methods"][0]
     assert (row["step_time"]["mean"], row["step_time"]["steady_mean"]) == (5.0, 5.0)
     assert row["rollouts"] == {

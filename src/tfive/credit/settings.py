@@ -17,8 +17,8 @@ class RewardSettings(Section):
 
     reference: Literal["no_thought", "foreign"] = "no_thought"
     """What a thought's loss is held against: that of the text without a thought (the paper), or with a thought of
-    another text (of another place, where a set is a single text). No action of the thought changes either, so both
-    point the same way; the second is closer, and what is left is the thought's content."""
+    another text (of the place before, where a set has too few texts). No action of the thought changes either, so
+    both point the same way; the second is closer, and what is left is the thought's content."""
 
     decay: float = Field(0.9, ge=0, lt=1)
     """Decay of the second moment of whole-thought gains across windows."""

@@ -198,8 +198,8 @@ class T5(FittedWindow[T5Parts]):
     # Close: diagnose the last reuse step, then as every method does.
     def _close(self) -> str:
         if self.reading:
-            # No thought was rewarded: those of this window set the next one's scale, as history.
-            self.parts.rollout.update_scale(self.held["actor"])
+            # Nothing was rewarded by the old scale, and gains shrink while the model learns to read.
+            self.parts.rollout.update_scale(self.held["actor"], afresh=True)
         elif self.parts.probe is not None:
             with self.parts.telemetry.phase(DIAGNOSE):
                 self.report |= self.parts.probe.report(self.held["probe"], self._normaliser(), "last")

@@ -101,7 +101,7 @@ class Calibrator:
             time_NT=visible.time_NT,
             remaining_NT=1 - visible.time_NT,
             potential_NT=trajectories.need("potentials_BRT")[valid_BR].float(),
-            scoring_NTF=self._scoring_features(trajectories)[valid_BR][:, None].expand(-1, steps, -1),
+            scoring_NTF=self._judged_by(trajectories)[valid_BR][:, None].expand(-1, steps, -1),
         )
         first, second = (normaliser.normalise(gae, mask_BRT)[valid_BR].float() for gae in trajectories.need("gae_2BRT"))
         text_BR = trajectories.texts.items_BP.amax(1)[:, None].expand_as(valid_BR)
@@ -221,6 +221,11 @@ class Calibrator:
             return trajectories.states_BRTD
         parts = [trajectories.rows(p) for p in micro_batches(len(trajectories.texts.tokens_BS), self.rows)]
         return torch.cat([self.engine.features(some.texts, some.thoughts) for some in parts])
+
+    def _judged_by(self, trajectories: Trajectories) -> Tensor:
+        """The scoring text's features, with what rewards are held against in the last place (usually ℓ_0)."""
+        found_BRF = self._scoring_features(trajectories)
+        return torch.cat([found_BRF[..., :-1], trajectories.reference_BR[..., None].to(found_BRF.dtype)], -1)
 
     def _scoring_features(self, trajectories: Trajectories) -> Tensor:
         if trajectories.scoring_BRF is not None:

@@ -104,6 +104,8 @@ class Rollout:
             some = scored.texts.rows(part.start, part.stop)
             found = self.engine.score(some, other.rows(part.start, part.stop), whole=True)
             losses.append(last_loss(found.losses_BRK, found.mask_BRK))
+        if not all(bool(torch.isfinite(part).all()) for part in losses):
+            raise RunFailed(f"the {scored.role} set of window {scored.window} has foreign losses that are not finite")
         self.telemetry.count(_account(role), scored_tokens=scored.count * self.engine.plan.horizon)
         return scored.having(foreign_BR=torch.cat(losses))
 
@@ -143,8 +145,11 @@ class Rollout:
             snapshots=self.snapshots.current("scale"),
         )
 
-    def update_scale(self, scored: Trajectories) -> float:
-        """Take a disjoint set's whole-thought gains into σ_r (eq:reward-scale); a scale of nothing stops the run."""
+    def update_scale(self, scored: Trajectories, *, afresh: bool = False) -> float:
+        """Take a disjoint set's whole-thought gains into σ_r (eq:reward-scale), or let them alone set it `afresh`; a
+        scale of nothing stops the run."""
+        if afresh:
+            self.scale = RewardScale(self.reward.decay, self.reward.epsilon)
         self.snapshots.require(scored.snapshots, ("policy", "scorer"), what=f"the {scored.role} set")
         gain_BR = final_gain(scored.reference_BR, scored.need("losses_BRK"), scored.need("checkpoint_mask_BRK"))
         value = self.scale.update(gain_BR, scored.thoughts.valid_BR)

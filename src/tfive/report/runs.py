@@ -74,9 +74,15 @@ class Run:
 
     @property
     def warmup_seconds(self) -> float:
-        """Seconds before the actor first moved: opening, fitting and testing the critics in the first window."""
-        laps = self.summary["laps"]
+        """Seconds of opening, and of fitting and testing critics, before the actor first moved by their word."""
+        laps = self.summary["laps"][self.starting_windows - 1 :]
         return sum(laps[0]["seconds"].get(phase, 0.0) for phase in ("open", "fit", "qualify")) if laps else 0.0
+
+    @property
+    def starting_windows(self) -> int:
+        """Windows until the warm-up is over: one, and after windows of reading up to the first that fitted critics."""
+        fitted = (number for number, lap in enumerate(self.summary["laps"], 1) if lap["seconds"].get("fit"))
+        return next(fitted, 1)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every line of numbers and every event, in the order of writing."""

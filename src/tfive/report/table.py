@@ -148,7 +148,7 @@ def _method(label: str, finished: Sequence[Run], asked: Sequence[Run], timed: Se
 def _step_time(runs: Sequence[Run]) -> dict[str, Any]:
     """Mean seconds of an optimizer step with what belongs to it, spread over windows, and where they go."""
     every = [seconds for run in runs for seconds in run.step_seconds]
-    steady = [seconds for run in runs for seconds in run.step_seconds[1:]] or every
+    steady = [seconds for run in runs for seconds in run.step_seconds[run.starting_windows :]] or every
     phases = sorted({name for run in runs for name in run.phase_seconds})
     return {
         "mean": _mean(every),

@@ -76,14 +76,14 @@ class Gains:
 def foreign(thoughts: Thoughts, *, near: bool = False) -> Thoughts:
     """Every branch with the thought of an item in another text (same multiset of thoughts, none its own).
 
-    `near`: where the texts are too few for that, another item's of the same text will do.
+    `near`: where the texts are too few for that, the item before will lend its own, of the same text or not.
     """
     valid_BR = thoughts.valid_BR
     rows_I, branches_I = valid_BR.nonzero(as_tuple=True)
     count, most = len(rows_I), int(valid_BR.sum(1).max())
     if count < 2 * most and not (near and count > 1):
         raise ValueError(f"{count} thoughts in too few texts: another text's thought needs at least {2 * most}")
-    donor_I = (torch.arange(count, device=rows_I.device) + (most if count >= 2 * most else 1)) % count
+    donor_I = (torch.arange(count, device=rows_I.device) + (most if count >= 2 * most else count - 1)) % count
 
     def lend(values: Tensor) -> Tensor:
         lent = values.clone()
