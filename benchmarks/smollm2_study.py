@@ -34,7 +34,7 @@ import torch
 from tfive.config import Config, read_source
 from tfive.errors import RunFailed, UserError
 from tfive.evaluate.compare import answers_of
-from tfive.evaluate.suite import option_values
+from tfive.evaluate.suite import generated_values, option_values
 from tfive.report import figures
 from tfive.report.page import Block, heading, markdown, paragraph, picture, table
 from tfive.report.runs import Run, done, read_json, training_seconds
@@ -84,6 +84,9 @@ SETTINGS = {
 checkpoint half-way lets the benchmarks be asked there too."""
 SCORED = ("piqa", "arc_challenge", "csqa")
 """Benchmarks by log-likelihood, whole."""
+WRITTEN = ("gsm8k_greedy", "math500_greedy")
+"""Benchmarks with written answers (`--written`), at the end of a run, up to `LONGEST` tokens each."""
+LONGEST = 400
 DIAGNOSED = {
     "r2_1": "r2.1", "r2_2": "r2.2", "retention": "retention", "weight": "weight_mean", "spread": "weight_deviation",
     "twin_correlation": "twin_correlation", "offset": "offset", "offset_change": "offset_change",
@@ -197,28 +200,30 @@ def run_cell(asked: argparse.Namespace) -> dict[str, Any]:
     if torch.cuda.is_available():
         result["peak_bytes"] = torch.cuda.max_memory_allocated()
     if "failure" not in result and asked.study == "main" and asked.scores:
-        result |= benchmarks(config, folder)
+        result |= benchmarks(config, folder, WRITTEN if asked.written else ())
     result["seconds"] = round(time.perf_counter() - began, 1)
     _keep_small(folder)
     (folder / RESULT).write_text(json.dumps(result, ensure_ascii=False) + "\n", "utf-8")
     return result
 
 
-def benchmarks(config: Config, folder: Path) -> dict[str, Any]:
-    """Verdicts of the trained model without thoughts, item by item as a row of 0 and 1; at earlier checkpoints too."""
-    data = config.text.decontaminate.data
-    found = []
+def benchmarks(config: Config, folder: Path, written: Sequence[str] = ()) -> dict[str, Any]:
+    """Verdicts of the trained model without thoughts, item by item as a row of 0 and 1; at earlier checkpoints those
+    by log-likelihood too."""
+    data = None if config.text.decontaminate.data is None else Path(config.text.decontaminate.data)
+    found: list[dict[str, Any]] = []
     for checkpoint in reversed(CheckpointStore(folder / CHECKPOINTS).paths()):
         where = folder / "scores"
         window = export(folder, folder / "exported")["window"]
-        evaluate(
-            Wanted(str(folder / "exported"), SCORED, Path(data) if data else None, where, ways=("likelihood",)),
-            quiet=True,
-        )
-        verdicts = {}
-        for task in SCORED:
-            values = option_values(answers_of(where, task)[1])["raw"]
-            verdicts[task] = "".join(str(int(values[name])) for name in sorted(values))
+        model = str(folder / "exported")
+        evaluate(Wanted(model, SCORED, data, where, ways=("likelihood",)), quiet=True)
+        values = {task: option_values(answers_of(where, task)[1])["raw"] for task in SCORED}
+        if written and not found:
+            there = folder / "written"
+            asked = Wanted(model, tuple(written), data, there, ways=("generated",), max_new_tokens=LONGEST)
+            evaluate(asked, quiet=True)
+            values |= {task: generated_values(answers_of(there, task)[0])["pass@1"] for task in written}
+        verdicts = {task: "".join(str(int(own[name])) for name in sorted(own)) for task, own in values.items()}
         found.append({"window": window, "verdicts": verdicts})
         # An export takes the newest checkpoint there is.
         for path in (checkpoint, folder / "exported", where):
@@ -228,7 +233,7 @@ def benchmarks(config: Config, folder: Path) -> dict[str, Any]:
 
 def _keep_small(folder: Path) -> None:
     """Weights go, numbers stay; of the measurements item by item the last alone."""
-    for name in (CHECKPOINTS, CRITICS, "exported", "scores"):
+    for name in (CHECKPOINTS, CRITICS, "exported", "scores", "written"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for path in sorted((folder / ITEMS).glob("*.safetensors"))[:-1]:
         path.unlink()
@@ -298,8 +303,11 @@ def score_rows(found: Sequence[Run]) -> list[dict[str, Any]]:
     for label in dict.fromkeys(run.label for run in found):
         results = [read_json(run.folder / RESULT) for run in done(found) if run.label == label]
         results = [result for result in results if "verdicts" in result]
-        for task in SCORED if results else ():
-            verdict_SI = np.array([[int(one) for one in result["verdicts"][task]] for result in results], dtype=float)
+        for task in (*SCORED, *WRITTEN):
+            asked = [result["verdicts"][task] for result in results if task in result["verdicts"]]
+            if not asked:
+                continue
+            verdict_SI = np.array([[int(one) for one in verdicts] for verdicts in asked], dtype=float)
             estimate = mean_interval(verdict_SI, np.arange(verdict_SI.shape[1])).rounded()
             each = [round(float(value), 5) for value in verdict_SI.mean(1)]
             rows.append({"label": label, "task": task, **estimate, "each": each})
@@ -469,10 +477,15 @@ def _scores(rows: Sequence[dict[str, Any]]) -> list[Block]:
         return [paragraph("No benchmark was asked yet.")]
     by = {(row["label"], row["task"]): row for row in rows}
     labels = list(dict.fromkeys(row["label"] for row in rows))
-    shown = [(label, *(interval(by.get((label, task)), ".4f") for task in SCORED)) for label in labels]
+    tasks = [task for task in (*SCORED, *WRITTEN) if any(row["task"] == task for row in rows)]
+    shown = [(label, *(interval(by.get((label, task)), ".4f") for task in tasks)) for label in labels]
+    written = f" ({', '.join(WRITTEN)}: of one written answer of up to {LONGEST} tokens, greedily; of the seeds asked)"
     return [
-        paragraph("Accuracy by log-likelihood without thoughts, whole benchmarks, over seeds and items at once."),
-        table(("method", *SCORED), shown),
+        paragraph(
+            f"Accuracy without thoughts, whole benchmarks, over seeds and items at once, by log-likelihood"
+            f"{written if set(WRITTEN) & set(tasks) else ''}."
+        ),
+        table(("method", *tasks), shown),
     ]
 
 
@@ -621,6 +634,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
         command.add_argument("--seeds", type=int, default=3)
     for command in (one, every):
         command.add_argument("--no-scores", action="store_false", dest="scores", help="no benchmarks")
+        command.add_argument("--written", action="store_true", help=f"written answers too: {', '.join(WRITTEN)}")
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     last = commands.add_parser("table", help="tabulate all cells and draw the page")
     last.add_argument("--render", action="store_true", help="only draw the page from the results")

@@ -94,7 +94,8 @@ def test_the_table_and_its_page_hold_every_cell(script: ModuleType, tmp_path: Pa
     right = dict.fromkeys(script.SCORED, "1101")
     for seed in (0, 1):
         cell(runs, "main", "t5", seed, level=0.3, verdicts=right)
-        cell(runs, "main", "base", seed, level=0.0, verdicts=dict.fromkeys(script.SCORED, "0001"))
+        asked = (*script.SCORED, *(script.WRITTEN if seed else ()))
+        cell(runs, "main", "base", seed, level=0.0, verdicts=dict.fromkeys(asked, "0001"))
     cell(runs, "main", "rlp", 0, failure="no luck")
     cell(runs, "search", f"t5+{script.TRIALS['t5'][0]}", 100)
     out, page = tmp_path / "found.json", tmp_path / "docs" / "page.md"
@@ -103,6 +104,8 @@ def test_the_table_and_its_page_hold_every_cell(script: ModuleType, tmp_path: Pa
     scores = {(row["label"], row["task"]): row for row in found["scores"]}
     assert scores["t5", "piqa"]["mean"] == 0.75
     assert scores["base", "csqa"]["each"] == [0.25, 0.25]
+    assert scores["base", script.WRITTEN[0]]["each"] == [0.25]
+    assert ("t5", script.WRITTEN[0]) not in scores
     assert [row["state"] for row in found["main"]["runs"]].count("failed") == 1
     assert found["costs"][0] == {"study": "search", "cells": 1, "failed": 0, "seconds": 60}
     text = page.read_text("utf-8")
@@ -229,13 +232,13 @@ def test_what_was_trained_is_not_trained_again_when_the_benchmarks_broke(
     trainer = Trainer()
     monkeypatch.setattr(script, "train", trainer)
 
-    def broken(config: Any, folder: Path) -> dict[str, Any]:
+    def broken(config: Any, folder: Path, written: Any) -> dict[str, Any]:
         raise RuntimeError("no room")
 
     monkeypatch.setattr(script, "benchmarks", broken)
     with pytest.raises(RuntimeError, match="no room"):
         script.main(["cell", "base", "0", "--runs", str(tmp_path)])
-    monkeypatch.setattr(script, "benchmarks", lambda config, folder: {"verdicts": {}})
+    monkeypatch.setattr(script, "benchmarks", lambda config, folder, written: {"verdicts": {}})
     assert script.main(["cell", "base", "0", "--runs", str(tmp_path)]) == 0
     assert trainer.asked == ["base"]
     assert json.loads((tmp_path / "main" / "base-seed0" / "cell.json").read_text("utf-8"))["train_seconds"] > 1
