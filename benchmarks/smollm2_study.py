@@ -69,6 +69,7 @@ CHANGES = (
     "t5+reward.reference=foreign",
     "quiet-star-ppo+reward.reference=foreign",
     "t5+window.reading=3",
+    "t5+reward.reference=foreign+window.reading=3",
     "t5+anchor.mixture=0.5",
 )
 """What the first seed suggested (docs/smollm2-study.md), each beside its method as `main` ran it."""
