@@ -90,8 +90,8 @@ WRITTEN = ("gsm8k_greedy", "math500_greedy")
 LONGEST = 400
 DIAGNOSED = {
     "r2_1": "r2.1", "r2_2": "r2.2", "retention": "retention", "weight": "weight_mean", "spread": "weight_deviation",
-    "twin_correlation": "twin_correlation", "offset": "offset", "offset_change": "offset_change",
-    "offset_change_error": "offset_change_error", "drift": "drift_mean_induced_last",
+    "twin_correlation": "twin_correlation", "offset": "offset", "offset_error": "offset_error",
+    "offset_change": "offset_change", "offset_change_error": "offset_change_error", "drift": "drift_mean_induced_last",
     "covariance": "drift_covariance_last", "kl": "policy_kl", "clipped": "clip_fraction",
 }  # fmt: skip
 """What the page shows of T⁵'s own reports, by the names of a run's metrics."""
@@ -507,7 +507,7 @@ def _course(rows: Sequence[dict[str, Any]], folder: Path) -> list[Block]:
         paragraph("Mean of the three over training: after so many windows of ten steps, mean over seeds (how many)."),
         table(("method", *(f"window {window}" for window in windows)), shown),
     ]
-    if figures.available():
+    if figures.available() and any(len(row["points"]) > 2 for row in rows):
         name, caption = _draw_course(rows, folder / "smollm2-benchmarks.png")
         blocks.append(picture(f"figures/{name}", caption))
     return blocks
@@ -545,7 +545,8 @@ def _diagnostics(rows: Sequence[dict[str, Any]]) -> list[Block]:
         tests = "/".join(str(sum(row[kind] for row in some)) for kind in ("passed", "failed", "paused"))
         learned = sum(row.get("spread", 0) > 0 for row in some)
         cells = [mean(some, name, "+.3f") for name in ("r2_1", "r2_2")] + [tests, mean(some, "retention", ".4f")]
-        cells += [f"{learned}/{len(some)}", mean(some, "twin_correlation", ".3f"), mean(some, "offset", "+.3f")]
+        cells += [f"{learned}/{len(some)}", mean(some, "twin_correlation", ".3f")]
+        cells += [f"{mean(some, 'offset', '+.3f')} ± {mean(some, 'offset_error', '.3f')}"]
         cells += [mean(some, "offset_change", "+.4f"), mean(some, "drift", ".3f"), mean(some, "covariance", ".3f")]
         shown.append((str(window), *cells, mean(some, "kl", ".3f"), mean(some, "clipped", ".3f")))
     head = (
@@ -556,8 +557,9 @@ def _diagnostics(rows: Sequence[dict[str, Any]]) -> list[Block]:
         paragraph(
             "Means over seeds. Tests are fresh ones of both critics against η; Ĉ/Q̂ is the displacement that validation "
             "allows up to κ = 0.1; the weight counts as learned where it was accepted and is no constant; offset, its "
-            "change by the weight, and the two parts of the update's drift come from the probes (contexts with several "
-            "continuations), the drift at the last reuse step."
+            "change by the weight, and the two parts of the update's drift come from the probes (a few dozen contexts "
+            "a window with several continuations each, so they are rough; ± is one standard error), the drift at the "
+            "last reuse step."
         ),
         table(head, shown),
     ]

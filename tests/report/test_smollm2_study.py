@@ -173,7 +173,7 @@ def test_diagnostics_are_what_t5_wrote_window_by_window(script: ModuleType, tmp_
     (_, table) = script._diagnostics([first, second])
     assert [row[4] for row in table.rows] == ["0.0400", "0.0200"]
     assert [row[5] for row in table.rows] == ["1/1", "0/1"]
-    assert [row[7] for row in table.rows] == ["+0.500", "–"]
+    assert [row[7] for row in table.rows] == ["+0.500 ± –", "– ± –"]
 
 
 def test_changes_stand_beside_their_methods(script: ModuleType, tmp_path: Path) -> None:

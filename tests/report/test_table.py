@@ -199,5 +199,5 @@ def test_in_short_says_who_is_told_apart_and_who_is_ahead(runs: list[Run]) -> No
     lines = [block.text for block in in_short(found)]
     assert lines[0].endswith("at equal steps: above above; below below; not told apart from beside.")
     assert lines[1].endswith(
-        "against a: ahead: fast; behind: slow; equal: same; not measured that early: early, silent."
+        "against a: ahead: fast; behind: slow; equal: same; no measurement of both that early: early, silent."
     )

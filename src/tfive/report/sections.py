@@ -76,7 +76,7 @@ def in_short(found: Table) -> list[Block]:
         if parts:
             blocks.append(paragraph(f"- {TITLES[name].capitalize()} of {versus} at equal steps: {'; '.join(parts)}."))
     for axis in ("seconds", "thought_tokens"):
-        told = {"ahead": [], "behind": [], "equal": [], "not measured that early": []}
+        told = {"ahead": [], "behind": [], "equal": [], "no measurement of both that early": []}
         for cut in found["cuts"][axis]:
             told[_standing(cut["method"], cut["reference"])].append(cut["label"])
         parts = [f"{kind}: {', '.join(labels)}" for kind, labels in told.items() if labels]
@@ -90,7 +90,7 @@ def _standing(mine: dict[str, Any], other: dict[str, Any]) -> str:
     """How a method stands against the reference; before training nothing has been learned by either."""
     first, second = mine.get("content_gain"), other.get("content_gain")
     if not mine["used"] or not other["used"] or first is None or second is None:
-        return "not measured that early"
+        return "no measurement of both that early"
     return "equal" if first == second else "ahead" if first > second else "behind"
 
 
@@ -213,7 +213,7 @@ def _roles(found: Table) -> list[Block]:
                 row["label"],
                 f"{row['rollouts']['actor_per_item']:g}",
                 f"{row['rollouts']['auxiliary_per_item']:g}",
-                "yes" if row["rollouts"]["below_threshold"] else "no",
+                ("yes" if row["rollouts"]["below_threshold"] else "no") if row["rollouts"]["actor_per_item"] else "–",
                 f"{row['tokens']['thought_tokens']:,}",
                 f"{row['tokens']['corpus_tokens']:,}",
             )
