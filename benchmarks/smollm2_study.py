@@ -299,8 +299,13 @@ def runs_of(study: str, runs: Path) -> list[Run]:
 
 
 def score_rows(found: Sequence[Run]) -> list[dict[str, Any]]:
-    """Accuracy of every method on every benchmark, over seeds and items at once; each seed's own beside it."""
+    """Accuracy of every method on every benchmark, over seeds and items at once; each seed's own beside it, and the
+    difference to the base model item by item."""
     rows = []
+    base: dict[str, str] = {}
+    for run in done(found):
+        if run.label == "base":
+            base |= read_json(run.folder / RESULT).get("verdicts", {})
     for label in dict.fromkeys(run.label for run in found):
         results = [read_json(run.folder / RESULT) for run in done(found) if run.label == label]
         results = [result for result in results if "verdicts" in result]
@@ -311,7 +316,11 @@ def score_rows(found: Sequence[Run]) -> list[dict[str, Any]]:
             verdict_SI = np.array([[int(one) for one in verdicts] for verdicts in asked], dtype=float)
             estimate = mean_interval(verdict_SI, np.arange(verdict_SI.shape[1])).rounded()
             each = [round(float(value), 5) for value in verdict_SI.mean(1)]
-            rows.append({"label": label, "task": task, **estimate, "each": each})
+            row = {"label": label, "task": task, **estimate, "each": each}
+            if task in base and label != "base":
+                apart_SI = verdict_SI - np.array([int(one) for one in base[task]], dtype=float)
+                row["minus_base"] = mean_interval(apart_SI, np.arange(apart_SI.shape[1])).rounded()
+            rows.append(row)
     return rows
 
 
@@ -487,6 +496,15 @@ def _scores(rows: Sequence[dict[str, Any]]) -> list[Block]:
             f"{written if set(WRITTEN) & set(tasks) else ''}."
         ),
         table(("method", *tasks), shown),
+        paragraph("The same minus the base model's, paired by item:"),
+        table(
+            ("method", *tasks),
+            [
+                (label, *(interval(by.get((label, task), {}).get("minus_base"), "+.4f") for task in tasks))
+                for label in labels
+                if label != "base"
+            ],
+        ),
     ]
 
 

@@ -105,6 +105,9 @@ def test_the_table_and_its_page_hold_every_cell(script: ModuleType, tmp_path: Pa
     assert scores["t5", "piqa"]["mean"] == 0.75
     assert scores["base", "csqa"]["each"] == [0.25, 0.25]
     assert scores["base", script.WRITTEN[0]]["each"] == [0.25]
+    # Items 1101 against 0001, twice: +1, +1, 0, 0.
+    assert scores["t5", "piqa"]["minus_base"]["mean"] == 0.5
+    assert "minus_base" not in scores["base", "piqa"]
     assert ("t5", script.WRITTEN[0]) not in scores
     assert [row["state"] for row in found["main"]["runs"]].count("failed") == 1
     assert found["costs"][0] == {"study": "search", "cells": 1, "failed": 0, "seconds": 60}
