@@ -17,6 +17,7 @@ class AnchorOnly(Window[Parts]):
     phases = ("open", "collect", "update", "close")
 
     def _collect(self) -> str:
+        """Every window is one of reading: fresh thoughts, scored for the report and rewarded by nobody."""
         return self._read()
 
     def _learn(self, acting: Trajectories) -> StepStats:

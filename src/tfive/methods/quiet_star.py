@@ -32,7 +32,7 @@ class QuietStar(Window[P]):
     def _close(self) -> str:
         """As every method does, and the scale goes on."""
         # The next window's scale: by then these thoughts are historical (eq:reward-scale), and none more are needed.
-        self.parts.rollout.update_scale(self.held["actor"], afresh=self.reading)
+        self.parts.rollout.update_scale(self.held["actor"])
         return super()._close()
 
 

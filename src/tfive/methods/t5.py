@@ -197,12 +197,10 @@ class T5(FittedWindow[T5Parts]):
 
     # Close: diagnose the last reuse step, then as every method does.
     def _close(self) -> str:
-        if self.reading:
-            # Nothing was rewarded by the old scale, and gains shrink while the model learns to read.
-            self.parts.rollout.update_scale(self.held["actor"], afresh=True)
-        elif self.parts.probe is not None:
+        probe = self.parts.probe
+        if probe is not None and "probe" in self.held:
             with self.parts.telemetry.phase(DIAGNOSE):
-                self.report |= self.parts.probe.report(self.held["probe"], self._normaliser(), "last")
+                self.report |= probe.report(self.held["probe"], self._normaliser(), "last")
         self.report |= {"stage": self.stage, "mixture": self.mixture.name}
         return super()._close()
 

@@ -140,7 +140,10 @@ class Window(Generic[P]):
         parts, acting = self.parts, self.held["actor"]
         if steps := self.report.pop("steps"):
             self.report |= mean_stats([StepStats(**one) for one in steps])
-        if "scale" in self.held:
+        if self.reading and parts.rollout.scale.updates:
+            # Nothing was rewarded by the old scale, and gains shrink while the model learns to read.
+            parts.rollout.update_scale(acting, afresh=True)
+        elif "scale" in self.held:
             parts.rollout.update_scale(self.held["scale"])
         if parts.gate is not None:
             # The gate meets one thought an item, so that it learns equally much with any group.
