@@ -190,6 +190,16 @@ def test_the_mean_reads_neither_the_action_nor_what_follows(
 M = 3
 
 
+def test_the_mean_head_sees_what_rewards_are_held_against(world: World, data: CalibrationData) -> None:
+    made, judged = world.made()
+    valid_BR = made.thoughts.valid_BR
+    assert data.mean_inputs.scoring_NTF[:, 0, -1].allclose(made.need("no_thought_BR")[valid_BR].float())
+    foreign_BR = torch.arange(valid_BR.numel(), dtype=torch.float32).view(valid_BR.shape)
+    other = world.calibrator().data(made.having(foreign_BR=foreign_BR), judged, NORMALISER).mean_inputs
+    assert other.scoring_NTF[:, 0, -1].equal(foreign_BR[valid_BR])
+    assert other.scoring_NTF[..., :-1].equal(data.mean_inputs.scoring_NTF[..., :-1])
+
+
 @pytest.fixture(scope="module")
 def anchors(world: World) -> tuple[Trajectories, Judged]:
     """Three continuations of a prefix of each thought, as repeated-prefix calibration reads them."""

@@ -7,8 +7,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from recorded import run
+from safetensors.numpy import save_file
 
 import scripts
 from tfive.errors import UserError
@@ -244,3 +246,42 @@ def test_what_was_trained_is_not_trained_again_when_the_benchmarks_broke(
     assert script.main(["cell", "base", "0", "--runs", str(tmp_path)]) == 0
     assert trainer.asked == ["base"]
     assert json.loads((tmp_path / "main" / "base-seed0" / "cell.json").read_text("utf-8"))["train_seconds"] > 1
+
+
+def test_the_share_of_the_thought_is_half_the_variance_of_two_of_them(script: ModuleType, tmp_path: Path) -> None:
+    folder = cell(tmp_path, "main", "t5", 0)
+    gains = {"thought_gain": [0.0, 1.0, 2.0, 3.0], "content_gain": [0.5, -0.5, 0.5, -0.5]}
+    path = folder / "develop" / "window-00002.safetensors"
+    save_file({name: np.array(values, dtype=np.float32) for name, values in gains.items()}, path)
+    (row,) = script.variances(script.runs_of("main", tmp_path))
+    assert (row["gain"], row["content"], row["of_thought"]) == (1.25, 0.25, 0.1)
+
+
+def test_benchmarks_are_asked_of_every_checkpoint_newest_first(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        (tmp_path / "checkpoints" / f"checkpoint-{number:08d}").mkdir(parents=True)
+    asked: list[tuple[str, ...]] = []
+
+    def export(folder: Path, out: Path) -> dict[str, Any]:
+        out.mkdir()
+        return {"window": 5 * len(list((folder / "checkpoints").iterdir()))}
+
+    def evaluate(wanted: Any, *, quiet: bool) -> None:
+        wanted.out.mkdir()
+        asked.append(wanted.names)
+
+    def answers_of(where: Path, task: str) -> tuple[list[Any], list[Any]]:
+        right = len(list((tmp_path / "checkpoints").iterdir())) == 2
+        ways = dict.fromkeys(("raw", "per_character", "per_byte"), right)
+        return [{"id": "a", "correct": right, "equivalent": None, "sample": 0}], [{"id": "a", **ways}]
+
+    monkeypatch.setattr(script, "export", export)
+    monkeypatch.setattr(script, "evaluate", evaluate)
+    monkeypatch.setattr(script, "answers_of", answers_of)
+    monkeypatch.setattr(script, "generated_values", lambda records: {"pass@1": {"a": float(records[0]["correct"])}})
+    found = script.benchmarks(script.configuration("main", "base", 0, tmp_path, []), tmp_path, script.WRITTEN)
+    assert asked == [script.SCORED, script.WRITTEN, script.SCORED], "written answers at the end alone"
+    assert found["verdicts"] == dict.fromkeys((*script.SCORED, *script.WRITTEN), "1")
+    assert found["earlier"] == [{"window": 5, "verdicts": dict.fromkeys(script.SCORED, "0")}]
