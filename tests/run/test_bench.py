@@ -134,7 +134,7 @@ def test_selfcheck_passes_here_and_fails_when_it_must(monkeypatch: pytest.Monkey
     monkeypatch.setattr(bench_selfcheck, "WORK", TINY)
     report = bench_selfcheck.selfcheck("cpu")
     assert report["ok"], bench_selfcheck.render(report)
-    assert {check["model"] for check in report["checks"]} == {"delta rule", "attention", "hybrid"}
+    assert {check["model"] for check in report["checks"]} == {"delta rule", "heads", "attention", "hybrid"}
     assert "flex attention: no backward" in bench_selfcheck.render(report)
     bad = bench_selfcheck.Check("attention", "folded attention", 1.0, 1e-4)
     assert not bad.ok

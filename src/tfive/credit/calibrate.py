@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from tfive.credit.judge import Judge, Snapshot
 from tfive.credit.mean import MeanPlan, batches, forked, regress_mean, seed_dropout, text_order
 from tfive.credit.mixture import FixedWeight, LearnedWeight, MeanInputs, WeightInputs, mix
 from tfive.credit.moments import CalibrationData, displacement, energy, moment, saddle_integrand, split_by_text
+from tfive.learn.replay import Recorder, Replayed
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,13 @@ class CalibrationPlan:
     stop_share: float = 0.25
     evaluate_every: int = 20
     patience: int = 8
+    recorder: Recorder | None = None
+    """Records steps on a GPU; without one they are launched kernel by kernel."""
 
     @classmethod
-    def of(cls, settings: object) -> CalibrationPlan:
-        return cls(**{f.name: getattr(settings, f.name) for f in fields(cls)})
+    def of(cls, settings: object, recorder: Recorder | None = None) -> CalibrationPlan:
+        numbers = {f.name: getattr(settings, f.name) for f in fields(cls) if f.name != "recorder"}
+        return cls(**numbers, recorder=recorder)
 
     def mean_plan(self) -> MeanPlan:
         """The same numbers for fitting a mean head alone (warm start, cross-fitted offsets)."""
@@ -49,6 +53,7 @@ class CalibrationPlan:
             self.stop_share,
             self.evaluate_every,
             self.patience,
+            self.recorder,
         )
 
 
@@ -166,12 +171,18 @@ class Split:
 
 
 class Learner(Protocol):
-    """Something that moves the weight step by step and can be looked at."""
+    """Something that moves the weight step by step, on minibatches of row numbers, and can be looked at."""
+
+    batches: int
+    """Minibatches a step takes."""
 
     @property
     def heads(self) -> tuple[nn.Module, ...]: ...
 
-    def step(self, stream: Iterator[Tensor]) -> None: ...
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]: ...
+
+    def step(self, *rows: Tensor) -> None: ...
 
     def look(self, judge: Judge) -> dict[str, float]: ...
 
@@ -184,7 +195,9 @@ def search(
     Returns that look, its step and the trace of all looks.
     """
     judge, trace = Judge(split.kept, plan.kappa), []
-    with forked(split.learn.first_NT.device):
+    device = split.learn.first_NT.device
+    step_on = Replayed(learner.step, learner.optimizers, device, plan.recorder)
+    with forked(device):
         seed_dropout(seed, role, window)
         stream = batches(split.learn.occupation.count, plan.batch, seed, role, window)
         for step in range(plan.steps + 1):
@@ -193,7 +206,7 @@ def search(
                 if split.apart and judge.stale >= plan.patience:
                     break
             if step < plan.steps:
-                learner.step(stream)
+                step_on(*(next(stream) for _ in range(learner.batches)))
     chosen = judge.choose(only_last=not split.apart)
     best = judge.snapshots[chosen]
     for head, state in zip(learner.heads, best.states):
@@ -208,13 +221,20 @@ class Descent:
         self, weight_head: nn.Module, data: CalibrationData, plan: CalibrationPlan, multiplier: float | None
     ) -> None:
         self.weight_head, self.plan = weight_head, plan
-        self.multiplier = plan.multiplier_start if multiplier is None else multiplier
+        start = plan.multiplier_start if multiplier is None else multiplier
+        # On the device, so that no step waits for it.
+        self._multiplier = torch.tensor(start, dtype=torch.float64, device=data.first_NT.device)
         self.optimizer = torch.optim.AdamW(
             weight_head.parameters(), plan.weight_lr, weight_decay=plan.weight_decay, fused=True
         )
         # The constraint is measured in units of the signal, so that β's pace does not depend on the advantages' scale.
         signal = float(data.occupation.mean(energy(data.first_NT, data.second_NT)))
         self.unit = 1 / signal if signal > 0 else 0.0
+
+    @property
+    def multiplier(self) -> float:
+        """β as it stands."""
+        return float(self._multiplier)
 
     def step(self, data: CalibrationData, weight: Tensor, mean: Tensor) -> None:
         """One step of w on eq:single-rollout-saddle-integrand against the mean response, then one of β.
@@ -224,13 +244,13 @@ class Descent:
         """
         first, second, kappa = data.first_NT, data.second_NT, self.plan.kappa
         violation = displacement(weight.detach(), first, second) - kappa * energy(first, second)
-        excess = self.unit * float(data.occupation.mean(violation))
-        pressure = max(0.0, self.multiplier + self.plan.multiplier_damping * excess)
+        excess = self.unit * data.occupation.mean(violation).double()
+        pressure = (self._multiplier + self.plan.multiplier_damping * excess).clamp(min=0.0)
         loss = data.occupation.mean(saddle_integrand(weight, mean, first, second, pressure, kappa))
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
-        self.multiplier = max(0.0, self.multiplier + self.plan.multiplier_lr * excess)
+        self._multiplier.add_(self.plan.multiplier_lr * excess).clamp_(min=0.0)
 
 
 def _respond(response: Response, split: Split, plan: CalibrationPlan, seed: int, window: int, state_only: bool) -> None:
@@ -283,7 +303,7 @@ class _Loop:
         self, descent: Descent, response: Response, data: CalibrationData, plan: CalibrationPlan, state_only: bool
     ) -> None:
         self.descent, self.response, self.plan, self.state_only = descent, response, plan, state_only
-        self.weight_head = descent.weight_head
+        self.weight_head, self.batches = descent.weight_head, plan.mean_steps
         average = response.share * outputs(response.average, data.mean_inputs)
         self.whole = _Part(data, average, outputs(response.gap, data.mean_inputs))
         self.shift_optimizer = torch.optim.AdamW(
@@ -295,12 +315,16 @@ class _Loop:
         """What moves: w and g."""
         return self.weight_head, self.response.shift
 
-    def step(self, stream: Iterator[Tensor]) -> None:
-        """`mean_steps` steps of g, one of w, one of β."""
-        for _ in range(self.plan.mean_steps - 1):
-            part = self._part(next(stream))
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        return self.descent.optimizer, self.shift_optimizer
+
+    def step(self, *rows: Tensor) -> None:
+        """A step of g on every minibatch, one of w and one of β on the last."""
+        for some in rows[:-1]:
+            part = self._part(some)
             self._follow(part, outputs(self.weight_head, _inputs(part.data, self.state_only)), self._known(part))
-        part = self._part(next(stream))
+        part = self._part(rows[-1])
         known = self._known(part)
         self.weight_head.train()
         weight = self.weight_head(_inputs(part.data, self.state_only))
@@ -312,7 +336,6 @@ class _Loop:
         whole = self.whole
         if rows.numel() == whole.data.occupation.count:
             return whole
-        rows = rows.to(whole.gap_NT.device)
         return _Part(whole.data.rows(rows), whole.average_NT[rows], whole.gap_NT[rows])
 
     def _known(self, part: _Part) -> Tensor:

@@ -15,6 +15,7 @@ from tfive.chance import permutation, philox
 from tfive.credit.mixture import MeanInputs
 from tfive.credit.moments import Occupation, moment, split_by_text
 from tfive.learn.clusters import Estimate
+from tfive.learn.replay import Recorder, Replayed
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class MeanPlan:
     stop_share: float = 0.25
     evaluate_every: int = 20
     patience: int = 5
+    recorder: Recorder | None = None
 
 
 def batches(count: int, batch: int, seed: int, role: str, window: int) -> Iterator[Tensor]:
@@ -83,9 +85,22 @@ def regress_mean(
     optimizer = torch.optim.AdamW(head.parameters(), lr=plan.lr, weight_decay=plan.weight_decay, fused=True)
     best, best_state, bad = -float("inf"), copy.deepcopy(head.state_dict()), 0
     held_out = stop if stop.numel() else fit
+    whole = inputs.rows(fit), target_NT[fit], occupation.rows(fit)
+
+    def ascend(rows: Tensor) -> None:
+        chosen, target, measure = whole
+        if rows.numel() < measure.count:
+            chosen, target, measure = chosen.rows(rows), target[rows], measure.rows(rows)
+        head.train()
+        loss = -measure.mean(moment(head(chosen), target))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+    step_on = Replayed(ascend, [optimizer], target_NT.device, plan.recorder)
     with forked(target_NT.device):
         seed_dropout(seed, role, window)
-        stream = _stream(inputs.rows(fit), target_NT[fit], occupation.rows(fit), plan.batch, seed, role, window)
+        stream = batches(whole[2].count, plan.batch, seed, role, window)
         for step in range(plan.steps + 1):
             if step % plan.evaluate_every == 0 or step == plan.steps:
                 value = mean_value(head, inputs.rows(held_out), target_NT[held_out], occupation.rows(held_out))
@@ -97,25 +112,10 @@ def regress_mean(
                         break
             if step == plan.steps:
                 break
-            chosen, target, measure = next(stream)
-            head.train()
-            loss = -measure.mean(moment(head(chosen), target))
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
+            step_on(next(stream))
     head.load_state_dict(best_state)
     head.eval()
     return best
-
-
-def _stream(
-    inputs: MeanInputs, target_NT: Tensor, occupation: Occupation, batch: int, seed: int, role: str, window: int
-) -> Iterator[tuple[MeanInputs, Tensor, Occupation]]:
-    whole = occupation.count
-    for rows in batches(whole, batch, seed, role, window):
-        index = rows.to(target_NT.device)
-        part = inputs, target_NT, occupation
-        yield part if index.numel() == whole else (inputs.rows(index), target_NT[index], occupation.rows(index))
 
 
 def mean_value(head: nn.Module, inputs: MeanInputs, target_NT: Tensor, occupation: Occupation) -> float:

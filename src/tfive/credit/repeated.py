@@ -9,7 +9,6 @@ independent of the continuation it is paired with, so the descent in w follows t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 from torch import Tensor, nn
 
@@ -57,13 +56,16 @@ def calibrate_repeated(
 class _Repeated:
     """w descends against the mean of each anchor's other continuations; β ascends on the constraint."""
 
-    def __init__(self, descent: Descent, data: CalibrationData) -> None:
-        self.descent, self.data, self.heads = descent, data, (descent.weight_head,)
+    batches = 1
 
-    def step(self, stream: Iterator[Tensor]) -> None:
-        rows, part = next(stream), self.data
-        if rows.numel() < part.occupation.count:
-            part = part.rows(rows.to(part.first_NT.device))
+    def __init__(self, descent: Descent, data: CalibrationData) -> None:
+        self.descent, self.data = descent, data
+        self.heads, self.optimizers = (descent.weight_head,), (descent.optimizer,)
+
+    def step(self, *rows: Tensor) -> None:
+        part = self.data
+        if rows[0].numel() < part.occupation.count:
+            part = part.rows(rows[0])
         self.descent.weight_head.train()
         weight = self.descent.weight_head(part.weight_inputs)
         self.descent.step(part, weight, mean_of_others(mix(weight.detach(), part.first_NT, part.second_NT)))

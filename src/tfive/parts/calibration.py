@@ -17,6 +17,7 @@ from tfive.credit.pilot import PilotNormaliser
 from tfive.credit.repeated import calibrate_repeated
 from tfive.credit.settings import CalibrationSettings
 from tfive.errors import RunFailed
+from tfive.learn.replay import Recorder
 from tfive.models.heads import MeanHead, WeightHead
 from tfive.models.settings import HeadSettings
 from tfive.parts.critics import Judged
@@ -65,6 +66,10 @@ class Calibrator:
         self.mean_head.to(engine.device)
         self._untrained = copy.deepcopy(self.mean_head)
         self.multiplier: float | None = None
+        self._recorder = Recorder.on(engine.device, engine.engine.cuda_graphs)
+
+    def _plan(self) -> CalibrationPlan:
+        return CalibrationPlan.of(self.settings, self._recorder)
 
     def fresh_weight_head(self) -> WeightHead:
         """A frozen copy of the weight head, to be filled from a saved state."""
@@ -121,7 +126,7 @@ class Calibrator:
         mask, state_only = data.occupation.mask_NT, self.settings.mode == "state"
         self.weight_head.standardize(data.weight_inputs.state_only() if state_only else data.weight_inputs, mask)
         self.mean_head.standardize(data.mean_inputs, mask)
-        plan, start = CalibrationPlan.of(self.settings), self.multiplier
+        plan, start = self._plan(), self.multiplier
         if self.settings.mode == "repeated":
             candidate = calibrate_repeated(self.weight_head, data, plan, self.seed, window, multiplier=start)
         else:
@@ -145,7 +150,7 @@ class Calibrator:
         Each is a lower bound on R in expectation, from mean heads refitted for that very mixture on other texts. With
         fewer texts than folds there are no other texts, and nothing is told.
         """
-        plan, folds = CalibrationPlan.of(self.settings).mean_plan(), self.settings.folds
+        plan, folds = self._plan().mean_plan(), self.settings.folds
         if data.occupation.text_N.unique().numel() < folds:
             return {}
         found: dict[str, float] = {}
@@ -171,7 +176,7 @@ class Calibrator:
 
     def changes(self, data: CalibrationData, mixture: Mixture, window: int) -> dict[str, float]:
         """R(w) − R(½) and its visible part as paired, cross-fitted differences; nothing where there is no weight."""
-        plan, folds = CalibrationPlan.of(self.settings).mean_plan(), self.settings.folds
+        plan, folds = self._plan().mean_plan(), self.settings.folds
         weight = mixture.weight(data.weight_inputs)
         if weight is None:
             return {}

@@ -15,6 +15,11 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tfive.credit.calibrate import CalibrationPlan, calibrate
+from tfive.credit.mixture import MeanInputs, WeightInputs
+from tfive.credit.moments import CalibrationData, Occupation
+from tfive.learn.replay import Recorder
+from tfive.models.heads import MeanHead, WeightHead
 from tfive.models.precision import choose_device
 from tfive.run.bench_plain import PlainPath
 from tfive.run.bench_sides import TreeSide, tree_side
@@ -245,10 +250,45 @@ def _rule_checks(device: torch.device) -> Iterator[Check]:
     yield Check("delta rule", "chosen by auto", None, None, f"{choice.name}: {choice.reason}")
 
 
+def _learned_heads(device: torch.device, recorder: Recorder | None) -> list[Tensor]:
+    """Both calibration heads after learning on made-up trajectories, in minibatches of which the last is smaller."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    count, steps = 70, WORK.length
+    prefix, value, time = drawn(count, steps, 32), drawn(count, steps, 2), drawn(count, steps)
+    visible = WeightInputs(prefix, value, time, drawn(count, steps, 8), drawn(count, steps))
+    context = MeanInputs(prefix, value, time, 1 - time, drawn(count, steps), drawn(count, steps, 12))
+    mask_NT = torch.ones(count, steps, dtype=torch.bool, device=device)
+    occupation = Occupation(mask_NT, torch.arange(count, device=device) // 2, steps)
+    data = CalibrationData(visible, context, drawn(count, steps), drawn(count, steps), occupation)
+    weight_head = WeightHead(32, 8, dropout=0.1).to(device)
+    mean_head = MeanHead(32, 12).to(device)
+    weight_head.standardize(visible, mask_NT)
+    mean_head.standardize(context, mask_NT)
+    plan = CalibrationPlan(steps=30, warm_steps=30, batch=16, mean_steps=2, evaluate_every=10, recorder=recorder)
+    found = calibrate(weight_head, mean_head, data, plan, seed=0)
+    moved = torch.tensor([line["moment"] for line in found.trace])
+    return [moved, *(p.detach().cpu() for head in (weight_head, mean_head) for p in head.parameters())]
+
+
+def _head_checks(device: torch.device) -> Iterator[Check]:
+    """Steps of the calibration heads recorded and replayed, dropout included, against the same launched one by one."""
+    recorder = Recorder.on(device, wanted=True)
+    if recorder is None:
+        yield Check("heads", "replayed steps", None, None, "not used: only CUDA devices record steps")
+        return
+    apart = [_gap(a, b) for a, b in zip(_learned_heads(device, recorder), _learned_heads(device, None), strict=True)]
+    yield Check("heads", "replayed steps", max(apart), 1e-5)
+
+
 def selfcheck(device: str = "auto") -> dict[str, Any]:
     """All checks on `device`: what was compared, how far apart at most, whether within bounds."""
     place = choose_device(device)
-    checks = [*_rule_checks(place), *(check for kind in MODELS for check in _engine_checks(kind, place))]
+    engines = (check for kind in MODELS for check in _engine_checks(kind, place))
+    checks = [*_rule_checks(place), *_head_checks(place), *engines]
     return {
         "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},

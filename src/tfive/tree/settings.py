@@ -84,4 +84,4 @@ class EngineSettings(Section):
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of keeping its activations."""
     cuda_graphs: bool = True
-    """Capture the sampling step as a CUDA graph (on CUDA devices only)."""
+    """Capture sampling steps and those of the calibration heads as CUDA graphs (on CUDA devices only)."""
