@@ -39,6 +39,7 @@ class Pretended(Recorder):
 
 
 def test_a_step_is_recorded_once_and_given_every_batch() -> None:
+    recorder, seen = Pretended(), []
 
     def step(rows: Tensor) -> None:
         seen.append(rows.tolist())
