@@ -8,7 +8,8 @@
 Only a cell's folder under `--runs` counts, and it holds no weights. `search` tries three settings of every method on
 development texts of its own and takes the one with the largest gain against the base model; `main`, `ablations` and
 `changes` use what was taken and are measured on other development texts; `clock` times a few windows of every method on
-a device of its own, because cells of the other studies may share one. Run where the preset's files are: the wheel (or
+a device of its own, because cells of the other studies may share one; `openings` measures the untrained model with
+other words before its thoughts. Run where the preset's files are: the wheel (or
 `--set model.name=…`) and the folders `corpora` and `benchmarks` (docs/smollm2-study.md).
 """
 
@@ -38,7 +39,7 @@ from tfive.evaluate.suite import generated_values, option_values
 from tfive.report import figures
 from tfive.report.page import Block, heading, markdown, paragraph, picture, table
 from tfive.report.runs import Run, done, read_json, training_seconds
-from tfive.report.sections import interval, number, study_blocks
+from tfive.report.sections import interval, number, study_blocks, variant_blocks
 from tfive.report.statistics import mean_interval
 from tfive.report.table import LIMITS
 from tfive.run.checkpoint import CheckpointStore
@@ -67,19 +68,26 @@ ABLATIONS = (
 )  # fmt: skip
 CHANGES = (
     "t5+reward.reference=foreign",
+    "t5+ablation-no-qualification+reward.reference=foreign",
     "quiet-star-ppo+reward.reference=foreign",
     "t5+window.reading=3",
     "t5+reward.reference=foreign+window.reading=3",
     "t5+anchor.mixture=0.5",
 )
 """What the first seed suggested (docs/smollm2-study.md), each beside its method as `main` ran it."""
-STUDIES = ("search", "main", "clock", "ablations", "changes")
+OPENINGS = (
+    "(", "(that is,", "(in other words,", "(keywords:", "(next:", "(this is about",
+    "(note: the following text will say", "—",
+)  # fmt: skip
+"""Words before a thought; the first is the reference. A bracket is closed by one, a dash by another."""
+STUDIES = ("search", "main", "clock", "ablations", "changes", "openings")
 SETTINGS = {
     "search": ("window.windows=3", "run.develop_every=3", "run.develop_after=0", "run.develop_items=4096"),
     "clock": ("window.windows=3", "run.develop_every=3", "run.develop_items=64"),
     "main": ("run.checkpoint_every=5",),
     "ablations": ("run.develop_every=5",),
     "changes": ("run.develop_every=5",),
+    "openings": ("window.windows=1", "run.develop_every=1", "run.develop_items=4096"),
 }
 """What a study changes of the preset. The search looks at the first 256 development texts, which others pass over; a
 checkpoint half-way lets the benchmarks be asked there too."""
@@ -88,6 +96,8 @@ SCORED = ("piqa", "arc_challenge", "csqa")
 WRITTEN = ("gsm8k_greedy", "math500_greedy")
 """Benchmarks with written answers (`--written`), at the end of a run, up to `LONGEST` tokens each."""
 LONGEST = 400
+LATE = 4
+"""Windows after which the critics of all variants have been fitted for a while."""
 DIAGNOSED = {
     "r2_1": "r2.1", "r2_2": "r2.2", "retention": "retention", "weight": "weight_mean", "spread": "weight_deviation",
     "twin_correlation": "twin_correlation", "offset": "offset", "offset_error": "offset_error",
@@ -95,6 +105,8 @@ DIAGNOSED = {
     "covariance": "drift_covariance_last", "kl": "policy_kl", "clipped": "clip_fraction",
 }  # fmt: skip
 """What the page shows of T⁵'s own reports, by the names of a run's metrics."""
+OPENED = ("thought_gain", "content_gain", "other_gain", "empty_gain")
+"""What the page shows of the untrained model by the words before a thought."""
 RESULT = "cell.json"
 NOT_SHOWN = (
     LIMITS[0],
@@ -118,12 +130,22 @@ def cells(study: str, seeds: int) -> list[tuple[str, int]]:
         return [(f"{method}+{trial}", SEARCH_SEED) for method, trials in TRIALS.items() for trial in trials]
     if study == "clock":
         return [(method, 0) for method in METHODS if method != "base"]
+    if study == "openings":
+        return [(opening_label(words), 0) for words in OPENINGS]
     labels = {
         "main": METHODS,
         "ablations": tuple(f"t5+ablation-{name}" for name in ABLATIONS),
         "changes": CHANGES,
     }[study]
     return [(label, seed) for seed in range(seeds) for label in labels]
+
+
+def opening_label(words: str) -> str:
+    """The untrained model with these words before a thought."""
+    close = ")" if words.startswith("(") else words
+    # Quoted, so that no value is trimmed or read as anything but text.
+    quoted = (json.dumps(one, ensure_ascii=False) for one in (words, close))
+    return "base+thought.open={}+thought.close={}".format(*quoted)
 
 
 def merit(method: str, last: dict[str, Any]) -> float:
@@ -241,49 +263,79 @@ def _keep_small(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Clocked(Run):
-    """A run whose seconds are those its method takes on a device of its own: the first window's, then the mean of the
-    later ones for each further window."""
+class Clock:
+    """Seconds of a method's windows on a device of its own, by phase: of the first, and of a later one."""
 
-    clock: tuple[float, float] | None = field(default=None)
+    first: dict[str, float]
+    later: dict[str, float]
+    """The mean of the later windows."""
+    line: tuple[float, float]
+    """Seconds of a later window: so many, and so many for each of its thoughts. Refitted critics take more of both."""
+
+    @classmethod
+    def of(cls, laps: Sequence[dict[str, Any]]) -> Clock:
+        each = [_spent_in(lap, before) for before, lap in pairwise([None, *laps])]
+        later = each[1:] or each
+        thoughts = [after["trajectories"] - before["trajectories"] for before, after in pairwise(laps)]
+        seconds = [training_seconds({"seconds": one}) for one in later]
+        line = (statistics.fmean(seconds), 0.0)
+        if len(set(thoughts)) > 1:
+            slope, start = np.polyfit(thoughts, seconds, 1)
+            line = (float(start), float(slope))
+        mean = {name: statistics.fmean(one.get(name, 0.0) for one in later) for name in later[-1]}
+        return cls(each[0], mean, line)
+
+    def window(self, number: int, thoughts: int) -> dict[str, float]:
+        """Seconds of window `number` (from 1) with so many thoughts, by phase."""
+        if number == 1:
+            return self.first
+        share = (self.line[0] + self.line[1] * thoughts) / training_seconds({"seconds": self.later})
+        return {name: spent * share for name, spent in self.later.items()}
+
+
+def _spent_in(lap: dict[str, Any], before: dict[str, Any] | None) -> dict[str, float]:
+    """Seconds of one window alone; laps add up from the beginning."""
+    return {
+        name: spent - (before["seconds"].get(name, 0.0) if before else 0.0) for name, spent in lap["seconds"].items()
+    }
+
+
+@dataclass(frozen=True)
+class Clocked(Run):
+    """A run whose seconds are those its method takes on a device of its own."""
+
+    clock: Clock | None = field(default=None)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         found = read_json(self.folder / SUMMARY)
         if self.clock is not None:
+            spent: dict[int, dict[str, float]] = {0: {}}
+            thoughts = 0
             for lap in found["laps"]:
-                lap["seconds"] = {"window": self._spent(lap["window"])}
+                one = self.clock.window(lap["window"], lap["trajectories"] - thoughts)
+                so_far = spent[lap["window"] - 1]
+                spent[lap["window"]] = {name: so_far.get(name, 0.0) + seconds for name, seconds in one.items()}
+                thoughts = lap["trajectories"]
+                lap["seconds"] = spent[lap["window"]]
             for measured in found["history"]:
-                measured["cost"]["seconds"] = {"window": self._spent(measured["window"])}
+                measured["cost"]["seconds"] = spent[measured["window"]]
         return found
 
-    def _spent(self, windows: int) -> float:
-        first, later = self.clock or (0.0, 0.0)
-        return first + later * (windows - 1) if windows else 0.0
 
-
-def clocks(runs: Path) -> dict[str, dict[str, Any]]:
-    """Seconds of the first window and of a later one, by method, and where the later ones go. A clock that shared its
-    device is none."""
+def clocks(runs: Path) -> dict[str, Clock]:
+    """The clock of every method that has one. A clock that shared its device is none."""
     found = {}
     for path in sorted((runs / "clock").glob(f"*/{RESULT}")):
         result = read_json(path)
-        if "failure" in result or result["disturbed"]:
-            continue
-        laps = read_json(path.parent / SUMMARY)["laps"]
-        totals = [0.0, *(training_seconds(lap) for lap in laps)]
-        each = [after - before for before, after in pairwise(totals)]
-        phases = {
-            name: round((laps[-1]["seconds"][name] - laps[0]["seconds"].get(name, 0.0)) / max(len(laps) - 1, 1), 4)
-            for name in laps[-1]["seconds"]
-        }
-        found[result["label"]] = {"first": each[0], "later": statistics.fmean(each[1:] or each), "phases": phases}
+        if "failure" not in result and not result["disturbed"]:
+            found[result["label"]] = Clock.of(read_json(path.parent / SUMMARY)["laps"])
     return found
 
 
 def runs_of(study: str, runs: Path) -> list[Run]:
     """Every cell of a study that has a result, in the order of the plan; variants beside their methods from `main`."""
-    clock, found = clocks(runs), []
+    clock, found = clocks(runs) if study == "main" else {}, []
     paths = sorted((runs / study).glob(f"*/{RESULT}"))
     if study in ("ablations", "changes"):
         for method in sorted({label.partition("+")[0] for label, _ in cells(study, 1)}):
@@ -291,9 +343,8 @@ def runs_of(study: str, runs: Path) -> list[Run]:
     for path in paths:
         result = read_json(path)
         known = clock.get(result["label"])
-        pair = (known["first"], known["later"]) if known else None
         facts = (result["label"], int(result["seed"]), path.parent, result.get("failure"))
-        found.append(Clocked(*facts, disturbed=bool(result["disturbed"]) and pair is None, clock=pair))
+        found.append(Clocked(*facts, disturbed=bool(result["disturbed"]) and known is None, clock=known))
     order = {label: place for place, (label, _) in enumerate(cells(study, 1))}
     return sorted(found, key=lambda run: (order.get(run.label, -1), "+" in run.label, run.label, run.seed))
 
@@ -365,17 +416,40 @@ def diagnostics(found: Sequence[Run]) -> list[dict[str, Any]]:
     """What T⁵ reports of its critics, its weight and its drift, window by window and seed by seed."""
     rows = []
     for run in done(found):
-        if run.label != "t5":
+        if run.label.partition("+")[0] != "t5":
             continue
         lines = run.metrics()
         events = [line for line in lines if str(line.get("event", "")).startswith("qualification: ")]
         for line in lines:
-            if "retention" not in line:
+            if "r2.1" not in line:
                 continue
             told = [event["event"].split()[-1] for event in events if event["step"] == line["window"]]
             kept = {name: round(line[key], 5) for name, key in DIAGNOSED.items() if line.get(key) is not None}
             tests = {kind: told.count(kind) for kind in ("passed", "failed", "paused")}
-            rows.append({"seed": run.seed, "window": int(line["window"]), **tests, **kept})
+            within = [value for key, value in line.items() if key.startswith("r2_per_step.") and value is not None]
+            kept |= {"r2_within": round(statistics.fmean(within), 5)} if within else {}
+            rows.append({"label": run.label, "seed": run.seed, "window": int(line["window"]), **tests, **kept})
+    return rows
+
+
+def openings(runs: Path) -> list[dict[str, Any]]:
+    """The untrained model's gains by the words before its thoughts, and the content gain minus the first opening's,
+    paired by item."""
+    rows: list[dict[str, Any]] = []
+    reference: Run | None = None
+    known = {run.label: run for run in done(runs_of("openings", runs))}
+    for words in OPENINGS:
+        run = known.get(opening_label(words))
+        if run is None:
+            continue
+        reference = reference or run
+        items = {name: np.asarray(run.items[name], dtype=float) for name in OPENED}
+        text_I = run.items["text"]
+        row: dict[str, Any] = {"words": words, "items": len(text_I)}
+        row |= {name: mean_interval(values[None], text_I).rounded() for name, values in items.items()}
+        apart_I = items["content_gain"] - np.asarray(reference.items["content_gain"], dtype=float)
+        row["content_gain_apart"] = mean_interval(apart_I[None], text_I).rounded() if run is not reference else None
+        rows.append(row)
     return rows
 
 
@@ -415,16 +489,33 @@ def _flat(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def results(runs: Path) -> dict[str, Any]:
     """Everything the page shows, as plain data."""
     found: dict[str, Any] = {"preset": PRESET, "command": "python benchmarks/smollm2_study.py table"}
-    found |= {"trials": trials(runs), "chosen": chosen(runs), "clocks": clocks(runs), "costs": costs(runs)}
+    found |= {"trials": trials(runs), "chosen": chosen(runs), "clocks": _timed(runs), "costs": costs(runs)}
     for study in ("main", "ablations", "changes"):
         cells_done = runs_of(study, runs)
         if any(run.label == "t5" for run in done(cells_done)) and (runs / study).is_dir():
             found[study] = tabulated(cells_done, "t5", NOT_SHOWN)
     main_cells = runs_of("main", runs)
     found |= {"scores": score_rows(main_cells), "course": score_course(main_cells)}
-    found |= {"diagnostics": diagnostics(main_cells), "samples": samples(main_cells)}
+    found |= {"diagnostics": diagnostics(main_cells), "samples": samples(main_cells), "openings": openings(runs)}
+    for study in ("ablations", "changes"):
+        if study in found:
+            found[f"{study}_diagnostics"] = diagnostics(runs_of(study, runs))
     found |= {"variances": variances(main_cells), "configurations": configurations(main_cells)}
     return found
+
+
+def _timed(runs: Path) -> dict[str, dict[str, Any]]:
+    """The clocks as plain data."""
+    return {
+        label: {
+            "first": round(training_seconds({"seconds": clock.first}), 4),
+            "later": round(training_seconds({"seconds": clock.later}), 4),
+            "seconds": round(clock.line[0], 4),
+            "seconds_a_thought": round(clock.line[1], 7),
+            "phases": {name: round(spent, 4) for name, spent in clock.later.items()},
+        }
+        for label, clock in clocks(runs).items()
+    }
 
 
 def samples(found: Sequence[Run]) -> list[dict[str, Any]]:
@@ -459,8 +550,11 @@ def blocks_of(found: dict[str, Any], folder: Path) -> list[Block]:
         blocks += [heading("Thoughts"), *_samples(found)]
     for study, title in (("ablations", "Ablations of T⁵"), ("changes", "Changes that the first seed suggested")):
         if study in found:
-            inner = [block for block in study_blocks(found[study]) if block.kind != "heading"]
-            blocks += [heading(title), *inner[1:]]
+            shared = "Run on a shared device, so seconds are left out. The methods' own rows are those of above."
+            blocks += [heading(title), paragraph(shared), *variant_blocks(found[study])]
+            blocks += _variant_critics(found[f"{study}_diagnostics"])
+    if found["openings"]:
+        blocks += [heading("Other words before a thought"), *_openings(found["openings"])]
     return blocks
 
 
@@ -550,36 +644,74 @@ def _draw_course(rows: Sequence[dict[str, Any]], path: Path) -> tuple[str, str]:
     return path.name, f"Mean of the three benchmarks against training seconds{shared}, one line a seed"
 
 
+def _mean(some: Sequence[dict[str, Any]], name: str, form: str) -> str:
+    values = [row[name] for row in some if name in row]
+    return format(statistics.fmean(values), form) if values else "–"
+
+
 def _diagnostics(rows: Sequence[dict[str, Any]]) -> list[Block]:
     """One row a window, means over seeds."""
-
-    def mean(some: Sequence[dict[str, Any]], name: str, form: str) -> str:
-        values = [row[name] for row in some if name in row]
-        return format(statistics.fmean(values), form) if values else "–"
-
     shown = []
     for window in sorted({row["window"] for row in rows}):
         some = [row for row in rows if row["window"] == window]
         tests = "/".join(str(sum(row[kind] for row in some)) for kind in ("passed", "failed", "paused"))
         learned = sum(row.get("spread", 0) > 0 for row in some)
-        cells = [mean(some, name, "+.3f") for name in ("r2_1", "r2_2")] + [tests, mean(some, "retention", ".4f")]
-        cells += [f"{learned}/{len(some)}", mean(some, "twin_correlation", ".3f")]
-        cells += [f"{mean(some, 'offset', '+.3f')} ± {mean(some, 'offset_error', '.3f')}"]
-        cells += [mean(some, "offset_change", "+.4f"), mean(some, "drift", ".3f"), mean(some, "covariance", ".3f")]
-        shown.append((str(window), *cells, mean(some, "kl", ".3f"), mean(some, "clipped", ".3f")))
+        cells = [_mean(some, name, "+.3f") for name in ("r2_1", "r2_2", "r2_within")]
+        cells += [tests, _mean(some, "retention", ".4f")]
+        cells += [f"{learned}/{len(some)}", _mean(some, "twin_correlation", ".3f")]
+        cells += [f"{_mean(some, 'offset', '+.3f')} ± {_mean(some, 'offset_error', '.3f')}"]
+        cells += [_mean(some, "offset_change", "+.4f"), _mean(some, "drift", ".3f"), _mean(some, "covariance", ".3f")]
+        shown.append((str(window), *cells, _mean(some, "kl", ".3f"), _mean(some, "clipped", ".3f")))
     head = (
-        "window", "R² first", "R² second", "tests passed/failed/paused", "Ĉ/Q̂", "weight learned", "twin correlation",
-        "offset R̂", "R̂(w) − R̂(½)", "mean-induced", "covariance", "policy KL", "clipped",
+        "window", "R² first", "R² second", "within a step", "tests passed/failed/paused", "Ĉ/Q̂", "weight learned",
+        "twin correlation", "offset R̂", "R̂(w) − R̂(½)", "mean-induced", "covariance", "policy KL", "clipped",
     )  # fmt: skip
     return [
         paragraph(
-            "Means over seeds. Tests are fresh ones of both critics against η; Ĉ/Q̂ is the displacement that validation "
+            "Means over seeds. Tests are fresh ones of both critics against η, on the R² of all steps of a thought "
+            "together; within a step it is the mean over steps and critics of the R² of each step's returns alone, "
+            "which knowing the step does not raise. Ĉ/Q̂ is the displacement that validation "
             "allows up to κ = 0.1; the weight counts as learned where it was accepted and is no constant; offset, its "
             "change by the weight, and the two parts of the update's drift come from the probes (a few dozen contexts "
             "a window with several continuations each, so they are rough; ± is one standard error), the drift at the "
             "last reuse step."
         ),
         table(head, shown),
+    ]
+
+
+def _variant_critics(rows: Sequence[dict[str, Any]]) -> list[Block]:
+    """How the critics of T⁵ and its variants did over all windows."""
+    shown = []
+    for label in dict.fromkeys(row["label"] for row in rows):
+        some = [row for row in rows if row["label"] == label]
+        runs = len({row["seed"] for row in some})
+        late = [row for row in some if row["window"] > LATE]
+        r2 = (_mean(late, name, "+.3f") for name in ("r2_1", "r2_2", "r2_within"))
+        tests = "/".join(f"{sum(row[kind] for row in some) / runs:.1f}" for kind in ("passed", "failed", "paused"))
+        cells = [_mean(some, name, ".3f") for name in ("twin_correlation", "retention", "drift", "covariance")]
+        shown.append((label, str(runs), *r2, tests, *cells))
+    if not shown:
+        return []
+    head = (
+        "variant", "seeds", f"R² first, after window {LATE}", "R² second", "within a step",
+        "tests passed/failed/paused a run",
+        "twin correlation", "Ĉ/Q̂", "mean-induced", "covariance",
+    )  # fmt: skip
+    return [paragraph("Their critics, means over windows and seeds:"), table(head, shown)]
+
+
+def _openings(rows: Sequence[dict[str, Any]]) -> list[Block]:
+    shown = [
+        (f"`{row['words']}`", *(interval(row[name]) for name in OPENED), interval(row["content_gain_apart"]))
+        for row in rows
+    ]
+    return [
+        paragraph(
+            f"The untrained model on {rows[0]['items']:,} items, seed 0; intervals are over texts. The last column is "
+            "the content gain minus the first row's, paired by item."
+        ),
+        table(("words", "thought gain", "content gain", "another's thought", "empty thought", "apart"), shown),
     ]
 
 

@@ -48,7 +48,7 @@ def run(
     laps = []
     for window in (1, 2):
         spent = {"open": 1.0 * window, "fit": (seconds - 1) * window, "fit/inner": 50.0}
-        laps.append({"window": window, "seconds": spent, "actor_items": f"{seed}{window}"})
+        laps.append({"window": window, "seconds": spent, "trajectories": 50 * window, "actor_items": f"{seed}{window}"})
     account = {"roles": {"actor": dict.fromkeys(("trajectories", "generated_tokens", "actor_tokens"), 8)}}
     summary = {
         "method": method, "model": "made-up", "seed": seed, "windows": 2, "seconds": 2 * seconds, "actor_steps": 2,

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from recorded import run
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import scripts
 from tfive.errors import UserError
+from tfive.report.runs import training_seconds
 from tfive.run.train import Stopped
 
 
@@ -83,12 +84,45 @@ def test_seconds_come_from_the_clock(script: ModuleType, tmp_path: Path) -> None
     (after,) = script.runs_of("main", tmp_path)
     assert not after.disturbed
     assert after.step_seconds == [5.0, 5.0]
-    assert [one["cost"]["seconds"]["window"] for one in after.history] == [0.0, 10.0, 20.0]
+    assert [training_seconds(one["cost"]) for one in after.history] == [0.0, 10.0, 20.0]
+    assert after.summary["laps"][-1]["seconds"]["fit"] == 18.0
     cell(tmp_path, "ablations", "t5+ablation-minimum", 0, window_seconds=40.0)
+    # Variants have no clock, and beside them a method's seconds are as little its own.
     plain, ablated = script.runs_of("ablations", tmp_path)
-    assert (plain.label, plain.step_seconds) == ("t5", [5.0, 5.0])
-    assert ablated.disturbed
-    assert ablated.step_seconds == [20.0, 20.0]
+    assert (plain.label, plain.step_seconds, plain.disturbed) == ("t5", [25.0, 25.0], True)
+    assert (ablated.step_seconds, ablated.disturbed) == ([20.0, 20.0], True)
+
+
+def test_windows_with_more_thoughts_take_longer(script: ModuleType, tmp_path: Path) -> None:
+    """Three windows on the clock: one that warms up, one of 100 thoughts in 4 s, one of 200 in 6 s."""
+    seconds = ({"fit": 9.0}, {"fit": 12.0, "update": 1.0}, {"fit": 17.0, "update": 2.0, "fit/inner": 7.0})
+    laps = [{"seconds": spent, "trajectories": count} for spent, count in zip(seconds, (100, 200, 400))]
+    clock = script.Clock.of(laps)
+    assert clock.window(1, 500) == {"fit": 9.0}
+    assert clock.later == {"fit": 4.0, "update": 1.0, "fit/inner": 3.5}
+    for thoughts, wanted in ((100, 4.0), (200, 6.0), (150, 5.0)):
+        found = clock.window(2, thoughts)
+        assert found["fit"] + found["update"] == pytest.approx(wanted)
+        assert found["fit"] == pytest.approx(4 * found["update"])
+    alone = script.Clock.of(laps[:1])
+    assert alone.window(2, 300) == {"fit": 9.0}
+
+
+def test_openings_are_measured_against_the_first(script: ModuleType, tmp_path: Path) -> None:
+    for place, (label, seed) in enumerate(script.cells("openings", 3)[:2]):
+        config = script.configuration("openings", label, seed, tmp_path, [])
+        assert (config.method, config.thought.open, config.thought.close) == ("base", script.OPENINGS[place], ")")
+        folder = cell(tmp_path, "openings", label, seed, level=0.1 * place)
+        items = load_file(folder / "develop" / "window-00002.safetensors")
+        items["content_gain"] = items["content_gain"] + 0.5 * place
+        save_file(items, folder / "develop" / "window-00002.safetensors")
+    first, second = script.openings(tmp_path)
+    assert first["content_gain_apart"] is None
+    assert second["content_gain_apart"]["mean"] == 0.5
+    assert second["thought_gain"]["mean"] - first["thought_gain"]["mean"] == pytest.approx(0.1, abs=1e-3)
+    (_, table) = script._openings([first, second])
+    assert table.rows[1][0] == f"`{script.OPENINGS[1]}`"
+    assert script.configuration("openings", script.opening_label("—"), 0, tmp_path, []).thought.close == "—"
 
 
 def test_the_table_and_its_page_hold_every_cell(script: ModuleType, tmp_path: Path) -> None:
@@ -163,12 +197,22 @@ def test_benchmarks_over_training_start_at_the_base_model(script: ModuleType, tm
 
 def test_diagnostics_are_what_t5_wrote_window_by_window(script: ModuleType, tmp_path: Path) -> None:
     folder = cell(tmp_path, "main", "t5", 3)
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"step": 1, "event": "qualification: failed", "detail": "…"},
         {"step": 1, "event": "qualification: passed", "detail": "…"},
         {"step": 1, "event": "stage", "detail": "alternating"},
         {"step": 2, "event": "qualification: passed", "detail": "…"},
-        {"step": 1, "window": 1.0, "retention": 0.04, "r2.1": 0.3, "weight_deviation": 0.1, "offset": 0.5},
+        {
+            "step": 1,
+            "window": 1.0,
+            "retention": 0.04,
+            "r2.1": 0.3,
+            "weight_deviation": 0.1,
+            "offset": 0.5,
+            "r2_per_step.1.1": 0.2,
+            "r2_per_step.2.1": -0.4,
+            "r2_per_step.2.2": None,
+        },
         {"step": 2, "window": 2.0, "retention": 0.02, "r2.1": 0.5, "weight_deviation": 0.0},
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
@@ -176,9 +220,13 @@ def test_diagnostics_are_what_t5_wrote_window_by_window(script: ModuleType, tmp_
     assert (first["passed"], first["failed"], first["paused"], first["r2_1"]) == (1, 1, 0, 0.3)
     assert (second["seed"], second["window"], second["passed"], second["failed"]) == (3, 2, 1, 0)
     (_, table) = script._diagnostics([first, second])
-    assert [row[4] for row in table.rows] == ["0.0400", "0.0200"]
-    assert [row[5] for row in table.rows] == ["1/1", "0/1"]
-    assert [row[7] for row in table.rows] == ["+0.500 ± –", "– ± –"]
+    assert [row[3] for row in table.rows] == ["-0.100", "–"]
+    assert [row[5] for row in table.rows] == ["0.0400", "0.0200"]
+    assert [row[6] for row in table.rows] == ["1/1", "0/1"]
+    assert [row[8] for row in table.rows] == ["+0.500 ± –", "– ± –"]
+    (_, table) = script._variant_critics([first, second | {"window": 9}, second | {"label": "t5+x", "window": 9}])
+    assert [row[:3] for row in table.rows] == [("t5", "1", "+0.500"), ("t5+x", "1", "+0.500")]
+    assert [row[5] for row in table.rows] == ["2.0/1.0/0.0", "1.0/0.0/0.0"]
 
 
 def test_changes_stand_beside_their_methods(script: ModuleType, tmp_path: Path) -> None:
@@ -191,7 +239,9 @@ def test_changes_stand_beside_their_methods(script: ModuleType, tmp_path: Path) 
             if not (tmp_path / "search" / f"{method}+{trial}-seed100").exists():
                 cell(tmp_path, "search", f"{method}+{trial}", 100)
         chosen = script.configuration("changes", label, seed, tmp_path, []).leaves()
-        assert [f"{key}={chosen[key]}" for key in (one.partition("=")[0] for one in settings)] == settings
+        for key, _, value in (one.partition("=") for one in settings if "=" in one):
+            assert f"{chosen[key]}" == value
+        assert chosen["qualify.mode"] == ("fixed" if "ablation-no-qualification" in settings else "gate")
     found = {run.label for run in script.runs_of("changes", tmp_path)}
     assert found == {"t5", "quiet-star-ppo", *(label for label, _ in script.cells("changes", 1))}
 

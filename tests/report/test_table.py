@@ -14,7 +14,7 @@ from tfive.errors import UserError
 from tfive.report import figures
 from tfive.report.page import markdown, webpage
 from tfive.report.runs import Run, mismatches, read_study
-from tfive.report.sections import in_short, run_blocks, study_blocks
+from tfive.report.sections import in_short, in_short_at_equal_cost, run_blocks, study_blocks, variant_blocks
 from tfive.report.table import rows_csv, study_table
 from tfive.run.reporting import report_command, tabulated
 
@@ -130,6 +130,15 @@ def test_runs_of_other_machines_are_told_apart(tmp_path: Path) -> None:
     assert "Some runs shared their machine" in markdown("t", study_blocks(study_table([shared])))
 
 
+def test_variants_are_shown_without_their_costs(runs: list[Run]) -> None:
+    found = study_table(runs)
+    page = markdown("t", variant_blocks(found))
+    assert "critics did not qualify" in page
+    assert "minus each other method, paired by seed and position" in page
+    assert "equal seconds" not in page
+    assert "s a step" not in page
+
+
 def test_seconds_of_another_machine_do_not_count(tmp_path: Path) -> None:
     here, there = {"device": "cpu", "threads": 2}, {"device": "cpu", "threads": 1}
     made = [
@@ -196,7 +205,7 @@ def test_in_short_says_who_is_told_apart_and_who_is_ahead(runs: list[Run]) -> No
         cut | {"label": label, "method": {"content_gain": gain, "used": used}} for label, (gain, used) in others.items()
     ]
     found["cuts"] = dict.fromkeys(found["cuts"], cuts)
-    lines = [block.text for block in in_short(found)]
+    lines = [block.text for block in (*in_short(found), *in_short_at_equal_cost(found))]
     assert lines[0].endswith("at equal steps: above above; below below; not told apart from beside.")
     assert lines[1].endswith(
         "against a: ahead: fast; behind: slow; equal: same; no measurement of both that early: early, silent."

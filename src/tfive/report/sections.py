@@ -51,11 +51,11 @@ def _result(measured: dict[str, Any], name: str) -> str:
 
 def study_blocks(found: Table, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
     """Everything a study's table holds, in the order a reader asks for it."""
-    blocks = [paragraph(*found["rules"]), heading("In short"), *in_short(found)]
+    blocks = [paragraph(*found["rules"]), heading("In short"), *in_short(found), *in_short_at_equal_cost(found)]
     blocks += [heading("Held-out gains"), *_gains(found)]
     blocks += [picture(name, caption) for name, caption in figures]
     blocks += [heading("Did the anchor hold?"), *_anchor(found)]
-    blocks += [heading(f"{found['reference']} minus each other method, paired by seed and position"), _paired(found)]
+    blocks += [heading(_versus(found).text), _paired(found)]
     blocks += [heading("Equal cost"), *_cuts(found)]
     blocks += [heading("Step time"), *_step_time(found)]
     blocks += [heading("Thoughts and tokens by role"), *_roles(found)]
@@ -63,8 +63,14 @@ def study_blocks(found: Table, figures: Sequence[tuple[str, str]] = ()) -> list[
     return [*blocks, heading("What this does not show"), *(paragraph(f"- {line}") for line in found["limits"])]
 
 
+def variant_blocks(found: Table) -> list[Block]:
+    """What a study's table says of gains alone, without headings: for variants of methods whose costs stand elsewhere,
+    or whose seconds are not their own."""
+    return [*in_short(found), *_gains(found), *_anchor(found), _versus(found), _paired(found), _runs(found)]
+
+
 def in_short(found: Table) -> list[Block]:
-    """What the tables come to: which methods are told apart from the reference, and who is ahead at equal cost."""
+    """What the tables come to: which methods are told apart from the reference."""
     versus, blocks = found["reference"], []
     for name in ("content_gain", "mixed_gain"):
         told: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
@@ -75,8 +81,14 @@ def in_short(found: Table) -> list[Block]:
         parts = [f"{kind} {', '.join(labels)}" for kind, labels in told.items() if labels]
         if parts:
             blocks.append(paragraph(f"- {TITLES[name].capitalize()} of {versus} at equal steps: {'; '.join(parts)}."))
+    return blocks
+
+
+def in_short_at_equal_cost(found: Table) -> list[Block]:
+    """Who is ahead of the reference at equal cost."""
+    versus, blocks = found["reference"], []
     for axis in ("seconds", "thought_tokens"):
-        told = {"ahead": [], "behind": [], "equal": [], "no measurement of both that early": []}
+        told: dict[str, list[str]] = {"ahead": [], "behind": [], "equal": [], "no measurement of both that early": []}
         for cut in found["cuts"][axis]:
             told[_standing(cut["method"], cut["reference"])].append(cut["label"])
         parts = [f"{kind}: {', '.join(labels)}" for kind, labels in told.items() if labels]
@@ -146,6 +158,10 @@ def _anchor(found: Table) -> list[Block]:
         paragraph(f"Loss without a thought against the base model's; it should not rise by more than {HOLD} nats."),
         table(("method", TITLES["no_thought_drift"], "held"), rows),
     ]
+
+
+def _versus(found: Table) -> Block:
+    return paragraph(f"{found['reference']} minus each other method, paired by seed and position")
 
 
 def _paired(found: Table) -> Block:
