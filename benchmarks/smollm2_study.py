@@ -39,7 +39,7 @@ from tfive.evaluate.suite import generated_values, option_values
 from tfive.report import figures
 from tfive.report.page import Block, heading, markdown, paragraph, picture, table
 from tfive.report.runs import Run, done, read_json, training_seconds
-from tfive.report.sections import interval, number, study_blocks, variant_blocks
+from tfive.report.sections import TITLES, interval, number, study_blocks, variant_blocks
 from tfive.report.statistics import mean_interval
 from tfive.report.table import LIMITS
 from tfive.run.checkpoint import CheckpointStore
@@ -105,6 +105,8 @@ DIAGNOSED = {
     "covariance": "drift_covariance_last", "kl": "policy_kl", "clipped": "clip_fraction",
 }  # fmt: skip
 """What the page shows of T⁵'s own reports, by the names of a run's metrics."""
+CONTROL = "anchor-only"
+AGAINST_CONTROL = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain")
 OPENED = ("thought_gain", "content_gain", "other_gain", "empty_gain")
 """What the page shows of the untrained model by the words before a thought."""
 RESULT = "cell.json"
@@ -432,6 +434,31 @@ def diagnostics(found: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
+def beside_the_control(found: Sequence[Run]) -> list[dict[str, Any]]:
+    """Every thought method minus anchors alone, paired by seed and item; and its own thought minus another's under the
+    gate, minus random tokens without one."""
+    by = {label: [run for run in done(found) if run.label == label] for label in dict.fromkeys(r.label for r in found)}
+    control = {run.seed: run for run in by.get(CONTROL, ())}
+    rows = []
+    for label, cells_done in by.items():
+        pairs = [(run, control[run.seed]) for run in cells_done if run.seed in control]
+        if not pairs or "mixed_gain" not in pairs[0][0].items:
+            continue
+        text_I = pairs[0][0].items["text"]
+
+        def apart(name: str, other: str, against: int, pairs: Any = pairs, text_I: Any = text_I) -> dict[str, Any]:
+            rows_SI = [np.asarray(p[0].items[name], float) - np.asarray(p[against].items[other], float) for p in pairs]
+            return mean_interval(np.stack(rows_SI), text_I).rounded()
+
+        row: dict[str, Any] = {"label": label, "seeds": [run.seed for run, _ in pairs]}
+        if label != CONTROL:
+            row |= {name: apart(name, name, 1) for name in AGAINST_CONTROL}
+        row["mixed_own_minus_other"] = apart("mixed_gain", "mixed_gain_other", 0)
+        row["own_minus_random"] = apart("thought_gain", "random_gain", 0)
+        rows.append(row)
+    return rows
+
+
 def openings(runs: Path) -> list[dict[str, Any]]:
     """The untrained model's gains by the words before its thoughts, and the content gain minus the first opening's,
     paired by item."""
@@ -495,6 +522,7 @@ def results(runs: Path) -> dict[str, Any]:
         if any(run.label == "t5" for run in done(cells_done)) and (runs / study).is_dir():
             found[study] = tabulated(cells_done, "t5", NOT_SHOWN)
     main_cells = runs_of("main", runs)
+    found |= {"control": beside_the_control(main_cells)}
     found |= {"scores": score_rows(main_cells), "course": score_course(main_cells)}
     found |= {"diagnostics": diagnostics(main_cells), "samples": samples(main_cells), "openings": openings(runs)}
     for study in ("ablations", "changes"):
@@ -544,6 +572,7 @@ def blocks_of(found: dict[str, Any], folder: Path) -> list[Block]:
         for name, _ in drawn:
             (folder / name).replace(folder / f"smollm2-{name}")
         blocks += study_blocks(found["main"], [(f"figures/smollm2-{name}", caption) for name, caption in drawn])
+        blocks += [heading("Beside the control"), *_control(found["control"])]
         blocks += [heading("Benchmarks"), *_scores(found["scores"]), *_course(found["course"], folder)]
         blocks += [heading("Critics, weight and drift of T⁵"), *_diagnostics(found["diagnostics"])]
         blocks += [heading("Where the variance lies"), *_variances(found["variances"])]
@@ -699,6 +728,20 @@ def _variant_critics(rows: Sequence[dict[str, Any]]) -> list[Block]:
         "twin correlation", "Ĉ/Q̂", "mean-induced", "covariance",
     )  # fmt: skip
     return [paragraph("Their critics, means over windows and seeds:"), table(head, shown)]
+
+
+def _control(rows: Sequence[dict[str, Any]]) -> list[Block]:
+    names = (*AGAINST_CONTROL, "mixed_own_minus_other", "own_minus_random")
+    shown = [(row["label"], str(len(row["seeds"])), *(interval(row.get(name)) for name in names)) for row in rows]
+    head = ("method", "seeds", *(TITLES[name] for name in AGAINST_CONTROL))
+    return [
+        paragraph(
+            f"Each method minus {CONTROL}, which only reads, paired by seed and position. Then of the method itself: "
+            "mixed gain with its own thought minus the same gate's with another's, and thought gain minus that of "
+            "random tokens."
+        ),
+        table((*head, "gate: own − another's", "own − random tokens"), shown),
+    ]
 
 
 def _openings(rows: Sequence[dict[str, Any]]) -> list[Block]:

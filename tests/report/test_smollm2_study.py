@@ -108,6 +108,26 @@ def test_windows_with_more_thoughts_take_longer(script: ModuleType, tmp_path: Pa
     assert alone.window(2, 300) == {"fit": 9.0}
 
 
+def test_methods_stand_beside_the_control(script: ModuleType, tmp_path: Path) -> None:
+    for label, level in (("t5", 0.3), ("anchor-only", 0.1)):
+        for seed in (0, 1):
+            folder = cell(tmp_path, "main", label, seed, level=level)
+            items = load_file(folder / "develop" / "window-00002.safetensors")
+            items["mixed_gain_other"] = items["mixed_gain"] + 0.25
+            items["random_gain"] = items["thought_gain"] - 0.5
+            save_file(items, folder / "develop" / "window-00002.safetensors")
+    cell(tmp_path, "main", "t5", 2, level=0.9)
+    mine, control = script.beside_the_control(script.runs_of("main", tmp_path))
+    # Seed 2 has no control.
+    assert (mine["label"], mine["seeds"], control["label"]) == ("t5", [0, 1], "anchor-only")
+    assert mine["thought_gain"]["mean"] == pytest.approx(0.2, abs=1e-6)
+    assert mine["mixed_own_minus_other"]["mean"] == pytest.approx(-0.25, abs=1e-6)
+    assert control["own_minus_random"]["mean"] == pytest.approx(0.5, abs=1e-6)
+    assert "thought_gain" not in control
+    (_, table) = script._control([mine, control])
+    assert table.rows[1][2] == "–"
+
+
 def test_openings_are_measured_against_the_first(script: ModuleType, tmp_path: Path) -> None:
     for place, (label, seed) in enumerate(script.cells("openings", 3)[:2]):
         config = script.configuration("openings", label, seed, tmp_path, [])
