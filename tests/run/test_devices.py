@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from tfive.errors import UserError
 from tfive.run.devices import Placement, World, place, usable_cores
@@ -72,7 +73,7 @@ def test_description_is_plain_and_complete() -> None:
     found = Placement(torch.device("cpu"), torch.bfloat16, 3, True, World(1, 4, 1)).describe()
     assert found == {
         "device": "cpu", "device_name": "cpu", "compute": "bfloat16", "threads": 3, "deterministic": True,
-        "torch": torch.__version__, "rank": 1, "world_size": 4,
+        "torch": torch.__version__, "transformers": transformers.__version__, "rank": 1, "world_size": 4,
     }  # fmt: skip
 
 

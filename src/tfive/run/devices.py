@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,7 @@ class Placement:
             "threads": self.threads,
             "deterministic": self.deterministic,
             "torch": torch.__version__,
+            "transformers": version("transformers"),
             "rank": self.world.rank,
             "world_size": self.world.size,
         }
