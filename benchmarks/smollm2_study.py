@@ -107,6 +107,8 @@ DIAGNOSED = {
 """What the page shows of T⁵'s own reports, by the names of a run's metrics."""
 CONTROL = "anchor-only"
 AGAINST_CONTROL = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain")
+NEEDED = (*AGAINST_CONTROL, "mixed_gain_other", "random_gain")
+"""What is compared with the control, and what of a method itself stands beside it."""
 OPENED = ("thought_gain", "content_gain", "other_gain", "empty_gain")
 """What the page shows of the untrained model by the words before a thought."""
 RESULT = "cell.json"
@@ -114,7 +116,10 @@ NOT_SHOWN = (
     LIMITS[0],
     "Settings of every method were searched with equally many trials on development texts of their own, one seed and "
     "30 steps each; what is best after 100 may differ.",
-    "Equal steps are not equal compute, and equal seconds hold on the device that was used.",
+    "Equal steps are not equal compute. Seconds are charged by a clock of three windows a method on one device; cuts "
+    "at equal seconds have no intervals.",
+    "Search, changes and openings were judged on development texts; the first on others than the rest. Changes were "
+    "suggested by the first seed on the texts they were then judged on. There is no untouched test set.",
     LIMITS[-1],
 )
 """What the tables of this study cannot show."""
@@ -266,33 +271,43 @@ def _keep_small(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Clock:
-    """Seconds of a method's windows on a device of its own, by phase: of the first, and of a later one."""
+    """Seconds of a method's windows on a device of its own, by phase."""
 
-    first: dict[str, float]
-    later: dict[str, float]
-    """The mean of the later windows."""
-    line: tuple[float, float]
-    """Seconds of a later window: so many, and so many for each of its thoughts. Refitted critics take more of both."""
+    windows: list[dict[str, float]]
+    """Each window that was timed; the first holds the warm-up."""
+    thoughts: list[int]
+    """How many thoughts were drawn in each of them."""
 
     @classmethod
     def of(cls, laps: Sequence[dict[str, Any]]) -> Clock:
         each = [_spent_in(lap, before) for before, lap in pairwise([None, *laps])]
-        later = each[1:] or each
-        thoughts = [after["trajectories"] - before["trajectories"] for before, after in pairwise(laps)]
-        seconds = [training_seconds({"seconds": one}) for one in later]
-        line = (statistics.fmean(seconds), 0.0)
-        if len(set(thoughts)) > 1:
-            slope, start = np.polyfit(thoughts, seconds, 1)
-            line = (float(start), float(slope))
-        mean = {name: statistics.fmean(one.get(name, 0.0) for one in later) for name in later[-1]}
-        return cls(each[0], mean, line)
+        drawn = [after - before for before, after in pairwise([0, *(lap["trajectories"] for lap in laps)])]
+        return cls(each, drawn)
 
     def window(self, number: int, thoughts: int) -> dict[str, float]:
-        """Seconds of window `number` (from 1) with so many thoughts, by phase."""
+        """Seconds of window `number` (from 1) with so many thoughts, phase by phase.
+
+        The first is charged like the first, others like the mean of the later ones; windows in which critics are
+        refitted draw more thoughts, and each is charged by a line through the later windows.
+        """
+        later = self.windows[1:] or self.windows
+        timed = self.thoughts[1:] or self.thoughts
         if number == 1:
-            return self.first
-        share = (self.line[0] + self.line[1] * thoughts) / training_seconds({"seconds": self.later})
-        return {name: spent * share for name, spent in self.later.items()}
+            rates = {name: _line(timed, [one.get(name, 0.0) for one in later])[1] for name in self.windows[0]}
+            more = max(thoughts - self.thoughts[0], 0)
+            return {name: spent + rates[name] * more for name, spent in self.windows[0].items()}
+        lines = {name: _line(timed, [one.get(name, 0.0) for one in later]) for name in later[-1]}
+        # Nothing is known of windows with fewer thoughts than were timed.
+        return {name: start + rate * max(thoughts, min(timed)) for name, (start, rate) in lines.items()}
+
+
+def _line(thoughts: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """Seconds at no thought and for each: rising with thoughts where windows differ in them by enough to say."""
+    if max(thoughts) > 1.1 * min(thoughts):
+        rate, start = np.polyfit(thoughts, seconds, 1)
+        if rate > 0:
+            return float(start), float(rate)
+    return statistics.fmean(seconds), 0.0
 
 
 def _spent_in(lap: dict[str, Any], before: dict[str, Any] | None) -> dict[str, float]:
@@ -326,13 +341,30 @@ class Clocked(Run):
 
 
 def clocks(runs: Path) -> dict[str, Clock]:
-    """The clock of every method that has one. A clock that shared its device is none."""
-    found = {}
-    for path in sorted((runs / "clock").glob(f"*/{RESULT}")):
+    """The clock of every method, or none where any method of `main` lacks one: seconds of two kinds do not compare.
+
+    A clock that shared its device is none, nor one of another device or other settings than its method's runs.
+    """
+    found, asked = {}, set()
+    for path in sorted((runs / "main").glob(f"*/{RESULT}")):
         result = read_json(path)
-        if "failure" not in result and not result["disturbed"]:
-            found[result["label"]] = Clock.of(read_json(path.parent / SUMMARY)["laps"])
-    return found
+        if result["label"] in asked or result["label"] == "base" or not (path.parent / SUMMARY).is_file():
+            continue
+        asked.add(result["label"])
+        clock = _clock_beside(runs / "clock" / folder_name(result["label"], 0), result, path.parent)
+        found |= {result["label"]: clock} if clock else {}
+    return found if len(found) == len(asked) else {}
+
+
+def _clock_beside(folder: Path, cell: dict[str, Any], run: Path) -> Clock | None:
+    if not (folder / RESULT).is_file() or not (folder / SUMMARY).is_file():
+        return None
+    mine, summary = read_json(folder / RESULT), read_json(folder / SUMMARY)
+    alike = all(mine.get(key) == cell.get(key) for key in ("optimizer.lr", "critic.pair"))
+    there = read_json(run / SUMMARY)["place"].get("device_name")
+    if mine["disturbed"] or not alike or summary["place"].get("device_name") != there or not summary["laps"]:
+        return None
+    return Clock.of(summary["laps"])
 
 
 def runs_of(study: str, runs: Path) -> list[Run]:
@@ -345,8 +377,9 @@ def runs_of(study: str, runs: Path) -> list[Run]:
     for path in paths:
         result = read_json(path)
         known = clock.get(result["label"])
+        apart = bool(result["disturbed"]) and known is None and result["label"] != "base"
         facts = (result["label"], int(result["seed"]), path.parent, result.get("failure"))
-        found.append(Clocked(*facts, disturbed=bool(result["disturbed"]) and known is None, clock=known))
+        found.append(Clocked(*facts, disturbed=apart, clock=known))
     order = {label: place for place, (label, _) in enumerate(cells(study, 1))}
     return sorted(found, key=lambda run: (order.get(run.label, -1), "+" in run.label, run.label, run.seed))
 
@@ -428,35 +461,48 @@ def diagnostics(found: Sequence[Run]) -> list[dict[str, Any]]:
             told = [event["event"].split()[-1] for event in events if event["step"] == line["window"]]
             kept = {name: round(line[key], 5) for name, key in DIAGNOSED.items() if line.get(key) is not None}
             tests = {kind: told.count(kind) for kind in ("passed", "failed", "paused")}
-            within = [value for key, value in line.items() if key.startswith("r2_per_step.") and value is not None]
-            kept |= {"r2_within": round(statistics.fmean(within), 5)} if within else {}
+            within = [_steps(line, critic) for critic in (1, 2)]
+            flat = [value for one in within for value in one]
+            kept |= {"r2_within": round(statistics.fmean(flat), 5), "r2_steps": within} if flat else {}
             rows.append({"label": run.label, "seed": run.seed, "window": int(line["window"]), **tests, **kept})
     return rows
+
+
+def _steps(line: dict[str, Any], critic: int) -> list[float]:
+    """A critic's R² within each step of a thought."""
+    named = {
+        key: value for key, value in line.items() if key.startswith(f"r2_per_step.{critic}.") and value is not None
+    }
+    return [round(named[key], 4) for key in sorted(named, key=lambda key: int(key.rpartition(".")[2]))]
 
 
 def beside_the_control(found: Sequence[Run]) -> list[dict[str, Any]]:
     """Every thought method minus anchors alone, paired by seed and item; and its own thought minus another's under the
     gate, minus random tokens without one."""
-    by = {label: [run for run in done(found) if run.label == label] for label in dict.fromkeys(r.label for r in found)}
+    by: dict[str, list[Run]] = {}
+    for run in done(found):
+        if all(name in run.items for name in NEEDED):
+            by.setdefault(run.label, []).append(run)
     control = {run.seed: run for run in by.get(CONTROL, ())}
     rows = []
-    for label, cells_done in by.items():
-        pairs = [(run, control[run.seed]) for run in cells_done if run.seed in control]
-        if not pairs or "mixed_gain" not in pairs[0][0].items:
-            continue
-        text_I = pairs[0][0].items["text"]
-
-        def apart(name: str, other: str, against: int, pairs: Any = pairs, text_I: Any = text_I) -> dict[str, Any]:
-            rows_SI = [np.asarray(p[0].items[name], float) - np.asarray(p[against].items[other], float) for p in pairs]
-            return mean_interval(np.stack(rows_SI), text_I).rounded()
-
-        row: dict[str, Any] = {"label": label, "seeds": [run.seed for run, _ in pairs]}
-        if label != CONTROL:
-            row |= {name: apart(name, name, 1) for name in AGAINST_CONTROL}
-        row["mixed_own_minus_other"] = apart("mixed_gain", "mixed_gain_other", 0)
-        row["own_minus_random"] = apart("thought_gain", "random_gain", 0)
+    for label, mine in by.items():
+        row: dict[str, Any] = {"label": label, "seeds": [run.seed for run in mine]}
+        pairs = [(run, control[run.seed]) for run in mine if run.seed in control]
+        if label != CONTROL and pairs:
+            row |= {name: _apart([(one, name, other, name) for one, other in pairs]) for name in AGAINST_CONTROL}
+        row["mixed_own_minus_other"] = _apart([(run, "mixed_gain", run, "mixed_gain_other") for run in mine])
+        row["own_minus_random"] = _apart([(run, "thought_gain", run, "random_gain") for run in mine])
         rows.append(row)
     return rows
+
+
+def _apart(pairs: Sequence[tuple[Run, str, Run, str]]) -> dict[str, Any]:
+    """The mean over seeds and items of one number minus another, with its interval."""
+    value_SI = [
+        np.asarray(run.items[name], dtype=float) - np.asarray(other.items[against], dtype=float)
+        for run, name, other, against in pairs
+    ]
+    return mean_interval(np.stack(value_SI), pairs[0][0].items["text"]).rounded()
 
 
 def openings(runs: Path) -> list[dict[str, Any]]:
@@ -464,12 +510,14 @@ def openings(runs: Path) -> list[dict[str, Any]]:
     paired by item."""
     rows: list[dict[str, Any]] = []
     reference: Run | None = None
-    known = {run.label: run for run in done(runs_of("openings", runs))}
+    known = {run.label: run for run in done(runs_of("openings", runs)) if run.seed == 0}
     for words in OPENINGS:
         run = known.get(opening_label(words))
         if run is None:
             continue
         reference = reference or run
+        if not np.array_equal(run.items["item"], reference.items["item"]):
+            raise UserError(f"{run.folder}: measured on other items than {reference.folder}; run both alike")
         items = {name: np.asarray(run.items[name], dtype=float) for name in OPENED}
         text_I = run.items["text"]
         row: dict[str, Any] = {"words": words, "items": len(text_I)}
@@ -521,6 +569,9 @@ def results(runs: Path) -> dict[str, Any]:
         cells_done = runs_of(study, runs)
         if any(run.label == "t5" for run in done(cells_done)) and (runs / study).is_dir():
             found[study] = tabulated(cells_done, "t5", NOT_SHOWN)
+            # A clock gives the seconds that are compared; what a run itself took was with others beside it.
+            for row, run in zip(found[study]["runs"], cells_done, strict=True):
+                row["disturbed"] = bool(read_json(run.folder / RESULT)["disturbed"])
     main_cells = runs_of("main", runs)
     found |= {"control": beside_the_control(main_cells)}
     found |= {"scores": score_rows(main_cells), "course": score_course(main_cells)}
@@ -528,20 +579,20 @@ def results(runs: Path) -> dict[str, Any]:
     for study in ("ablations", "changes"):
         if study in found:
             found[f"{study}_diagnostics"] = diagnostics(runs_of(study, runs))
-    found |= {"variances": variances(main_cells), "configurations": configurations(main_cells)}
+    found |= {"variances": variances(main_cells)}
+    everyone = [run for study in ("main", "ablations", "changes") for run in runs_of(study, runs)]
+    found |= {"configurations": configurations(everyone)}
     return found
 
 
-def _timed(runs: Path) -> dict[str, dict[str, Any]]:
-    """The clocks as plain data."""
+def _timed(runs: Path) -> dict[str, list[dict[str, Any]]]:
+    """The windows of every clock as plain data."""
     return {
-        label: {
-            "first": round(training_seconds({"seconds": clock.first}), 4),
-            "later": round(training_seconds({"seconds": clock.later}), 4),
-            "seconds": round(clock.line[0], 4),
-            "seconds_a_thought": round(clock.line[1], 7),
-            "phases": {name: round(spent, 4) for name, spent in clock.later.items()},
-        }
+        label: [
+            {"thoughts": thoughts, "seconds": round(training_seconds({"seconds": window}), 4)}
+            | {"phases": {name: round(spent, 4) for name, spent in window.items()}}
+            for window, thoughts in zip(clock.windows, clock.thoughts)
+        ]
         for label, clock in clocks(runs).items()
     }
 
@@ -571,18 +622,21 @@ def blocks_of(found: dict[str, Any], folder: Path) -> list[Block]:
         drawn = figures.draw_study(found["main"], folder) if figures.available() else []
         for name, _ in drawn:
             (folder / name).replace(folder / f"smollm2-{name}")
-        blocks += study_blocks(found["main"], [(f"figures/smollm2-{name}", caption) for name, caption in drawn])
-        blocks += [heading("Beside the control"), *_control(found["control"])]
+        # Windows charged by a clock have no course of their own.
+        shown = [(f"figures/smollm2-{name}", caption) for name, caption in drawn if name != "step_time.png"]
+        (folder / "smollm2-step_time.png").unlink(missing_ok=True)
+        blocks += _with_clock(study_blocks(found["main"], shown), found)
+        blocks += [heading("Beside the control"), *_control(found.get("control", ()))]
         blocks += [heading("Benchmarks"), *_scores(found["scores"]), *_course(found["course"], folder)]
-        blocks += [heading("Critics, weight and drift of T⁵"), *_diagnostics(found["diagnostics"])]
+        blocks += [heading("Critics, weight and drift"), *_diagnostics(found["diagnostics"])]
         blocks += [heading("Where the variance lies"), *_variances(found["variances"])]
         blocks += [heading("Thoughts"), *_samples(found)]
-    for study, title in (("ablations", "Ablations of T⁵"), ("changes", "Changes that the first seed suggested")):
+    for study, title in (("ablations", "Ablations"), ("changes", "Changes that the first seed suggested")):
         if study in found:
             shared = "Run on a shared device, so seconds are left out. The methods' own rows are those of above."
             blocks += [heading(title), paragraph(shared), *variant_blocks(found[study])]
-            blocks += _variant_critics(found[f"{study}_diagnostics"])
-    if found["openings"]:
+            blocks += _variant_critics(found.get(f"{study}_diagnostics", ()))
+    if found.get("openings"):
         blocks += [heading("Other words before a thought"), *_openings(found["openings"])]
     return blocks
 
@@ -703,10 +757,20 @@ def _diagnostics(rows: Sequence[dict[str, Any]]) -> list[Block]:
             "allows up to κ = 0.1; the weight counts as learned where it was accepted and is no constant; offset, its "
             "change by the weight, and the two parts of the update's drift come from the probes (a few dozen contexts "
             "a window with several continuations each, so they are rough; ± is one standard error), the drift at the "
-            "last reuse step."
+            "last reuse step." + _moved(rows)
         ),
         table(head, shown),
     ]
+
+
+def _moved(rows: Sequence[dict[str, Any]]) -> str:
+    """What the learned weights did to the offset, all windows together."""
+    known = [(row["offset_change"], row["offset_change_error"]) for row in rows if row.get("offset_change_error")]
+    if not known:
+        return ""
+    mean = statistics.fmean(change for change, _ in known)
+    error = sum(error**2 for _, error in known) ** 0.5 / len(known)
+    return f" Over the {len(known)} windows with a learned weight R̂(w) − R̂(½) is {mean:+.4f} ± {error:.4f}."
 
 
 def _variant_critics(rows: Sequence[dict[str, Any]]) -> list[Block]:
@@ -723,11 +787,67 @@ def _variant_critics(rows: Sequence[dict[str, Any]]) -> list[Block]:
     if not shown:
         return []
     head = (
-        "variant", "seeds", f"R² first, after window {LATE}", "R² second", "within a step",
+        "variant", "seeds", f"R² first, after window {LATE}", "R² second, likewise", "within a step, likewise",
         "tests passed/failed/paused a run",
         "twin correlation", "Ĉ/Q̂", "mean-induced", "covariance",
     )  # fmt: skip
-    return [paragraph("Their critics, means over windows and seeds:"), table(head, shown)]
+    return [
+        paragraph("Their critics, means over windows and seeds:"),
+        table(head, shown),
+        paragraph(f"R² within each step of a thought, after window {LATE}, of the first and of the second critic:"),
+        _within(rows),
+    ]
+
+
+def _within(rows: Sequence[dict[str, Any]]) -> Block:
+    """R² step by step, a row a critic."""
+    shown, steps = [], 0
+    for label in dict.fromkeys(row["label"] for row in rows):
+        late = [row["r2_steps"] for row in rows if row["label"] == label and row["window"] > LATE and "r2_steps" in row]
+        for critic in (0, 1):
+            each = list(zip(*(one[critic] for one in late if one[critic])))
+            if each:
+                steps = max(steps, len(each))
+                shown.append((label, str(critic + 1), *(f"{statistics.fmean(values):+.2f}" for values in each)))
+    return table(("variant", "critic", *(str(step + 1) for step in range(steps))), shown)
+
+
+def _with_clock(blocks: Sequence[Block], found: dict[str, Any]) -> list[Block]:
+    """The page with the clock in place of step times, which are charged by it."""
+    if not found["clocks"]:
+        return list(blocks)
+    start = next(place for place, block in enumerate(blocks) if block.text == "Step time")
+    stop = next(place for place, block in enumerate(blocks) if place > start and block.kind == "heading")
+    return [*blocks[: start + 1], *_clock(found), *blocks[stop:]]
+
+
+def _clock(found: dict[str, Any]) -> list[Block]:
+    shown = []
+    for row in found["main"]["methods"]:
+        windows = found["clocks"].get(row["label"])
+        if windows is None or "step_time" not in row:
+            continue
+        time = row["step_time"]
+        whole = {name: spent for name, spent in time["phases_per_window"].items() if "/" not in name}
+        parts = ", ".join(
+            f"{n} {s / sum(whole.values()):.0%}" for n, s in whole.items() if s > 0.01 * sum(whole.values())
+        )
+        timed = " / ".join(f"{window['seconds']:.2f}" for window in windows)
+        drawn = " / ".join(f"{window['thoughts']:,}" for window in windows)
+        runs = [run for run in found["main"]["runs"] if run["label"] == row["label"] and run["state"] == "done"]
+        charged = f"{statistics.fmean(run['curve'][-1]['seconds'] for run in runs):.1f}"
+        shown.append((row["label"], timed, drawn, charged, f"{time['mean']:.3f}", parts))
+    return [
+        paragraph(
+            "Measured: seconds of each of the clock's windows of ten steps, on a device of its own, without measuring, "
+            "diagnoses and saving; the first holds the warm-up. Charged: what a run of the study would take by them, "
+            "its first window as the first, others as the mean of the later ones; where those differ in their thoughts "
+            "(critics were refitted), by a line through them, phase by phase. The runs themselves shared the device."
+        ),
+        table(
+            ("method", "measured s a window", "thoughts", "charged s a run", "charged s a step", "where they go"), shown
+        ),
+    ]
 
 
 def _control(rows: Sequence[dict[str, Any]]) -> list[Block]:
@@ -792,8 +912,14 @@ def _samples(found: dict[str, Any]) -> list[Block]:
 def to_do(study: str, seeds: int, runs: Path) -> Iterator[tuple[str, int]]:
     """Cells without a result."""
     for label, seed in cells(study, seeds):
-        if not (runs / study / folder_name(label, seed) / RESULT).is_file():
+        # The pair of critics that the search took is T⁵ itself.
+        itself = label == f"t5+ablation-pair-{_taken_pair(runs)}"
+        if not itself and not (runs / study / folder_name(label, seed) / RESULT).is_file():
             yield label, seed
+
+
+def _taken_pair(runs: Path) -> str | None:
+    return dict(part.split("=") for part in chosen(runs).get("t5", "").split("+") if part).get("critic.pair")
 
 
 def run_all(asked: argparse.Namespace) -> int:

@@ -98,14 +98,56 @@ def test_windows_with_more_thoughts_take_longer(script: ModuleType, tmp_path: Pa
     seconds = ({"fit": 9.0}, {"fit": 12.0, "update": 1.0}, {"fit": 17.0, "update": 2.0, "fit/inner": 7.0})
     laps = [{"seconds": spent, "trajectories": count} for spent, count in zip(seconds, (100, 200, 400))]
     clock = script.Clock.of(laps)
-    assert clock.window(1, 500) == {"fit": 9.0}
-    assert clock.later == {"fit": 4.0, "update": 1.0, "fit/inner": 3.5}
-    for thoughts, wanted in ((100, 4.0), (200, 6.0), (150, 5.0)):
+    assert clock.thoughts == [100, 100, 200]
+    assert clock.window(1, 100) == {"fit": 9.0}
+    assert clock.window(1, 150)["fit"] == pytest.approx(10.0)
+    for thoughts, wanted in ((100, 3.0), (200, 5.0), (150, 4.0), (0, 3.0)):
         found = clock.window(2, thoughts)
-        assert found["fit"] + found["update"] == pytest.approx(wanted)
-        assert found["fit"] == pytest.approx(4 * found["update"])
-    alone = script.Clock.of(laps[:1])
-    assert alone.window(2, 300) == {"fit": 9.0}
+        assert found["fit"] == pytest.approx(wanted)
+        assert found["update"] == pytest.approx(1.0)
+    for drawn in ((50, 100, 150), (50, 100, 151)):
+        alike = script.Clock.of([lap | {"trajectories": count} for lap, count in zip(laps, drawn)])
+        assert alike.window(2, 999)["fit"] == 4.0
+    quicker = script.Clock.of([lap | {"trajectories": count} for lap, count in zip(laps, (100, 300, 400))])
+    assert quicker.window(2, 9999)["fit"] == 4.0, "more thoughts are never charged less"
+    assert script.Clock.of(laps[:1]).window(2, 300) == {"fit": 9.0}
+
+
+def test_seconds_of_two_kinds_do_not_meet(script: ModuleType, tmp_path: Path) -> None:
+    for label in ("t5", "rlp", "base"):
+        cell(tmp_path, "main", label, 0, **{"optimizer.lr": 0.1})
+    cell(tmp_path, "clock", "t5", 0, disturbed=False, **{"optimizer.lr": 0.1})
+    assert script.clocks(tmp_path) == {}
+    other = cell(tmp_path, "clock", "rlp", 0, disturbed=False, **{"optimizer.lr": 0.2})
+    assert script.clocks(tmp_path) == {}, "a clock of other settings is none"
+    (other / "cell.json").write_text((tmp_path / "clock" / "t5-seed0" / "cell.json").read_text("utf-8"), "utf-8")
+    assert set(script.clocks(tmp_path)) == {"t5", "rlp"}
+    summary = json.loads((other / "summary.json").read_text("utf-8"))
+    for change in ({"place": {"device_name": "another"}}, {"laps": []}):
+        (other / "summary.json").write_text(json.dumps(summary | change), "utf-8")
+        assert script.clocks(tmp_path) == {}
+
+
+def test_the_page_shows_the_clock_and_who_shared_a_device(script: ModuleType, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for seed in (0, 1):
+        cell(runs, "main", "t5", seed, window_seconds=50.0)
+    cell(runs, "clock", "t5", 0, window_seconds=7.0, disturbed=False)
+    found = script.results(runs)
+    assert [row["disturbed"] for row in found["main"]["runs"]] == [True, True]
+    text = script.markdown("t", script.blocks_of(found, tmp_path))
+    assert "| t5 | 7.00 / 7.00 | 50 / 50 | 14.0 | 3.500 | fit 86%, open 14% |" in text
+    assert "step_time" not in text
+    assert text.index("## Step time") < text.index("7.00 / 7.00") < text.index("## Thoughts and tokens by role")
+
+
+def test_the_pair_that_the_search_took_is_not_an_ablation(script: ModuleType, tmp_path: Path) -> None:
+    assert "t5+ablation-pair-bracket" in dict(script.to_do("ablations", 1, tmp_path))
+    for trial in script.TRIALS["t5"]:
+        cell(tmp_path, "search", f"t5+{trial}", 100, level=0.9 if "bracket" in trial else 0.1)
+    left = dict(script.to_do("ablations", 1, tmp_path))
+    assert "t5+ablation-pair-bracket" not in left
+    assert "t5+ablation-pair-same" in left
 
 
 def test_methods_stand_beside_the_control(script: ModuleType, tmp_path: Path) -> None:
@@ -118,10 +160,10 @@ def test_methods_stand_beside_the_control(script: ModuleType, tmp_path: Path) ->
             save_file(items, folder / "develop" / "window-00002.safetensors")
     cell(tmp_path, "main", "t5", 2, level=0.9)
     mine, control = script.beside_the_control(script.runs_of("main", tmp_path))
-    # Seed 2 has no control.
-    assert (mine["label"], mine["seeds"], control["label"]) == ("t5", [0, 1], "anchor-only")
-    assert mine["thought_gain"]["mean"] == pytest.approx(0.2, abs=1e-6)
-    assert mine["mixed_own_minus_other"]["mean"] == pytest.approx(-0.25, abs=1e-6)
+    # Seed 2 has no control, and its own gate gains as much with another's thought.
+    assert (mine["label"], mine["seeds"], control["label"]) == ("t5", [0, 1, 2], "anchor-only")
+    assert (mine["thought_gain"]["mean"], mine["thought_gain"]["seeds"]) == (pytest.approx(0.2, abs=1e-6), 2)
+    assert mine["mixed_own_minus_other"]["mean"] == pytest.approx(-0.5 / 3, abs=1e-6)
     assert control["own_minus_random"]["mean"] == pytest.approx(0.5, abs=1e-6)
     assert "thought_gain" not in control
     (_, table) = script._control([mine, control])
@@ -244,7 +286,10 @@ def test_diagnostics_are_what_t5_wrote_window_by_window(script: ModuleType, tmp_
     assert [row[5] for row in table.rows] == ["0.0400", "0.0200"]
     assert [row[6] for row in table.rows] == ["1/1", "0/1"]
     assert [row[8] for row in table.rows] == ["+0.500 ± –", "– ± –"]
-    (_, table) = script._variant_critics([first, second | {"window": 9}, second | {"label": "t5+x", "window": 9}])
+    late = {"window": 9, "r2_steps": [[0.5, -0.25], []]}
+    (_, table, _, steps) = script._variant_critics([first, second | late, second | late | {"label": "t5+x"}])
+    assert [*steps.rows] == [("t5", "1", "+0.50", "-0.25"), ("t5+x", "1", "+0.50", "-0.25")]
+    assert first["r2_steps"] == [[0.2], [-0.4]]
     assert [row[:3] for row in table.rows] == [("t5", "1", "+0.500"), ("t5+x", "1", "+0.500")]
     assert [row[5] for row in table.rows] == ["2.0/1.0/0.0", "1.0/0.0/0.0"]
 

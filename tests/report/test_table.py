@@ -179,7 +179,7 @@ def test_report_of_a_run_and_of_a_study(tmp_path: Path, runs: list[Run]) -> None
     assert found == json.loads((tmp_path / "report" / "table.json").read_text("utf-8"))
     if figures.available():
         assert {path.name for path in (tmp_path / "report").glob("*.png")} == {
-            "curves.png", "step_time.png", "rollouts.png",
+            "curves.png", "controls.png", "step_time.png", "rollouts.png",
         }  # fmt: skip
     with pytest.raises(UserError, match="name a finished run or a study"):
         report_command(str(tmp_path / "c0"), as_json=False)

@@ -6,21 +6,33 @@ as long as running them.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 
+class Recording(Protocol):
+    """Work that can be done again, on the tensors it was recorded with."""
+
+    def replay(self) -> None: ...
+
+
 class Recorder:
-    """Records steps on one CUDA device, one after another: memory that a step worked in is the next one's."""
+    """Records steps on one CUDA device, one after another: memory that a step worked in is the next one's.
+
+    Recordings live until `release`, all together: one that goes while another is in use may take what both worked in.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device)
-        self._last: torch.cuda.CUDAGraph | None = None
+        self._graphs: list[torch.cuda.CUDAGraph] = []
 
     @classmethod
     def on(cls, device: torch.device, wanted: bool) -> Recorder | None:
@@ -32,28 +44,61 @@ class Recorder:
         """Work on the recorder's stream, after all that was asked before and before all that is asked later."""
         around = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(around)
-        with torch.cuda.stream(self.stream):
-            yield
-        around.wait_stream(self.stream)
-
-    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """The kernels of `work`, not run yet; call it `aside`. It must have run there before, and wait for nothing."""
-        graph = torch.cuda.CUDAGraph()
-        # Not `torch.cuda.graph`: that gives all cached memory back first, which costs more than a step saves.
-        graph.capture_begin(pool=None if self._last is None else self._last.pool())
         try:
-            work()
+            with torch.cuda.stream(self.stream):
+                yield
         finally:
+            around.wait_stream(self.stream)
+
+    def record(self, work: Callable[[], None]) -> Recording:
+        """The kernels of `work`, not run yet; call it `aside`. It must have run there before, and wait for nothing."""
+        self._make_room()
+        graph = torch.cuda.CUDAGraph()
+        # Collected garbage may hold a graph, and none may go while another is recorded.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            graph.capture_begin(pool=self._graphs[0].pool() if self._graphs else None)
+            try:
+                work()
+            except BaseException:
+                # What went wrong is told, not that the recording could then not be ended either.
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
             graph.capture_end()
-        self._last = graph
+        finally:
+            if collecting:
+                gc.enable()
+        self._graphs.append(graph)
         return graph
+
+    def _make_room(self) -> None:
+        """While recording, memory that PyTorch keeps in store cannot be given back; where little else is free, it is
+        given back before. (`torch.cuda.graph` does so always, which costs more than a step saves.)"""
+        free, whole = torch.cuda.mem_get_info(self.device)
+        if free < whole // 16:
+            torch.cuda.empty_cache()
+
+    def release(self) -> None:
+        """Forget what was recorded, and the memory it worked in."""
+        self.stream.synchronize()
+        self._graphs.clear()
+
+
+@dataclass
+class _Shape:
+    """Calls with row numbers of one shape: where a recording finds them, how many there were, and the recording."""
+
+    rows: list[Tensor]
+    calls: int = 0
+    recording: Recording | None = None
 
 
 class Replayed:
     """`step(*rows)` on row numbers of fixed data, called often: recorded after `EAGER` calls of one shape.
 
-    The step may change parameters and tensors in place, but must not ask what they hold. Calls of another shape (a
-    last, smaller batch) are run as they are.
+    The step may change parameters and tensors in place, but must not ask what they hold.
     """
 
     EAGER = 3
@@ -67,9 +112,7 @@ class Replayed:
         recorder: Recorder | None,
     ) -> None:
         self.step, self.optimizers, self.device, self.recorder = step, optimizers, device, recorder
-        self._rows: list[Tensor] = []
-        self._calls = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._shapes: dict[tuple[int, ...], _Shape] = {}
 
     def __call__(self, *rows: Tensor) -> None:
         """One step, as if run on the spot."""
@@ -77,22 +120,19 @@ class Replayed:
         if self.recorder is None:
             self.step(*rows)
             return
-        if not self._rows:
-            self._rows = [one.clone() for one in rows]
+        key = tuple(one.numel() for one in rows)
+        shape = self._shapes.setdefault(key, _Shape([one.clone() for one in rows]))
         with self.recorder.aside():
-            if [one.shape for one in rows] != [one.shape for one in self._rows]:
-                self.step(*rows)
-                return
-            for kept, given in zip(self._rows, rows, strict=True):
+            for kept, given in zip(shape.rows, rows, strict=True):
                 kept.copy_(given)
-            if self._calls < self.EAGER:
-                self._calls += 1
-                self.step(*self._rows)
+            if shape.calls < self.EAGER:
+                shape.calls += 1
+                self.step(*shape.rows)
                 return
-            if self._graph is None:
+            if shape.recording is None:
                 with capturable(self.optimizers):
-                    self._graph = self.recorder.record(lambda: self.step(*self._rows))
-            self._graph.replay()
+                    shape.recording = self.recorder.record(lambda: self.step(*shape.rows))
+            shape.recording.replay()
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from tfive.credit.calibrate import CalibrationPlan, Candidate, calibrate
 from tfive.credit.drift import offset_split
-from tfive.credit.mean import cross_fit_change, cross_fit_offset
+from tfive.credit.mean import MeanPlan, cross_fit_change, cross_fit_offset
 from tfive.credit.mixture import FixedWeight, MeanInputs, Mixture, WeightInputs
 from tfive.credit.moments import CalibrationData, Occupation
 from tfive.credit.pilot import PilotNormaliser
@@ -68,8 +70,14 @@ class Calibrator:
         self.multiplier: float | None = None
         self._recorder = Recorder.on(engine.device, engine.engine.cuda_graphs)
 
-    def _plan(self) -> CalibrationPlan:
-        return CalibrationPlan.of(self.settings, self._recorder)
+    @contextmanager
+    def _plan(self) -> Iterator[CalibrationPlan]:
+        """The numbers of head learning. What is recorded by it on a GPU is forgotten with it."""
+        try:
+            yield CalibrationPlan.of(self.settings, self._recorder)
+        finally:
+            if self._recorder is not None:
+                self._recorder.release()
 
     def fresh_weight_head(self) -> WeightHead:
         """A frozen copy of the weight head, to be filled from a saved state."""
@@ -126,21 +134,22 @@ class Calibrator:
         mask, state_only = data.occupation.mask_NT, self.settings.mode == "state"
         self.weight_head.standardize(data.weight_inputs.state_only() if state_only else data.weight_inputs, mask)
         self.mean_head.standardize(data.mean_inputs, mask)
-        plan, start = self._plan(), self.multiplier
-        if self.settings.mode == "repeated":
-            candidate = calibrate_repeated(self.weight_head, data, plan, self.seed, window, multiplier=start)
-        else:
-            candidate = calibrate(
-                self.weight_head,
-                self.mean_head,
-                data,
-                plan,
-                self.seed,
-                window,
-                state_only=state_only,
-                multiplier=start,
-                fresh=self._fresh_mean_head,
-            )
+        start = self.multiplier
+        with self._plan() as plan:
+            if self.settings.mode == "repeated":
+                candidate = calibrate_repeated(self.weight_head, data, plan, self.seed, window, multiplier=start)
+            else:
+                candidate = calibrate(
+                    self.weight_head,
+                    self.mean_head,
+                    data,
+                    plan,
+                    self.seed,
+                    window,
+                    state_only=state_only,
+                    multiplier=start,
+                    fresh=self._fresh_mean_head,
+                )
         self.multiplier = candidate.multiplier
         return candidate
 
@@ -150,9 +159,13 @@ class Calibrator:
         Each is a lower bound on R in expectation, from mean heads refitted for that very mixture on other texts. With
         fewer texts than folds there are no other texts, and nothing is told.
         """
-        plan, folds = self._plan().mean_plan(), self.settings.folds
-        if data.occupation.text_N.unique().numel() < folds:
+        if data.occupation.text_N.unique().numel() < self.settings.folds:
             return {}
+        with self._plan() as plan:
+            return self._offsets(data, mixture, window, plan.mean_plan()) | self.changes(data, mixture, window)
+
+    def _offsets(self, data: CalibrationData, mixture: Mixture, window: int, plan: MeanPlan) -> dict[str, float]:
+        folds = self.settings.folds
         found: dict[str, float] = {}
         for name, rule in (("mixture", mixture), ("average", FixedWeight())):
             mixed = rule.mixed(data.weight_inputs, data.first_NT, data.second_NT)
@@ -172,28 +185,28 @@ class Calibrator:
                 f"cross_fit_{name}_visible": split.visible.mean,
                 f"cross_fit_{name}_hidden": split.hidden.mean,
             }
-        return found | self.changes(data, mixture, window)
+        return found
 
     def changes(self, data: CalibrationData, mixture: Mixture, window: int) -> dict[str, float]:
         """R(w) − R(½) and its visible part as paired, cross-fitted differences; nothing where there is no weight."""
-        plan, folds = self._plan().mean_plan(), self.settings.folds
         weight = mixture.weight(data.weight_inputs)
         if weight is None:
             return {}
         found: dict[str, float] = {}
         for name, inputs in (("", data.mean_inputs), ("_visible", data.mean_inputs.visible())):
-            change = cross_fit_change(
-                self._fresh_mean_head,
-                inputs,
-                weight.to(data.first_NT.dtype),
-                data.first_NT,
-                data.second_NT,
-                data.occupation,
-                plan,
-                folds,
-                self.seed,
-                window,
-            ).estimate
+            with self._plan() as plan:
+                change = cross_fit_change(
+                    self._fresh_mean_head,
+                    inputs,
+                    weight.to(data.first_NT.dtype),
+                    data.first_NT,
+                    data.second_NT,
+                    data.occupation,
+                    plan.mean_plan(),
+                    self.settings.folds,
+                    self.seed,
+                    window,
+                ).estimate
             found |= {f"cross_fit_change{name}": change.mean, f"cross_fit_change{name}_error": change.error}
         return found
 

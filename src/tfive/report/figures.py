@@ -11,6 +11,9 @@ from tfive.report.sections import TITLES
 from tfive.report.table import AXES, Table
 
 CURVES = ("thought_gain", "content_gain", "mixed_gain", "useful_fraction", "worst_1_percent", "no_thought_drift")
+CONTROLS = (
+    "other_gain", "empty_gain", "random_gain", "mixed_gain_constant", "mixed_gain_oracle", "mixed_gain_other",
+)  # fmt: skip
 PALETTE = ("#1f5fa8", "#a2323a", "#3b7d4f", "#b58b00", "#6b4fa0", "#5b6770", "#c46a1a", "#2a9d9d")
 
 Drawn = list[tuple[str, str]]
@@ -39,7 +42,12 @@ def available() -> bool:
 def draw_study(found: Table, folder: Path) -> Drawn:
     """Curves against every kind of cost, step times with their medians, and thoughts per actor item."""
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = [_curves(found, folder)]
+    own = "Development texts: one line a seed, nats per token against each cost"
+    lazy = "The same of what does not think: another's, no and random thoughts, and other gates"
+    drawn = [
+        _curves(found, CURVES, folder / "curves.png", own),
+        _curves(found, CONTROLS, folder / "controls.png", lazy),
+    ]
     if any(run.get("step_seconds") for run in found["runs"]):
         drawn += [_step_times(found, folder), _rollouts(found, folder)]
     return drawn
@@ -50,9 +58,9 @@ def _colours(found: Table) -> dict[str, str]:
     return {label: PALETTE[number % len(PALETTE)] for number, label in enumerate(labels)}
 
 
-def _curves(found: Table, folder: Path) -> tuple[str, str]:
+def _curves(found: Table, names: Sequence[str], path: Path, caption: str) -> tuple[str, str]:
     plt, colours = plotting(), _colours(found)
-    shown = [name for name in CURVES if any(name in point for run in found["runs"] for point in run.get("curve", ()))]
+    shown = [name for name in names if any(name in point for run in found["runs"] for point in run.get("curve", ()))]
     figure, cells = plt.subplots(len(shown), len(AXES), figsize=(15, 2.5 * len(shown)), sharey="row", squeeze=False)
     for row, name in enumerate(shown):
         for column, axis in enumerate(AXES):
@@ -67,7 +75,7 @@ def _curves(found: Table, folder: Path) -> tuple[str, str]:
     handles = [plt.Line2D([], [], color=colour, label=label) for label, colour in colours.items()]
     figure.legend(handles=handles, loc="upper center", ncols=min(len(handles), 7), frameon=False)
     figure.tight_layout(rect=(0, 0, 1, 0.96))
-    return _save(figure, folder / "curves.png", "Development texts: one line a seed, nats per token against each cost")
+    return _save(figure, path, caption)
 
 
 def _step_times(found: Table, folder: Path) -> tuple[str, str]:

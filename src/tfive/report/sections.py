@@ -23,6 +23,7 @@ TITLES = {
 
 SMALL = 0.02
 """Gains nearer to zero than this are told with one more decimal."""
+RUN_COLUMNS = ("method", "seed", "state", "thought gain", "content gain", "mixed gain", "seconds")
 HOLD = 0.01
 """Nats by which the loss without a thought may exceed the base model's before the anchor counts as lost."""
 
@@ -66,7 +67,7 @@ def study_blocks(found: Table, figures: Sequence[tuple[str, str]] = ()) -> list[
 def variant_blocks(found: Table) -> list[Block]:
     """What a study's table says of gains alone, without headings: for variants of methods whose costs stand elsewhere,
     or whose seconds are not their own."""
-    return [*in_short(found), *_gains(found), *_anchor(found), _versus(found), _paired(found), _runs(found)]
+    return [*in_short(found), *_gains(found), *_anchor(found), _versus(found), _paired(found), _states(found)]
 
 
 def in_short(found: Table) -> list[Block]:
@@ -265,7 +266,12 @@ def _runs(found: Table) -> Block:
         else:
             reason = f"{run['state']}: {run['failure']}" if run.get("failure") else run["state"]
             rows.append((run["label"], str(run["seed"]), reason, "–", "–", "–", "–"))
-    return table(("method", "seed", "state", "thought gain", "content gain", "mixed gain", "seconds"), rows)
+    return table(RUN_COLUMNS, rows)
+
+
+def _states(found: Table) -> Block:
+    """Every run without its seconds."""
+    return table(RUN_COLUMNS[:-1], (row[:-1] for row in _runs(found).rows))
 
 
 def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
