@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from tfive.credit.qualify import Qualifier, Score, r_squared, r_squared_per_step, value_risk_bound
+from tfive.credit.qualify import (
+    Qualifier,
+    Score,
+    r_squared,
+    r_squared_per_step,
+    r_squared_within,
+    value_risk_bound,
+)
 from tfive.errors import UserError
 
 
@@ -39,6 +46,22 @@ def test_r_squared_matches_sums_written_out() -> None:
     want = 1 - sum((g - v) ** 2 for g, v in column) / sum((g - mean) ** 2 for g, _ in column)
     assert steps[1] is not None
     assert steps[1].r2 == pytest.approx(want, abs=1e-12)
+
+
+def test_knowing_the_step_alone_is_nothing_within_it() -> None:
+    """Returns 10t + noise: a critic that says 10t scores well pooled and nothing within a step; half the noise, ¾."""
+    noise = torch.randn(400, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = noise - noise.mean(0)
+    level = 10.0 * torch.arange(3, dtype=torch.float64).expand(400, 3)
+    mask = torch.ones(400, 3, dtype=torch.bool)
+    for share, want in ((0.0, 0.0), (0.5, 0.75), (-1.0, -3.0)):
+        guess = level + share * noise
+        assert r_squared_within(r_squared_per_step(level + noise, guess, mask)) == pytest.approx(want, abs=1e-12)
+        pooled = r_squared(level + noise, guess, mask).r2
+        assert pooled is not None
+        assert pooled > 0.9
+    flat = r_squared_per_step(level, level, mask)
+    assert r_squared_within([*flat, None]) is None
 
 
 def test_zero_variance_is_its_own_diagnosis() -> None:

@@ -343,7 +343,7 @@ def test_qualification_sees_fitting_outcomes_through_the_weights_alone(home: Pat
     lent.parts.critics.load_state_dict(copy.deepcopy(plain.parts.critics.state_dict()))
     for method in (plain, lent, own):
         method.advance()
-    names = ("r2", "r2_per_step", "value_spread", "value_disagreement")
+    names = ("r2", "r2_per_step", "r2_within", "value_spread", "value_disagreement")
     assert [plain.report[name] for name in names] == [lent.report[name] for name in names]
     assert own.report["r2"] != plain.report["r2"]
 
@@ -566,7 +566,7 @@ def test_a_window_reports_every_diagnostic(home: Path, verdicts: Any) -> None:
     shop = workshop(home, "calibration.continuations=4", "window.probe=0.5")
     window(shop.method)
     wanted = {
-        "window", "reward_scale", "critic_loss", "r2", "r2_per_step", "value_spread", "value_disagreement",
+        "window", "reward_scale", "critic_loss", "r2", "r2_per_step", "r2_within", "value_spread", "value_disagreement",
         "pilot_deviation", "multiplier", "moment", "moment_error", "retention", "accepted", "signal",
         "twin_correlation", "twin_disagreement", "weight_mean", "weight_deviation",
         "cross_fit_mixture", "cross_fit_mixture_error", "cross_fit_mixture_visible", "cross_fit_mixture_hidden",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,16 @@ def r_squared_per_step(return_T: Tensor, prediction_T: Tensor, mask_T: Tensor) -
         r_squared(return_T[..., t], prediction_T[..., t], mask_T[..., t]) if bool(mask_T[..., t].any()) else None
         for t in range(return_T.shape[-1])
     ]
+
+
+def r_squared_within(steps: Sequence[Score | None]) -> float | None:
+    """R² of all prefixes against their own step's mean return, from the scores of each step: what a critic knows beyond
+    the step. None where returns vary in no step."""
+    known = [score for score in steps if score is not None]
+    if all(score.flat for score in known):
+        return None
+    error = sum(score.count * score.squared_error for score in known)
+    return 1 - error / sum(score.count * score.return_variance for score in known)
 
 
 @dataclass(frozen=True)

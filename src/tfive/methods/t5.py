@@ -13,7 +13,7 @@ from tfive.credit.calibrate import Candidate
 from tfive.credit.mixture import FixedWeight, LearnedWeight, Mixture, fixed_mixture
 from tfive.credit.moments import CalibrationData
 from tfive.credit.pilot import PilotNormaliser
-from tfive.credit.qualify import Qualifier, r_squared, r_squared_per_step
+from tfive.credit.qualify import Qualifier, r_squared, r_squared_per_step, r_squared_within
 from tfive.credit.settings import CalibrationSettings, PilotSettings, QualifySettings
 from tfive.credit.validate import SignalBounds, Validator, certify
 from tfive.errors import RunFailed
@@ -101,9 +101,9 @@ class T5(FittedWindow[T5Parts]):
         self.tests += 1
         parts.critics.release()
         self.report["r2"] = [first.r2, second.r2]
-        self.report["r2_per_step"] = [
-            [None if s is None else s.r2 for s in r_squared_per_step(returns_BRT, v, mask_BRT)] for v in values_2BRT
-        ]
+        steps = [r_squared_per_step(returns_BRT, values, mask_BRT) for values in values_2BRT]
+        self.report["r2_per_step"] = [[None if score is None else score.r2 for score in one] for one in steps]
+        self.report["r2_within"] = [r_squared_within(one) for one in steps]
         self.report |= agreement(values_2BRT, mask_BRT)
         if self.settings.qualify.mode == "fixed":
             return self._unqualified()
