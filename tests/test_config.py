@@ -78,9 +78,12 @@ def test_none_empties_a_key_and_stays_a_word_where_it_is_one(bare: str) -> None:
 
 def test_values_of_set_are_toml_and_bare_words_are_text(bare: str) -> None:
     config = resolve(
-        [bare], ["run.project=my project", "run.out='a=b'", "optimizer.lr=3e-6", "thought.variable_length=true"]
-    ).config
+        [bare],
+        ["run.project = my project", "run.out='a=b'", "optimizer.lr=3e-6", "thought.variable_length= true",
+         'thought.open=" ["'],
+    ).config  # fmt: skip
     assert (config.run.project, config.run.out, config.optimizer.lr) == ("my project", "a=b", 3e-6)
+    assert config.thought.open == " ["
     assert config.thought.variable_length
 
 
@@ -113,6 +116,8 @@ def test_values_of_set_are_toml_and_bare_words_are_text(bare: str) -> None:
         ("=3", ["write KEY=VALUE"]),
         ("thought.length=", ["write KEY=VALUE"]),
         ("thought.checkpoints=[4,", ["is not a TOML value"]),
+        ("thought.open= (", ['quote a text that begins or ends with a space: thought.open=" ("']),
+        ("run.project=mine ", ['run.project="mine "']),
     ],
 )
 def test_bad_overrides_name_key_value_and_remedy(override: str, parts: list[str]) -> None:

@@ -154,7 +154,8 @@ def read_file(path: Path, model: type[BaseModel]) -> dict[str, Leaf]:
 
 def read_override(argument: str, model: type[BaseModel]) -> dict[str, Leaf]:
     """The leaf of one `--set key=value`: the value in TOML syntax, or a bare word taken as a string."""
-    key, equals, raw = (part.strip() for part in argument.partition("="))
+    before, equals, after = argument.partition("=")
+    key, raw = before.strip(), after.strip()
     if not (key and equals and raw):
         raise UserError(f"--set {argument}: write KEY=VALUE, for example --set thought.length=8")
     try:
@@ -162,6 +163,11 @@ def read_override(argument: str, model: type[BaseModel]) -> dict[str, Leaf]:
     except tomllib.TOMLDecodeError as error:
         if raw[0] in "[{\"'" or "\n" in raw:
             raise UserError(f"--set {argument}: {raw} is not a TOML value: {error}") from error
+        if after != raw and before == before.rstrip():
+            # `key = word` is a way to write it; `key= word` may mean a word that begins with a space.
+            raise UserError(
+                f"--set {argument}: quote a text that begins or ends with a space: {key}={json.dumps(after)}"
+            )
         value = raw
     fields = leaf_fields(model)
     if key in fields:
