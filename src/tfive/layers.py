@@ -165,9 +165,8 @@ def read_override(argument: str, model: type[BaseModel]) -> dict[str, Leaf]:
             raise UserError(f"--set {argument}: {raw} is not a TOML value: {error}") from error
         if after != raw and before == before.rstrip():
             # `key = word` is a way to write it; `key= word` may mean a word that begins with a space.
-            raise UserError(
-                f"--set {argument}: quote a text that begins or ends with a space: {key}={json.dumps(after)}"
-            )
+            quoted = f"{key}={json.dumps(after, ensure_ascii=False)}"
+            raise UserError(f"--set {argument}: quote a text that begins or ends with a space: {quoted}") from error
         value = raw
     fields = leaf_fields(model)
     if key in fields:
