@@ -24,7 +24,7 @@ class Recording(Protocol):
 
 
 class Recorder:
-    """Records steps on one CUDA device, one after another: memory that a step worked in is the next one's.
+    """Records steps on one CUDA device, one after another: memory that a step worked in is the next one's, for good.
 
     Recordings live until `release`, all together: one that goes while another is in use may take what both worked in.
     """
@@ -33,6 +33,8 @@ class Recorder:
         self.device = device
         self.stream = torch.cuda.Stream(device)
         self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._first: torch.cuda.CUDAGraph | None = None
+        """Never replayed: it keeps the memory for all others. That of graphs that are gone is of no use to new ones."""
 
     @classmethod
     def on(cls, device: torch.device, wanted: bool) -> Recorder | None:
@@ -53,12 +55,22 @@ class Recorder:
     def record(self, work: Callable[[], None]) -> Recording:
         """The kernels of `work`, not run yet; call it `aside`. It must have run there before, and wait for nothing."""
         self._make_room()
+        if self._first is None:
+            self._something()
+            self._first = self._captured(self._something)
+        self._graphs.append(self._captured(work))
+        return self._graphs[-1]
+
+    def _something(self) -> None:
+        torch.zeros(1, device=self.device)
+
+    def _captured(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         # Collected garbage may hold a graph, and none may go while another is recorded.
         collecting = gc.isenabled()
         gc.disable()
         try:
-            graph.capture_begin(pool=self._graphs[0].pool() if self._graphs else None)
+            graph.capture_begin(pool=None if self._first is None else self._first.pool())
             try:
                 work()
             except BaseException:
@@ -70,7 +82,6 @@ class Recorder:
         finally:
             if collecting:
                 gc.enable()
-        self._graphs.append(graph)
         return graph
 
     def _make_room(self) -> None:
@@ -81,7 +92,7 @@ class Recorder:
             torch.cuda.empty_cache()
 
     def release(self) -> None:
-        """Forget what was recorded, and the memory it worked in."""
+        """Forget what was recorded."""
         self.stream.synchronize()
         self._graphs.clear()
 
