@@ -21,7 +21,6 @@ import json
 import shutil
 import statistics
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -463,7 +462,7 @@ def diagnostics(found: Sequence[Run]) -> list[dict[str, Any]]:
             tests = {kind: told.count(kind) for kind in ("passed", "failed", "paused")}
             within = [_steps(line, critic) for critic in (1, 2)]
             flat = [value for one in within for value in one]
-            kept |= {"r2_within": round(statistics.fmean(flat), 5), "r2_steps": within} if flat else {}
+            kept |= {"r2_step_mean": round(statistics.fmean(flat), 5), "r2_steps": within} if flat else {}
             rows.append({"label": run.label, "seed": run.seed, "window": int(line["window"]), **tests, **kept})
     return rows
 
@@ -545,20 +544,12 @@ def configurations(found: Sequence[Run]) -> dict[str, dict[str, Any]]:
     written: dict[str, dict[str, Any]] = {}
     for run in done(found):
         if run.label not in written and (run.folder / CONFIG).is_file():
-            written[run.label] = _flat(tomllib.loads((run.folder / CONFIG).read_text("utf-8")))
+            written[run.label] = {key: leaf.value for key, leaf in read_source(run.folder / CONFIG).items()}
     first = next(iter(written.values()), {})
     return {
         label: leaves if leaves is first else {key: value for key, value in leaves.items() if first.get(key) != value}
         for label, leaves in written.items()
     }
-
-
-def _flat(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of nested tables under dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in section.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
 
 
 def results(runs: Path) -> dict[str, Any]:
@@ -739,7 +730,7 @@ def _diagnostics(rows: Sequence[dict[str, Any]]) -> list[Block]:
         some = [row for row in rows if row["window"] == window]
         tests = "/".join(str(sum(row[kind] for row in some)) for kind in ("passed", "failed", "paused"))
         learned = sum(row.get("spread", 0) > 0 for row in some)
-        cells = [_mean(some, name, "+.3f") for name in ("r2_1", "r2_2", "r2_within")]
+        cells = [_mean(some, name, "+.3f") for name in ("r2_1", "r2_2", "r2_step_mean")]
         cells += [tests, _mean(some, "retention", ".4f")]
         cells += [f"{learned}/{len(some)}", _mean(some, "twin_correlation", ".3f")]
         cells += [f"{_mean(some, 'offset', '+.3f')} ± {_mean(some, 'offset_error', '.3f')}"]
@@ -780,7 +771,7 @@ def _variant_critics(rows: Sequence[dict[str, Any]]) -> list[Block]:
         some = [row for row in rows if row["label"] == label]
         runs = len({row["seed"] for row in some})
         late = [row for row in some if row["window"] > LATE]
-        r2 = (_mean(late, name, "+.3f") for name in ("r2_1", "r2_2", "r2_within"))
+        r2 = (_mean(late, name, "+.3f") for name in ("r2_1", "r2_2", "r2_step_mean"))
         tests = "/".join(f"{sum(row[kind] for row in some) / runs:.1f}" for kind in ("passed", "failed", "paused"))
         cells = [_mean(some, name, ".3f") for name in ("twin_correlation", "retention", "drift", "covariance")]
         shown.append((label, str(runs), *r2, tests, *cells))
@@ -890,9 +881,9 @@ def _variances(rows: Sequence[dict[str, Any]]) -> list[Block]:
     return [
         paragraph(
             "Variance over development items of the thought gain, and of the content gain, which is the difference of "
-            "two thoughts at one place. Half of the latter is at most what the choice of a thought adds; its share "
-            "of the former is in the last column. All else is the place's: a reward against the loss without a thought "
-            "carries it as noise, unless a baseline knows the text that follows (a group's mean does)."
+            "two thoughts at one place. If both vary alike, half of the latter is what the choice of a thought adds; "
+            "its share of the former is in the last column. All else is the place's: a reward against the loss without "
+            "a thought carries it as noise, unless a baseline knows the text that follows (a group's mean does)."
         ),
         table(("method", "seeds", "var(thought gain)", "var(content gain)", "share of the thought"), shown),
     ]

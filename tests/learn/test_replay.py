@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tfive.learn.replay import Recorder, Replayed, capturable
-from tfive.run.bench_selfcheck import _learned_heads
+from tfive.run.bench_selfcheck import learned_heads
 
 CPU = torch.device("cpu")
 
@@ -71,9 +71,9 @@ def test_optimizers_are_marked_only_while_recorded() -> None:
 
 def test_heads_learn_the_same_by_replays() -> None:
     recorder = Pretended()
-    replayed = _learned_heads(CPU, recorder)
+    replayed = learned_heads(CPU, recorder)
     # Three regressions and the saddle, each with whole batches and with the last, smaller one.
     assert len(recorder.recordings) > 4
     assert sum(recording.replays for recording in recorder.recordings) > 60
-    for mine, other in zip(replayed, _learned_heads(CPU, None), strict=True):
+    for mine, other in zip(replayed, learned_heads(CPU, None), strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=0)

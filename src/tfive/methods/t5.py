@@ -13,7 +13,7 @@ from tfive.credit.calibrate import Candidate
 from tfive.credit.mixture import FixedWeight, LearnedWeight, Mixture, fixed_mixture
 from tfive.credit.moments import CalibrationData
 from tfive.credit.pilot import PilotNormaliser
-from tfive.credit.qualify import Qualifier, r_squared, r_squared_per_step, r_squared_within
+from tfive.credit.qualify import Qualifier, r_squared
 from tfive.credit.settings import CalibrationSettings, PilotSettings, QualifySettings
 from tfive.credit.validate import SignalBounds, Validator, certify
 from tfive.errors import RunFailed
@@ -22,7 +22,7 @@ from tfive.models.settings import CriticSettings
 from tfive.parts.calibration import Calibrator
 from tfive.parts.continuations import continued
 from tfive.parts.critics import Judged
-from tfive.parts.diagnosis import agreement, calibration_numbers
+from tfive.parts.diagnosis import agreement, calibration_numbers, step_scores
 from tfive.parts.probe import Probe
 from tfive.protocol.settings import WindowSettings
 from tfive.rollout.trajectory import Trajectories
@@ -101,10 +101,7 @@ class T5(FittedWindow[T5Parts]):
         self.tests += 1
         parts.critics.release()
         self.report["r2"] = [first.r2, second.r2]
-        steps = [r_squared_per_step(returns_BRT, values, mask_BRT) for values in values_2BRT]
-        self.report["r2_per_step"] = [[None if score is None else score.r2 for score in one] for one in steps]
-        self.report["r2_within"] = [r_squared_within(one) for one in steps]
-        self.report |= agreement(values_2BRT, mask_BRT)
+        self.report |= step_scores(returns_BRT, values_2BRT, mask_BRT) | agreement(values_2BRT, mask_BRT)
         if self.settings.qualify.mode == "fixed":
             return self._unqualified()
         events = self.qualifier.test(f"window {self.window} test {self.tests - 1}", first, second)

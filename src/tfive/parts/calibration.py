@@ -162,7 +162,8 @@ class Calibrator:
         if data.occupation.text_N.unique().numel() < self.settings.folds:
             return {}
         with self._plan() as plan:
-            return self._offsets(data, mixture, window, plan.mean_plan()) | self.changes(data, mixture, window)
+            found = self._offsets(data, mixture, window, plan.mean_plan())
+        return found | self.changes(data, mixture, window)
 
     def _offsets(self, data: CalibrationData, mixture: Mixture, window: int, plan: MeanPlan) -> dict[str, float]:
         folds = self.settings.folds
@@ -193,8 +194,8 @@ class Calibrator:
         if weight is None:
             return {}
         found: dict[str, float] = {}
-        for name, inputs in (("", data.mean_inputs), ("_visible", data.mean_inputs.visible())):
-            with self._plan() as plan:
+        with self._plan() as plan:
+            for name, inputs in (("", data.mean_inputs), ("_visible", data.mean_inputs.visible())):
                 change = cross_fit_change(
                     self._fresh_mean_head,
                     inputs,
@@ -207,7 +208,7 @@ class Calibrator:
                     self.seed,
                     window,
                 ).estimate
-            found |= {f"cross_fit_change{name}": change.mean, f"cross_fit_change{name}_error": change.error}
+                found |= {f"cross_fit_change{name}": change.mean, f"cross_fit_change{name}_error": change.error}
         return found
 
     def _fresh_mean_head(self) -> MeanHead:

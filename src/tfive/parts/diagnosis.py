@@ -10,8 +10,16 @@ from torch import Tensor
 
 from tfive.credit.calibrate import Candidate
 from tfive.credit.moments import CalibrationData
+from tfive.credit.qualify import r_squared_per_step, r_squared_within
 from tfive.credit.validate import Verdict
 from tfive.parts.actor import StepStats
+
+
+def step_scores(returns_BRT: Tensor, values_2BRT: Tensor, mask_BRT: Tensor) -> dict[str, Any]:
+    """Each critic's R² inside every step of a thought, and against all steps' own means together."""
+    steps = [r_squared_per_step(returns_BRT, values, mask_BRT) for values in values_2BRT]
+    each = [[None if score is None else score.r2 for score in one] for one in steps]
+    return {"r2_per_step": each, "r2_within": [r_squared_within(one) for one in steps]}
 
 
 def agreement(values_2BRT: Tensor, mask_BRT: Tensor) -> dict[str, Any]:

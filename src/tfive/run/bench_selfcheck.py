@@ -250,7 +250,7 @@ def _rule_checks(device: torch.device) -> Iterator[Check]:
     yield Check("delta rule", "chosen by auto", None, None, f"{choice.name}: {choice.reason}")
 
 
-def _learned_heads(device: torch.device, recorder: Recorder | None) -> list[Tensor]:
+def learned_heads(device: torch.device, recorder: Recorder | None) -> list[Tensor]:
     """Both calibration heads after learning on made-up trajectories, in minibatches of which the last is smaller."""
     generator = torch.Generator().manual_seed(0)
 
@@ -280,7 +280,7 @@ def _head_checks(device: torch.device) -> Iterator[Check]:
     if recorder is None:
         yield Check("heads", "replayed steps", None, None, "not used: only CUDA devices record steps")
         return
-    apart = [_gap(a, b) for a, b in zip(_learned_heads(device, recorder), _learned_heads(device, None), strict=True)]
+    apart = [_gap(a, b) for a, b in zip(learned_heads(device, recorder), learned_heads(device, None), strict=True)]
     yield Check("heads", "replayed steps", max(apart), 1e-5)
 
 
