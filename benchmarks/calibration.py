@@ -26,27 +26,27 @@ import transformers
 from torch import Tensor, nn
 
 from tfive import __version__
-from tfive.config import Config
-from tfive.credit.calibrate import Candidate
-from tfive.credit.drift import offset, offset_difference
-from tfive.credit.mixture import FixedWeight, WeightInputs
-from tfive.credit.moments import CalibrationData, displacement, energy
+from tfive.cli.options import script
+from tfive.config.schema import Config
 from tfive.errors import RunFailed
-from tfive.learn.clusters import Estimate
 from tfive.methods.t5 import T5
-from tfive.models.heads import WeightHead
 from tfive.models.load import Loaded, load_model
-from tfive.parts.calibration import Calibrator
-from tfive.parts.continuations import at_step, side_by_side
-from tfive.parts.critics import Judged
-from tfive.parts.diagnosis import twins
-from tfive.rollout.trajectory import Trajectories
-from tfive.run.build import build
-from tfive.run.data import corpus_of
-from tfive.run.devices import place
-from tfive.run.options import script
-from tfive.run.recorder import Recorder
+from tfive.rl.calibration.calibrator import Calibrator
+from tfive.rl.calibration.heads import WeightHead
+from tfive.rl.calibration.mixture import FixedWeight, WeightInputs
+from tfive.rl.calibration.moments import CalibrationData, displacement, energy
+from tfive.rl.calibration.saddle import Candidate
+from tfive.rl.clusters import Estimate
+from tfive.rl.continuations import at_step, side_by_side
+from tfive.rl.critics import Judged
+from tfive.rl.diagnosis import twins
+from tfive.rl.drift import offset, offset_difference
+from tfive.rl.trajectory import Trajectories
 from tfive.text.prepared import PreparedCorpus
+from tfive.training.build import build
+from tfive.training.corpus import corpus_of
+from tfive.training.devices import place
+from tfive.training.recorder import Recorder
 
 ROUTES: dict[str, dict[str, Any]] = {
     "default": {},

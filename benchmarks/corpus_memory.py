@@ -74,8 +74,8 @@ def tokenizer() -> Any:
 
 def measure(source: str, cache: str, workers: int, answer: Any) -> None:
     """Prepare, and report the peak of this process and of its workers."""
-    from tfive.protocol.roles import role_shares
-    from tfive.protocol.settings import WindowSettings
+    from tfive.rl.roles import role_shares
+    from tfive.rl.settings import WindowSettings
     from tfive.text.corpus import prepare
     from tfive.text.settings import TextSettings
 

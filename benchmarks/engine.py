@@ -13,12 +13,13 @@ from pathlib import Path
 
 import torch
 
+from tfive.cli.options import script
 from tfive.models.precision import choose_device, choose_dtype
-from tfive.run import bench, bench_selfcheck
-from tfive.run.bench_sides import PHASES, tree_side
-from tfive.run.bench_work import SHAPES, SMALL, Work, find_model
-from tfive.run.options import script
 from tfive.tree.settings import EngineSettings
+from tfive_lab.bench import engine as bench
+from tfive_lab.bench import selfcheck as bench_selfcheck
+from tfive_lab.bench.sides import PHASES, tree_side
+from tfive_lab.bench.work import SHAPES, SMALL, Work, find_model
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:

@@ -25,12 +25,12 @@ import torch
 import transformers
 
 from tfive import __version__
+from tfive.cli.evaluate_suite import Wanted, evaluate
+from tfive.cli.options import script
 from tfive.errors import UserError
 from tfive.evaluate.records import OPTIONS, answers_file, read_answers
 from tfive.evaluate.tasks import LETTERS, TASKS, Item, load_items
 from tfive.models.load import load_model
-from tfive.run.evaluation import Wanted, evaluate
-from tfive.run.options import script
 
 TWINS = {
     "piqa": ("piqa/piqa.yaml",),

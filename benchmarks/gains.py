@@ -26,16 +26,16 @@ import transformers
 from torch import Tensor
 
 from tfive import __version__
+from tfive.cli.evaluate_gains import parse_corpus
+from tfive.cli.options import script
 from tfive.errors import UserError
 from tfive.evaluate.diagnostics import Size, draw_texts
-from tfive.learn.clusters import Estimate, clustered_mean
+from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded, load_model
-from tfive.models.thinker import plan_for
-from tfive.rollout.gains import Gains, measure
-from tfive.rollout.sample import micro_batches
-from tfive.rollout.trajectory import last_loss
-from tfive.run.evaluation_gains import parse_corpus
-from tfive.run.options import script
+from tfive.rl.clusters import Estimate, clustered_mean
+from tfive.rl.gains import Gains, measure
+from tfive.rl.sampling import micro_batches
+from tfive.rl.trajectory import last_loss
 from tfive.text.items import Chooser
 from tfive.text.settings import Positions, Where
 from tfive.text.sources import SourceFile

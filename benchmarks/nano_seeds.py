@@ -35,7 +35,7 @@ def run(seed: int, folder: Path) -> dict[str, object]:
     """The summary of one seed, trained now unless it is there."""
     done = folder / "summary.json"
     if not done.exists():
-        command = [sys.executable, "-m", "tfive.cli", "train", "nano", "--set", f"run.seed={seed}"]
+        command = [sys.executable, "-m", "tfive", "train", "nano", "--set", f"run.seed={seed}"]
         subprocess.run([*command, "--out", str(folder)], check=True)
     summary: dict[str, object] = json.loads(done.read_text("utf-8"))
     return summary

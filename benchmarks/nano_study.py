@@ -13,14 +13,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tfive.cli.options import script
+from tfive.cli.report import tabulated
 from tfive.errors import UserError
 from tfive.report import figures
 from tfive.report.page import Block, command, heading, markdown, paragraph, picture, table
 from tfive.report.runs import Run
 from tfive.report.sections import TITLES, number, study_blocks
-from tfive.run.compare import compare
-from tfive.run.options import script
-from tfive.run.reporting import tabulated
+from tfive.training.compare import compare
 
 METHODS = ("t5", "rlp", "quiet-star-grpo", "quiet-star-ppo", "anchor-only", "ntp", "base")
 BARS = (0.0, 0.05, 0.1, 0.2, 0.4)

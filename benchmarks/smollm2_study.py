@@ -31,7 +31,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tfive.config import Config, read_source
+from tfive.cli.evaluate_suite import Wanted, evaluate
+from tfive.cli.options import script
+from tfive.cli.report import tabulated
+from tfive.config.schema import Config, read_source
 from tfive.errors import RunFailed, UserError
 from tfive.evaluate.compare import answers_of
 from tfive.evaluate.suite import generated_values, option_values
@@ -41,14 +44,11 @@ from tfive.report.runs import Run, done, read_json, training_seconds
 from tfive.report.sections import TITLES, interval, number, study_blocks, variant_blocks
 from tfive.report.statistics import mean_interval
 from tfive.report.table import LIMITS
-from tfive.run.checkpoint import CheckpointStore
-from tfive.run.compare import configured
-from tfive.run.evaluation import Wanted, evaluate
-from tfive.run.export import export
-from tfive.run.options import script
-from tfive.run.reporting import tabulated
-from tfive.run.start import train
-from tfive.run.train import CHECKPOINTS, CONFIG, CRITICS, ITEMS, SUMMARY, Stopped
+from tfive.training.checkpoint import CheckpointStore
+from tfive.training.compare import configured
+from tfive.training.export import export
+from tfive.training.loop import CHECKPOINTS, CONFIG, CRITICS, ITEMS, SUMMARY, Stopped
+from tfive.training.start import train
 
 PRESET = "smollm2-135m-instruct"
 METHODS = ("t5", "rlp", "quiet-star-grpo", "quiet-star-ppo", "anchor-only", "ntp", "base")

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfive.run.bench_step import SMALL, TIMED, StepWork, step_times
-from tfive.run.bench_step_report import render
-from tfive.run.bench_work import SHAPES
-from tfive.run.options import script
+from tfive.cli.options import script
+from tfive_lab.bench.step import SMALL, TIMED, StepWork, step_times
+from tfive_lab.bench.step_report import render
+from tfive_lab.bench.work import SHAPES
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:

@@ -91,7 +91,7 @@ def parse_error(words: list[str], targets: set[str]) -> str | None:
 
 
 def _tfive(words: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "tfive.cli", *words], capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, "-m", "tfive", *words], capture_output=True, text=True, check=False)
 
 
 def run(block: Block, folder: Path) -> str | None:

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from tfive.credit.settings import RewardSettings
 from tfive.models.load import load_model
-from tfive.parts.rollout import Rollout
-from tfive.protocol.snapshots import Snapshots
-from tfive.rollout.trajectory import Trajectories
-from tfive.run.build import Workshop, build
-from tfive.run.data import corpus_of
+from tfive.rl.rollout import Rollout
+from tfive.rl.settings import RewardSettings
+from tfive.rl.snapshots import Snapshots
+from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import Silent
+from tfive.training.build import Workshop, build
+from tfive.training.corpus import corpus_of
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.settings import SamplingSettings

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import scripts
-from tfive.credit.mixture import WeightInputs
-from tfive.models.heads import WeightHead
-from tfive.rollout.trajectory import Trajectories
+from tfive.rl.calibration.heads import WeightHead
+from tfive.rl.calibration.mixture import WeightInputs
+from tfive.rl.trajectory import Trajectories
 from tfive.tree.layout import TextBatch, Thoughts
 
 

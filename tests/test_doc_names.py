@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tfive
-from tfive.config import Config
+from tfive.config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(tfive.__file__).parent

@@ -6,22 +6,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfive.config import Config as Config
+    from tfive.config.schema import Config as Config
     from tfive.errors import RunFailed as RunFailed
     from tfive.errors import UserError as UserError
+    from tfive.inference.thought_model import ThoughtModel as ThoughtModel
     from tfive.models.load import load_model as load_model
-    from tfive.models.thinker import ThoughtModel as ThoughtModel
-    from tfive.run.start import train as train
+    from tfive.training.start import train as train
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Config": "tfive.config",
+    "Config": "tfive.config.schema",
     "RunFailed": "tfive.errors",
-    "ThoughtModel": "tfive.models.thinker",
+    "ThoughtModel": "tfive.inference.thought_model",
     "UserError": "tfive.errors",
     "load_model": "tfive.models.load",
-    "train": "tfive.run.start",
+    "train": "tfive.training.start",
 }
 """Public name → module it lives in; imported when first used, so that `import tfive` costs nothing."""
 

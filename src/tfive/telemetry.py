@@ -1,6 +1,7 @@
-"""What code below `run/` may say while it works: phases, metrics, progress and counts, through an object it is handed.
+"""What code below `training/` reports while it works: phases, progress, events and counts, by an object it is given.
 
-The one that writes files and draws bars is `tfive.run.recorder.Recorder`. `Silent` says nothing, for tests and scripts.
+The one that writes files and draws bars is `tfive.training.recorder.Recorder`. `Silent` says nothing, for tests and
+scripts.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import tiny
 from tfive.evaluate.tasks import Item, Items, Task, digest_of
-from tfive.models.gate import PredictionGate
-from tfive.models.thinker import ThoughtModel
+from tfive.inference.thought_model import ThoughtModel
+from tfive.rl.gate import PredictionGate
 from tfive.tree.settings import SamplingSettings, ThoughtSettings
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import tiny
+from tfive.cli.evaluate_gains import parse_corpus
 from tfive.errors import UserError
 from tfive.evaluate.diagnostics import Size, diagnose, gains_table, sample_texts
-from tfive.models.thinker import ThoughtModel
-from tfive.run.evaluation_gains import parse_corpus
+from tfive.inference.thought_model import ThoughtModel
 from tfive.text.settings import KINDS, Positions
 
 pytestmark = pytest.mark.model

@@ -11,8 +11,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tfive.errors import UserError
 from tfive.evaluate.generate import Decoding, Output, Request, encoded, flip_rate, generate, item_number, rows_that_fit
-from tfive.models.thinker import ThoughtModel
-from tfive.models.thinker_orders import When
+from tfive.inference.requests import When
+from tfive.inference.thought_model import ThoughtModel
 
 pytestmark = pytest.mark.model
 

@@ -16,8 +16,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from tfive.evaluate.generate import Decoding, Request, generate
 from tfive.evaluate.likelihood import log_likelihoods
-from tfive.models.thinker import ThoughtModel
-from tfive.models.thinker_orders import When
+from tfive.inference.requests import When
+from tfive.inference.thought_model import ThoughtModel
 from tfive.tree.settings import ThoughtSettings
 
 pytestmark = pytest.mark.model

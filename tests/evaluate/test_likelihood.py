@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedToken
 
 from tfive.errors import UserError
 from tfive.evaluate.likelihood import Likelihood, chosen, encoded_pair, log_likelihoods
-from tfive.models.thinker import ThoughtModel
-from tfive.models.thinker_orders import When
+from tfive.inference.requests import When
+from tfive.inference.thought_model import ThoughtModel
 from tfive.tree.settings import ThoughtSettings
 
 pytestmark = pytest.mark.model

@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from tfive.chance import uniforms
 from tfive.evaluate.metrics import Interval, mcnemar, mean_with_interval, paired_bootstrap, pass_at_k, suite_mean
+from tfive.rng import uniforms
 
 
 @pytest.mark.parametrize("n", range(1, 8))

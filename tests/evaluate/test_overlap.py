@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from made_up import LONG, SHORT, TINY, benchmark
 
-from tfive.chance import uniforms
 from tfive.evaluate import overlap
 from tfive.evaluate.overlap import RUN, SHORTEST, Index, Match, survey, words_of
 from tfive.evaluate.tasks import Item
+from tfive.rng import uniforms
 
 FAR = "The river was wide and the boats were small, "
 ITEMS = benchmark(

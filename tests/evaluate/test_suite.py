@@ -18,8 +18,8 @@ from tfive.evaluate.prompts import options
 from tfive.evaluate.records import Answers, open_folder, read_answers, read_run
 from tfive.evaluate.suite import asking, by_item, flips, generated_values, mean_of_tasks, run_task, task_scores
 from tfive.evaluate.tasks import LETTERS, Items
-from tfive.models.thinker import ThoughtModel
-from tfive.models.thinker_orders import When
+from tfive.inference.requests import When
+from tfive.inference.thought_model import ThoughtModel
 
 pytestmark = pytest.mark.model
 

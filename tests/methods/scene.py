@@ -1,6 +1,6 @@
 """Any method on the smallest stage, in float64 throughout: made-up texts, one small model, no files.
 
-`play` puts a method together as `run/build.py` does, but small enough for a test to compute every number again.
+`play` puts a method together as `training/build.py` does, but small enough for a test to compute every number again.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from stage import CLOSE, PLAN, gpt2, rollout_of, texts
-from tfive.config import GROUPED
-from tfive.credit.settings import CalibrationSettings, PilotSettings, QualifySettings
-from tfive.learn.optimizer import MasterOptimizer
-from tfive.learn.settings import ActorSettings, AnchorSettings, RatioSettings
+from tfive.config.schema import GROUPED
 from tfive.methods.anchor_only import AnchorOnly
 from tfive.methods.fitting import CriticParts
 from tfive.methods.ntp import NextToken
@@ -25,13 +22,22 @@ from tfive.methods.rlp import RLP, RLPParts
 from tfive.methods.settings import GrpoSettings, PpoSettings
 from tfive.methods.t5 import T5, T5Parts, T5Settings
 from tfive.methods.window import Parts, Window
-from tfive.models.critic import FrozenBase, build_pair
-from tfive.models.settings import CriticSettings, HeadSettings
-from tfive.parts.actor import Actor
-from tfive.parts.calibration import Calibrator
-from tfive.parts.critics import Critics
-from tfive.parts.teacher import Teacher
-from tfive.protocol.settings import WindowSettings
+from tfive.rl.actor import Actor
+from tfive.rl.calibration.calibrator import Calibrator
+from tfive.rl.calibration.settings import CalibrationSettings, HeadSettings
+from tfive.rl.critic import FrozenBase, build_pair
+from tfive.rl.critics import Critics
+from tfive.rl.optimizer import MasterOptimizer
+from tfive.rl.settings import (
+    ActorSettings,
+    AnchorSettings,
+    CriticSettings,
+    PilotSettings,
+    QualifySettings,
+    RatioSettings,
+    WindowSettings,
+)
+from tfive.rl.teacher import Teacher
 from tfive.tree.forward import TreeModel
 
 GROUP, STEPS, ROWS = 4, 2, 3

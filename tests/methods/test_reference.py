@@ -14,12 +14,12 @@ from scene import ANCHOR, GROUP, STEPS, play, until, weights, writer
 from torch import Tensor
 
 from stage import PLAN, Item, PlainModel, Tally, items_of, texts, thoughts_for
-from tfive.learn.optimizer import wide
-from tfive.learn.settings import ActorSettings, AnchorSettings
 from tfive.methods.window import Window
-from tfive.parts.groups import with_group_advantages
-from tfive.parts.teacher import Teacher
-from tfive.rollout.trajectory import Trajectories
+from tfive.rl.groups import with_group_advantages
+from tfive.rl.optimizer import wide
+from tfive.rl.settings import ActorSettings, AnchorSettings
+from tfive.rl.teacher import Teacher
+from tfive.rl.trajectory import Trajectories
 from tfive.tree.forward import TreeModel
 
 pytestmark = pytest.mark.model

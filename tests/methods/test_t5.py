@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from stage import Tally, workshop
-from tfive import chance
-from tfive.credit.accounting import repeated_rollouts
-from tfive.credit.mixture import LearnedWeight
-from tfive.credit.qualify import Qualifier
+from tfive import rng
 from tfive.errors import RunFailed
 from tfive.methods.t5 import PHASES, T5
-from tfive.protocol.snapshots import WrongSnapshot
-from tfive.rollout.trajectory import Trajectories
-from tfive.run.build import Workshop
-from tfive.run.recorder import AMOUNTS, Recorder
+from tfive.rl.accounting import repeated_rollouts
+from tfive.rl.calibration.mixture import LearnedWeight
+from tfive.rl.qualify import Qualifier
+from tfive.rl.snapshots import WrongSnapshot
+from tfive.rl.trajectory import Trajectories
+from tfive.training.build import Workshop
+from tfive.training.recorder import AMOUNTS, Recorder
 
 pytestmark = pytest.mark.model
 PLAIN = ("calibration.mode=average", "window.probe=0", "gate.enabled=false")
@@ -432,9 +432,9 @@ def test_repeated_prefixes_are_paid_for_under_their_roles(home: Path, verdicts: 
 def test_anchors_that_no_thought_reaches_are_named(home: Path, verdicts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     shop = workshop(home, *REPEATED)
     advance_to(shop.method, "calibrate")
-    uniforms = chance.uniforms
+    uniforms = rng.uniforms
     monkeypatch.setattr(
-        chance,
+        rng,
         "uniforms",
         lambda seed, role, *counter: (
             uniforms(seed, role, *counter) * 0 + 0.99 if "/step" in role else uniforms(seed, role, *counter)

@@ -9,9 +9,9 @@ import pytest
 from torch import Tensor
 
 from stage import Tally, workshop
-from tfive.config import GROUPED
-from tfive.parts.gate import Gate
-from tfive.run.build import Workshop
+from tfive.config.schema import GROUPED
+from tfive.rl.gate import Gate
+from tfive.training.build import Workshop
 
 pytestmark = pytest.mark.model
 METHODS = ("ntp", "anchor-only", "quiet-star-ppo", "quiet-star-grpo", "rlp", "t5")

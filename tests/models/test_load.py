@@ -313,9 +313,7 @@ def test_embedded_model_is_found_in_the_package(
 
 
 def test_settings_import_neither_torch_nor_transformers() -> None:
-    code = (
-        "import sys, tfive.models.settings, tfive.learn.settings; print({'torch', 'transformers'} & set(sys.modules))"
-    )
+    code = "import sys, tfive.models.settings, tfive.rl.settings; print({'torch', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
 
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 import scripts
 from tfive.errors import UserError
 from tfive.report.runs import training_seconds
-from tfive.run.train import Stopped
+from tfive.training.loop import Stopped
 
 
 @pytest.fixture(scope="module")

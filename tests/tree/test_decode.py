@@ -14,7 +14,7 @@ from families import DENSE, HYBRID, VOCABULARY, WINDOWED, tiny
 from plain import PlainModel
 from torch import Tensor
 
-from tfive.chance import uniforms
+from tfive.rng import uniforms
 from tfive.tree.decode import Sampler
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.head import OUT_OF_REACH

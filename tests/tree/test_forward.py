@@ -13,8 +13,8 @@ from plain import PlainModel, branches_of
 from torch import Tensor
 
 from tfive.errors import UserError
-from tfive.learn.policy import centering_term
-from tfive.rollout.trajectory import last_loss
+from tfive.rl.losses import centering_term
+from tfive.rl.trajectory import last_loss
 from tfive.tree.forward import Centring, Delimiters, TreeModel
 from tfive.tree.grow import no_thoughts
 from tfive.tree.layout import TextBatch, Thoughts

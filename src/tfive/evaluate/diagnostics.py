@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tfive import chance
+from tfive import rng
 from tfive.errors import UserError
-from tfive.learn.anchor import best_constant_gate
-from tfive.learn.clusters import clustered_mean
-from tfive.models.settings import GateSettings
-from tfive.models.thinker import ThoughtModel
-from tfive.parts.gate import Gate, experts, mixed_gains
-from tfive.rollout.gains import Gains, foreign, measure, no_thought_losses
+from tfive.inference.thought_model import ThoughtModel
+from tfive.rl.clusters import clustered_mean
+from tfive.rl.gains import Gains, foreign, measure, no_thought_losses
+from tfive.rl.gate import Gate, best_constant_gate, experts, mixed_gains
+from tfive.rl.settings import GateSettings
 from tfive.text.candidates import apportion
 from tfive.text.items import Chooser
 from tfive.text.settings import KINDS, Positions
@@ -72,7 +71,7 @@ def draw_texts(
             rows, short[number] = _beginnings(sources[number][0], number, count, size, tokenizer)
             parts.append(rows)
             number_B += [number] * count
-    order = chance.permutation(size.seed, "gains/texts", 0, size.texts)
+    order = rng.permutation(size.seed, "gains/texts", 0, size.texts)
     return np.concatenate(parts)[order].astype(np.int64), [number_B[i] for i in order.tolist()], short
 
 
@@ -109,7 +108,7 @@ def _beginnings(
 ) -> tuple[np.ndarray, int]:
     """The beginnings of `count` documents in a random order `[count, S]`, and how many were too short."""
     documents = [text for _, text in Reader().documents(file)]
-    order = chance.permutation(size.seed, "gains/documents", number, len(documents)).tolist()
+    order = rng.permutation(size.seed, "gains/documents", number, len(documents)).tolist()
     rows: list[Any] = []
     short = 0
     for start in range(0, len(order), _READ_AHEAD):

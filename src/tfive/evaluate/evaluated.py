@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from tfive.errors import UserError
+from tfive.inference.files import DESCRIPTION, FOLDER
+from tfive.inference.requests import NEVER, When
+from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import load_model
-from tfive.models.thinker import ThoughtModel
-from tfive.models.thinker_files import DESCRIPTION, FOLDER
-from tfive.models.thinker_orders import NEVER, When
 from tfive.tree.settings import ThoughtSettings
 
 _SILENT = ThoughtSettings(length=1, checkpoints=(1,), horizon=1, delimiters="none")

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from tfive.errors import UserError
-from tfive.models.thinker import ThoughtModel, text_law
-from tfive.models.thinker_orders import NEVER, Manner, Order, When, Written
+from tfive.inference.requests import NEVER, Manner, Order, When, Written
+from tfive.inference.thought_model import ThoughtModel, text_law
 from tfive.telemetry import Silent, Telemetry
 from tfive.tree.layout import TextBatch
 

@@ -21,9 +21,9 @@ from tfive.errors import UserError
 from tfive.evaluate.evaluated import load_evaluated
 from tfive.evaluate.generate import Decoding, Request, encoded, generate
 from tfive.evaluate.likelihood import Likelihood, log_likelihoods
+from tfive.inference.requests import NEVER, When
+from tfive.inference.thought_model import ThoughtModel, uncertain_places
 from tfive.models.precision import choose_device, choose_dtype
-from tfive.models.thinker import ThoughtModel, uncertain_places
-from tfive.models.thinker_orders import NEVER, When
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names under which the harness says how long an output may be, the first one counts."""

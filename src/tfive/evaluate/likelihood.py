@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tfive.errors import UserError
 from tfive.evaluate.generate import encoded
-from tfive.models.thinker import ThoughtModel, uncertain_places
-from tfive.models.thinker_orders import NEVER, When
+from tfive.inference.requests import NEVER, When
+from tfive.inference.thought_model import ThoughtModel, uncertain_places
 from tfive.telemetry import Silent, Telemetry
 from tfive.tree.forward import TreeModel
 from tfive.tree.head import Reduced, Source, reduce_vocabulary, target_log_prob

@@ -19,8 +19,8 @@ from tfive.evaluate.metrics import SCORE, Interval, mean_with_interval, pass_at_
 from tfive.evaluate.prompts import options, prompt
 from tfive.evaluate.records import GENERATED, OPTIONS, Answers, answers_file
 from tfive.evaluate.tasks import LETTERS, Item, Items, Task
-from tfive.models.thinker import ThoughtModel
-from tfive.models.thinker_orders import NEVER, When
+from tfive.inference.requests import NEVER, When
+from tfive.inference.thought_model import ThoughtModel
 from tfive.telemetry import Silent, Telemetry
 
 WAYS = ("generated", "likelihood")

@@ -6,8 +6,8 @@ What a thought method gains beyond this row is what its policy gradient bought.
 from __future__ import annotations
 
 from tfive.methods.window import Parts, Window
-from tfive.parts.actor import StepStats
-from tfive.rollout.trajectory import Trajectories
+from tfive.rl.actor import StepStats
+from tfive.rl.trajectory import Trajectories
 
 
 class AnchorOnly(Window[Parts]):

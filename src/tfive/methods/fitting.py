@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from tfive.methods.window import Parts, Window
-from tfive.parts.critics import Critics
+from tfive.rl.critics import Critics
 
 
 @dataclass(frozen=True, kw_only=True)

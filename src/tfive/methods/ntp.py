@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tfive.methods.window import Parts, Window
-from tfive.parts.actor import StepStats
-from tfive.rollout.trajectory import Trajectories
+from tfive.rl.actor import StepStats
+from tfive.rl.trajectory import Trajectories
 
 
 class NextToken(Window[Parts]):

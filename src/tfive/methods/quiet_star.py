@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import ClassVar, TypeVar
 
-from tfive.credit.pilot import PilotNormaliser
-from tfive.credit.qualify import r_squared
 from tfive.methods.fitting import CriticParts, FittedWindow
 from tfive.methods.settings import GrpoSettings, PpoSettings
 from tfive.methods.window import Parts, Window
-from tfive.parts.groups import with_group_advantages
+from tfive.rl.gae import PilotNormaliser
+from tfive.rl.groups import with_group_advantages
+from tfive.rl.qualify import r_squared
 
 P = TypeVar("P", bound=Parts)
 

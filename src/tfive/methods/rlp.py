@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tfive.methods.window import Parts, Window
-from tfive.parts.actor import StepStats
-from tfive.parts.groups import with_group_advantages
-from tfive.parts.teacher import Teacher
-from tfive.rollout.trajectory import Trajectories
+from tfive.rl.actor import StepStats
+from tfive.rl.groups import with_group_advantages
+from tfive.rl.teacher import Teacher
+from tfive.rl.trajectory import Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)

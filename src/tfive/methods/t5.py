@@ -9,23 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tfive.credit.calibrate import Candidate
-from tfive.credit.mixture import FixedWeight, LearnedWeight, Mixture, fixed_mixture
-from tfive.credit.moments import CalibrationData
-from tfive.credit.pilot import PilotNormaliser
-from tfive.credit.qualify import Qualifier, r_squared
-from tfive.credit.settings import CalibrationSettings, PilotSettings, QualifySettings
-from tfive.credit.validate import SignalBounds, Validator, certify
 from tfive.errors import RunFailed
 from tfive.methods.fitting import CriticParts, FittedWindow
-from tfive.models.settings import CriticSettings
-from tfive.parts.calibration import Calibrator
-from tfive.parts.continuations import continued
-from tfive.parts.critics import Judged
-from tfive.parts.diagnosis import agreement, calibration_numbers, step_scores
-from tfive.parts.probe import Probe
-from tfive.protocol.settings import WindowSettings
-from tfive.rollout.trajectory import Trajectories
+from tfive.rl.calibration.calibrator import Calibrator
+from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, Mixture, fixed_mixture
+from tfive.rl.calibration.moments import CalibrationData
+from tfive.rl.calibration.saddle import Candidate
+from tfive.rl.calibration.settings import CalibrationSettings
+from tfive.rl.calibration.validation import SignalBounds, Validator, certify
+from tfive.rl.continuations import continued
+from tfive.rl.critics import Judged
+from tfive.rl.diagnosis import agreement, calibration_numbers, step_scores
+from tfive.rl.drift_probe import Probe
+from tfive.rl.gae import PilotNormaliser
+from tfive.rl.qualify import Qualifier, r_squared
+from tfive.rl.settings import CriticSettings, PilotSettings, QualifySettings, WindowSettings
+from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import DIAGNOSE
 
 PHASES = ("open", "fit", "qualify", "pilot", "calibrate", "collect", "update", "close")

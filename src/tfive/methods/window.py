@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from tfive.parts.actor import Actor, StepStats
-from tfive.parts.diagnosis import mean_stats
-from tfive.parts.gate import Gate, experts
-from tfive.parts.rollout import Rollout
-from tfive.protocol.snapshots import Snapshots
-from tfive.rollout.trajectory import Trajectories
+from tfive.rl.actor import Actor, StepStats
+from tfive.rl.diagnosis import mean_stats
+from tfive.rl.gate import Gate, experts
+from tfive.rl.rollout import Rollout
+from tfive.rl.snapshots import Snapshots
+from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import Telemetry
 
 

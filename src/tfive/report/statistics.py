@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from tfive.chance import uniforms
+from tfive.rng import uniforms
 
 REPLICATES = 2000
 CONFIDENCE = 0.95

@@ -16,8 +16,8 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from tfive.chance import philox, uniforms
 from tfive.errors import UserError
+from tfive.rng import philox, uniforms
 from tfive.telemetry import Telemetry
 from tfive.text.settings import SPLITS, Sequences
 from tfive.text.sources import Reader, SourceFile

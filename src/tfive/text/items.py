@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tfive.chance import uniforms
 from tfive.errors import UserError
+from tfive.rng import uniforms
 from tfive.telemetry import Telemetry
 from tfive.text.files import ArrayWriter
 from tfive.text.settings import KINDS, Positions

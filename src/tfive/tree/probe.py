@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tfive.chance import uniforms
 from tfive.errors import UserError
+from tfive.rng import uniforms
 from tfive.tree.attention import TreePass
 from tfive.tree.forward import TreeModel
 from tfive.tree.grow import grow

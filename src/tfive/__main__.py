@@ -1,0 +1,5 @@
+"""`python -m tfive`: the command line."""
+
+from tfive.cli.app import main
+
+main()

@@ -1,0 +1,268 @@
+"""What a person types. Every command delegates at once, and imports what it needs only when it is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tfive import __version__
+from tfive.cli.bench import bench_app
+from tfive.cli.config import config_app
+from tfive.cli.data import data_app
+from tfive.cli.evaluate import eval_app
+from tfive.cli.options import AsJson, Overrides, Quiet, Sources, describe, fail
+from tfive.errors import RunFailed, UserError
+
+app = typer.Typer(
+    name="tfive",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Teach a base language model short hidden thoughts that make plain text more predictable.",
+    epilog="Start with: tfive doctor nano",
+)
+app.add_typer(config_app, name="config")
+app.add_typer(data_app, name="data")
+app.add_typer(bench_app, name="bench")
+app.add_typer(eval_app, name="eval")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"tfive {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options that stand before any command."""
+
+
+@app.command(
+    help=describe(
+        "Report Python, torch, devices, precision, optional packages, disk, and whether a preset fits in memory.",
+        "tfive doctor",
+        "tfive doctor qwen3-1.7b",
+        "tfive doctor nano --json",
+    )
+)
+def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Look around and report."""
+    from tfive.cli.doctor import report
+
+    print(report(sources or [], overrides or [], as_json))
+
+
+@app.command(
+    help=describe(
+        "Train: a preset or TOML files, layered left to right, with overrides. Ctrl-C saves and tells how to go on.",
+        "tfive train nano",
+        "tfive train nano --set run.seed=1 --out runs/second",
+        "tfive train nano mine.toml --json",
+    )
+)
+def train(
+    sources: Sources = None,
+    overrides: Overrides = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Folder for everything the run writes.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train from the start."""
+    from tfive.training.start import run_command
+
+    _print(run_command(sources or [], overrides or [], out, as_json=as_json, quiet=quiet))
+
+
+@app.command(
+    help=describe(
+        "Go on with a stopped run from its newest valid checkpoint.",
+        "tfive resume runs/nano-t5-seed0",
+    )
+)
+def resume(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that tfive train wrote.")],
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Resume."""
+    from tfive.training.start import resume_command
+
+    _print(resume_command(folder, as_json=as_json, quiet=quiet))
+
+
+@app.command(
+    help=describe(
+        "Write the trained model of a run: a Hugging Face folder for the actor, with delimiters and gate beside it.",
+        "tfive export runs/nano-t5-seed0 out",
+        "tfive export runs/nano-t5-seed0 out --exact --json",
+    )
+)
+def export(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that tfive train wrote.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Folder to write; it must not hold anything yet.")],
+    exact: Annotated[bool, typer.Option("--exact", help="Float32 master weights instead of the compute copy.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Export the newest checkpoint."""
+    from tfive.training.export import export_command
+
+    print(export_command(folder, out, exact=exact, as_json=as_json))
+
+
+@app.command(
+    help=describe(
+        "Train several methods with several seeds on the same text and positions, and tabulate them. The same command "
+        "goes on where it stopped. A method may carry presets or values: t5+critic.pair=bracket.",
+        "tfive compare nano --methods t5,rlp,anchor-only --seeds 3",
+        "tfive compare nano --methods t5,t5+qualify.eta=0.2 --seeds 0,1 --out runs/bar",
+        "tfive compare nano --methods base,ntp,t5 --seeds 3 --jobs 8 --json",
+    )
+)
+def compare(
+    sources: Sources = None,
+    methods: Annotated[
+        str, typer.Option(metavar="NAMES", help="Methods, separated by commas; the first is the reference.")
+    ] = "t5,rlp,quiet-star-grpo,quiet-star-ppo,anchor-only,ntp,base",
+    seeds: Annotated[str, typer.Option(metavar="N", help="How many seeds (3), or which (0,4,).")] = "3",
+    overrides: Overrides = None,
+    out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="Folder of the study.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, two cores each; disturbs timing if above 1.")] = 1,
+    retry: Annotated[bool, typer.Option("--retry", help="Run failed cells again.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare; exit status 1 when a run failed or is not finished."""
+    from tfive.cli.report import compare_command
+
+    text, complete = compare_command(
+        sources or [], methods, seeds, overrides or [], out, jobs=jobs, retry=retry, as_json=as_json, quiet=quiet
+    )
+    print(text)
+    if not complete:
+        raise typer.Exit(1)
+
+
+@app.command(
+    help=describe(
+        "Write the page of a finished run or of a study: tables, and figures where matplotlib is installed.",
+        "tfive report runs/nano-t5-seed0",
+        "tfive report runs/compare-nano --json",
+    )
+)
+def report(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a run or of a study.")],
+    as_json: AsJson = False,
+) -> None:
+    """Report."""
+    from tfive.cli.report import report_command
+
+    print(report_command(folder, as_json=as_json))
+
+
+def _print(text: str | None) -> None:
+    if text is not None:
+        print(text)
+
+
+@app.command(
+    help=describe(
+        "Check every numbered claim of the paper on finite worlds, with the functions the trainer uses.",
+        "tfive theory --worlds 20",
+        "tfive theory --statement lem:moment-duality --statement prop:population-saddle",
+        "tfive theory --worlds 200 --json",
+        "tfive theory --figures figures --worlds 24",
+    )
+)
+def theory(
+    statement: Annotated[
+        list[str] | None,
+        typer.Option("--statement", metavar="LABEL", help="Only this label; may be repeated.", show_default=False),
+    ] = None,
+    worlds: Annotated[
+        int | None,
+        typer.Option(help="Random worlds to try (200), or worlds a setting of the map (24).", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Which random worlds.")] = 0,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Draw the map of when calibration helps instead.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check and tabulate, or draw the map; exit status 1 when a claim fails."""
+    if figures is not None:
+        from tfive_lab.theory.figures import draw
+
+        print(draw(figures, 24 if worlds is None else worlds, quiet=quiet or as_json))
+        return
+    from tfive.cli.theory import theory as check
+
+    text, passed = check(statement, 200 if worlds is None else worlds, seed, as_json=as_json, quiet=quiet)
+    print(text)
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _call(arguments: Sequence[str] | None) -> int:
+    # BadParameter → UsageError → click's common base. typer carries its own copy of click in some versions and the
+    # separate package in others, so the base is reached through the one name typer exports in all of them.
+    usage_errors: type[Exception] = typer.BadParameter.__mro__[2]
+    try:
+        result: Any = app(
+            args=list(arguments) if arguments is not None else None, prog_name="tfive", standalone_mode=False
+        )
+        # typer turns Ctrl-C into this status without a word
+        return fail("interrupted", 130) if result == 130 else result if isinstance(result, int) else 0
+    except UserError as error:
+        return fail(str(error), 2)
+    except RunFailed as error:
+        return fail(str(error), 1)
+    except usage_errors as error:
+        return _usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return fail("interrupted", 130)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return fail(f"{where}{error.strerror or error}", 2)
+
+
+def _usage(error: Any) -> int:
+    """One line for a wrong option, argument or command; a bare group name prints its help instead."""
+    message = error.format_message()
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message)
+        return 2
+    path = context.command_path if context is not None else "tfive"
+    return fail(f"{message} (see: {path} --help)", 2)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the `tfive` command: exit status 0, 1 (the work failed) or 2 (bad input)."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Callable[..., None] | None = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+    if os.environ.get("TFIVE_TRACEBACK"):
+        app(args=list(arguments) if arguments is not None else None, prog_name="tfive", standalone_mode=False)
+        return
+    sys.exit(_call(arguments))
+
+
+if __name__ == "__main__":
+    main()

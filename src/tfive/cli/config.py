@@ -1,0 +1,70 @@
+"""`tfive config`: show and check a resolved configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tfive.cli.options import AsJson, Overrides, Sources, describe, fail
+
+config_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show or check a resolved configuration.")
+
+
+@config_app.command(
+    "show",
+    help=describe(
+        "Print the resolved configuration, each value with where it came from.",
+        "tfive config show nano",
+        "tfive config show qwen3.5-2b --set thought.length=8 --set 'thought.checkpoints=[4, 8]'",
+        "tfive config show nano --explain",
+        "tfive config show nano --json",
+    ),
+)
+def config_show(
+    sources: Sources = None,
+    overrides: Overrides = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say above each key what it means.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Resolve and print."""
+    from tfive.cli.show_config import show_config
+
+    print(show_config(sources or [], overrides or [], explain, as_json))
+
+
+@config_app.command(
+    "presets",
+    help=describe(
+        "List the presets: whole runs, and variants (ablations of T⁵, RLP as published) to name after one.",
+        "tfive config presets",
+        "tfive config presets --json",
+        "tfive train nano ablation-minimum",
+    ),
+)
+def config_presets(as_json: AsJson = False) -> None:
+    """List."""
+    from tfive.cli.show_config import list_presets
+
+    print(list_presets(as_json))
+
+
+@config_app.command(
+    "check",
+    help=describe(
+        "Check a configuration; every broken rule is one line, and the exit status is 2.",
+        "tfive config check nano",
+        "tfive config check nano --set gae.alpha=2.0",
+    ),
+)
+def config_check(sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Resolve and judge."""
+    from tfive.cli.show_config import check_config
+
+    text, problems = check_config(sources or [], overrides or [], as_json)
+    if text:
+        print(text)
+    if problems:
+        for problem in problems if not as_json else ():
+            fail(problem, 2)
+        raise typer.Exit(2)

@@ -1,0 +1,109 @@
+"""`tfive data`: prepare a corpus, look at it, count it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tfive.cli.options import AsJson, Overrides, Quiet, Sources, describe
+
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare a corpus, look at it, count it.")
+
+
+@data_app.command(
+    "prepare",
+    help=describe(
+        "Read the sources, split and pack them, choose positions, and keep the result in the cache.",
+        "tfive data prepare nano",
+        "tfive data prepare nano --set text.workers=2",
+    ),
+)
+def data_prepare(
+    sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False, quiet: Quiet = False
+) -> None:
+    """Prepare, or find it prepared."""
+    from tfive.training.corpus import prepare
+
+    print(prepare(sources or [], overrides or [], as_json=as_json, quiet=quiet))
+
+
+@data_app.command(
+    "stats",
+    help=describe(
+        "Count sequences, documents, tokens and positions of each split, role and source.",
+        "tfive data stats nano",
+        "tfive data stats nano --json",
+    ),
+)
+def data_stats(
+    sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False, quiet: Quiet = False
+) -> None:
+    """Prepare if need be, then count."""
+    from tfive.training.corpus import stats
+
+    print(stats(sources or [], overrides or [], as_json=as_json, quiet=quiet))
+
+
+@data_app.command(
+    "inspect",
+    help=describe(
+        "Show sequences as text, with a mark after every position that gets a thought.",
+        "tfive data inspect nano",
+        "tfive data inspect nano --role actor --start 10 --count 1",
+        "tfive data inspect nano --split development --json",
+    ),
+)
+def data_inspect(
+    sources: Sources = None,
+    overrides: Overrides = None,
+    split: Annotated[str | None, typer.Option(help="train, calibration or development.", show_default=False)] = None,
+    role: Annotated[str | None, typer.Option(help="A role, e.g. actor.", show_default=False)] = None,
+    start: Annotated[int, typer.Option(help="First of the chosen sequences to show.")] = 0,
+    count: Annotated[int, typer.Option(help="How many to show.")] = 3,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Prepare if need be, then show."""
+    from tfive.training.corpus import inspect
+
+    chosen: dict[str, Any] = {"split": split, "role": role, "start": start, "count": count}
+    colour = sys.stdout.isatty()
+    print(inspect(sources or [], overrides or [], **chosen, as_json=as_json, quiet=quiet, colour=colour))
+
+
+@data_app.command(
+    "overlap",
+    help=describe(
+        "Look for benchmark items in a corpus: 13 words in a row, or whole questions of 8 to 12 words.",
+        "tfive data overlap nano --tasks primary --data benchmarks",
+        "tfive data overlap corpora/web.jsonl.gz corpora/math --tasks gsm8k --tasks math500 --data benchmarks --json",
+    ),
+)
+def data_overlap(
+    corpora: Annotated[
+        list[str],
+        typer.Argument(metavar="CORPUS", help="Files and folders of text, presets and TOML files.", show_default=False),
+    ],
+    tasks: Annotated[
+        list[str] | None, typer.Option("--tasks", metavar="TASK|SUITE", help="May be repeated.", show_default="primary")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the tasks' files; without it they come from the hub."),
+    ] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option("--field", help="Field of a file's rows that holds text; may be repeated.", show_default="text"),
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Read every document once and report."""
+    from tfive.cli.data_overlap import overlap
+
+    chosen = (tasks or ["primary"], data, fields or ["text"], overrides or [])
+    print(overlap(corpora, *chosen, as_json=as_json, quiet=quiet))

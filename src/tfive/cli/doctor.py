@@ -1,0 +1,179 @@
+"""What `tfive doctor` reports: the machine, the packages, and whether a configuration fits in memory."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from tfive import __version__
+from tfive.config.rules import problems
+from tfive.config.schema import Config, resolve
+from tfive.errors import UserError
+from tfive.models.shape import ModelShape, find_shape
+from tfive.training.memory import COLUMNS, Estimate, estimate, readable_bytes
+
+CORE = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "typer", "rich")
+OPTIONAL = {
+    "gguf": "models in .gguf files",
+    "pyarrow": "text in .parquet files",
+    "zstandard": "text in .zst files",
+    "datasets": "text from the hub",
+    "matplotlib": "figures in reports",
+    "tensorboard": "TensorBoard metrics",
+    "wandb": "W&B metrics",
+    "trackio": "trackio metrics",
+    "fla": "flash-linear-attention kernels",
+}
+EXTRAS = {"pyarrow": "parquet", "zstandard": "zstd", "datasets": "hub", "matplotlib": "figures", "fla": "kernels"}
+_DISTRIBUTIONS = {"fla": "flash-linear-attention"}
+
+
+@dataclass(frozen=True)
+class Device:
+    """One place to compute."""
+
+    name: str
+    kind: str
+    memory: int | None
+    precisions: list[str]
+
+
+def report(sources: Sequence[str], overrides: Sequence[str], as_json: bool) -> str:
+    """The whole report; with a preset or file also its memory table."""
+    devices = find_devices()
+    facts = machine(devices)
+    if sources or overrides:
+        facts["configuration"] = fit(list(sources), overrides, devices[0])
+    return json.dumps(facts, indent=2, ensure_ascii=False) if as_json else render(facts)
+
+
+def find_devices() -> list[Device]:
+    """GPUs first, then the CPU."""
+    cpu = Device(f"CPU, {os.cpu_count()} cores", "cpu", _ram(), ["float32", "float64", "bfloat16"])
+    if importlib.util.find_spec("torch") is None:
+        return [cpu]
+    import torch
+
+    gpus = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        precisions = ["float32", "float64"] + (["bfloat16"] if properties.major >= 8 else [])
+        gpus.append(Device(f"cuda:{index} {properties.name}", "cuda", properties.total_memory, precisions))
+    return [*gpus, cpu]
+
+
+def _ram() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(_DISTRIBUTIONS.get(name, name))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def machine(devices: Sequence[Device]) -> dict[str, Any]:
+    """Everything that does not depend on a configuration."""
+    place = Path.cwd()
+    return {
+        "tfive": __version__,
+        "python": {"version": platform.python_version(), "ok": sys.version_info >= (3, 11)},
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": {name: _version(name) for name in CORE},
+        "optional": {name: {"version": _version(name), "for": use} for name, use in OPTIONAL.items()},
+        "devices": [asdict(device) for device in devices],
+        "disk": {"folder": str(place), "free": shutil.disk_usage(place).free},
+    }
+
+
+def model_shape(config: Config) -> ModelShape:
+    """The shape of the configured model, without loading it."""
+    embedded = Path(str(files("tfive").joinpath("data", config.model.name)))
+    shape = find_shape(config.model.name, (embedded,))
+    if shape is None:
+        raise UserError(
+            f"model.name = {config.model.name}: its shape is unknown here; give a folder with config.json, "
+            "or a model that is named in the presets"
+        )
+    return shape
+
+
+def fit(sources: list[str], overrides: Sequence[str], device: Device) -> dict[str, Any]:
+    """Memory per role of a configuration, and whether it fits on `device`."""
+    config = resolve(sources, overrides).config
+    shape = model_shape(config)
+    table = estimate(config, shape, on_gpu=device.kind == "cuda")
+    return {
+        "sources": sources,
+        "method": config.method,
+        "broken_rules": problems(config),
+        "model": {"name": config.model.name, "parameters": shape.parameters, "shape_from": shape.source},
+        "roles": [{"role": row.role, "bytes": row.bytes, "how": row.how} for row in table.rows],
+        "lasting": table.lasting,
+        "transient": table.transient,
+        "total": table.total,
+        "device": device.name,
+        "memory": device.memory,
+        "fits": _fits(table, device),
+    }
+
+
+def _fits(table: Estimate, device: Device) -> bool | None:
+    return None if device.memory is None else table.total <= device.memory
+
+
+def render(facts: dict[str, Any]) -> str:
+    """The report for a person."""
+    python = facts["python"]
+    too_old = "" if python["ok"] else " (3.11 or newer is needed)"
+    lines = [
+        f"tfive {facts['tfive']}, Python {python['version']}{too_old}, {facts['system']}",
+        "packages   " + ", ".join(f"{name} {version or 'MISSING'}" for name, version in facts["packages"].items()),
+    ]
+    for name, entry in facts["optional"].items():
+        hint = f"not installed: pip install 'tfive[{EXTRAS.get(name, name)}]'"
+        lines.append(
+            f"  {'yes' if entry['version'] else 'no ':<4}{name:<12} {entry['version'] or hint} ({entry['for']})"
+        )
+    for device in facts["devices"]:
+        memory = readable_bytes(device["memory"]) if device["memory"] else "unknown"
+        lines.append(f"device     {device['name']}, {memory}; {', '.join(device['precisions'])}")
+    lines.append(f"disk       {readable_bytes(facts['disk']['free'])} free in {facts['disk']['folder']}")
+    if "configuration" in facts:
+        lines += ["", *render_fit(facts["configuration"])]
+    return "\n".join(lines)
+
+
+def render_fit(fit: dict[str, Any]) -> list[str]:
+    """The memory table with its arithmetic."""
+    model = fit["model"]
+    lines = [
+        f"{' '.join(fit['sources']) or 'nano'}: method {fit['method']}, {model['name']}, "
+        f"{model['parameters']:,} parameters (from {model['shape_from']})",
+        f"{'role':<30}" + "".join(f"{column:>14}" for column in COLUMNS),
+    ]
+    for row in fit["roles"]:
+        lines.append(f"{row['role']:<30}" + "".join(f"{readable_bytes(row['bytes'][c]):>14}" for c in COLUMNS))
+    lines.append("how:")
+    for row in fit["roles"]:
+        lines += [f"  {row['role']}, {column}: {how}" for column, how in row["how"].items()]
+    lasting, transient, total = (readable_bytes(fit[key]) for key in ("lasting", "transient", "total"))
+    verdict = {True: "fits", False: "does not fit", None: "cannot be judged"}[fit["fits"]]
+    memory = readable_bytes(fit["memory"]) if fit["memory"] else "unknown memory"
+    lines.append(f"total: {lasting} that last + {transient} of the largest pass = {total}")
+    lines.append(f"{verdict} on {fit['device']} with {memory}, all roles on one device")
+    return lines + [f"rule broken: {problem}" for problem in fit["broken_rules"]]

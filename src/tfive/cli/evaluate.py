@@ -1,0 +1,184 @@
+"""`tfive eval`: benchmarks, verdicts, comparisons and gains of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tfive.cli.options import AsJson, Device, Quiet, describe
+
+WAYS = {"both": ("generated", "likelihood"), "generated": ("generated",), "likelihood": ("likelihood",)}
+
+
+class _ModelFirst(TyperGroup):
+    """`tfive eval MODEL …` is `tfive eval run MODEL …`: whatever is no command is a model or an option of it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+eval_app = typer.Typer(
+    cls=_ModelFirst,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help=describe(
+        "Benchmarks, verdicts, comparisons and gains of a model. A model (folder, hub id, .gguf or nano) may stand in "
+        "place of the command: tfive eval MODEL is tfive eval run MODEL.",
+        "tfive eval out --suite primary --data benchmarks",
+        "tfive eval tasks",
+    ),
+)
+
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Folder of benchmark files; without it items come from the hub.", show_default=False
+    ),
+]
+Compute = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+
+
+@eval_app.command(
+    "run",
+    help=describe(
+        "Ask a model the items of a suite or of tasks. A stopped run goes on where it was when it is given again.",
+        "tfive eval run out --suite primary --data benchmarks --out evaluations/mine",
+        "tfive eval out --tasks gsm8k --tasks piqa --limit 100 --samples 4 --temperature 0.7 --data benchmarks",
+        "tfive eval out --tasks arc_challenge --ways likelihood --thoughts every=4 --data benchmarks --json",
+    ),
+)
+def eval_run(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, hub id, .gguf file or nano.")],
+    suite: Annotated[str, typer.Option(help="primary or supplementary.")] = "primary",
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this task, in place of a suite; may be repeated.", show_default=False),
+    ] = None,
+    data: Data = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of answers and scores.", show_default=False)
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first N items of a task.", show_default=False)] = None,
+    samples: Annotated[int | None, typer.Option(help="Outputs per item.", show_default=False)] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest token.", show_default=False)] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest output.", show_default=False)] = None,
+    ways: Annotated[str, typer.Option(help="generated, likelihood or both (options only).")] = "both",
+    thoughts: Annotated[str, typer.Option(help="none, every, every=K, horizon or entropy=NATS.")] = "none",
+    chat: Annotated[bool, typer.Option("--chat", help="Ask in the tokenizer's chat template.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 0,
+    parity: Annotated[
+        bool, typer.Option("--parity", help="Every output by itself: the same alone as in any batch.")
+    ] = False,
+    rows: Annotated[int, typer.Option(min=0, help="Most outputs written at once; 0: as many as fit.")] = 0,
+    flips: Annotated[int, typer.Option(min=0, help="Write N items also alone; tell how many change.")] = 0,
+    device: Device = "auto",
+    compute: Compute = "auto",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Ask and judge."""
+    from tfive.cli.evaluate_suite import Wanted, evaluate_command
+
+    if ways not in WAYS:
+        raise typer.BadParameter(f"--ways {ways!r}: give generated, likelihood or both")
+    names = tuple(name for text in tasks for name in text.split(",")) if tasks else (suite,)
+    options: dict[str, Any] = {"samples": samples, "temperature": temperature, "max_new_tokens": max_new_tokens}
+    options |= {"thoughts": thoughts, "chat": chat, "seed": seed, "parity": parity, "rows": rows, "flips": flips}
+    wanted = Wanted(model, names, data, out, limit, ways=WAYS[ways], device=device, compute=compute, **options)
+    print(evaluate_command(wanted, as_json=as_json, quiet=quiet))
+
+
+@eval_app.command(
+    "tasks",
+    help=describe(
+        "List every task with its item count and the state of its manifest; with --data, that of its file too.",
+        "tfive eval tasks",
+        "tfive eval tasks --data benchmarks --json",
+    ),
+)
+def eval_tasks(data: Data = None, as_json: AsJson = False) -> None:
+    """Look and list."""
+    from tfive.cli.evaluate_tasks import tasks_command
+
+    print(tasks_command(data, as_json=as_json))
+
+
+@eval_app.command(
+    "explain",
+    help=describe(
+        "Show one item of a run: the question, every answer, and how its verdict came about.",
+        "tfive eval explain evaluations/mine gsm8k-test-17",
+        "tfive eval explain evaluations/mine gsm8k/17 --json",
+    ),
+)
+def eval_explain(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder that tfive eval wrote.")],
+    item: Annotated[str, typer.Argument(metavar="ITEM", help="Id of an item, or TASK/ID.")],
+    as_json: AsJson = False,
+) -> None:
+    """Find and show."""
+    from tfive.cli.evaluate_suite import explain_command
+
+    print(explain_command(run, item, as_json=as_json))
+
+
+@eval_app.command(
+    "compare",
+    help=describe(
+        "Compare two runs item by item: difference with its bootstrap interval, and McNemar's exact test.",
+        "tfive eval compare evaluations/mine evaluations/base",
+    ),
+)
+def eval_compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="Folder that tfive eval wrote.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    as_json: AsJson = False,
+) -> None:
+    """Pair and test."""
+    from tfive.cli.evaluate_suite import compare_command
+
+    print(compare_command(first, second, as_json=as_json))
+
+
+@eval_app.command(
+    "gains",
+    help=describe(
+        "Measure thoughts on texts of your own: every gain with its controls, by kind of position and by file.",
+        "tfive eval gains out --corpus web.jsonl.gz=85 --corpus math.jsonl.gz=15 --base nano",
+        "tfive eval gains nano --corpus notes.txt --texts 32 --tokens 128 --json",
+    ),
+)
+def eval_gains(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Exported folder, or any model with untrained thoughts.")
+    ],
+    corpus: Annotated[list[str], typer.Option(metavar="FILE[=SHARE]", help="Text; may be repeated.")],
+    base: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The model before training.", show_default=False)
+    ] = None,
+    texts: Annotated[int, typer.Option(help="How many texts.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Tokens of a text.")] = 256,
+    positions: Annotated[int, typer.Option(min=1, help="Most positions of a text.")] = 8,
+    entropy: Annotated[float, typer.Option(help="Share of positions where the model is uncertain.")] = 0.5,
+    pattern: Annotated[
+        str, typer.Option(metavar="REGEX", help="Half of the positions right after this.", show_default=False)
+    ] = "",
+    rows: Annotated[int, typer.Option(min=1, help="Texts in one pass.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Of texts, positions and thoughts.")] = 0,
+    device: Device = "auto",
+    compute: Compute = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Measure and tabulate."""
+    from tfive.cli.evaluate_gains import gains_command
+    from tfive.evaluate.diagnostics import Size
+
+    size = Size(texts, tokens, rows, seed)
+    chosen: dict[str, Any] = {"base": base, "size": size, "per_text": positions, "entropy": entropy}
+    chosen["pattern"] = pattern
+    print(gains_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json))

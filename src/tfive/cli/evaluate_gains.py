@@ -1,0 +1,100 @@
+"""What `tfive eval gains` does: a model's gains, with every control, on texts of one's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from transformers import PreTrainedModel
+
+from tfive.errors import UserError
+from tfive.evaluate.diagnostics import Size, diagnose, gains_table, sample_texts
+from tfive.evaluate.evaluated import has_thoughts
+from tfive.inference.thought_model import ThoughtModel
+from tfive.models.load import load_model, tokenizer_fingerprint
+from tfive.models.precision import choose_device, choose_dtype
+from tfive.text.settings import Positions, Source, Where
+from tfive.text.sources import SourceFile, local_files
+from tfive.tree.settings import ThoughtSettings
+
+
+def parse_corpus(texts: Sequence[str], where: Where | None = None) -> list[tuple[SourceFile, float]]:
+    """FILE or FILE=SHARE, each; a folder is all its files. `where` says which rows are kept."""
+    found = []
+    for number, text in enumerate(texts):
+        path, sign, share = text.rpartition("=")
+        if not sign:
+            path, share = text, "1"
+        try:
+            weight = float(share)
+        except ValueError as error:
+            raise UserError(f"--corpus {text!r}: the share {share!r} is not a number") from error
+        if not 0 < weight < float("inf"):
+            raise UserError(f"--corpus {text!r}: the share must be above 0")
+        found += [(file, weight) for file in local_files(Source(name=f"source-{number}", path=path, where=where))]
+    if not found:
+        raise UserError("--corpus: name at least one file of text")
+    return found
+
+
+def thinker_of(source: str, device: str, compute: str) -> ThoughtModel:
+    """An exported model with its thoughts, or any other model with thoughts of the default shape."""
+    where = choose_device(device)
+    dtype = choose_dtype(compute, where)
+    if has_thoughts(source):
+        return ThoughtModel.from_pretrained(Path(source).expanduser(), device=where, dtype=dtype)
+    loaded = load_model(source, device=where, dtype=dtype)
+    return ThoughtModel(loaded.model, loaded.tokenizer, ThoughtSettings())
+
+
+def base_of(source: str, model: ThoughtModel) -> PreTrainedModel:
+    """The model before training; it must read the same tokens."""
+    loaded = load_model(source, device=model.model.device, dtype=model.model.dtype)
+    if loaded.fingerprint != tokenizer_fingerprint(model.tokenizer):
+        raise UserError(f"--base {source}: its tokenizer is not the model's; give the model it was trained from")
+    return loaded.model
+
+
+def positions_of(per_text: int, entropy: float, pattern: str) -> Positions:
+    """A share of positions by entropy, the others uniform; with a pattern, half of all stand right after it."""
+    if not 0 <= entropy <= 1:
+        raise UserError(f"--entropy {entropy}: a share of positions between 0 and 1")
+    rest = 0.5 if pattern else 1.0
+    shares = {"uniform": rest * (1 - entropy), "entropy": rest * entropy, "match": 1 - rest}
+    try:
+        return Positions(per_text=per_text, pattern=pattern, **shares)
+    except ValidationError as error:
+        raise UserError(f"--pattern {pattern!r}: {error.errors()[0]['msg']}") from error
+
+
+def gains_command(
+    source: str,
+    corpus: Sequence[str],
+    *,
+    base: str | None,
+    size: Size,
+    per_text: int,
+    entropy: float,
+    pattern: str,
+    device: str,
+    compute: str,
+    as_json: bool,
+) -> str:
+    """Measure and tabulate."""
+    if size.texts < 2 or size.tokens < 2 or size.rows < 1:
+        raise UserError(f"{size.texts} texts of {size.tokens} tokens: give at least 2 texts, 2 tokens, 1 row")
+    positions = positions_of(per_text, entropy, pattern)
+    files = parse_corpus(corpus)
+    model = thinker_of(source, device, compute)
+    if model.limit is not None and size.tokens + model.plan.reach > model.limit:
+        needed = f"{size.tokens} tokens and {model.plan.reach} of a thought"
+        raise UserError(f"--tokens {size.tokens}: {needed} need more than the model's {model.limit} positions")
+    other = None if base is None else base_of(base, model)
+    found: dict[str, Any] = diagnose(model, sample_texts(files, model, positions, size), size, other)
+    facts = {"model": source, "base": base, "corpus": list(corpus), "size": asdict(size)}
+    facts |= {"positions": positions.model_dump(mode="json"), "thought": model.thought.model_dump(mode="json")}
+    return json.dumps(facts | found, ensure_ascii=False) if as_json else gains_table(found)

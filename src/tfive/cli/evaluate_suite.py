@@ -1,0 +1,220 @@
+"""What `tfive eval` does with a model: load it, ask it a suite, write answers and scores."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tfive import __version__
+from tfive.errors import UserError
+from tfive.evaluate.compare import answers_of, compare_runs, comparison_table, explained, find_item
+from tfive.evaluate.equivalence import Verifier, installed
+from tfive.evaluate.evaluated import load_evaluated, parse_thoughts
+from tfive.evaluate.records import SCORES, open_folder, read_run, read_scores, write_text
+from tfive.evaluate.suite import Asking, asking, check_task, flips, mean_of_tasks, primary_values, run_task, task_scores
+from tfive.evaluate.tasks import Items, find_tasks, load_items
+from tfive.inference.requests import NEVER, When
+from tfive.inference.thought_model import ThoughtModel
+from tfive.models.precision import choose_device, choose_dtype
+from tfive.training.corpus import weights_fingerprint
+from tfive.training.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was typed for `tfive eval MODEL`; None leaves a choice to the task."""
+
+    model: str
+    names: tuple[str, ...] = ("primary",)
+    data: Path | None = None
+    out: Path | None = None
+    limit: int | None = None
+    samples: int | None = None
+    temperature: float | None = None
+    max_new_tokens: int | None = None
+    ways: tuple[str, ...] = ("generated", "likelihood")
+    thoughts: str = "none"
+    chat: bool = False
+    seed: int = 0
+    parity: bool = False
+    rows: int = 0
+    flips: int = 0
+    device: str = "auto"
+    compute: str = "auto"
+
+
+def load_subject(wanted: Wanted) -> tuple[ThoughtModel, When, dict[str, Any]]:
+    """The model, when it thinks, and what says which one it is."""
+    where = choose_device(wanted.device)
+    dtype = choose_dtype(wanted.compute, where)
+    model, when, name = load_evaluated(wanted.model, wanted.thoughts, where, dtype)
+    facts: dict[str, Any] = {
+        "name": name,
+        "weights": weights_fingerprint(model.model),
+        "precision": str(dtype).removeprefix("torch."),
+        "thoughts": wanted.thoughts,
+    }
+    if when.ever:
+        facts |= {"thought": model.thought.model_dump(mode="json"), "law": model.sampling.model_dump(mode="json")}
+        facts |= {"gate": model.gate is not None, "origin": model.origin}
+    return model, when, facts
+
+
+def plan_of(wanted: Wanted) -> list[Items]:
+    """The items of every task that is wanted; nothing is written or loaded when one of them is not as it should be."""
+    if wanted.limit is not None and wanted.limit < 1:
+        raise UserError(f"--limit {wanted.limit}: give 1 or more items")
+    if wanted.data is not None and not wanted.data.is_dir():
+        raise UserError(f"--data {wanted.data}: there is no such folder")
+    return [load_items(task, wanted.data) for task in find_tasks(wanted.names, wanted.data)]
+
+
+def evaluate(wanted: Wanted, *, quiet: bool = False) -> dict[str, Any]:
+    """Ask the suite, or go on with it; writes `scores.json` and `scores.md` beside the answers, returns the scores."""
+    items = plan_of(wanted)
+    # Wrong wishes are told before a model is loaded.
+    parse_thoughts(wanted.thoughts, 1)
+    for one in items:
+        _asking(wanted, one, NEVER)
+    model, when, facts = load_subject(wanted)
+    plans = [_asking(wanted, one, when) for one in items]
+    for plan in plans:
+        check_task(model, plan)
+    folder = wanted.out or Path("evaluations") / re.sub(r"[^\w.\-]+", "-", f"{facts['name']}-{wanted.thoughts}")
+    versions = {"tfive": __version__} | {name: version(name) for name in ("transformers", "torch")}
+    tasks = {plan.task.name: plan.record(model.tokenizer) for plan in plans}
+    open_folder(
+        folder, {"model": facts, "seed": wanted.seed, "chat": wanted.chat, "versions": versions, "tasks": tasks}
+    )
+    before = read_scores(folder)["tasks"] if (folder / SCORES).is_file() else {}
+    seconds = {name: float(task["seconds"]) for name, task in before.items()}
+    flipped: dict[str, Any] = {}
+    with Recorder(quiet=quiet) as telemetry, _verifier(plans) as verifier:
+        for plan in plans:
+            began = time.perf_counter()
+            run_task(model, plan, folder, verifier=verifier, telemetry=telemetry)
+            seconds[plan.task.name] = seconds.get(plan.task.name, 0.0) + time.perf_counter() - began
+            if wanted.flips and plan.generates:
+                found = flips(model, plan, wanted.flips)
+                flipped[plan.task.name] = {**asdict(found), "rate": found.rate}
+    scores = collect(folder, seconds) | ({"flips": flipped} if flipped else {})
+    write_text(folder / SCORES, json.dumps(scores, indent=1, ensure_ascii=False) + "\n")
+    write_text(folder / "scores.md", table(scores) + "\n")
+    return scores
+
+
+def _asking(wanted: Wanted, items: Items, when: When) -> Asking:
+    return asking(
+        items,
+        samples=wanted.samples,
+        temperature=wanted.temperature,
+        max_new_tokens=wanted.max_new_tokens,
+        limit=wanted.limit,
+        ways=wanted.ways,
+        chat=wanted.chat,
+        when=when,
+        seed=wanted.seed,
+        parity=wanted.parity,
+        rows=wanted.rows,
+    )
+
+
+@contextmanager
+def _verifier(plans: Sequence[Asking]) -> Iterator[Verifier | None]:
+    """math-verify where it is installed and there is mathematics."""
+    if not installed() or not any(plan.task.kind == "math" and plan.generates for plan in plans):
+        yield None
+        return
+    with Verifier() as verifier:
+        yield verifier
+
+
+def collect(folder: Path, seconds: dict[str, float]) -> dict[str, Any]:
+    """The scores of a run from its answers; `seconds` are what finished calls have spent on each task."""
+    run = read_run(folder)
+    found: dict[str, Any] = {"model": run["model"], "folder": str(folder), "tasks": {}}
+    values: dict[str, dict[str, float]] = {}
+    for name, facts in run["tasks"].items():
+        generated, compared = answers_of(folder, name)
+        if not generated and not compared:
+            continue
+        values[name] = primary_values(generated, compared)
+        scores = {key: asdict(one) for key, one in task_scores(facts["kind"], generated, compared).items()}
+        found["tasks"][name] = {
+            "items": facts["items"],
+            "of": facts["of"],
+            "manifest": facts["manifest"],
+            "primary": next(iter(scores)),
+            "scores": scores,
+            "seconds": round(seconds.get(name, 0.0), 2),
+            "written_tokens": sum(int(one["tokens"]) for one in generated),
+            "thought_tokens": sum(int(one["thought_tokens"]) for one in (*generated, *compared)),
+        }
+    found["mean"] = asdict(mean_of_tasks(values)) if values else None
+    return found
+
+
+_COLUMNS = {
+    "pass@4": "pass@4",
+    "equivalent pass@1": "equivalent pass@1",
+    "coverage": "coverage",
+    "log-likelihood raw": "log-likelihood",
+    "log-likelihood per_character": "per character",
+    "log-likelihood per_byte": "per byte",
+}
+"""Scores beside the primary one, and their heads in the table."""
+
+
+def table(scores: dict[str, Any]) -> str:
+    """The scores as Markdown."""
+    model = scores["model"]
+    measured = {key for task in scores["tasks"].values() for key in task["scores"]}
+    shown = [key for key in _COLUMNS if key in measured]
+    heads = ["task", "items", "primary score (95 %)", *(_COLUMNS[key] for key in shown)]
+    heads += ["tokens", "thought tokens", "seconds"]
+    rows = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+
+    def cell(one: dict[str, Any] | None, scale: float = 100.0, places: int = 2) -> str:
+        return "" if one is None else f"{scale * one['mean']:.{places}f}"
+
+    for name, task in scores["tasks"].items():
+        own = task["scores"]
+        first = own[task["primary"]]
+        spread = f"{cell(first)} ({100 * first['low']:.2f} … {100 * first['high']:.2f})"
+        items = str(task["items"]) if task["items"] == task["of"] else f"{task['items']} of {task['of']}"
+        cells = [name, items, spread, *(cell(own.get(key)) for key in shown), cell(own.get("tokens"), 1.0, 1)]
+        rows.append("| " + " | ".join([*cells, str(task["thought_tokens"]), f"{task['seconds']:.1f}"]) + " |")
+    if scores["mean"] is not None and len(scores["tasks"]) > 1:
+        mean = scores["mean"]
+        rows.append(
+            f"| mean of {len(scores['tasks'])} | {mean['items']} | {100 * mean['mean']:.2f} "
+            f"({100 * mean['low']:.2f} … {100 * mean['high']:.2f}) |" + " |" * (len(heads) - 3)
+        )
+    return "\n".join([f"{model['name']}, {model['precision']}, thoughts: {model['thoughts']}", "", *rows])
+
+
+def evaluate_command(wanted: Wanted, *, as_json: bool, quiet: bool) -> str:
+    """What `tfive eval MODEL` prints."""
+    scores = evaluate(wanted, quiet=quiet or as_json)
+    if as_json:
+        return json.dumps(scores, ensure_ascii=False)
+    return table(scores) + f"\n\n{scores['folder']}: answers, scores.json and scores.md"
+
+
+def explain_command(folder: Path, item: str, *, as_json: bool) -> str:
+    """What `tfive eval explain` prints."""
+    found = find_item(folder, item)
+    return json.dumps(found, ensure_ascii=False) if as_json else explained(found)
+
+
+def compare_command(first: Path, second: Path, *, as_json: bool) -> str:
+    """What `tfive eval compare` prints."""
+    found = compare_runs(first, second)
+    return json.dumps(found, ensure_ascii=False) if as_json else comparison_table(found)

@@ -1,0 +1,325 @@
+"""Rules that span several settings, checked before anything runs. Each is one function and one message.
+
+A rule returns None, or one line that names the key, its value and the remedy. Rules within one section live beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tfive.config.schema import GROUPED, Config
+from tfive.rl.settings import TRAINING_ROLES
+
+Rule = Callable[[Config], str | None]
+RULES: list[Rule] = []
+
+
+def rule(function: Rule) -> Rule:
+    """Register a rule."""
+    RULES.append(function)
+    return function
+
+
+def problems(config: Config) -> list[str]:
+    """One line per broken rule, in the order of declaration."""
+    return [message for check in RULES if (message := check(config)) is not None]
+
+
+@rule
+def trace_decay_lies_between_0_and_1(config: Config) -> str | None:
+    """`0 ≤ λ(L) = 1 − 1/(αL) ≤ 1` for every reachable thought length (`eq:masked-gae`)."""
+    shortest = 1 if config.thought.variable_length else config.thought.length
+    alpha = config.gae.alpha
+    if alpha * shortest >= 1:
+        return None
+    decay = 1 - 1 / (alpha * shortest)
+    return (
+        f"gae.alpha = {alpha:g}: λ(L) = 1 − 1/(αL) is {decay:.3g} at thought length {shortest}, which can be reached; "
+        f"use gae.alpha ≥ {math.ceil(1e4 / shortest) / 1e4:g}"
+    )
+
+
+@rule
+def checkpoints_lie_in_the_thought(config: Config) -> str | None:
+    """Rising checkpoints from 1 to T, the last one T (`app:reward-details`)."""
+    checkpoints, length = config.thought.checkpoints, config.thought.length
+    rising = all(a < b for a, b in zip((0, *checkpoints), checkpoints))
+    if rising and checkpoints and checkpoints[-1] == length:
+        return None
+    return f"thought.checkpoints = {list(checkpoints)}: must rise from 1 and end at thought.length = {length}"
+
+
+@rule
+def variable_length_needs_a_close(config: Config) -> str | None:
+    """A thought can only end early by sampling its close."""
+    if not config.thought.variable_length or config.thought.delimiters != "none":
+        return None
+    return "thought.variable_length = true: needs a close to sample; set thought.delimiters to text or learned"
+
+
+@rule
+def continuation_fits_in_the_sequence(config: Config) -> str | None:
+    """`p + H ≤ S` for at least the first allowed position."""
+    horizon, length, first = config.thought.horizon, config.text.sequence_length, config.text.positions.min_context
+    if first + horizon <= length:
+        return None
+    return (
+        f"thought.horizon = {horizon}: p + H ≤ S fails already at position {first} of sequences of {length} tokens; "
+        f"use thought.horizon ≤ {max(length - first, 1)} or a longer text.sequence_length"
+    )
+
+
+@rule
+def positions_fit_in_the_sequence(config: Config) -> str | None:
+    """P positions at their least distance, with a continuation after the last."""
+    positions = config.text.positions
+    gap = positions.min_gap or config.thought.horizon
+    most = (config.text.sequence_length - config.thought.horizon - positions.min_context) // gap + 1
+    if positions.per_text <= most or most < 1:
+        return None
+    return (
+        f"text.positions.per_text = {positions.per_text}: at most {most} positions {gap} tokens apart fit in "
+        f"{config.text.sequence_length} tokens; use fewer, or a smaller text.positions.min_gap"
+    )
+
+
+def texts_needed(config: Config, role: str) -> int:
+    """Sequences that `role` takes in one window when every sequence gives all its positions."""
+    return math.ceil(config.window.count(role) / config.text.positions.per_text)
+
+
+@rule
+def training_roles_fit_in_the_training_split(config: Config) -> str | None:
+    """Roles go to whole texts and share none, so a window needs that many different ones."""
+    needed = sum(texts_needed(config, role) for role in TRAINING_ROLES)
+    available = config.text.sequences.train
+    if needed <= available:
+        return None
+    most = config.window.items * available // needed
+    return (
+        f"window.items = {config.window.items}: one window's roles need {needed} training sequences, "
+        f"text.sequences.train has {available}; use window.items ≤ {most} or prepare more text"
+    )
+
+
+@rule
+def qualification_fits_in_the_calibration_split(config: Config) -> str | None:
+    """A fresh test takes its texts from the calibration split."""
+    needed, available = texts_needed(config, "qualify"), config.text.sequences.calibration
+    if needed <= available:
+        return None
+    return (
+        f"window.qualify = {config.window.qualify:g}: a test needs {needed} calibration sequences, "
+        f"text.sequences.calibration has {available}; lower it or prepare more text"
+    )
+
+
+@rule
+def development_items_exist(config: Config) -> str | None:
+    """Progress is measured on items the development split can hold."""
+    after = config.run.develop_after
+    most = max(0, config.text.sequences.development - after) * config.text.positions.per_text
+    if config.run.develop_items <= most:
+        return None
+    rest = f" after the first {after} texts" if after else ""
+    return (
+        f"run.develop_items = {config.run.develop_items}: the development split holds {most} items{rest}; ask for fewer"
+    )
+
+
+@rule
+def development_items_lie_in_several_texts(config: Config) -> str | None:
+    """Content gain needs another text's thought for every item."""
+    least = 2 * config.text.positions.per_text
+    if config.run.develop_items >= least:
+        return None
+    return (
+        f"run.develop_items = {config.run.develop_items}: controls take thoughts of other texts, and one text may hold "
+        f"{config.text.positions.per_text} items; use at least {least}"
+    )
+
+
+@rule
+def roles_of_the_method_are_filled(config: Config) -> str | None:
+    """Critics, normaliser and calibration each need trajectories of their own."""
+    wanted = {"quiet-star-ppo": ("critic_fit", "scale"), "quiet-star-grpo": ("scale",)}.get(config.method, ())
+    if config.method == "t5":
+        wanted = ("critic_fit", "qualify", "pilot", "scale")
+        wanted += ("head_train", "head_validate") if config.calibration.mode in ("learned", "state", "repeated") else ()
+    empty = next((role for role in wanted if config.window.count(role) == 0), None)
+    return (
+        empty and f"window.{empty} = 0: method {config.method} needs trajectories of this role; give it a share above 0"
+    )
+
+
+@rule
+def group_suits_the_method(config: Config) -> str | None:
+    """Group-relative methods compare at least two thoughts; the others are single-rollout."""
+    group, method = config.group, config.method
+    if method in GROUPED and group < 2:
+        return f"thought.group = {group}: method {method} compares thoughts of one position; use thought.group = 8"
+    if method not in GROUPED and group > 1:
+        return f"thought.group = {group}: method {method} samples one thought per position; use thought.group = 1"
+    return None
+
+
+@rule
+def a_single_critic_is_no_pair(config: Config) -> str | None:
+    """Disjoint and bracketing pairs say how two critics differ."""
+    if config.method != "quiet-star-ppo" or config.critic.pair == "same":
+        return None
+    return f"critic.pair = {config.critic.pair}: method quiet-star-ppo has one critic; use critic.pair = same"
+
+
+@rule
+def the_actor_is_released_within_the_run(config: Config) -> str | None:
+    """Windows of reading, and PPO's frozen ones behind them, end before the run does."""
+    reading, windows = config.window.reading, config.window.windows
+    frozen = config.ppo.frozen_windows if config.method == "quiet-star-ppo" else 0
+    if config.method in ("base", "ntp", "anchor-only") or reading + frozen < windows:
+        return None
+    if reading >= windows:
+        return (
+            f"window.reading = {reading}: the run has {windows} windows and nothing would reward a thought; use fewer, "
+            "or method = anchor-only"
+        )
+    return f"ppo.frozen_windows = {frozen}: the actor would never move in {windows - reading} windows; use fewer"
+
+
+@rule
+def ablations_of_t5_are_of_t5(config: Config) -> str | None:
+    """What changes T⁵'s calibration or gate would silently change nothing elsewhere."""
+    if config.method == "t5":
+        return None
+    asked = {
+        f"calibration.mode = {config.calibration.mode}": config.calibration.mode != "learned",
+        "calibration.score_centering = true": config.calibration.score_centering,
+        "calibration.certified = true": config.calibration.certified,
+        "qualify.mode = fixed": config.qualify.mode == "fixed",
+    }
+    key = next((key for key, is_asked in asked.items() if is_asked), None)
+    return key and f"{key}: method {config.method} has no such step; use method = t5 or leave it out"
+
+
+@rule
+def a_foreign_reference_needs_critics(config: Config) -> str | None:
+    """Inside a group a reference that all share cancels, and without rewards there is none."""
+    if config.reward.reference == "no_thought" or config.method in ("t5", "quiet-star-ppo"):
+        return None
+    return (
+        f"reward.reference = {config.reward.reference}: it changes nothing in method {config.method}; use method t5 or "
+        "quiet-star-ppo, or reward.reference = no_thought"
+    )
+
+
+@rule
+def minibatches_are_not_empty(config: Config) -> str | None:
+    """Every PPO step gets at least one text."""
+    texts = texts_needed(config, "actor")
+    if config.actor.minibatches <= texts:
+        return None
+    return (
+        f"actor.minibatches = {config.actor.minibatches}: the actor role has {texts} texts a window; "
+        f"use fewer minibatches or more window.items"
+    )
+
+
+@rule
+def actor_steps_are_within_the_reuse(config: Config) -> str | None:
+    """Reuse is bounded: a window never takes more steps than its passes allow."""
+    most = config.actor.reuse_passes * config.actor.minibatches
+    if config.window.actor_steps <= most:
+        return None
+    return (
+        f"window.actor_steps = {config.window.actor_steps}: {config.actor.reuse_passes} passes of "
+        f"{config.actor.minibatches} minibatches give {most}; lower it or raise actor.reuse_passes"
+    )
+
+
+@rule
+def warmup_ends_within_the_run(config: Config) -> str | None:
+    """The learning rate reaches its peak before the last step."""
+    steps = config.window.windows * config.window.actor_steps
+    if config.optimizer.warmup_steps < steps:
+        return None
+    return f"optimizer.warmup_steps = {config.optimizer.warmup_steps}: the run takes {steps} steps; use fewer"
+
+
+@rule
+def ratio_correction_leaves_room(config: Config) -> str | None:
+    """A cap of 1 would weigh or drop every action whose two log-probabilities differ at all."""
+    if config.ratio.correction == "none" or config.ratio.cap > 1:
+        return None
+    return (
+        f"ratio.cap = {config.ratio.cap:g}: ratio.correction = {config.ratio.correction} needs a cap above 1, such as 2"
+    )
+
+
+@rule
+def bfloat16_weights_are_rounded_stochastically(config: Config) -> str | None:
+    """Weights kept in bfloat16 are allowed only with stochastic rounding, which in turn means nothing in float32."""
+    if config.optimizer.bf16_update != "stochastic" or config.model.compute != "float32":
+        return None
+    return (
+        "optimizer.bf16_update = stochastic: model.compute is float32, so nothing is rounded; "
+        "use model.compute = bfloat16 or optimizer.bf16_update = master"
+    )
+
+
+@rule
+def enforced_bounds_hold_by_construction(config: Config) -> str | None:
+    """Hoeffding limits may only be required where signal and mean head are bounded (`eq:moment-statistical-bound`)."""
+    if config.calibration.bounds != "enforce" or (config.critic.bounded and config.heads.mean_bound is not None):
+        return None
+    return (
+        "calibration.bounds = enforce: needs bounds by construction; "
+        "set critic.bounded = true and heads.mean_bound, or use calibration.bounds = report"
+    )
+
+
+@rule
+def the_actor_learns_something(config: Config) -> str | None:
+    """Without a policy gradient an anchor must carry the method; mixing and reading are the conditioned anchor's."""
+    anchor = config.anchor
+    if anchor.mixture > 0 and anchor.conditioned == 0:
+        return f"anchor.mixture = {anchor.mixture:g}: only the conditioned anchor mixes; set anchor.conditioned too"
+    if config.window.reading > 0 and anchor.conditioned == 0:
+        return f"window.reading = {config.window.reading}: nothing would teach reading; set anchor.conditioned too"
+    if config.method == "ntp" and anchor.next_token == 0:
+        return "anchor.next_token = 0: method ntp trains by this loss alone; use anchor.next_token = 1"
+    if config.method == "anchor-only" and anchor.next_token == anchor.conditioned == 0:
+        return "anchor.next_token = 0: method anchor-only needs an anchor; set anchor.next_token or anchor.conditioned"
+    return None
+
+
+@rule
+def there_is_text(config: Config) -> str | None:
+    """A run needs at least one source."""
+    if config.text.sources:
+        return None
+    return "text.sources = []: no text; name a preset or give a source, e.g. [[text.sources]] with name and path"
+
+
+@rule
+def parity_has_no_probes(config: Config) -> str | None:
+    """Probes and anchors continue begun thoughts, which parity sampling cannot."""
+    if not config.sampling.parity:
+        return None
+    if config.method == "t5" and config.calibration.mode == "repeated":
+        return "calibration.mode = repeated: parity sampling draws whole thoughts; use calibration.mode = learned"
+    if config.window.probe == 0:
+        return None
+    return f"window.probe = {config.window.probe:g}: parity sampling draws whole thoughts; set window.probe = 0"
+
+
+@rule
+def bounds_hold_by_construction(config: Config) -> str | None:
+    """Hoeffding limits and certificates need bounds on the actual signal, which bounded heads give."""
+    key = "certified" if config.calibration.certified else "bounds"
+    if config.calibration.bounds != "enforce" and not config.calibration.certified:
+        return None
+    if config.critic.bounded and config.heads.mean_bound is not None:
+        return None
+    value = "true" if key == "certified" else "enforce"
+    return f"calibration.{key} = {value}: nothing bounds the signal; set critic.bounded = true and heads.mean_bound"

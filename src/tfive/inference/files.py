@@ -1,0 +1,137 @@
+"""A model with thoughts on disk: a plain Hugging Face folder, and in its subfolder `thoughts/` all that they need."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tfive import __version__
+from tfive.errors import UserError
+from tfive.models.load import load_model, save_model, tokenizer_fingerprint
+from tfive.rl.gate import PredictionGate
+from tfive.tree.forward import Delimiters
+from tfive.tree.settings import SamplingSettings, ThoughtSettings
+
+FOLDER, DESCRIPTION, GATE, DELIMITERS = "thoughts", "thought.json", "gate.safetensors", "delimiters.safetensors"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ThinkerParts:
+    """Everything a `ThoughtModel` is made of."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    thought: ThoughtSettings
+    sampling: SamplingSettings
+    gate: PredictionGate | None = None
+    delimiters: Delimiters | None = None
+    origin: dict[str, Any] = field(default_factory=dict)
+    """Where it came from (base model, method, window, …), as plain values for a reader."""
+
+
+def save_thinker(parts: ThinkerParts, folder: str | os.PathLike[str]) -> None:
+    """Write the folder, whole or not at all; plain `transformers` loads it as the actor alone."""
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} already exists and is not empty; choose another folder")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as unfinished:
+            whole = Path(unfinished) / "model"
+            save_model(parts.model, parts.tokenizer, whole)
+            _write_thoughts(parts, whole / FOLDER)
+            os.replace(whole, target)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}; choose another folder") from error
+
+
+def _write_thoughts(parts: ThinkerParts, folder: Path) -> None:
+    folder.mkdir()
+    gate = parts.gate
+    description = {
+        "format": FORMAT,
+        "thought": parts.thought.model_dump(mode="json"),
+        "sampling": parts.sampling.model_dump(mode="json"),
+        "gate": None if gate is None else {"features": gate.features, "width": gate.last.in_features},
+        "tokenizer": tokenizer_fingerprint(parts.tokenizer),
+        "versions": {"tfive": __version__} | {name: version(name) for name in ("transformers", "torch")},
+        "origin": parts.origin,
+    }
+    (folder / DESCRIPTION).write_text(json.dumps(description, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    if gate is not None:
+        _save(gate, folder / GATE)
+    if parts.delimiters is not None:
+        _save(parts.delimiters, folder / DELIMITERS)
+
+
+def _save(module: torch.nn.Module, path: Path) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}, path)
+
+
+def load_thinker(
+    folder: str | os.PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> ThinkerParts:
+    """Read what `save_thinker` wrote; `device` and `dtype` are the model's, the gate stays in float32."""
+    source = Path(folder)
+    content = _description(source)
+    try:
+        thought = ThoughtSettings.model_validate_json(json.dumps(content["thought"]), strict=True)
+        sampling = SamplingSettings.model_validate_json(json.dumps(content["sampling"]), strict=True)
+        shape = content["gate"]
+        gate = None if shape is None else PredictionGate(int(shape["features"]), width=int(shape["width"]))
+    except (ValidationError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(source / FOLDER / DESCRIPTION, error) from error
+    if gate is not None:
+        _fill(gate, source / FOLDER / GATE)
+    delimiters = None
+    loaded = load_model(source, device=device, dtype=dtype)
+    if content.get("tokenizer") != loaded.fingerprint:
+        raise UserError(f"{source}: its tokenizer is not the one the thoughts were trained with; export the run again")
+    if thought.delimiters == "learned":
+        embedding: Any = loaded.model.get_input_embeddings()
+        delimiters = Delimiters(torch.zeros(2, embedding.embedding_dim))
+        _fill(delimiters, source / FOLDER / DELIMITERS)
+    return ThinkerParts(
+        loaded.model, loaded.tokenizer, thought, sampling, gate, delimiters, dict(content.get("origin") or {})
+    )
+
+
+def _description(source: Path) -> dict[str, Any]:
+    path = source / FOLDER / DESCRIPTION
+    if not path.is_file():
+        raise UserError(f"{source}: no {FOLDER}/{DESCRIPTION} in it; give a folder written by tfive export")
+    try:
+        content: Any = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        raise UserError(f"{path}: format {found}, this version of tfive reads {FORMAT}; export the run again")
+    return content
+
+
+def _fill(module: torch.nn.Module, path: Path) -> None:
+    """Load weights into a module of known shape; anything else is one line."""
+    try:
+        state: dict[str, Tensor] = load_file(path)
+        module.load_state_dict(state)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return UserError(f"{path} cannot be read: {reason[:200]}; export the run again")

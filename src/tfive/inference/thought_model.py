@@ -1,0 +1,364 @@
+"""`ThoughtModel`: a trained model with its thoughts and its gate, ready to predict and to write.
+
+A thought after token p serves the next H tokens, then it is dropped; the newest wins. Predictions with and without it
+are mixed in probability by the gate. Plain `transformers` loads the same folder as the actor alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tfive import rng
+from tfive.errors import UserError
+from tfive.inference.files import ThinkerParts, load_thinker, save_thinker
+from tfive.inference.requests import Manner, Order, When, Written
+from tfive.inference.results import Generation, Prediction, TextScores, Thought
+from tfive.inference.writer import write
+from tfive.rl.gate import PredictionGate
+from tfive.tree.decode import Reading
+from tfive.tree.forward import Delimiters, TreeModel
+from tfive.tree.head import Source, mix_log_probs, policy_terms, reduce_vocabulary
+from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts, plan_thoughts
+from tfive.tree.settings import EngineSettings, SamplingSettings, ThoughtSettings
+
+_PASS_NODES = 4096
+"""Branch nodes scored in one pass: keeps the mask of a long text small."""
+
+
+def plan_for(thought: ThoughtSettings, model: PreTrainedModel, tokenizer: Any) -> ThoughtPlan:
+    """The plan of `thought` in this vocabulary; special tokens, and rows beyond the tokenizer, are never an action."""
+    embedding: Any = model.get_input_embeddings()
+    vocabulary = embedding.num_embeddings
+    special = {i for i in tokenizer.all_special_ids if i < vocabulary} | set(range(len(tokenizer), vocabulary))
+    return plan_thoughts(thought, lambda text: tokenizer.encode(text, add_special_tokens=False), sorted(special))
+
+
+class ThoughtModel:
+    """A language model that thinks before some of its predictions.
+
+    >>> model = ThoughtModel.from_pretrained("out/")
+    >>> found = model.predict("37 boxes of 48 pencils each, which makes 1776 pencils.")
+    >>> found.mixed_gain, [thought.text for thought in found.thoughts]
+    >>> model.generate("37 boxes of 48 pencils each, which makes", max_new_tokens=20, show=True).text
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        thought: ThoughtSettings,
+        sampling: SamplingSettings | None = None,
+        gate: PredictionGate | None = None,
+        delimiters: Delimiters | None = None,
+        *,
+        engine: EngineSettings | None = None,
+        origin: dict[str, Any] | None = None,
+    ) -> None:
+        """`sampling` is the law of thought tokens. Without a `gate` a thought is trusted fully where it serves."""
+        embedding: Any = model.get_input_embeddings()
+        if (thought.delimiters == "learned") != (delimiters is not None):
+            raise UserError(
+                f"thought.delimiters = {thought.delimiters!r}: learned delimiters, and only they, have weights"
+            )
+        if gate is not None and (gate.features != embedding.embedding_dim or gate.extras):
+            wanted = f"{gate.features} features and {gate.extras} extras"
+            raise UserError(
+                f"the gate reads {wanted}, the model gives {embedding.embedding_dim} and 0; use its own gate"
+            )
+        self.model = model.eval()
+        self.gate = None if gate is None else gate.to(model.device).eval()
+        self.delimiters = None if delimiters is None else delimiters.to(model.device)
+        self.tokenizer, self.thought, self.sampling = tokenizer, thought, sampling or SamplingSettings()
+        self.origin = origin or {}
+        self.plan = replace(plan_for(thought, model, tokenizer), checkpoints=(thought.length,), group=1)
+        # Engines are made for a call: admitting fused blocks, which asks for a trial, would not pay.
+        self.settings = engine or EngineSettings(max_nodes=_PASS_NODES, fused_blocks="off")
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> ThoughtModel:
+        """The model in a folder that `save_pretrained` or `tfive export` wrote."""
+        parts = load_thinker(folder, device=device, dtype=dtype)
+        thoughts = parts.thought, parts.sampling, parts.gate, parts.delimiters
+        return cls(parts.model, parts.tokenizer, *thoughts, origin=parts.origin)
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write a Hugging Face folder for the actor and, in `thoughts/`, everything else; refuses a full folder."""
+        parts = self.thought, self.sampling, self.gate, self.delimiters, self.origin
+        save_thinker(ThinkerParts(self.model, self.tokenizer, *parts), folder)
+
+    @property
+    def limit(self) -> int | None:
+        """The most positions the model takes, where it says so."""
+        learned = self.engine().backbone.position_limit
+        return learned or getattr(self.model.config, "max_position_embeddings", None)
+
+    def engine(self) -> TreeModel:
+        """The model as a tree engine with this plan."""
+        # A fresh one a call: it keeps sampling buffers for every shape it meets, and texts come in all lengths.
+        return TreeModel(self.model, self.plan, self.settings, self.delimiters)
+
+    def _encode(self, text: str, least: int, what: str) -> list[int]:
+        tokenizer: Any = self.tokenizer
+        ids = [int(i) for i in tokenizer.encode(text, add_special_tokens=False)]
+        if len(ids) < least:
+            raise UserError(f"{what} of {len(ids)} tokens: at least {least} are needed; give more text")
+        return ids
+
+    def _check_length(self, tokens: int, thinking: bool, what: str) -> None:
+        needed = tokens + (self.plan.reach if thinking else 0)
+        if self.limit is not None and needed > self.limit:
+            aside = f" and {self.plan.reach} for a thought" if thinking else ""
+            raise UserError(f"{what} needs {tokens} positions{aside}, the model has {self.limit}; give less text")
+
+    def _decode(self, ids: Sequence[int], specials: bool = True) -> str:
+        tokenizer: Any = self.tokenizer
+        return tokenizer.decode(list(ids), skip_special_tokens=not specials, clean_up_tokenization_spaces=False)
+
+    def _thought(self, position: int, ids: Sequence[int], closed: bool) -> Thought:
+        return Thought(position, self._decode(ids[:-1] if closed else ids), tuple(ids), closed)
+
+    @torch.no_grad()
+    def predict(
+        self,
+        text: str,
+        *,
+        positions: Sequence[int] | None = None,
+        every: int | None = None,
+        entropy_above: float | None = None,
+        seed: int = 0,
+    ) -> Prediction:
+        """How well `text` is predicted with and without thoughts, and what the thoughts say.
+
+        Thoughts stand after the tokens in `positions`, after every `every`-th token, or wherever the plain prediction's
+        entropy is above `entropy_above` nats (and no earlier thought still serves); by default after every H-th.
+        """
+        if sum(choice is not None for choice in (positions, every, entropy_above)) > 1:
+            raise UserError("predict: give one of positions, every and entropy_above")
+        ids = self._encode(text, 2, "text")
+        self._check_length(len(ids), True, "text")
+        every = _positive("every", self.plan.horizon if every is None else every)
+        chosen = list(range(every - 1, len(ids) - 1, every)) if positions is None else _checked(positions, len(ids))
+
+        def uncertain(_: int, entropy: Tensor) -> list[int]:
+            return uncertain_places(entropy, entropy_above or 0.0, self.plan.horizon)
+
+        (scores,) = self.score([ids], [chosen] if entropy_above is None else uncertain, seed=seed)
+        return Prediction(**vars(scores), ids=tuple(ids), tokens=tuple(self._decode([i]) for i in ids))
+
+    @torch.no_grad()
+    def score(
+        self,
+        rows: Sequence[Sequence[int]],
+        positions: Sequence[Sequence[int]] | Callable[[int, Tensor], list[int]],
+        *,
+        seed: int = 0,
+        items: Sequence[int] | None = None,
+    ) -> list[TextScores]:
+        """How well each row of tokens is predicted with thoughts after its `positions`, all rows in one pass.
+
+        `positions` may be a function of the row's number and the entropies of its plain predictions. `items` says which
+        random numbers a row's thoughts get (default 0).
+        """
+        engine, numbers = self.engine(), items or [0] * len(rows)
+        known = None if callable(positions) else [list(chosen) for chosen in positions]
+        texts = _texts(rows, known or [[] for _ in rows], engine.device)
+        reading = engine.read(texts)
+        plain, entropy = _plain(engine, texts, reading)
+        lengths = [len(ids) - 1 for ids in rows]
+        if callable(positions):
+            known = [positions(n, entropy[n, :length]) for n, length in enumerate(lengths)]
+            # Recurrent layers keep their states at the positions known when the text is read.
+            texts = _texts(rows, known, engine.device)
+            reading = engine.read(texts)
+        thoughtful, beta, thoughts = self._served(engine, texts, reading, seed, numbers, plain)
+        mixed = torch.where(thoughtful.isnan(), plain, mix_log_probs(plain, thoughtful.nan_to_num(), beta))
+        return [
+            TextScores(plain[n, :m], thoughtful[n, :m], beta[n, :m], mixed[n, :m], entropy[n, :m], tuple(thoughts[n]))
+            for n, m in enumerate(lengths)
+        ]
+
+    def _served(
+        self, engine: TreeModel, texts: TextBatch, reading: Reading, seed: int, items: Sequence[int], plain: Tensor
+    ) -> tuple[Tensor, Tensor, list[list[Thought]]]:
+        """Thoughts at the texts' positions and what they make of the tokens they serve; later ones overrule."""
+        thoughtful, beta = torch.full_like(plain, torch.nan), torch.zeros_like(plain)
+        chosen = [[p for p in row if p >= 0] for row in texts.positions_BP.tolist()]
+        if not any(chosen):
+            return thoughtful, beta, [[] for _ in chosen]
+        numbers = np.stack(
+            [
+                rng.uniforms(seed, "thought", item, np.maximum(row, 0)[:, None], 0, np.arange(self.plan.length))
+                for item, row in zip(items, texts.positions_BP.cpu().numpy())
+            ]
+        )
+        thoughts = engine.sample(texts, torch.from_numpy(numbers), self.sampling, reading)
+        scores = engine.score(texts, thoughts, reading, features=self.gate is not None, whole=True)
+        trust_BRH = torch.ones_like(scores.token_BRH)
+        if self.gate is not None:
+            trust_BRH = torch.sigmoid(self.gate(scores.need("features_BRHD"), scores.need("no_thought_features_BRHD")))
+        loss, trust, mask = (x.cpu() for x in (scores.token_BRH, trust_BRH, scores.token_mask_BRH))
+        for b, row in enumerate(chosen):
+            for r, position in enumerate(row):
+                count = int(mask[b, r].sum())
+                here = slice(position, position + count)
+                thoughtful[b, here] = -loss[b, r, :count].to(thoughtful)
+                beta[b, here] = trust[b, r, :count].to(beta)
+        return thoughtful, beta, [self._listed(row, thoughts.rows(b, b + 1)) for b, row in enumerate(chosen)]
+
+    def _listed(self, positions: list[int], thoughts: Thoughts) -> list[Thought]:
+        rows = zip(positions, thoughts.tokens_BRT[0].tolist(), thoughts.length_BR[0].tolist(), thoughts.closed_BR[0])
+        return [self._thought(position, ids[:length], bool(closed)) for position, ids, length, closed in rows]
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int = 128,
+        every: int | None = None,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: str | Sequence[str] | None = None,
+        show: bool = False,
+    ) -> Generation:
+        """Go on from `prompt`, thinking at its end and after every `every` (default H) new tokens; 0: never.
+
+        `temperature`, `top_k` and `top_p` shape the draw of text tokens from the mixed prediction (0: always the most
+        likely); thoughts follow the sampling law they were trained with.
+        """
+        every = self.plan.horizon if every is None else every
+        if every < 0:
+            raise UserError(f"every = {every}: give 0 (no thoughts) or how many tokens to write between two thoughts")
+        law = text_law(temperature, top_k, top_p)
+        ids = self._encode(prompt, 1, "prompt")
+        width = len(ids) + _positive("max_new_tokens", max_new_tokens)
+        self._check_length(width, every > 0, "prompt with max_new_tokens")
+        manner = Manner(law, self.sampling, When(every), tuple(self.ends), seed)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        order = Order(tuple(ids), max_new_tokens)
+        ((_, written),) = self.write([order], manner, stops)
+        return self._generation(written, len(ids), stops, show)
+
+    def write(
+        self, orders: Sequence[Order], manner: Manner, stops: tuple[str, ...] = (), *, rows: int = 1, poll: int = 1
+    ) -> Iterator[tuple[int, Written]]:
+        """Many texts at once, as they are done: each with the number of its order."""
+        return write(self.engine(), self.gate, manner, orders, self._stopped(stops), rows=rows, poll=poll)
+
+    def _stopped(self, stops: tuple[str, ...]) -> Callable[[int, list[int], int], int | None]:
+        """After how many tokens the first of `stops` has been written; only the end of a text is looked at."""
+        reach = max((len(stop.encode()) for stop in stops), default=0)
+
+        def found(ids: list[int]) -> bool:
+            text = self._decode(ids, specials=False)
+            return any(stop in text for stop in stops)
+
+        def stopped(_: int, ids: list[int], known: int) -> int | None:
+            if not stops or not found(ids[max(0, known - reach) :]):
+                return None
+            return next((count for count in range(known + 1, len(ids) + 1) if found(ids[:count])), None)
+
+        return stopped
+
+    def text_of(self, written: Written, stops: tuple[str, ...] = ()) -> str:
+        """The written text, without what ended it."""
+        text = self._decode(written.ids[:-1] if written.ended == "end" else written.ids, specials=False)
+        if written.ended != "stop":
+            return text
+        return text[: min(at for stop in stops if (at := text.find(stop)) >= 0)]
+
+    def _generation(self, written: Written, prompt: int, stops: tuple[str, ...], show: bool) -> Generation:
+        text = self.text_of(written, stops)
+        thoughts = tuple(self._thought(*thought) for thought in written.thoughts)
+        if show:
+            text = self._with_thoughts(text, written.ids, thoughts, prompt)
+        plain, thoughtful, gate, mixed = written.log_probs.double().T
+        return Generation(plain, thoughtful, gate, mixed, text, tuple(written.ids), thoughts, written.ended)
+
+    def _with_thoughts(self, text: str, ids: list[int], thoughts: tuple[Thought, ...], prompt: int) -> str:
+        """The text with every thought between ⟨ and ⟩ where it was had."""
+        parts, done = [], 0
+        for thought in thoughts:
+            before = self._decode(ids[: thought.position - prompt + 1], specials=False)
+            upto = min(len(before), len(text))
+            parts += [text[done:upto], f"⟨{thought.text}⟩"]
+            done = upto
+        return "".join([*parts, text[done:]])
+
+    @property
+    def ends(self) -> set[int]:
+        """Tokens that end a text."""
+        declared = getattr(self.model.generation_config, "eos_token_id", None)
+        found = getattr(self.tokenizer, "eos_token_id", None) if declared is None else declared
+        return set(found) if isinstance(found, list | tuple) else set() if found is None else {int(found)}
+
+
+def _texts(rows: Sequence[Sequence[int]], positions: Sequence[Sequence[int]], device: torch.device) -> TextBatch:
+    """Rows of any lengths, and any number of positions, as one batch."""
+
+    def padded(lists: Sequence[Sequence[int]], filler: int) -> Tensor:
+        width = max(len(values) for values in lists)
+        return torch.tensor(
+            [[*values, *[filler] * (width - len(values))] for values in lists], dtype=torch.int64, device=device
+        )
+
+    positions_BP = padded(positions, -1)
+    return TextBatch(padded(rows, 0), padded([[0] * len(ids) for ids in rows], -1), positions_BP, positions_BP)
+
+
+def _plain(engine: TreeModel, texts: TextBatch, reading: Reading) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy `[B, S−1]` of every token's plain prediction."""
+    target_BS = texts.tokens_BS[:, 1:]
+    source, target = Source(engine.head, reading.hidden_BSD[:, :-1].flatten(0, 1)), {"target": target_BS.flatten()}
+    found = reduce_vocabulary([source], policy_terms, target, engine.engine.head_chunk, engine.engine.head_bytes)
+    return found["log_prob"].view(target_BS.shape).cpu(), found["entropy"].view(target_BS.shape).cpu()
+
+
+def _checked(positions: Sequence[int], tokens: int) -> list[int]:
+    chosen = sorted(set(positions))
+    if chosen and not 0 <= chosen[0] <= chosen[-1] < tokens - 1:
+        raise UserError(
+            f"positions {chosen[0]} … {chosen[-1]}: thoughts of this text stand after tokens 0 … {tokens - 2}"
+        )
+    return chosen
+
+
+def uncertain_places(entropy: Tensor, above: float, horizon: int) -> list[int]:
+    """Positions whose prediction is more uncertain than that, left to right, at least H apart."""
+    chosen: list[int] = []
+    for position in torch.nonzero(entropy > above).flatten().tolist():
+        if not chosen or position - chosen[-1] >= horizon:
+            chosen.append(position)
+    return chosen
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise UserError(f"{name} = {value}: at least 1 is needed")
+    return value
+
+
+def text_law(temperature: float, top_k: int, top_p: float) -> SamplingSettings | None:
+    """The law of text tokens; None is the greedy one."""
+    try:
+        return SamplingSettings(temperature=temperature or 1.0, top_k=top_k, top_p=top_p) if temperature else None
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise UserError(f"{wrong['loc'][0]} = {wrong['input']}: {wrong['msg'].lower()}") from error

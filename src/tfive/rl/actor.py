@@ -1,0 +1,273 @@
+"""The actor: the only part whose weights move in a window's last phase, by clipped PPO and its anchors."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tfive import rng
+from tfive.errors import RunFailed
+from tfive.rl.losses import Aggregate, PolicyTerms, centering_term, policy_terms, token_shares
+from tfive.rl.optimizer import MasterOptimizer
+from tfive.rl.sampling import micro_batches
+from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
+from tfive.rl.trajectory import Trajectories
+from tfive.tree.forward import Centring, TreeModel
+from tfive.tree.layout import TextBatch, ThoughtPlan
+from tfive.tree.outputs import PolicyOutput
+from tfive.tree.settings import SamplingSettings
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one optimizer step saw, as means over its valid tokens (losses in nats)."""
+
+    policy_loss: float
+    anchor_loss: float
+    conditioned_loss: float
+    clip_fraction: float
+    policy_kl: float
+    mismatch_kl: float
+    gradient_norm: float
+    lr: float
+    tokens: int
+    skipped: bool
+
+
+NO_TERMS = dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the passes of one step came to: sums of the policy's terms, means of the anchors' losses."""
+
+    policy: dict[str, float] = field(default_factory=lambda: dict(NO_TERMS))
+    text: float = 0.0
+    conditioned: float = 0.0
+
+
+class Actor:
+    """π_θ with its optimizer. `step` is one PPO update; anchors are read off the same rows, in parity mode in passes of
+    their own."""
+
+    def __init__(
+        self,
+        engine: TreeModel,
+        optimizer: MasterOptimizer,
+        actor: ActorSettings,
+        ratio: RatioSettings,
+        anchor: AnchorSettings,
+        *,
+        seed: int,
+        rows: int,
+        parity: bool = False,
+        patience: int = 3,
+        centre: SamplingSettings | None = None,
+    ) -> None:
+        """`parity`: ratios one text at a time, as in parity sampling. `patience`: how many skipped updates in a row end
+        the run. `centre`: the sampling law for score centring, which needs a second copy of the weights."""
+        self.engine, self.optimizer = engine, optimizer
+        self.reader = under(engine, replace(engine.plan, group=1))
+        """The same weights with one thought a position, whatever the group: for anchors, gate and measurements."""
+        self.settings, self.ratio, self.anchor = actor, ratio, anchor
+        self.seed, self.rows, self.parity, self.patience = seed, rows, parity, patience
+        self.skipped = 0
+        self.centring = None if centre is None else _centring(engine, ratio, centre)
+
+    def remember(self) -> None:
+        """π_old is the policy as it is now; only score centring needs to keep it."""
+        if self.centring is not None:
+            old, engine = self.centring.old, self.engine
+            old.model.load_state_dict(engine.model.state_dict())
+            if old.delimiters is not None and engine.delimiters is not None:
+                old.delimiters.load_state_dict(engine.delimiters.state_dict())
+
+    def minibatches(self, texts: int, window: int, reuse: int) -> list[Tensor]:
+        """The rows of each optimizer step of one pass over the window's texts: a fresh order per pass."""
+        order = rng.permutation(self.seed, f"minibatch/{reuse}", window, texts)
+        parts = np.array_split(order, min(self.settings.minibatches, texts))
+        return [torch.from_numpy(np.sort(part)) for part in parts]
+
+    def step(
+        self,
+        trajectories: Trajectories,
+        *,
+        policy: bool = True,
+        aggregate: Aggregate = "token",
+    ) -> StepStats:
+        """One update on these texts; its mean is global, so the size of micro-batches does not matter.
+
+        Without `policy` the anchors alone move θ. `aggregate`: the mean is over valid tokens, or over each thought's
+        tokens and then over thoughts.
+        """
+        if policy and self._one_pass:
+            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=True)
+        else:
+            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=False) if policy else Sums()
+            anchors = self._backward(self.reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
+            sums = replace(sums, text=anchors.text, conditioned=anchors.conditioned)
+        # A clipped token passes no gradient on, so a loss can be no number while every gradient is one.
+        sound = math.isfinite(sums.policy["loss_sum"] + sums.text + sums.conditioned)
+        report = self.optimizer.step() if sound else self.optimizer.skip()
+        self.skipped = 0 if report.applied else self.skipped + 1
+        if self.skipped >= self.patience:
+            raise RunFailed(
+                f"{self.skipped} actor updates in a row had losses or gradients that are not finite (last norm "
+                f"{report.gradient_norm}); lower optimizer.lr or look at the reward scale"
+            )
+        terms = sums.policy
+        tokens = max(terms["tokens"], 1.0)
+        return StepStats(
+            policy_loss=terms["loss_sum"] / max(terms["count"], 1.0),
+            anchor_loss=sums.text,
+            conditioned_loss=sums.conditioned,
+            clip_fraction=terms["clipped"] / tokens,
+            policy_kl=terms["kl_positive"] / tokens,
+            mismatch_kl=terms["mismatch_positive"] / tokens,
+            gradient_norm=report.gradient_norm,
+            lr=report.lr,
+            tokens=int(terms["tokens"]),
+            skipped=not report.applied,
+        )
+
+    @property
+    def _one_pass(self) -> bool:
+        """Whether policy and anchors share a reading of the row: a sum of losses has the sum of their gradients. Parity
+        wants rows as they were sampled."""
+        return not self.parity
+
+    def _first_thoughts(self, trajectories: Trajectories) -> Trajectories:
+        """Anchors read the first thought of a group alone, so that all thought methods have the same ones."""
+        single = trajectories.thoughts.branches(0, None, self.engine.plan.group)
+        return Trajectories(trajectories.role, trajectories.window, trajectories.texts, single)
+
+    def _backward(
+        self, engine: TreeModel, trajectories: Trajectories, *, aggregate: Aggregate | None, anchored: bool
+    ) -> Sums:
+        """Forward and backward passes over all texts: the policy's loss (unless `aggregate` is None), the next-token
+        loss of the texts, and where asked for that of the continuations given the thoughts."""
+        weights = self.anchor if anchored else AnchorSettings(next_token=0.0, conditioned=0.0)
+        if aggregate is None and not (weights.next_token or weights.conditioned):
+            return Sums()
+        acting, after = aggregate is not None, weights.conditioned > 0
+        mask_BRT = trajectories.mask_BRT
+        total = max(int((mask_BRT.any(-1) if aggregate == "thought" else mask_BRT).sum()), 1)
+        text_total, after_total = _anchor_counts(trajectories.texts, engine.plan.horizon)
+        sums, text_sum, after_sum = dict(NO_TERMS), 0.0, 0.0
+        for some in _parts(trajectories, self.rows):
+            output = engine.policy(
+                some.texts,
+                some.thoughts if acting or after else None,
+                actions=acting,
+                centring=self.centring if acting else None,
+                text_loss=weights.next_token > 0,
+                conditioned=after,
+                mixture=weights.mixture,
+                of_first=True,
+                parity=self.parity and acting,
+            )
+            loss = torch.zeros((), device=engine.device)
+            if aggregate is not None:
+                terms, own = self._policy_loss(some, output, aggregate)
+                loss = loss + own / total
+                for name in sums:
+                    sums[name] += float(getattr(terms, name).detach())
+            if output.text_loss_sum is not None:
+                loss = loss + weights.next_token * output.text_loss_sum / text_total
+                text_sum += float(output.text_loss_sum.detach())
+            if output.conditioned_loss_sum is not None:
+                loss = loss + weights.conditioned * output.conditioned_loss_sum / after_total
+                after_sum += float(output.conditioned_loss_sum.detach())
+            loss.backward()
+        return Sums(sums, text_sum / text_total, after_sum / after_total)
+
+    def _policy_loss(
+        self, some: Trajectories, output: PolicyOutput, aggregate: Aggregate
+    ) -> tuple[PolicyTerms, Tensor]:
+        """Clipped PPO's sums over these texts, and the loss that they make."""
+        advantage_BRT = some.need("advantage_BRT")
+        terms = policy_terms(
+            output.need("log_prob_BRT"),
+            some.need("log_old_BRT"),
+            some.thoughts.log_q_BRT,
+            advantage_BRT,
+            some.mask_BRT,
+            low=self.settings.clip_low,
+            high=self.settings.clip_high,
+            denominator=self.ratio.denominator,
+            correction=self.ratio.correction,
+            cap=self.ratio.cap,
+            aggregate=aggregate,
+        )
+        if self.centring is None:
+            return terms, terms.loss_sum
+        # Score centring: the update loses Ã·E_q[ρ∇log π | s]; its mean is zero while nothing is clipped.
+        centre_BRT = output.need("centre_BRT")
+        share_BRT = token_shares(some.mask_BRT, aggregate, centre_BRT.dtype)
+        return terms, terms.loss_sum + (advantage_BRT.detach() * share_BRT * centre_BRT).sum()
+
+    def state_dict(self) -> dict[str, Any]:
+        # Weights in compute precision follow from the masters where there are any, so both are always in step.
+        state: dict[str, Any] = {
+            "model": dict(self.engine.model.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "skipped": self.skipped,
+        }
+        if self.engine.delimiters is not None:
+            state["delimiters"] = dict(self.engine.delimiters.state_dict())
+        if self.centring is not None:
+            old = self.centring.old
+            state["old_model"] = dict(old.model.state_dict())
+            if old.delimiters is not None:
+                state["old_delimiters"] = dict(old.delimiters.state_dict())
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.engine.model.load_state_dict(state["model"])
+        if self.engine.delimiters is not None:
+            self.engine.delimiters.load_state_dict(state["delimiters"])
+        if self.centring is not None:
+            old = self.centring.old
+            old.model.load_state_dict(state["old_model"])
+            if old.delimiters is not None:
+                old.delimiters.load_state_dict(state["old_delimiters"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.skipped = int(state["skipped"])
+
+
+def under(engine: TreeModel, plan: ThoughtPlan) -> TreeModel:
+    """The same weights under another plan."""
+    return engine if plan == engine.plan else TreeModel(engine.model, plan, engine.engine, engine.delimiters)
+
+
+def _centring(engine: TreeModel, ratio: RatioSettings, law: SamplingSettings) -> Centring:
+    """A frozen copy of the policy, and the mean score of the update that these ratios make."""
+    model = copy.deepcopy(engine.model).requires_grad_(False)
+    delimiters = None if engine.delimiters is None else copy.deepcopy(engine.delimiters).requires_grad_(False)
+    term = partial(centering_term, denominator=ratio.denominator, correction=ratio.correction, cap=ratio.cap)
+    return Centring(TreeModel(model, engine.plan, engine.engine, delimiters), law, term)
+
+
+def _parts(trajectories: Trajectories, rows: int) -> Iterator[Trajectories]:
+    for part in micro_batches(len(trajectories.texts.tokens_BS), rows):
+        yield trajectories.rows(part)
+
+
+def _anchor_counts(texts: TextBatch, horizon: int) -> tuple[int, int]:
+    """Next-token predictions inside documents, and continuation tokens behind one thought a position: the anchors'
+    denominators."""
+    same_BS = (texts.document_BS[:, 1:] == texts.document_BS[:, :-1]) & (texts.document_BS[:, 1:] >= 0)
+    ahead = texts.positions_BP[..., None] + 1 + torch.arange(horizon, device=texts.positions_BP.device)
+    inside = ahead.clamp(max=texts.tokens_BS.shape[1] - 1)
+    document = texts.document_BS.gather(1, inside.flatten(1)).view(inside.shape)
+    own = texts.document_BS.gather(1, texts.positions_BP.clamp(min=0))[..., None]
+    kept = (document == own) & (ahead < texts.tokens_BS.shape[1]) & (texts.positions_BP >= 0)[..., None]
+    return max(int(same_BS.sum()), 1), max(int(kept.sum()), 1)

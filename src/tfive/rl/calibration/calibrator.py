@@ -1,0 +1,267 @@
+"""What the weight and mean heads read of stored trajectories, and the persistent pair of heads themselves."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfive.errors import RunFailed
+from tfive.rl.calibration.heads import MeanHead, WeightHead
+from tfive.rl.calibration.mean import MeanPlan, cross_fit_change, cross_fit_offset
+from tfive.rl.calibration.mixture import FixedWeight, MeanInputs, Mixture, WeightInputs
+from tfive.rl.calibration.moments import CalibrationData, Occupation
+from tfive.rl.calibration.repeated import calibrate_repeated
+from tfive.rl.calibration.saddle import CalibrationPlan, Candidate, calibrate
+from tfive.rl.calibration.settings import CalibrationSettings, HeadSettings
+from tfive.rl.critics import Judged
+from tfive.rl.drift import offset_split
+from tfive.rl.gae import PilotNormaliser
+from tfive.rl.gains import emptied
+from tfive.rl.replay import Recorder
+from tfive.rl.sampling import micro_batches, scoring_features
+from tfive.rl.trajectory import Trajectories
+from tfive.tree.forward import TreeModel
+
+
+class Calibrator:
+    """Assembles head inputs under frozen policy, scorer and critics, and learns the weight (eq:calibrated-weight)."""
+
+    def __init__(
+        self,
+        engine: TreeModel,
+        critic_features: int,
+        heads: HeadSettings,
+        settings: CalibrationSettings,
+        *,
+        seed: int,
+        rows: int,
+    ) -> None:
+        self.engine, self.settings, self.seed, self.rows = engine, settings, seed, rows
+        features = engine.width
+        prefix = features + 2 * critic_features
+        scoring = features + engine.plan.horizon + 1
+        self.weight_head = WeightHead(
+            prefix,
+            features,
+            width=settings.weight_width,
+            depth=settings.layers,
+            action_width=heads.action_width,
+            dropout=settings.dropout,
+            seed=seed,
+        )
+        self.mean_head = MeanHead(
+            prefix,
+            scoring,
+            width=settings.mean_width,
+            depth=settings.layers,
+            dropout=settings.dropout,
+            bound=heads.mean_bound,
+            seed=seed + 1,
+        )
+        self.weight_head.to(engine.device)
+        self.mean_head.to(engine.device)
+        self._untrained = copy.deepcopy(self.mean_head)
+        self.multiplier: float | None = None
+        self._recorder = Recorder.on(engine.device, engine.engine.cuda_graphs)
+
+    @contextmanager
+    def _plan(self) -> Iterator[CalibrationPlan]:
+        """The numbers of head learning. What is recorded by it on a GPU is forgotten with it."""
+        try:
+            yield CalibrationPlan.of(self.settings, self._recorder)
+        finally:
+            if self._recorder is not None:
+                self._recorder.release()
+
+    def fresh_weight_head(self) -> WeightHead:
+        """A frozen copy of the weight head, to be filled from a saved state."""
+        return copy.deepcopy(self.weight_head).requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def weight_inputs(self, trajectories: Trajectories, judged: Judged) -> WeightInputs:
+        """The visible side of every valid thought, in the flat order `trajectories.thoughts.valid_BR` gives."""
+        valid_BR = trajectories.thoughts.valid_BR
+        policy_BRTD = self._policy_features(trajectories)
+        prefix = torch.cat([policy_BRTD, *judged.features_2BRTE.to(policy_BRTD.dtype)], dim=-1)
+        steps, count = self.engine.plan.length, int(valid_BR.sum())
+        time_T = torch.arange(steps, device=valid_BR.device, dtype=torch.float32) / steps
+        return WeightInputs(
+            prefix_NTD=prefix[valid_BR].float(),
+            value_NT2=judged.values_2BRT.permute(1, 2, 3, 0)[valid_BR].float(),
+            time_NT=time_T.expand(count, -1),
+            action_NTE=self.engine.backbone.embedding(trajectories.thoughts.tokens_BRT)[valid_BR].float(),
+            log_prob_NT=trajectories.need("log_old_BRT")[valid_BR].float(),
+        )
+
+    @torch.no_grad()
+    def data(self, trajectories: Trajectories, judged: Judged, normaliser: PilotNormaliser) -> CalibrationData:
+        """Inputs of both heads, both normalised advantages and the occupation measure of a set of trajectories.
+
+        Of continuations of the same prefixes only the probed actions count, an anchor's side by side (`anchored`).
+        """
+        valid_BR, mask_BRT = trajectories.thoughts.valid_BR, trajectories.mask_BRT
+        visible = self.weight_inputs(trajectories, judged)
+        steps = self.engine.plan.length
+        context = MeanInputs(
+            prefix_NTD=visible.prefix_NTD,
+            value_NT2=visible.value_NT2,
+            time_NT=visible.time_NT,
+            remaining_NT=1 - visible.time_NT,
+            potential_NT=trajectories.need("potentials_BRT")[valid_BR].float(),
+            scoring_NTF=self._judged_by(trajectories)[valid_BR][:, None].expand(-1, steps, -1),
+        )
+        first, second = (normaliser.normalise(gae, mask_BRT)[valid_BR].float() for gae in trajectories.need("gae_2BRT"))
+        text_BR = trajectories.texts.items_BP.amax(1)[:, None].expand_as(valid_BR)
+        occupation = Occupation(mask_BRT[valid_BR], text_BR[valid_BR], steps)
+        data = CalibrationData(visible, context, first, second, occupation)
+        if trajectories.probe_step_BR is None:
+            return data
+        if not occupation.count:
+            raise RunFailed(
+                f"no thought of the {trajectories.role} set of window {trajectories.window} lasts until its anchor: "
+                f"raise window.items or window.{trajectories.role}, or use calibration.mode = learned"
+            )
+        return data.anchored(trajectories.probe_step_BR[valid_BR], self.settings.continuations)
+
+    def learn(self, data: CalibrationData, window: int) -> Candidate:
+        """Learn on one window's head-training set; returns the frozen candidate, keeps the heads as the next start."""
+        mask, state_only = data.occupation.mask_NT, self.settings.mode == "state"
+        self.weight_head.standardize(data.weight_inputs.state_only() if state_only else data.weight_inputs, mask)
+        self.mean_head.standardize(data.mean_inputs, mask)
+        start = self.multiplier
+        with self._plan() as plan:
+            if self.settings.mode == "repeated":
+                candidate = calibrate_repeated(self.weight_head, data, plan, self.seed, window, multiplier=start)
+            else:
+                candidate = calibrate(
+                    self.weight_head,
+                    self.mean_head,
+                    data,
+                    plan,
+                    self.seed,
+                    window,
+                    state_only=state_only,
+                    multiplier=start,
+                    fresh=self._fresh_mean_head,
+                )
+        self.multiplier = candidate.multiplier
+        return candidate
+
+    def offsets(self, data: CalibrationData, mixture: Mixture, window: int) -> dict[str, float]:
+        """The cross-fitted offset of the mixture and of the fixed average, with what visible inputs alone explain.
+
+        Each is a lower bound on R in expectation, from mean heads refitted for that very mixture on other texts. With
+        fewer texts than folds there are no other texts, and nothing is told.
+        """
+        if data.occupation.text_N.unique().numel() < self.settings.folds:
+            return {}
+        with self._plan() as plan:
+            found = self._offsets(data, mixture, window, plan.mean_plan())
+        return found | self.changes(data, mixture, window)
+
+    def _offsets(self, data: CalibrationData, mixture: Mixture, window: int, plan: MeanPlan) -> dict[str, float]:
+        folds = self.settings.folds
+        found: dict[str, float] = {}
+        for name, rule in (("mixture", mixture), ("average", FixedWeight())):
+            mixed = rule.mixed(data.weight_inputs, data.first_NT, data.second_NT)
+            total, visible = (
+                cross_fit_offset(
+                    self._fresh_mean_head, inputs, mixed, data.occupation, plan, folds, self.seed, window
+                ).value_NT
+                for inputs in (data.mean_inputs, data.mean_inputs.visible())
+            )
+            occupation = data.occupation
+            split = offset_split(
+                occupation.per_trajectory(total), occupation.per_trajectory(visible), occupation.text_N
+            )
+            found |= {
+                f"cross_fit_{name}": split.total.mean,
+                f"cross_fit_{name}_error": split.total.error,
+                f"cross_fit_{name}_visible": split.visible.mean,
+                f"cross_fit_{name}_hidden": split.hidden.mean,
+            }
+        return found
+
+    def changes(self, data: CalibrationData, mixture: Mixture, window: int) -> dict[str, float]:
+        """R(w) − R(½) and its visible part as paired, cross-fitted differences; nothing where there is no weight."""
+        weight = mixture.weight(data.weight_inputs)
+        if weight is None:
+            return {}
+        found: dict[str, float] = {}
+        with self._plan() as plan:
+            for name, inputs in (("", data.mean_inputs), ("_visible", data.mean_inputs.visible())):
+                change = cross_fit_change(
+                    self._fresh_mean_head,
+                    inputs,
+                    weight.to(data.first_NT.dtype),
+                    data.first_NT,
+                    data.second_NT,
+                    data.occupation,
+                    plan.mean_plan(),
+                    self.settings.folds,
+                    self.seed,
+                    window,
+                ).estimate
+                found |= {f"cross_fit_change{name}": change.mean, f"cross_fit_change{name}_error": change.error}
+        return found
+
+    def _fresh_mean_head(self) -> MeanHead:
+        """A mean head that has learned nothing yet, with this window's input moments."""
+        head = copy.deepcopy(self._untrained)
+        for path in ("prefix", "scoring"):
+            getattr(head, path).standardize.load_state_dict(getattr(self.mean_head, path).standardize.state_dict())
+        head.scalars.load_state_dict(self.mean_head.scalars.state_dict())
+        return head
+
+    def advantage(
+        self, trajectories: Trajectories, judged: Judged, normaliser: PilotNormaliser, mixture: Mixture
+    ) -> Trajectories:
+        """The actor's detached, mixed, normalised advantage (eq:twin-advantage) and the frozen weight behind it."""
+        valid_BR, mask_BRT = trajectories.thoughts.valid_BR, trajectories.mask_BRT
+        inputs = self.weight_inputs(trajectories, judged)
+        first, second = (normaliser.normalise(gae, mask_BRT)[valid_BR] for gae in trajectories.need("gae_2BRT"))
+        mixed, weight = mixture.mixed(inputs, first, second), mixture.weight(inputs)
+        advantage_BRT = torch.zeros_like(mask_BRT, dtype=first.dtype)
+        advantage_BRT[valid_BR] = mixed.to(first.dtype)
+        weight_BRT = torch.zeros_like(advantage_BRT)
+        if weight is not None:
+            weight_BRT[valid_BR] = weight.to(first.dtype)
+        mixed_set = trajectories.having(advantage_BRT=advantage_BRT * mask_BRT, weight_BRT=weight_BRT * mask_BRT)
+        return mixed_set.without_states()
+
+    def _policy_features(self, trajectories: Trajectories) -> Tensor:
+        if trajectories.states_BRTD is not None:
+            return trajectories.states_BRTD
+        parts = [trajectories.rows(p) for p in micro_batches(len(trajectories.texts.tokens_BS), self.rows)]
+        return torch.cat([self.engine.features(some.texts, some.thoughts) for some in parts])
+
+    def _judged_by(self, trajectories: Trajectories) -> Tensor:
+        """The scoring text's features, with what rewards are held against in the last place (usually ℓ_0)."""
+        found_BRF = self._scoring_features(trajectories)
+        return torch.cat([found_BRF[..., :-1], trajectories.reference_BR[..., None].to(found_BRF.dtype)], -1)
+
+    def _scoring_features(self, trajectories: Trajectories) -> Tensor:
+        if trajectories.scoring_BRF is not None:
+            return trajectories.scoring_BRF
+        parts = []
+        for part in micro_batches(len(trajectories.texts.tokens_BS), self.rows):
+            some = trajectories.rows(part)
+            parts.append(scoring_features(self.engine.score(some.texts, emptied(some.thoughts), features=True)))
+        return torch.cat(parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "weight": dict(self.weight_head.state_dict()),
+            "mean": dict(self.mean_head.state_dict()),
+            "multiplier": self.multiplier,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weight_head.load_state_dict(state["weight"])
+        self.mean_head.load_state_dict(state["mean"])
+        self.multiplier = state["multiplier"]

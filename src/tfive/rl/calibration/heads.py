@@ -1,0 +1,205 @@
+"""The two small heads of the calibration: the weight w(s, a) and the mean h(c) (app:calibration-implementation).
+
+They read bundles of feature tensors (`rl.calibration.mixture.WeightInputs`, `MeanInputs`) that hold nothing else they
+could look at: no return, no GAE, and for the mean nothing of the action or of what follows it. Inputs are standardised
+by moments that are fixed once per window, before any learning, so that a head means the same in fitting and in use.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class _VisibleInputs(Protocol):
+    @property
+    def prefix_NTD(self) -> Tensor: ...
+    @property
+    def value_NT2(self) -> Tensor: ...
+    @property
+    def time_NT(self) -> Tensor: ...
+
+
+class WeightFeatures(_VisibleInputs, Protocol):
+    """What w(s, a) reads: visible and critic features, both values, time, the action's embedding and log-prob."""
+
+    @property
+    def action_NTE(self) -> Tensor: ...
+    @property
+    def log_prob_NT(self) -> Tensor: ...
+
+
+class MeanFeatures(_VisibleInputs, Protocol):
+    """What h(c) reads: the visible side, the allowance left, the last potential, and the scoring text's features."""
+
+    @property
+    def remaining_NT(self) -> Tensor: ...
+    @property
+    def potential_NT(self) -> Tensor: ...
+    @property
+    def scoring_NTF(self) -> Tensor: ...
+
+
+class Standardizer(nn.Module):
+    """Centres and scales features by stored moments; they change only through `fix`, and travel in the state dict."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("scale", torch.ones(width))
+
+    @torch.no_grad()
+    def fix(self, features: Tensor, mask: Tensor) -> None:
+        """Take the moments of the valid entries; a feature that does not vary there is only centred."""
+        chosen = features[mask].to(torch.float64)
+        if not len(chosen):
+            raise ValueError("no valid entry to take moments of")
+        spread = chosen.std(dim=0, correction=0)
+        self.mean.copy_(chosen.mean(dim=0))
+        self.scale.copy_(torch.where(spread > 1e-6, spread, torch.ones_like(spread)).reciprocal())
+
+    def forward(self, features: Tensor) -> Tensor:
+        return (features.to(self.mean.dtype) - self.mean) * self.scale
+
+
+def dense(width_in: int, width_out: int, generator: torch.Generator, gain: float = 1.0) -> nn.Linear:
+    """A linear layer with N(0, gain²/width_in) weights from `generator` and zero bias, in float32."""
+    layer = nn.Linear(width_in, width_out, dtype=torch.float32)
+    with torch.no_grad():
+        layer.weight.normal_(0.0, gain * max(width_in, 1) ** -0.5, generator=generator)
+        layer.bias.zero_()
+    return layer
+
+
+class _Path(nn.Module):
+    """One group of inputs: standardised, then projected to `width` units."""
+
+    def __init__(self, width_in: int, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.standardize = Standardizer(width_in)
+        self.project = dense(width_in, width, generator)
+
+    def forward(self, features: Tensor) -> Tensor:
+        out: Tensor = self.project(self.standardize(features))
+        return out
+
+
+class _Joined(nn.Module):
+    """Hidden layers on the joined paths and a scalar output whose last layer is small but not zero.
+
+    An exactly zero last layer would block every gradient above it (app:gate-behavior).
+    """
+
+    def __init__(self, width_in: int, width: int, depth: int, dropout: float, generator: torch.Generator) -> None:
+        super().__init__()
+        widths = [width_in] + [width] * depth
+        self.hidden = nn.ModuleList(dense(a, b, generator, gain=2.0**0.5) for a, b in pairwise(widths))
+        self.dropout = nn.Dropout(dropout)
+        self.last = dense(width, 1, generator, gain=0.01)
+
+    def forward(self, joined: Tensor) -> Tensor:
+        x = self.dropout(nn.functional.silu(joined))
+        for layer in self.hidden:
+            x = self.dropout(nn.functional.silu(layer(x)))
+        out: Tensor = self.last(x)
+        return out.squeeze(-1)
+
+
+def _scalars(*columns: Tensor) -> Tensor:
+    return torch.stack(columns, dim=-1)
+
+
+def _values(inputs: _VisibleInputs) -> Tensor:
+    """Level, disagreement and time: the values' mean and difference say more to a small head than the values do."""
+    first, second = inputs.value_NT2.unbind(-1)
+    return _scalars((first + second) / 2, first - second, inputs.time_NT, inputs.time_NT.square())
+
+
+class WeightHead(nn.Module):
+    """w(s, a) → [0, 1] (eq:twin-advantage), near ½ at the start.
+
+    The state-only weight is the same head fed `inputs.state_only()`, in `standardize` too.
+    """
+
+    def __init__(
+        self,
+        prefix: int,
+        action: int,
+        *,
+        width: int = 64,
+        depth: int = 2,
+        action_width: int = 16,
+        dropout: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        """`prefix` and `action` are the widths D and E of the features; E is projected down to `action_width`."""
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.prefix = _Path(prefix, width, generator)
+        self.action = _Path(action, action_width, generator)
+        self.scalars = Standardizer(5)
+        self.joined = _Joined(width + action_width + 5, width, depth, dropout, generator)
+
+    def _columns(self, inputs: WeightFeatures) -> Tensor:
+        return torch.cat([_values(inputs), inputs.log_prob_NT.unsqueeze(-1)], dim=-1)
+
+    def standardize(self, inputs: WeightFeatures, mask_NT: Tensor) -> None:
+        """Fix the input moments for a window, from the valid steps of its head-training trajectories."""
+        self.prefix.standardize.fix(inputs.prefix_NTD, mask_NT)
+        self.action.standardize.fix(inputs.action_NTE, mask_NT)
+        self.scalars.fix(self._columns(inputs), mask_NT)
+
+    def forward(self, inputs: WeightFeatures) -> Tensor:
+        columns = self.scalars(self._columns(inputs))
+        paths = [self.prefix(inputs.prefix_NTD), self.action(inputs.action_NTE), columns]
+        return torch.sigmoid(self.joined(torch.cat(paths, dim=-1)))
+
+
+class MeanHead(nn.Module):
+    """h(c), the conditional mean response of eq:calibrated-weight, with a training-only path for the scoring text."""
+
+    def __init__(
+        self,
+        prefix: int,
+        scoring: int,
+        *,
+        width: int = 64,
+        depth: int = 2,
+        dropout: float = 0.1,
+        bound: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        """`prefix` and `scoring` are the widths D and F; with `bound` K_h, |h| < K_h by construction."""
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.prefix = _Path(prefix, width, generator)
+        self.scoring = _Path(scoring + 1, width, generator)
+        self.scalars = Standardizer(5)
+        self.dropout = nn.Dropout(dropout)
+        self.joined = _Joined(2 * width + 5, width, depth, dropout, generator)
+        self.bound = bound
+
+    def _columns(self, inputs: MeanFeatures) -> Tensor:
+        return torch.cat([_values(inputs), inputs.remaining_NT.unsqueeze(-1)], dim=-1)
+
+    def _hidden_side(self, inputs: MeanFeatures) -> Tensor:
+        """What only training may see: the scoring text, and the last potential, which was computed from it."""
+        return torch.cat([inputs.scoring_NTF, inputs.potential_NT.unsqueeze(-1)], dim=-1)
+
+    def standardize(self, inputs: MeanFeatures, mask_NT: Tensor) -> None:
+        """Fix the input moments for a window, from the valid steps of its head-training trajectories."""
+        self.prefix.standardize.fix(inputs.prefix_NTD, mask_NT)
+        self.scoring.standardize.fix(self._hidden_side(inputs), mask_NT)
+        self.scalars.fix(self._columns(inputs), mask_NT)
+
+    def forward(self, inputs: MeanFeatures) -> Tensor:
+        prefix = self.prefix.project(self.dropout(self.prefix.standardize(inputs.prefix_NTD)))
+        scoring = self.scoring.project(self.dropout(self.scoring.standardize(self._hidden_side(inputs))))
+        out: Tensor = self.joined(torch.cat([prefix, scoring, self.scalars(self._columns(inputs))], dim=-1))
+        return out if self.bound is None else self.bound * torch.tanh(out / self.bound)

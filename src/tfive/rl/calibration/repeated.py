@@ -1,0 +1,79 @@
+"""Repeated-prefix calibration: the same weight from several continuations of each anchor, with no mean head at all.
+
+The mean of an anchor's *other* continuations stands where h(c) does in the saddle (eq:calibrated-weight). It is
+independent of the continuation it is paired with, so the descent in w follows the unbiased offset itself, and the rest
+(retention, multiplier, early stop by texts) is the same. What it costs is M trajectories an anchor
+(eq:repeated-rollout-budget).
+"""
+
+from __future__ import annotations
+
+import copy
+
+from torch import Tensor, nn
+
+from tfive.rl.calibration.early_stop import Judge
+from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, mix
+from tfive.rl.calibration.moments import CalibrationData
+from tfive.rl.calibration.saddle import CalibrationPlan, Candidate, Descent, Split, looked, outputs, search
+from tfive.rl.drift import offset_products
+
+
+def mean_of_others(value_NM: Tensor) -> Tensor:
+    """The mean of each anchor's other continuations, [N, M]: an estimate of its conditional mean that knows nothing of
+    the continuation it is paired with."""
+    count = value_NM.shape[-1]
+    if count < 2:
+        raise ValueError(f"an anchor needs at least 2 continuations, got {count}")
+    return (value_NM.sum(-1, keepdim=True) - value_NM) / (count - 1)
+
+
+def calibrate_repeated(
+    weight_head: nn.Module,
+    data: CalibrationData,
+    plan: CalibrationPlan,
+    seed: int,
+    window: int = 0,
+    *,
+    multiplier: float | None = None,
+) -> Candidate:
+    """Descends in w on the unbiased offset of the anchors, ascends in β; returns a copy frozen at the best look.
+
+    `data` holds the N anchors, their M continuations where steps usually are ([N, M, …], `CalibrationData.anchored`).
+    The given head is left at the chosen look. The candidate has no mean head.
+    """
+    split = Split.of(data, plan, seed, "repeated", window)
+    learner = _Repeated(Descent(weight_head, split.learn, plan, multiplier), split.learn)
+    best, step, trace = search(learner, split, plan, seed, "repeated", window)
+    mixture: LearnedWeight | FixedWeight = FixedWeight()
+    if best.change < 0:
+        mixture = LearnedWeight(copy.deepcopy(weight_head).requires_grad_(False).eval(), name="repeated")
+    kept = split.kept
+    risk = offset_products(mixture.mixed(kept.weight_inputs, kept.first_NT, kept.second_NT)).mean()
+    return Candidate(mixture, None, best.multiplier, float(risk), step, trace, min(0.0, best.change))
+
+
+class _Repeated:
+    """w descends against the mean of each anchor's other continuations; β ascends on the constraint."""
+
+    batches = 1
+
+    def __init__(self, descent: Descent, data: CalibrationData) -> None:
+        self.descent, self.data = descent, data
+        self.heads, self.optimizers = (descent.weight_head,), (descent.optimizer,)
+
+    def step(self, *rows: Tensor) -> None:
+        part = self.data
+        if rows[0].numel() < part.occupation.count:
+            part = part.rows(rows[0])
+        self.descent.weight_head.train()
+        weight = self.descent.weight_head(part.weight_inputs)
+        self.descent.step(part, weight, mean_of_others(mix(weight.detach(), part.first_NT, part.second_NT)))
+
+    def look(self, judge: Judge) -> dict[str, float]:
+        kept = judge.data
+        weight = outputs(self.descent.weight_head, kept.weight_inputs)
+        # With this m the judge's change is R(w) − R(½) by products of different continuations, without bias.
+        moved = mean_of_others((weight - 0.5) * (kept.first_NT - kept.second_NT))
+        risk = float(offset_products(mix(weight, kept.first_NT, kept.second_NT)).mean())
+        return {"moment": risk, **looked(judge, weight, moved, self.heads, self.descent.multiplier)}

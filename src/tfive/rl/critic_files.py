@@ -1,0 +1,95 @@
+"""Critic pairs on disk, so that a later run can start from them: safetensors and a description that is checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tfive.errors import UserError
+from tfive.rl.critic import Critic
+
+_DESCRIPTION = "critics.json"
+_VERSION = 1
+
+
+def description(critic: Critic) -> dict[str, Any]:
+    """What must agree between a saved critic and the one it is loaded into."""
+    settings = critic.settings
+    shape = {"adapt": settings.adapt, "width": settings.width, "bound": critic.head.bound, "steps": critic.plan.length}
+    shape |= {"features": critic.head.features, "first_block": critic.first_block}
+    if settings.adapt == "lora":
+        shape |= {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha}
+    return shape
+
+
+def save_critics(
+    folder: str | os.PathLike[str], critics: Sequence[Critic], weights: Sequence[Mapping[str, Tensor]] | None = None
+) -> None:
+    """Write a pair into a new folder that appears whole or not at all.
+
+    `weights` are the exact ones (`MasterOptimizer.masters()` of each critic); without them the compute copies are kept.
+    """
+    target = Path(folder)
+    if target.exists():
+        raise UserError(f"{target} already exists; choose another folder for the critics")
+    states = [dict(critic.state_dict()) for critic in critics]
+    for state, exact in zip(states, weights or []):
+        if set(exact) != set(state):
+            raise ValueError("the exact weights are of another critic")
+        state.update(exact)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as unfinished:
+            whole = Path(unfinished) / "critics"
+            whole.mkdir()
+            for number, state in enumerate(states, 1):
+                save_file(
+                    {name: tensor.detach().contiguous() for name, tensor in state.items()}, _weights(whole, number)
+                )
+            content = {"version": _VERSION, "critics": [description(critic) for critic in critics]}
+            (whole / _DESCRIPTION).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+            os.replace(whole, target)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}; choose another folder") from error
+
+
+def load_critics(folder: str | os.PathLike[str], critics: Sequence[Critic]) -> None:
+    """Load a saved pair into freshly built critics of the same kind; what does not fit is one line, nothing changed."""
+    source = Path(folder)
+    try:
+        content = json.loads((source / _DESCRIPTION).read_text("utf-8"))
+        saved: list[dict[str, Any]] = content["critics"]
+        states = [load_file(_weights(source, number)) for number in range(1, len(critics) + 1)]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"critic.start = {str(source)!r} cannot be loaded: {reason}; give a folder of saved critics"
+        ) from error
+    for critic, shape, state in zip(critics, saved, states):
+        wanted = description(critic)
+        differing = [key for key in wanted if shape.get(key) != wanted[key]]
+        if differing:
+            key = differing[0]
+            raise UserError(
+                f"critic.start = {str(source)!r}: saved with {key} = {shape.get(key)}, this run has {wanted[key]}; "
+                "use the settings the critics were saved with"
+            )
+        own = critic.state_dict()
+        if set(own) != set(state) or any(own[name].shape != state[name].shape for name in own):
+            raise UserError(
+                f"critic.start = {str(source)!r}: weights of another base model; use the one it was saved with"
+            )
+    for critic, state in zip(critics, states):
+        critic.load_state_dict(state)
+
+
+def _weights(folder: Path, number: int) -> Path:
+    return folder / f"critic-{number}.safetensors"

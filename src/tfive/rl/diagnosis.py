@@ -1,0 +1,75 @@
+"""Numbers of a window that say whether its parts are healthy, each as plain floats for a log."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfive.rl.actor import StepStats
+from tfive.rl.calibration.moments import CalibrationData
+from tfive.rl.calibration.saddle import Candidate
+from tfive.rl.calibration.validation import Verdict
+from tfive.rl.qualify import r_squared_per_step, r_squared_within
+
+
+def step_scores(returns_BRT: Tensor, values_2BRT: Tensor, mask_BRT: Tensor) -> dict[str, Any]:
+    """Each critic's R² inside every step of a thought, and against all steps' own means together."""
+    steps = [r_squared_per_step(returns_BRT, values, mask_BRT) for values in values_2BRT]
+    each = [[None if score is None else score.r2 for score in one] for one in steps]
+    return {"r2_per_step": each, "r2_within": [r_squared_within(one) for one in steps]}
+
+
+def agreement(values_2BRT: Tensor, mask_BRT: Tensor) -> dict[str, Any]:
+    """Spread of each critic's predictions, and how far the two disagree (root mean square)."""
+    first, second = (values[mask_BRT].double() for values in values_2BRT)
+    spread = [float(v.std()) if v.numel() > 1 else 0.0 for v in (first, second)]
+    gap = float((first - second).square().mean().sqrt())
+    return {"value_spread": spread, "value_disagreement": gap}
+
+
+def twins(data: CalibrationData) -> dict[str, float | None]:
+    """How much the two advantages agree: their correlation, and the energy of their difference per signal energy."""
+    mask = data.occupation.mask_NT
+    first, second = data.first_NT[mask].double(), data.second_NT[mask].double()
+    signal = (first + second).square().mean() / 4
+    correlation = torch.corrcoef(torch.stack([first, second]))[0, 1] if first.numel() > 1 else float("nan")
+    return {
+        "twin_correlation": float(correlation),
+        "twin_disagreement": float((first - second).square().mean() / signal) if signal > 0 else None,
+    }
+
+
+def calibration_numbers(verdict: Verdict, candidate: Candidate, data: CalibrationData) -> dict[str, Any]:
+    """What validation found: L̂ with its error, Ĉ/Q̂, the twins' correlation and disagreement, the weight's spread."""
+    mask = data.occupation.mask_NT
+    weight = candidate.mixture.weight(data.weight_inputs)[mask].double()
+    out = {
+        "moment": verdict.moment.mean,
+        "moment_error": verdict.moment.error,
+        "retention": verdict.retention,
+        "signal": verdict.signal.mean,
+        "accepted": verdict.accepted,
+        **twins(data),
+        "weight_mean": float(weight.mean()),
+        "weight_deviation": float(weight.std()) if weight.numel() > 1 else 0.0,
+    }
+    if verdict.bounds is not None:
+        out |= {
+            "moment_upper": verdict.bounds.moment_upper,
+            "retention_upper": verdict.bounds.retention_upper,
+            "delta_spent": verdict.bounds.delta,
+        }
+    return out
+
+
+def mean_stats(steps: list[StepStats]) -> dict[str, Any]:
+    """Means over a window's PPO steps, and the policy KL after the last one."""
+    names = [f.name for f in fields(StepStats) if f.name not in ("skipped", "tokens")]
+    out: dict[str, Any] = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in names}
+    out["policy_kl_last"] = steps[-1].policy_kl
+    out["clip_fraction_last"] = steps[-1].clip_fraction
+    out["skipped_updates"] = sum(step.skipped for step in steps)
+    return out

@@ -1,0 +1,134 @@
+"""What the offset does to the update: covariance part and mean-induced part of clipped PPO on probe contexts.
+
+A probe context is one prefix with M ≥ 2 independent continuations, each with its advantage and its update factor v =
+ρ·I·∇log π (of any parameters, or any projection of them: D numbers). Products of *sample means* are biased by the noise
+the two means share, so every product below pairs different continuations; averaged over all ways to split the
+continuations in halves, that is exactly the pairwise form used here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tfive.rl.clusters import Estimate, clustered_mean
+from tfive.rl.losses import active_mask
+
+
+def update_factor(ratio: Tensor, advantage: Tensor, score_D: Tensor, low: float, high: float) -> Tensor:
+    """v = ρ·I·u of eq:clipped-token-gradient, [..., D], with the mask of this very advantage (eq:ppo-active-mask)."""
+    active = active_mask(ratio, advantage, low, high).to(ratio.dtype)
+    return (ratio * active).unsqueeze(-1) * score_D
+
+
+@dataclass(frozen=True)
+class DriftParts:
+    """Per context, [N, D]: the whole update, its mean-induced part μ_Ã·μ_v and the covariance, each without bias."""
+
+    total_ND: Tensor
+    mean_induced_ND: Tensor
+    covariance_ND: Tensor
+
+
+def drift_parts(advantage_NM: Tensor, factor_NMD: Tensor) -> DriftParts:
+    """Unbiased split of E[Ãv | s] (eq:ppo-drift-decomposition) from M continuations of each context."""
+    count = _at_least(advantage_NM.shape[-1], 2)
+    products = torch.einsum("nm,nmd->nd", advantage_NM, factor_NMD)
+    crossed = advantage_NM.sum(-1, keepdim=True) * factor_NMD.sum(-2) - products
+    total = products / count
+    mean_induced = crossed / (count * (count - 1))
+    return DriftParts(total, mean_induced, total - mean_induced)
+
+
+def mean_induced_square(advantage_NM: Tensor, factor_NMD: Tensor) -> Tensor:
+    """‖Δ_μ(s)‖² per context without bias, [N]: the dot product of two estimates from disjoint halves (M ≥ 4)."""
+    half = _at_least(advantage_NM.shape[-1], 4) // 2
+    left = drift_parts(advantage_NM[:, :half], factor_NMD[:, :half]).mean_induced_ND
+    right = drift_parts(advantage_NM[:, half:], factor_NMD[:, half:]).mean_induced_ND
+    return (left * right).sum(-1)
+
+
+def offset_products(mixed_NM: Tensor) -> Tensor:
+    """μ_Ã(s)² per context without bias, [N]: the mean product of the mixed advantages of two different
+    continuations."""
+    count = _at_least(mixed_NM.shape[-1], 2)
+    return (mixed_NM.sum(-1).square() - mixed_NM.square().sum(-1)) / (count * (count - 1))
+
+
+def offset(mixed_NM: Tensor, text_N: Tensor) -> Estimate:
+    """R by independent continuations (unbiased), with its text-clustered standard error."""
+    return clustered_mean(offset_products(mixed_NM), text_N)
+
+
+def offset_difference(left_NM: Tensor, right_NM: Tensor, text_N: Tensor) -> Estimate:
+    """R(left) − R(right) of two mixtures on the same probe continuations, paired and clustered by text."""
+    return clustered_mean(offset_products(left_NM) - offset_products(right_NM), text_N)
+
+
+@dataclass(frozen=True)
+class DriftReport:
+    """Aggregates over probe contexts. Norms are of the average vectors; `offset` and `mean_induced_square` are
+    unbiased."""
+
+    covariance_norm: float
+    mean_induced_norm: float
+    alignment: float
+    """Cosine between the two aggregate parts: negative means the offset fights the signal."""
+    mean_induced_square: Estimate | None
+    offset: Estimate
+    factor_bound: float
+    """√E‖μ_v‖² (unbiased inside the root, floored at 0): the smallest B this sample suggests."""
+    drift_bound: float
+    """B√R̂, an estimate and not a certificate."""
+    clip_fraction: float
+
+
+def drift_report(
+    advantage_NM: Tensor, ratio_NM: Tensor, score_NMD: Tensor, text_N: Tensor, low: float, high: float
+) -> DriftReport:
+    """The diagnostics of one probe set: parts of the actual clipped update, the offset, and B√R̂."""
+    factor = update_factor(ratio_NM, advantage_NM, score_NMD, low, high).double()
+    advantage = advantage_NM.double()
+    parts = drift_parts(advantage, factor)
+    covariance, induced = parts.covariance_ND.mean(0), parts.mean_induced_ND.mean(0)
+    scale = float(covariance.norm() * induced.norm())
+    count = advantage.shape[-1]
+    factor_square = (factor.sum(-2).square().sum(-1) - factor.square().sum((-2, -1))) / (count * (count - 1))
+    bound = float(factor_square.mean().clamp(min=0).sqrt())
+    risk = offset(advantage, text_N)
+    square = clustered_mean(mean_induced_square(advantage, factor), text_N) if count >= 4 else None
+    return DriftReport(
+        covariance_norm=float(covariance.norm()),
+        mean_induced_norm=float(induced.norm()),
+        alignment=float(covariance @ induced) / scale if scale > 0 else 0.0,
+        mean_induced_square=square,
+        offset=risk,
+        factor_bound=bound,
+        drift_bound=bound * max(risk.mean, 0.0) ** 0.5,
+        clip_fraction=float((~active_mask(ratio_NM, advantage_NM, low, high)).double().mean()),
+    )
+
+
+@dataclass(frozen=True)
+class OffsetSplit:
+    """R split into what visible inputs explain and what only hidden scoring information could."""
+
+    total: Estimate
+    visible: Estimate
+    hidden: Estimate
+
+
+def offset_split(total_N: Tensor, visible_N: Tensor, text_N: Tensor) -> OffsetSplit:
+    """Both parts from per-trajectory observations on the same trajectories; the hidden part is the paired
+    difference."""
+    return OffsetSplit(
+        clustered_mean(total_N, text_N), clustered_mean(visible_N, text_N), clustered_mean(total_N - visible_N, text_N)
+    )
+
+
+def _at_least(count: int, needed: int) -> int:
+    if count < needed:
+        raise ValueError(f"this estimate needs at least {needed} continuations of a context, got {count}")
+    return count

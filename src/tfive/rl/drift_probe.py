@@ -1,0 +1,119 @@
+"""Probe contexts: independent continuations of the same prefix, from which offset and drift are estimated without
+bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfive.rl.calibration.calibrator import Calibrator
+from tfive.rl.calibration.mixture import Mixture
+from tfive.rl.continuations import at_step, continued, side_by_side
+from tfive.rl.critics import Critics
+from tfive.rl.drift import drift_report, offset, offset_difference
+from tfive.rl.gae import PilotNormaliser
+from tfive.rl.losses import correction_weight
+from tfive.rl.rollout import Rollout
+from tfive.rl.sampling import micro_batches
+from tfive.rl.settings import RatioSettings
+from tfive.rl.trajectory import Trajectories
+
+
+class Probe:
+    """Draws probe continuations once a window; reads the actual clipped update off them at the first and last step."""
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        critics: Critics,
+        calibrator: Calibrator,
+        *,
+        continuations: int,
+        clip: tuple[float, float],
+        ratio: RatioSettings | None = None,
+    ) -> None:
+        self.rollout, self.critics, self.calibrator = rollout, critics, calibrator
+        self.continuations, self.clip, self.ratio = continuations, clip, ratio or RatioSettings()
+        self.engine = rollout.engine
+        if self.engine.plan.group != 1:
+            raise ValueError("probes continue single thoughts; the plan's group must be 1")
+
+    def draw(self, window: int, mixture: Mixture, normaliser: PilotNormaliser) -> Trajectories:
+        """Continuations with laws, rewards, GAEs and the mixed advantage; `probe_step_BR` tells the probed action."""
+        rewarded = continued(self.rollout, self.rollout.collect("probe", window), self.continuations)
+        judged = self.critics.judge(rewarded)
+        self.critics.release()
+        judged_set = self.critics.advantages(rewarded, judged)
+        return self.calibrator.advantage(judged_set, judged, normaliser, mixture)
+
+    @torch.no_grad()
+    def report(self, probe: Trajectories, normaliser: PilotNormaliser, moment: str) -> dict[str, Any]:
+        """Drift of the update the present weights would make on the probed actions; `moment` is `first` or `last`.
+
+        Offsets are on the scale of eq:trajectory-occupation, as the cross-fitted ones are; the drift is per probed
+        action. Where no thought reached its probed step there is nothing to tell.
+        """
+        self.rollout.snapshots.require(probe.snapshots, ("policy", "scorer", "scale"), what="the probe set")
+        if not probe.count:
+            return {"probe_contexts": 0} if moment == "first" else {}
+        advantage_BR = at_step(probe, probe.need("advantage_BRT"))
+        log_q, log_old = (at_step(probe, x) for x in (probe.thoughts.log_q_BRT, probe.need("log_old_BRT")))
+        log_new, score_BRD = self._scores(probe)
+        ratio_BR = (log_new - (log_q if self.ratio.denominator == "sampler" else log_old)).exp()
+        # The correction is a factor of the update like the ratio, but clipping does not see it.
+        factor_BR = correction_weight(log_old, log_q, self.ratio.correction, self.ratio.cap)
+        text_BR = probe.texts.items_BP.amax(1)[:, None].expand_as(advantage_BR)
+        score_BRD = factor_BR[..., None] * score_BRD
+        advantage, ratio, score = (self._together(probe, x) for x in (advantage_BR, ratio_BR, score_BRD))
+        found = drift_report(advantage, ratio, score, self._together(probe, text_BR)[:, 0], *self.clip)
+        out = {
+            f"drift_covariance_{moment}": found.covariance_norm,
+            f"drift_mean_induced_{moment}": found.mean_induced_norm,
+            f"drift_alignment_{moment}": found.alignment,
+            f"probe_clip_fraction_{moment}": found.clip_fraction,
+            f"drift_bound_estimate_{moment}": found.drift_bound,
+        }
+        if found.mean_induced_square is not None:
+            out[f"drift_mean_induced_square_{moment}"] = found.mean_induced_square.mean
+            out[f"drift_mean_induced_square_error_{moment}"] = found.mean_induced_square.error
+        if moment == "first":
+            out |= self._offsets(probe, advantage_BR, normaliser) | {"probe_contexts": len(advantage)}
+        return out
+
+    def _offsets(self, probe: Trajectories, mixed_BR: Tensor, normaliser: PilotNormaliser) -> dict[str, float]:
+        """R of the mixture and of the fixed average, without bias; a context that was not reached adds nothing."""
+        first, second = (normaliser.normalise(gae, probe.mask_BRT) for gae in probe.need("gae_2BRT"))
+        average_BR = at_step(probe, (first + second) / 2)
+        text_BR = probe.texts.items_BP.amax(1)[:, None].expand_as(mixed_BR)
+        mixed, average, text = (self._together(probe, x, reached=False) for x in (mixed_BR, average_BR, text_BR))
+        own, fixed = offset(mixed, text[:, 0]), offset(average, text[:, 0])
+        change = offset_difference(mixed, average, text[:, 0])
+        return {
+            "offset": own.mean,
+            "offset_error": own.error,
+            "offset_average": fixed.mean,
+            "offset_change": change.mean,
+            "offset_change_error": change.error,
+        }
+
+    def _scores(self, probe: Trajectories) -> tuple[Tensor, Tensor]:
+        """log π_θ of each probed action, and ∇log π_θ at the state the vocabulary head reads, `[B, R, D]`."""
+        logs, scores = [], []
+        head = self.engine.head
+        for part in micro_batches(len(probe.texts.tokens_BS), self.rollout.rows):
+            some = probe.rows(part)
+            state_BRD = at_step(some, self.engine.features(some.texts, some.thoughts))
+            token_BR = at_step(some, some.thoughts.tokens_BRT)
+            with torch.enable_grad():
+                flat = state_BRD.flatten(0, 1).detach().requires_grad_()
+                log_V = torch.log_softmax(head.logits(flat, self.engine.forbidden_V), dim=-1)
+                log = log_V.gather(-1, token_BR.reshape(-1, 1)).squeeze(-1)
+                (slope,) = torch.autograd.grad(log.sum(), flat)
+            logs.append(log.detach().view(token_BR.shape))
+            scores.append(slope.view(state_BRD.shape).float())
+        return torch.cat(logs).float(), torch.cat(scores)
+
+    def _together(self, probe: Trajectories, value_BR: Tensor, *, reached: bool = True) -> Tensor:
+        return side_by_side(probe, value_BR, self.continuations, reached=reached)

@@ -1,0 +1,189 @@
+"""Thought gains with the controls that tell thinking from everything else that can raise them.
+
+On the same items: one's own thought, another item's thought, the empty thought, random tokens of the same length, and
+the frozen base model's loss without a thought. Content gain (another's loss minus one's own) is what claims of learning
+rest on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tfive import rng
+from tfive.rl.clusters import Estimate, clustered_mean
+from tfive.rl.sampling import micro_batches, sample
+from tfive.rl.trajectory import last_loss
+from tfive.tree.forward import TreeModel
+from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.outputs import Scores
+from tfive.tree.settings import SamplingSettings
+
+
+@dataclass(frozen=True)
+class Gains:
+    """Losses in nats per token of every valid branch (flat, `[I]`), and which text each belongs to."""
+
+    own_I: Tensor
+    other_I: Tensor
+    empty_I: Tensor
+    random_I: Tensor
+    no_thought_I: Tensor
+    base_no_thought_I: Tensor
+    length_I: Tensor
+    text_I: Tensor
+    kind_I: Tensor
+    """What kind of position the item stands at, as the caller numbers them."""
+
+    def per_item(self) -> dict[str, Tensor]:
+        """Every gain of SPEC 1, item by item; positive is better."""
+        return {
+            "thought_gain": self.no_thought_I - self.own_I,
+            "content_gain": self.other_I - self.own_I,
+            "gain_vs_base": self.base_no_thought_I - self.own_I,
+            "other_gain": self.no_thought_I - self.other_I,
+            "empty_gain": self.no_thought_I - self.empty_I,
+            "random_gain": self.no_thought_I - self.random_I,
+            "no_thought_loss": self.no_thought_I,
+            "no_thought_drift": self.no_thought_I - self.base_no_thought_I,
+        }
+
+    def estimates(self, select_I: Tensor | None = None) -> dict[str, Estimate]:
+        """Mean and text-clustered standard error of every gain, over all items or the selected ones."""
+        chosen = torch.ones_like(self.text_I, dtype=torch.bool) if select_I is None else select_I
+        return {name: clustered_mean(v[chosen], self.text_I[chosen]) for name, v in self.per_item().items()}
+
+    def summary(self) -> dict[str, Any]:
+        """Plain numbers for a log: means, 95 % intervals, the useful fraction and the worst hundredth."""
+        out: dict[str, Any] = {}
+        for name, estimate in self.estimates().items():
+            out[name] = estimate.mean
+            out[f"{name}_interval"] = list(estimate.interval())
+        gain_I = self.no_thought_I - self.own_I
+        worst = max(1, len(gain_I) // 100)
+        out["useful_fraction"] = float((gain_I > 0).double().mean())
+        out["worst_1_percent"] = float(gain_I.double().sort().values[:worst].mean())
+        out["mean_thought_length"] = float(self.length_I.double().mean())
+        out["items"], out["texts"] = len(gain_I), int(self.text_I.unique().numel())
+        return out
+
+
+def foreign(thoughts: Thoughts, *, near: bool = False) -> Thoughts:
+    """Every branch with the thought of an item in another text (same multiset of thoughts, none its own).
+
+    `near`: where the texts are too few for that, the item before will lend its own, of the same text or not.
+    """
+    valid_BR = thoughts.valid_BR
+    rows_I, branches_I = valid_BR.nonzero(as_tuple=True)
+    count, most = len(rows_I), int(valid_BR.sum(1).max())
+    if count < 2 * most and not (near and count > 1):
+        raise ValueError(f"{count} thoughts in too few texts: another text's thought needs at least {2 * most}")
+    donor_I = (torch.arange(count, device=rows_I.device) + (most if count >= 2 * most else count - 1)) % count
+
+    def lend(values: Tensor) -> Tensor:
+        lent = values.clone()
+        lent[rows_I, branches_I] = values[rows_I[donor_I], branches_I[donor_I]]
+        return lent
+
+    names = ("tokens_BRT", "length_BR", "closed_BR", "log_q_BRT")
+    return replace(thoughts, **{name: lend(getattr(thoughts, name)) for name in names})
+
+
+def emptied(thoughts: Thoughts) -> Thoughts:
+    """The empty thought everywhere: the delimiters with nothing between them."""
+    return replace(
+        thoughts,
+        length_BR=torch.zeros_like(thoughts.length_BR),
+        closed_BR=torch.zeros_like(thoughts.closed_BR),
+        log_q_BRT=torch.zeros_like(thoughts.log_q_BRT),
+    )
+
+
+def randomised(
+    thoughts: Thoughts, texts: TextBatch, allowed_V: Tensor, *, group: int, seed: int, window: int
+) -> Thoughts:
+    """Random legal tokens in place of each thought's own; its length and a sampled close stay."""
+    items_BR = np.repeat(texts.items_BP.cpu().numpy(), group, axis=1)
+    steps = thoughts.tokens_BRT.shape[-1]
+    member_R = np.tile(np.arange(group), texts.items_BP.shape[1])
+    numbers = rng.uniforms(
+        seed, "random_thought", window, np.maximum(items_BR, 0)[..., None], member_R[None, :, None], np.arange(steps)
+    )
+    index = torch.from_numpy((numbers * len(allowed_V)).astype(np.int64)).to(allowed_V.device)
+    steps_T = torch.arange(steps, device=allowed_V.device)
+    is_close = thoughts.closed_BR[..., None] & (steps_T == thoughts.length_BR[..., None] - 1)
+    return replace(thoughts, tokens_BRT=torch.where(is_close, thoughts.tokens_BRT, allowed_V[index]))
+
+
+def _inside(engine: TreeModel) -> Tensor:
+    """Vocabulary entries that may stand inside a thought: legal actions, without the close that would have ended it."""
+    plan = engine.plan
+    out = {*plan.forbidden_ids, plan.stop_id}
+    return torch.tensor([token for token in range(engine.head.vocabulary) if token not in out], device=engine.device)
+
+
+@torch.no_grad()
+def no_thought_losses(engine: TreeModel, texts: TextBatch, *, rows: int) -> Tensor:
+    """l_0 of every item `[B, R]`; of the frozen base model, this is the yardstick that training cannot move."""
+    parts = micro_batches(len(texts.tokens_BS), rows)
+    return torch.cat([engine.no_thought(texts.rows(part.start, part.stop)) for part in parts])
+
+
+@torch.no_grad()
+def measure(
+    engine: TreeModel,
+    texts: TextBatch,
+    law: SamplingSettings,
+    *,
+    base_no_thought_BR: Tensor,
+    kind_BP: Tensor | None = None,
+    seed: int,
+    role: str = "develop",
+    window: int = 0,
+    rows: int,
+    seen: Callable[[str, TextBatch, Thoughts, Scores], None] | None = None,
+) -> tuple[Gains, Thoughts]:
+    """Samples thoughts for all items of `texts` and scores them and every control under `engine`; also the thoughts.
+
+    `seen` is handed the scores of every micro-batch with features, for `own` thoughts and those of an `other` item.
+    """
+    group = engine.plan.group
+    own = sample(engine, texts, law, seed=seed, role=role, window=window, rows=rows, record_old=False).thoughts
+    versions = {
+        "own": own,
+        "other": foreign(own),
+        "empty": emptied(own),
+        "random": randomised(own, texts, _inside(engine), group=group, seed=seed, window=window),
+    }
+    losses: dict[str, list[Tensor]] = {name: [] for name in (*versions, "no_thought")}
+    for part in micro_batches(len(texts.tokens_BS), rows):
+        some = texts.rows(part.start, part.stop)
+        reading = engine.read(some)
+        for name, thoughts in versions.items():
+            these, shown = thoughts.rows(part.start, part.stop), seen is not None and name in ("own", "other")
+            scores = engine.score(some, these, reading, features=shown, whole=True)
+            if seen is not None and shown:
+                seen(name, some, these, scores)
+            losses[name].append(last_loss(scores.losses_BRK, scores.mask_BRK))
+            if name == "own":
+                losses["no_thought"].append(scores.no_thought_BR)
+    valid = own.valid_BR
+    flat = {name: torch.cat(values)[valid].float().cpu() for name, values in losses.items()}
+    kinds_BP = torch.zeros_like(texts.positions_BP) if kind_BP is None else kind_BP.to(texts.positions_BP.device)
+    gains = Gains(
+        own_I=flat["own"],
+        other_I=flat["other"],
+        empty_I=flat["empty"],
+        random_I=flat["random"],
+        no_thought_I=flat["no_thought"],
+        base_no_thought_I=base_no_thought_BR.to(valid.device)[valid].float().cpu(),
+        length_I=own.length_BR[valid].cpu(),
+        text_I=torch.arange(len(valid), device=valid.device)[:, None].expand_as(valid)[valid].cpu(),
+        kind_I=kinds_BP.repeat_interleave(group, 1)[valid].cpu(),
+    )
+    return gains, own

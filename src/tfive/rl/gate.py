@@ -1,0 +1,281 @@
+"""The prediction gate β_g: how far to trust the prediction made after a thought (app:gate-behavior)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tfive import rng
+from tfive.rl.calibration.heads import dense
+from tfive.rl.clusters import clustered_mean
+from tfive.rl.optimizer import MasterOptimizer
+from tfive.rl.sampling import micro_batches
+from tfive.rl.settings import GateSettings
+from tfive.tree.forward import TreeModel
+from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.outputs import Scores
+
+
+class PredictionGate(nn.Module):
+    """β_g = sigmoid of the returned logits; starts near ½, with a last layer that is small but not zero.
+
+    Both hidden states are detached (the gate teaches the model nothing), normalised to unit size and projected alike,
+    so that the gate sees what the thought changed as well as where it was written.
+    """
+
+    def __init__(self, features: int, *, width: int = 64, extras: int = 0, seed: int = 0) -> None:
+        """`features` is the width D of the hidden states, `extras` the number of further columns per token."""
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.features, self.extras = features, extras
+        self.project = dense(features, width, generator)
+        self.join = dense(3 * width + extras + 1, width, generator, gain=2.0**0.5)
+        self.last = dense(width, 1, generator, gain=0.01)
+
+    def forward(self, with_thought: Tensor, without_thought: Tensor, extras: Tensor | None = None) -> Tensor:
+        """Gate logits `[…, H]` for hidden states `[…, H, D]` with and without the thought.
+
+        `extras` `[…, H, E]` are visible columns such as the two predictions' entropies. The offset j/H of the predicted
+        token is added here.
+        """
+        dtype = self.last.weight.dtype
+        pair = torch.stack([with_thought.detach(), without_thought.detach()]).to(dtype)
+        thought, plain = self.project(F.layer_norm(pair, (self.features,)))
+        horizon = with_thought.shape[-2]
+        offset = torch.arange(horizon, dtype=dtype, device=pair.device) / horizon
+        columns = [thought, plain, thought - plain, offset.expand(with_thought.shape[:-1]).unsqueeze(-1)]
+        if self.extras:
+            if extras is None or extras.shape[-1] != self.extras:
+                raise ValueError(f"the gate needs {self.extras} extra columns per token")
+            columns.append(extras.detach().to(dtype))
+        logits: Tensor = self.last(F.silu(self.join(F.silu(torch.cat(columns, dim=-1)))))
+        return logits.squeeze(-1)
+
+
+def mixed_log_prob(gate_logit: Tensor, log_with: Tensor, log_without: Tensor) -> Tensor:
+    """log(β_g p_thought + (1−β_g) p_no-thought) per predicted token, β_g = sigmoid(gate_logit): probabilities are
+    mixed."""
+    return torch.logaddexp(F.logsigmoid(gate_logit) + log_with, F.logsigmoid(-gate_logit) + log_without)
+
+
+@dataclass(frozen=True)
+class GateTerms:
+    """The prediction gate's loss summed over tokens, its three parts (detached), and the token count."""
+
+    loss_sum: Tensor
+    mixed: Tensor
+    no_harm: Tensor
+    utility: Tensor
+    count: Tensor
+
+
+def gate_terms(
+    gate_logit: Tensor,
+    log_with: Tensor,
+    log_without: Tensor,
+    mask: Tensor,
+    *,
+    no_harm: float = 1.0,
+    utility: float = 0.1,
+    utility_scale: float = 1.0,
+) -> GateTerms:
+    """Mixed NLL + no-harm + utility-aware loss (app:gate-behavior), [..., H]; only the gate gets gradients.
+
+    No-harm: how much worse the mixture predicts than the model without the thought. Utility-aware: ``−β_g U/σ_u`` with
+    U = log p_thought − log p_no-thought, which opens the gate where thoughts help and shuts it where they hurt.
+    """
+    if not utility_scale > 0:
+        raise ValueError(f"utility_scale must be positive, got {utility_scale}")
+    log_with, log_without = log_with.detach(), log_without.detach()
+    zero = torch.zeros_like(gate_logit)
+    mixed = mixed_log_prob(gate_logit, log_with, log_without)
+    nll = torch.where(mask, -mixed, zero).sum()
+    harm = torch.where(mask, (log_without - mixed).clamp(min=0), zero).sum()
+    gain = torch.where(mask, log_with - log_without, zero) / utility_scale
+    useful = -(torch.sigmoid(gate_logit) * gain).sum()
+    loss = nll + no_harm * harm + utility * useful
+    return GateTerms(loss, nll.detach(), harm.detach(), useful.detach(), mask.sum())
+
+
+def best_constant_gate(log_with: Tensor, log_without: Tensor, mask: Tensor, iterations: int = 60) -> float:
+    """The one β ∈ [0, 1] that minimises the mixed NLL on these tokens; the loss is convex in β, so bisection finds
+    it."""
+    odds = (log_with - log_without)[mask].double()
+    low, high = 0.0, 1.0
+    lift = torch.expm1(odds)
+    for _ in range(iterations):
+        middle = (low + high) / 2
+        slope = float((lift / (1 + middle * lift)).mean())
+        low, high = (middle, high) if slope > 0 else (low, middle)
+    return (low + high) / 2
+
+
+def oracle_gate_gain(log_with: Tensor, log_without: Tensor, mask: Tensor) -> Tensor:
+    """Per token, the gain of a gate that knows the answer: ``max(U, 0)``, zero where masked. An upper bound to aim
+    at."""
+    return torch.where(mask, (log_with - log_without).clamp(min=0), torch.zeros_like(log_with))
+
+
+def correlation(left: Tensor, right: Tensor, mask: Tensor) -> float | None:
+    """Pearson correlation over valid tokens (the gate's with utility, say); None when one side is constant."""
+    a, b = left[mask].double(), right[mask].double()
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(a.norm() * b.norm())
+    return None if scale <= 1e-300 else float(a @ b) / scale
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Both predictions of every continuation token, detached: log-probabilities `[I, H]`, hidden states `[I, H, D]`."""
+
+    log_with_IH: Tensor
+    log_without_IH: Tensor
+    with_IHD: Tensor
+    without_IHD: Tensor
+    mask_IH: Tensor
+    text_I: Tensor
+
+    def items(self, index: Tensor) -> Experts:
+        """Some of the items."""
+        return Experts(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+
+    def per_item(self, gain_IH: Tensor) -> Tensor:
+        """Mean over an item's continuation tokens, nats per token."""
+        kept = torch.where(self.mask_IH, gain_IH, torch.zeros_like(gain_IH))
+        return kept.sum(-1) / self.mask_IH.sum(-1).clamp(min=1)
+
+    @staticmethod
+    def of(scores: Scores, texts: TextBatch, thoughts: Thoughts) -> Experts:
+        """What scores with features say of the valid branches."""
+        valid_BR = thoughts.valid_BR
+        text_BR = texts.items_BP.amax(1)[:, None].expand_as(valid_BR)
+        return Experts(
+            -scores.token_BRH[valid_BR].float(),
+            -scores.no_thought_token_BRH[valid_BR].float(),
+            scores.need("features_BRHD")[valid_BR].float(),
+            scores.need("no_thought_features_BRHD")[valid_BR].float(),
+            scores.token_mask_BRH[valid_BR],
+            text_BR[valid_BR],
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[Experts]) -> Experts:
+        """Micro-batches one after the other."""
+        return Experts(*(torch.cat([getattr(p, name) for p in parts]) for name in Experts.__dataclass_fields__))
+
+
+@torch.no_grad()
+def experts(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, *, rows: int) -> Experts:
+    """The two predictions of each item's continuation: after its whole thought, and without it."""
+    parts = []
+    for part in micro_batches(len(texts.tokens_BS), rows):
+        some, own = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
+        parts.append(Experts.of(engine.score(some, own, features=True, whole=True), some, own))
+    return Experts.joined(parts)
+
+
+class Gate:
+    """β_g with its optimizer. Gradients reach the gate alone (app:gate-behavior)."""
+
+    def __init__(self, features: int, settings: GateSettings, *, seed: int, device: torch.device) -> None:
+        self.settings, self.seed = settings, seed
+        self.gate = PredictionGate(features, width=settings.width, seed=seed).to(device)
+        self.optimizer = MasterOptimizer(
+            [(f"gate.{name}", p) for name, p in self.gate.named_parameters()],
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            seed=seed,
+        )
+        self.constant = 0.0
+
+    def fit(self, predictions: Experts, window: int) -> float:
+        """Passes over a training set's predictions; returns the mean loss of the last pass."""
+        count, loss_mean = len(predictions.text_I), 0.0
+        for number in range(self.settings.passes):
+            order = torch.from_numpy(rng.permutation(self.seed, f"gate/{number}", window, count))
+            total = tokens = 0.0
+            for part in micro_batches(count, self.settings.batch):
+                some = predictions.items(order[part].to(predictions.text_I.device))
+                terms = gate_terms(
+                    self.gate(some.with_IHD, some.without_IHD),
+                    some.log_with_IH,
+                    some.log_without_IH,
+                    some.mask_IH,
+                    no_harm=self.settings.no_harm,
+                    utility=self.settings.utility,
+                    utility_scale=self.settings.utility_scale,
+                )
+                (terms.loss_sum / terms.count.clamp(min=1)).backward()
+                self.optimizer.step()
+                total, tokens = total + float(terms.loss_sum.detach()), tokens + float(terms.count)
+            loss_mean = total / max(tokens, 1.0)
+        self.constant = best_constant_gate(predictions.log_with_IH, predictions.log_without_IH, predictions.mask_IH)
+        return loss_mean
+
+    @torch.no_grad()
+    def logits(self, predictions: Experts) -> Tensor:
+        """Gate logits `[I, H]`, a few thousand items at a time."""
+        parts = micro_batches(len(predictions.text_I), 4096)
+        return torch.cat([self.gate(predictions.with_IHD[p], predictions.without_IHD[p]) for p in parts])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "gate": dict(self.gate.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "constant": self.constant,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.gate.load_state_dict(state["gate"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.constant = float(state["constant"])
+
+
+@dataclass(frozen=True)
+class MixedGains:
+    """Mixed gains item by item, and how the gate behaved."""
+
+    gains_I: dict[str, Tensor]
+    text_I: Tensor
+    behaviour: dict[str, float | None]
+
+    def summary(self) -> dict[str, Any]:
+        """Means with 95 % intervals, and the gate's mean, spread and correlation with utility."""
+        out: dict[str, Any] = {}
+        for name, gain_I in self.gains_I.items():
+            estimate = clustered_mean(gain_I, self.text_I)
+            out[name], out[f"{name}_interval"] = estimate.mean, list(estimate.interval())
+        return out | self.behaviour
+
+
+def mixed_gains(gate: Gate, own: Experts, lent: Experts) -> MixedGains:
+    """Mixed gain over no-thought prediction on texts the gate never saw, beside what simpler and wiser gates would get.
+
+    `own` are the predictions given each item's thought, `lent` those given another's. `mixed_gain_constant` uses the
+    one best β of the gate's own training texts, `mixed_gain_oracle` knows the answer, `mixed_gain_other` feeds the same
+    gate another item's thought.
+    """
+    logit = gate.logits(own)
+    beta = torch.sigmoid(logit)
+    plain = own.log_without_IH
+    constant = torch.full_like(plain, gate.constant).logit(eps=1e-7)
+    gains_I = {
+        "mixed_gain": own.per_item(mixed_log_prob(logit, own.log_with_IH, plain) - plain),
+        "mixed_gain_constant": own.per_item(mixed_log_prob(constant, own.log_with_IH, plain) - plain),
+        "mixed_gain_oracle": own.per_item(oracle_gate_gain(own.log_with_IH, plain, own.mask_IH)),
+        "mixed_gain_other": lent.per_item(
+            mixed_log_prob(gate.logits(lent), lent.log_with_IH, lent.log_without_IH) - lent.log_without_IH
+        ),
+    }
+    kept = beta[own.mask_IH].double()
+    behaviour = {
+        "mean_gate": float(kept.mean()),
+        "gate_deviation": float(kept.std()),
+        "gate_utility_correlation": correlation(beta, own.log_with_IH - plain, own.mask_IH),
+    }
+    return MixedGains(gains_I, own.text_I, behaviour)

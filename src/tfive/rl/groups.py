@@ -1,0 +1,33 @@
+"""Group-relative credit: the thoughts of one position are each other's baseline."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tfive.rl.losses import Baseline, group_advantages
+from tfive.rl.trajectory import Trajectories
+
+
+def with_group_advantages(
+    acting: Trajectories, reward_BR: Tensor, group: int, baseline: Baseline, epsilon: float = 1e-6
+) -> Trajectories:
+    """The trajectories with an advantage for every action: its whole thought's, relative to the group at its position.
+
+    Branch r = p·G + g, so that the group is the faster index.
+    """
+    reward_BPG, valid_BPG = (tensor.unflatten(1, (-1, group)) for tensor in (reward_BR, acting.thoughts.valid_BR))
+    if baseline == "std":
+        # A deviation that is rounding alone would be blown up to advantages of ±1.
+        reward_BPG = _alike(reward_BPG, acting, group)
+    advantage_BR = group_advantages(reward_BPG, baseline, valid_BPG, epsilon).flatten(1)
+    return acting.having(advantage_BRT=advantage_BR[..., None] * acting.mask_BRT)
+
+
+def _alike(reward_BPG: Tensor, acting: Trajectories, group: int) -> Tensor:
+    """The rewards, with one for all members that wrote the same thought: theirs differ by where in the row they were
+    scored."""
+    written_BRT = torch.where(acting.mask_BRT, acting.thoughts.tokens_BRT, -1)
+    written_BPGT = written_BRT.unflatten(1, (-1, group))
+    same_BPGG = (written_BPGT[..., :, None, :] == written_BPGT[..., None, :, :]).all(-1).to(reward_BPG.dtype)
+    return (same_BPGG * reward_BPG[..., None, :]).sum(-1) / same_BPGG.sum(-1)

@@ -1,0 +1,333 @@
+"""AdamW, moving averages and learning-rate schedules whose arithmetic is float32 whatever the model computes in.
+
+Mid-training steps are far smaller than the spacing of bfloat16 numbers, so weights, moments, teachers and accumulated
+gradients live in float32 (SPEC 5, numerics). A model in float32 or float64 is its own master and costs no second copy.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+from torch.utils.hooks import RemovableHandle
+
+from tfive.rl.rounding import round_stochastically
+
+Schedule = Literal["constant", "linear", "cosine"]
+Bf16Update = Literal["master", "stochastic"]
+
+
+def learning_rate(
+    step: int, *, lr: float, schedule: Schedule, warmup_steps: int, total_steps: int, final_fraction: float
+) -> float:
+    """Rate of update `step` (from 0): linear warm-up to `lr`, then constant or falling to `final_fraction · lr`."""
+    if schedule != "constant" and total_steps <= warmup_steps:
+        raise ValueError(f"schedule {schedule!r} needs total_steps ({total_steps}) above warmup_steps ({warmup_steps})")
+    if step < warmup_steps:
+        return lr * (step + 1) / warmup_steps
+    if schedule == "constant":
+        return lr
+    progress = min(1.0, (step - warmup_steps) / (total_steps - warmup_steps))
+    left = 1.0 - progress if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return lr * (final_fraction + (1.0 - final_fraction) * left)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a weight of `dtype` is trained: float64 stays, everything else is float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass
+class _Slot:
+    """One parameter with what its updates need; `master` is None where the parameter itself holds the exact weights."""
+
+    name: str
+    number: int
+    parameter: nn.Parameter
+    master: Tensor | None
+    decays: bool
+    lr_multiplier: float
+    gradient: Tensor | None = None
+    moments: tuple[Tensor, Tensor, Tensor] | None = None
+    handle: RemovableHandle | None = field(default=None, repr=False)
+
+    @property
+    def weights(self) -> Tensor:
+        return self.parameter.detach() if self.master is None else self.master
+
+    def collect(self, parameter: Tensor) -> None:
+        """Add the gradient that has just arrived to the wide accumulator and free the narrow one."""
+        if parameter.grad is None:
+            return
+        arrived = parameter.grad.to(wide(parameter.dtype))
+        self.gradient = arrived if self.gradient is None else self.gradient.add_(arrived)
+        parameter.grad = None
+
+    def ready_moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """First moment, second moment and step counter, made on the first update so that a frozen part holds none."""
+        if self.moments is None:
+            like = torch.zeros_like(
+                self.parameter, dtype=wide(self.parameter.dtype), memory_format=torch.contiguous_format
+            )
+            steps = torch.zeros((), dtype=torch.float32, device=like.device)
+            self.moments = (like.detach(), torch.zeros_like(like), steps)
+        return self.moments
+
+
+def _collecting(slot: _Slot) -> Callable[[Tensor], None]:
+    """A parameter's hook. Autograd keeps hooks where the garbage collector does not look, so it must not own the slot:
+    the slot owns the parameter, and neither would ever go."""
+    found = weakref.ref(slot)
+
+    def collect(parameter: Tensor) -> None:
+        own = found()
+        if own is not None:
+            own.collect(parameter)
+
+    return collect
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one call of `step` did; a non-finite gradient is dropped with `applied` False and no weight touched."""
+
+    lr: float
+    gradient_norm: float
+    applied: bool
+
+
+class MasterOptimizer:
+    """AdamW with float32 master weights, moments and gradient accumulation over parameters of any compute precision.
+
+    Call `backward()` as often as there are micro-batches, then `step(divide_by=…)`. Gradients are taken up in float32
+    the moment they arrive, one by one, so the sum is the same whether or not a checkpoint came between; look at them
+    through `gradients()`, `parameter.grad` stays empty. With `bf16_update="stochastic"` there is no master copy: the
+    bfloat16 weights themselves are rounded stochastically. Norms, biases and other vectors do not decay.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = 1.0,
+        schedule: Schedule = "constant",
+        warmup_steps: int = 0,
+        total_steps: int = 0,
+        final_fraction: float = 0.0,
+        bf16_update: Bf16Update = "master",
+        lr_multipliers: Mapping[str, float] | None = None,
+        seed: int = 0,
+    ) -> None:
+        """`lr_multipliers` maps a name prefix to a factor on the rate (the longest matching prefix counts)."""
+        self.lr, self.betas, self.eps, self.weight_decay, self.clip_norm = lr, betas, eps, weight_decay, clip_norm
+        self.schedule, self.warmup_steps, self.total_steps = schedule, warmup_steps, total_steps
+        self.final_fraction, self.seed, self.stochastic = final_fraction, seed, bf16_update == "stochastic"
+        self.steps = self.skipped = 0
+        self._slots = [
+            self._slot(number, name, parameter, lr_multipliers or {})
+            for number, (name, parameter) in enumerate(named_parameters)
+        ]
+        if not self._slots:
+            raise ValueError("there is nothing to train: no parameter was given")
+        self.current_lr()
+
+    def _slot(self, number: int, name: str, parameter: nn.Parameter, multipliers: Mapping[str, float]) -> _Slot:
+        if not parameter.requires_grad:
+            raise ValueError(f"parameter {name} is frozen; give the optimiser trainable parameters only")
+        if not parameter.is_contiguous():
+            raise ValueError(f"parameter {name} is not contiguous")
+        exact = parameter.dtype == wide(parameter.dtype)
+        if self.stochastic and not exact and parameter.dtype != torch.bfloat16:
+            raise ValueError(f"stochastic rounding is for bfloat16 weights; {name} is {parameter.dtype}")
+        master = None if exact or self.stochastic else parameter.detach().to(torch.float32)
+        prefixes = [prefix for prefix in multipliers if name.startswith(prefix)]
+        factor = multipliers[max(prefixes, key=len)] if prefixes else 1.0
+        slot = _Slot(name, number, parameter, master, parameter.ndim >= 2, factor)
+        slot.handle = parameter.register_post_accumulate_grad_hook(_collecting(slot))
+        return slot
+
+    def current_lr(self) -> float:
+        """Learning rate of the next update."""
+        return learning_rate(
+            self.steps,
+            lr=self.lr,
+            schedule=self.schedule,
+            warmup_steps=self.warmup_steps,
+            total_steps=self.total_steps,
+            final_fraction=self.final_fraction,
+        )
+
+    def masters(self) -> dict[str, Tensor]:
+        """The exact weights by name, detached: what an `Ema` or a snapshot reads."""
+        return {slot.name: slot.weights for slot in self._slots}
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """The accumulated wide gradients by name; several processes sum these in place before `step`."""
+        for slot in self._slots:
+            slot.collect(slot.parameter)
+            if slot.gradient is not None:
+                yield slot.name, slot.gradient
+
+    def zero_grad(self) -> None:
+        """Forget every accumulated gradient."""
+        for slot in self._slots:
+            slot.gradient = slot.parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, divide_by: float = 1.0) -> StepReport:
+        """One AdamW update with the accumulated sum divided by `divide_by` (the global count of valid tokens)."""
+        gradients = [gradient for _, gradient in self.gradients()]
+        lr = self.current_lr()
+        if not gradients:
+            raise ValueError("step without a gradient: call backward first")
+        norm = float(nn.utils.get_total_norm(gradients)) / divide_by
+        if not math.isfinite(norm):
+            return self.skip(norm)
+        factor = 1.0 / divide_by
+        if self.clip_norm is not None and norm > self.clip_norm:
+            factor *= self.clip_norm / norm
+        if factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
+        self._update(lr)
+        self.steps += 1
+        self.zero_grad()
+        return StepReport(lr, norm, applied=True)
+
+    def skip(self, norm: float = math.nan) -> StepReport:
+        """Forget the accumulated gradient and count an update that was not made: no weight is touched."""
+        self.skipped += 1
+        self.zero_grad()
+        return StepReport(self.current_lr(), norm, applied=False)
+
+    def _update(self, lr: float) -> None:
+        together: dict[tuple[float, float, torch.device, torch.dtype], list[_Slot]] = {}
+        for slot in self._slots:
+            if slot.gradient is None:
+                continue
+            decay = self.weight_decay if slot.decays else 0.0
+            if self.stochastic and slot.parameter.dtype == torch.bfloat16:
+                weights = slot.parameter.detach().to(torch.float32)
+                self._adamw([slot], [weights], lr * slot.lr_multiplier, decay)
+                round_stochastically(weights, slot.parameter, seed=self.seed, step=self.steps, number=slot.number)
+            else:
+                key = (lr * slot.lr_multiplier, decay, slot.weights.device, slot.weights.dtype)
+                together.setdefault(key, []).append(slot)
+        for (rate, decay, _, _), slots in together.items():
+            self._adamw(slots, [slot.weights for slot in slots], rate, decay)
+            for slot in slots:
+                if slot.master is not None:
+                    slot.parameter.copy_(slot.master)
+
+    def _adamw(self, slots: list[_Slot], weights: list[Tensor], lr: float, weight_decay: float) -> None:
+        first, second, steps = (list(parts) for parts in zip(*(slot.ready_moments() for slot in slots)))
+        gradients = [slot.gradient for slot in slots if slot.gradient is not None]
+        beta1, beta2 = self.betas
+        adamw(
+            weights, gradients, first, second, [], steps, fused=True, amsgrad=False, maximize=False,
+            beta1=beta1, beta2=beta2, lr=lr, weight_decay=weight_decay, eps=self.eps,
+        )  # fmt: skip
+
+    def release(self) -> None:
+        """Take the gradient hooks off the parameters, so that another optimiser may take over."""
+        for slot in self._slots:
+            if slot.handle is not None:
+                slot.handle.remove()
+                slot.handle = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, moments, master weights and pending gradients; tensors are references."""
+        parameters: dict[str, dict[str, Any]] = {}
+        for slot in self._slots:
+            slot.collect(slot.parameter)
+            entry: dict[str, Any] = {} if slot.master is None else {"master": slot.master}
+            if slot.gradient is not None:
+                entry["gradient"] = slot.gradient
+            if slot.moments is not None:
+                first, second, steps = slot.moments
+                entry |= {"first": first, "second": second, "steps": int(steps.item())}
+            parameters[slot.name] = entry
+        return {"steps": self.steps, "skipped": self.skipped, "parameters": parameters}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved state; names and shapes must match. Master weights are written into the parameters too."""
+        saved = state["parameters"]
+        names = [slot.name for slot in self._slots]
+        if set(saved) != set(names):
+            raise ValueError(f"optimiser state is of other parameters: {sorted(set(saved) ^ set(names))[:3]}")
+        for slot in self._slots:
+            entry = saved[slot.name]
+            if (slot.master is None) != ("master" not in entry):
+                raise ValueError(f"optimiser state of {slot.name} was saved in another precision setting")
+            if slot.master is not None:
+                slot.master.copy_(_same_shape(slot, entry["master"]))
+                slot.parameter.copy_(slot.master)
+            slot.parameter.grad = slot.moments = None
+            like = torch.empty_like(slot.parameter, dtype=wide(slot.parameter.dtype))
+            slot.gradient = like.copy_(_same_shape(slot, entry["gradient"])) if "gradient" in entry else None
+            if "first" in entry:
+                first, second, steps = slot.ready_moments()
+                first.copy_(_same_shape(slot, entry["first"]))
+                second.copy_(_same_shape(slot, entry["second"]))
+                steps.fill_(entry["steps"])
+        self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
+
+
+def _same_shape(slot: _Slot, tensor: Tensor) -> Tensor:
+    if tensor.shape != slot.parameter.shape:
+        raise ValueError(f"{slot.name} has shape {tuple(slot.parameter.shape)}, the saved state {tuple(tensor.shape)}")
+    return tensor
+
+
+class Ema:
+    """Exponential moving average of weights in float32; the first update sets it to the weights (RLP's teacher)."""
+
+    def __init__(self, decay: float) -> None:
+        if not 0.0 <= decay < 1.0:
+            raise ValueError(f"decay must lie in [0, 1), not {decay}")
+        self.decay = decay
+        self.updates = 0
+        self.average: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def update(self, weights: Mapping[str, Tensor]) -> None:
+        """average ← decay · average + (1 − decay) · weights; give `MasterOptimizer.masters()`, not the compute copy."""
+        if self.average and set(weights) != set(self.average):
+            raise ValueError(f"the average is of other weights: {sorted(set(weights) ^ set(self.average))[:3]}")
+        for name, weight in weights.items():
+            fresh = weight.detach().to(wide(weight.dtype))
+            if name in self.average:
+                self.average[name].lerp_(fresh, 1.0 - self.decay)
+            else:
+                self.average[name] = fresh.clone()
+        self.updates += 1
+
+    @torch.no_grad()
+    def copy_to(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Write the average into a compute copy, rounded to its precision; every averaged weight must be there."""
+        targets = dict(named_parameters)
+        for name, average in self.average.items():
+            targets[name].copy_(average)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Decay, count and the averages (references)."""
+        return {"decay": self.decay, "updates": self.updates, "average": dict(self.average)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved average; tensors go to the device of the present ones where there are any."""
+        self.decay, self.updates = float(state["decay"]), int(state["updates"])
+        present = self.average
+        self.average = {
+            name: tensor.to(present[name].device if name in present else tensor.device).clone()
+            for name, tensor in state["average"].items()
+        }

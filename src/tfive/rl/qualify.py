@@ -1,0 +1,222 @@
+"""Predictive qualification: held-out R² of both critics, and the rule that releases and pauses the actor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfive.errors import UserError
+from tfive.rl.clusters import cluster_sums
+
+
+@dataclass(frozen=True)
+class Score:
+    """One critic's held-out fit. `r2` is None when the returns do not vary: no predictor can be told from a
+    constant."""
+
+    r2: float | None
+    squared_error: float
+    return_variance: float
+    count: int
+
+    @property
+    def flat(self) -> bool:
+        return self.r2 is None
+
+
+def r_squared(return_: Tensor, prediction: Tensor, mask: Tensor, weight: Tensor | None = None) -> Score:
+    """R² over all valid prefixes pooled (eq:holdout-r2), computed in float64. `weight` turns sums into weighted sums,
+    which makes the population R² of a distribution with known probabilities."""
+    target, guess = return_[mask].double(), prediction[mask].double()
+    if target.numel() == 0:
+        raise ValueError("R² needs at least one valid prefix")
+    share = torch.ones_like(target) if weight is None else weight[mask].double()
+    share = share / share.sum()
+    error = float((share * (target - guess).square()).sum())
+    variance = float((share * (target - (share * target).sum()).square()).sum())
+    # Returns that differ by rounding alone carry no variance to explain.
+    flat = variance <= (1e-7 * float(target.abs().max())) ** 2
+    return Score(None if flat else 1 - error / variance, error, variance, target.numel())
+
+
+def r_squared_per_step(return_T: Tensor, prediction_T: Tensor, mask_T: Tensor) -> list[Score | None]:
+    """R² within each step t = 1 … T; None for a step that no thought reaches."""
+    return [
+        r_squared(return_T[..., t], prediction_T[..., t], mask_T[..., t]) if bool(mask_T[..., t].any()) else None
+        for t in range(return_T.shape[-1])
+    ]
+
+
+def r_squared_within(steps: Sequence[Score | None]) -> float | None:
+    """R² of all prefixes against their own step's mean return, from the scores of each step: what a critic knows beyond
+    the step. None where returns vary in no step."""
+    known = [score for score in steps if score is not None]
+    if all(score.flat for score in known):
+        return None
+    error = sum(score.count * score.squared_error for score in known)
+    return 1 - error / sum(score.count * score.return_variance for score in known)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One transition of the qualifier, worth a line in the log: which test, on which data, what happened and why."""
+
+    kind: str
+    test: int
+    data: str
+    detail: str
+
+
+class Qualifier:
+    """Decides from fresh tests whether the actor may move.
+
+    Not admitted: `consecutive` passes in a row admit; a failure starts the row again and uses one of `attempts` (a fit,
+    a test and a refit each); with none left the qualifier is exhausted. Admitted: one test per window; `patience`
+    failures in a row are a sustained failure, which pauses the actor and starts a new round of attempts. Unfreezing the
+    backbones resets everything but the list of data already used, since a test on reused outcomes proves nothing.
+    """
+
+    def __init__(self, eta: float = 0.1, consecutive: int = 2, patience: int = 2, attempts: int = 5) -> None:
+        if not 0 <= eta < 1:
+            raise UserError(f"qualify.eta = {eta} must lie in [0, 1)")
+        if min(consecutive, patience, attempts) < 1:
+            raise UserError("qualify.consecutive, qualify.patience and qualify.attempts must be at least 1")
+        self.eta, self.consecutive, self.patience, self.attempts = eta, consecutive, patience, attempts
+        self.admitted = False
+        self.paused = False
+        self.passes = 0
+        self.failures = 0
+        self.spent = 0
+        self.tests = 0
+        self.used: list[str] = []
+
+    @property
+    def exhausted(self) -> bool:
+        """The attempt budget is spent without admission: the run cannot go on."""
+        return not self.admitted and self.spent >= self.attempts
+
+    def test(self, data: str, first: Score, second: Score) -> list[Event]:
+        """Judges one fresh test of both critics and returns the transitions it caused, in order."""
+        if self.exhausted:
+            raise ValueError("the qualifier is exhausted; no further test can count")
+        if data in self.used:
+            raise ValueError(f"qualification data {data!r} was used before; every test needs fresh data")
+        self.used.append(data)
+        self.tests += 1
+        passed, detail = self._judge(first, second)
+        events = [self._event("passed" if passed else "failed", data, detail)]
+        if first.flat or second.flat:
+            events.append(self._event("no_variance", data, "held-out returns do not vary; R² is undefined"))
+        return events + (self._pass(data) if passed else self._fail(data))
+
+    def _judge(self, first: Score, second: Score) -> tuple[bool, str]:
+        if first.r2 is None or second.r2 is None:
+            return False, "held-out returns have zero variance"
+        weaker = min(first.r2, second.r2)
+        shown = f"min(R²₁ {first.r2:.4f}, R²₂ {second.r2:.4f})"
+        if not math.isfinite(weaker):
+            return False, f"{shown} is not finite"
+        return weaker >= self.eta, f"{shown} {'≥' if weaker >= self.eta else '<'} η {self.eta:g}"
+
+    def _pass(self, data: str) -> list[Event]:
+        self.failures = 0
+        self.passes += 1
+        if self.admitted or self.passes < self.consecutive:
+            return []
+        self.admitted, self.paused, self.spent = True, False, 0
+        return [self._event("admitted", data, f"{self.passes} consecutive fresh passes")]
+
+    def _fail(self, data: str) -> list[Event]:
+        self.passes = 0
+        self.failures += 1
+        if self.admitted:
+            if self.failures < self.patience:
+                return [self._event("slipped", data, f"failure {self.failures} of {self.patience} before a pause")]
+            self.admitted, self.paused, self.failures, self.spent = False, True, 0, 0
+            return [
+                self._event("paused", data, f"{self.patience} consecutive failures; the actor waits for the critics")
+            ]
+        self.spent += 1
+        if self.exhausted:
+            return [self._event("exhausted", data, f"{self.spent} of {self.attempts} attempts failed")]
+        return []
+
+    def reset(self, reason: str) -> list[Event]:
+        """Forgets passes, failures and attempts, as when the backbones unfreeze. Used data stay used."""
+        self.admitted, self.paused = False, False
+        self.passes = self.failures = self.spent = 0
+        return [self._event("reset", "", reason)]
+
+    def _event(self, kind: str, data: str, detail: str) -> Event:
+        return Event(kind, self.tests, data, detail)
+
+    _COUNTERS = ("passes", "failures", "spent", "tests")
+    _RULES = ("eta", "consecutive", "patience", "attempts")
+
+    def state_dict(self) -> dict[str, Any]:
+        flags = {"admitted": self.admitted, "paused": self.paused, "used": list(self.used)}
+        return flags | {name: getattr(self, name) for name in (*self._COUNTERS, *self._RULES)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.admitted, self.paused = bool(state["admitted"]), bool(state["paused"])
+        self.used = [str(name) for name in state["used"]]
+        for name in self._COUNTERS:
+            setattr(self, name, int(state[name]))
+        for name in self._RULES:
+            setattr(self, name, type(getattr(self, name))(state[name]))
+
+
+@dataclass(frozen=True)
+class RiskBound:
+    """With probability ≥ 1 − δ, for both critics at once: population return risk ≤ `upper`
+    (eq:value-risk-confidence)."""
+
+    empirical: float
+    slack: float
+    units: int
+
+    @property
+    def upper(self) -> float:
+        return self.empirical + self.slack
+
+
+def value_risk_bound(
+    return_: Tensor,
+    prediction: Tensor,
+    mask: Tensor,
+    text_N: Tensor,
+    return_bound: float,
+    value_bound: float | None,
+    delta: float,
+) -> RiskBound:
+    """Upper bound on E(G − V)² for one of the two critics, with texts as the independent draws
+    (eq:value-risk-confidence).
+
+    `value_bound` is what the head's construction enforces on |V|; None means an unbounded head, for which no bound
+    exists and none is given. The risk is averaged over each text's valid prefixes, then over texts.
+    """
+    if value_bound is None or not math.isfinite(value_bound):
+        raise UserError(
+            "a value-risk bound needs a bounded value head (|V| ≤ 2·c_r by construction); this head has none"
+        )
+    if not 0 < delta < 1:
+        raise UserError(f"delta = {delta} must lie strictly between 0 and 1")
+    if float(prediction[mask].abs().max()) > value_bound * (1 + 1e-6):
+        raise ValueError("a prediction exceeds the bound its head is said to enforce")
+    if float(return_[mask].abs().max()) > return_bound * (1 + 1e-6):
+        raise ValueError("a return exceeds its stated bound")
+    rows = mask.sum(dim=-1)
+    squared = torch.where(
+        mask, (return_ - prediction).double().square(), torch.zeros_like(return_, dtype=torch.float64)
+    ).sum(-1)
+    total, mass = cluster_sums(squared / rows.clamp(min=1), rows.double(), text_N)
+    keep = mass > 0
+    risk = total[keep] / mass[keep]
+    units = int(keep.sum())
+    slack = (return_bound + value_bound) ** 2 * math.sqrt(math.log(2 / delta) / (2 * units))
+    return RiskBound(float(risk.mean()), slack, units)

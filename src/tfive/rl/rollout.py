@@ -1,0 +1,199 @@
+"""The rollout copy and scorer of a window: fresh trajectories with rewards, under one frozen policy and one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfive.errors import RunFailed
+from tfive.rl.gains import foreign
+from tfive.rl.reward import (
+    RewardScale,
+    carried_potential,
+    checkpoint_rewards,
+    final_gain,
+    potentials,
+    returns_to_go,
+)
+from tfive.rl.roles import Ledger
+from tfive.rl.sampling import micro_batches, sample
+from tfive.rl.settings import RewardSettings
+from tfive.rl.snapshots import Snapshots
+from tfive.rl.trajectory import Trajectories, last_loss
+from tfive.telemetry import Telemetry
+from tfive.tree.forward import TreeModel
+from tfive.tree.grow import no_thoughts
+from tfive.tree.layout import TextBatch
+from tfive.tree.settings import SamplingSettings
+
+UNRECORDED = ("critic_fit", "qualify", "pilot", "scale")
+"""Roles in which nothing reads the old policy's log-probabilities; recomputing them would only cost a forward pass."""
+
+
+class Rollout:
+    """Draws a role's texts, samples a thought (or a group) per item, scores and rewards them, and keeps the account."""
+
+    def __init__(
+        self,
+        engine: TreeModel,
+        texts_of: Callable[[Any], TextBatch],
+        ledger: Ledger,
+        snapshots: Snapshots,
+        law: SamplingSettings,
+        reward: RewardSettings,
+        telemetry: Telemetry,
+        *,
+        seed: int,
+        rows: int,
+    ) -> None:
+        self.engine, self.texts_of, self.ledger, self.snapshots, self.law = engine, texts_of, ledger, snapshots, law
+        self.reward, self.telemetry, self.seed, self.rows = reward, telemetry, seed, rows
+        self.scale = RewardScale(reward.decay, reward.epsilon)
+
+    def collect(
+        self,
+        role: str,
+        window: int,
+        attempt: int = 0,
+        *,
+        rewarded: bool = True,
+        recorded: bool = True,
+        states: bool = False,
+    ) -> Trajectories:
+        """Fresh thoughts for the role's next texts, with all losses and (unless the scale itself is being set) rewards.
+
+        `attempt` tells apart several draws of one role in one window; `states` keeps what the calibration heads read;
+        `recorded` is False where no ratio will be taken.
+        """
+        texts = self.texts_of(self.ledger.draw(role, window, attempt))
+        stream = role if attempt == 0 else f"{role}/{attempt}"
+        scored = sample(
+            self.engine,
+            texts,
+            self.law,
+            seed=self.seed,
+            role=stream,
+            window=window,
+            rows=self.rows,
+            record_old=recorded and role not in UNRECORDED,
+            scored=True,
+            states=states,
+            snapshots=self.snapshots.current("policy", "scorer"),
+        )
+        self._check(scored)
+        self.book(role, scored)
+        scored = self._referred(role, scored)
+        return self.rewarded(scored) if rewarded else scored
+
+    def _referred(self, role: str, scored: Trajectories) -> Trajectories:
+        """The trajectories with their losses after thoughts of other texts, where rewards are held against those."""
+        if self.reward.reference == "no_thought":
+            return scored
+        if scored.count < 2:
+            raise RunFailed(
+                f"reward.reference = foreign: the {scored.role} set of window {scored.window} has one thought and no "
+                f"other; raise window.items or window.{role}"
+            )
+        other = foreign(scored.thoughts, near=True)
+        losses = []
+        for part in micro_batches(len(scored.texts.tokens_BS), self.rows):
+            some = scored.texts.rows(part.start, part.stop)
+            found = self.engine.score(some, other.rows(part.start, part.stop), whole=True)
+            losses.append(last_loss(found.losses_BRK, found.mask_BRK))
+        if not all(bool(torch.isfinite(part).all()) for part in losses):
+            raise RunFailed(f"the {scored.role} set of window {scored.window} has foreign losses that are not finite")
+        self.telemetry.count(_account(role), scored_tokens=scored.count * self.engine.plan.horizon)
+        return scored.having(foreign_BR=torch.cat(losses))
+
+    def texts(self, role: str, window: int) -> Trajectories:
+        """The role's next texts by themselves, for a method that writes no thoughts."""
+        texts = self.texts_of(self.ledger.draw(role, window))
+        branches = texts.positions_BP.shape[1] * self.engine.plan.group
+        nothing = no_thoughts(len(texts.tokens_BS), branches, self.engine.plan, self.engine.device)
+        nothing = replace(nothing, valid_BR=torch.zeros_like(nothing.valid_BR))
+        return Trajectories(role, window, texts, nothing, snapshots=self.snapshots.current("policy"))
+
+    def book(self, role: str, scored: Trajectories, given: int = 0) -> None:
+        """Add scored trajectories to the role's account (`extra` for probes); `given` tokens of them were not drawn."""
+        tokens = int(scored.mask_BRT.sum()) - given
+        segments = int(scored.need("checkpoint_mask_BRK").sum()) + scored.count
+        self.telemetry.count(
+            _account(role),
+            trajectories=scored.count,
+            generated_tokens=tokens,
+            actor_tokens=tokens if role == "actor" else 0,
+            scored_tokens=segments * self.engine.plan.horizon,
+        )
+
+    def rewarded(self, scored: Trajectories) -> Trajectories:
+        """Potentials, checkpoint rewards and full returns at the window's frozen scale (eq:dense-reward)."""
+        self.snapshots.require(scored.snapshots, ("policy", "scorer"), what=f"the {scored.role} set")
+        mask_BRK, steps = scored.need("checkpoint_mask_BRK"), scored.need("checkpoint_BRK")
+        potential_BRK = potentials(
+            scored.reference_BR, scored.need("losses_BRK"), mask_BRK, self.scale.value, self.reward.clip
+        )
+        length = self.engine.plan.length
+        rewards_BRT = checkpoint_rewards(potential_BRK, steps, mask_BRK, length)
+        return scored.having(
+            potentials_BRT=carried_potential(potential_BRK, steps, mask_BRK, length),
+            rewards_BRT=rewards_BRT,
+            returns_BRT=returns_to_go(rewards_BRT, scored.mask_BRT),
+            snapshots=self.snapshots.current("scale"),
+        )
+
+    def update_scale(self, scored: Trajectories, *, afresh: bool = False) -> float:
+        """Take a disjoint set's whole-thought gains into σ_r (eq:reward-scale), or let them alone set it `afresh`; a
+        scale of nothing stops the run."""
+        if afresh:
+            self.scale = RewardScale(self.reward.decay, self.reward.epsilon)
+        self.snapshots.require(scored.snapshots, ("policy", "scorer"), what=f"the {scored.role} set")
+        gain_BR = final_gain(scored.reference_BR, scored.need("losses_BRK"), scored.need("checkpoint_mask_BRK"))
+        value = self.scale.update(gain_BR, scored.thoughts.valid_BR)
+        self.snapshots.renew("scale")
+        if self.scale.is_flat:
+            raise RunFailed(
+                f"reward scale {value:.2e}: thoughts change the continuation loss by less than reward.epsilon = "
+                f"{self.reward.epsilon:g} allows; the scorer ignores thoughts, so nothing can be learned from them"
+            )
+        return value
+
+    def _check(self, scored: Trajectories) -> None:
+        """Name what would otherwise surface much later: losses that are no numbers, thoughts that are all alike."""
+        losses = scored.need("losses_BRK")[scored.need("checkpoint_mask_BRK")]
+        plain = scored.need("no_thought_BR")[scored.thoughts.valid_BR]
+        if not (bool(torch.isfinite(losses).all()) and bool(torch.isfinite(plain).all())):
+            raise RunFailed(
+                f"the {scored.role} set of window {scored.window} has continuation losses that are not finite"
+            )
+        thoughts = scored.thoughts
+        if scored.count >= 16 and bool((thoughts.closed_BR & (thoughts.length_BR == 1))[thoughts.valid_BR].all()):
+            raise RunFailed(
+                f"every thought of the {scored.role} set of window {scored.window} ends at once: the policy writes "
+                "only the close; lower optimizer.lr, or set thought.variable_length = false"
+            )
+        if scored.count >= 16 and _all_alike(
+            thoughts.tokens_BRT[thoughts.valid_BR], thoughts.length_BR[thoughts.valid_BR]
+        ):
+            raise RunFailed(
+                f"all {scored.count} thoughts of the {scored.role} set of window {scored.window} are identical: the "
+                "policy has collapsed; lower optimizer.lr or raise the anchors"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.scale.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scale.load_state_dict(state["scale"])
+
+
+def _account(role: str) -> str:
+    """Where a role's thoughts are booked: those of probes are extra."""
+    return "extra" if role == "probe" else role
+
+
+def _all_alike(tokens_IT: Tensor, length_I: Tensor) -> bool:
+    return bool((length_I == length_I[0]).all()) and bool((tokens_IT == tokens_IT[0]).all())

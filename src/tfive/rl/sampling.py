@@ -1,0 +1,125 @@
+"""Fresh thoughts of a role and window: random numbers, actions, both recorded laws, and their continuation losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tfive import rng
+from tfive.rl.trajectory import Trajectories
+from tfive.tree.forward import TreeModel
+from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.outputs import Scores
+from tfive.tree.settings import SamplingSettings
+
+
+def branch_uniforms(texts: TextBatch, *, group: int, steps: int, seed: int, role: str, window: int) -> Tensor:
+    """One number in (0, 1) per branch and step, float64 `[B, R, T]`, by (seed, role, window, item, member, step).
+
+    Branches without an item get ½; nothing reads it.
+    """
+    items_BP = texts.items_BP.cpu().numpy()
+    items_BR = np.repeat(items_BP, group, axis=1)
+    member_R = np.tile(np.arange(group), items_BP.shape[1])
+    numbers = rng.uniforms(
+        seed, role, window, np.maximum(items_BR, 0)[..., None], member_R[None, :, None], np.arange(steps)
+    )
+    numbers[items_BR < 0] = 0.5
+    return torch.from_numpy(numbers).to(texts.tokens_BS.device)
+
+
+def micro_batches(count: int, size: int) -> Iterator[slice]:
+    """Slices of at most `size` rows that cover `count` of them."""
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
+def join_thoughts(parts: list[Thoughts]) -> Thoughts:
+    """Thoughts of several micro-batches as one."""
+    names = ("tokens_BRT", "length_BR", "valid_BR", "closed_BR", "log_q_BRT")
+    return Thoughts(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+
+
+def sample(
+    engine: TreeModel,
+    texts: TextBatch,
+    law: SamplingSettings,
+    *,
+    seed: int,
+    role: str,
+    window: int,
+    rows: int,
+    record_old: bool = True,
+    scored: bool = False,
+    states: bool = False,
+    snapshots: dict[str, str] | None = None,
+) -> Trajectories:
+    """Thoughts for every item of `texts`, `rows` texts at a time, with log q and log π_old recorded.
+
+    log π_old is recomputed by the training forward on the weights that sampled, so the gap between the two laws is
+    measured, never assumed zero. With `scored` the same weights are the scorer, and its losses come from the same
+    reading of the text. With `states` both passes also keep what the calibration heads read of them.
+    """
+    numbers_BRT = branch_uniforms(
+        texts, group=engine.plan.group, steps=engine.plan.length, seed=seed, role=role, window=window
+    )
+    thoughts, recorded, scores = [], [], []
+    for part in micro_batches(len(texts.tokens_BS), rows):
+        some = texts.rows(part.start, part.stop)
+        reading = engine.read(some)
+        thoughts.append(engine.sample(some, numbers_BRT[part], law, reading))
+        if scored:
+            scores.append(engine.score(some, thoughts[-1], reading, features=states))
+        if record_old:
+            with torch.no_grad():
+                recorded.append(engine.policy(some, thoughts[-1], features=states, parity=law.parity))
+    drawn = Trajectories(
+        role,
+        window,
+        texts,
+        join_thoughts(thoughts),
+        log_old_BRT=torch.cat([p.need("log_prob_BRT").float() for p in recorded]) if record_old else None,
+        snapshots=snapshots or {},
+    )
+    if states:
+        drawn = drawn.having(
+            states_BRTD=torch.cat([p.need("features_BRTD") for p in recorded]),
+            scoring_BRF=torch.cat([scoring_features(p) for p in scores]),
+        )
+    return with_scores(drawn, scores) if scored else drawn
+
+
+def scoring_features(read: Scores) -> Tensor:
+    """`[B, R, F]`: the scorer's state at the end of the continuation on the trunk, its token losses there, and ℓ_0.
+
+    Nothing here depends on the thought, so nothing can leak an action or what follows it into the mean head.
+    """
+    last_BRD = read.need("no_thought_features_BRHD")[:, :, -1]
+    return torch.cat([last_BRD.float(), read.no_thought_token_BRH, read.no_thought_BR[..., None]], dim=-1)
+
+
+def with_scores(
+    trajectories: Trajectories, parts: list[Scores], snapshots: dict[str, str] | None = None
+) -> Trajectories:
+    """The trajectories with ℓ_0 and ℓ_τ of every checkpoint, from the scores of their micro-batches in order."""
+    return trajectories.having(
+        no_thought_BR=torch.cat([p.no_thought_BR for p in parts]),
+        losses_BRK=torch.cat([p.losses_BRK for p in parts]),
+        checkpoint_BRK=torch.cat([p.checkpoint_BRK for p in parts]),
+        checkpoint_mask_BRK=torch.cat([p.mask_BRK for p in parts]),
+        snapshots=snapshots,
+    )
+
+
+def score(
+    engine: TreeModel, trajectories: Trajectories, *, rows: int, snapshots: dict[str, str] | None = None
+) -> Trajectories:
+    """The trajectories with ℓ_0 and ℓ_τ of every checkpoint under the scorer `engine` (eq:continuation-ce)."""
+    parts = []
+    for part in micro_batches(len(trajectories.texts.tokens_BS), rows):
+        some = trajectories.rows(part)
+        parts.append(engine.score(some.texts, some.thoughts))
+    return with_scores(trajectories, parts, snapshots)

@@ -1,0 +1,287 @@
+"""Settings of reinforcement learning, in the order data flows: window, reward, critics, advantages, actor, gate."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from tfive.section import Section
+
+TRAINING_ROLES = ("critic_fit", "pilot", "head_train", "head_validate", "actor", "scale", "probe")
+"""Roles filled from the training split; `qualify` is filled from the calibration split."""
+
+
+class WindowSettings(Section):
+    """One window: N actor items, the other roles as trajectories per actor item, and the steps the actor may take."""
+
+    items: int = Field(1024, ge=1)
+    """N, the fresh actor trajectories of a window (one thought per selected position)."""
+
+    windows: int = Field(100, ge=1)
+    """Windows to complete before the run ends."""
+
+    reading: int = Field(0, ge=0)
+    """Windows at the start in which the anchors alone move the model: it learns to read its thoughts before anything
+    rewards them. No critic is fitted meanwhile."""
+
+    actor_steps: int = Field(8, ge=1)
+    """PPO steps of a window, in which only the actor moves; at most actor.reuse_passes × actor.minibatches."""
+
+    critic_fit: float = Field(1.0, ge=0)
+    """Critic-fitting trajectories per actor item (n_V = N)."""
+
+    qualify: float = Field(0.25, ge=0)
+    """Held-out trajectories per actor item in one qualification test (N/4)."""
+
+    pilot: float = Field(0.125, ge=0)
+    """Pilot trajectories per actor item for the advantage normaliser (N/8)."""
+
+    head_train: float = Field(0.5, ge=0)
+    """Trajectories per actor item that teach the weight and mean heads (N/2)."""
+
+    head_validate: float = Field(0.25, ge=0)
+    """Trajectories per actor item that judge the frozen candidate (N/4)."""
+
+    scale: float = Field(0.125, ge=0)
+    """Trajectories per actor item that set the next window's reward scale (N/8)."""
+
+    probe: float = Field(0.03125, ge=0)
+    """Probe contexts per actor item for the drift diagnostics (N/32); continuations count as extra, 0 is none."""
+
+    def count(self, role: str) -> int:
+        """Trajectories of `role` in one window; a role with a positive share gets at least one."""
+        if role == "actor":
+            return self.items
+        share: float = getattr(self, role)
+        return max(1, round(self.items * share)) if share > 0 else 0
+
+
+class RewardSettings(Section):
+    """How a gain becomes a reward (eq:dense-reward, eq:reward-scale)."""
+
+    clip: float = Field(3.0, gt=0)
+    """c_r: potentials are clipped to ±this."""
+
+    reference: Literal["no_thought", "foreign"] = "no_thought"
+    """What a thought's loss is held against: that of the text without a thought (the paper), or with a thought of
+    another text (of the place before, where a set has too few texts). No action of the thought changes either, so
+    both point the same way; the second is closer, and what is left is the thought's content."""
+
+    decay: float = Field(0.9, ge=0, lt=1)
+    """Decay of the second moment of whole-thought gains across windows."""
+
+    epsilon: float = Field(1e-8, gt=0)
+    """Added to the second moment under the root."""
+
+
+class CriticSettings(Section):
+    """How a state-value critic is made from the base model, and how the two of a pair differ."""
+
+    adapt: Literal["head", "top", "lora", "full"] = "full"
+    """What is trained: the value head alone, the last `blocks` blocks, low-rank updates of those, or everything."""
+
+    blocks: int = Field(4, ge=1)
+    """Last blocks that `top` and `lora` adapt; the frozen rest is computed once per trajectory."""
+
+    lora_rank: int = Field(16, ge=1)
+    """Rank of each low-rank update."""
+
+    lora_alpha: float = Field(32.0, gt=0)
+    """Updates are scaled by `lora_alpha / lora_rank`."""
+
+    width: int = Field(256, ge=0)
+    """Hidden units of the value head; 0 makes it linear in the normalised features, with one bias a step."""
+
+    bounded: bool = False
+    """Keep |V| ≤ 2·c_r by construction (the bound eq:value-risk-confidence asks for)."""
+
+    pair: Literal["same", "disjoint", "bracket"] = "same"
+    """`same`: both fit all data (paper); `disjoint`: half each; `bracket`: a low and a high expectile (a variant)."""
+
+    expectile: float = Field(0.7, gt=0.5, lt=1)
+    """The upper expectile of a `bracket` pair; the lower one is its mirror image."""
+
+    start: str | None = None
+    """Folder of a saved critic pair to start from; none means fresh critics from the base model."""
+
+    loss: Literal["clipped", "squared"] = "clipped"
+    """Value loss of alternating training: clipped around the pre-fit prediction (eq:value-loss), or half-squared."""
+
+    warmup_loss: Literal["clipped", "squared"] = "squared"
+    """Value loss of both warm-ups, where the pre-fit prediction is not yet worth staying near."""
+
+    clip: float = Field(0.2, gt=0)
+    """ε_v of the clipped loss, in units of the shaped return."""
+
+    lr: float = Field(1e-5, gt=0)
+    """Learning rate of the adapted blocks."""
+
+    head_lr: float = Field(1e-3, gt=0)
+    """Learning rate of the value head."""
+
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW decay of both."""
+
+    head_passes: int = Field(1, ge=0)
+    """Passes of the value-head warm-up over its fitting set, before the blocks are unfrozen."""
+
+    passes: int = Field(2, ge=1)
+    """Passes over a window's fitting set."""
+
+    minibatches: int = Field(8, ge=1)
+    """Optimizer steps per pass."""
+
+
+class QualifySettings(Section):
+    """When critics are good enough for the actor to move."""
+
+    mode: Literal["gate", "fixed"] = "gate"
+    """`gate`: the actor waits for critics that pass. `fixed`: it waits for `rounds`, and tests are only reported (an
+    ablation)."""
+
+    rounds: int = Field(3, ge=1)
+    """Fitting rounds before the actor's first step in `fixed` mode; later windows have one each."""
+
+    eta: float = Field(0.1, ge=0, lt=1)
+    """The weaker critic's held-out R² must reach this."""
+
+    consecutive: int = Field(2, ge=1)
+    """m: fresh tests in a row that admit."""
+
+    patience: int = Field(2, ge=1)
+    """Failures in a row, once admitted, that pause the actor."""
+
+    attempts: int = Field(5, ge=1)
+    """Failed tests before admission after which the run stops."""
+
+    delta: float = Field(0.05, gt=0, lt=1)
+    """Failure probability of the reported value-risk bound (bounded heads only)."""
+
+
+class GaeSettings(Section):
+    """Length-adaptive traces (eq:masked-gae)."""
+
+    alpha: float = Field(1.0, gt=0)
+    """λ(L) = 1 − 1/(αL); every reachable length must keep λ in [0, 1]."""
+
+
+class PilotSettings(Section):
+    """The shared normaliser of both critics' advantages."""
+
+    epsilon: float = Field(1e-6, gt=0)
+    """ε_A, added to the pilot variance under the root."""
+
+
+class RatioSettings(Section):
+    """Which law stands under the ratio, and what is done about the gap between the sampler and the recomputed
+    policy."""
+
+    denominator: Literal["recomputed", "sampler"] = "recomputed"
+    """`recomputed`: π_old from the training forward. `sampler`: the law the thought was actually drawn from."""
+
+    correction: Literal["none", "truncated", "mask"] = "none"
+    """`truncated`: multiply by min(π_old/q, cap). `mask`: drop tokens with π_old/q outside [1/cap, cap]."""
+
+    cap: float = Field(2.0, ge=1)
+    """Bound used by the correction."""
+
+    @model_validator(mode="after")
+    def _sampler_needs_no_correction(self) -> RatioSettings:
+        if self.denominator == "sampler" and self.correction != "none":
+            raise ValueError(
+                f"correction = {self.correction!r} corrects the recomputed denominator; use none with sampler"
+            )
+        return self
+
+
+class ActorSettings(Section):
+    """The clipped-PPO step (eq:ppo)."""
+
+    clip_low: float = Field(0.8, gt=0, le=1)
+    """ρ₋: below it, negative advantages stop pushing."""
+
+    clip_high: float = Field(1.28, ge=1)
+    """ρ₊: above it, positive advantages stop pushing."""
+
+    reuse_passes: int = Field(2, ge=1)
+    """Passes over the window's actor trajectories."""
+
+    minibatches: int = Field(4, ge=1)
+    """Optimizer steps per pass."""
+
+
+class AnchorSettings(Section):
+    """Likelihood losses beside the policy gradient."""
+
+    next_token: float = Field(1.0, ge=0)
+    """Weight of the next-token loss on the text itself; 0 leaves it out."""
+
+    conditioned: float = Field(0.0, ge=0)
+    """Weight of the next-token loss on the continuation given the thought; 0 leaves it out."""
+
+    mixture: float = Field(0.0, ge=0, lt=1)
+    """Share of the prediction after the thought in a mixture with the one without it, whose loss the conditioned anchor
+    takes; only the former learns from it. 0: the prediction after the thought stands alone."""
+
+
+class OptimizerSettings(Section):
+    """AdamW and its schedule. The keys are the keyword arguments of `rl.optimizer.MasterOptimizer`."""
+
+    lr: float = Field(1e-5, gt=0)
+    """Peak learning rate."""
+
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    """Decay of the first and second moments, each in [0, 1)."""
+
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled decay; norms, biases and other vectors are left out."""
+
+    clip_norm: float | None = Field(1.0, gt=0)
+    """Largest global gradient norm; none = no clipping."""
+
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up."""
+
+    warmup_steps: int = Field(0, ge=0)
+    """Updates of linear warm-up."""
+
+    final_fraction: float = Field(0.0, ge=0, le=1)
+    """Where a linear or cosine schedule ends, as a fraction of `lr`."""
+
+    bf16_update: Literal["master", "stochastic"] = "master"
+    """How bfloat16 weights are trained: with a float32 master copy, or alone (4 bytes less) by stochastic rounding."""
+
+
+class GateSettings(Section):
+    """The prediction gate β_g and its loss (app:gate-behavior)."""
+
+    enabled: bool = True
+    """Whether a gate is trained and mixed gain is reported."""
+
+    width: int = Field(64, ge=1)
+    """Units each feature vector is projected to, and of the hidden layer."""
+
+    no_harm: float = Field(1.0, ge=0)
+    """Weight of the penalty on predictions that the mixture makes worse."""
+
+    utility: float = Field(0.1, ge=0)
+    """Weight of the term that ties the gate to the signed utility of the thought."""
+
+    lr: float = Field(1e-3, gt=0)
+    """Learning rate of the gate."""
+
+    weight_decay: float = Field(1e-2, ge=0)
+    """AdamW decay of the gate."""
+
+    passes: int = Field(2, ge=1)
+    """Passes over a window's actor trajectories."""
+
+    batch: int = Field(64, ge=1)
+    """Items of one optimizer step."""
+
+    utility_scale: float = Field(1.0, gt=0)
+    """σ_u, the utility in nats that counts as one."""

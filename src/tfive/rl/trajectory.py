@@ -1,0 +1,170 @@
+"""The record that flows through everything: thoughts, their laws, their scores and the credit given to them.
+
+A `Trajectories` object holds one thought per branch for a set of texts and grows as it passes through a window:
+sampling gives the actions and log q, the training forward gives log π_old, scoring gives losses, credit adds rewards,
+values, advantages and weights. It names the snapshots that made it; using it with others is an error
+(`rl/snapshots.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tfive.errors import UserError
+from tfive.tree.layout import TextBatch, Thoughts
+
+_TEXT_FIELDS = ("tokens_BS", "document_BS", "positions_BP", "items_BP")
+_THOUGHT_FIELDS = ("tokens_BRT", "length_BR", "valid_BR", "closed_BR", "log_q_BRT")
+
+
+def last_loss(losses_BRK: Tensor, mask_BRK: Tensor) -> Tensor:
+    """The loss at each thought's last checkpoint, `[B, R]`; valid checkpoints come first."""
+    last_BR = mask_BRK.sum(-1).clamp(min=1) - 1
+    return losses_BRK.gather(-1, last_BR[..., None]).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """Thoughts of one role and window. Fields that a later phase computes are None until then.
+
+    Per-critic tensors carry a leading axis of two (suffix 2). Masked entries are zero.
+    """
+
+    role: str
+    window: int
+    texts: TextBatch
+    thoughts: Thoughts
+    log_old_BRT: Tensor | None = None
+    no_thought_BR: Tensor | None = None
+    foreign_BR: Tensor | None = None
+    """The loss after a whole thought of another text, where rewards are held against it."""
+    losses_BRK: Tensor | None = None
+    checkpoint_BRK: Tensor | None = None
+    checkpoint_mask_BRK: Tensor | None = None
+    potentials_BRT: Tensor | None = None
+    rewards_BRT: Tensor | None = None
+    returns_BRT: Tensor | None = None
+    values_2BRT: Tensor | None = None
+    gae_2BRT: Tensor | None = None
+    weight_BRT: Tensor | None = None
+    advantage_BRT: Tensor | None = None
+    probe_step_BR: Tensor | None = None
+    """Of probe trajectories: the step (from 0) whose action the independent continuations share a prefix up to."""
+    states_BRTD: Tensor | None = None
+    """The policy's hidden states before each action, from the pass that recorded log π_old."""
+    scoring_BRF: Tensor | None = None
+    """What the scorer's reading says of the continuation without a thought (`rl.sampling.scoring_features`)."""
+    snapshots: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def mask_BRT(self) -> Tensor:
+        """True where an action was taken."""
+        return self.thoughts.mask_BRT
+
+    @property
+    def final_loss_BR(self) -> Tensor:
+        """Continuation loss after the whole thought (the last checkpoint), zero where there is no item."""
+        return last_loss(self.need("losses_BRK"), self.need("checkpoint_mask_BRK")) * self.thoughts.valid_BR
+
+    @property
+    def gain_BR(self) -> Tensor:
+        """Utility U = l_0 − l_T of each thought in nats per token, zero where there is no item."""
+        return (self.need("no_thought_BR") - self.final_loss_BR) * self.thoughts.valid_BR
+
+    @property
+    def reference_BR(self) -> Tensor:
+        """What the losses after a thought are held against when rewards are made of them."""
+        return self.need("no_thought_BR") if self.foreign_BR is None else self.foreign_BR
+
+    def need(self, name: str) -> Tensor:
+        """The named tensor, or an error that says which phase has not run yet."""
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(
+                f"{name} of the {self.role} trajectories of window {self.window} has not been computed yet"
+            )
+        return value
+
+    def having(self, *, snapshots: dict[str, str] | None = None, **values: Tensor) -> Trajectories:
+        """The same trajectories with more computed; snapshot ids are added to those already named."""
+        changes: dict[str, Any] = dict(values)
+        return replace(self, snapshots={**self.snapshots, **(snapshots or {})}, **changes)
+
+    def without_states(self) -> Trajectories:
+        """The same without what only the calibration heads read: it is large, and nothing later needs it."""
+        return replace(self, states_BRTD=None, scoring_BRF=None)
+
+    def rows(self, index: Tensor | slice) -> Trajectories:
+        """The trajectories of some texts: a micro-batch."""
+        return self._map(lambda name, tensor: tensor[:, index] if name.endswith("_2BRT") else tensor[index])
+
+    def to(self, device: torch.device | str) -> Trajectories:
+        return self._map(lambda _, tensor: tensor.to(device))
+
+    def _map(self, change: Any) -> Trajectories:
+        own = {
+            f.name: change(f.name, value) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        texts = TextBatch(**{name: change(name, getattr(self.texts, name)) for name in _TEXT_FIELDS})
+        thoughts = Thoughts(**{name: change(name, getattr(self.thoughts, name)) for name in _THOUGHT_FIELDS})
+        return replace(self, texts=texts, thoughts=thoughts, **own)
+
+    @property
+    def count(self) -> int:
+        """How many thoughts there are."""
+        return int(self.thoughts.valid_BR.sum())
+
+    def state_dict(self) -> dict[str, Any]:
+        tensors = {f"texts.{n}": getattr(self.texts, n) for n in _TEXT_FIELDS}
+        tensors |= {f"thoughts.{n}": getattr(self.thoughts, n) for n in _THOUGHT_FIELDS}
+        tensors |= {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return {"role": self.role, "window": self.window, "snapshots": dict(self.snapshots), "tensors": tensors}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Trajectories:
+        tensors = state["tensors"]
+        return cls(
+            role=state["role"],
+            window=state["window"],
+            snapshots=dict(state["snapshots"]),
+            texts=TextBatch(**{n: tensors[f"texts.{n}"] for n in _TEXT_FIELDS}),
+            thoughts=Thoughts(**{n: tensors[f"thoughts.{n}"] for n in _THOUGHT_FIELDS}),
+            **{n: t for n, t in tensors.items() if "." not in n},
+        )
+
+    def save(self, path: Path) -> None:
+        """Write to one safetensors file; names and snapshot ids travel in its header."""
+        state = self.state_dict()
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.pop("tensors").items()}
+        save_file(tensors, path, metadata={"trajectories": json.dumps(state)})
+
+    @classmethod
+    def load(cls, path: Path) -> Trajectories:
+        try:
+            with safe_open(path, framework="pt") as stored:
+                header = json.loads((stored.metadata() or {})["trajectories"])
+                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        except (OSError, KeyError, ValueError) as error:
+            raise UserError(
+                f"{path}: not a trajectory file ({error}); name one written by Trajectories.save"
+            ) from error
+        except Exception as error:
+            if type(error).__module__.startswith("safetensors"):
+                raise UserError(f"{path}: damaged trajectory file ({error}); sample the trajectories again") from error
+            raise
+        needed = [*(f"texts.{name}" for name in _TEXT_FIELDS), *(f"thoughts.{name}" for name in _THOUGHT_FIELDS)]
+        known = {*needed, *(f.name for f in fields(cls))}
+        lost = [f"the tensor {name} is missing" for name in needed if name not in tensors]
+        lost += [f"the tensor {name} is none of a trajectory's" for name in tensors if name not in known]
+        lost += [f"the header lacks {name}" for name in ("role", "window", "snapshots") if name not in header]
+        if lost:
+            raise UserError(f"{path}: incomplete trajectory file ({lost[0]}); sample the trajectories again")
+        return cls.from_state({**header, "tensors": tensors})

@@ -1,0 +1,280 @@
+"""Several methods, several seeds: one (method, seed) cell at a time, each an ordinary run in a folder of its own.
+
+A study is restarted by the same command: finished cells are kept, unfinished ones go on from their checkpoint, failed
+ones stay recorded. Cells share nothing but their settings, so different machines may run different cells of one study.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, get_args
+
+from tfive.config.schema import DEFAULT, Config, Method, variants
+from tfive.errors import RunFailed, UserError
+from tfive.report.runs import STUDY, Run, read_study
+from tfive.training.checkpoint import CheckpointStore
+from tfive.training.console import Watch
+from tfive.training.loop import CHECKPOINTS, CONFIG, SUMMARY
+
+CELLS = "cells"
+THREADS = 2
+"""Threads of each cell when several run at once."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study."""
+
+    label: str
+    seed: int
+    config: Config
+    folder: Path
+
+    @property
+    def record(self) -> Path:
+        """What became of it, beside its folder."""
+        return self.folder.with_name(f"{self.folder.name}.json")
+
+    @property
+    def log(self) -> Path:
+        """What it said."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def settings(self) -> Path:
+        """The whole configuration it is started with."""
+        return self.folder.with_name(f"{self.folder.name}.toml")
+
+    def known(self) -> dict[str, Any]:
+        """What was recorded of it so far."""
+        return json.loads(self.record.read_text("utf-8")) if self.record.is_file() else {}
+
+    def note(self, **changes: Any) -> None:
+        """Record something of it."""
+        self.record.parent.mkdir(parents=True, exist_ok=True)
+        self.record.write_text(json.dumps({**self.known(), **changes}, ensure_ascii=False) + "\n", "utf-8")
+
+
+def cells_of(
+    sources: Sequence[str], methods: Sequence[str], seeds: Sequence[int], overrides: Sequence[str], out: Path
+) -> list[Cell]:
+    """All cells, seeds outermost so that an interrupted study has every method; every configuration is checked."""
+    if not methods or not seeds:
+        raise UserError("--methods and --seeds: name at least one method and one seed")
+    if len({_slug(label) for label in methods}) < len(methods):
+        raise UserError(f"--methods {','.join(methods)}: one is named twice")
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds {','.join(map(str, seeds))}: one is named twice, and would count as two")
+    return [
+        Cell(label, seed, configured(sources, label, seed, overrides), out / CELLS / f"{_slug(label)}-seed{seed}")
+        for seed in seeds
+        for label in methods
+    ]
+
+
+def configured(sources: Sequence[str], label: str, seed: int, overrides: Sequence[str]) -> Config:
+    """The configuration a label stands for: a method, then presets, files or `key=value`, joined by `+`.
+
+    Without a method in front (`rlp-native`), the presets say which it is.
+    """
+    first, *others = label.split("+")
+    named = first in get_args(Method)
+    if not named and first not in variants() and not first.endswith(".toml"):
+        raise UserError(
+            f"--methods {label}: no method, variant or .toml file is called {first}; methods: "
+            f"{', '.join(get_args(Method))}; variants: tfive config presets"
+        )
+    layers = others if named else [first, *others]
+    presets = [part for part in layers if "=" not in part]
+    method = [f"method={first}"] if named else []
+    variant = [part for part in layers if "=" in part]
+    return Config.load(*(sources or [DEFAULT]), *presets, overrides=[*overrides, *method, *variant, f"run.seed={seed}"])
+
+
+def seeds_of(text: str) -> list[int]:
+    """`3` is seeds 0, 1, 2; `0,4` (with a comma) are those seeds."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdigit() for part in parts):
+        raise UserError(f"--seeds {text!r}: give how many (3) or which ones (0,4,)")
+    numbers = [int(part) for part in parts]
+    return list(range(numbers[0])) if "," not in text else numbers
+
+
+def _slug(label: str) -> str:
+    return re.sub(r"[^\w.+=-]+", "_", label)
+
+
+def run_cells(cells: Sequence[Cell], *, jobs: int = 1, retry: bool = False, watch: Watch | None = None) -> None:
+    """Run what is not finished, `jobs` at a time; returns when nothing is left to do, whatever failed."""
+    watch = watch or Watch(quiet=True)
+    waiting = [cell for cell in cells if _to_do(cell, retry)]
+    watch.say(f"{len(cells)} runs: {len(cells) - len(waiting)} finished or failed before, {len(waiting)} to do")
+    running: dict[int, tuple[Cell, Any]] = {}
+    began = time.monotonic()
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                slot = next(number for number in range(jobs) if number not in running)
+                cell = waiting.pop(0)
+                cell.note(failure=None, disturbed=bool(cell.known().get("disturbed")) or jobs > 1)
+                running[slot] = cell, launch(cell, slot if jobs > 1 else None)
+            for slot, (cell, process) in list(running.items()):
+                status = process.poll()
+                if status is not None:
+                    del running[slot]
+                    watch.say(f"  {time.monotonic() - began:7.0f} s  {cell.folder.name}: {_judge(cell, status)}")
+            if running:
+                time.sleep(0.05)
+    finally:
+        # Reached with something running only on Ctrl-C: each cell saves and ends after its present micro-step.
+        for _, process in running.values():
+            process.send_signal(signal.SIGTERM)
+        for _, process in running.values():
+            process.wait()
+
+
+def _to_do(cell: Cell, retry: bool) -> bool:
+    if (cell.folder / SUMMARY).is_file():
+        return False
+    return retry or cell.known().get("failure") is None
+
+
+def _require_same(cell: Cell) -> None:
+    """A cell found in the folder was run with the settings asked for now."""
+    if not (cell.folder / CONFIG).is_file():
+        return
+    was, now = Config.load(cell.folder / CONFIG).leaves(), cell.config.leaves()
+    changed = [key for key in now if was.get(key) != now[key]]
+    if changed:
+        key = changed[0]
+        raise UserError(
+            f"{cell.folder}: was run with {key} = {was.get(key)!r}, now {now[key]!r} is asked for; use another --out"
+        )
+
+
+def launch(cell: Cell, slot: int | None) -> Any:
+    """Start a cell in a process of its own; with a slot, on two cores of its own."""
+    cell.settings.parent.mkdir(parents=True, exist_ok=True)
+    cell.settings.write_text(cell.config.to_toml(), "utf-8")
+    words = [sys.executable, "-m", "tfive", "resume", str(cell.folder), "--quiet"]
+    if not CheckpointStore(cell.folder / CHECKPOINTS).paths():
+        _clear(cell)
+        words = [
+            sys.executable,
+            "-m",
+            "tfive",
+            "train",
+            str(cell.settings),
+            "--out",
+            str(cell.folder),
+            "--quiet",
+        ]
+    environment = dict(os.environ) if slot is None else os.environ | {"OMP_NUM_THREADS": str(THREADS)}
+    with cell.log.open("ab") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log, env=environment, start_new_session=True)
+    if slot is not None and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        own = [cores[(slot * THREADS + number) % len(cores)] for number in range(THREADS)]
+        os.sched_setaffinity(process.pid, own)
+    return process
+
+
+def _clear(cell: Cell) -> None:
+    """Remove what a run left that ended before its first checkpoint: it begins anew."""
+    for path in sorted(cell.folder.rglob("*"), reverse=True) if cell.folder.is_dir() else ():
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def _judge(cell: Cell, status: int) -> str:
+    """What an exit status means; a cell that was stopped or killed is unfinished, one that ended badly has failed."""
+    if status == 0 and (cell.folder / SUMMARY).is_file():
+        return "done"
+    said = [line for line in cell.log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+    last = said[-1] if said else f"exit status {status}"
+    if status < 0 or "go on with: tfive resume" in last:
+        return f"unfinished ({last if status > 0 else f'killed by signal {-status}'})"
+    # Tables go further than the machine: what they keep of a failure names no folder of it.
+    reason = last.removeprefix("tfive: error: ").partition(" (the last checkpoint is in ")[0]
+    cell.note(failure=reason)
+    return f"failed: {reason}"
+
+
+def write_study(out: Path, cells: Sequence[Cell], command: dict[str, Any]) -> list[Run]:
+    """`study.json`: what was asked for and what became of every cell; returns the cells as runs."""
+    out.mkdir(parents=True, exist_ok=True)
+    content = {
+        **command,
+        "cells": [
+            {
+                "label": cell.label,
+                "seed": cell.seed,
+                "folder": str(cell.folder.relative_to(out)),
+                **{key: value for key, value in cell.known().items() if key in ("failure", "disturbed")},
+            }
+            for cell in cells
+        ],
+    }
+    (out / STUDY).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return read_study(out)
+
+
+def compare(
+    sources: Sequence[str],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
+    *,
+    jobs: int = 1,
+    retry: bool = False,
+    quiet: bool = False,
+) -> tuple[Path, list[Run]]:
+    """Run (or go on with) a study; returns its folder and its runs, whatever state they are in."""
+    folder = out or Path("runs") / f"compare-{'-'.join(Path(source).stem for source in sources) or DEFAULT}"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if jobs > 1 and jobs * THREADS > cores:
+        raise UserError(f"--jobs {jobs}: each takes {THREADS} cores and there are {cores}; use fewer")
+    if folder.exists() and not (folder / STUDY).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: holds something else than a study ({STUDY} is missing); use another --out")
+    cells = cells_of(sources, methods, seeds, overrides, folder)
+    for cell in cells:
+        _require_same(cell)
+    command = {"sources": list(sources), "methods": list(methods), "seeds": list(seeds), "overrides": list(overrides)}
+    write_study(folder, cells, command)
+    try:
+        with _sigterm_like_ctrl_c():
+            run_cells(cells, jobs=jobs, retry=retry, watch=Watch(quiet=quiet))
+    except KeyboardInterrupt as error:
+        raise RunFailed(f"interrupted: what ran is saved in {folder}; the same command goes on") from error
+    finally:
+        runs = write_study(folder, cells, command)
+    return folder, runs
+
+
+@contextmanager
+def _sigterm_like_ctrl_c() -> Iterator[None]:
+    """A study that is asked to end lets its cells save first. Only the main thread may listen."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,99 @@
+"""Progress on the development texts: gains with every control, and mixed gain on texts the gate never saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tfive.rl.gains import measure, no_thought_losses
+from tfive.rl.gate import Experts, Gate, mixed_gains
+from tfive.text.settings import KINDS
+from tfive.tree.forward import TreeModel
+from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.outputs import Scores
+from tfive.tree.settings import SamplingSettings
+
+
+class Development:
+    """The same items every time, with the same random numbers, so that two measurements differ by the model alone.
+
+    Every method is measured with one thought an item, however many it trains on: engines come with a group of 1.
+    """
+
+    def __init__(
+        self,
+        texts: TextBatch,
+        kind_BP: Tensor,
+        base: TreeModel,
+        law: SamplingSettings,
+        *,
+        seed: int,
+        rows: int,
+    ) -> None:
+        self.texts, self.kind_BP, self.law, self.seed, self.rows = texts, kind_BP, law, seed, rows
+        self.base_no_thought_BR = no_thought_losses(base, texts, rows=rows)
+        self.horizon = base.plan.horizon
+        self.thoughts: Thoughts | None = None
+        """Those of the last look."""
+
+    def look(self, engine: TreeModel, gate: Gate | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """All gains as plain numbers with 95 % intervals, each kind of position also by itself; and item by item."""
+        kept: dict[str, list[Experts]] = {"own": [], "other": []}
+
+        def keep(name: str, texts: TextBatch, thoughts: Thoughts, scores: Scores) -> None:
+            kept[name].append(Experts.of(scores, texts, thoughts))
+
+        gains, thoughts = measure(
+            engine,
+            self.texts,
+            self.law,
+            base_no_thought_BR=self.base_no_thought_BR,
+            kind_BP=self.kind_BP,
+            seed=self.seed,
+            rows=self.rows,
+            seen=None if gate is None else keep,
+        )
+        self.thoughts = thoughts
+        found = gains.summary()
+        items = gains.per_item() | {"length": gains.length_I, "text": gains.text_I, "kind": gains.kind_I}
+        items["item"] = self.texts.items_BP.to(thoughts.valid_BR.device)[thoughts.valid_BR]
+        for number, kind in enumerate(KINDS):
+            chosen_I = gains.kind_I == number
+            if bool(chosen_I.any()):
+                own = gains.estimates(chosen_I)
+                found |= {f"{name}_{kind}": own[name].mean for name in ("thought_gain", "content_gain", "empty_gain")}
+        if gate is not None:
+            mixed = mixed_gains(gate, Experts.joined(kept["own"]), Experts.joined(kept["other"]))
+            found |= mixed.summary()
+            items |= mixed.gains_I
+        return found, items
+
+    def samples(self, decode: Callable[[list[int]], str], count: int = 4) -> list[dict[str, str]]:
+        """A few thoughts of the last look as text, with what stands before and after them."""
+        if self.thoughts is None:
+            raise ValueError("nothing has been looked at yet")
+        shown = []
+        for row, branch in self.thoughts.valid_BR.nonzero()[:count].tolist():
+            position, length = int(self.texts.positions_BP[row, branch]), int(self.thoughts.length_BR[row, branch])
+            text = self.texts.tokens_BS[row].tolist()
+            shown.append(
+                {
+                    "before": decode(text[max(0, position - 24) : position + 1]),
+                    "thought": decode(self.thoughts.tokens_BRT[row, branch, :length].tolist()),
+                    "after": decode(text[position + 1 : position + 1 + self.horizon]),
+                }
+            )
+        return shown
+
+
+def save_items(items: dict[str, Tensor], folder: Path, window: int) -> None:
+    """Every item's gains of one measurement, so that methods can be compared position by position."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {"item", "text", "kind", "length"}
+    kept = {name: v.detach().cpu().to(torch.int32 if name in whole else torch.float32) for name, v in items.items()}
+    save_file({name: value.contiguous() for name, value in kept.items()}, folder / f"window-{window:05d}.safetensors")

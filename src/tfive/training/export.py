@@ -1,0 +1,113 @@
+"""From a run's newest checkpoint to a folder to use: the actor for anyone, its thoughts for `ThoughtModel`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tfive.config.schema import Config
+from tfive.errors import UserError
+from tfive.inference.thought_model import ThoughtModel
+from tfive.models.load import Loaded, load_model
+from tfive.rl.gate import PredictionGate
+from tfive.training.checkpoint import CheckpointStore
+from tfive.training.loop import CHECKPOINTS, CONFIG
+from tfive.tree.forward import Delimiters
+
+
+def export(
+    run_folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    exact: bool = False,
+    model: Loaded | None = None,
+) -> dict[str, Any]:
+    """Write the actor, delimiters and gate of a finished or stopped run to `out`; returns a record of what was written.
+
+    Weights are the compute copy that sampled and was measured; with `exact` the float32 masters behind it, where the
+    run kept any. `model` is the base model of a run started with the caller's own; its weights are replaced.
+    """
+    folder, target = Path(run_folder), Path(out)
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder}: no run here ({CONFIG} is missing); name the folder that tfive train wrote")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} already exists and is not empty; choose another folder")
+    config = Config.load(folder / CONFIG)
+    checkpoint, state, damaged = _newest(folder)
+    try:
+        weights, gate, delimiters = _learned(state, exact)
+        progress = {name: state[name] for name in ("window", "phase")}
+        updates = 0 if gate is None else int(state["gate"]["optimizer"]["steps"])
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise UserError(f"{folder}: {checkpoint} holds no actor ({error}); use the tfive that trained it") from error
+    loaded = model or load_model(
+        config.model.name,
+        device="cpu",
+        dtype=next(iter(weights.values())).dtype,
+        trust_remote_code=config.model.trust_remote_code,
+        revision=config.model.revision,
+    )
+    try:
+        loaded.model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{folder}: its weights do not fit {loaded.name} ({reason}); use the run's own model"
+        ) from error
+    record = {"base": loaded.name, "method": config.method, "seed": config.run.seed, **progress}
+    record |= {"checkpoint": checkpoint, "gate_updates": updates}
+    thinker = ThoughtModel(
+        loaded.model, loaded.tokenizer, config.thought, config.sampling, gate, delimiters, origin=record
+    )
+    thinker.save_pretrained(target)
+    return {**record, "gate": gate is not None, "out": str(target), "damaged": damaged}
+
+
+def _newest(folder: Path) -> tuple[str, dict[str, Any], list[str]]:
+    """Name and method state of the newest valid checkpoint, and a line for every newer one that is damaged."""
+    found = CheckpointStore(folder / CHECKPOINTS).newest()
+    damaged = [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
+    if found.checkpoint is None:
+        reason = "; ".join(damaged) or "there is none"
+        raise UserError(f"{folder}: no usable checkpoint ({reason}); train or resume the run first")
+    tree = found.checkpoint.tree
+    state = tree.get("method") if isinstance(tree, dict) else None
+    if not isinstance(state, dict):
+        raise UserError(f"{folder}: {found.checkpoint.path.name} is no checkpoint of a training run")
+    return found.checkpoint.path.name, state, damaged
+
+
+def _learned(state: dict[str, Any], exact: bool) -> tuple[dict[str, Tensor], PredictionGate | None, Delimiters | None]:
+    """Actor weights, gate and learned delimiters of a method's state."""
+    actor = state["actor"]
+    weights: dict[str, Tensor] = dict(actor["model"])
+    if exact:
+        # A master stands for every name its parameter goes by: tied weights have several.
+        entries = actor["optimizer"]["parameters"].items()
+        masters = {id(weights[name]): entry["master"] for name, entry in entries if "master" in entry}
+        weights = {name: masters.get(id(tensor), tensor) for name, tensor in weights.items()}
+    delimiters = Delimiters(actor["delimiters"]["weight_2D"]) if "delimiters" in actor else None
+    return weights, None if state["gate"] is None else _gate(state["gate"]["gate"]), delimiters
+
+
+def _gate(weights: dict[str, Tensor]) -> PredictionGate:
+    width, features = weights["project.weight"].shape
+    gate = PredictionGate(features, width=width)
+    gate.load_state_dict(weights)
+    return gate
+
+
+def export_command(folder: str, out: str, *, exact: bool, as_json: bool) -> str:
+    """What `tfive export` does; returns what to print."""
+    record = export(folder, out, exact=exact)
+    if as_json:
+        return json.dumps(record, ensure_ascii=False)
+    gate = "no gate" if not record["gate"] else f"gate after {record['gate_updates']} updates"
+    lines = [*record["damaged"], f"{out}: the actor of window {record['window']} ({record['checkpoint']}), {gate}"]
+    return "\n".join(
+        [*lines, f'use it: tfive.ThoughtModel.from_pretrained("{out}"), or plain transformers for the actor']
+    )

@@ -1,0 +1,252 @@
+"""The training loop: advance the method, measure, save, and stop cleanly whenever it is asked to."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tfive.config.schema import Config
+from tfive.errors import RunFailed, UserError
+from tfive.rl.critic_files import save_critics
+from tfive.training.build import Workshop
+from tfive.training.checkpoint import CheckpointStore
+from tfive.training.develop import save_items
+from tfive.training.identity import actor_items, cost, identity, rollouts
+from tfive.training.recorder import Recorder
+
+CONFIG, SUMMARY, CHECKPOINTS, CRITICS, ITEMS = "config.toml", "summary.json", "checkpoints", "critics", "develop"
+
+WindowCallback = Callable[[dict[str, Any]], None]
+
+
+class Stopped(RunFailed):
+    """The run was asked to stop; its state is saved."""
+
+
+@dataclass
+class Loop:
+    """One run in one folder. `go` works until the last window is closed, or raises `Stopped` after saving."""
+
+    shop: Workshop
+    recorder: Recorder
+    folder: Path
+    on_window: WindowCallback | None = None
+    faults: Callable[[str], None] | None = None
+    """Called at every micro-step and inside every save, for tests that crash there."""
+    place: dict[str, Any] = field(default_factory=dict)
+    """Where the run computes, for the summary."""
+
+    def __post_init__(self) -> None:
+        self.store = CheckpointStore(self.folder / CHECKPOINTS, keep=self.shop.config.run.keep, faults=self.faults)
+        self.history: list[dict[str, Any]] = []
+        """Development measurements: before training, then one per measured window."""
+        self.laps: list[dict[str, Any]] = []
+        """What had been spent when each window closed, and which actor texts it drew."""
+        self.identity = identity(self.shop)
+        self._stop: str | None = None
+
+    def go(self) -> dict[str, Any]:
+        """Train to the end and return the summary."""
+        config, method = self.shop.config, self.shop.method
+        with self._listening():
+            if not self.history:
+                self._measure(0)
+                if config.run.checkpoint_every or method.finished(config.window.windows):
+                    self.save()
+            while not method.finished(config.window.windows):
+                self._point(f"phase:{method.phase}")
+                phase = self._micro_step()
+                if method.closed:
+                    self._close_window()
+                elif self._stop is not None or (config.run.checkpoint_phases and method.phase != phase):
+                    self.save()
+                if self._stop is not None:
+                    raise Stopped(f"{self._stop}: saved in {self.folder}; go on with: tfive resume {self.folder}")
+        summary = self.summary()
+        critics = self.shop.critics
+        if critics is not None:
+            shutil.rmtree(self.folder / CRITICS, ignore_errors=True)
+            exact = [optimizer.masters() for optimizer in critics.optimizers]
+            save_critics(self.folder / CRITICS, critics.critics, exact)
+        save_summary(summary, self.folder)
+        return summary
+
+    def _micro_step(self) -> str:
+        try:
+            return self.shop.method.advance()
+        except RunFailed as error:
+            # The failed micro-step left half-done work behind; the last checkpoint is the state to go on from.
+            there = f" (the last checkpoint is in {self.folder / CHECKPOINTS})" if self.store.paths() else ""
+            raise RunFailed(f"{error}{there}") from error
+
+    def _close_window(self) -> None:
+        config, method = self.shop.config, self.shop.method
+        self.recorder.at(method.window)
+        drawn = actor_items(self.shop, method.window)
+        self.laps.append({"window": method.window, **cost(self.shop, self.recorder), "actor_items": drawn})
+        last = method.window >= config.window.windows
+        if last or method.window % config.run.develop_every == 0:
+            method.report["development"] = self._measure(method.window)
+        self.recorder.metrics(_flat(method.report), method.window)
+        if self.on_window is not None:
+            self.on_window(method.report)
+        every = config.run.checkpoint_every
+        if last or self._stop is not None or (every and method.window % every == 0):
+            self.save()
+
+    def _measure(self, window: int) -> dict[str, Any]:
+        with self.recorder.phase("develop", "develop"):
+            found, items = self.shop.development.look(self.shop.reader, self.shop.gate if window else None)
+            save_items(items, self.folder / ITEMS, window)
+            ends = window in (0, self.shop.config.window.windows)
+            samples = {"samples": self.shop.development.samples(self._decode)} if ends else {}
+        self.history.append({"window": window, "cost": cost(self.shop, self.recorder), **found, **samples})
+        self.recorder.metrics(_flat({"development": found}), window)
+        return found
+
+    def save(self) -> Path:
+        """Write a checkpoint of everything."""
+        return self.store.save(
+            {
+                "method": self.shop.method.state_dict(),
+                "ledger": self.shop.ledger.state_dict(),
+                "recorder": self.recorder.state_dict(),
+                "history": self.history,
+                "laps": self.laps,
+                "corpus": self.shop.corpus.fingerprint,
+            }
+        )
+
+    def restore(self) -> list[str]:
+        """Take up the newest valid checkpoint; returns a line for every damaged one that was skipped."""
+        found = self.store.newest()
+        if found.checkpoint is None:
+            reason = "; ".join(f"{path.name}: {why}" for path, why in found.damaged) or "there is none"
+            raise UserError(f"{self.folder}: no usable checkpoint ({reason}); start again with tfive train")
+        state = found.checkpoint.tree
+        if state["corpus"] != self.shop.corpus.fingerprint:
+            raise UserError(f"{self.folder}: the prepared corpus has changed since the run began; restore its sources")
+        self.shop.method.load_state_dict(state["method"])
+        self.shop.ledger.load_state_dict(state["ledger"])
+        self.recorder.load_state_dict(state["recorder"])
+        self.history, self.laps = list(state["history"]), list(state["laps"])
+        return [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
+
+    def summary(self) -> dict[str, Any]:
+        """What the whole run came to, from the first measurement to the last."""
+        first, last, report = self.history[0], self.history[-1], self.shop.method.report
+        account = self.recorder.account()
+        return {
+            "method": self.shop.method.name,
+            "model": self.shop.loaded.name,
+            "seed": self.shop.config.run.seed,
+            "dev_thought_gain_start": first["thought_gain"],
+            "dev_thought_gain_end": last["thought_gain"],
+            "dev_thought_gain_interval": last["thought_gain_interval"],
+            "dev_content_gain_start": first["content_gain"],
+            "dev_content_gain_end": last["content_gain"],
+            "dev_content_gain_interval": last["content_gain_interval"],
+            "dev_gain_vs_base_end": last["gain_vs_base"],
+            "dev_gain_vs_base_interval": last["gain_vs_base_interval"],
+            "dev_empty_gain_end": last["empty_gain"],
+            "dev_random_gain_end": last["random_gain"],
+            "dev_no_thought_loss_start": first["no_thought_loss"],
+            "dev_no_thought_loss_end": last["no_thought_loss"],
+            "dev_mixed_gain_end": last.get("mixed_gain"),
+            "dev_mixed_gain_interval": last.get("mixed_gain_interval"),
+            "dev_mixed_gain_constant": last.get("mixed_gain_constant"),
+            "dev_mixed_gain_other": last.get("mixed_gain_other"),
+            "useful_fraction": last["useful_fraction"],
+            "worst_1_percent": last["worst_1_percent"],
+            "mean_thought_length": last["mean_thought_length"],
+            "mean_gate": last.get("mean_gate"),
+            "gate_deviation": last.get("gate_deviation"),
+            "r2": report.get("r2"),
+            "retention": report.get("retention"),
+            "windows": self.shop.method.window,
+            "seconds": round(self.recorder.seconds, 1),
+            "generated_tokens": account["total"]["generated_tokens"],
+            "account": account,
+            "rollouts": rollouts(account, self.shop.method.window, self.shop.config.window.items),
+            "actor_steps": self.shop.config.window.actor_steps,
+            "identity": self.identity,
+            "place": self.place,
+            "history": self.history,
+            "laps": self.laps,
+        }
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self.shop.loaded.tokenizer.decode(tokens))
+
+    def _point(self, name: str) -> None:
+        if self.faults is not None:
+            self.faults(name)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """SIGINT and SIGTERM ask for a stop after the present micro-step; a second one ends the process at once."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self._stop is not None:
+                raise KeyboardInterrupt
+            self._stop = signal.Signals(number).name
+
+        try:
+            before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:
+            # Only the main thread may listen; a caller that trains in another one stops it by its own means.
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """Nested reports as dotted numbers; what is no number (a stage's name, a missing value) is left to the events."""
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict):
+            found |= _flat(value, f"{key}.")
+        elif isinstance(value, list | tuple):
+            found |= _flat({str(number): entry for number, entry in enumerate(value, 1)}, f"{key}.")
+        elif isinstance(value, bool | int | float):
+            found[key] = float(value)
+    return found
+
+
+def summary_text(summary: dict[str, Any], indent: int | None = None) -> str:
+    """The summary as JSON that any parser takes: a number that is not finite (an interval of one text) is null."""
+    return json.dumps(_finite(summary), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def save_summary(summary: dict[str, Any], folder: Path) -> None:
+    """Write the summary whole or not at all: where there is one, the run is finished."""
+    beside = folder / f".{SUMMARY}"
+    beside.write_text(summary_text(summary, indent=1) + "\n", "utf-8")
+    os.replace(beside, folder / SUMMARY)
+
+
+def save_config(config: Config, folder: Path) -> None:
+    """The resolved configuration beside everything else the run writes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(config.to_toml(), "utf-8")

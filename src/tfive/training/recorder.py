@@ -1,0 +1,177 @@
+"""The run's memory of itself: timed phases, metrics, progress bars, and the account of everything generated.
+
+A method is handed a `Recorder` as its `tfive.telemetry.Telemetry`. Metrics go to `metrics.jsonl`, a line per call, and
+to the trackers. The account follows `eq:total-rollout-budget`: trajectories, generated tokens, actor-eligible tokens,
+scored tokens and head updates per role, seconds per phase and role.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from tfive.errors import RunFailed
+from tfive.training.progress import Bars
+from tfive.training.trackers import Sink
+
+Item = TypeVar("Item")
+
+AMOUNTS = ("trajectories", "generated_tokens", "actor_tokens", "scored_tokens", "head_updates")
+"""What is counted per role; every newly generated trajectory is counted once, replay adds none."""
+
+METRICS = "metrics.jsonl"
+
+
+class Recorder:
+    """Writes metrics, times phases, draws progress, keeps the account. Close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        trackers: Sequence[Sink] = (),
+        quiet: bool = False,
+        stream: IO[str] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._clock = clock
+        self.on_event: Callable[[str, str], None] | None = None
+        """Called with every event, e.g. to print it."""
+        self._trackers = list(trackers)
+        terminal = stream if stream is not None else sys.stderr
+        self._bars = Bars(terminal) if terminal.isatty() and not quiet else None
+        self._started = clock()
+        self._earlier_seconds = 0.0
+        self._step = 0
+        self._amounts: dict[str, dict[str, int]] = {}
+        self._seconds: dict[str, dict[str, float]] = {}
+        self._open: list[str] = []
+        self._path = folder / METRICS if folder is not None else None
+        self._file: IO[str] | None = None
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a", encoding="utf-8")
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the metrics file and every tracker."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        for tracker in self._trackers:
+            tracker.close()
+        self._trackers = []
+
+    @property
+    def seconds(self) -> float:
+        """Seconds the run has worked, those before a restart included."""
+        return self._earlier_seconds + self._clock() - self._started
+
+    def at(self, step: int) -> None:
+        """Set the step that metrics without one belong to (the window)."""
+        self._step = step
+
+    @contextmanager
+    def phase(self, name: str, role: str = "all") -> Iterator[None]:
+        """A timed block. Nested phases are named by their path and the outer one keeps its whole duration."""
+        self._open.append(name)
+        path = "/".join(self._open)
+        began = self._clock()
+        try:
+            yield
+        finally:
+            roles = self._seconds.setdefault(path, {})
+            roles[role] = roles.get(role, 0.0) + self._clock() - began
+            self._open.pop()
+
+    def metric(self, name: str, value: float, step: int | None = None) -> None:
+        """One measured number."""
+        self.metrics({name: value}, step)
+
+    def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
+        """Several numbers of one step: one line of JSON, and a record in every tracker.
+
+        A value that is not finite is kept as null, so that the file stays readable by any JSON parser.
+        """
+        number = self._step if step is None else step
+        numbers = {name: _plain(value) for name, value in values.items()}
+        if self._file is not None:
+            line: dict[str, float | None] = {"step": number, "seconds": round(self.seconds, 3)}
+            line |= {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._file.flush()
+        for tracker in self._trackers:
+            tracker.write(numbers, number)
+
+    def event(self, what: str, detail: str, window: int | None = None) -> None:
+        """A transition: one line in the metrics file and one for whoever watches."""
+        if self._file is not None:
+            line = {"step": self._step if window is None else window, "seconds": round(self.seconds, 3)}
+            self._file.write(json.dumps({**line, "event": what, "detail": detail}, ensure_ascii=False) + "\n")
+            self._file.flush()
+        if self.on_event is not None:
+            self.on_event(what, detail)
+
+    def count(self, role: str, **amounts: int) -> None:
+        """Add to the account of `role`: trajectories, generated_tokens, actor_tokens, scored_tokens, head_updates."""
+        account = self._amounts.setdefault(role, dict.fromkeys(AMOUNTS, 0))
+        for name, amount in amounts.items():
+            if name not in account:
+                raise ValueError(f"{name} is not counted; choose among {', '.join(AMOUNTS)}")
+            account[name] += int(amount)
+
+    def account(self) -> dict[str, Any]:
+        """Everything counted so far: per role, in total, and the seconds per phase and role."""
+        total = {name: sum(account[name] for account in self._amounts.values()) for name in AMOUNTS}
+        return {
+            "roles": {role: dict(account) for role, account in self._amounts.items()},
+            "total": total,
+            "seconds": {phase: dict(roles) for phase, roles in self._seconds.items()},
+            "wall_seconds": self.seconds,
+        }
+
+    def progress(self, items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
+        """The same items; a bar with rate and time left appears once they have taken two seconds."""
+        if total is None:
+            length = getattr(items, "__len__", None)
+            total = length() if length is not None else None
+        return iter(items) if self._bars is None else self._bars.track(items, label, total)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the account, the time worked, and how far the metrics file had come."""
+        return {
+            "step": self._step,
+            "wall_seconds": self.seconds,
+            "amounts": {role: dict(account) for role, account in self._amounts.items()},
+            "seconds": {phase: dict(roles) for phase, roles in self._seconds.items()},
+            "metrics_bytes": self._path.stat().st_size if self._path is not None else 0,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; metrics written after it are cut off, because they will be written again."""
+        self._step = int(state["step"])
+        self._earlier_seconds, self._started = float(state["wall_seconds"]), self._clock()
+        self._amounts = {role: dict(account) for role, account in state["amounts"].items()}
+        self._seconds = {phase: dict(roles) for phase, roles in state["seconds"].items()}
+        if self._file is not None and self._path is not None:
+            kept = int(state["metrics_bytes"])
+            if self._path.stat().st_size < kept:
+                raise RunFailed(f"{self._path}: shorter than at the checkpoint; restore the file the run wrote")
+            os.truncate(self._path, kept)
+
+
+def _plain(value: float) -> float:
+    item = getattr(value, "item", None)
+    return item() if item is not None else value

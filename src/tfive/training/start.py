@@ -1,0 +1,119 @@
+"""Starting and resuming a run: the folder, the model, the prepared text, the recorder, then the loop."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfive.config.schema import Config
+from tfive.errors import UserError
+from tfive.models.load import Loaded, load_model
+from tfive.training.build import build
+from tfive.training.console import Watch
+from tfive.training.corpus import corpus_of
+from tfive.training.devices import place
+from tfive.training.loop import CHECKPOINTS, CONFIG, SUMMARY, Loop, WindowCallback, save_config, summary_text
+from tfive.training.recorder import Recorder
+from tfive.training.trackers import open_trackers
+
+
+def train(
+    config: Config,
+    out: Path | None = None,
+    *,
+    model: Loaded | None = None,
+    texts: Iterable[str] | None = None,
+    on_window: WindowCallback | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train from the start in a new folder and return the summary.
+
+    `model` and `texts` are the caller's own, instead of `model.name` and `text.sources`; such a run cannot be resumed
+    by the command line, which could not find them again. `on_window` gets each window's report.
+    """
+    folder = out or Path(
+        config.run.out or f"runs/{config.model.name.replace('/', '-')}-{config.method}-seed{config.run.seed}"
+    )
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UserError(f"{folder}: {nearest} is no folder that can be written to; name another with --out")
+    if folder.exists() and any(folder.iterdir()):
+        remedy = f"tfive resume {folder}" if (folder / CHECKPOINTS).exists() else "another --out"
+        raise UserError(f"{folder}: already holds files; use {remedy}")
+    return _run(config, folder, model, texts, on_window, quiet, resumed=False)
+
+
+def resume(folder: Path, *, on_window: WindowCallback | None = None, quiet: bool = False) -> dict[str, Any]:
+    """Go on with a stopped run from its newest valid checkpoint; a finished one gives its summary again."""
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder}: no run here ({CONFIG} is missing); name the folder that tfive train wrote")
+    if (folder / SUMMARY).is_file():
+        summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text("utf-8"))
+        return summary
+    return _run(Config.load(folder / CONFIG), folder, None, None, on_window, quiet, resumed=True)
+
+
+def _run(
+    config: Config,
+    folder: Path,
+    model: Loaded | None,
+    texts: Iterable[str] | None,
+    on_window: WindowCallback | None,
+    quiet: bool,
+    *,
+    resumed: bool,
+) -> dict[str, Any]:
+    placement = place(config.model.device, config.model.compute)
+    placement.apply(config.run.seed)
+    watch = Watch(quiet=quiet)
+    watch.say(
+        f"{config.method} on {config.model.name}, seed {config.run.seed}, {placement.device}; writing to {folder}"
+    )
+    loaded = model or load_model(
+        config.model.name,
+        device=placement.device,
+        dtype=placement.compute,
+        trust_remote_code=config.model.trust_remote_code,
+        revision=config.model.revision,
+    )
+    with Recorder(None, quiet=quiet) as preparing:
+        corpus = corpus_of(config, loaded=loaded, texts=texts, telemetry=preparing)
+    save_config(config, folder)
+    trackers = open_trackers(config.run.trackers, folder, folder.name, config.run.project, config.leaves())
+    with Recorder(folder, trackers=trackers, quiet=quiet) as recorder, placement.no_autocast():
+        recorder.on_event = watch.event
+        shop, told = build(config, loaded, corpus, recorder), _both(watch.window, on_window)
+        loop = Loop(shop, recorder, folder, on_window=told, place=placement.describe())
+        if resumed:
+            for line in loop.restore():
+                watch.say(line)
+            watch.say(f"going on in window {loop.shop.method.window}, phase {loop.shop.method.phase}")
+        summary = loop.go()
+    watch.summary(summary)
+    return summary
+
+
+def _both(first: WindowCallback, second: WindowCallback | None) -> WindowCallback:
+    def call(report: dict[str, Any]) -> None:
+        first(report)
+        if second is not None:
+            second(report)
+
+    return call
+
+
+def run_command(
+    sources: Sequence[str], overrides: Sequence[str], out: str | None, *, as_json: bool, quiet: bool
+) -> str | None:
+    """What `tfive train` does; returns the last line to print, if any."""
+    summary = train(Config.load(*sources, overrides=overrides), Path(out) if out else None, quiet=quiet)
+    return summary_text(summary) if as_json else None
+
+
+def resume_command(folder: str, *, as_json: bool, quiet: bool) -> str | None:
+    """What `tfive resume` does; returns the last line to print, if any."""
+    summary = resume(Path(folder), quiet=quiet)
+    return summary_text(summary) if as_json else None

@@ -1,0 +1,224 @@
+"""`tfive bench engine`: the tree against the plain path on the same work, in one run, outputs compared.
+
+Both paths use the same weights, the same thoughts and the same precision. Sampling reads the text and writes all
+thoughts; scoring gives the loss of every checkpoint and of no thought; actor is the forward and backward pass of the
+thoughts' log-probabilities; values is a critic's forward pass. `whole` is all four in a row.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tfive.models.precision import choose_device, choose_dtype
+from tfive.tree.delta_kernel import choose_rule
+from tfive.tree.settings import EngineSettings
+from tfive_lab.bench.floors import floors, weight_bytes
+from tfive_lab.bench.plain import PlainPath
+from tfive_lab.bench.sides import PHASES, Clock, Measured, PlainSide, TreeSide, empty, repeat, tree_side
+from tfive_lab.bench.work import SMALL, Work, find_model
+
+
+def _apart(mine: Tensor, other: Tensor) -> dict[str, float]:
+    gap = (mine.double() - other.double()).abs()
+    return {"max": float(gap.max()), "mean": float(gap.mean())}
+
+
+def _gradients_apart(mine: list[Tensor], other: list[Tensor]) -> float:
+    """|a − b| / |b| over all parameters together."""
+    gap = sum(float((a.float() - b.float()).square().sum()) for a, b in zip(mine, other, strict=True))
+    return (gap / sum(float(b.float().square().sum()) for b in other)) ** 0.5
+
+
+def compare(tree: Measured, plain: Measured) -> dict[str, Any]:
+    """How far apart the two sides' outputs are, on the same thoughts."""
+    return {
+        "log_prob": _apart(tree.results["actor"], plain.results["actor"]),
+        "no_thought_loss": _apart(tree.results["scoring"][0], plain.results["scoring"][0]),
+        "checkpoint_loss": _apart(tree.results["scoring"][1], plain.results["scoring"][1]),
+        "value": _apart(tree.results["values"], plain.results["values"]),
+        "gradient_relative": _gradients_apart(tree.gradients, plain.gradients),
+    }
+
+
+def mismatch(log_q: Tensor, log_prob: Tensor) -> dict[str, float]:
+    """The gap d = log π − log q between training and sampling log-probabilities: means of e^d − 1 − d and of |d|."""
+    gap = (log_prob - log_q).double()
+    return {"mismatch_kl": float((gap.exp() - 1 - gap).mean()), "mismatch_mean_abs": float(gap.abs().mean())}
+
+
+def _spread(log_prob_QT: Tensor) -> dict[str, float]:
+    """Mean log-probability of an action and its standard error over thoughts: both samplers must agree in it."""
+    per_thought = log_prob_QT.double().mean(1)
+    count = len(per_thought)
+    return {"mean": float(per_thought.mean()), "se": float(per_thought.std(correction=count > 1) / count**0.5)}
+
+
+def _extras(side: TreeSide, work: Work, clock: Clock, alone: dict[str, float], seed: int) -> dict[str, Any]:
+    """What doubling the positions and recomputing activations cost."""
+    wider = tree_side(side.model, replace(work, positions=2 * work.positions), side.engine, seed)
+    repeat(wider, clock, 1)
+    doubled = repeat(wider, clock, 3)[0]
+    del wider
+    empty(clock)
+    lean = tree_side(side.model, work, side.engine.model_copy(update={"activation_checkpointing": True}), seed)
+    lean.thoughts = side.thoughts
+    lean.actor()
+    seconds = statistics.median(clock("recomputing", lean.actor)[0] for _ in range(3))
+    side.model.zero_grad(set_to_none=True)
+    return {
+        "doubled_positions": {"tree_s": doubled, "ratio": {p: doubled[p] / alone[p] for p in doubled}},
+        "activation_checkpointing": {"actor_s": seconds, "peak_bytes": clock.peak["recomputing"]},
+    }
+
+
+def measure_tree(side: TreeSide, name: str, work: Work, clock: Clock, repeats: int) -> tuple[Measured, dict[str, Any]]:
+    """The tree's side alone: its measurements, and its part of the report."""
+    repeat(side, clock, 1)
+    tree = Measured.of(side, side.model, clock, repeats)
+    loop_s = statistics.median(clock("steps", side.steps)[0] for _ in range(repeats))
+    step_s = statistics.median(clock("step", side.ten_steps)[0] for _ in range(repeats)) / 10
+    recurrent = bool(side.tree.backbone.recurrent)
+    rule = choose_rule(side.engine.delta_rule, clock.device, side.model.dtype) if recurrent else None
+    log_q_QT = tree.results["sampling"].log_q_BRT.flatten(0, 1)
+    return tree, {
+        **_circumstances(side.model, name, work, side.engine, clock.device),
+        "delta_rule": None if rule is None else {"name": rule.name, "reason": rule.reason},
+        "fused_blocks": {"used": side.tree.fusion.fusion is not None, "reason": side.tree.fusion.reason},
+        "tree_repeats": repeats,
+        "tree_s": tree.seconds,
+        **mismatch(log_q_QT, tree.results["actor"]),
+        "peak_bytes": max(tree.peak[phase] for phase in PHASES),
+        "tree_peak_bytes": tree.peak,
+        "sampling_loop_s": loop_s,
+        "sampling_step_s": step_s,
+        "floor_s": floors(side.model, work, side.plan, clock.device),
+    }
+
+
+def measure(
+    model: PreTrainedModel,
+    name: str,
+    work: Work,
+    *,
+    engine: EngineSettings | None = None,
+    repeats: int = 10,
+    plain_repeats: int | None = None,
+    batch_sizes: tuple[int, ...] = (32, 64, 128),
+    extras: bool = False,
+    plain: bool = True,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The report for a given model object. `extras` adds doubled positions and activation checkpointing."""
+    side = tree_side(model, work, engine or EngineSettings(), seed)
+    clock = Clock(side.tree.device)
+    tree, report = measure_tree(side, name, work, clock, repeats)
+    if extras:
+        report |= _extras(side, work, clock, tree.seconds, seed)
+    if not plain:
+        return report
+    tokens_QT = tree.results["sampling"].tokens_BRT.flatten(0, 1)
+    side.forget()
+    empty(clock)
+
+    other = PlainSide(PlainPath(model, side.texts, side.plan), tokens_QT, {})
+    sweep = other.sweep(tuple(sorted({min(size, work.branches) for size in batch_sizes})), clock)
+    rows = Measured.of(other, model, clock, plain_repeats or repeats)
+    with torch.no_grad():
+        own_QT = other.path.policy(rows.results["sampling"], other.rows["values"])
+    apart = compare(tree, rows)
+    return report | {
+        "plain_repeats": plain_repeats or repeats,
+        "plain_s": rows.seconds,
+        "speedup": rows.seconds["whole"] / tree.seconds["whole"],
+        "speedup_by_phase": {phase: rows.seconds[phase] / tree.seconds[phase] for phase in tree.seconds},
+        "max_abs_logprob_diff": apart["log_prob"]["max"],
+        "apart": apart,
+        "sampled_log_prob": {"tree": _spread(tree.results["actor"]), "plain": _spread(own_QT)},
+        "plain_peak_bytes": rows.peak,
+        "plain_rows": dict(other.rows),
+        "plain_sweep_s": sweep,
+    }
+
+
+def _circumstances(
+    model: PreTrainedModel, name: str, work: Work, engine: EngineSettings, device: torch.device
+) -> dict[str, Any]:
+    return {
+        "model": name,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "weight_bytes": weight_bytes(model),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "work": asdict(work),
+        "engine": engine.model_dump(),
+    }
+
+
+def engine(
+    shape: str | None = None,
+    *,
+    device: str = "auto",
+    compute: str = "auto",
+    work: Work | None = None,
+    repeats: int | None = None,
+    plain_repeats: int | None = None,
+    settings: EngineSettings | None = None,
+    extras: bool | None = None,
+    plain: bool = True,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The tree against the plain path; with no argument the embedded model on the best device, under a minute.
+
+    `shape` names a random model instead. Numbers left open depend on the device: the full work of the paper's setting
+    and ten repeats on a GPU, a small work and three repeats on a CPU. Without `plain` the tree is timed alone.
+    """
+    place = choose_device(device)
+    on_gpu = place.type == "cuda"
+    model, name = find_model(shape, place, choose_dtype(compute, place))
+    return measure(
+        model,
+        name,
+        work or (Work() if on_gpu else SMALL),
+        engine=settings,
+        repeats=repeats or (10 if on_gpu else 3),
+        plain_repeats=plain_repeats,
+        batch_sizes=(32, 64, 128) if on_gpu else (4, 16),
+        extras=on_gpu if extras is None else extras,
+        plain=plain,
+        seed=seed,
+    )
+
+
+def render(report: dict[str, Any]) -> str:
+    """The report as a table for people."""
+    work = report["work"]
+    lines = [
+        f"{report['model']} · {report['parameters'] / 1e6:.1f} M parameters · {report['dtype']} · {report['device']}",
+        f"{work['texts']} texts × {work['tokens']} tokens × {work['positions']} positions × {work['group']}, "
+        f"T {work['length']}, H {work['horizon']}, checkpoints {'/'.join(map(str, work['checkpoints']))}",
+        "",
+        f"{'phase':<16}{'plain s':>10}{'tree s':>10}{'speed-up':>10}{'floor s':>10}",
+    ]
+    floor, plain = report["floor_s"] or {}, report.get("plain_s")
+    for phase, seconds in report["tree_s"].items():
+        least = f"{floor[phase]:.3f}" if phase in floor else "–"
+        before = f"{plain[phase]:>10.3f}" if plain else f"{'–':>10}"
+        ratio = f"{report['speedup_by_phase'][phase]:>9.1f}×" if plain else f"{'–':>10}"
+        lines.append(f"{phase:<16}{before}{seconds:>10.3f}{ratio}{least:>10}")
+    step = f"sampling step {1e3 * report['sampling_step_s']:.2f} ms"
+    step += f", {report['sampling_step_s'] / floor['sampling_step']:.1f} × its floor" if floor else ""
+    lines += ["", f"{step} · peak memory {report['peak_bytes'] / 2**30:.2f} GiB"]
+    lines.append(f"mismatch KL {report['mismatch_kl']:.1e} between sampling and training")
+    if plain:
+        lines.append(f"tree and plain log-probabilities at most {report['max_abs_logprob_diff']:.1e} apart")
+    if "doubled_positions" in report:
+        lines.append(f"twice the positions cost {report['doubled_positions']['ratio']['whole']:.2f} × the time")
+    return "\n".join(lines)

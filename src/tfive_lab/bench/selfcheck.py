@@ -1,0 +1,311 @@
+"""`tfive bench selfcheck`: every fast path of this device against the slow one it must equal, on small random models.
+
+The reference is plain rows through the stock model in float32 (and the tree by masked attention, which must equal it).
+Paths that need a GPU are skipped elsewhere, and said to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tfive.models.precision import choose_device
+from tfive.rl.calibration.heads import MeanHead, WeightHead
+from tfive.rl.calibration.mixture import MeanInputs, WeightInputs
+from tfive.rl.calibration.moments import CalibrationData, Occupation
+from tfive.rl.calibration.saddle import CalibrationPlan, calibrate
+from tfive.rl.replay import Recorder
+from tfive.tree.delta_kernel import choose_rule
+from tfive.tree.delta_rule import read_paths, unit_rows
+from tfive.tree.fused import KERNEL_BOUNDS, TritonOps, differences, triton_trouble
+from tfive.tree.head import log_normaliser, normaliser_kernel
+from tfive.tree.hf_fused import AttentionPart
+from tfive.tree.settings import EngineSettings, SamplingSettings
+from tfive_lab.bench.plain import PlainPath
+from tfive_lab.bench.sides import TreeSide, tree_side
+from tfive_lab.bench.work import Work, random_model, value_head
+
+MODELS: dict[str, dict[str, Any]] = {
+    "attention": {
+        "model_type": "qwen3",
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 1024,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.05,
+    },
+    "hybrid": {
+        "model_type": "qwen3_5_text",
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "vocab_size": 1024,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.05,
+    },
+}
+WORK = Work(texts=2, tokens=100, positions=4, length=6, checkpoints=(2, 6), horizon=8, group=2)
+FLOAT32, BFLOAT16, KL = 2e-4, 0.25, 0.015
+"""Bounds: absolute log-probability, loss or value in float32, the same in bfloat16, and the mean mismatch KL."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison: how far apart at most, and the bound. Without a bound it was skipped, and `note` says why."""
+
+    model: str
+    name: str
+    max_abs_diff: float | None
+    bound: float | None
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Within the bound, or not applicable here."""
+        return self.bound is None or (self.max_abs_diff is not None and self.max_abs_diff <= self.bound)
+
+
+def _gap(mine: Tensor, other: Tensor) -> float:
+    return float((mine.double() - other.double()).abs().max())
+
+
+def _relative(mine: list[Tensor], other: list[Tensor]) -> float:
+    gap = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(mine, other, strict=True))
+    return (gap / sum(float(b.double().square().sum()) for b in other)) ** 0.5
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """All a side computes from given thoughts."""
+
+    log_prob_QT: Tensor
+    loss_QK: Tensor
+    value_QT: Tensor
+    gradients: list[Tensor]
+
+    def apart(self, other: Outputs) -> float:
+        """Largest difference in log-probabilities, losses and values."""
+        names = ("log_prob_QT", "loss_QK", "value_QT")
+        return max(_gap(getattr(self, n), getattr(other, n)) for n in names)
+
+
+def _of_tree(side: TreeSide) -> Outputs:
+    side.reading = side.tree.read(side.texts)
+    none_Q, loss_QK = side.scoring()
+    log_prob_QT = side.actor()
+    gradients = [p.grad.clone() for p in side.model.parameters() if p.grad is not None]
+    return Outputs(log_prob_QT, torch.cat([none_Q[:, None], loss_QK], 1), side.values(), gradients)
+
+
+def _of_rows(model: PreTrainedModel, side: TreeSide, tokens_QT: Tensor) -> Outputs:
+    path = PlainPath(model, side.texts, side.plan)
+    none_Q, loss_QK = path.score(tokens_QT, 8)
+    model.zero_grad(set_to_none=True)
+    log_prob_QT = path.policy(tokens_QT, 8, 1 / tokens_QT.numel())
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    values = path.values(tokens_QT, value_head, 8)
+    return Outputs(log_prob_QT, torch.cat([none_Q[:, None], loss_QK], 1), values, gradients)
+
+
+def _engine_checks(kind: str, device: torch.device) -> Iterator[Check]:
+    model = random_model(MODELS[kind], device, torch.float32)
+    eager = EngineSettings(attention="sdpa", delta_rule="torch", fused_blocks="off", cuda_graphs=False)
+    side = tree_side(model, WORK, eager)
+    thoughts = side.sampling()
+    tokens_QT = thoughts.tokens_BRT.flatten(0, 1)
+    reference, rows = _of_tree(side), _of_rows(model, side, tokens_QT)
+    yield Check(kind, "masked attention against plain rows", reference.apart(rows), FLOAT32)
+    yield Check(kind, "its gradients, relative", _relative(reference.gradients, rows.gradients), 1e-3)
+
+    cuda = device.type == "cuda"
+    yield from _attention(kind, "folded", side, reference)
+    if kind == "attention" and cuda:
+        yield from _attention(kind, "flex", side, reference)
+    elif kind == "attention":
+        yield Check(kind, "flex attention", None, None, "no backward pass on this device")
+
+    yield from _kernels(kind, side, reference)
+    fast = tree_side(model, WORK, EngineSettings())
+    again = fast.sampling()
+    how = "captured sampling" if cuda else "sampling by default settings"
+    same = float((again.tokens_BRT != thoughts.tokens_BRT).float().mean())
+    yield Check(kind, f"{how}: share of other tokens", same, 0.02)
+    yield Check(kind, f"{how}: log q against the policy", _gap(again.log_q_BRT.flatten(0, 1), fast.actor()), FLOAT32)
+    yield from _parity(kind, side)
+    yield from _half(kind, device, reference, thoughts)
+
+
+def _attention(kind: str, attention: str, side: TreeSide, reference: Outputs) -> Iterator[Check]:
+    """Another attention kernel against masked attention."""
+    other = tree_side(side.model, WORK, side.engine.model_copy(update={"attention": attention}))
+    other.thoughts = side.thoughts
+    try:
+        found = _of_tree(other)
+    except Exception as error:
+        # FlexAttention is compiled, and a compiler may be missing or fail in any way: what it said is reported.
+        if attention != "flex":
+            raise
+        yield Check(kind, "flex attention", None, None, f"cannot run: {type(error).__name__}: {error}"[:200])
+        return
+    yield Check(kind, f"{attention} attention", found.apart(reference), FLOAT32)
+    yield Check(kind, f"{attention} gradients, relative", _relative(found.gradients, reference.gradients), 1e-3)
+
+
+def _kernels(kind: str, side: TreeSide, reference: Outputs) -> Iterator[Check]:
+    """Fused blocks against the model's own, and every Triton kernel they use against PyTorch at the model's heads."""
+    device = side.tree.device
+    setting = "auto" if device.type == "cuda" else "on"
+    fused = tree_side(side.model, WORK, side.engine.model_copy(update={"fused_blocks": setting}))
+    fused.thoughts = side.thoughts
+    choice = fused.tree.fusion
+    if choice.fusion is None:
+        yield Check(kind, "fused blocks", None, None, f"not used: {choice.reason}")
+        return
+    yield Check(kind, "fused blocks", _of_tree(fused).apart(reference), FLOAT32, choice.reason)
+    parts = [block.mixer for block in choice.fusion.blocks]
+    heads = next(part.heads for part in parts if isinstance(part, AttentionPart))
+    for dtype in KERNEL_BOUNDS:
+        trouble = triton_trouble(heads, device, dtype)
+        name = f"kernels in {str(dtype).removeprefix('torch.')}, relative"
+        if device.type != "cuda":
+            yield Check(kind, name, None, None, f"not used: {trouble}")
+            continue
+        apart = differences(TritonOps(), heads, device, dtype)
+        note = ", ".join(f"{what} {size:.1e}" for what, size in apart.items())
+        yield Check(kind, name, max(apart.values()), KERNEL_BOUNDS[dtype], note)
+    if device.type == "cuda":
+        logits_xV = 5 * torch.randn(64, 151_936, generator=torch.Generator().manual_seed(0)).to(device)
+        wanted = logits_xV.double().logsumexp(-1)
+        used = "the kernel" if normaliser_kernel(device) else "PyTorch"
+        yield Check(kind, "log-normaliser", _gap(log_normaliser(logits_xV), wanted), 1e-5, used)
+
+
+def _parity(kind: str, side: TreeSide) -> Iterator[Check]:
+    """In parity mode sampling and training compute the same numbers, to the last bit."""
+    side.law = SamplingSettings(parity=True)
+    thoughts = side.tree.sample(side.texts, side.uniforms_BRT, side.law)
+    with torch.no_grad():
+        policy = side.tree.policy(side.texts, thoughts, parity=True).log_prob_BRT
+    if policy is None:
+        raise RuntimeError("policy gave no log-probabilities")
+    yield Check(kind, "parity mode: log q against the policy", _gap(thoughts.log_q_BRT, policy), 0.0)
+
+
+def _half(kind: str, device: torch.device, reference: Outputs, thoughts: Any) -> Iterator[Check]:
+    half = random_model(MODELS[kind], device, torch.float32).bfloat16()
+    side = tree_side(half, WORK, EngineSettings())
+    side.thoughts = thoughts
+    found = _of_tree(side)
+    mean = float((found.log_prob_QT - reference.log_prob_QT).abs().mean())
+    yield Check(kind, "bfloat16 against float32", found.apart(reference), BFLOAT16, f"mean |Δ log-prob| {mean:.4f}")
+    hidden_xD = torch.randn(8, side.tree.width, generator=torch.Generator().manual_seed(0)).to(device).bfloat16()
+    exact = half.get_output_embeddings().weight.double()
+    slopes = []
+    for logits in (side.tree.head.logits, lambda hidden: hidden.double() @ exact.t()):
+        hidden = hidden_xD.clone().requires_grad_()
+        slopes.append(torch.autograd.grad(logits(hidden).log_softmax(-1)[:, 0].sum(), hidden)[0])
+    yield Check(kind, "bfloat16 head by autograd, relative", _relative(slopes[:1], slopes[1:]), 0.02)
+    sampled = side.sampling().log_q_BRT.flatten(0, 1)
+    gap = (side.actor() - sampled).double()
+    kl = float((gap.exp() - 1 - gap).mean())
+    yield Check(
+        kind, "bfloat16 mismatch KL of sampling and training", kl, KL, f"mean |d| {float(gap.abs().mean()):.4f}"
+    )
+
+
+def _rule_checks(device: torch.device) -> Iterator[Check]:
+    """Our delta rule on the device in float32 against the CPU in float64, gradients included; then the choice made."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (4, 200, 4)
+    query, key, value = (torch.randn(*shape, 64, generator=generator, dtype=torch.float64) for _ in range(3))
+    decay = -torch.rand(shape, generator=generator, dtype=torch.float64)
+    beta = torch.rand(shape, generator=generator, dtype=torch.float64)
+    exact = [unit_rows(query) / 8, unit_rows(key), value, decay, beta]
+    results = []
+    for place, dtype in ((torch.device("cpu"), torch.float64), (device, torch.float32)):
+        inputs = [x.to(place, dtype).requires_grad_() for x in exact]
+        output, trace = read_paths(*inputs)
+        forks = trace.state_after(torch.arange(4, device=place), torch.tensor([3, 64, 131, 200], device=place))
+        grads = torch.autograd.grad(output.square().sum() + forks.square().sum(), inputs)
+        results.append([x.detach().cpu() for x in (output, forks, *grads)])
+    yield Check("delta rule", "PyTorch rule, relative", _relative(results[1], results[0]), 1e-5)
+    choice = choose_rule("auto", device, torch.bfloat16)
+    yield Check("delta rule", "chosen by auto", None, None, f"{choice.name}: {choice.reason}")
+
+
+def learned_heads(device: torch.device, recorder: Recorder | None) -> list[Tensor]:
+    """Both calibration heads after learning on made-up trajectories, in minibatches of which the last is smaller."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    count, steps = 70, WORK.length
+    prefix, value, time = drawn(count, steps, 32), drawn(count, steps, 2), drawn(count, steps)
+    visible = WeightInputs(prefix, value, time, drawn(count, steps, 8), drawn(count, steps))
+    context = MeanInputs(prefix, value, time, 1 - time, drawn(count, steps), drawn(count, steps, 12))
+    mask_NT = torch.ones(count, steps, dtype=torch.bool, device=device)
+    occupation = Occupation(mask_NT, torch.arange(count, device=device) // 2, steps)
+    data = CalibrationData(visible, context, drawn(count, steps), drawn(count, steps), occupation)
+    weight_head = WeightHead(32, 8, dropout=0.1).to(device)
+    mean_head = MeanHead(32, 12).to(device)
+    weight_head.standardize(visible, mask_NT)
+    mean_head.standardize(context, mask_NT)
+    plan = CalibrationPlan(steps=30, warm_steps=30, batch=16, mean_steps=2, evaluate_every=10, recorder=recorder)
+    found = calibrate(weight_head, mean_head, data, plan, seed=0)
+    moved = torch.tensor([line["moment"] for line in found.trace])
+    return [moved, *(p.detach().cpu() for head in (weight_head, mean_head) for p in head.parameters())]
+
+
+def _head_checks(device: torch.device) -> Iterator[Check]:
+    """Steps of the calibration heads recorded and replayed, dropout included, against the same launched one by one."""
+    recorder = Recorder.on(device, wanted=True)
+    if recorder is None:
+        yield Check("heads", "replayed steps", None, None, "not used: only CUDA devices record steps")
+        return
+    apart = [_gap(a, b) for a, b in zip(learned_heads(device, recorder), learned_heads(device, None), strict=True)]
+    yield Check("heads", "replayed steps", max(apart), 1e-5)
+
+
+def selfcheck(device: str = "auto") -> dict[str, Any]:
+    """All checks on `device`: what was compared, how far apart at most, whether within bounds."""
+    place = choose_device(device)
+    engines = (check for kind in MODELS for check in _engine_checks(kind, place))
+    checks = [*_rule_checks(place), *_head_checks(place), *engines]
+    return {
+        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "ok": all(check.ok for check in checks),
+        "checks": [{**asdict(check), "ok": check.ok} for check in checks],
+    }
+
+
+def render(report: dict[str, Any]) -> str:
+    """One line a check."""
+    lines = [f"{report['device']} · torch {report['versions']['torch']}"]
+    for check in report["checks"]:
+        if check["bound"] is None:
+            lines.append(f"  –     {check['model']}: {check['name']}: {check['note']}")
+            continue
+        note = f" ({check['note']})" if check["note"] else ""
+        verdict = "ok   " if check["ok"] else "WRONG"
+        size = f"{check['max_abs_diff']:.2e} (bound {check['bound']:.0e})"
+        lines.append(f"  {verdict} {check['model']}: {check['name']}: {size}{note}")
+    return "\n".join(lines)

@@ -1,0 +1,317 @@
+"""`tfive bench step`: seconds of a training step of each method at equal actor items, in one run, on one device.
+
+Every method runs the very code of `tfive train` on the same model, text and engine; only checkpoints and development
+measurements are left out. Models of a named shape have random weights, whose critics can never qualify: every phase
+runs at its declared counts, and the transition to the actor is forced and labelled so.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from tfive.config.schema import Config
+from tfive.errors import RunFailed, UserError
+from tfive.models.load import Loaded, load_model, load_tokenizer, tokenizer_fingerprint
+from tfive.models.precision import choose_device, choose_dtype
+from tfive.rl.accounting import auxiliary_rollouts
+from tfive.rl.qualify import Qualifier, Score
+from tfive.text.prepared import PreparedCorpus
+from tfive.training.build import Workshop, build
+from tfive.training.corpus import corpus_of
+from tfive.training.recorder import Recorder
+from tfive_lab.bench.cost import nodes_per_item
+from tfive_lab.bench.fit import smaller, texts_that_fit
+from tfive_lab.bench.step_report import GOAL, protocol_hash, ratios, witness_of
+from tfive_lab.bench.work import SHAPES, find_model
+
+VERBS = ("read", "sample", "score", "policy", "features")
+Keep = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What a step is: N actor items each, so many steps a window, thoughts of one length."""
+
+    items: int = 128
+    """N, actor items of a step."""
+    steps: int = 4
+    """Optimizer steps of a window; the actor's set of a window holds `items · steps` items."""
+    passes: int = 2
+    """Passes over a window's actor set, as in training; `steps` is a multiple of it."""
+    length: int = 12
+    positions: int = 16
+    tokens: int = 512
+    horizon: int = 16
+
+    def overrides(self) -> list[str]:
+        """The settings this work stands for, on top of the preset that carries the text."""
+        thirds = sorted({max(1, round(self.length / 3)), max(1, round(2 * self.length / 3)), self.length})
+        texts = -(-self.items * self.steps // self.positions)
+        return [
+            f"thought.length={self.length}",
+            f"thought.checkpoints={thirds}",
+            f"thought.horizon={self.horizon}",
+            "thought.variable_length=false",
+            f"text.sequence_length={self.tokens}",
+            f"text.positions.per_text={self.positions}",
+            "text.positions.match=0",
+            "text.positions.uniform=1.0",
+            f"text.sequences.train={max(24, 5 * texts)}",
+            f"text.sequences.calibration={max(4, texts)}",
+            "text.sequences.development=4",
+            f"run.develop_items={2 * self.positions}",
+            f"window.items={self.items * self.steps}",
+            f"window.actor_steps={self.steps}",
+            f"actor.reuse_passes={self.passes}",
+            f"actor.minibatches={self.steps // self.passes}",
+        ]
+
+
+TIMED = (
+    "window.qualify=0.25",
+    "window.probe=0",
+    "gate.enabled=false",
+    "calibration.cross_fit=false",
+    "anchor.conditioned=0.0",
+)
+"""The timed settings are those of the preset `nano` (one adapted block above shared lower features, its head updates),
+the shares of SPEC 6, and for every method neither the gate nor what is only reported."""
+SMALL = StepWork(items=16, steps=4, length=12, positions=6, tokens=128, horizon=5)
+
+
+class Forced(Qualifier):
+    """Lets every test pass, as random weights need, and remembers how many would not have."""
+
+    forced = 0
+
+    def _judge(self, first: Score, second: Score) -> tuple[bool, str]:
+        passed, detail = super()._judge(first, second)
+        self.forced += not passed
+        return True, detail if passed else f"forced through: {detail}"
+
+
+class Timed(Recorder):
+    """A recorder whose clock waits for the device, with events kept."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(None, quiet=True, clock=_clock(device))
+        self.told: list[str] = []
+        self.on_event = lambda what, detail: self.told.append(f"{what}: {detail}")
+
+    def phases(self) -> dict[str, float]:
+        """Seconds so far of every phase."""
+        return {phase: sum(roles.values()) for phase, roles in self.account()["seconds"].items()}
+
+
+def _clock(device: torch.device) -> Callable[[], float]:
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return now
+
+
+def configure(method: str, work: StepWork, overrides: Sequence[str], device: str, compute: str) -> Config:
+    """The configuration of one timed method."""
+    placed = [f"model.device={device}", f"model.compute={compute}", f"method={method}"]
+    return Config.load("nano", overrides=[*TIMED, *work.overrides(), *overrides, *placed])
+
+
+def _loaded(shape: str | None, device: torch.device, dtype: torch.dtype) -> Loaded:
+    """The embedded model, or a random one of a shape with the embedded tokenizer: any ids will do for speed."""
+    if shape is None:
+        return load_model("nano", device=device, dtype=dtype)
+    model, name = find_model(shape, device, dtype)
+    tokenizer = load_tokenizer("nano")
+    return Loaded(model, tokenizer, name, shape, tokenizer_fingerprint(tokenizer))
+
+
+def time_method(
+    config: Config, shape: str | None, corpus: PreparedCorpus, *, windows: int, deadline: float | None = None
+) -> dict[str, Any]:
+    """Windows of one method: the first is start-up, the others are the steady state."""
+    device = choose_device(config.model.device)
+    loaded = _loaded(shape, device, choose_dtype(config.model.compute, device))
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    recorder = Timed(device)
+    with recorder:
+        shop = build(config, loaded, corpus, recorder)
+        if isinstance(getattr(shop.method, "qualifier", None), Qualifier):
+            rule = config.qualify
+            shop.method.qualifier = Forced(rule.eta, rule.consecutive, rule.patience, rule.attempts)  # type: ignore[attr-defined]
+        with _timed_verbs(shop, recorder) as verbs:
+            laps = _laps(shop, recorder, verbs, windows, deadline)
+        found = _told(config, shop, recorder, laps)
+        found["counted_nodes_per_item"] = nodes_per_item(config, shop.base.block_count)
+    if device.type == "cuda":
+        found["peak_bytes"] = torch.cuda.max_memory_allocated(device)
+    del shop, loaded
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+@contextmanager
+def _timed_verbs(shop: Workshop, recorder: Timed) -> Iterator[dict[str, float]]:
+    """Seconds inside the engine's verbs (outermost calls; a backward pass lies outside them)."""
+    spent = dict.fromkeys(VERBS, 0.0)
+    depth = [0]
+
+    def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def inner(*arguments: Any, **options: Any) -> Any:
+            depth[0] += 1
+            began = recorder.seconds
+            try:
+                return call(*arguments, **options)
+            finally:
+                depth[0] -= 1
+                spent[name] += 0.0 if depth[0] else recorder.seconds - began
+
+        return inner
+
+    engines = {id(engine): engine for engine in (shop.actor.engine, shop.method.parts.rollout.engine, shop.reader)}
+    for engine in engines.values():
+        for name in VERBS:
+            setattr(engine, name, timed(name, getattr(engine, name)))
+    yield spent
+    for engine in engines.values():
+        for name in VERBS:
+            delattr(engine, name)
+
+
+def _laps(
+    shop: Workshop, recorder: Timed, verbs: dict[str, float], windows: int, deadline: float | None
+) -> list[dict[str, Any]]:
+    """Seconds by phase and by verb of each window; none after the second is begun that would end after `deadline`."""
+    laps: list[dict[str, Any]] = []
+    while len(laps) < windows:
+        before, inside, began = recorder.phases(), dict(verbs), time.perf_counter()
+        shop.method.advance()
+        while not shop.method.closed:
+            shop.method.advance()
+        after, took = recorder.phases(), time.perf_counter() - began
+        phases = {name: after[name] - before.get(name, 0.0) for name in after if name != "admit"}
+        laps.append(
+            {
+                "seconds": sum(value for name, value in phases.items() if "/" not in name),
+                "phases": phases,
+                "verbs": {name: verbs[name] - inside[name] for name in verbs},
+            }
+        )
+        if deadline is not None and len(laps) >= 2 and time.perf_counter() + took > deadline:
+            break
+    return laps
+
+
+def _told(config: Config, shop: Workshop, recorder: Timed, laps: list[dict[str, Any]]) -> dict[str, Any]:
+    steps, items = config.window.actor_steps, config.window.items * len(laps)
+    steady = laps[1:]
+    qualifier = getattr(shop.method, "qualifier", None)
+    account = recorder.account()
+    auxiliary = auxiliary_rollouts({role: row["trajectories"] for role, row in account["roles"].items()})
+    return {
+        "method": config.method,
+        "group": config.group,
+        "config_hash": protocol_hash(config),
+        "texts_per_pass": config.run.texts_per_pass,
+        "texts_per_rollout": config.run.rollout_texts,
+        "activation_checkpointing": config.engine.activation_checkpointing,
+        "windows": len(laps),
+        "steady_step_s": statistics.fmean(lap["seconds"] for lap in steady) / steps if steady else None,
+        "all_in_step_s": statistics.fmean(lap["seconds"] for lap in laps) / steps,
+        "startup_s": laps[0]["seconds"],
+        "window_s": [round(lap["seconds"], 4) for lap in laps],
+        "phases_s": _means(steady or laps, "phases"),
+        "verbs_s": _means(steady or laps, "verbs"),
+        "auxiliary_per_item": auxiliary / items,
+        "tokens": account["roles"],
+        "forced_tests": getattr(qualifier, "forced", 0),
+        "events": recorder.told,
+    }
+
+
+def _means(laps: list[dict[str, Any]], kind: str) -> dict[str, float]:
+    names = list(dict.fromkeys(name for lap in laps for name in lap[kind]))
+    return {name: round(statistics.fmean(lap[kind].get(name, 0.0) for lap in laps), 5) for name in names}
+
+
+def step_times(
+    shape: str | None = None,
+    methods: Sequence[str] = ("t5", "rlp"),
+    works: Sequence[StepWork] | None = None,
+    *,
+    device: str = "auto",
+    compute: str = "auto",
+    windows: int = 3,
+    budget: float | None = None,
+    overrides: Sequence[str] = (),
+    witness: str | None = None,
+    keep: Keep | None = None,
+) -> dict[str, Any]:
+    """All methods at all lengths, one after the other; `keep` gets the report after each, so that none is lost.
+
+    With a `budget` in seconds, each method gets an equal share of what is left, and two windows in any case; none is
+    begun when it is spent.
+    """
+    if shape is not None and shape not in (*SHAPES, "nano"):
+        raise UserError(f"shape {shape!r} is not known; use one of nano, {', '.join(SHAPES)}")
+    place, began = choose_device(device), time.perf_counter()
+    works = list(works or ((SMALL,) if shape in (None, "nano") else (StepWork(), StepWork(length=64, steps=2))))
+    first = configure("t5", works[0], overrides, str(place), compute)
+    corpus = corpus_of(first)
+    report: dict[str, Any] = {
+        "model": "nano" if shape is None else f"{shape} shape (random weights)",
+        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "compute": str(choose_dtype(compute, place)).removeprefix("torch."),
+        "versions": {"torch": torch.__version__},
+        "goal": GOAL,
+        "witness": witness_of(witness, first),
+        "works": [],
+    }
+    left = len(works) * len(methods)
+    for work in works:
+        entry: dict[str, Any] = {"work": asdict(work), "methods": {}}
+        report["works"].append(entry)
+        for method in methods:
+            config = configure(method, work, overrides, str(place), compute)
+            now = time.perf_counter()
+            if budget is not None and now - began > budget:
+                entry.setdefault("skipped", []).append(method)
+                continue
+            share = None if budget is None else now + (budget - (now - began)) / left
+            config = texts_that_fit(config, shape, place)
+            entry["methods"][method] = _within_memory(config, shape, corpus, windows, share)
+            entry["ratios"] = ratios(entry["methods"])
+            left -= 1
+            if keep is not None:
+                keep(report)
+    report["seconds"] = time.perf_counter() - began
+    return report
+
+
+def _within_memory(
+    config: Config, shape: str | None, corpus: PreparedCorpus, windows: int, deadline: float | None
+) -> dict[str, Any]:
+    """As `time_method`; where memory runs out, again with smaller passes, at most three times."""
+    for attempt in range(4):
+        try:
+            return time_method(config, shape, corpus, windows=windows, deadline=deadline) | {"out_of_memory": attempt}
+        except torch.OutOfMemoryError as error:
+            if attempt == 3:
+                raise RunFailed(f"{config.method} runs out of memory even with the smallest passes: {error}") from error
+        config = smaller(config)
+        gc.collect()
+        torch.cuda.empty_cache()
+    raise AssertionError("unreachable")

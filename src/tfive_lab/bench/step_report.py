@@ -1,0 +1,92 @@
+"""What `tfive bench step` says about its measurements: ratios, the settings' digest, a run that used them, tables."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from tfive.config.schema import Config
+from tfive.errors import UserError
+
+GOAL = 0.589
+"""The paper's ratio of mean step times at 2B, T⁵ over RLP (tab:qwen35-mean-step-time: 31.79 / 54.01)."""
+LASTING_RUN = 100
+"""Windows over which start-up is spread in the projected all-in figure (the paper names a release of 100 steps)."""
+
+
+def protocol_hash(config: Config) -> str:
+    """A digest of everything that says how a method is trained; model, text, engine and run settings do not count."""
+    apart = ("model.", "text.", "engine.", "run.", "sampling.parity", "window.windows")
+    kept = {key: value for key, value in config.leaves().items() if not key.startswith(apart)}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def witness_of(folder: str | None, config: Config) -> dict[str, Any]:
+    """Whether a run on a real model with these very settings qualified its critics and passed retention."""
+    if folder is None:
+        return {"run": None, "note": "no run of these settings on a real model was named"}
+    path = Path(folder)
+    if not (path / "summary.json").is_file():
+        raise UserError(f"--witness {folder}: no finished run is here; name a folder that tfive train wrote")
+    theirs = Config.load(path / "config.toml")
+    summary = json.loads((path / "summary.json").read_text("utf-8"))
+    apart = [key for key, value in config.leaves().items() if theirs.leaves().get(key) != value]
+    counted = ("model.", "text.", "engine.", "run.", "window.windows")
+    return {
+        "run": path.name,
+        "model": summary["model"],
+        "same_hash": protocol_hash(theirs) == protocol_hash(config),
+        "differs_in": [key for key in apart if not key.startswith(counted)],
+        "r2": summary.get("r2"),
+        "retention": summary.get("retention"),
+    }
+
+
+def ratios(methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """T⁵ over RLP: steady state, all windows run, and start-up spread over a run of a hundred windows."""
+    mine, other = methods.get("t5"), methods.get("rlp")
+    if mine is None or other is None or mine["steady_step_s"] is None or other["steady_step_s"] is None:
+        return {}
+
+    def projected(one: dict[str, Any]) -> float:
+        steady = statistics.fmean(one["window_s"][1:])
+        return float((one["startup_s"] + (LASTING_RUN - 1) * steady) / LASTING_RUN)
+
+    counted = [sum(one["counted_nodes_per_item"].values()) for one in (mine, other)]
+    return {
+        "counted_nodes": counted[0] / counted[1],
+        "steady": mine["steady_step_s"] / other["steady_step_s"],
+        "all_in_windows_run": mine["all_in_step_s"] / other["all_in_step_s"],
+        f"all_in_{LASTING_RUN}_windows": projected(mine) / projected(other),
+    }
+
+
+def render(report: dict[str, Any]) -> str:
+    """The report as tables for people."""
+    lines = [f"{report['model']} · {report['compute']} · {report['device']}"]
+    for entry in report["works"]:
+        work = entry["work"]
+        lines += [
+            "",
+            f"N {work['items']} actor items a step, {work['steps']} steps a window ({work['passes']} passes), "
+            f"T {work['length']}, {work['positions']} positions in {work['tokens']} tokens",
+            f"{'method':<16}{'steady s':>10}{'all-in s':>10}{'aux/item':>10}{'forced':>8}  phases of a window",
+        ]
+        for name, row in entry["methods"].items():
+            phases = " ".join(f"{phase} {value:.2f}" for phase, value in row["phases_s"].items() if "/" not in phase)
+            steady = "–" if row["steady_step_s"] is None else f"{row['steady_step_s']:.3f}"
+            lines.append(
+                f"{name:<16}{steady:>10}{row['all_in_step_s']:>10.3f}{row['auxiliary_per_item']:>10.2f}"
+                f"{row['forced_tests']:>8}  {phases}"
+            )
+        if entry.get("skipped"):
+            lines.append(f"not begun, the time was spent: {', '.join(entry['skipped'])}")
+        if entry.get("ratios"):
+            shown = ", ".join(f"{name} {value:.1%}" for name, value in entry["ratios"].items())
+            lines.append(f"t5 / rlp: {shown} (goal {report['goal']:.1%} in the steady state)")
+    note = report["witness"]
+    lines += ["", f"settings on a real model: {note.get('run') or note['note']}"]
+    return "\n".join(lines)

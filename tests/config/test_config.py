@@ -1,0 +1,410 @@
+"""Configuration: layers and origins, refusals that name the key and the remedy, rules across sections, round trips."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfive.config import layers, rules
+from tfive.config.schema import Config, meanings, presets, resolve, variants
+from tfive.errors import UserError
+from tfive.rl.settings import TRAINING_ROLES, WindowSettings
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> str:
+    """A file that sets nothing: the defaults alone."""
+    path = tmp_path / "bare.toml"
+    path.write_text("")
+    return str(path)
+
+
+def refusal(*overrides: str, source: str = "nano") -> str:
+    with pytest.raises(UserError) as caught:
+        resolve([source], overrides).checked()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def refused(source: str, *overrides: str) -> str | None:
+    """The refusal, or None where the input is good; anything else that is raised fails the test."""
+    try:
+        resolve([source], overrides)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+# --- layers and origins
+
+
+def test_later_layers_win_and_every_value_knows_its_origin(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.toml", tmp_path / "second.toml"
+    first.write_text('method = "ntp"\n\n[thought]\nlength = 6\ncheckpoints = [3, 6] # both\n')
+    second.write_text("thought.length = 8\nthought.checkpoints = [\n  4,\n  8,\n]\n")
+    resolved = resolve(["qwen3.5-2b", str(first), str(second)], ["thought.horizon=5"])
+    assert resolved.config.thought.length == 8
+    assert resolved.config.thought.checkpoints[-1] == 8
+    expected = {
+        "method": f"{first}:1",
+        "thought.length": f"{second}:1",
+        "thought.checkpoints": f"{second}:2",
+        "thought.horizon": "--set",
+        "model.name": "preset qwen3.5-2b",
+        "text.sources": "preset qwen3.5-2b",
+        "gae.alpha": "default",
+    }
+    assert {key: resolved.origins[key] for key in expected} == expected
+    assert set(resolved.origins) == set(layers.leaf_fields(Config))
+
+
+def test_nano_is_taken_when_nothing_is_named() -> None:
+    assert resolve([]).config == resolve(["nano"]).config
+
+
+def test_none_empties_a_key_and_stays_a_word_where_it_is_one(bare: str) -> None:
+    config = resolve([bare], ["optimizer.clip_norm=none", "ratio.correction=none", "text.end_of_document=none"]).config
+    assert config.optimizer.clip_norm is None
+    assert config.ratio.correction == "none"
+    assert config.text.end_of_document == "none"
+
+
+def test_values_of_set_are_toml_and_bare_words_are_text(bare: str) -> None:
+    config = resolve(
+        [bare],
+        ["run.project = my project", "run.out='a=b'", "optimizer.lr=3e-6", "thought.variable_length= true",
+         'thought.open=" ["'],
+    ).config  # fmt: skip
+    assert (config.run.project, config.run.out, config.optimizer.lr) == ("my project", "a=b", 3e-6)
+    assert config.thought.open == " ["
+    assert config.thought.variable_length
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("thougt.length=3", ["thougt.length (--set)", "did you mean thought.length?"]),
+        ("length=3", ["did you mean thought.length?"]),
+        ("thought.lenght=3", ["did you mean thought.length?"]),
+        ("text.positions.pertext=3", ["did you mean text.positions.per_text?"]),
+        ("thought=3", ["thought = 3", "section"]),
+        ("thought.length=-3", ["thought.length = -3 (--set)", "greater than or equal to 1"]),
+        ("thought.length=twelve", ['thought.length = "twelve"', "valid integer"]),
+        ("thought.length=12.5", ["thought.length = 12.5", "valid integer"]),
+        ("thought.length='12'", ['thought.length = "12"', "valid integer"]),
+        ("critic.bounded=1", ["critic.bounded = 1", "valid boolean"]),
+        ("method=t6", ['method = "t6"', "'t5'"]),
+        ("qualify.eta=1.0", ["qualify.eta = 1.0", "less than 1"]),
+        ("qualify.eta=-0.1", ["qualify.eta = -0.1", "greater than or equal to 0"]),
+        ("calibration.kappa=1", ["calibration.kappa = 1", "less than 1"]),
+        ("calibration.kappa=nan", ["calibration.kappa = NaN"]),
+        ("thought.checkpoints=[4, 4, 12]", ["thought.checkpoints = [4, 4, 12]", "rising"]),
+        ("thought.checkpoints=[4, 8]", ["checkpoints", "12"]),
+        ("text.sources=[{name = 'a', pth = 'x'}]", ["text.sources.0.pth", "did you mean path?"]),
+        ("text.sources.0.share=2", ["text.sources is one value"]),
+        ("thought.length", ["write KEY=VALUE"]),
+        ("=3", ["write KEY=VALUE"]),
+        ("thought.length=", ["write KEY=VALUE"]),
+        ("thought.checkpoints=[4,", ["is not a TOML value"]),
+        ("thought.open= (", ['quote a text that begins or ends with a space: thought.open=" ("']),
+        ("run.project=mine ", ['run.project="mine "']),
+    ],
+)
+def test_bad_overrides_name_key_value_and_remedy(override: str, parts: list[str]) -> None:
+    message = refusal(override)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (b"[thought\nlength = 3", ["not valid TOML", "line 1"]),
+        (b"\xff\xfe\x00junk", ["not a UTF-8 text file"]),
+        (b"[thought]\n\nlenght = 3", ["my.toml:3", "did you mean thought.length?"]),
+        (b"model = 'nano'", ["my.toml:1", "section", "model.name"]),
+        (b"thought.length = 1979-05-27", ["thought.length", "my.toml:1"]),
+    ],
+)
+def test_bad_files_are_refused_with_their_line(tmp_path: Path, content: bytes, parts: list[str]) -> None:
+    path = tmp_path / "my.toml"
+    path.write_bytes(content)
+    message = refusal(source=str(path))
+    for part in parts:
+        assert part in message
+
+
+def test_missing_files_folders_and_unknown_presets_are_refused(tmp_path: Path) -> None:
+    assert "No such file" in refusal(source=str(tmp_path / "absent.toml"))
+    assert "Is a directory" in refusal(source=str(tmp_path))
+    assert "did you mean qwen3.5-2b?" in refusal(source="qwen3.5-2")
+
+
+# --- rules across sections
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["gae.alpha=0.05"], ["gae.alpha = 0.05", "-0.667", "length 12", "≥ 0.0834"]),
+        (["gae.alpha=0.5", "thought.variable_length=true"], ["gae.alpha = 0.5", "length 1", "≥ 1"]),
+        (["thought.variable_length=true", "thought.delimiters=none"], ["variable_length", "delimiters"]),
+        (["thought.horizon=600"], ["thought.horizon = 600", "p + H ≤ S", "≤ 511"]),
+        (["text.positions.per_text=64"], ["text.positions.per_text = 64", "at most 31"]),
+        (["window.items=200000"], ["window.items = 200000", "37892 training sequences"]),
+        (["window.qualify=10"], ["window.qualify = 10", "1280 calibration sequences"]),
+        (["run.develop_items=100000"], ["run.develop_items = 100000", "16384 items"]),
+        (["window.pilot=0"], ["window.pilot = 0", "t5"]),
+        (["thought.group=8"], ["thought.group = 8", "method t5", "thought.group = 1"]),
+        (["method=rlp", "thought.group=1"], ["thought.group = 1", "method rlp", "thought.group = 8"]),
+        (["method=quiet-star-ppo", "critic.pair=disjoint"], ["critic.pair = disjoint", "one critic", "same"]),
+        (["method=quiet-star-ppo", "ppo.frozen_windows=100"], ["ppo.frozen_windows = 100", "fewer"]),
+        (["method=rlp", "calibration.mode=minimum"], ["calibration.mode = minimum", "method rlp"]),
+        (["method=rlp", "calibration.score_centering=true"], ["calibration.score_centering = true", "method rlp"]),
+        (["method=quiet-star-ppo", "qualify.mode=fixed"], ["qualify.mode = fixed", "use method = t5"]),
+        (["actor.minibatches=500"], ["actor.minibatches = 500", "128 texts"]),
+        (["window.actor_steps=9"], ["window.actor_steps = 9", "give 8"]),
+        (["optimizer.warmup_steps=800"], ["optimizer.warmup_steps = 800", "800 steps"]),
+        (["ratio.correction=mask", "ratio.cap=1.0"], ["ratio.cap = 1", "above 1"]),
+        (["optimizer.bf16_update=stochastic", "model.compute=float32"], ["bf16_update", "model.compute"]),
+        (["calibration.bounds=enforce"], ["calibration.bounds = enforce", "critic.bounded"]),
+        (["method=ntp", "anchor.next_token=0"], ["anchor.next_token = 0", "ntp"]),
+        (["method=anchor-only", "anchor.next_token=0"], ["anchor.next_token = 0", "anchor-only"]),
+        (["anchor.mixture=0.5", "anchor.conditioned=0"], ["anchor.mixture = 0.5", "anchor.conditioned"]),
+        (["window.reading=4", "window.windows=4"], ["window.reading = 4", "anchor-only"]),
+        (["method=rlp", "reward.reference=foreign"], ["reward.reference = foreign", "rlp"]),
+        (["window.reading=1", "anchor.conditioned=0"], ["window.reading = 1", "anchor.conditioned"]),
+        (["text.sources=[]"], ["text.sources = []", "no text"]),
+        (["calibration.certified=true"], ["certified", "approximation_bound"]),
+    ],
+)
+def test_a_broken_rule_names_key_value_and_remedy(overrides: list[str], parts: list[str]) -> None:
+    message = refusal(*overrides, source="qwen3.5-2b")
+    for part in parts:
+        assert part in message
+
+
+def test_several_broken_rules_are_counted() -> None:
+    assert "(and 1 more" in refusal("gae.alpha=0.05", "window.actor_steps=9", source="qwen3.5-2b")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["gae.alpha=0.0834"],
+        ["gae.alpha=1.0", "thought.variable_length=true"],
+        ["thought.horizon=511", "text.positions.per_text=1"],
+        ["qualify.eta=0"],
+        ["calibration.kappa=0"],
+        ["method=rlp", "thought.group=2"],
+        ["calibration.mode=average", "window.head_train=0", "window.head_validate=0"],
+    ],
+)
+def test_the_edge_of_a_rule_is_allowed(overrides: list[str]) -> None:
+    resolve(["qwen3.5-2b"], overrides).checked()
+
+
+@given(alpha=st.floats(0.01, 3.0), length=st.integers(1, 40), variable=st.booleans())
+def test_the_trace_rule_is_the_formula_over_all_reachable_lengths(alpha: float, length: int, variable: bool) -> None:
+    chosen = [f"gae.alpha={alpha!r}", f"thought.length={length}", f"thought.checkpoints=[{length}]"]
+    config = resolve(["qwen3.5-2b"], [*chosen, f"thought.variable_length={layers.toml_value(variable)}"]).config
+    lengths = range(1, length + 1) if variable else [length]
+    sound = all(0 <= 1 - 1 / (alpha * reached) <= 1 for reached in lengths)
+    assert (rules.trace_decay_lies_between_0_and_1(config) is None) == sound
+
+
+def test_every_rule_has_a_name_and_can_break() -> None:
+    broken = set()
+    for overrides in (
+        ["gae.alpha=0.05", "window.items=300000", "window.actor_steps=9", "thought.group=8", "run.develop_items=99999"],
+        [
+            "thought.horizon=600",
+            "text.positions.per_text=1",
+            "ratio.correction=mask",
+            "ratio.cap=1.0",
+            "window.pilot=0",
+        ],
+        [
+            "text.positions.per_text=64",
+            "optimizer.warmup_steps=999999",
+            "actor.minibatches=999",
+            "calibration.bounds=enforce",
+            "sampling.parity=true",
+        ],
+        [
+            "method=ntp",
+            "reward.reference=foreign",
+            "anchor.next_token=0",
+            "optimizer.bf16_update=stochastic",
+            "model.compute=float32",
+            "run.develop_items=1",
+        ],
+        ["method=quiet-star-ppo", "critic.pair=bracket", "ppo.frozen_windows=100", "qualify.mode=fixed"],
+        ["text.sources=[]"],
+    ):
+        config = resolve(["qwen3.5-2b"], overrides).config
+        broken |= {check.__name__ for check in rules.RULES if check(config) is not None}
+    inside_their_section = {"checkpoints_lie_in_the_thought", "variable_length_needs_a_close"}
+    assert broken == {check.__name__ for check in rules.RULES} - inside_their_section
+
+
+def test_rules_that_repeat_a_section_hold_for_configurations_built_by_hand() -> None:
+    config = resolve(["qwen3.5-2b"]).config
+    wrong = config.thought.model_copy(update={"checkpoints": (4, 8), "variable_length": True, "delimiters": "none"})
+    found = rules.problems(config.model_copy(update={"thought": wrong}))
+    assert any("thought.checkpoints = [4, 8]" in line for line in found)
+    assert any("thought.variable_length = true" in line for line in found)
+
+
+# --- presets
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_resolves_and_keeps_every_rule(name: str) -> None:
+    resolve([name]).checked()
+
+
+@pytest.mark.parametrize("name", variants())
+def test_every_variant_keeps_every_rule_after_a_whole_run(name: str) -> None:
+    base = "qwen3.5-2b" if name == "rlp-native" else "nano"
+    plain, changed = resolve([base]), resolve([base, name])
+    changed.checked()
+    touched = {key for key, origin in changed.origins.items() if origin == f"preset {name}"}
+    assert touched
+    # An ablation changes one thing; the paper's own pair is written down although it is the default.
+    if name.startswith("ablation-"):
+        assert len(touched) == 1
+        assert (plain.config == changed.config) == (name == "ablation-pair-same")
+    assert "text.sources" not in touched
+    with pytest.raises(UserError, match=rf"{name} is a variant .*: nano {name}"):
+        resolve([name])
+
+
+def test_the_presets_people_are_promised_exist() -> None:
+    promised = {"nano", "smollm2-135m", "smollm2-135m-instruct", "qwen3-1.7b", "qwen3.5-2b", "qwen3.5-9b"}
+    assert promised <= set(presets())
+
+
+def test_the_study_s_preset_holds_the_paper_s_shares_and_a_hundred_steps() -> None:
+    config = Config.load("smollm2-135m-instruct")
+    shares: dict[str, float] = {}
+    for source in config.text.sources:
+        shares[source.name.partition("-")[0]] = shares.get(source.name.partition("-")[0], 0) + source.share
+        assert source.sha256 is not None
+    assert shares == {"web": 85, "arxiv": 10, "math": 5}
+    assert config.window.windows * config.window.actor_steps == 100
+    assert config.window.items * config.window.windows == 100 * 128
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-2b", "qwen3.5-9b"])
+def test_paper_presets_hold_the_paper_s_corpus_and_settings(name: str) -> None:
+    config = Config.load(name)
+    assert config.model.name == f"Qwen/Qwen3.5-{name[-2:].upper()}-Base"
+    shares = {source.name: source.share for source in config.text.sources}
+    assert shares == {"fineweb": 85, "arxiv": 10, "openwebmath": 5}
+    assert config.text.sources[0].configs == tuple(f"CC-MAIN-2025-{week}" for week in (13, 18, 21, 26))
+    splits = config.text.sequences
+    assert (splits.train, splits.calibration, splits.development) == (12_800, 1_024, 1_024)
+    assert config.text.sequence_length == 512
+    assert (config.thought.length, tuple(config.thought.checkpoints), config.thought.horizon) == (12, (4, 8, 12), 16)
+    assert (config.method, config.group, config.critic.adapt, config.critic.pair) == ("t5", 1, "full", "same")
+
+
+def test_defaults_are_those_of_the_specification(bare: str) -> None:
+    config = resolve([bare]).config
+    assert (config.qualify.eta, config.qualify.consecutive, config.qualify.patience, config.qualify.attempts) == (
+        0.1,
+        2,
+        2,
+        5,
+    )
+    assert (config.calibration.kappa, config.reward.clip, config.reward.decay, config.reward.epsilon) == (
+        0.1,
+        3,
+        0.9,
+        1e-8,
+    )
+    assert (config.pilot.epsilon, config.gae.alpha) == (1e-6, 1)
+    assert (config.actor.clip_low, config.actor.clip_high) == (0.8, 1.28)
+    assert (config.actor.reuse_passes, config.actor.minibatches) == (2, 4)
+    assert (config.ratio.denominator, config.ratio.correction) == ("recomputed", "none")
+
+
+def test_roles_share_a_window_as_specified() -> None:
+    window = WindowSettings(items=1024)
+    counts = {role: window.count(role) for role in (*TRAINING_ROLES, "qualify")}
+    assert counts == {
+        "critic_fit": 1024,
+        "pilot": 128,
+        "head_train": 512,
+        "head_validate": 256,
+        "actor": 1024,
+        "scale": 128,
+        "probe": 32,
+        "qualify": 256,
+    }
+    assert WindowSettings(items=2).count("pilot") == 1
+    assert WindowSettings(items=2, pilot=0).count("pilot") == 0
+
+
+def test_every_key_says_what_it_means() -> None:
+    assert [key for key, meaning in meanings().items() if not meaning] == []
+
+
+# --- round trips
+
+
+@pytest.mark.parametrize("name", presets())
+def test_toml_and_json_round_trip(name: str, tmp_path: Path) -> None:
+    resolved = resolve([name], ["optimizer.clip_norm=none", "run.out='a \"quoted\" \\ name ü'"])
+    with_origins, plain = tmp_path / "origins.toml", tmp_path / "plain.toml"
+    with_origins.write_text(resolved.to_toml(explain=True), encoding="utf-8")
+    plain.write_text(resolved.config.to_toml(), encoding="utf-8")
+    assert Config.load(with_origins) == Config.load(plain) == resolved.config
+    assert Config.model_validate_json(resolved.config.model_dump_json()) == resolved.config
+    shown = json.loads(json.dumps(resolved.to_dict()))
+    assert shown["optimizer.clip_norm"] == {"value": None, "origin": "--set"}
+
+
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text()
+values = st.recursive(
+    scalars.filter(lambda value: value is not None),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(values)
+def test_written_toml_reads_back_the_same(value: Any) -> None:
+    assert tomllib.loads(f"value = {layers.toml_value(value)}")["value"] == value
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=200)
+def test_any_override_is_taken_or_refused_in_one_line(text: str) -> None:
+    assert refused("qwen3.5-2b", text) != ""
+
+
+@given(st.sampled_from(sorted(layers.leaf_fields(Config))), values)
+@settings(max_examples=200)
+def test_any_value_for_any_key_is_taken_or_refused_by_name(key: str, value: Any) -> None:
+    message = refused("qwen3.5-2b", f"{key}={layers.toml_value(value)}")
+    assert message is None or key in message or key.rpartition(".")[0] in message
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_as_a_file_are_taken_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzz.toml"
+    path.write_bytes(content)
+    message = refused(str(path))
+    assert message is None or "fuzz.toml" in message

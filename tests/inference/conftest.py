@@ -1,0 +1,3 @@
+"""The tiny models and their tokenizer."""
+
+from model_fixtures import *  # noqa: F403

@@ -1,0 +1,160 @@
+"""`tfive bench`: both sides do the same work, differences are found, and the report has what it promises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import scripts
+from tfive.errors import UserError
+from tfive.tree.settings import EngineSettings
+from tfive_lab.bench import engine as bench
+from tfive_lab.bench import selfcheck as bench_selfcheck
+from tfive_lab.bench.floors import floors
+from tfive_lab.bench.plain import PlainPath
+from tfive_lab.bench.selfcheck import MODELS
+from tfive_lab.bench.sides import PHASES, Clock, PlainSide, tree_side
+from tfive_lab.bench.work import Work, find_model, make_plan, make_texts, make_uniforms, random_model
+
+pytestmark = pytest.mark.model
+TINY = Work(texts=2, tokens=40, positions=3, length=3, checkpoints=(1, 3), horizon=4, group=2)
+CPU = torch.device("cpu")
+
+
+def tiny(kind: str) -> PreTrainedModel:
+    changes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 67, "head_dim": 16, "num_hidden_layers": 4}
+    if kind == "hybrid":
+        changes |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    return random_model({**MODELS[kind], **changes}, CPU, torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+def test_both_sides_give_the_same_outputs(kind: str) -> None:
+    report = bench.measure(tiny(kind), kind, TINY, repeats=1, batch_sizes=(4, 100), extras=True)
+    assert report["max_abs_logprob_diff"] < 1e-4
+    assert all(report["apart"][name]["max"] < 1e-4 for name in ("no_thought_loss", "checkpoint_loss", "value"))
+    assert report["apart"]["gradient_relative"] < 1e-3
+    assert report["mismatch_kl"] < 1e-8
+    assert set(report["plain_s"]) == set(report["tree_s"]) == {*PHASES, "whole", "without_values"}
+    assert report["speedup"] == pytest.approx(report["plain_s"]["whole"] / report["tree_s"]["whole"])
+    assert (report["delta_rule"] is None) == (kind == "attention")
+    assert report["peak_bytes"] > 0
+    assert max(report["plain_rows"].values()) <= TINY.branches
+    assert json.loads(json.dumps(report))["work"]["group"] == 2
+    assert "speed-up" in bench.render(report)
+
+
+def test_a_wrong_tree_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tfive.tree import forward
+
+    honest = forward.grow
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        layout = honest(*args, **kwargs)
+        layout.position_BN[:, layout.trunk_width :] += 1
+        return layout
+
+    monkeypatch.setattr(forward, "grow", wrong)
+    report = bench.measure(tiny("attention"), "wrong", TINY, repeats=1, batch_sizes=(8,))
+    assert report["max_abs_logprob_diff"] > 1e-3
+
+
+def test_plain_rows_do_not_depend_on_batching() -> None:
+    model, work = tiny("attention"), TINY
+    texts, plan = make_texts(work, 67), make_plan(work, 67)
+    path = PlainPath(model, texts, plan)
+    tokens = torch.randint(60, (work.branches, plan.length), generator=torch.Generator().manual_seed(0))
+    for one, other in zip(path.score(tokens, 1), path.score(tokens, 5)):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(path.policy(tokens, 1), path.policy(tokens, 5), rtol=1e-4, atol=1e-5)
+    written = path.sample(5)
+    assert written.shape == (work.branches, plan.length)
+    assert not torch.isin(written, torch.tensor(plan.forbidden_ids)).any()
+
+
+def test_a_position_without_room_is_refused() -> None:
+    work = Work(texts=1, tokens=20, positions=1, horizon=4)
+    texts = make_texts(work, 67)
+    texts.positions_BP[0, 0] = 17
+    with pytest.raises(ValueError, match="fewer than 4"):
+        PlainPath(tiny("attention"), texts, make_plan(work, 67))
+
+
+def test_sweep_stops_where_memory_ends() -> None:
+    side = tree_side(tiny("attention"), TINY, EngineSettings())
+    path = PlainPath(side.model, side.texts, side.plan)
+
+    class Cramped(PlainPath):
+        def policy(self, tokens_QT: Tensor, rows: int, scale: float | None = None) -> Tensor:
+            if rows > 4:
+                raise torch.OutOfMemoryError
+            return path.policy(tokens_QT, rows, scale)
+
+    other = PlainSide(Cramped(side.model, side.texts, side.plan), side.sampling().tokens_BRT.flatten(0, 1), {})
+    found = other.sweep((4, 8), Clock(CPU))
+    assert set(found["actor"]) == {4}
+    assert other.rows["actor"] == 4
+    with pytest.raises(UserError, match="does not fit"):
+        other.sweep((8,), Clock(CPU))
+
+
+def test_work_is_a_function_of_its_seed() -> None:
+    texts, plan = make_texts(TINY, 67, seed=3), make_plan(TINY, 67)
+    assert torch.equal(texts.tokens_BS, make_texts(TINY, 67, seed=3).tokens_BS)
+    assert int(texts.positions_BP.max()) + TINY.horizon < TINY.tokens
+    uniforms = make_uniforms(texts, plan)
+    assert uniforms.shape == (2, 6, 3)
+    assert len(uniforms.unique()) == uniforms.numel()
+
+
+def test_unknown_shape_and_unknown_peaks() -> None:
+    with pytest.raises(UserError, match=r"qwen3\.5-2b"):
+        find_model("qwen4", CPU, torch.float32)
+    assert floors(tiny("attention"), TINY, make_plan(TINY, 67), CPU) is None
+
+
+def test_floors_count_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfive_lab.bench.floors.peaks", lambda device: (1e12, 1e9))
+    model = tiny("attention")
+    blocks = sum(p.numel() for n, p in model.named_parameters() if "embed" not in n)
+    got = floors(model, TINY, make_plan(TINY, 67), CPU)
+    assert got is not None
+    assert got["sampling_step"] == pytest.approx((blocks + 67 * 32) * 4 / 1e9)
+    nodes = 12 * (1 + 3 + 2 * 4)
+    assert got["scoring"] == pytest.approx((2 * blocks * nodes + 2 * 67 * 32 * 12 * 4 * 3) / 1e12)
+
+
+def test_selfcheck_passes_here_and_fails_when_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_selfcheck, "WORK", TINY)
+    report = bench_selfcheck.selfcheck("cpu")
+    assert report["ok"], bench_selfcheck.render(report)
+    assert {check["model"] for check in report["checks"]} == {"delta rule", "heads", "attention", "hybrid"}
+    assert "flex attention: no backward" in bench_selfcheck.render(report)
+    bad = bench_selfcheck.Check("attention", "folded attention", 1.0, 1e-4)
+    assert not bad.ok
+
+
+def test_the_tree_alone() -> None:
+    report = bench.measure(tiny("attention"), "alone", TINY, repeats=1, plain=False)
+    assert "plain_s" not in report
+    assert "sampling step" in bench.render(report)
+
+
+def script() -> ModuleType:
+    return scripts.benchmark("engine")
+
+
+def test_script_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--texts", "1", "--tokens", "40", "--positions", "1", "--repeats", "1", "--device", "cpu"]
+    assert script().main(["--shape", "nano", "--profile", "--out", str(tmp_path), *small]) == 0
+    report = json.loads((tmp_path / "engine-nano.json").read_text(encoding="utf-8"))
+    assert report["max_abs_logprob_diff"] < 1e-4
+    assert "== actor" in (tmp_path / "engine-nano-profile.txt").read_text(encoding="utf-8")
+    assert "random weights" in capsys.readouterr().out

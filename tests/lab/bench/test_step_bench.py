@@ -1,0 +1,155 @@
+"""The step benchmark on the smallest whole run: declared counts, labelled transitions, honest ratios."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tfive.config.schema import Config
+from tfive.errors import UserError
+from tfive.models.load import load_model
+from tfive.models.shape import known_shapes, shape_from
+from tfive.rl.qualify import Score
+from tfive.training.corpus import corpus_of
+from tfive_lab.bench import step as bench_step
+from tfive_lab.bench.cost import nodes_per_item
+from tfive_lab.bench.fit import SHARE, fitted, smaller
+from tfive_lab.bench.step_report import protocol_hash, ratios, render, witness_of
+from tiny import configure
+
+pytestmark = pytest.mark.model
+
+
+def timed(folder: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    config = configure(folder, f"method={method}", "qualify.eta=0.99", "window.probe=0", "gate.enabled=false")
+    loaded = load_model(config.model.name, device="cpu", dtype=torch.float32)
+    monkeypatch.setattr(bench_step, "_loaded", lambda *_: loaded)
+    return bench_step.time_method(config, None, corpus_of(config, loaded=loaded), windows=2)
+
+
+def test_every_phase_runs_at_its_declared_counts_and_forcing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = (timed(tmp_path, method, monkeypatch) for method in ("t5", "rlp"))
+    assert mine["forced_tests"] == 2
+    assert sum("forced through" in line for line in mine["events"]) == 2
+    assert other["forced_tests"] == 0
+    counts = {role: amounts["trajectories"] / 2 for role, amounts in mine["tokens"].items()}
+    assert counts == {
+        "actor": 16, "critic_fit": 16, "qualify": 4, "pilot": 2, "head_train": 8, "head_validate": 4,
+        "scale": pytest.approx(3),
+    }  # fmt: skip
+    assert mine["auxiliary_per_item"] == sum(value for role, value in counts.items() if role != "actor") / 16
+    assert other["tokens"]["actor"]["trajectories"] == 2 * 16 * 8
+    assert other["auxiliary_per_item"] == 0
+    for found in (mine, other):
+        assert len(found["window_s"]) == 2
+        whole = sum(value for name, value in found["phases_s"].items() if "/" not in name)
+        assert whole == pytest.approx(found["window_s"][1], abs=1e-3)
+        assert found["steady_step_s"] == pytest.approx(found["window_s"][1] / 4, abs=1e-4)
+        assert 0 < sum(found["verbs_s"].values()) < whole
+
+
+def test_forced_tests_are_counted_and_sound_ones_are_not() -> None:
+    judge = bench_step.Forced(eta=0.1, consecutive=1)
+    bad, good = Score(-0.2, 1.0, 1.0, 4), Score(0.3, 0.7, 1.0, 4)
+    first = judge.test("first", good, bad)
+    assert [event.kind for event in first] == ["passed", "admitted"]
+    assert "forced through" in first[0].detail
+    assert "forced" not in judge.test("second", good, good)[0].detail
+    assert judge.forced == 1
+
+
+def test_ratios_spread_the_start_over_a_run() -> None:
+    def row(first: float, steady: float) -> dict[str, Any]:
+        window_s = [first, steady, steady]
+        return {
+            "steady_step_s": steady / 4,
+            "all_in_step_s": sum(window_s) / 12,
+            "startup_s": first,
+            "window_s": window_s,
+            "counted_nodes_per_item": {"update": first},
+        }
+
+    found = ratios({"t5": row(30.0, 4.0), "rlp": row(8.0, 8.0)})
+    assert found["steady"] == 0.5
+    assert found["counted_nodes"] == 30 / 8
+    assert found["all_in_windows_run"] == pytest.approx(38 / 24)
+    assert found["all_in_100_windows"] == pytest.approx((30 + 99 * 4) / 800)
+    assert ratios({"t5": row(1.0, 1.0)}) == {}
+
+
+def test_the_digest_covers_how_a_method_is_trained_and_nothing_else() -> None:
+    base = bench_step.configure("t5", bench_step.SMALL, [], "cpu", "float32")
+    same = bench_step.configure("t5", bench_step.SMALL, ["run.texts_per_pass=2", "window.windows=9"], "cpu", "float32")
+    other = bench_step.configure("t5", bench_step.SMALL, ["window.critic_fit=0.5"], "cpu", "float32")
+    assert protocol_hash(base) == protocol_hash(same) != protocol_hash(other)
+    with pytest.raises(UserError, match="--witness absent"):
+        witness_of("absent", base)
+
+
+def test_both_methods_get_the_largest_passes_that_fit() -> None:
+    facts = known_shapes()["Qwen3.5-2B-Base"]
+    shape, room = shape_from(facts, "2B"), SHARE * 139 * 2**30
+    sizes: dict[tuple[str, int], tuple[int, int]] = {}
+    for work in (bench_step.StepWork(), bench_step.StepWork(length=64, steps=2)):
+        for method in ("t5", "rlp"):
+            config = fitted(bench_step.configure(method, work, [], "cpu", "bfloat16"), shape, room)
+            assert not config.engine.activation_checkpointing
+            sizes[method, work.length] = config.run.texts_per_pass, config.run.rollout_texts
+    assert sizes["rlp", 64] < sizes["rlp", 12] <= sizes["t5", 12]
+    # Sampling is not held to the size of the backward pass.
+    assert sizes["rlp", 64][1] > sizes["rlp", 64][0]
+    with pytest.raises(UserError, match="does not fit"):
+        fitted(bench_step.configure("t5", bench_step.StepWork(), [], "cpu", "bfloat16"), shape, 2**30)
+
+
+def test_counted_nodes_by_hand() -> None:
+    work = bench_step.StepWork(items=16, steps=4, length=12, positions=16, tokens=512, horizon=16)
+    mine = nodes_per_item(bench_step.configure("t5", work, [], "cpu", "float32"), 24)
+    # 32 trunk tokens and 13 thought nodes an item; 3.25 thoughts an item are drawn, 1.75 recorded, 3.125 judged.
+    assert mine["update"] == 3 * 2 * 45
+    assert mine["anchor"] == 0
+    assert mine["sample"] == 3.25 * 45
+    assert mine["score"] == 3.25 * 3 * 16
+    assert mine["old law"] == 1.75 * 45
+    assert mine["lower features"] == pytest.approx(3.125 * 45 * 23 / 24)
+    assert mine["critics"] == pytest.approx(2 * (3 * 2 + 3.125) * 45 / 24)
+    other = nodes_per_item(bench_step.configure("rlp", work, [], "cpu", "float32"), 24)
+    assert other == {"update": 6 * 136, "anchor": 0, "sample": 136, "score": 8, "old law": 136, "teacher": 32}
+    grouped = nodes_per_item(bench_step.configure("quiet-star-grpo", work, [], "cpu", "float32"), 24)
+    assert grouped["score"] == 8 * 3 * 16
+
+
+def test_running_out_of_memory_halves_the_passes_and_then_recomputes() -> None:
+    config = bench_step.configure("t5", bench_step.SMALL, ["run.texts_per_pass=2"], "cpu", "float32")
+    once, twice = smaller(config), smaller(smaller(config))
+    assert (once.run.texts_per_pass, once.engine.activation_checkpointing) == (1, False)
+    assert (twice.run.texts_per_pass, twice.engine.activation_checkpointing) == (1, True)
+
+
+def test_the_table_shows_ratios_beside_counts() -> None:
+    rows = {
+        "steady_step_s": 1.0, "all_in_step_s": 2.0, "auxiliary_per_item": 2.25, "forced_tests": 3,
+        "phases_s": {"fit": 1.0, "fit/x": 0.5}, "startup_s": 3.0, "window_s": [3.0, 1.0],
+        "counted_nodes_per_item": {"update": 1.0},
+    }  # fmt: skip
+    methods = {"t5": rows, "rlp": rows}
+    work = {"items": 128, "steps": 4, "passes": 2, "length": 12, "positions": 16, "tokens": 512}
+    report = {
+        "model": "m", "compute": "float32", "device": "cpu", "goal": 0.589, "witness": {"run": None, "note": "none"},
+        "works": [{"work": work, "methods": methods, "ratios": ratios(methods)}],
+    }  # fmt: skip
+    text = render(report)
+    assert "steady 100.0%" in text
+    assert "2.25" in text
+    assert "fit/x" not in text
+
+
+def test_a_shape_that_is_not_known_is_one_line() -> None:
+    with pytest.raises(UserError, match="shape 'gpt-9' is not known"):
+        bench_step.step_times("gpt-9", device="cpu")
+    assert isinstance(bench_step.configure("rlp", bench_step.SMALL, [], "cpu", "float32"), Config)

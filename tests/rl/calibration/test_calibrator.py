@@ -1,0 +1,443 @@
+"""Who may read what: the inputs of both heads under every change they must not notice, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stage import PLAN, V, llama, rollout_of, texts
+from tfive.rl.calibration.calibrator import Calibrator
+from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, Minimum, fixed_mixture
+from tfive.rl.calibration.moments import CalibrationData
+from tfive.rl.calibration.settings import CalibrationSettings, HeadSettings
+from tfive.rl.continuations import continued
+from tfive.rl.critic import FrozenBase, build_pair
+from tfive.rl.critics import Critics, Judged
+from tfive.rl.gae import PilotNormaliser
+from tfive.rl.rollout import Rollout
+from tfive.rl.sampling import score
+from tfive.rl.settings import CriticSettings
+from tfive.rl.trajectory import Trajectories
+from tfive.tree.forward import TreeModel
+from tfive.tree.layout import TextBatch, Thoughts
+
+pytestmark = pytest.mark.model
+ROWS = 10
+NORMALISER = PilotNormaliser(mean=0.1, deviation=0.7, tokens=10)
+QUICK = {
+    "steps": 6, "warm_steps": 6, "evaluate_every": 2, "batch": 16, "weight_width": 6, "mean_width": 6, "kappa": 0.5,
+    "weight_lr": 3e-2, "dropout": 0.0,
+}  # fmt: skip
+
+
+@dataclass
+class World:
+    """A frozen window: policy, scorer, critics, one set of head-training thoughts."""
+
+    rollout: Rollout
+    critics: Critics
+    texts: TextBatch
+    thoughts: Thoughts
+
+    def calibrator(self, **changes: Any) -> Calibrator:
+        settings = CalibrationSettings(**(QUICK | changes))
+        return Calibrator(self.rollout.engine, 8, HeadSettings(action_width=3), settings, seed=4, rows=3)
+
+    def made(self, batch: TextBatch | None = None, thoughts: Thoughts | None = None) -> tuple[Trajectories, Judged]:
+        """Everything that a window computes from these texts and thoughts."""
+        batch, thoughts = batch or self.texts, thoughts or self.thoughts
+        engine, snapshots = self.rollout.engine, self.rollout.snapshots.current("policy", "scorer")
+        with torch.no_grad():
+            log_old = engine.policy(batch, thoughts).need("log_prob_BRT")
+        record = Trajectories("head_train", 1, batch, thoughts, log_old_BRT=log_old, snapshots=snapshots)
+        rewarded = self.rollout.rewarded(score(engine, record, rows=3))
+        judged = self.critics.judge(rewarded)
+        return self.critics.advantages(rewarded, judged), judged
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    rollout = rollout_of(TreeModel(llama(seed=4), PLAN), lambda number: texts(rows=ROWS, seed=number))
+    base, settings = llama().requires_grad_(False), CriticSettings(adapt="top", blocks=1, width=8)
+    critics = Critics(
+        FrozenBase(base, PLAN, settings), build_pair(base, PLAN, settings, seed=1), settings, alpha=1.0, seed=2, rows=3
+    )
+    drawn = rollout.collect("head_train", 1)
+    return World(rollout, critics, drawn.texts, drawn.thoughts)
+
+
+@pytest.fixture(scope="module")
+def data(world: World) -> CalibrationData:
+    """What the heads read of the undisturbed set."""
+    return all_data(world, world.calibrator())
+
+
+@pytest.fixture(scope="module")
+def easy(data: CalibrationData) -> CalibrationData:
+    """The same inputs with advantages whose average is off by 0.3, which any weight a little below ½ makes better."""
+    draw = torch.Generator().manual_seed(0)
+    first, second = (offset + 0.1 * torch.randn(data.first_NT.shape, generator=draw) for offset in (1.0, -0.4))
+    return replace(data, first_NT=first, second_NT=second)
+
+
+def equal(left: Any, right: Any, until: int | None = None) -> dict[str, bool]:
+    """Which tensors of two bundles of inputs are the same bit for bit, up to step `until` (not included)."""
+    return {name: getattr(left, name)[:, :until].equal(getattr(right, name)[:, :until]) for name in vars(left)}
+
+
+def all_data(world: World, calibrator: Calibrator, *arguments: Any) -> CalibrationData:
+    return calibrator.data(*world.made(*arguments), NORMALISER)
+
+
+def other_actions(world: World, step: int) -> Thoughts:
+    """The same thoughts up to `step` (not included), other actions from there on; lengths stay."""
+    old = world.thoughts
+    other_BRT = torch.where(old.tokens_BRT < V - 1, old.tokens_BRT + 1, 10)
+    steps_T = torch.arange(PLAN.length)
+    changed_BRT = (
+        (steps_T >= step) & old.mask_BRT & ~(old.closed_BR[..., None] & (steps_T == old.length_BR[..., None] - 1))
+    )
+    return replace(old, tokens_BRT=torch.where(changed_BRT, other_BRT, old.tokens_BRT))
+
+
+def shorter(world: World, step: int) -> Thoughts:
+    """Thoughts that reach action `step` end with it, by a sampled close."""
+    old, steps_T = world.thoughts, torch.arange(PLAN.length)
+    reach_BR = old.valid_BR & (old.length_BR > step)
+    tokens_BRT = torch.where(reach_BR[..., None] & (steps_T == step), PLAN.close_ids[0], old.tokens_BRT)
+    tokens_BRT = torch.where(reach_BR[..., None] & (steps_T > step), 0, tokens_BRT)
+    return replace(
+        old,
+        tokens_BRT=tokens_BRT,
+        length_BR=torch.where(reach_BR, step + 1, old.length_BR),
+        closed_BR=old.closed_BR | reach_BR,
+    )
+
+
+def other_scoring_text(world: World) -> TextBatch:
+    """Other text behind the last position of every row: no thought stands after it, every continuation meets it."""
+    batch = world.texts
+    place_S = torch.arange(batch.tokens_BS.shape[1])
+    behind_BS = place_S > batch.positions_BP.amax(1, keepdim=True)
+    tokens_BS = torch.where(behind_BS, (batch.tokens_BS - 10 + 7) % (V - 10) + 10, batch.tokens_BS)
+    assert (tokens_BS != batch.tokens_BS).any(1).all()
+    return replace(batch, tokens_BS=tokens_BS)
+
+
+def other_outcomes(record: Trajectories) -> Trajectories:
+    """All that is only known after the thought: losses, potentials, rewards, returns, GAEs."""
+    names = ("no_thought_BR", "losses_BRK", "potentials_BRT", "rewards_BRT", "returns_BRT", "gae_2BRT")
+    return record.having(**{name: record.need(name) * -3 + 1 for name in names})
+
+
+def test_the_weight_reads_no_outcome(world: World) -> None:
+    calibrator = world.calibrator()
+    record, judged = world.made()
+    before = calibrator.weight_inputs(record, judged)
+    assert all(equal(before, calibrator.weight_inputs(other_outcomes(record), judged)).values())
+    mixture = LearnedWeight(calibrator.weight_head)
+    weights = [
+        calibrator.advantage(one, judged, NORMALISER, mixture) for one in (record, other_outcomes(record))
+    ]  # fmt: skip
+    assert weights[0].need("weight_BRT").equal(weights[1].need("weight_BRT"))
+    assert not weights[0].need("advantage_BRT").equal(weights[1].need("advantage_BRT"))
+
+
+@pytest.mark.parametrize("change", [other_actions, shorter])
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_the_weight_reads_no_later_action(world: World, data: CalibrationData, step: int, change: Any) -> None:
+    calibrator = world.calibrator()
+    after = all_data(world, calibrator, None, change(world, step))
+    # Action `step` is the first that differs: weights of the actions before it stay.
+    assert all(equal(data.weight_inputs, after.weight_inputs, step).values())
+    later = equal(data.weight_inputs, after.weight_inputs, step + 1)
+    assert not later["action_NTE"]
+    assert not later["log_prob_NT"]
+    head = calibrator.weight_head
+    with torch.no_grad():
+        assert head(data.weight_inputs)[:, :step].equal(head(after.weight_inputs)[:, :step])
+        assert not head(data.weight_inputs)[:, step].equal(head(after.weight_inputs)[:, step])
+
+
+def test_the_weight_reads_no_scoring_text(world: World, data: CalibrationData) -> None:
+    calibrator = world.calibrator()
+    after = all_data(world, calibrator, other_scoring_text(world))
+    assert all(equal(data.weight_inputs, after.weight_inputs).values())
+    assert calibrator.weight_head(data.weight_inputs).equal(calibrator.weight_head(after.weight_inputs))
+    assert not data.first_NT.equal(after.first_NT)
+
+
+@pytest.mark.parametrize("change", [other_actions, shorter])
+@pytest.mark.parametrize("step", [0, 1, 2, 3])
+def test_the_mean_reads_neither_the_action_nor_what_follows(
+    world: World, data: CalibrationData, step: int, change: Any
+) -> None:
+    calibrator = world.calibrator()
+    after = all_data(world, calibrator, None, change(world, step))
+    assert all(equal(data.mean_inputs, after.mean_inputs, step + 1).values())
+    with torch.no_grad():
+        left, right = (calibrator.mean_head(one.mean_inputs)[:, : step + 1] for one in (data, after))
+    assert left.equal(right)
+    if step + 1 < PLAN.length:
+        assert not equal(data.mean_inputs, after.mean_inputs, step + 2)["prefix_NTD"]
+    assert not data.first_NT.equal(after.first_NT)
+
+
+M = 3
+
+
+def test_the_mean_head_sees_what_rewards_are_held_against(world: World, data: CalibrationData) -> None:
+    made, judged = world.made()
+    valid_BR = made.thoughts.valid_BR
+    assert data.mean_inputs.scoring_NTF[:, 0, -1].allclose(made.need("no_thought_BR")[valid_BR].float())
+    foreign_BR = torch.arange(valid_BR.numel(), dtype=torch.float32).view(valid_BR.shape)
+    other = world.calibrator().data(made.having(foreign_BR=foreign_BR), judged, NORMALISER).mean_inputs
+    assert other.scoring_NTF[:, 0, -1].equal(foreign_BR[valid_BR])
+    assert other.scoring_NTF[..., :-1].equal(data.mean_inputs.scoring_NTF[..., :-1])
+
+
+@pytest.fixture(scope="module")
+def anchors(world: World) -> tuple[Trajectories, Judged]:
+    """Three continuations of a prefix of each thought, as repeated-prefix calibration reads them."""
+    rewarded = continued(world.rollout, world.rollout.collect("head_validate", 1), M)
+    judged = world.critics.judge(rewarded)
+    return world.critics.advantages(rewarded, judged), judged
+
+
+def test_an_anchors_continuations_stand_side_by_side(world: World, anchors: tuple[Trajectories, Judged]) -> None:
+    record, judged = anchors
+    data = world.calibrator(mode="repeated", continuations=M).data(record, judged, NORMALISER)
+    expected = []
+    for row, branch in record.thoughts.valid_BR.nonzero().tolist():
+        step = int(record.need("probe_step_BR")[row, branch])
+        gaes = [(float(gae[row, branch, step]) - 0.1) / 0.7 for gae in record.need("gae_2BRT")]
+        log_old = float(record.need("log_old_BRT")[row, branch, step])
+        expected.append([*gaes, log_old, step / PLAN.length, float(record.need("potentials_BRT")[row, branch, step])])
+    wanted = torch.tensor(expected).view(-1, M, 5)
+    found = [data.first_NT, data.second_NT, data.weight_inputs.log_prob_NT, data.weight_inputs.time_NT]
+    found.append(data.mean_inputs.potential_NT)
+    torch.testing.assert_close(torch.stack(found, -1), wanted, rtol=1e-5, atol=1e-6)
+    assert data.occupation.mask_NT.all()
+    assert data.occupation.horizon == M
+    assert data.occupation.count == record.count // M > 5
+    # Everything known before the action is the same for all continuations of an anchor; the actions are not.
+    for name, tensor in vars(data.mean_inputs).items():
+        torch.testing.assert_close(tensor, tensor[:, :1].expand_as(tensor), rtol=1e-4, atol=1e-4, msg=name)
+    assert not data.weight_inputs.log_prob_NT[:, 0].equal(data.weight_inputs.log_prob_NT[:, 1])
+    rows = [row for row, _ in record.thoughts.valid_BR.nonzero().tolist()][::M]
+    assert data.occupation.text_N.tolist() == [int(record.texts.items_BP[row].max()) for row in rows]
+
+
+def test_a_repeated_weight_reads_no_outcome(world: World, anchors: tuple[Trajectories, Judged]) -> None:
+    record, judged = anchors
+    calibrator = world.calibrator(mode="repeated", continuations=M, kappa=0.9)
+    before, after = (calibrator.data(one, judged, NORMALISER) for one in (record, other_outcomes(record)))
+    assert all(equal(before.weight_inputs, after.weight_inputs).values())
+    assert not before.first_NT.equal(after.first_NT)
+    candidate = calibrator.learn(before, 1)
+    assert candidate.mean_head is None
+    head = LearnedWeight(calibrator.weight_head)
+    assert head.weight(before.weight_inputs).equal(head.weight(after.weight_inputs))
+    # Outcomes teach the weight and nothing else: with others, the same head learns something else.
+    other = world.calibrator(mode="repeated", continuations=M, kappa=0.9)
+    other.learn(after, 1)
+    assert not head.weight(before.weight_inputs).equal(LearnedWeight(other.weight_head).weight(before.weight_inputs))
+
+
+def test_a_repeated_weight_reads_nothing_after_its_action(world: World, anchors: tuple[Trajectories, Judged]) -> None:
+    record, judged = anchors
+    calibrator = world.calibrator(mode="repeated", continuations=M)
+    step_BR1 = record.need("probe_step_BR")[..., None]
+    later_BRT = (torch.arange(PLAN.length) > step_BR1) & record.mask_BRT & (record.thoughts.tokens_BRT >= 10)
+    tokens_BRT = torch.where(later_BRT, (record.thoughts.tokens_BRT - 9) % (V - 10) + 10, record.thoughts.tokens_BRT)
+    assert not tokens_BRT.equal(record.thoughts.tokens_BRT)
+    changed = replace(record, thoughts=replace(record.thoughts, tokens_BRT=tokens_BRT))
+    before, after = (calibrator.weight_inputs(one, world.critics.judge(one)) for one in (record, changed))
+    at = torch.arange(record.count), record.need("probe_step_BR")[record.thoughts.valid_BR]
+    assert all(getattr(before, name)[at].equal(getattr(after, name)[at]) for name in vars(before))
+    assert not before.prefix_NTD.equal(after.prefix_NTD)
+    short = replace(record, thoughts=replace(record.thoughts, length_BR=record.need("probe_step_BR")))
+    with pytest.raises(ValueError, match="ends before the step"):
+        calibrator.data(short, judged, NORMALISER)
+
+
+def test_the_mean_reads_no_log_probability_and_no_later_outcome(world: World) -> None:
+    calibrator = world.calibrator()
+    record, judged = world.made()
+    before = calibrator.data(record, judged, NORMALISER)
+    changed = record.having(log_old_BRT=record.need("log_old_BRT") - 1)
+    changed = changed.having(**{name: changed.need(name) * -3 for name in ("rewards_BRT", "returns_BRT", "gae_2BRT")})
+    after = calibrator.data(changed, judged, NORMALISER)
+    assert all(equal(before.mean_inputs, after.mean_inputs).values())
+    assert not before.weight_inputs.log_prob_NT.equal(after.weight_inputs.log_prob_NT)
+    assert not before.first_NT.equal(after.first_NT)
+
+
+def test_the_mean_reads_the_scoring_text_and_its_visible_side_does_not(world: World, data: CalibrationData) -> None:
+    calibrator = world.calibrator()
+    after = all_data(world, calibrator, other_scoring_text(world))
+    same = equal(data.mean_inputs, after.mean_inputs)
+    assert {name for name, is_same in same.items() if not is_same} == {"scoring_NTF", "potential_NT"}
+    assert all(equal(data.mean_inputs.visible(), after.mean_inputs.visible()).values())
+    with torch.no_grad():
+        left, right = (calibrator.mean_head(one.mean_inputs.visible()) for one in (data, after))
+        assert left.equal(right)
+        assert not calibrator.mean_head(data.mean_inputs).equal(calibrator.mean_head(after.mean_inputs))
+
+
+def test_a_learned_candidate_keeps_to_the_same_rules(
+    world: World, data: CalibrationData, easy: CalibrationData
+) -> None:
+    calibrator = world.calibrator()
+    candidate = calibrator.learn(easy, 1)
+    assert isinstance(candidate.mixture, LearnedWeight)
+    later = all_data(world, calibrator, None, other_actions(world, 2))
+    weight = candidate.mixture.weight
+    assert weight(data.weight_inputs)[:, :2].equal(weight(later.weight_inputs)[:, :2])
+    response = candidate.mean_head
+    assert response(data.mean_inputs)[:, :3].equal(response(later.mean_inputs)[:, :3])
+    hidden = all_data(world, calibrator, other_scoring_text(world))
+    assert weight(data.weight_inputs).equal(weight(hidden.weight_inputs))
+    assert not response(data.mean_inputs).equal(response(hidden.mean_inputs))
+    # Nothing of the frozen candidate moves when the heads learn on.
+    before = weight(data.weight_inputs)
+    calibrator.learn(easy, 2)
+    assert weight(data.weight_inputs).equal(before)
+
+
+def test_a_state_only_weight_does_not_read_the_action(
+    world: World, data: CalibrationData, easy: CalibrationData
+) -> None:
+    calibrator = world.calibrator(mode="state")
+    mixture = calibrator.learn(easy, 1).mixture
+    assert isinstance(mixture, LearnedWeight)
+    assert mixture.name == "state"
+    inputs = data.weight_inputs
+    changed = replace(inputs, action_NTE=inputs.action_NTE * -2, log_prob_NT=inputs.log_prob_NT - 1)
+    assert mixture.weight(inputs).equal(mixture.weight(changed))
+    learned = world.calibrator().learn(easy, 1).mixture
+    assert not learned.weight(inputs).equal(learned.weight(changed))
+
+
+def test_inputs_are_where_they_belong(world: World) -> None:
+    """Values, features, potentials and time against the tensors they come from, thought by thought."""
+    calibrator = world.calibrator()
+    record, judged = world.made()
+    data = calibrator.data(record, judged, NORMALISER)
+    engine, embedding = world.rollout.engine, world.rollout.engine.model.get_input_embeddings()
+    policy_BRTD = engine.features(record.texts, record.thoughts)
+    visible, context, mask = data.weight_inputs, data.mean_inputs, record.mask_BRT
+    for number, (row, branch) in enumerate(record.thoughts.valid_BR.nonzero().tolist()):
+        for t in range(int(record.thoughts.length_BR[row, branch])):
+            at = (row, branch, t)
+            features = [policy_BRTD[at], *judged.features_2BRTE[:, row, branch, t]]
+            torch.testing.assert_close(visible.prefix_NTD[number, t], torch.cat(features))
+            assert visible.value_NT2[number, t].equal(judged.values_2BRT[:, row, branch, t])
+            assert visible.time_NT[number, t] == t / 4
+            assert context.remaining_NT[number, t] == 1 - t / 4
+            assert context.potential_NT[number, t] == record.need("potentials_BRT")[at]
+            assert visible.action_NTE[number, t].equal(embedding(record.thoughts.tokens_BRT[at]))
+            assert visible.log_prob_NT[number, t] == record.need("log_old_BRT")[at]
+            for side, gae in zip((data.first_NT, data.second_NT), record.need("gae_2BRT")):
+                assert float(side[number, t]) == pytest.approx((float(gae[at]) - 0.1) / 0.7, rel=1e-5)
+    assert data.occupation.mask_NT.equal(mask[record.thoughts.valid_BR])
+    owner = record.thoughts.valid_BR.nonzero()[:, 0]
+    assert (data.occupation.text_N[:, None] == data.occupation.text_N).equal(owner[:, None] == owner)
+    assert data.occupation.horizon == PLAN.length
+
+
+@pytest.mark.parametrize("rule", ["average", "single", "minimum", "learned"])
+def test_the_mixed_advantage_by_hand(world: World, rule: str) -> None:
+    calibrator = world.calibrator()
+    record, judged = world.made()
+    mixture = fixed_mixture(rule) or LearnedWeight(calibrator.weight_head)
+    found = calibrator.advantage(record, judged, NORMALISER, mixture)
+    inputs = calibrator.weight_inputs(record, judged)
+    weight_NT = mixture.weight(inputs)
+    number = -1
+    for row, branch in torch.ones_like(record.thoughts.valid_BR).nonzero().tolist():
+        valid = bool(record.thoughts.valid_BR[row, branch])
+        number += valid
+        for t in range(PLAN.length):
+            at = (row, branch, t)
+            if not record.mask_BRT[at]:
+                assert found.need("advantage_BRT")[at] == found.need("weight_BRT")[at] == 0
+                continue
+            first, second = ((float(gae[at]) - 0.1) / 0.7 for gae in record.need("gae_2BRT"))
+            if isinstance(mixture, Minimum):
+                expected = min(first, second)
+            else:
+                w = float(weight_NT[number, t])
+                expected = w * first + (1 - w) * second
+                assert float(found.need("weight_BRT")[at]) == pytest.approx(w)
+            assert float(found.need("advantage_BRT")[at]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert not found.need("advantage_BRT").requires_grad
+
+
+def test_offsets_are_split_and_leave_the_heads_alone(world: World, data: CalibrationData) -> None:
+    calibrator = world.calibrator()
+    calibrator.learn(data, 1)
+    mixture = FixedWeight(0.9, "leaning")
+    before = {name: tensor.clone() for name, tensor in calibrator.mean_head.state_dict().items()}
+    found = calibrator.offsets(data, mixture, 1)
+    assert all(tensor.equal(before[name]) for name, tensor in calibrator.mean_head.state_dict().items())
+    for name in ("mixture", "average"):
+        total, visible, hidden = (found[f"cross_fit_{name}{end}"] for end in ("", "_visible", "_hidden"))
+        assert hidden == pytest.approx(total - visible, abs=1e-9)
+        assert found[f"cross_fit_{name}_error"] > 0
+    assert found["cross_fit_mixture"] != found["cross_fit_average"]
+    assert calibrator.offsets(data, mixture, 1) == found
+    same = calibrator.offsets(data, FixedWeight(), 1)
+    assert same["cross_fit_mixture"] == same["cross_fit_average"] == found["cross_fit_average"]
+
+
+def test_heads_and_multiplier_are_the_next_windows_start(world: World, easy: CalibrationData) -> None:
+    first, second = world.calibrator(), world.calibrator()
+    fresh = {name: tensor.clone() for name, tensor in second.weight_head.state_dict().items()}
+    candidate = first.learn(easy, 1)
+    assert first.multiplier == candidate.multiplier
+    assert not all(tensor.equal(fresh[name]) for name, tensor in first.weight_head.state_dict().items())
+    second.load_state_dict(first.state_dict())
+    again, there = first.learn(easy, 2), second.learn(easy, 2)
+    assert again.multiplier == there.multiplier
+    assert again.trace == there.trace
+    weights: list[Tensor] = [one.mixture.weight(easy.weight_inputs) for one in (again, there)]
+    assert weights[0].equal(weights[1])
+
+
+def test_one_text_alone_is_not_cross_fitted(world: World, data: CalibrationData) -> None:
+    alone = data.rows((data.occupation.text_N == data.occupation.text_N[0]).nonzero().flatten())
+    calibrator = world.calibrator()
+    assert calibrator.offsets(alone, FixedWeight(), 1) == {}
+    # Learning from one text goes on without an early stop.
+    assert calibrator.learn(alone, 1).trace[-1]["step"] == 6
+
+
+def test_a_later_window_does_not_take_an_old_average_for_the_disagreement(world: World, easy: CalibrationData) -> None:
+    """Critics that agree leave nothing to move: however large the offset learned before, no look may see a change."""
+    calibrator = world.calibrator(warm_steps=60)
+    calibrator.learn(easy, 1)
+    agreed = (easy.first_NT + easy.second_NT) / 2
+    assert float(calibrator.mean_head.eval()(easy.mean_inputs).detach().mean()) > 0.1
+    candidate = calibrator.learn(replace(easy, first_NT=agreed, second_NT=agreed), 2)
+    assert max(abs(look["change"]) for look in candidate.trace) < 0.02
+
+
+def test_kept_states_are_those_the_heads_would_read_anew(world: World) -> None:
+    """States that sampling and scoring kept give the very inputs that passes of their own give; then they are gone."""
+    kept = world.rollout.collect("head_validate", 2, states=True)
+    judged = world.critics.judge(kept)
+    kept = world.critics.advantages(kept, judged)
+    calibrator = world.calibrator()
+    mine = calibrator.data(kept, judged, NORMALISER)
+    plain = calibrator.data(kept.without_states(), judged, NORMALISER)
+    torch.testing.assert_close(mine.weight_inputs.prefix_NTD, plain.weight_inputs.prefix_NTD, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(mine.mean_inputs.scoring_NTF, plain.mean_inputs.scoring_NTF, rtol=1e-5, atol=1e-6)
+    assert float(mine.weight_inputs.prefix_NTD.abs().max()) > 0
+    mixed = calibrator.advantage(kept, judged, NORMALISER, FixedWeight())
+    assert mixed.states_BRTD is None
+    assert mixed.scoring_BRF is None

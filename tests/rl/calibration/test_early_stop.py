@@ -1,0 +1,98 @@
+"""The early stop: the held-out change of the offset is exact in a finite world, and decides among feasible weights."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from tfive.rl.calibration.early_stop import Judge
+from tfive.rl.calibration.mean import MeanPlan, cross_fit_change
+from tfive.rl.calibration.mixture import MeanInputs, WeightInputs, mix
+from tfive.rl.calibration.moments import CalibrationData, Occupation, offset_change
+from tfive_lab.theory.tables import table_heads
+from tfive_lab.theory.worlds import random_world
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_offset_change_is_exact(number: int) -> None:
+    world = random_world(2, number)
+    first, second = world.pair()
+    weight = world.gate_weight_NT
+    shift = world.mean_given_context((weight - 0.5) * (first - second))
+    risks = [
+        float(world.integral(world.mean_given_context(mixed).square()))
+        for mixed in (mix(weight, first, second), (first + second) / 2)
+    ]
+    observed = world.occupation.mean(offset_change(shift, weight, first, second))
+    assert float(observed) == pytest.approx(risks[0] - risks[1], abs=1e-12)
+
+
+def test_cross_fitted_change_finds_it_from_single_rollouts() -> None:
+    """Sampled trajectories, shift fitted on the other fold: within three clustered standard errors of the truth."""
+    world = random_world(2, 3)
+    data = world.calibration_data()
+    edges = world.probability_N.cumsum(0)
+    rows = torch.searchsorted(edges, world.draws().uniform("sample", 3000) * edges[-1]).clamp(max=edges.numel() - 1)
+    some = data.rows(rows)
+    occupation = Occupation(some.occupation.mask_NT, torch.arange(3000), world.horizon)
+    weight = world.gate_weight_NT[rows]
+    plan = MeanPlan(steps=60, batch=10**6, lr=0.1, weight_decay=0.0, stop_share=0.0, evaluate_every=60)
+    found = cross_fit_change(
+        lambda: table_heads(world)[1], some.mean_inputs, weight, some.first_NT, some.second_NT, occupation, plan, 2, 0
+    ).estimate
+    first, second = world.pair()
+    means = [
+        world.mean_given_context(m).square() for m in (mix(world.gate_weight_NT, first, second), (first + second) / 2)
+    ]
+    truth = float(world.integral(means[0] - means[1]))
+    assert abs(found.mean - truth) < 3 * found.error
+    assert found.error < 0.3 * abs(truth)
+
+
+def _data() -> CalibrationData:
+    """An average of 1 ± 1, critics 1 apart: w = 0 takes half of the offset away, w = 1 adds half."""
+    zero, values = torch.zeros(8, 1), torch.zeros(8, 1, 2)
+    noise = torch.tensor([1.0, -1.0] * 4).unsqueeze(-1)
+    return CalibrationData(
+        WeightInputs(zero[..., None], values, zero, zero[..., None], zero),
+        MeanInputs(zero[..., None], values, zero, zero, zero, zero[..., None]),
+        1.5 + noise,
+        0.5 + noise,
+        Occupation(torch.ones(8, 1, dtype=torch.bool), torch.arange(8), 1),
+    )
+
+
+def _look(judge: Judge, weight: float) -> float:
+    lean = torch.full((8, 1), weight - 0.5)
+    return judge.look(lean + 0.5, lean, (nn.Linear(1, 1), nn.Linear(1, 1)), 1.0).change
+
+
+def test_the_lowest_feasible_offset_wins_and_stale_looks_are_counted() -> None:
+    judge = Judge(_data(), kappa=0.05)
+    assert _look(judge, 0.5) == pytest.approx(0.0)
+    assert _look(judge, 0.3) == pytest.approx(0.8**2 - 1)
+    assert judge.choose() == 1
+    assert _look(judge, 0.6) == pytest.approx(1.1**2 - 1)
+    assert _look(judge, 0.4) == pytest.approx(0.9**2 - 1)
+    assert (judge.choose(), judge.stale) == (1, 2)
+    # Lower still, but beyond the retention limit: it does not win, nor does it count as standing still.
+    assert _look(judge, 0.0) == pytest.approx(0.5**2 - 1)
+    assert judge.snapshots[-1].retention == pytest.approx(0.25 / 2)
+    assert (judge.choose(), judge.stale) == (1, 0)
+    assert judge.choose(only_last=True) == 4
+
+
+def test_without_any_feasible_look_the_least_displaced_is_taken() -> None:
+    judge = Judge(_data(), kappa=0.0)
+    _look(judge, 0.1)
+    _look(judge, 0.45)
+    assert judge.choose() == 1
+
+
+def test_no_signal_makes_every_move_infeasible() -> None:
+    data = _data()
+    flat = dataclasses.replace(data, first_NT=data.first_NT * 0 + 0.5, second_NT=data.second_NT * 0 - 0.5)
+    judge = Judge(flat, kappa=0.5)
+    _look(judge, 0.9)
+    assert judge.snapshots[0].retention == float("inf")

@@ -1,0 +1,104 @@
+"""Choosing where and how precisely to compute, and putting the choice in force."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tfive.errors import UserError
+from tfive.training.devices import Placement, World, place, usable_cores
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CUBLAS_WORKSPACE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+def test_cpu_computes_in_float32_deterministically() -> None:
+    chosen = place("cpu")
+    assert chosen.device == torch.device("cpu")
+    assert chosen.compute == torch.float32
+    assert chosen.deterministic
+    assert place("cpu", "bfloat16").compute == torch.bfloat16
+    assert not place("cpu", deterministic=False).deterministic
+
+
+def test_gpu_is_chosen_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulation=True: True)
+    chosen = place(world=World(rank=1, size=2, local_rank=1))
+    assert chosen.device == torch.device("cuda", 1)
+    assert chosen.compute == torch.bfloat16
+    assert not chosen.deterministic
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulation=True: emulation)
+    assert place().compute == torch.float32
+    with pytest.raises(UserError, match="asks for GPU 2, this machine has 2"):
+        place("cuda:2")
+
+
+def test_apply_sets_threads_seeds_and_determinism() -> None:
+    chosen = place("cpu", threads=1)
+    chosen.apply(seed=2**40 + 7)
+    first = torch.rand(3), np.random.rand(3)
+    assert torch.get_num_threads() == 1
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.get_float32_matmul_precision() == "highest"
+    chosen.apply(seed=2**40 + 7)
+    assert torch.rand(3).equal(first[0])
+    assert (np.random.rand(3) == first[1]).all()
+    chosen.apply(seed=8)
+    assert not torch.rand(3).equal(first[0])
+
+
+def test_a_callers_autocast_does_not_reach_us() -> None:
+    chosen = place("cpu")
+    x = torch.ones(2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (x @ x).dtype == torch.bfloat16
+        with chosen.no_autocast():
+            assert (x @ x).dtype == torch.float32
+
+
+def test_description_is_plain_and_complete() -> None:
+    found = Placement(torch.device("cpu"), torch.bfloat16, 3, True, World(1, 4, 1)).describe()
+    assert found == {
+        "device": "cpu", "device_name": "cpu", "compute": "bfloat16", "threads": 3, "deterministic": True,
+        "torch": torch.__version__, "transformers": transformers.__version__, "rank": 1, "world_size": 4,
+    }  # fmt: skip
+
+
+def test_world_from_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert World.from_environment() == World(0, 1, 0)
+    assert World().is_main
+    for name, value in (("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    assert World.from_environment() == World(3, 4, 1)
+    assert not World.from_environment().is_main
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="RANK = 3"):
+        World.from_environment()
+    monkeypatch.setenv("RANK", "x")
+    with pytest.raises(UserError, match="not a number"):
+        place("cpu")
+
+
+def test_threads_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert usable_cores() == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+    assert 1 <= usable_cores() < 100000
+    monkeypatch.setenv("OMP_NUM_THREADS", "junk")
+    assert usable_cores() >= 1
+    assert place("cpu", threads=5).threads == 5
+    with pytest.raises(UserError, match="at least 1"):
+        place("cpu", threads=0)
