@@ -34,7 +34,7 @@ import torch
 from tfive.cli.evaluate_suite import Wanted, evaluate
 from tfive.cli.options import script
 from tfive.cli.report import tabulated
-from tfive.config.schema import Config, read_source
+from tfive.config.config import Config, read_source
 from tfive.errors import RunFailed, UserError
 from tfive.evaluate.compare import answers_of
 from tfive.evaluate.suite import generated_values, option_values
