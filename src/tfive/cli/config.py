@@ -50,6 +50,22 @@ def config_presets(as_json: AsJson = False) -> None:
 
 
 @config_app.command(
+    "methods",
+    help=describe(
+        "List the methods that can be trained, those of installed packages included.",
+        "tfive config methods",
+        "tfive config methods --json",
+        "tfive train nano --set method=rlp",
+    ),
+)
+def config_methods(as_json: AsJson = False) -> None:
+    """List."""
+    from tfive.cli.show_config import list_methods
+
+    print(list_methods(as_json))
+
+
+@config_app.command(
     "check",
     help=describe(
         "Check a configuration; every broken rule is one line, and the exit status is 2.",

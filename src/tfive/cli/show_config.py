@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tfive.config.config import presets, resolve, variants
 from tfive.config.rules import RULES, problems
+from tfive.methods.registry import methods
 
 
 def show_config(sources: Sequence[str], overrides: Sequence[str], explain: bool, as_json: bool) -> str:
@@ -32,6 +33,21 @@ def list_presets(as_json: bool) -> str:
         )
     ]
     return "\n".join(line for group in lines for line in group)
+
+
+def list_methods(as_json: bool) -> str:
+    """Every method with what it declares: built in, or from an installed package."""
+    specs = methods().values()
+    if as_json:
+        facts = ("summary", "page", "section", "group", "critics", "thinks", "rewarded")
+        return json.dumps(
+            {spec.name: {fact: getattr(spec, fact) for fact in facts} for spec in specs}, indent=2, ensure_ascii=False
+        )
+    width = max(len(spec.name) for spec in specs)
+    return "\n".join(
+        f"{spec.name:<{width}}  {spec.summary}" + (f"; settings in [{spec.section}]" if spec.section else "")
+        for spec in specs
+    )
 
 
 def _first_line(text: str) -> str:

@@ -23,6 +23,11 @@ _LISTENERS: list[Callable[[MethodSpec], None]] = []
 
 def register(spec: MethodSpec) -> MethodSpec:
     """Make a method known under its name; returns the spec, so that a module can keep it."""
+    _discover()
+    return _add(spec)
+
+
+def _add(spec: MethodSpec) -> MethodSpec:
     if spec.name in _REGISTRY and _REGISTRY[spec.name] != spec:
         raise UserError(f"method {spec.name} is registered twice; give one of them another name")
     if (spec.settings is None) != (not spec.section):
@@ -61,9 +66,9 @@ def spec_of(name: str) -> MethodSpec:
 def _discover() -> None:
     """Register what ships with the package, then what installed packages offer."""
     for spec in SPECS:
-        register(spec)
+        _add(spec)
     for entry in entry_points(group=ENTRY_POINTS):
         found = entry.load()
         if not isinstance(found, MethodSpec):
             raise UserError(f"entry point {entry.name} = {entry.value}: no MethodSpec; see docs/howto/add-a-method.md")
-        register(found)
+        _add(found)
