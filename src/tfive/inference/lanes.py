@@ -16,9 +16,9 @@ from torch import Tensor
 
 from tfive.tree.attention import Attending, KeysValues
 from tfive.tree.decode import Reading
-from tfive.tree.delta_kernel import choose_rule
-from tfive.tree.deltanet import ForkMemory, RecurrentParts, rule_inputs
+from tfive.tree.fast.delta_kernel import choose_rule
 from tfive.tree.forward import TreeModel
+from tfive.tree.recurrent.deltanet import ForkMemory, RecurrentParts, rule_inputs
 
 
 class Lanes(Attending):

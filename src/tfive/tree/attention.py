@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfive.tree.fused import Heads, Ops, output_gate
+from tfive.tree.fast.fused import Heads, Ops, output_gate
 from tfive.tree.layout import Layout
 
 KeysValues = tuple[Tensor, Tensor]
@@ -23,7 +23,7 @@ KeysValues = tuple[Tensor, Tensor]
 
 
 class Recurrence(Protocol):
-    """What recurrent layers need of a pass; see `deltanet.py`."""
+    """What recurrent layers need of a pass; see `recurrent/deltanet.py`."""
 
     def mix(self, parts: Any, hidden_BND: Tensor) -> Tensor:
         """The recurrent layer's output for the pass's nodes."""

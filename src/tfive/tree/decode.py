@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from tfive.tree.attention import Attending, KeysValues
-from tfive.tree.deltanet import ForkMemory, StepRecurrence
-from tfive.tree.fused import Heads, Ops
+from tfive.tree.fast.fused import Heads, Ops
+from tfive.tree.fast.hf_fused import Fusion
 from tfive.tree.head import OUT_OF_REACH, VocabularyHead, chunk_rows
 from tfive.tree.hf import Backbone
-from tfive.tree.hf_fused import Fusion
 from tfive.tree.law import draw, lawful
 from tfive.tree.layout import Layout, Thoughts
+from tfive.tree.recurrent.deltanet import ForkMemory, StepRecurrence
 from tfive.tree.settings import EngineSettings, SamplingSettings
 
 

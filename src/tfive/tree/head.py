@@ -264,7 +264,7 @@ def normaliser_kernel(device: torch.device) -> Callable[[Tensor], Tensor] | None
     if device.type != "cuda":
         return None
     try:
-        from tfive.tree.triton_kernels import log_normaliser as kernel
+        from tfive.tree.fast.triton_kernels import log_normaliser as kernel
     except ImportError:
         return None
     trial_xV = 5 * torch.randn(4, 5000, generator=torch.Generator().manual_seed(0)).to(device)

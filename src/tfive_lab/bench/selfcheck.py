@@ -21,11 +21,11 @@ from tfive.rl.calibration.mixture import MeanInputs, WeightInputs
 from tfive.rl.calibration.moments import CalibrationData, Occupation
 from tfive.rl.calibration.saddle import CalibrationPlan, calibrate
 from tfive.rl.replay import Recorder
-from tfive.tree.delta_kernel import choose_rule
-from tfive.tree.delta_rule import read_paths, unit_rows
-from tfive.tree.fused import KERNEL_BOUNDS, TritonOps, differences, triton_trouble
+from tfive.tree.fast.delta_kernel import choose_rule
+from tfive.tree.fast.fused import KERNEL_BOUNDS, TritonOps, differences, triton_trouble
+from tfive.tree.fast.hf_fused import AttentionPart
 from tfive.tree.head import log_normaliser, normaliser_kernel
-from tfive.tree.hf_fused import AttentionPart
+from tfive.tree.recurrent.delta_rule import read_paths, unit_rows
 from tfive.tree.settings import EngineSettings, SamplingSettings
 from tfive_lab.bench.plain import PlainPath
 from tfive_lab.bench.sides import TreeSide, tree_side

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfive.tree.delta_rule import CHUNK, BranchMemory, DeltaTrace, unit_rows, wide_dtype
 from tfive.tree.layout import PADDING, Layout
+from tfive.tree.recurrent.delta_rule import CHUNK, BranchMemory, DeltaTrace, unit_rows, wide_dtype
 
 
 class Trace(Protocol):
