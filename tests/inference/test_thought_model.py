@@ -23,13 +23,16 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
+from pretended_graphs import PretendedGraphs
 from tfive import __version__, rng
 from tfive.errors import UserError
+from tfive.inference import writer
 from tfive.inference.requests import Manner, Order, When
 from tfive.inference.results import Thought
 from tfive.inference.thought_model import ThoughtModel, plan_for, uncertain_places
 from tfive.inference.writer import Writing
 from tfive.rl.gate import PredictionGate
+from tfive.tree.fast.cuda_graph import CudaGraphs
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.layout import TextBatch
 from tfive.tree.settings import SamplingSettings, ThoughtSettings
@@ -241,7 +244,7 @@ def test_the_whole_next_token_distribution_is_mixed_in_probability(
     plain, seen = Plain(model), []
     for _ in range(model.plan.open_width + T + model.plan.close_width):
         assert int(writing.written_B) == 0
-        writing.step(len(ids))
+        writing.advance(len(ids))
     for _ in range(H + 1):
         mixed_BV, beta_B = writing.expects()
         (thought,) = [model._thought(*t) for t in writing.result(0, 1, "length").thoughts]
@@ -251,7 +254,7 @@ def test_the_whole_next_token_distribution_is_mixed_in_probability(
         assert float(mixed_BV[0].exp().sum()) == pytest.approx(1, abs=1e-5)
         assert float(beta_B) == pytest.approx(beta, abs=1e-5)
         seen.append(beta)
-        writing.step(len(ids) + 1)
+        writing.advance(len(ids) + 1)
         ids.append(int(writing.out_Bo[0, int(writing.written_B) - 1]))
     assert seen[-1] == 0.0
     assert max(seen) - min(seen[:-1]) > 0.05
@@ -325,6 +328,26 @@ def test_writing_many_and_predicting_agree(
             assert [t.position for t in again.thoughts] == places[0]
             assert all(entropy[p - first] > 1.0 for p in places[0])
     assert len({tuple(written.ids) for written in found.values()}) == len(orders)
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen3_5"])
+def test_replayed_steps_write_the_same(
+    family: str, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The captured route, with the step itself in place of the graph: warming up in the middle must leave no trace."""
+    model = thinker(spread(AutoModelForCausalLM.from_config(_FAMILIES[family]())), tokenizer)
+    orders = [Order(tuple(range(5 + 20 * n)), 9, item=n) for n in range(4)]
+    manner = Manner(SamplingSettings(), model.sampling, When(3), (), 8)
+    eager = dict(model.write(orders, manner, rows=2, poll=2))
+    graphs = PretendedGraphs()
+    monkeypatch.setattr(CudaGraphs, "on", lambda *_: graphs)
+    monkeypatch.setattr(writer, "SPAN", 32)
+    replayed = dict(model.write(orders, manner, rows=2, poll=2))
+    assert len(graphs.graphs) > 1
+    for number, one in eager.items():
+        assert replayed[number].ids == one.ids
+        assert replayed[number].thoughts == one.thoughts
+        torch.testing.assert_close(replayed[number].log_probs, one.log_probs, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_without_thoughts_greedy_writing_is_transformers_own(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -17,10 +18,10 @@ from tfive import rng
 from tfive.inference.lanes import Lanes
 from tfive.inference.requests import Manner, Order, Written
 from tfive.rl.gate import PredictionGate
-from tfive.tree.decode import Reading
+from tfive.tree.decode import DecodeLoop, Reading
 from tfive.tree.forward import TreeModel
-from tfive.tree.head import OUT_OF_REACH, mix_log_probs
-from tfive.tree.law import draw, lawful
+from tfive.tree.head import mix_log_probs
+from tfive.tree.law import draw_token
 from tfive.tree.layout import TextBatch
 
 READ_TOKENS = 16384
@@ -30,13 +31,14 @@ SPAN = 128
 """Text columns that attention looks at come in multiples of this, so that few step shapes occur."""
 
 
-class Writing:
+class Writing(DecodeLoop):
     """Rows of texts on static buffers, and the step that brings each one token further."""
 
     def __init__(
         self, engine: TreeModel, gate: PredictionGate | None, manner: Manner, rows: int, width: int, most: int
     ) -> None:
         """Room for `rows` texts of at most `width` tokens, `most` of them new."""
+        super().__init__(engine.head, engine.engine, engine.device, engine.forbidden_V)
         self.engine, self.gate, self.manner, self.most = engine, gate, manner, most
         self.plan, self.thinks = engine.plan, manner.when.ever
         plan, device = self.plan, engine.device
@@ -67,7 +69,6 @@ class Writing:
         self.script = torch.tensor(script, device=device)
         self.ends = torch.tensor(manner.ends, dtype=torch.int64, device=device)
         self._row_B = torch.arange(rows, device=device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     @torch.no_grad()
     def seat(self, orders: dict[int, Order]) -> None:
@@ -97,52 +98,37 @@ class Writing:
             self.uniform_BoT[row, :most] = torch.from_numpy(drawn).to(self.uniform_BoT.device)
 
     @torch.no_grad()
-    def step(self, reach: int) -> None:
+    def advance(self, reach: int) -> None:
         """One token further, each text; `reach` is at least as long as the longest of them will then be."""
         # A single text reads so little that one shape, captured once, is cheaper than several narrow ones.
         alone = self.lanes.rows == 1
         self.lanes.span = self.lanes.width if alone else min(self.lanes.width, -(-reach // SPAN) * SPAN)
-        if not (self.engine.engine.cuda_graphs and self.engine.device.type == "cuda"):
-            self._advance()
-            return
-        if self.lanes.span not in self._graphs:
-            self._graphs[self.lanes.span] = self._captured()
-        self._graphs[self.lanes.span].replay()
+        if self.uncaptured(self.lanes.span):
+            with self._idle():
+                self.capture(self.lanes.span)
+        self.step(self.lanes.span)
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
-        # Warming up must leave no trace: with nobody alive or thinking, a step moves nothing.
-        alive_B, thinking_B, fresh_B = self.alive_B.clone(), self.thinking_B.clone(), self.fresh_B.clone()
-        serves_B, plain_BD, aside_BD = self.serves_B.clone(), self.plain_BD.clone(), self.aside_BD.clone()
-        for flag in (self.alive_B, self.thinking_B):
-            flag.zero_()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._advance()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
-        with torch.cuda.graph(graph, pool=pool):
-            self._advance()
-        self.alive_B.copy_(alive_B)
-        self.thinking_B.copy_(thinking_B)
-        self.fresh_B.copy_(fresh_B)
-        self.serves_B.copy_(serves_B)
-        self.plain_BD.copy_(plain_BD)
-        self.aside_BD.copy_(aside_BD)
-        return graph
+    @contextmanager
+    def _idle(self) -> Iterator[None]:
+        """Steps that leave no trace: with nobody alive or thinking a step moves nothing but what is put back here."""
+        moved = (self.alive_B, self.thinking_B, self.fresh_B, self.serves_B, self.plain_BD, self.aside_BD)
+        kept = [buffer.clone() for buffer in moved]
+        self.alive_B.zero_()
+        self.thinking_B.zero_()
+        yield
+        for buffer, before in zip(moved, kept):
+            buffer.copy_(before)
 
-    def _advance(self) -> None:
+    def _step(self) -> None:
         self._choose()
         self._read()
 
     def _choose(self) -> None:
         """Every row's next input: of its text, or of the thought it is having or now begins."""
-        plain_BV = self.engine.head.logits(self.plain_BD)
+        plain_BV = self.head.logits(self.plain_BD)
         mixed_BV, columns = plain_BV, None
         if self.thinks:
-            aside_BV = self.engine.head.logits(self.aside_BD)
+            aside_BV = self.head.logits(self.aside_BD)
             self._begin_thoughts(plain_BV)
             self._choose_aside(torch.where((self.lanes.noted_B == 0)[:, None], plain_BV, aside_BV))
             mixed_BV, columns = self._mixture(plain_BV, aside_BV)
@@ -175,11 +161,10 @@ class Writing:
     def _choose_aside(self, logits_BV: Tensor) -> None:
         """The next input of every thought: its delimiters as they are, its tokens by the sampling law."""
         plan, opening = self.plan, self.plan.open_width
-        if self.engine.forbidden_V is not None:
-            logits_BV = logits_BV.masked_fill(self.engine.forbidden_V, OUT_OF_REACH)
         step_B = (self.place_B - opening).clamp(0, plan.length - 1)
         offset_B = (self.lanes.length_B - self.prompt_B).clamp(0, self.most - 1)
-        token_B, _ = draw(lawful(logits_BV, self.manner.thought_law), self.uniform_BoT[self._row_B, offset_B, step_B])
+        uniform_B = self.uniform_BoT[self._row_B, offset_B, step_B]
+        token_B, _ = self.thought_token(logits_BV, self.manner.thought_law, uniform_B)
         given_B = self.script[self.place_B.clamp(max=self.thought_end)]
         sampled_B = self.thinking_B & (given_B < 0)
         self.aside_token_B.copy_(torch.where(given_B < 0, token_B, given_B))
@@ -192,7 +177,7 @@ class Writing:
 
     def expects(self) -> tuple[Tensor, Tensor]:
         """What each text's next token may be: mixed log-probabilities `[B, V]`, and the gate `[B]` (0: no thought)."""
-        plain_BV, aside_BV = self.engine.head.logits(self.plain_BD), self.engine.head.logits(self.aside_BD)
+        plain_BV, aside_BV = self.head.logits(self.plain_BD), self.head.logits(self.aside_BD)
         mixed_BV, (_, _, beta_B) = self._mixture(plain_BV, aside_BV)
         return mixed_BV, beta_B
 
@@ -218,7 +203,7 @@ class Writing:
             token_B = mixed_BV.argmax(-1)
         else:
             index_B = self.written_B.clamp(max=self.most - 1)
-            token_B, _ = draw(lawful(mixed_BV, self.manner.law), self.uniform_Bo[self._row_B, index_B])
+            token_B, _ = draw_token(mixed_BV, self.manner.law, self.uniform_Bo[self._row_B, index_B])
 
         def of(log_BV: Tensor) -> Tensor:
             return log_BV.gather(1, token_B[:, None])[:, 0].float()
@@ -320,7 +305,7 @@ def write(
             texts |= {row: [] for row in taken}
         longest = int(writing.lanes.length_B[list(seated)].max())
         for ahead in range(poll):
-            writing.step(longest + ahead + 1)
+            writing.advance(longest + ahead + 1)
         written_B, alive_B, ended_B = (x.tolist() for x in (writing.written_B, writing.alive_B, writing.ended_B))
         out_Bo = writing.out_Bo.cpu()
         for row, number in list(seated.items()):
