@@ -26,7 +26,7 @@ from tfive.inference.writer import write
 from tfive.rl.gate import PredictionGate
 from tfive.tree.decode import Reading
 from tfive.tree.forward import Delimiters, TreeModel
-from tfive.tree.head import Source, mix_log_probs, policy_terms, reduce_vocabulary
+from tfive.tree.head import Source, mix_log_probs, reduce_vocabulary, target_log_prob_and_entropy
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts, plan_thoughts
 from tfive.tree.settings import EngineSettings, SamplingSettings, ThoughtSettings
 
@@ -327,7 +327,9 @@ def _plain(engine: TreeModel, texts: TextBatch, reading: Reading) -> tuple[Tenso
     """Log-probability and entropy `[B, S−1]` of every token's plain prediction."""
     target_BS = texts.tokens_BS[:, 1:]
     source, target = Source(engine.head, reading.hidden_BSD[:, :-1].flatten(0, 1)), {"target": target_BS.flatten()}
-    found = reduce_vocabulary([source], policy_terms, target, engine.engine.head_chunk, engine.engine.head_bytes)
+    found = reduce_vocabulary(
+        [source], target_log_prob_and_entropy, target, engine.engine.head_chunk, engine.engine.head_bytes
+    )
     return found["log_prob"].view(target_BS.shape).cpu(), found["entropy"].view(target_BS.shape).cpu()
 
 

@@ -20,11 +20,10 @@ from tfive.tree.delimiters import Delimiters
 from tfive.tree.grow import full_thoughts
 from tfive.tree.head import (
     Source,
-    mix_log_probs,
-    policy_terms,
     reduce_vocabulary,
     score_centre,
     target_log_prob,
+    target_log_prob_and_entropy,
 )
 from tfive.tree.law import draw, law_log_prob, lawful
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
@@ -161,35 +160,37 @@ class TreeModel(TreeReader):
         entropy: bool = False,
         features: bool = False,
         centring: Centring | None = None,
-        text_loss: bool = False,
-        conditioned: bool = False,
-        mixture: float = 0.0,
+        text: bool = False,
+        continuations: bool = False,
+        no_thought: bool = False,
         of_first: bool = False,
         parity: bool = False,
     ) -> PolicyOutput:
         """The training forward: log-probabilities of the recorded actions under the model's own distribution (no
         temperature, forbidden entries out), and the other parts asked for, with gradients.
 
-        Without thoughts only the texts are read (`text_loss`). `conditioned` hangs the continuation behind the whole
-        thought (`of_first`: of a group's first alone) and gives its next-token loss, or with a `mixture` that of this
-        share of it beside the prediction without the thought, which gets no gradients. `parity`: one text at a time.
+        `text` asks for the texts' own next tokens; without thoughts there is nothing else. `continuations` hangs the
+        continuation behind the whole thought (`of_first`: of a group's first alone) and asks for its tokens after it;
+        with `no_thought` for the same tokens' predictions without it as well, which get no gradients. `parity`: one
+        text at a time.
         """
-        if thoughts is None and (conditioned or centring):
-            raise ValueError("conditioned loss and centring need thoughts")
+        if thoughts is None and (continuations or centring):
+            raise ValueError("continuations and centring need thoughts")
         if parity and len(texts.tokens_BS) > 1:
             asked: dict[str, Any] = {"actions": actions, "entropy": entropy, "features": features, "centring": centring}
-            asked |= {"text_loss": text_loss, "conditioned": conditioned, "of_first": of_first, "mixture": mixture}
+            asked |= {"text": text, "continuations": continuations, "of_first": of_first, "no_thought": no_thought}
             each = range(len(texts.tokens_BS))
             own = [None if thoughts is None else thoughts.rows(b, b + 1) for b in each]
             return PolicyOutput.stacked([self.policy(texts.rows(b, b + 1), own[b], **asked) for b in each])
-        layout = self._grow(texts, thoughts, ("first" if of_first else "last") if conditioned else "none")
+        layout = self._grow(texts, thoughts, ("first" if of_first else "last") if continuations else "none")
         found: dict[str, Tensor] = {}
         picks = Picks.actions(layout, thoughts.tokens_BRT.to(self.device)) if thoughts is not None and actions else None
-        text = Picks.text(layout) if text_loss else None
-        after = Picks.last_continuations(layout) if conditioned else None
+        next_tokens = Picks.text(layout) if text else None
+        after = Picks.last_continuations(layout) if continuations else None
         hidden_BND = self._run(layout)
         if picks is not None:
-            reduced = self.reduce(hidden_BND, picks, policy_terms if entropy else target_log_prob, forbidden=True)
+            reducer = target_log_prob_and_entropy if entropy else target_log_prob
+            reduced = self.reduce(hidden_BND, picks, reducer, forbidden=True)
             found["log_prob_BRT"] = reduced["log_prob"]
             if entropy:
                 found["entropy_BRT"] = reduced["entropy"]
@@ -197,15 +198,16 @@ class TreeModel(TreeReader):
                 found["features_BRTD"] = picks.spread(picks.rows(hidden_BND))
             if centring is not None and thoughts is not None:
                 found["centre_BRT"] = self._centre(texts, hidden_BND, picks, centring, thoughts)
-        for name, picked in (("text", text), ("conditioned", after)):
-            if picked is not None:
-                log_prob = self.reduce(hidden_BND, picked, target_log_prob)["log_prob"]
-                if mixture and picked is after:
-                    with torch.no_grad():
-                        plain = self.reduce(hidden_BND, picked.without_thought(layout), target_log_prob)["log_prob"]
-                    log_prob = mix_log_probs(plain, log_prob, mixture)
-                found[f"{name}_loss_sum"] = -log_prob.sum()
-                found[f"{name}_token_count"] = picked.keep.sum()
+        if next_tokens is not None:
+            found["text_log_prob_BS"] = self.reduce(hidden_BND, next_tokens, target_log_prob)["log_prob"]
+            found["text_mask_BS"] = next_tokens.keep
+        if after is not None:
+            found["continuation_log_prob_BRH"] = self.reduce(hidden_BND, after, target_log_prob)["log_prob"]
+            found["continuation_mask_BRH"] = after.keep
+            if no_thought:
+                with torch.no_grad():
+                    plain = self.reduce(hidden_BND, after.without_thought(layout), target_log_prob)["log_prob"]
+                found["no_thought_log_prob_BRH"] = plain
         return PolicyOutput(mask_BRT=layout.action_mask_BRT, **found)
 
     def _centre(

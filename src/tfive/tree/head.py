@@ -279,7 +279,7 @@ def target_log_prob(logits: Sequence[Tensor], rows: Mapping[str, Tensor]) -> Red
     return {"log_prob": chosen_x - normaliser_x, "log_normaliser": normaliser_x}
 
 
-def policy_terms(logits: Sequence[Tensor], rows: Mapping[str, Tensor]) -> Reduced:
+def target_log_prob_and_entropy(logits: Sequence[Tensor], rows: Mapping[str, Tensor]) -> Reduced:
     """`log_prob` of `target` and `entropy` of the distribution."""
     found = target_log_prob(logits, rows)
     normaliser_x = found["log_normaliser"]
