@@ -18,7 +18,7 @@ from tfive.rng import uniforms
 from tfive.tree.fast.cuda_graph import CudaGraphs
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.head import OUT_OF_REACH
-from tfive.tree.law import BLOCK, draw, lawful
+from tfive.tree.law import BLOCK, draw, law_logits
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.settings import EngineSettings, SamplingSettings
 
@@ -59,7 +59,7 @@ LAWS = [
 def test_the_law_of_logits(law: SamplingSettings) -> None:
     logits = torch.randn(20, VOCABULARY, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     logits[:, 3] = OUT_OF_REACH
-    q = lawful(logits, law).softmax(-1)
+    q = law_logits(logits, law).softmax(-1)
     for row, found in zip(logits, q):
         assert torch.allclose(found, reference_law(row, law), atol=1e-12)
 

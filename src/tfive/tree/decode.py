@@ -217,11 +217,11 @@ class Sampler(DecodeLoop):
         self._choose(hidden_BRD)
 
     def run(
-        self, layout: Layout, reading: Reading, uniforms_BRT: Tensor, begun: tuple[Tensor, Tensor] | None = None
+        self, layout: Layout, reading: Reading, uniforms_BRT: Tensor, prefix: tuple[Tensor, Tensor] | None = None
     ) -> Thoughts:
         """One thought per branch of `layout` (whose thought tokens are not read), from `uniforms_BRT`.
 
-        `begun` is `(tokens_BRT, length_BR)`: the first tokens of each thought, taken as given instead of drawn.
+        `prefix` is `(tokens_BRT, length_BR)`: the first tokens of each thought, taken as given instead of drawn.
         """
         self.tree.begin(layout, reading)
         if self.uncaptured():
@@ -246,9 +246,9 @@ class Sampler(DecodeLoop):
                 self.step()
                 self.tree.advance()
             if step >= 0:
-                if begun is not None:
-                    given_BR = step < begun[1]
-                    self.token_BR.copy_(torch.where(given_BR, begun[0][..., step], self.token_BR))
+                if prefix is not None:
+                    given_BR = step < prefix[1]
+                    self.token_BR.copy_(torch.where(given_BR, prefix[0][..., step], self.token_BR))
                     self.log_q_BR.masked_fill_(given_BR, 0.0)
                 tokens_BRT[..., step] = self.token_BR
                 log_q_BRT[..., step] = self.log_q_BR

@@ -25,7 +25,7 @@ from tfive.tree.head import (
     target_log_prob,
     target_log_prob_and_entropy,
 )
-from tfive.tree.law import draw, law_log_prob, lawful
+from tfive.tree.law import draw, law_log_prob, law_logits
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower, PolicyOutput, Scores
 from tfive.tree.picks import Picks
@@ -51,7 +51,7 @@ class Centring:
 
 
 class TreeModel(TreeReader):
-    """The reader with its four verbs."""
+    """A model over tree rows with the four verbs of training. It keeps sampling buffers for a few shapes of batch."""
 
     def __init__(
         self,
@@ -71,18 +71,18 @@ class TreeModel(TreeReader):
         uniforms_BRT: Tensor,
         law: SamplingSettings,
         reading: Reading | None = None,
-        begun: tuple[Tensor, Tensor] | None = None,
+        prefix: tuple[Tensor, Tensor] | None = None,
     ) -> Thoughts:
         """One thought per branch, drawn from the law q with one uniform number (float64) per branch and step.
 
-        `begun`, `(tokens_BRT, length_BR)`, gives the first tokens of each thought; their log q is 0, since nothing drew
-        them. It is not for parity mode.
+        `prefix`, `(tokens_BRT, length_BR)`, gives the first tokens of each thought; their log q is 0, since nothing
+        drew them. It is not for parity mode.
 
         In parity mode every text is a batch of its own and every step reads the whole padded row by the training
         forward: slow, but tokens do not depend on batching and `log_q` equals `policy(…, parity=True)` bit for bit.
         """
-        if law.parity and begun is not None:
-            raise ValueError("parity mode draws whole thoughts; it cannot take begun ones")
+        if law.parity and prefix is not None:
+            raise ValueError("parity mode draws whole thoughts; it cannot continue a prefix")
         if law.parity:
             return self._sample_in_parity(texts, uniforms_BRT.to(self.device), law)
         fusion = self._fused
@@ -99,7 +99,7 @@ class TreeModel(TreeReader):
             asked = (self.backbone, self.head, self.embed, self.engine, law, self.forbidden_V)
             self._samplers[key] = Sampler(*asked, layout, reading, fusion)
         self.sampler = self._samplers[key]
-        return self.sampler.run(layout, reading, uniforms_BRT, begun)
+        return self.sampler.run(layout, reading, uniforms_BRT, prefix)
 
     def _sample_in_parity(self, texts: TextBatch, uniforms_BRT: Tensor, law: SamplingSettings) -> Thoughts:
         parts = []
@@ -109,7 +109,7 @@ class TreeModel(TreeReader):
             for step in range(self.plan.length):
                 layout = self._grow(text, thoughts)
                 before_RD = self._run(layout)[0, layout.action_node_BRT[0, :, step]]
-                logits_RV = lawful(self.head.logits(before_RD, self.forbidden_V), law)
+                logits_RV = law_logits(self.head.logits(before_RD, self.forbidden_V), law)
                 token_R, _ = draw(logits_RV, uniforms_BRT[row, :, step])
                 thoughts.tokens_BRT[0, :, step] = token_R
             thoughts = ended(thoughts.tokens_BRT, thoughts.log_q_BRT, layout)
@@ -132,7 +132,7 @@ class TreeModel(TreeReader):
         """Losses of every checkpoint's continuation and of no thought, from one reading of the text.
 
         With `engine.max_nodes` the branches are scored a few at a time, each time after the same reading. `whole`
-        scores after the whole thought alone, for those who need no reward.
+        scores after the whole thought alone, where no reward is needed.
         """
         texts, thoughts = texts.to(self.device), thoughts.to(self.device)
         scoring = Scoring(self, texts, reading or self.read(texts), features, whole)
@@ -166,7 +166,7 @@ class TreeModel(TreeReader):
         of_first: bool = False,
         parity: bool = False,
     ) -> PolicyOutput:
-        """The training forward: log-probabilities of the recorded actions under the model's own distribution (no
+        """The training forward: log-probabilities of the sampled actions under the model's own distribution (no
         temperature, forbidden entries out), and the other parts asked for, with gradients.
 
         `text` asks for the texts' own next tokens; without thoughts there is nothing else. `continuations` hangs the
@@ -221,7 +221,7 @@ class TreeModel(TreeReader):
             Source(self.head, picks.rows(hidden_BND), self.forbidden_V),
             Source(old.head, before, old.forbidden_V),
         ]
-        reducer = score_centre(lambda logits: lawful(logits, centring.law), centring.term)
+        reducer = score_centre(lambda logits: law_logits(logits, centring.law), centring.term)
         found = reduce_vocabulary(sources, reducer, None, self.engine.head_chunk, self.engine.head_bytes)
         return picks.spread(found["centre"])
 

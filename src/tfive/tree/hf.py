@@ -188,7 +188,7 @@ class Backbone:
 
     def plain(self, embeds_BnD: Tensor, position_Bn: Tensor) -> Tensor:
         """Logits of the stock model on plain rows, with the attention that is spelled out in its own file: fused ones
-        leave things out (a soft cap, say) without a word in some versions."""
+        silently leave things out (a soft cap, say) in some versions."""
         with self.attending_by("eager"):
             output = self.model(inputs_embeds=embeds_BnD, position_ids=position_Bn, use_cache=False)
         return output.logits
@@ -220,7 +220,7 @@ class Backbone:
             return forward
 
         def attached(*args: Any, **kwargs: Any) -> Any:
-            # The second reading happens in the backward pass, when the model is its own again.
+            # It runs again in the backward pass, when our attention is no longer attached.
             with self._attached():
                 return forward(*args, **kwargs)
 

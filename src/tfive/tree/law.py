@@ -15,7 +15,7 @@ BLOCK = 512
 """Vocabulary entries per block of the two-level inverse of the distribution function."""
 
 
-def lawful(logits_xV: Tensor, law: SamplingSettings) -> Tensor:
+def law_logits(logits_xV: Tensor, law: SamplingSettings) -> Tensor:
     """Logits of the sampling law q: temperature, then top-k, then top-p; ties at a threshold are all kept."""
     if law.temperature != 1.0:
         logits_xV = logits_xV / law.temperature
@@ -34,7 +34,7 @@ def law_log_prob(law: SamplingSettings) -> Reducer:
     """A reducer: `log_prob` of `target` under the sampling law."""
 
     def reducer(logits: Sequence[Tensor], rows: Mapping[str, Tensor]) -> Reduced:
-        return target_log_prob([lawful(logits[0], law)], rows)
+        return target_log_prob([law_logits(logits[0], law)], rows)
 
     return reducer
 
@@ -71,7 +71,7 @@ def draw_token(
     """The next token of each row and its log q: forbidden entries (their ids) out of reach, in place, then the law."""
     if forbidden is not None:
         logits_xV.index_fill_(1, forbidden, OUT_OF_REACH)
-    return by(lawful(logits_xV, law), uniform_x)
+    return by(law_logits(logits_xV, law), uniform_x)
 
 
 def _last_positive(weight_xw: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class _Parts:
-    """A record some of whose fields are None because nobody asked for them."""
+    """A record in which parts that were not asked for are None."""
 
     def need(self, name: str) -> Tensor:
         """A part that was asked for; an error names one that was not."""
