@@ -20,8 +20,8 @@ from tfive.rl.losses import (
     PolicyTerms,
     anchor_counts,
     anchor_loss,
+    centering_loss,
     centering_term,
-    centring_loss,
     policy_count,
     policy_terms,
 )
@@ -223,7 +223,7 @@ class Actor:
         )
         if self.centring is None:
             return terms, terms.loss_sum
-        centring = centring_loss(output.need("centre_BRT"), advantage_BRT, some.mask_BRT, aggregate)
+        centring = centering_loss(output.need("centre_BRT"), advantage_BRT, some.mask_BRT, aggregate)
         return terms, terms.loss_sum + centring
 
     def state_dict(self) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def centering_term(
     return (weight * torch.where(support, log_prob_V, zero)).sum(-1)
 
 
-def centring_loss(centre: Tensor, advantage: Tensor, mask: Tensor, aggregate: Aggregate) -> Tensor:
+def centering_loss(centre: Tensor, advantage: Tensor, mask: Tensor, aggregate: Aggregate) -> Tensor:
     """Sum of Ã times the mean score (`centering_term`), to add to the policy's `loss_sum`: the update loses
     Ã·E_q[cρ∇log π | s], whose mean is zero while nothing is clipped."""
     return (advantage.detach() * token_shares(mask, aggregate, centre.dtype) * centre).sum()

@@ -202,13 +202,17 @@ class TreeModel(TreeReader):
             found["text_log_prob_BS"] = self.reduce(hidden_BND, next_tokens, target_log_prob)["log_prob"]
             found["text_mask_BS"] = next_tokens.keep
         if after is not None:
-            found["continuation_log_prob_BRH"] = self.reduce(hidden_BND, after, target_log_prob)["log_prob"]
-            found["continuation_mask_BRH"] = after.keep
-            if no_thought:
-                with torch.no_grad():
-                    plain = self.reduce(hidden_BND, after.without_thought(layout), target_log_prob)["log_prob"]
-                found["no_thought_log_prob_BRH"] = plain
+            found |= self._after_thoughts(hidden_BND, after, after.without_thought(layout) if no_thought else None)
         return PolicyOutput(mask_BRT=layout.action_mask_BRT, **found)
+
+    def _after_thoughts(self, hidden_BND: Tensor, after: Picks, without: Picks | None) -> dict[str, Tensor]:
+        """Log-probabilities of continuation tokens after the thought, and without it where asked for."""
+        log_prob_BRH = self.reduce(hidden_BND, after, target_log_prob)["log_prob"]
+        found = {"continuation_log_prob_BRH": log_prob_BRH, "continuation_mask_BRH": after.keep}
+        if without is not None:
+            with torch.no_grad():
+                found["no_thought_log_prob_BRH"] = self.reduce(hidden_BND, without, target_log_prob)["log_prob"]
+        return found
 
     def _centre(
         self, texts: TextBatch, hidden_BND: Tensor, picks: Picks, centring: Centring, thoughts: Thoughts
