@@ -40,9 +40,9 @@ from tfive.text.items import Chooser
 from tfive.text.settings import Positions, Where
 from tfive.text.sources import SourceFile
 from tfive.text.tokens import TextTokenizer
+from tfive.tree.admission import admit
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
-from tfive.tree.probe import admit
 from tfive.tree.settings import SamplingSettings, ThoughtSettings
 
 DELIMITERS: dict[str, dict[str, str]] = {

@@ -120,16 +120,16 @@ def test_the_tree_agrees_with_plain_rows(script: ModuleType, place: Path) -> Non
 
 
 def test_a_wrong_tree_shows(script: ModuleType, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tfive.tree import forward, scoring
+    from tfive.tree import reader, scoring
 
-    honest = forward.grow
+    honest = reader.grow
 
     def wrong(*given: Any, **named: Any) -> Any:
         layout = honest(*given, **named)
         layout.position_BN[:, layout.trunk_width :] += 1
         return layout
 
-    for module in (forward, scoring):
+    for module in (reader, scoring):
         monkeypatch.setattr(module, "grow", wrong)
     monkeypatch.setattr(script, "asdict", lambda admitted: admitted)
     monkeypatch.setattr(script, "admit", lambda engine, longest: {})

@@ -23,13 +23,16 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
+from pretended_graphs import PretendedGraphs
 from tfive import __version__, rng
 from tfive.errors import UserError
-from tfive.inference.requests import Manner, Order, When
+from tfive.inference import writer
+from tfive.inference.requests import TokenRequest, When, WritingMode
 from tfive.inference.results import Thought
 from tfive.inference.thought_model import ThoughtModel, plan_for, uncertain_places
-from tfive.inference.writer import Writing
+from tfive.inference.writer import TextWriter
 from tfive.rl.gate import PredictionGate
+from tfive.tree.fast.cuda_graph import CudaGraphs
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.layout import TextBatch
 from tfive.tree.settings import SamplingSettings, ThoughtSettings
@@ -99,7 +102,7 @@ def opinionated(width: int) -> PredictionGate:
     return gate
 
 
-def thinker(
+def thought_model(
     model: PreTrainedModel, tokenizer: Any, kind: str = "text", variable: bool = False, gated: bool = True, **law: Any
 ) -> ThoughtModel:
     thought = settings(kind, variable)
@@ -184,7 +187,7 @@ KINDS = [("text", False), ("text", True), ("none", False), ("learned", False), (
 def test_prediction_is_that_of_plain_rows(
     precise: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, kind: str, variable: bool
 ) -> None:
-    model = thinker(precise, tokenizer, kind, variable)
+    model = thought_model(precise, tokenizer, kind, variable)
     found = model.predict(TEXT, every=5, seed=2)
     ids = tokenizer.encode(TEXT, add_special_tokens=False)
     assert list(found.ids) == ids
@@ -205,7 +208,7 @@ def test_prediction_is_that_of_plain_rows(
 @pytest.mark.parametrize("family", sorted(_FAMILIES))
 def test_every_family_predicts_and_writes_as_plain_rows_do(family: str, tokenizer: PreTrainedTokenizerFast) -> None:
     body = spread(AutoModelForCausalLM.from_config(_FAMILIES[family]())).double()
-    model = thinker(body, tokenizer)
+    model = thought_model(body, tokenizer)
     short = "boxes of 48 pencils each"
     check(model, tokenizer.encode(short, add_special_tokens=False), 1, model.predict(short))
     above = model.predict(short, entropy_above=0.5)
@@ -221,7 +224,7 @@ def test_every_family_predicts_and_writes_as_plain_rows_do(family: str, tokenize
 def test_written_text_is_that_of_plain_rows(
     precise: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, kind: str, variable: bool, every: int
 ) -> None:
-    model = thinker(precise, tokenizer, kind, variable)
+    model = thought_model(precise, tokenizer, kind, variable)
     written = model.generate("A thought", max_new_tokens=12, every=every, seed=5)
     prompt = tokenizer.encode("A thought", add_special_tokens=False)
     expected = list(range(len(prompt) - 1, len(prompt) - 1 + len(written.ids), every))
@@ -233,32 +236,32 @@ def test_written_text_is_that_of_plain_rows(
 def test_the_whole_next_token_distribution_is_mixed_in_probability(
     lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    model = thinker(lively, tokenizer)
+    model = thought_model(lively, tokenizer)
     ids = tokenizer.encode(TEXT, add_special_tokens=False)[:7]
-    manner = Manner(SamplingSettings(), model.sampling, When(100), (), 0)
-    writing = Writing(model.engine(), model.gate, manner, 1, 7 + H + 2, H + 2)
-    writing.seat({0: Order(tuple(ids), H + 2)})
+    mode = WritingMode(SamplingSettings(), model.sampling, When(100), (), 0)
+    text_writer = TextWriter(model.engine(), model.gate, mode, 1, 7 + H + 2, H + 2)
+    text_writer.fill({0: TokenRequest(tuple(ids), H + 2)})
     plain, seen = Plain(model), []
     for _ in range(model.plan.open_width + T + model.plan.close_width):
-        assert int(writing.written_B) == 0
-        writing.step(len(ids))
+        assert int(text_writer.written_B) == 0
+        text_writer.advance(len(ids))
     for _ in range(H + 1):
-        mixed_BV, beta_B = writing.expects()
-        (thought,) = [model._thought(*t) for t in writing.result(0, 1, "length").thoughts]
+        mixed_BV, beta_B = text_writer.expects()
+        (thought,) = [model._thought(*t) for t in text_writer.result(0, 1, "length").thoughts]
         served = thought if len(ids) <= 6 + H else None
         _, _, beta, mixed = plain.expects(ids, served)
         torch.testing.assert_close(mixed_BV[0].exp(), mixed.exp(), atol=1e-6, rtol=1e-5)
         assert float(mixed_BV[0].exp().sum()) == pytest.approx(1, abs=1e-5)
         assert float(beta_B) == pytest.approx(beta, abs=1e-5)
         seen.append(beta)
-        writing.step(len(ids) + 1)
-        ids.append(int(writing.out_Bo[0, int(writing.written_B) - 1]))
+        text_writer.advance(len(ids) + 1)
+        ids.append(int(text_writer.out_Bo[0, int(text_writer.written_B) - 1]))
     assert seen[-1] == 0.0
     assert max(seen) - min(seen[:-1]) > 0.05
 
 
 def test_prediction_is_the_engines_score(lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    model = thinker(lively, tokenizer)
+    model = thought_model(lively, tokenizer)
     chosen = [3, 9, 15]
     found = model.predict(TEXT, positions=chosen, seed=4)
     ids = tokenizer.encode(TEXT, add_special_tokens=False)
@@ -279,7 +282,7 @@ def test_prediction_is_the_engines_score(lively: LlamaForCausalLM, tokenizer: Pr
 def test_the_newest_thought_wins_and_is_dropped_after_its_horizon(
     lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    model = thinker(lively, tokenizer)
+    model = thought_model(lively, tokenizer)
     both = model.predict(TEXT, positions=[5, 7])
     older, newer = model.predict(TEXT, positions=[5]), model.predict(TEXT, positions=[7])
     assert both.thoughts == (*older.thoughts, *newer.thoughts)
@@ -295,25 +298,25 @@ def test_the_newest_thought_wins_and_is_dropped_after_its_horizon(
 def test_writing_many_and_predicting_agree(
     lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, when: When
 ) -> None:
-    model = thinker(lively, tokenizer, variable=True)
+    model = thought_model(lively, tokenizer, variable=True)
     prompts = ["A thought", "37 boxes of 48 pencils each", "the", "lines, and the text", "each", "which makes"]
-    orders = [
-        Order(tuple(tokenizer.encode(text, add_special_tokens=False)), 9 + number % 3, item=number, sample=0)
+    requests = [
+        TokenRequest(tuple(tokenizer.encode(text, add_special_tokens=False)), 9 + number % 3, item=number, sample=0)
         for number, text in enumerate(prompts)
     ]
-    manner = Manner(SamplingSettings(), model.sampling, when, (), 8)
-    found = dict(model.write(orders, manner, rows=3, poll=2))
-    assert sorted(found) == list(range(len(orders)))
-    for number, order in enumerate(orders):
-        alone = next(model.write([order], manner))[1]
+    mode = WritingMode(SamplingSettings(), model.sampling, when, (), 8)
+    found = dict(model.write(requests, mode, rows=3, poll=2))
+    assert sorted(found) == list(range(len(requests)))
+    for number, request in enumerate(requests):
+        alone = next(model.write([request], mode))[1]
         written = found[number]
         assert written.ids == alone.ids
-        assert len(written.ids) == order.max_new_tokens
+        assert len(written.ids) == request.max_new_tokens
         assert written.thoughts == alone.thoughts
-        rows, places = [[*order.ids, *written.ids]], [[thought[0] for thought in written.thoughts]]
+        rows, places = [[*request.ids, *written.ids]], [[thought[0] for thought in written.thoughts]]
         (scores,) = model.score(rows, places, seed=8, items=[number])
         assert [(t.position, list(t.ids), t.closed) for t in scores.thoughts] == written.thoughts
-        first = len(order.ids) - 1
+        first = len(request.ids) - 1
         torch.testing.assert_close(scores.mixed[first:], written.log_probs[:, 3], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(scores.gate[first:], written.log_probs[:, 2], atol=1e-5, rtol=1e-5)
         if when.entropy_above is not None:
@@ -324,13 +327,33 @@ def test_writing_many_and_predicting_agree(
             )  # fmt: skip
             assert [t.position for t in again.thoughts] == places[0]
             assert all(entropy[p - first] > 1.0 for p in places[0])
-    assert len({tuple(written.ids) for written in found.values()}) == len(orders)
+    assert len({tuple(written.ids) for written in found.values()}) == len(requests)
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen3_5"])
+def test_replayed_steps_write_the_same(
+    family: str, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The captured route, with the step itself in place of the graph: warming up in the middle must leave no trace."""
+    model = thought_model(spread(AutoModelForCausalLM.from_config(_FAMILIES[family]())), tokenizer)
+    requests = [TokenRequest(tuple(range(5 + 20 * n)), 9, item=n) for n in range(4)]
+    mode = WritingMode(SamplingSettings(), model.sampling, When(3), (), 8)
+    eager = dict(model.write(requests, mode, rows=2, poll=2))
+    graphs = PretendedGraphs()
+    monkeypatch.setattr(CudaGraphs, "on", lambda *_: graphs)
+    monkeypatch.setattr(writer, "SPAN", 32)
+    replayed = dict(model.write(requests, mode, rows=2, poll=2))
+    assert len(graphs.graphs) > 1
+    for number, one in eager.items():
+        assert replayed[number].ids == one.ids
+        assert replayed[number].thoughts == one.thoughts
+        torch.testing.assert_close(replayed[number].log_probs, one.log_probs, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_without_thoughts_greedy_writing_is_transformers_own(
     lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    model = thinker(lively, tokenizer)
+    model = thought_model(lively, tokenizer)
     prompts = ["A thought is", "37 boxes", "the lines, and"]
     for prompt in prompts:
         ids = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False)])
@@ -344,15 +367,15 @@ def test_without_thoughts_greedy_writing_is_transformers_own(
 def test_a_shut_gate_writes_plainly_and_an_open_one_trusts_the_thought(
     lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    plainly = thinker(lively, tokenizer).generate("37 boxes", max_new_tokens=8, every=0, temperature=0)
-    model = thinker(lively, tokenizer)
+    plainly = thought_model(lively, tokenizer).generate("37 boxes", max_new_tokens=8, every=0, temperature=0)
+    model = thought_model(lively, tokenizer)
     assert model.gate is not None
     model.gate.last.weight.data.zero_()
     model.gate.last.bias.data.fill_(-40.0)
     shut = model.generate("37 boxes", max_new_tokens=8, temperature=0)
     assert shut.ids == plainly.ids
     assert len(shut.thoughts) == 2
-    trusting = thinker(lively, tokenizer, gated=False).generate("37 boxes", max_new_tokens=8, temperature=0)
+    trusting = thought_model(lively, tokenizer, gated=False).generate("37 boxes", max_new_tokens=8, temperature=0)
     assert trusting.gate.tolist() == [1.0] * 8
     torch.testing.assert_close(trusting.mixed, trusting.thoughtful, atol=1e-6, rtol=1e-6)
     assert trusting.ids != plainly.ids
@@ -361,7 +384,7 @@ def test_a_shut_gate_writes_plainly_and_an_open_one_trusts_the_thought(
 def test_seeds_decide_and_text_draws_follow_the_law(
     lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    model = thinker(lively, tokenizer)
+    model = thought_model(lively, tokenizer)
     first, again = (model.generate("boxes", max_new_tokens=10, seed=1) for _ in range(2))
     assert first.ids == again.ids
     assert first.thoughts == again.thoughts
@@ -371,18 +394,18 @@ def test_seeds_decide_and_text_draws_follow_the_law(
 
 
 def test_a_law_of_one_token_thinks_greedily(lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    model = thinker(lively, tokenizer, top_k=1)
+    model = thought_model(lively, tokenizer, top_k=1)
     assert model.predict(TEXT, every=6, seed=1).thoughts == model.predict(TEXT, every=6, seed=2).thoughts
 
 
 def test_ends_and_stops(lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    model = thinker(lively, tokenizer)
+    model = thought_model(lively, tokenizer)
     free = model.generate("the text", max_new_tokens=16, seed=3)
-    assert free.ended == "length"
+    assert free.finish_reason == "length"
     assert free.text == tokenizer.decode(free.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     word = free.text[9:12]
     stopped = model.generate("the text", max_new_tokens=16, seed=3, stop=["never there", word])
-    assert stopped.ended == "stop"
+    assert stopped.finish_reason == "stop"
     assert stopped.text == free.text[: free.text.find(word)]
     assert stopped.ids == free.ids[: len(stopped.ids)]
     end = free.ids[5]
@@ -391,13 +414,13 @@ def test_ends_and_stops(lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizer
         ended = model.generate("the text", max_new_tokens=16, seed=3)
     finally:
         lively.generation_config.eos_token_id = 0
-    assert ended.ended == "end"
+    assert ended.finish_reason == "end"
     assert ended.ids == free.ids[: free.ids.index(end) + 1]
     assert ended.text == tokenizer.decode(ended.ids[:-1], skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def test_shown_thoughts_stand_where_they_were_had(lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    model = thinker(lively, tokenizer)
+    model = thought_model(lively, tokenizer)
     hidden, shown = (model.generate("37 boxes", max_new_tokens=9, seed=4, show=show) for show in (False, True))
     text, ids = shown.text, hidden.ids
     pieces = [tokenizer.decode(ids[a:b], clean_up_tokenization_spaces=False) for a, b in ((0, 4), (4, 8), (8, 9))]
@@ -407,7 +430,7 @@ def test_shown_thoughts_stand_where_they_were_had(lively: LlamaForCausalLM, toke
 
 
 def test_entropy_chooses_uncertain_positions(lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    model = thinker(lively, tokenizer)
+    model = thought_model(lively, tokenizer)
     everywhere = model.predict(TEXT, positions=[])
     assert everywhere.thoughts == ()
     ids = tokenizer.encode(TEXT, add_special_tokens=False)
@@ -428,7 +451,7 @@ def test_entropy_chooses_uncertain_positions(lively: LlamaForCausalLM, tokenizer
 def test_saved_and_loaded_it_is_the_same(
     lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, kind: str
 ) -> None:
-    model = thinker(lively, tokenizer, kind, variable=True, temperature=0.9, top_k=50)
+    model = thought_model(lively, tokenizer, kind, variable=True, temperature=0.9, top_k=50)
     folder = tmp_path / "deep" / "out"
     model.save_pretrained(folder)
     again = ThoughtModel.from_pretrained(folder, device="cpu", dtype=torch.float32)
@@ -480,9 +503,9 @@ def test_what_cannot_be_loaded_is_one_line(
         ThoughtModel.from_pretrained(saved)
     one_line(error)
     folder = tmp_path / "out"
-    thinker(lively, tokenizer, "learned").save_pretrained(folder)
+    thought_model(lively, tokenizer, "learned").save_pretrained(folder)
     with pytest.raises(UserError, match="not empty") as error:
-        thinker(lively, tokenizer).save_pretrained(folder)
+        thought_model(lively, tokenizer).save_pretrained(folder)
     one_line(error)
     described = (folder / "thoughts" / "thought.json").read_text("utf-8")
     content = json.loads(described)
@@ -510,7 +533,7 @@ def test_what_cannot_be_loaded_is_one_line(
 
 
 def test_bad_requests_are_one_line(lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    model = thinker(lively, tokenizer)
+    model = thought_model(lively, tokenizer)
     assert model.limit == 256
     requests: list[tuple[Callable[[], Any], str]] = [
         (lambda: model.predict("A"), "at least 2"),
@@ -540,7 +563,7 @@ def test_bad_requests_are_one_line(lively: LlamaForCausalLM, tokenizer: PreTrain
 def test_thoughts_never_hold_what_is_no_action(lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     plan = plan_for(settings(), lively, tokenizer)
     assert set(range(len(tokenizer), 320)) | {0} <= set(plan.special_ids)
-    found = thinker(lively, tokenizer).predict(TEXT, every=1)
+    found = thought_model(lively, tokenizer).predict(TEXT, every=1)
     used = {token for thought in found.thoughts for token in thought.ids}
     assert not used & set(plan.forbidden_ids)
-    assert replace(plan, checkpoints=(T,), group=1) == thinker(lively, tokenizer).plan
+    assert replace(plan, checkpoints=(T,), group=1) == thought_model(lively, tokenizer).plan

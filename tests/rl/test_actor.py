@@ -15,13 +15,15 @@ from transformers import GPT2LMHeadModel
 
 from stage import FIXED, PLAN, PlainModel, gpt2, items_of, texts, thoughts_for
 from tfive.errors import RunFailed
-from tfive.rl.actor import Actor, StepStats, _anchor_counts
+from tfive.rl.actor import Actor, StepStats
+from tfive.rl.losses import anchor_counts
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import sample
 from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import ThoughtPlan
+from tfive.tree.outputs import PolicyOutput
 from tfive.tree.settings import SamplingSettings
 
 pytestmark = pytest.mark.model
@@ -131,8 +133,19 @@ def test_one_reading_for_policy_and_anchors_gives_the_gradient_of_two(
     assert (together.text, together.conditioned) == pytest.approx(anchors)
 
 
-def test_parity_keeps_passes_of_their_own() -> None:
-    assert not actor_on(gpt2(), anchor=BOTH, parity=True)._one_pass
+@pytest.mark.parametrize("parity", [False, True])
+def test_parity_keeps_passes_of_their_own(parity: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ratios must come from rows as they were sampled: without continuations behind the thoughts."""
+    honest, asked = TreeModel.policy, []
+
+    def noting(self: TreeModel, *given: Any, **options: Any) -> PolicyOutput:
+        asked.append((options["actions"], options["text"], options["continuations"]))
+        return honest(self, *given, **{**options, "parity": False})
+
+    record = acting(gpt2())
+    monkeypatch.setattr(TreeModel, "policy", noting)
+    actor_on(gpt2(), anchor=BOTH, parity=parity).step(record)
+    assert asked == ([(True, False, False), (False, True, True)] if parity else [(True, True, True)])
 
 
 def test_a_whole_step_does_not_depend_on_micro_batches() -> None:
@@ -222,7 +235,12 @@ def test_the_anchors_denominators_by_a_loop(horizon: int) -> None:
         for p in BATCH.positions_BP[row].tolist():
             if p >= 0:
                 after += sum(i < len(documents) and documents[i] == documents[p] for i in range(p + 1, p + 1 + horizon))
-    assert _anchor_counts(BATCH, horizon) == (text, after)
+    assert anchor_counts(BATCH.document_BS, BATCH.positions_BP, horizon) == (text, after)
+    plan = replace(FIXED, horizon=horizon)
+    with torch.no_grad():
+        read = TreeModel(gpt2(), plan).policy(BATCH, thoughts_for(BATCH, plan), text=True, continuations=True)
+    masks = read.need("text_mask_BS"), read.need("continuation_mask_BRH")
+    assert [int(mask.sum()) for mask in masks] == [text, after]
 
 
 def broken(record: Trajectories) -> Trajectories:

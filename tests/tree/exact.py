@@ -58,7 +58,7 @@ def by_tree(model: PreTrainedModel, case: Case, slopes: bool = True, engine: Eng
     delimiters, head = _parts(model, case)
     tree = TreeModel(model, case.plan, engine, delimiters)
     texts, thoughts = case.texts, case.thoughts
-    out = tree.policy(texts, thoughts, entropy=True, text_loss=True, conditioned=True)
+    out = tree.policy(texts, thoughts, entropy=True, text=True, continuations=True)
     scores, mask = tree.score(texts, thoughts), out.mask_BRT
     values = tree.values(texts, thoughts, head)[mask]
     numbers = {
@@ -68,8 +68,8 @@ def by_tree(model: PreTrainedModel, case: Case, slopes: bool = True, engine: Eng
         "no_thought": scores.no_thought_BR[thoughts.valid_BR],
         "loss": scores.losses_BRK[scores.mask_BRK],
         "token_loss": scores.token_BRH[scores.token_mask_BRH],
-        "conditioned": out.conditioned_loss_sum[None],
-        "text": out.text_loss_sum[None],
+        "conditioned": -out.continuation_log_prob_BRH.sum()[None],
+        "text": -out.text_log_prob_BS.sum()[None],
     }
     return _numbers(numbers, slopes, [m for m in (model, delimiters, head) if m is not None])
 

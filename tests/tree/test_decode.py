@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +13,12 @@ from families import DENSE, HYBRID, VOCABULARY, WINDOWED, tiny
 from plain import PlainModel
 from torch import Tensor
 
+from pretended_graphs import PretendedGraphs
 from tfive.rng import uniforms
-from tfive.tree.decode import Sampler
+from tfive.tree.fast.cuda_graph import CudaGraphs
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.head import OUT_OF_REACH
-from tfive.tree.law import BLOCK, draw, lawful
+from tfive.tree.law import BLOCK, draw, law_logits
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.settings import EngineSettings, SamplingSettings
 
@@ -59,7 +59,7 @@ LAWS = [
 def test_the_law_of_logits(law: SamplingSettings) -> None:
     logits = torch.randn(20, VOCABULARY, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     logits[:, 3] = OUT_OF_REACH
-    q = lawful(logits, law).softmax(-1)
+    q = law_logits(logits, law).softmax(-1)
     for row, found in zip(logits, q):
         assert torch.allclose(found, reference_law(row, law), atol=1e-12)
 
@@ -240,34 +240,20 @@ def test_a_text_without_continuation_can_be_sampled_from() -> None:
 @pytest.mark.model
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3_5"])
 def test_a_replayed_step_is_the_same_step(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The captured route, with the step itself standing in for the graph: warm-up must leave no trace."""
+    """The captured route, with the step itself in place of the graph: warm-up must leave no trace."""
     case = random_case(10, "text2", group=2)
     u = numbers(case.texts, 2, case.plan.length)
     model = tiny(family)
     eager = TreeModel(model, case.plan).sample(case.texts, u, SamplingSettings())
 
-    class Replayed:
-        def __init__(self, sampler: Sampler) -> None:
-            self.replay = sampler._step
-
-    def capture(self: Sampler) -> None:
-        for _ in range(3):
-            self._step()
-        self.graph = Replayed(self)  # type: ignore[assignment]
-
-    monkeypatch.setattr(Sampler, "_capture", capture)
+    graphs = PretendedGraphs()
+    monkeypatch.setattr(CudaGraphs, "on", lambda *_: graphs)
     tree = TreeModel(model, case.plan)
-    build = Sampler.__init__
-
-    def building(self: Sampler, *args: Any) -> None:
-        build(self, *args)
-        self.captures = True
-
-    monkeypatch.setattr(Sampler, "__init__", building)
     for _ in range(2):
         found = tree.sample(case.texts, u, SamplingSettings())
         assert torch.equal(found.tokens_BRT, eager.tokens_BRT)
         assert torch.equal(found.log_q_BRT, eager.log_q_BRT)
+    assert [graph.replays for graph in graphs.graphs] == [2 * (case.plan.open_width + case.plan.length - 1)]
 
 
 @pytest.mark.model

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers.models.qwen3_5 import modeling_qwen3_5 as stock
 
 from tfive.errors import UserError
-from tfive.tree.delta_kernel import KernelRule, choose_rule, kernel_trouble
-from tfive.tree.delta_rule import BranchMemory, DeltaTrace, UnitLowerInverse, read_paths, unit_rows
+from tfive.tree.fast.delta_kernel import KernelRule, choose_rule, kernel_trouble
+from tfive.tree.recurrent.delta_rule import BranchMemory, DeltaTrace, UnitLowerInverse, read_paths, unit_rows
 
 E, F, HEADS = 4, 6, 2
 

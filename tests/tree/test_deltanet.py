@@ -12,14 +12,14 @@ from torch import Tensor
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5 as stock
 
-from tfive.tree import deltanet
 from tfive.tree.attention import TreePass
-from tfive.tree.delta_kernel import KernelRule
-from tfive.tree.delta_rule import read_paths
-from tfive.tree.deltanet import DeltaRule, StepRecurrence, TreeRecurrence
+from tfive.tree.fast.delta_kernel import KernelRule
 from tfive.tree.grow import grow
 from tfive.tree.hf import Backbone, recurrent_parts
 from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.recurrent import deltanet
+from tfive.tree.recurrent.delta_rule import read_paths
+from tfive.tree.recurrent.deltanet import DeltaRule, StepRecurrence, TreeRecurrence
 
 pytestmark = pytest.mark.model
 VOCABULARY = 61

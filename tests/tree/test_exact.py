@@ -14,7 +14,7 @@ from families import DENSE, HYBRID, WINDOWED, tiny
 from hypothesis import HealthCheck, given, settings
 from transformers import PreTrainedModel
 
-from tfive.tree import forward, scoring
+from tfive.tree import reader, scoring
 from tfive.tree.grow import grow
 from tfive.tree.layout import CLOSE, TEXT, Layout
 from tfive.tree.settings import EngineSettings
@@ -117,7 +117,7 @@ def test_mistakes_miss_every_bound_a_hundredfold(
     family: str, mutate: Callable[[Layout], Layout], moved: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, case, right = _right(family)
-    for module in (forward, scoring):
+    for module in (reader, scoring):
         monkeypatch.setattr(module, "grow", lambda *args: mutate(grow(*args)))
     found = differences(by_tree(model, case), right)
     assert min(found[name] for name in moved) > 100 * 1e-4, found

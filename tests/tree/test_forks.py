@@ -9,12 +9,12 @@ import torch
 from test_deltanet import CASES, PLAN, gradients, in_tree, make_case, off, tiny_model, worst
 from torch import Tensor
 
-from tfive.tree.delta_kernel import KernelRule
-from tfive.tree.delta_rule import DeltaTrace, read_paths
-from tfive.tree.deltanet import DeltaRule, RecurrentParts, StepRecurrence, TreeRecurrence
+from tfive.tree.fast.delta_kernel import KernelRule
 from tfive.tree.grow import grow
 from tfive.tree.hf import recurrent_parts
 from tfive.tree.layout import Layout
+from tfive.tree.recurrent.delta_rule import DeltaTrace, read_paths
+from tfive.tree.recurrent.deltanet import DeltaRule, RecurrentParts, StepRecurrence, TreeRecurrence
 
 pytestmark = pytest.mark.model
 ROWS, WIDTH, POSITIONS = 2, 130, [[3, 63, 64, 100], [0, 40, 99, 120]]

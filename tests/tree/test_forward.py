@@ -13,7 +13,7 @@ from plain import PlainModel, branches_of
 from torch import Tensor
 
 from tfive.errors import UserError
-from tfive.rl.losses import centering_term
+from tfive.rl.losses import anchor_loss, centering_term
 from tfive.rl.trajectory import last_loss
 from tfive.tree.forward import Centring, Delimiters, TreeModel
 from tfive.tree.grow import no_thoughts
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.model
 def outputs(tree: TreeModel, texts: TextBatch, thoughts: Thoughts) -> dict[str, Tensor]:
     head = StepValue(tree.model.config.hidden_size, tree.plan.length, tree.model.dtype)
     with torch.no_grad():
-        policy = tree.policy(texts, thoughts, entropy=True, conditioned=True)
+        policy = tree.policy(texts, thoughts, entropy=True, continuations=True)
         values = tree.values(texts, thoughts, head)
     scores = tree.score(texts, thoughts)
     return {
@@ -109,14 +109,16 @@ def test_continuations_behind_the_first_of_a_group_are_those_of_one_thought(fami
     first = case.thoughts.branches(0, None, 2)
     found = []
     for engine, thoughts in ((tree, case.thoughts), (alone, first)):
-        output = engine.policy(case.texts, thoughts, text_loss=True, conditioned=True, of_first=True)
-        loss = output.need("conditioned_loss_sum") + output.need("log_prob_BRT")[:, :: engine.plan.group].sum()
+        output = engine.policy(case.texts, thoughts, text=True, continuations=True, of_first=True)
+        loss = (
+            output.need("continuation_log_prob_BRH").sum() + output.need("log_prob_BRT")[:, :: engine.plan.group].sum()
+        )
         slopes = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
         found.append((output, [slope for slope in slopes if slope is not None]))
     (mine, slopes), (theirs, wanted) = found
     bound = 1e-9 if family != "qwen3_5" else 1e-5
-    assert int(mine.need("conditioned_token_count")) == int(theirs.need("conditioned_token_count"))
-    assert apart(mine.need("conditioned_loss_sum"), theirs.need("conditioned_loss_sum")) < bound
+    assert torch.equal(mine.need("continuation_mask_BRH"), theirs.need("continuation_mask_BRH"))
+    assert apart(mine.need("continuation_log_prob_BRH"), theirs.need("continuation_log_prob_BRH")) < bound
     assert apart(mine.need("log_prob_BRT")[:, ::2], theirs.need("log_prob_BRT")) < bound
     for slope, other in zip(slopes, wanted, strict=True):
         assert apart(slope, other) < bound
@@ -130,7 +132,7 @@ def test_a_mixture_trains_its_share_of_the_prediction_after_the_thought(family: 
     model = tiny(family)
     with lifted():
         output = TreeModel(model, case.plan).policy(
-            case.texts, case.thoughts, conditioned=True, mixture=share, of_first=True
+            case.texts, case.thoughts, continuations=True, no_thought=True, of_first=True
         )
         plan = replace(case.plan, group=1)
         first, plain = case.thoughts.branches(0, None, group), PlainModel(model, plan)
@@ -140,7 +142,9 @@ def test_a_mixture_trains_its_share_of_the_prediction_after_the_thought(family: 
         ):
             without = plain._loss(plain._embed(branch.prefix), branch.continuation).detach()
             wanted = wanted - ((1 - share) * (-without).exp() + share * (-after).exp()).log().sum()
-    mine = output.need("conditioned_loss_sum")
+    after_BRH, without_BRH = output.need("continuation_log_prob_BRH"), output.need("no_thought_log_prob_BRH")
+    assert not without_BRH.requires_grad
+    mine = anchor_loss(after_BRH, output.need("continuation_mask_BRH"), without_BRH, share)
     assert apart(mine, wanted) < 1e-9
     parameters = [*model.parameters()]
     slopes = [torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (mine, wanted)]
@@ -214,15 +218,15 @@ def test_upper_blocks_from_frozen_lower_activations(family: str) -> None:
             tree.lower(case.texts, case.thoughts, block)
 
 
-def test_text_loss_needs_no_thoughts() -> None:
+def test_reading_texts_needs_no_thoughts() -> None:
     case = random_case(8)
     tree = TreeModel(tiny("llama"), case.plan)
-    alone = tree.policy(case.texts, text_loss=True)
-    beside = tree.policy(case.texts, case.thoughts, actions=False, text_loss=True)
+    alone = tree.policy(case.texts, text=True)
+    beside = tree.policy(case.texts, case.thoughts, actions=False, text=True)
     assert alone.log_prob_BRT is None
     assert beside.log_prob_BRT is None
-    assert apart(alone.text_loss_sum, beside.text_loss_sum) < 1e-12
-    assert alone.text_token_count == sum(len(d) - 1 for d in documents(case))
+    assert apart(alone.need("text_log_prob_BS"), beside.need("text_log_prob_BS")) < 1e-12
+    assert int(alone.need("text_mask_BS").sum()) == sum(len(d) - 1 for d in documents(case))
 
 
 def documents(case: Case) -> list[list[int]]:

@@ -15,9 +15,9 @@ from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from tfive.errors import UserError
 from tfive.tree.delimiters import Delimiters
+from tfive.tree.fast.fused import Division, Heads, TorchOps, choose_ops, differences, output_gate
+from tfive.tree.fast.hf_fused import choose_fusion
 from tfive.tree.forward import TreeModel
-from tfive.tree.fused import Division, Heads, TorchOps, choose_ops, differences, output_gate
-from tfive.tree.hf_fused import choose_fusion
 from tfive.tree.settings import EngineSettings, SamplingSettings
 
 FUSED = EngineSettings(fused_blocks="on")

@@ -13,9 +13,9 @@ from tfive.tree.head import (
     VocabularyHead,
     divergence,
     gate_mixture,
-    policy_terms,
     reduce_vocabulary,
     target_log_prob,
+    target_log_prob_and_entropy,
 )
 
 ROWS, FEATURES, VOCABULARY = 11, 6, 17
@@ -75,9 +75,9 @@ def check(found: Reduced, wanted: Reduced, leaves: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("kind", ["untied", "biased", "adapted", "capped"])
 @pytest.mark.parametrize("chunk", [1, 4, 11, 100])
-def test_policy_terms_of_every_head(kind: str, chunk: int) -> None:
+def test_log_prob_and_entropy_of_every_head(kind: str, chunk: int) -> None:
     head, (hidden, target, forbidden) = heads(kind), inputs()
-    found = reduce_vocabulary([Source(head, hidden, forbidden)], policy_terms, {"target": target}, chunk)
+    found = reduce_vocabulary([Source(head, hidden, forbidden)], target_log_prob_and_entropy, {"target": target}, chunk)
     log_p = whole_logits(head, hidden, forbidden).log_softmax(-1)
     legal = log_p[:, ~forbidden]
     entropy = -(legal.exp() * legal).sum(-1)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tfive.errors import UserError
-from tfive.inference.requests import NEVER, Manner, Order, When, Written
+from tfive.inference.requests import NEVER, Completion, TokenRequest, When, WritingMode
 from tfive.inference.thought_model import ThoughtModel, text_law
 from tfive.telemetry import Silent, Telemetry
 from tfive.tree.layout import TextBatch
@@ -116,7 +116,7 @@ def generate(
         if (request.id, sample) not in done
     ]
     orders = [_order(model, request, sample, decoding.when.ever) for request, sample in chosen]
-    manner = Manner(
+    manner = WritingMode(
         text_law(decoding.temperature, decoding.top_k, decoding.top_p),
         model.sampling,
         decoding.when,
@@ -132,7 +132,7 @@ def generate(
             Output(
                 model.text_of(written, stops),
                 tuple(written.ids),
-                written.ended,
+                written.finish_reason,
                 len(orders[number].ids),
                 len(written.thoughts),
                 sum(len(tokens) for _, tokens, _ in written.thoughts),
@@ -147,8 +147,8 @@ def check_lengths(model: ThoughtModel, requests: Sequence[Request], decoding: De
 
 
 def _written(
-    model: ThoughtModel, orders: list[Order], manner: Manner, stops: tuple[str, ...], decoding: Decoding
-) -> Iterator[tuple[int, Written]]:
+    model: ThoughtModel, orders: list[TokenRequest], manner: WritingMode, stops: tuple[str, ...], decoding: Decoding
+) -> Iterator[tuple[int, Completion]]:
     if not orders:
         return
     if decoding.parity:
@@ -160,7 +160,7 @@ def _written(
     yield from model.write(orders, manner, stops, rows=rows, poll=_POLL.get(device, 2))
 
 
-def _order(model: ThoughtModel, request: Request, sample: int, thinks: bool) -> Order:
+def _order(model: ThoughtModel, request: Request, sample: int, thinks: bool) -> TokenRequest:
     """The request in tokens; where the model has fewer positions than asked for, the output is shorter."""
     ids, most = encoded(model.tokenizer, request.prompt), request.max_new_tokens
     if not ids:
@@ -173,7 +173,7 @@ def _order(model: ThoughtModel, request: Request, sample: int, thinks: bool) -> 
                 "take another model, --chat (no examples) or, for options, --ways likelihood"
             )
         most = min(most, room)
-    return Order(tuple(ids), most, request.number, sample)
+    return TokenRequest(tuple(ids), most, request.number, sample)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class ThinkerParts:
+class ThoughtModelParts:
     """Everything a `ThoughtModel` is made of."""
 
     model: PreTrainedModel
@@ -42,7 +42,7 @@ class ThinkerParts:
     """Where it came from (base model, method, window, …), as plain values for a reader."""
 
 
-def save_thinker(parts: ThinkerParts, folder: str | os.PathLike[str]) -> None:
+def save_parts(parts: ThoughtModelParts, folder: str | os.PathLike[str]) -> None:
     """Write the folder, whole or not at all; plain `transformers` loads it as the actor alone."""
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -58,7 +58,7 @@ def save_thinker(parts: ThinkerParts, folder: str | os.PathLike[str]) -> None:
         raise UserError(f"{target} cannot be written: {error.strerror or error}; choose another folder") from error
 
 
-def _write_thoughts(parts: ThinkerParts, folder: Path) -> None:
+def _write_thoughts(parts: ThoughtModelParts, folder: Path) -> None:
     folder.mkdir()
     gate = parts.gate
     description = {
@@ -81,10 +81,10 @@ def _save(module: torch.nn.Module, path: Path) -> None:
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}, path)
 
 
-def load_thinker(
+def load_parts(
     folder: str | os.PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-) -> ThinkerParts:
-    """Read what `save_thinker` wrote; `device` and `dtype` are the model's, the gate stays in float32."""
+) -> ThoughtModelParts:
+    """Read what `save_parts` wrote; `device` and `dtype` are the model's, the gate stays in float32."""
     source = Path(folder)
     content = _description(source)
     try:
@@ -104,7 +104,7 @@ def load_thinker(
         embedding: Any = loaded.model.get_input_embeddings()
         delimiters = Delimiters(torch.zeros(2, embedding.embedding_dim))
         _fill(delimiters, source / FOLDER / DELIMITERS)
-    return ThinkerParts(
+    return ThoughtModelParts(
         loaded.model, loaded.tokenizer, thought, sampling, gate, delimiters, dict(content.get("origin") or {})
     )
 

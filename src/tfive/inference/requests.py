@@ -1,4 +1,4 @@
-"""What is asked of a model that writes with thoughts, and what becomes of it."""
+"""Requests to a model that writes with thoughts, and their completions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class When:
     """When a text that is being written is thought about."""
 
     every: int = 0
-    """At its beginning and after so many new tokens; 0: never."""
+    """Think at its beginning and after each stride of this many new tokens; 0: never."""
     entropy_above: float | None = None
     """Instead: wherever the plain prediction is more uncertain than this, in nats, and no earlier thought serves."""
 
@@ -28,15 +28,16 @@ NEVER = When()
 
 
 @dataclass(frozen=True)
-class Order:
-    """One text to write."""
+class TokenRequest:
+    """One text to write, in tokens."""
 
     ids: tuple[int, ...]
     """The prompt."""
     max_new_tokens: int
+    """The most tokens to write after it."""
     item: int = 0
     sample: int = 0
-    """Which random numbers it gets."""
+    """Item and sample number select the random numbers it is written with."""
 
     @property
     def width(self) -> int:
@@ -45,8 +46,8 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Written:
-    """What became of an order."""
+class Completion:
+    """What was written for a request."""
 
     ids: list[int]
     """New tokens, one that ends the text included."""
@@ -54,17 +55,19 @@ class Written:
     """`[tokens, 4]`: log-probability without a thought, with it (NaN where none serves), the gate, the mixture's."""
     thoughts: list[tuple[int, list[int], bool]]
     """Token it stands after, its tokens, whether it closed itself."""
-    ended: str
-    """`end` (the model ended the text), `stop` (`stopped` said so) or `length`."""
+    finish_reason: str
+    """Why the text ended: `end` (the model ended it), `stop` (a stop string) or `length`."""
 
 
 @dataclass(frozen=True)
-class Manner:
+class WritingMode:
     """How texts are written: by which laws, when they are thought about, what ends them."""
 
     law: SamplingSettings | None
-    """Of text tokens; None takes the likeliest."""
+    """Sampling law of text tokens; None takes the most likely."""
     thought_law: SamplingSettings
+    """Sampling law of thought tokens."""
     when: When
     ends: tuple[int, ...]
+    """Tokens that end a text."""
     seed: int = 0

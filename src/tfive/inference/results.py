@@ -71,5 +71,5 @@ class Generation(TokenScores):
     """What was written after the prompt; with `show`, thoughts stand in it between ⟨ and ⟩."""
     ids: tuple[int, ...]
     thoughts: tuple[Thought, ...]
-    ended: str
-    """`end` (the model ended the text), `stop` (a stop string) or `length`."""
+    finish_reason: str
+    """Why the text ended: `end` (the model ended it), `stop` (a stop string) or `length`."""

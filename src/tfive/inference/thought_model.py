@@ -19,14 +19,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tfive import rng
 from tfive.errors import UserError
-from tfive.inference.files import ThinkerParts, load_thinker, save_thinker
-from tfive.inference.requests import Manner, Order, When, Written
+from tfive.inference.files import ThoughtModelParts, load_parts, save_parts
+from tfive.inference.requests import Completion, TokenRequest, When, WritingMode
 from tfive.inference.results import Generation, Prediction, TextScores, Thought
 from tfive.inference.writer import write
 from tfive.rl.gate import PredictionGate
 from tfive.tree.decode import Reading
 from tfive.tree.forward import Delimiters, TreeModel
-from tfive.tree.head import Source, mix_log_probs, policy_terms, reduce_vocabulary
+from tfive.tree.head import Source, mix_log_probs, reduce_vocabulary, target_log_prob_and_entropy
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts, plan_thoughts
 from tfive.tree.settings import EngineSettings, SamplingSettings, ThoughtSettings
 
@@ -92,14 +92,14 @@ class ThoughtModel:
         dtype: torch.dtype | None = None,
     ) -> ThoughtModel:
         """The model in a folder that `save_pretrained` or `tfive export` wrote."""
-        parts = load_thinker(folder, device=device, dtype=dtype)
+        parts = load_parts(folder, device=device, dtype=dtype)
         thoughts = parts.thought, parts.sampling, parts.gate, parts.delimiters
         return cls(parts.model, parts.tokenizer, *thoughts, origin=parts.origin)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write a Hugging Face folder for the actor and, in `thoughts/`, everything else; refuses a full folder."""
         parts = self.thought, self.sampling, self.gate, self.delimiters, self.origin
-        save_thinker(ThinkerParts(self.model, self.tokenizer, *parts), folder)
+        save_parts(ThoughtModelParts(self.model, self.tokenizer, *parts), folder)
 
     @property
     def limit(self) -> int | None:
@@ -122,8 +122,8 @@ class ThoughtModel:
     def _check_length(self, tokens: int, thinking: bool, what: str) -> None:
         needed = tokens + (self.plan.reach if thinking else 0)
         if self.limit is not None and needed > self.limit:
-            aside = f" and {self.plan.reach} for a thought" if thinking else ""
-            raise UserError(f"{what} needs {tokens} positions{aside}, the model has {self.limit}; give less text")
+            extra = f" and {self.plan.reach} for a thought" if thinking else ""
+            raise UserError(f"{what} needs {tokens} positions{extra}, the model has {self.limit}; give less text")
 
     def _decode(self, ids: Sequence[int], specials: bool = True) -> str:
         tokenizer: Any = self.tokenizer
@@ -250,17 +250,23 @@ class ThoughtModel:
         ids = self._encode(prompt, 1, "prompt")
         width = len(ids) + _positive("max_new_tokens", max_new_tokens)
         self._check_length(width, every > 0, "prompt with max_new_tokens")
-        manner = Manner(law, self.sampling, When(every), tuple(self.ends), seed)
+        mode = WritingMode(law, self.sampling, When(every), tuple(self.ends), seed)
         stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        order = Order(tuple(ids), max_new_tokens)
-        ((_, written),) = self.write([order], manner, stops)
+        request = TokenRequest(tuple(ids), max_new_tokens)
+        ((_, written),) = self.write([request], mode, stops)
         return self._generation(written, len(ids), stops, show)
 
     def write(
-        self, orders: Sequence[Order], manner: Manner, stops: tuple[str, ...] = (), *, rows: int = 1, poll: int = 1
-    ) -> Iterator[tuple[int, Written]]:
-        """Many texts at once, as they are done: each with the number of its order."""
-        return write(self.engine(), self.gate, manner, orders, self._stopped(stops), rows=rows, poll=poll)
+        self,
+        requests: Sequence[TokenRequest],
+        mode: WritingMode,
+        stops: tuple[str, ...] = (),
+        *,
+        rows: int = 1,
+        poll: int = 1,
+    ) -> Iterator[tuple[int, Completion]]:
+        """Many texts at once, as they are done: each with the number of its request."""
+        return write(self.engine(), self.gate, mode, requests, self._stopped(stops), rows=rows, poll=poll)
 
     def _stopped(self, stops: tuple[str, ...]) -> Callable[[int, list[int], int], int | None]:
         """After how many tokens the first of `stops` has been written; only the end of a text is looked at."""
@@ -277,20 +283,20 @@ class ThoughtModel:
 
         return stopped
 
-    def text_of(self, written: Written, stops: tuple[str, ...] = ()) -> str:
+    def text_of(self, written: Completion, stops: tuple[str, ...] = ()) -> str:
         """The written text, without what ended it."""
-        text = self._decode(written.ids[:-1] if written.ended == "end" else written.ids, specials=False)
-        if written.ended != "stop":
+        text = self._decode(written.ids[:-1] if written.finish_reason == "end" else written.ids, specials=False)
+        if written.finish_reason != "stop":
             return text
         return text[: min(at for stop in stops if (at := text.find(stop)) >= 0)]
 
-    def _generation(self, written: Written, prompt: int, stops: tuple[str, ...], show: bool) -> Generation:
+    def _generation(self, written: Completion, prompt: int, stops: tuple[str, ...], show: bool) -> Generation:
         text = self.text_of(written, stops)
         thoughts = tuple(self._thought(*thought) for thought in written.thoughts)
         if show:
             text = self._with_thoughts(text, written.ids, thoughts, prompt)
         plain, thoughtful, gate, mixed = written.log_probs.double().T
-        return Generation(plain, thoughtful, gate, mixed, text, tuple(written.ids), thoughts, written.ended)
+        return Generation(plain, thoughtful, gate, mixed, text, tuple(written.ids), thoughts, written.finish_reason)
 
     def _with_thoughts(self, text: str, ids: list[int], thoughts: tuple[Thought, ...], prompt: int) -> str:
         """The text with every thought between ⟨ and ⟩ where it was had."""
@@ -327,7 +333,9 @@ def _plain(engine: TreeModel, texts: TextBatch, reading: Reading) -> tuple[Tenso
     """Log-probability and entropy `[B, S−1]` of every token's plain prediction."""
     target_BS = texts.tokens_BS[:, 1:]
     source, target = Source(engine.head, reading.hidden_BSD[:, :-1].flatten(0, 1)), {"target": target_BS.flatten()}
-    found = reduce_vocabulary([source], policy_terms, target, engine.engine.head_chunk, engine.engine.head_bytes)
+    found = reduce_vocabulary(
+        [source], target_log_prob_and_entropy, target, engine.engine.head_chunk, engine.engine.head_bytes
+    )
     return found["log_prob"].view(target_BS.shape).cpu(), found["entropy"].view(target_BS.shape).cpu()
 
 

@@ -1,26 +1,27 @@
 """Writing texts with thoughts in them, many at once: a thought token or a text token of every text in each step.
 
 A text is either being thought about or written on, so a text with thoughts takes as many steps as it has tokens, those
-of its thoughts included, and texts do not wait for each other. Whoever is done leaves, and the next takes its row.
+of its thoughts included, and texts do not wait for each other. A finished text frees its slot for the next request.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tfive import rng
-from tfive.inference.lanes import Lanes
-from tfive.inference.requests import Manner, Order, Written
+from tfive.inference.requests import Completion, TokenRequest, WritingMode
+from tfive.inference.slots import SlotCache
 from tfive.rl.gate import PredictionGate
-from tfive.tree.decode import Reading
+from tfive.tree.decode import DecodeLoop, Reading
 from tfive.tree.forward import TreeModel
-from tfive.tree.head import OUT_OF_REACH, mix_log_probs
-from tfive.tree.law import draw, lawful
+from tfive.tree.head import mix_log_probs
+from tfive.tree.law import draw_token
 from tfive.tree.layout import TextBatch
 
 READ_TOKENS = 16384
@@ -30,195 +31,181 @@ SPAN = 128
 """Text columns that attention looks at come in multiples of this, so that few step shapes occur."""
 
 
-class Writing:
-    """Rows of texts on static buffers, and the step that brings each one token further."""
+class TextWriter(DecodeLoop):
+    """The texts in all slots, on static buffers, and the step that brings each one token further."""
 
     def __init__(
-        self, engine: TreeModel, gate: PredictionGate | None, manner: Manner, rows: int, width: int, most: int
+        self, engine: TreeModel, gate: PredictionGate | None, mode: WritingMode, rows: int, width: int, most: int
     ) -> None:
-        """Room for `rows` texts of at most `width` tokens, `most` of them new."""
-        self.engine, self.gate, self.manner, self.most = engine, gate, manner, most
-        self.plan, self.thinks = engine.plan, manner.when.ever
+        """`rows` slots for texts of at most `width` tokens, `most` of them new."""
+        super().__init__(engine.head, engine.engine, engine.device, engine.forbidden_V)
+        self.engine, self.gate, self.mode, self.most = engine, gate, mode, most
+        self.plan, self.thinks = engine.plan, mode.when.ever
         plan, device = self.plan, engine.device
         self.thought_end = plan.open_width + plan.length + plan.close_width
         like = engine.read(_texts([[0]], device))
-        self.lanes = Lanes(engine, like, rows, width, self.thought_end + plan.horizon - 1 if self.thinks else 0)
+        self.cache = SlotCache(engine, like, rows, width, self.thought_end + plan.horizon - 1 if self.thinks else 0)
         self.plain_BD = like.hidden_BSD.new_zeros(rows, like.hidden_BSD.shape[-1])
-        self.aside_BD = torch.zeros_like(self.plain_BD)
+        self.branch_BD = torch.zeros_like(self.plain_BD)
 
-        def numbers(*shape: int) -> Tensor:
+        def integers(*shape: int) -> Tensor:
             return torch.zeros(rows, *shape, dtype=torch.int64, device=device)
 
-        self.token_B, self.aside_token_B, self.prompt_B, self.limit_B, self.written_B = (numbers() for _ in range(5))
-        self.place_B, self.thought_B = numbers(), numbers()
-        """Where in opening, thought and close the next input of an aside belongs; how many thoughts there were."""
+        self.token_B, self.branch_token_B, self.prompt_B, self.limit_B, self.written_B = (integers() for _ in range(5))
+        self.place_B, self.thought_count_B = integers(), integers()
+        """Where in opening, thought and close the next input of a branch belongs; how many thoughts there were."""
         self.alive_B, self.thinking_B, self.serves_B, self.fresh_B, self.ended_B, self.closes_B = (
-            numbers().bool() for _ in range(6)
+            integers().bool() for _ in range(6)
         )
         """Still written; being thought about; a thought serves; last input was text; ended itself; close sampled."""
-        self.out_Bo = numbers(most)
+        self.out_Bo = integers(most)
         self.log_Bo4 = torch.zeros(rows, most, 4, device=device)
         self.uniform_Bo = torch.zeros(rows, most, dtype=torch.float64, device=device)
         thoughts = most if self.thinks else 0
-        self.note_BoT, self.note_length_Bo = numbers(thoughts, plan.length), numbers(thoughts)
-        self.note_since_Bo, self.note_closed_Bo = numbers(thoughts), numbers(thoughts).bool()
+        self.thought_token_BoT, self.thought_length_Bo = integers(thoughts, plan.length), integers(thoughts)
+        self.thought_from_Bo, self.thought_closed_Bo = integers(thoughts), integers(thoughts).bool()
         self.uniform_BoT = torch.zeros(rows, thoughts, plan.length, dtype=torch.float64, device=device)
-        script = [*plan.open_ids[: plan.open_width], *[-1] * plan.length, *plan.close_ids[: plan.close_width], 0]
-        self.script = torch.tensor(script, device=device)
-        self.ends = torch.tensor(manner.ends, dtype=torch.int64, device=device)
+        template = [*plan.open_ids[: plan.open_width], *[-1] * plan.length, *plan.close_ids[: plan.close_width], 0]
+        self.template = torch.tensor(template, device=device)
+        self.ends = torch.tensor(mode.ends, dtype=torch.int64, device=device)
         self._row_B = torch.arange(rows, device=device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     @torch.no_grad()
-    def seat(self, orders: dict[int, Order]) -> None:
-        """Read the prompts of `orders`, by row; they begin with the next step."""
-        row_b = torch.tensor(list(orders), device=self.engine.device)
-        texts = [list(order.ids) for order in orders.values()]
+    def fill(self, requests: dict[int, TokenRequest]) -> None:
+        """Read the prompts of `requests`, by slot; they begin with the next step."""
+        row_b = torch.tensor(list(requests), device=self.engine.device)
+        texts = [list(request.ids) for request in requests.values()]
         length_b = torch.tensor([len(ids) for ids in texts], device=self.engine.device)
         reading: Reading = self.engine.read(_texts(texts, self.engine.device))
-        self.lanes.seat(row_b, reading, length_b)
+        self.cache.fill(row_b, reading, length_b)
         self.plain_BD[row_b] = reading.hidden_BSD[torch.arange(len(texts), device=row_b.device), length_b - 1]
-        self.prompt_B[row_b], self.written_B[row_b], self.thought_B[row_b] = length_b, 0, 0
-        self.limit_B[row_b] = torch.tensor([o.max_new_tokens for o in orders.values()], device=row_b.device)
+        self.prompt_B[row_b], self.written_B[row_b], self.thought_count_B[row_b] = length_b, 0, 0
+        self.limit_B[row_b] = torch.tensor(
+            [request.max_new_tokens for request in requests.values()], device=row_b.device
+        )
         self.alive_B[row_b], self.fresh_B[row_b] = True, True
         self.thinking_B[row_b], self.serves_B[row_b], self.ended_B[row_b] = False, False, False
-        for row, order in orders.items():
-            self._give_numbers(row, order)
+        for row, request in requests.items():
+            self._set_uniforms(row, request)
 
-    def _give_numbers(self, row: int, order: Order) -> None:
-        seed, most = self.manner.seed, order.max_new_tokens
-        place_o = len(order.ids) + np.arange(most)
-        if self.manner.law is not None:
-            drawn = rng.uniforms(seed, "text", order.item, place_o, order.sample)
+    def _set_uniforms(self, row: int, request: TokenRequest) -> None:
+        seed, most = self.mode.seed, request.max_new_tokens
+        place_o = len(request.ids) + np.arange(most)
+        if self.mode.law is not None:
+            drawn = rng.uniforms(seed, "text", request.item, place_o, request.sample)
             self.uniform_Bo[row, :most] = torch.from_numpy(drawn).to(self.uniform_Bo.device)
         if self.thinks:
             steps = np.arange(self.plan.length)
-            drawn = rng.uniforms(seed, "thought", order.item, (place_o - 1)[:, None], order.sample, steps)
+            drawn = rng.uniforms(seed, "thought", request.item, (place_o - 1)[:, None], request.sample, steps)
             self.uniform_BoT[row, :most] = torch.from_numpy(drawn).to(self.uniform_BoT.device)
 
     @torch.no_grad()
-    def step(self, reach: int) -> None:
+    def advance(self, reach: int) -> None:
         """One token further, each text; `reach` is at least as long as the longest of them will then be."""
         # A single text reads so little that one shape, captured once, is cheaper than several narrow ones.
-        alone = self.lanes.rows == 1
-        self.lanes.span = self.lanes.width if alone else min(self.lanes.width, -(-reach // SPAN) * SPAN)
-        if not (self.engine.engine.cuda_graphs and self.engine.device.type == "cuda"):
-            self._advance()
-            return
-        if self.lanes.span not in self._graphs:
-            self._graphs[self.lanes.span] = self._captured()
-        self._graphs[self.lanes.span].replay()
+        alone = self.cache.rows == 1
+        self.cache.span = self.cache.width if alone else min(self.cache.width, -(-reach // SPAN) * SPAN)
+        if self.uncaptured(self.cache.span):
+            with self._idle():
+                self.capture(self.cache.span)
+        self.step(self.cache.span)
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
-        # Warming up must leave no trace: with nobody alive or thinking, a step moves nothing.
-        alive_B, thinking_B, fresh_B = self.alive_B.clone(), self.thinking_B.clone(), self.fresh_B.clone()
-        serves_B, plain_BD, aside_BD = self.serves_B.clone(), self.plain_BD.clone(), self.aside_BD.clone()
-        for flag in (self.alive_B, self.thinking_B):
-            flag.zero_()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._advance()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
-        with torch.cuda.graph(graph, pool=pool):
-            self._advance()
-        self.alive_B.copy_(alive_B)
-        self.thinking_B.copy_(thinking_B)
-        self.fresh_B.copy_(fresh_B)
-        self.serves_B.copy_(serves_B)
-        self.plain_BD.copy_(plain_BD)
-        self.aside_BD.copy_(aside_BD)
-        return graph
+    @contextmanager
+    def _idle(self) -> Iterator[None]:
+        """Steps that leave no trace: with no text alive or thinking a step moves only what is restored here."""
+        moved = (self.alive_B, self.thinking_B, self.fresh_B, self.serves_B, self.plain_BD, self.branch_BD)
+        kept = [buffer.clone() for buffer in moved]
+        self.alive_B.zero_()
+        self.thinking_B.zero_()
+        yield
+        for buffer, before in zip(moved, kept):
+            buffer.copy_(before)
 
-    def _advance(self) -> None:
+    def _step(self) -> None:
         self._choose()
         self._read()
 
     def _choose(self) -> None:
-        """Every row's next input: of its text, or of the thought it is having or now begins."""
-        plain_BV = self.engine.head.logits(self.plain_BD)
+        """The next input of every slot: of its text, or of a thought that goes on or begins."""
+        plain_BV = self.head.logits(self.plain_BD)
         mixed_BV, columns = plain_BV, None
         if self.thinks:
-            aside_BV = self.engine.head.logits(self.aside_BD)
+            branch_BV = self.head.logits(self.branch_BD)
             self._begin_thoughts(plain_BV)
-            self._choose_aside(torch.where((self.lanes.noted_B == 0)[:, None], plain_BV, aside_BV))
-            mixed_BV, columns = self._mixture(plain_BV, aside_BV)
+            self._choose_thought(torch.where((self.cache.branch_read_B == 0)[:, None], plain_BV, branch_BV))
+            mixed_BV, columns = self._mixture(plain_BV, branch_BV)
         self._choose_text(mixed_BV, columns)
 
     def _begin_thoughts(self, plain_BV: Tensor) -> None:
-        when, lanes = self.manner.when, self.lanes
+        when, cache = self.mode.when, self.cache
         if when.entropy_above is not None:
             log_BV = plain_BV.log_softmax(-1)
             due_B = (-(log_BV.exp() * log_BV).sum(-1) > when.entropy_above) & ~self.serves_B
         else:
-            due_B = (lanes.length_B - self.prompt_B) % when.every == 0
+            due_B = (cache.length_B - self.prompt_B) % when.every == 0
         due_B = due_B & self.fresh_B & self.alive_B & ~self.thinking_B
         self.thinking_B.logical_or_(due_B)
         self.serves_B.logical_and_(~due_B)
-        lanes.since_B.copy_(torch.where(due_B, lanes.length_B, lanes.since_B))
-        for counter in (lanes.noted_B, self.place_B):
+        cache.fork_B.copy_(torch.where(due_B, cache.length_B, cache.fork_B))
+        for counter in (cache.branch_read_B, self.place_B):
             counter.masked_fill_(due_B, 0)
-        self.thought_B.add_(due_B)
-        note_B = (self.thought_B - 1).clamp(min=0)
-        self._set(self.note_since_Bo, note_B, lanes.since_B, due_B)
-        self._set(self.note_length_Bo, note_B, torch.zeros_like(note_B), due_B)
-        self._set(self.note_closed_Bo, note_B, torch.zeros_like(due_B), due_B)
+        self.thought_count_B.add_(due_B)
+        newest_B = (self.thought_count_B - 1).clamp(min=0)
+        self._set(self.thought_from_Bo, newest_B, cache.fork_B, due_B)
+        self._set(self.thought_length_Bo, newest_B, torch.zeros_like(newest_B), due_B)
+        self._set(self.thought_closed_Bo, newest_B, torch.zeros_like(due_B), due_B)
 
     def _set(self, buffer_Bo: Tensor, index_B: Tensor, value_B: Tensor, where_B: Tensor) -> None:
         index_B1 = index_B.clamp(max=buffer_Bo.shape[1] - 1)[:, None]
         old_B1 = buffer_Bo.gather(1, index_B1)
         buffer_Bo.scatter_(1, index_B1, torch.where(where_B[:, None], value_B[:, None].to(old_B1.dtype), old_B1))
 
-    def _choose_aside(self, logits_BV: Tensor) -> None:
+    def _choose_thought(self, logits_BV: Tensor) -> None:
         """The next input of every thought: its delimiters as they are, its tokens by the sampling law."""
         plan, opening = self.plan, self.plan.open_width
-        if self.engine.forbidden_V is not None:
-            logits_BV = logits_BV.masked_fill(self.engine.forbidden_V, OUT_OF_REACH)
         step_B = (self.place_B - opening).clamp(0, plan.length - 1)
-        offset_B = (self.lanes.length_B - self.prompt_B).clamp(0, self.most - 1)
-        token_B, _ = draw(lawful(logits_BV, self.manner.thought_law), self.uniform_BoT[self._row_B, offset_B, step_B])
-        given_B = self.script[self.place_B.clamp(max=self.thought_end)]
+        offset_B = (self.cache.length_B - self.prompt_B).clamp(0, self.most - 1)
+        uniform_B = self.uniform_BoT[self._row_B, offset_B, step_B]
+        token_B, _ = self.thought_token(logits_BV, self.mode.thought_law, uniform_B)
+        given_B = self.template[self.place_B.clamp(max=self.thought_end)]
         sampled_B = self.thinking_B & (given_B < 0)
-        self.aside_token_B.copy_(torch.where(given_B < 0, token_B, given_B))
+        self.branch_token_B.copy_(torch.where(given_B < 0, token_B, given_B))
         self.closes_B.copy_(sampled_B & (token_B == (-1 if plan.stop_id is None else plan.stop_id)))
-        note_B = (self.thought_B - 1).clamp(min=0)
-        self._set(self.note_length_Bo, note_B, step_B + 1, sampled_B)
-        self._set(self.note_closed_Bo, note_B, self.closes_B, sampled_B)
-        flat_Bo = self.note_BoT.flatten(1)
-        self._set(flat_Bo, note_B * plan.length + step_B, token_B, sampled_B)
+        newest_B = (self.thought_count_B - 1).clamp(min=0)
+        self._set(self.thought_length_Bo, newest_B, step_B + 1, sampled_B)
+        self._set(self.thought_closed_Bo, newest_B, self.closes_B, sampled_B)
+        flat_Bo = self.thought_token_BoT.flatten(1)
+        self._set(flat_Bo, newest_B * plan.length + step_B, token_B, sampled_B)
 
     def expects(self) -> tuple[Tensor, Tensor]:
         """What each text's next token may be: mixed log-probabilities `[B, V]`, and the gate `[B]` (0: no thought)."""
-        plain_BV, aside_BV = self.engine.head.logits(self.plain_BD), self.engine.head.logits(self.aside_BD)
-        mixed_BV, (_, _, beta_B) = self._mixture(plain_BV, aside_BV)
+        plain_BV, branch_BV = self.head.logits(self.plain_BD), self.head.logits(self.branch_BD)
+        mixed_BV, (_, _, beta_B) = self._mixture(plain_BV, branch_BV)
         return mixed_BV, beta_B
 
-    def _mixture(self, plain_BV: Tensor, aside_BV: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    def _mixture(self, plain_BV: Tensor, branch_BV: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Mixed log-probabilities, and what they were mixed from."""
-        plain_BV, aside_BV = plain_BV.log_softmax(-1), aside_BV.log_softmax(-1)
-        beta_B = torch.where(self.serves_B, self._trust().to(plain_BV.dtype), 0.0)
-        both_BV = mix_log_probs(plain_BV, aside_BV, beta_B[:, None])
-        return torch.where(self.serves_B[:, None], both_BV, plain_BV), (plain_BV, aside_BV, beta_B)
+        plain_BV, branch_BV = plain_BV.log_softmax(-1), branch_BV.log_softmax(-1)
+        beta_B = torch.where(self.serves_B, self._gate_value().to(plain_BV.dtype), 0.0)
+        both_BV = mix_log_probs(plain_BV, branch_BV, beta_B[:, None])
+        return torch.where(self.serves_B[:, None], both_BV, plain_BV), (plain_BV, branch_BV, beta_B)
 
-    def _trust(self) -> Tensor:
+    def _gate_value(self) -> Tensor:
         if self.gate is None:
             return torch.ones_like(self.plain_BD[:, 0])
         # The gate reads whole continuations and knows a token by its place in them; this is the place of this one.
         horizon = self.plan.horizon
-        pair = (hidden_BD[:, None].expand(-1, horizon, -1) for hidden_BD in (self.aside_BD, self.plain_BD))
-        place_B1 = (self.lanes.length_B - self.lanes.since_B).clamp(0, horizon - 1)[:, None]
+        pair = (hidden_BD[:, None].expand(-1, horizon, -1) for hidden_BD in (self.branch_BD, self.plain_BD))
+        place_B1 = (self.cache.length_B - self.cache.fork_B).clamp(0, horizon - 1)[:, None]
         return torch.sigmoid(self.gate(*pair)).gather(1, place_B1)[:, 0]
 
     def _choose_text(self, mixed_BV: Tensor, columns: tuple[Tensor, Tensor, Tensor] | None) -> None:
         writes_B = self.alive_B & ~self.thinking_B
-        if self.manner.law is None:
+        if self.mode.law is None:
             token_B = mixed_BV.argmax(-1)
         else:
             index_B = self.written_B.clamp(max=self.most - 1)
-            token_B, _ = draw(lawful(mixed_BV, self.manner.law), self.uniform_Bo[self._row_B, index_B])
+            token_B, _ = draw_token(mixed_BV, self.mode.law, self.uniform_Bo[self._row_B, index_B])
 
         def of(log_BV: Tensor) -> Tensor:
             return log_BV.gather(1, token_B[:, None])[:, 0].float()
@@ -227,8 +214,8 @@ class Writing:
             plain_B = of(mixed_BV) - mixed_BV.logsumexp(-1).float()
             log_B4 = torch.stack([plain_B, torch.full_like(plain_B, torch.nan), torch.zeros_like(plain_B), plain_B], 1)
         else:
-            plain_BV, aside_BV, beta_B = columns
-            with_B = torch.where(self.serves_B, of(aside_BV), torch.nan)
+            plain_BV, branch_BV, beta_B = columns
+            with_B = torch.where(self.serves_B, of(branch_BV), torch.nan)
             log_B4 = torch.stack([of(plain_BV), with_B, beta_B.float(), of(mixed_BV)], 1)
         self._set(self.out_Bo, self.written_B, token_B, writes_B)
         for column in range(4):
@@ -240,23 +227,23 @@ class Writing:
 
     def _read(self) -> None:
         """Read the chosen inputs; a thought whose H tokens are over is dropped."""
-        lanes, plan = self.lanes, self.plan
+        cache, plan = self.cache, self.plan
         writes_B = self.alive_B & ~self.thinking_B
         if not self.thinks:
-            hidden_BnD = lanes.read(self.engine.embed(self.token_B[:, None]), writes_B[:, None])
+            hidden_BnD = cache.read(self.engine.embed(self.token_B[:, None]), writes_B[:, None])
             self.plain_BD.copy_(torch.where(writes_B[:, None], hidden_BnD[:, 0], self.plain_BD))
             return
-        # While a text goes on, its aside reads the text's token.
-        aside_B = torch.where(self.thinking_B, self.aside_token_B, self.token_B)
-        token_Bn = torch.stack([self.token_B, aside_B], 1)
+        # While a text goes on, its branch reads the text's token.
+        branch_B = torch.where(self.thinking_B, self.branch_token_B, self.token_B)
+        token_Bn = torch.stack([self.token_B, branch_B], 1)
         active_Bn = torch.stack([writes_B, self.thinking_B | (self.serves_B & writes_B)], 1)
-        hidden_BnD = lanes.read(self.engine.embed(token_Bn, self._marks()), active_Bn)
+        hidden_BnD = cache.read(self.engine.embed(token_Bn, self._marks()), active_Bn)
         self.plain_BD.copy_(torch.where(writes_B[:, None], hidden_BnD[:, 0], self.plain_BD))
-        self.aside_BD.copy_(torch.where(active_Bn[:, 1:], hidden_BnD[:, 1], self.aside_BD))
+        self.branch_BD.copy_(torch.where(active_Bn[:, 1:], hidden_BnD[:, 1], self.branch_BD))
         self.place_B.copy_(torch.where(self.closes_B, self.thought_end, self.place_B + self.thinking_B))
         done_B = self.thinking_B & (self.place_B >= self.thought_end)
         self.thinking_B.logical_and_(~done_B)
-        self.serves_B.logical_or_(done_B).logical_and_(lanes.length_B - lanes.since_B < plan.horizon)
+        self.serves_B.logical_or_(done_B).logical_and_(cache.length_B - cache.fork_B < plan.horizon)
         self.fresh_B.copy_(writes_B)
 
     def _marks(self) -> Tensor:
@@ -268,17 +255,17 @@ class Writing:
             mark_B = torch.where(self.thinking_B, mark_B, -1)
         return torch.stack([torch.full_like(mark_B, -1), mark_B], 1)
 
-    def result(self, row: int, count: int, ended: str) -> Written:
-        """What a row holds, cut after `count` tokens."""
+    def result(self, row: int, count: int, finish_reason: str) -> Completion:
+        """What a slot holds, cut after `count` tokens."""
         thoughts = []
         last = int(self.prompt_B[row]) + count
-        for n in range(int(self.thought_B[row]) if self.thinks else 0):
-            since, length = int(self.note_since_Bo[row, n]), int(self.note_length_Bo[row, n])
-            if since < last:
-                tokens = self.note_BoT[row, n, :length].tolist()
-                thoughts.append((since - 1, tokens, bool(self.note_closed_Bo[row, n])))
+        for n in range(int(self.thought_count_B[row]) if self.thinks else 0):
+            fork, length = int(self.thought_from_Bo[row, n]), int(self.thought_length_Bo[row, n])
+            if fork < last:
+                tokens = self.thought_token_BoT[row, n, :length].tolist()
+                thoughts.append((fork - 1, tokens, bool(self.thought_closed_Bo[row, n])))
         log_probs = self.log_Bo4[row, :count].cpu().clone()
-        return Written(self.out_Bo[row, :count].tolist(), log_probs, thoughts, ended)
+        return Completion(self.out_Bo[row, :count].tolist(), log_probs, thoughts, finish_reason)
 
 
 def _texts(rows: list[list[int]], device: torch.device) -> TextBatch:
@@ -293,43 +280,45 @@ def _texts(rows: list[list[int]], device: torch.device) -> TextBatch:
 def write(
     engine: TreeModel,
     gate: PredictionGate | None,
-    manner: Manner,
-    orders: Sequence[Order],
+    mode: WritingMode,
+    requests: Sequence[TokenRequest],
     stopped: Callable[[int, list[int], int], int | None],
     *,
     rows: int = 1,
     poll: int = 1,
-) -> Iterator[tuple[int, Written]]:
-    """All orders, by number, as they are done: longest prompts first, `rows` at a time, looked at every `poll` steps.
+) -> Iterator[tuple[int, Completion]]:
+    """Completions by number of the request, as they finish: longest prompts first, in `rows` slots, which are looked at
+    every `poll` steps.
 
     `stopped(number, new tokens, known)` says after how many tokens a text is to be cut, None: not yet; it was shown the
     first `known` tokens before.
     """
-    queue = deque(sorted(range(len(orders)), key=lambda n: -len(orders[n].ids)))
-    width, most = max(order.width for order in orders), max(order.max_new_tokens for order in orders)
-    writing = Writing(engine, gate, manner, min(rows, len(orders)), width, most)
-    seated: dict[int, int] = {}
+    queue = deque(sorted(range(len(requests)), key=lambda n: -len(requests[n].ids)))
+    width, most = max(request.width for request in requests), max(request.max_new_tokens for request in requests)
+    text_writer = TextWriter(engine, gate, mode, min(rows, len(requests)), width, most)
+    occupied: dict[int, int] = {}
     texts: dict[int, list[int]] = {}
-    while queue or seated:
-        free = [row for row in range(writing.lanes.rows) if row not in seated]
+    while queue or occupied:
+        free = [row for row in range(text_writer.cache.rows) if row not in occupied]
         while queue and free:
-            count = max(1, min(len(free), len(queue), READ_TOKENS // len(orders[queue[0]].ids)))
+            count = max(1, min(len(free), len(queue), READ_TOKENS // len(requests[queue[0]].ids)))
             taken = {free.pop(): queue.popleft() for _ in range(count)}
-            writing.seat({row: orders[number] for row, number in taken.items()})
-            seated |= taken
+            text_writer.fill({row: requests[number] for row, number in taken.items()})
+            occupied |= taken
             texts |= {row: [] for row in taken}
-        longest = int(writing.lanes.length_B[list(seated)].max())
+        longest = int(text_writer.cache.length_B[list(occupied)].max())
         for ahead in range(poll):
-            writing.step(longest + ahead + 1)
-        written_B, alive_B, ended_B = (x.tolist() for x in (writing.written_B, writing.alive_B, writing.ended_B))
-        out_Bo = writing.out_Bo.cpu()
-        for row, number in list(seated.items()):
+            text_writer.advance(longest + ahead + 1)
+        written_B, alive_B = text_writer.written_B.tolist(), text_writer.alive_B.tolist()
+        ended_B = text_writer.ended_B.tolist()
+        out_Bo = text_writer.out_Bo.cpu()
+        for row, number in list(occupied.items()):
             ids, known, count = texts[row], len(texts[row]), written_B[row]
             ids += out_Bo[row, known:count].tolist()
             cut = stopped(number, ids, known) if count > known else None
             if cut is None and alive_B[row]:
                 continue
             reason = "stop" if cut is not None else "end" if ended_B[row] else "length"
-            yield number, writing.result(row, count if cut is None else cut, reason)
-            del seated[row]
-            writing.alive_B[row], writing.thinking_B[row] = False, False
+            yield number, text_writer.result(row, count if cut is None else cut, reason)
+            del occupied[row]
+            text_writer.alive_B[row], text_writer.thinking_B[row] = False, False

@@ -15,13 +15,22 @@ from torch import Tensor
 
 from tfive import rng
 from tfive.errors import RunFailed
-from tfive.rl.losses import Aggregate, PolicyTerms, centering_term, policy_terms, token_shares
+from tfive.rl.losses import (
+    Aggregate,
+    PolicyTerms,
+    anchor_counts,
+    anchor_loss,
+    centering_loss,
+    centering_term,
+    policy_count,
+    policy_terms,
+)
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.forward import Centring, TreeModel
-from tfive.tree.layout import TextBatch, ThoughtPlan
+from tfive.tree.layout import ThoughtPlan
 from tfive.tree.outputs import PolicyOutput
 from tfive.tree.settings import SamplingSettings
 
@@ -158,9 +167,11 @@ class Actor:
         if aggregate is None and not (weights.next_token or weights.conditioned):
             return Sums()
         acting, after = aggregate is not None, weights.conditioned > 0
-        mask_BRT = trajectories.mask_BRT
-        total = max(int((mask_BRT.any(-1) if aggregate == "thought" else mask_BRT).sum()), 1)
-        text_total, after_total = _anchor_counts(trajectories.texts, engine.plan.horizon)
+        texts = trajectories.texts
+        total = 1 if aggregate is None else max(int(policy_count(trajectories.mask_BRT, aggregate)), 1)
+        text_total, after_total = (
+            max(count, 1) for count in anchor_counts(texts.document_BS, texts.positions_BP, engine.plan.horizon)
+        )
         sums, text_sum, after_sum = dict(NO_TERMS), 0.0, 0.0
         for some in _parts(trajectories, self.rows):
             output = engine.policy(
@@ -168,9 +179,9 @@ class Actor:
                 some.thoughts if acting or after else None,
                 actions=acting,
                 centring=self.centring if acting else None,
-                text_loss=weights.next_token > 0,
-                conditioned=after,
-                mixture=weights.mixture,
+                text=weights.next_token > 0,
+                continuations=after,
+                no_thought=weights.mixture > 0,
                 of_first=True,
                 parity=self.parity and acting,
             )
@@ -180,12 +191,15 @@ class Actor:
                 loss = loss + own / total
                 for name in sums:
                     sums[name] += float(getattr(terms, name).detach())
-            if output.text_loss_sum is not None:
-                loss = loss + weights.next_token * output.text_loss_sum / text_total
-                text_sum += float(output.text_loss_sum.detach())
-            if output.conditioned_loss_sum is not None:
-                loss = loss + weights.conditioned * output.conditioned_loss_sum / after_total
-                after_sum += float(output.conditioned_loss_sum.detach())
+            if output.text_log_prob_BS is not None:
+                text = anchor_loss(output.text_log_prob_BS, output.need("text_mask_BS"))
+                loss = loss + weights.next_token * text / text_total
+                text_sum += float(text.detach())
+            if output.continuation_log_prob_BRH is not None:
+                mask_BRH, plain_BRH = output.need("continuation_mask_BRH"), output.no_thought_log_prob_BRH
+                conditioned = anchor_loss(output.continuation_log_prob_BRH, mask_BRH, plain_BRH, weights.mixture)
+                loss = loss + weights.conditioned * conditioned / after_total
+                after_sum += float(conditioned.detach())
             loss.backward()
         return Sums(sums, text_sum / text_total, after_sum / after_total)
 
@@ -209,10 +223,8 @@ class Actor:
         )
         if self.centring is None:
             return terms, terms.loss_sum
-        # Score centring: the update loses Ã·E_q[ρ∇log π | s]; its mean is zero while nothing is clipped.
-        centre_BRT = output.need("centre_BRT")
-        share_BRT = token_shares(some.mask_BRT, aggregate, centre_BRT.dtype)
-        return terms, terms.loss_sum + (advantage_BRT.detach() * share_BRT * centre_BRT).sum()
+        centring = centering_loss(output.need("centre_BRT"), advantage_BRT, some.mask_BRT, aggregate)
+        return terms, terms.loss_sum + centring
 
     def state_dict(self) -> dict[str, Any]:
         # Weights in compute precision follow from the masters where there are any, so both are always in step.
@@ -259,15 +271,3 @@ def _centring(engine: TreeModel, ratio: RatioSettings, law: SamplingSettings) ->
 def _parts(trajectories: Trajectories, rows: int) -> Iterator[Trajectories]:
     for part in micro_batches(len(trajectories.texts.tokens_BS), rows):
         yield trajectories.rows(part)
-
-
-def _anchor_counts(texts: TextBatch, horizon: int) -> tuple[int, int]:
-    """Next-token predictions inside documents, and continuation tokens behind one thought a position: the anchors'
-    denominators."""
-    same_BS = (texts.document_BS[:, 1:] == texts.document_BS[:, :-1]) & (texts.document_BS[:, 1:] >= 0)
-    ahead = texts.positions_BP[..., None] + 1 + torch.arange(horizon, device=texts.positions_BP.device)
-    inside = ahead.clamp(max=texts.tokens_BS.shape[1] - 1)
-    document = texts.document_BS.gather(1, inside.flatten(1)).view(inside.shape)
-    own = texts.document_BS.gather(1, texts.positions_BP.clamp(min=0))[..., None]
-    kept = (document == own) & (ahead < texts.tokens_BS.shape[1]) & (texts.positions_BP >= 0)[..., None]
-    return max(int(same_BS.sum()), 1), max(int(kept.sum()), 1)

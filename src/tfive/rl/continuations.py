@@ -44,7 +44,7 @@ def continued(rollout: Rollout, begun: Trajectories, count: int) -> Trajectories
     thoughts, log_old = [], []
     for part in micro_batches(len(texts.tokens_BS), rollout.rows):
         some = texts.rows(part.start, part.stop)
-        drawn = engine.sample(some, numbers_BRT[part], rollout.law, begun=(tokens_BRT[part], step_BR[part]))
+        drawn = engine.sample(some, numbers_BRT[part], rollout.law, prefix=(tokens_BRT[part], step_BR[part]))
         with torch.no_grad():
             log_old.append(engine.policy(some, drawn).need("log_prob_BRT").float())
         thoughts.append(drawn)

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tfive.tree.head import mix_log_probs
+
 Denominator = Literal["recomputed", "sampler"]
 Correction = Literal["none", "truncated", "mask"]
 Aggregate = Literal["token", "thought"]
@@ -95,12 +97,11 @@ def policy_terms(
     gap = torch.where(mask, log_old - log_sampler, torch.zeros_like(log_prob))
     weight = correction_weight(gap, torch.zeros_like(gap), correction, cap) * keep
     surrogate = clipped_surrogate(ratio, torch.where(mask, advantage, torch.zeros_like(advantage)), low, high)
-    count = mask.any(-1).sum() if aggregate == "thought" else mask.sum()
     fixed = log_ratio.detach()
     active = active_mask(ratio.detach(), advantage.detach(), low, high)
     return PolicyTerms(
         loss_sum=-(surrogate * weight * token_shares(mask, aggregate, log_prob.dtype)).sum(),
-        count=count,
+        count=policy_count(mask, aggregate),
         tokens=mask.sum(),
         clipped=(~active & mask).sum(),
         kl=(-fixed * keep).sum(),
@@ -108,6 +109,11 @@ def policy_terms(
         mismatch=(-gap * keep).sum(),
         mismatch_positive=(kl_k3(gap) * keep).sum(),
     )
+
+
+def policy_count(mask: Tensor, aggregate: Aggregate) -> Tensor:
+    """What the policy's loss is a mean over: valid tokens, or non-empty thoughts."""
+    return mask.any(-1).sum() if aggregate == "thought" else mask.sum()
 
 
 def token_shares(mask: Tensor, aggregate: Aggregate, dtype: torch.dtype) -> Tensor:
@@ -143,6 +149,12 @@ def centering_term(
     gap = torch.where(support, log_old_V - log_sampler_V, zero)
     weight = torch.where(support, log_weight.exp() * correction_weight(gap, zero, correction, cap), zero).detach()
     return (weight * torch.where(support, log_prob_V, zero)).sum(-1)
+
+
+def centering_loss(centre: Tensor, advantage: Tensor, mask: Tensor, aggregate: Aggregate) -> Tensor:
+    """Sum of Ã times the mean score (`centering_term`), to add to the policy's `loss_sum`: the update loses
+    Ã·E_q[cρ∇log π | s], whose mean is zero while nothing is clipped."""
+    return (advantage.detach() * token_shares(mask, aggregate, centre.dtype) * centre).sum()
 
 
 def group_advantages(
@@ -198,10 +210,26 @@ def expectile_value_loss(value: Tensor, return_: Tensor, mask: Tensor, expectile
     return _masked_sum(tilt * gap.square(), mask)
 
 
-def anchor_loss(log_prob: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum and count of ``−log p`` over valid tokens.
+def anchor_loss(log_prob: Tensor, mask: Tensor, plain: Tensor | None = None, share: float = 1.0) -> Tensor:
+    """Sum of ``−log p`` over valid tokens: the likelihood anchors of the actor step.
 
-    On text log-probabilities this is the next-token anchor; on continuation log-probabilities read after a thought it
-    is the conditioned anchor, which teaches the model to read thoughts.
+    On the text's own next tokens this is the next-token anchor. On continuation tokens after a thought it is the
+    conditioned anchor, which teaches the model to read thoughts; with their log-probabilities `plain` without the
+    thought it is that of the mixture, p = (1 − share)·p_plain + share·p_after, where p_plain gets no gradients.
     """
-    return -torch.where(mask, log_prob, torch.zeros_like(log_prob)).sum(), mask.sum()
+    if plain is not None:
+        log_prob = mix_log_probs(plain.detach(), log_prob, share)
+    return -torch.where(mask, log_prob, torch.zeros_like(log_prob)).sum()
+
+
+def anchor_counts(document_BS: Tensor, positions_BP: Tensor, horizon: int) -> tuple[int, int]:
+    """Next tokens inside documents, and continuation tokens behind one thought a position: how many tokens the anchors
+    of a whole step are means over, known before its first micro-batch is read."""
+    width = document_BS.shape[1]
+    same_BS = (document_BS[:, 1:] == document_BS[:, :-1]) & (document_BS[:, 1:] >= 0)
+    ahead_BPH = positions_BP[..., None] + 1 + torch.arange(horizon, device=positions_BP.device)
+    inside_BPH = ahead_BPH.clamp(max=width - 1)
+    document_BPH = document_BS.gather(1, inside_BPH.flatten(1)).view(inside_BPH.shape)
+    own_BP1 = document_BS.gather(1, positions_BP.clamp(min=0))[..., None]
+    kept_BPH = (document_BPH == own_BP1) & (ahead_BPH < width) & (positions_BP >= 0)[..., None]
+    return int(same_BS.sum()), int(kept_BPH.sum())

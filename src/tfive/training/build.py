@@ -26,9 +26,9 @@ from tfive.rl.snapshots import Snapshots
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.develop import Development
+from tfive.tree.admission import admit
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.layout import ThoughtPlan
-from tfive.tree.probe import admit
 
 
 @dataclass

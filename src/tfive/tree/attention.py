@@ -1,4 +1,4 @@
-"""Attention of one pass over tree rows: who is asked, which keys there are, which kernel computes it.
+"""Attention of one pass over tree rows: its queries, the keys they see, the kernel that computes it.
 
 A pass is handed through every layer of the model. `Attending` is what all passes share; `TreePass` covers whole rows,
 the trunk alone, or the branches of a trunk that was read before. The sampling step has its own pass in `decode.py`.
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfive.tree.fused import Heads, Ops, output_gate
+from tfive.tree.fast.fused import Heads, Ops, output_gate
 from tfive.tree.layout import Layout
 
 KeysValues = tuple[Tensor, Tensor]
@@ -23,7 +23,7 @@ KeysValues = tuple[Tensor, Tensor]
 
 
 class Recurrence(Protocol):
-    """What recurrent layers need of a pass; see `deltanet.py`."""
+    """What recurrent layers need of a pass; see `recurrent/deltanet.py`."""
 
     def mix(self, parts: Any, hidden_BND: Tensor) -> Tensor:
         """The recurrent layer's output for the pass's nodes."""
@@ -38,7 +38,7 @@ class Attending:
 
     def visible(self, window: int | None) -> Tensor:
         """bool `[B, 1, n, m]`: which keys each query sees."""
-        raise TypeError("a pass says who sees whom")
+        raise TypeError("this pass has no mask: override visible")
 
     def blocks(self, window: int | None) -> Any:
         """The same as a FlexAttention block mask."""
@@ -46,7 +46,7 @@ class Attending:
 
     def extend(self, layer: int, key_BXnE: Tensor, value_BXnE: Tensor) -> KeysValues:
         """All keys and values the queries may see, given those of the pass's own nodes."""
-        raise TypeError("a pass says which keys there are")
+        raise TypeError("this pass has no keys: override extend")
 
     def attend(
         self,

@@ -1,13 +1,16 @@
-"""The one sampling loop: all branches of all texts advance together, one node each, on static buffers.
+"""Decoding on static buffers: the loop's step, and the sampler of thoughts.
 
-The step reads and writes fixed tensors and never waits for the host, so on CUDA it is captured once per shape and
-replayed; elsewhere the same function runs as it is. Random numbers come in from outside.
+`DecodeLoop` is what sampling thoughts (`Sampler`: all branches of all texts advance together, one node each) and
+writing texts (`tfive.inference.writer`) share. A step reads and writes fixed tensors and never waits for the host, so
+on CUDA it is captured once per shape and replayed; elsewhere the same function runs as it is. Random numbers come in
+from outside.
 
 Local shape letters: m slots, the S trunk nodes followed by the R·A branch nodes; X key/value heads, E head features.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,13 +18,14 @@ import torch
 from torch import Tensor
 
 from tfive.tree.attention import Attending, KeysValues
-from tfive.tree.deltanet import ForkMemory, StepRecurrence
-from tfive.tree.fused import Heads, Ops
-from tfive.tree.head import OUT_OF_REACH, VocabularyHead, chunk_rows
+from tfive.tree.fast.cuda_graph import CudaGraphs, Graph
+from tfive.tree.fast.fused import Heads, Ops
+from tfive.tree.fast.hf_fused import Fusion
+from tfive.tree.head import VocabularyHead, chunk_rows
 from tfive.tree.hf import Backbone
-from tfive.tree.hf_fused import Fusion
-from tfive.tree.law import draw, lawful
+from tfive.tree.law import Draw, draw, draw_token
 from tfive.tree.layout import Layout, Thoughts
+from tfive.tree.recurrent.deltanet import ForkMemory, StepRecurrence
 from tfive.tree.settings import EngineSettings, SamplingSettings
 
 
@@ -127,7 +131,48 @@ def _room(trunk_BXSE: Tensor, own: int) -> Tensor:
     return trunk_BXSE.new_zeros(rows, heads, width + own, features)
 
 
-class Sampler:
+class DecodeLoop(ABC):
+    """Steps of decoding, one token of every row each, on static buffers; on CUDA one graph per shape of step."""
+
+    WARM_UP = 2
+    """Runs of the step before it is captured."""
+
+    def __init__(
+        self,
+        head: VocabularyHead,
+        engine: EngineSettings,
+        device: torch.device,
+        forbidden_V: Tensor | None,
+        by: Draw = draw,
+    ) -> None:
+        self.head, self._by = head, by
+        self._forbidden = None if forbidden_V is None else forbidden_V.nonzero()[:, 0]
+        self._cuda_graphs = CudaGraphs.on(device, engine.cuda_graphs)
+        self._graphs: dict[int, Graph] = {}
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Read one input of every row and choose the next ones; nothing of it may wait for the host."""
+
+    def uncaptured(self, shape: int = 0) -> bool:
+        """Whether steps of this shape are to be captured first."""
+        return self._cuda_graphs is not None and shape not in self._graphs
+
+    def capture(self, shape: int = 0) -> None:
+        """Capture the step as it would run now. It runs a few times before, which moves the buffers."""
+        if self._cuda_graphs is not None:
+            self._graphs[shape] = self._cuda_graphs.capture(self._step, self.WARM_UP)
+
+    def step(self, shape: int = 0) -> None:
+        """One step of all rows: a replay where it was captured."""
+        self._graphs[shape].replay() if shape in self._graphs else self._step()
+
+    def thought_token(self, logits_xV: Tensor, law: SamplingSettings, uniform_x: Tensor) -> tuple[Tensor, Tensor]:
+        """A thought's next token in every row, and its log q; `logits_xV` are overwritten."""
+        return draw_token(logits_xV, law, uniform_x, self._forbidden, self._by)
+
+
+class Sampler(DecodeLoop):
     """The sampling loop for one shape of batch and one law, with the buffers (and on CUDA the graph) it needs."""
 
     def __init__(
@@ -142,29 +187,24 @@ class Sampler:
         reading: Reading,
         fusion: Fusion | None = None,
     ) -> None:
-        self.backbone, self.head, self.embed, self.law = backbone, head, embed, law
-        self.forbidden_x = None if forbidden_V is None else forbidden_V.nonzero()[:, 0]
+        device, by = layout.token_BN.device, draw if fusion is None else fusion.ops.draw
+        super().__init__(head, engine, device, forbidden_V, by)
+        self.backbone, self.embed, self.law = backbone, embed, law
         self.blocks = None if fusion is None else fusion.hold()
-        self.draw = draw if fusion is None else fusion.ops.draw
         self.rows = chunk_rows(head.vocabulary, 1, engine.head_chunk, engine.head_bytes)
         self.tree = StepPass(layout, reading, "sdpa" if engine.attention == "sdpa" else "folded")
-        shape, device = layout.position_BR.shape, layout.token_BN.device
+        shape = layout.position_BR.shape
         self.token_BR = torch.zeros(shape, dtype=torch.int64, device=device)
         self.delimiter_BR = torch.full(shape, -1, dtype=torch.int64, device=device)
         self.uniform_BR = torch.zeros(shape, dtype=torch.float64, device=device)
         self.log_q_BR = torch.zeros(shape, dtype=torch.float32, device=device)
-        self.captures = engine.cuda_graphs and device.type == "cuda"
-        self.graph: torch.cuda.CUDAGraph | None = None
 
     def _choose(self, hidden_BRD: Tensor) -> None:
         """Draw every branch's next token from its hidden state; it becomes the step's next input."""
         rows = hidden_BRD.flatten(0, 1)
         for start in range(0, len(rows), self.rows):
             at = slice(start, start + self.rows)
-            logits = self.head.logits(rows[at])
-            if self.forbidden_x is not None:
-                logits.index_fill_(1, self.forbidden_x, OUT_OF_REACH)
-            token, log_q = self.draw(lawful(logits, self.law), self.uniform_BR.view(-1)[at])
+            token, log_q = self.thought_token(self.head.logits(rows[at]), self.law, self.uniform_BR.view(-1)[at])
             self.token_BR.view(-1)[at] = token
             self.log_q_BR.view(-1)[at] = log_q.float()
 
@@ -176,31 +216,16 @@ class Sampler:
         hidden_BRD = self.backbone.run(embeds_BRD, position_BR, self.tree, fused=self.blocks)
         self._choose(hidden_BRD)
 
-    def step(self) -> None:
-        """One step of all branches: a replay where it was captured."""
-        self.graph.replay() if self.graph is not None else self._step()
-
-    def _capture(self) -> None:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._step()
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._step()
-
     def run(
-        self, layout: Layout, reading: Reading, uniforms_BRT: Tensor, begun: tuple[Tensor, Tensor] | None = None
+        self, layout: Layout, reading: Reading, uniforms_BRT: Tensor, prefix: tuple[Tensor, Tensor] | None = None
     ) -> Thoughts:
         """One thought per branch of `layout` (whose thought tokens are not read), from `uniforms_BRT`.
 
-        `begun` is `(tokens_BRT, length_BR)`: the first tokens of each thought, taken as given instead of drawn.
+        `prefix` is `(tokens_BRT, length_BR)`: the first tokens of each thought, taken as given instead of drawn.
         """
         self.tree.begin(layout, reading)
-        if self.captures and self.graph is None:
-            self._capture()
+        if self.uncaptured():
+            self.capture()
             self.tree.begin(layout, reading)
         plan, opening = layout.plan, layout.plan.open_width
         uniforms_BRT = uniforms_BRT.to(self.uniform_BR)
@@ -221,9 +246,9 @@ class Sampler:
                 self.step()
                 self.tree.advance()
             if step >= 0:
-                if begun is not None:
-                    given_BR = step < begun[1]
-                    self.token_BR.copy_(torch.where(given_BR, begun[0][..., step], self.token_BR))
+                if prefix is not None:
+                    given_BR = step < prefix[1]
+                    self.token_BR.copy_(torch.where(given_BR, prefix[0][..., step], self.token_BR))
                     self.log_q_BR.masked_fill_(given_BR, 0.0)
                 tokens_BRT[..., step] = self.token_BR
                 log_q_BRT[..., step] = self.log_q_BR

@@ -15,29 +15,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tfive.errors import UserError
-from tfive.tree.attention import TreePass
 from tfive.tree.decode import Reading, Sampler, ended
 from tfive.tree.delimiters import Delimiters
-from tfive.tree.delta_kernel import choose_rule
-from tfive.tree.deltanet import TreeRecurrence
-from tfive.tree.grow import full_thoughts, grow, small_texts
+from tfive.tree.grow import full_thoughts
 from tfive.tree.head import (
-    Reducer,
     Source,
-    VocabularyHead,
-    mix_log_probs,
-    policy_terms,
     reduce_vocabulary,
     score_centre,
     target_log_prob,
+    target_log_prob_and_entropy,
 )
-from tfive.tree.hf import Backbone
-from tfive.tree.hf_fused import Fusion, FusionChoice, choose_fusion
-from tfive.tree.law import draw, law_log_prob, lawful
-from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.law import draw, law_log_prob, law_logits
+from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower, PolicyOutput, Scores
 from tfive.tree.picks import Picks
+from tfive.tree.reader import TreeReader
 from tfive.tree.scoring import Scoring
 from tfive.tree.settings import EngineSettings, SamplingSettings
 
@@ -58,8 +50,8 @@ class Centring:
     """`(log π_θ, log π_old, log q)` of full rows → a number per row whose gradient is the mean score to subtract."""
 
 
-class TreeModel:
-    """A language model over tree rows. It holds no weights of its own beyond the model's and the delimiters'."""
+class TreeModel(TreeReader):
+    """A model over tree rows with the four verbs of training. It keeps sampling buffers for a few shapes of batch."""
 
     def __init__(
         self,
@@ -68,122 +60,9 @@ class TreeModel:
         engine: EngineSettings | None = None,
         delimiters: Delimiters | None = None,
     ) -> None:
-        if plan.learned and delimiters is None:
-            raise ValueError("learned delimiters need a Delimiters module")
-        self.model, self.plan, self.delimiters = model, plan, delimiters
-        self.engine = engine or EngineSettings()
-        choice = self.engine.fused_norms
-        self.backbone = Backbone(model, lambda device: choice == "on" or (choice == "auto" and device.type == "cuda"))
+        super().__init__(model, plan, engine, delimiters)
         self._samplers: dict[Any, Sampler] = {}
         self.sampler: Sampler | None = None  # the one used last
-        self._forbidden_V: Tensor | None = None
-        self._rule: Any = None
-        self._fusion: FusionChoice | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.model.parameters()).device
-
-    @property
-    def head(self) -> VocabularyHead:
-        """The vocabulary head."""
-        return self.backbone.head()
-
-    @property
-    def width(self) -> int:
-        """D: width of the hidden states."""
-        return int(self.backbone.config.hidden_size)
-
-    @property
-    def block_count(self) -> int:
-        """How many blocks the model has; `lower(…, block)` counts in them."""
-        return len(self.backbone.blocks)
-
-    @property
-    def forbidden_V(self) -> Tensor | None:
-        """bool: vocabulary entries that are never an action; None when there are none."""
-        if not self.plan.forbidden_ids:
-            return None
-        if self._forbidden_V is None or self._forbidden_V.device != self.device:
-            self._forbidden_V = torch.zeros(self.head.vocabulary, dtype=torch.bool, device=self.device)
-            self._forbidden_V[list(self.plan.forbidden_ids)] = True
-        return self._forbidden_V
-
-    def embed(self, token: Tensor, delimiter: Tensor | None = None) -> Tensor:
-        """Input embeddings of vocabulary entries, or of learned delimiters where `delimiter` is 0 or 1."""
-        embeds = self.backbone.embedding(token)
-        if self.delimiters is not None and delimiter is not None:
-            opening, close = self.delimiters.weight_2D.to(embeds.dtype)
-            embeds = torch.where((delimiter == 0)[..., None], opening, embeds)
-            embeds = torch.where((delimiter == 1)[..., None], close, embeds)
-        return embeds
-
-    def _grow(self, texts: TextBatch, thoughts: Thoughts | None, segments: str = "none") -> Layout:
-        limit, needed = self.backbone.position_limit, texts.tokens_BS.shape[1] + self.plan.reach
-        if limit is not None and needed > limit:
-            raise UserError(f"text of {texts.tokens_BS.shape[1]} tokens: with a thought {needed} positions are needed, "
-                            f"{self.backbone.name} has {limit}; shorten the texts")  # fmt: skip
-        return grow(texts.to(self.device), self.plan, None if thoughts is None else thoughts.to(self.device), segments)
-
-    @property
-    def kernel(self) -> str:
-        """How attention is computed."""
-        return "folded" if self.engine.attention == "auto" else self.engine.attention
-
-    def recurrence(self, layout: Layout, **options: Any) -> TreeRecurrence | None:
-        """What recurrent layers need to know of a pass over `layout`; None for models without any."""
-        if not self.backbone.recurrent:
-            return None
-        if self._rule is None:
-            self._rule = choose_rule(self.engine.delta_rule, self.device, self.model.dtype)
-        return TreeRecurrence(layout, self._rule.rule, **options)
-
-    @property
-    def fusion(self) -> FusionChoice:
-        """Fused blocks for passes without gradients, or why there are none; chosen once."""
-        if self._fusion is None:
-            layout = self._grow(small_texts(int(self.backbone.config.vocab_size)), None)
-            self._fusion = choose_fusion(self.engine.fused_blocks, self.backbone, layout, self.recurrence(layout))
-        return self._fusion
-
-    @property
-    def _fused(self) -> Fusion | None:
-        """Fused blocks where they apply: they do not follow a caller's autocast."""
-        return None if torch.is_autocast_enabled(self.device.type) else self.fusion.fusion
-
-    def read_only(self, embeds_BnD: Tensor, position_Bn: Tensor, tree: TreePass) -> Tensor:
-        """Final hidden states of a pass that needs no gradients."""
-        fused = None if self._fused is None else self._fused.forwards
-        return self.backbone.run(embeds_BnD, position_Bn, tree, fused=fused)
-
-    def _run(self, layout: Layout, lower: Lower | None = None, stop: int | None = None, fuse: bool = False) -> Tensor:
-        """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for."""
-        tree = TreePass(layout, self.kernel, recurrence=self.recurrence(layout))
-        recompute = self.engine.activation_checkpointing and torch.is_grad_enabled()
-        if lower is not None:
-            return self.backbone.run(lower.hidden_BND, layout.position_BN, tree, lower.block, recompute=recompute)
-        embeds_BND = self.embed(layout.token_BN, layout.delimiter_BN)
-        if fuse and stop is None:
-            return self.read_only(embeds_BND, layout.position_BN, tree)
-        return self.backbone.run(embeds_BND, layout.position_BN, tree, stop_block=stop, recompute=recompute)
-
-    def reduce(self, hidden_BND: Tensor, picks: Picks, reducer: Reducer, forbidden: bool = False) -> dict[str, Tensor]:
-        """The reducer's numbers at the picked nodes, in the picks' shape."""
-        source = Source(self.head, picks.rows(hidden_BND), self.forbidden_V if forbidden else None)
-        found = reduce_vocabulary(
-            [source], reducer, {"target": picks.target}, self.engine.head_chunk, self.engine.head_bytes
-        )
-        return {name: picks.spread(values) for name, values in found.items()}
-
-    @torch.no_grad()
-    def read(self, texts: TextBatch) -> Reading:
-        """One pass over the texts themselves, to be handed to `sample` and `score`."""
-        layout = self._grow(texts, None)
-        recurrence = self.recurrence(layout, position_BP=texts.positions_BP.to(self.device), keep=True)
-        tree = TreePass(layout, self.kernel, keep=True, recurrence=recurrence)
-        hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree)
-        return Reading(hidden_BSD, tree.kept, {} if recurrence is None else recurrence.memory)
 
     @torch.no_grad()
     def sample(
@@ -192,18 +71,18 @@ class TreeModel:
         uniforms_BRT: Tensor,
         law: SamplingSettings,
         reading: Reading | None = None,
-        begun: tuple[Tensor, Tensor] | None = None,
+        prefix: tuple[Tensor, Tensor] | None = None,
     ) -> Thoughts:
         """One thought per branch, drawn from the law q with one uniform number (float64) per branch and step.
 
-        `begun`, `(tokens_BRT, length_BR)`, gives the first tokens of each thought; their log q is 0, since nothing drew
-        them. It is not for parity mode.
+        `prefix`, `(tokens_BRT, length_BR)`, gives the first tokens of each thought; their log q is 0, since nothing
+        drew them. It is not for parity mode.
 
         In parity mode every text is a batch of its own and every step reads the whole padded row by the training
         forward: slow, but tokens do not depend on batching and `log_q` equals `policy(…, parity=True)` bit for bit.
         """
-        if law.parity and begun is not None:
-            raise ValueError("parity mode draws whole thoughts; it cannot take begun ones")
+        if law.parity and prefix is not None:
+            raise ValueError("parity mode draws whole thoughts; it cannot continue a prefix")
         if law.parity:
             return self._sample_in_parity(texts, uniforms_BRT.to(self.device), law)
         fusion = self._fused
@@ -220,7 +99,7 @@ class TreeModel:
             asked = (self.backbone, self.head, self.embed, self.engine, law, self.forbidden_V)
             self._samplers[key] = Sampler(*asked, layout, reading, fusion)
         self.sampler = self._samplers[key]
-        return self.sampler.run(layout, reading, uniforms_BRT, begun)
+        return self.sampler.run(layout, reading, uniforms_BRT, prefix)
 
     def _sample_in_parity(self, texts: TextBatch, uniforms_BRT: Tensor, law: SamplingSettings) -> Thoughts:
         parts = []
@@ -230,7 +109,7 @@ class TreeModel:
             for step in range(self.plan.length):
                 layout = self._grow(text, thoughts)
                 before_RD = self._run(layout)[0, layout.action_node_BRT[0, :, step]]
-                logits_RV = lawful(self.head.logits(before_RD, self.forbidden_V), law)
+                logits_RV = law_logits(self.head.logits(before_RD, self.forbidden_V), law)
                 token_R, _ = draw(logits_RV, uniforms_BRT[row, :, step])
                 thoughts.tokens_BRT[0, :, step] = token_R
             thoughts = ended(thoughts.tokens_BRT, thoughts.log_q_BRT, layout)
@@ -253,7 +132,7 @@ class TreeModel:
         """Losses of every checkpoint's continuation and of no thought, from one reading of the text.
 
         With `engine.max_nodes` the branches are scored a few at a time, each time after the same reading. `whole`
-        scores after the whole thought alone, for those who need no reward.
+        scores after the whole thought alone, where no reward is needed.
         """
         texts, thoughts = texts.to(self.device), thoughts.to(self.device)
         scoring = Scoring(self, texts, reading or self.read(texts), features, whole)
@@ -281,35 +160,37 @@ class TreeModel:
         entropy: bool = False,
         features: bool = False,
         centring: Centring | None = None,
-        text_loss: bool = False,
-        conditioned: bool = False,
-        mixture: float = 0.0,
+        text: bool = False,
+        continuations: bool = False,
+        no_thought: bool = False,
         of_first: bool = False,
         parity: bool = False,
     ) -> PolicyOutput:
-        """The training forward: log-probabilities of the recorded actions under the model's own distribution (no
+        """The training forward: log-probabilities of the sampled actions under the model's own distribution (no
         temperature, forbidden entries out), and the other parts asked for, with gradients.
 
-        Without thoughts only the texts are read (`text_loss`). `conditioned` hangs the continuation behind the whole
-        thought (`of_first`: of a group's first alone) and gives its next-token loss, or with a `mixture` that of this
-        share of it beside the prediction without the thought, which gets no gradients. `parity`: one text at a time.
+        `text` asks for the texts' own next tokens; without thoughts there is nothing else. `continuations` hangs the
+        continuation behind the whole thought (`of_first`: of a group's first alone) and asks for its tokens after it;
+        with `no_thought` for the same tokens' predictions without it as well, which get no gradients. `parity`: one
+        text at a time.
         """
-        if thoughts is None and (conditioned or centring):
-            raise ValueError("conditioned loss and centring need thoughts")
+        if thoughts is None and (continuations or centring):
+            raise ValueError("continuations and centring need thoughts")
         if parity and len(texts.tokens_BS) > 1:
             asked: dict[str, Any] = {"actions": actions, "entropy": entropy, "features": features, "centring": centring}
-            asked |= {"text_loss": text_loss, "conditioned": conditioned, "of_first": of_first, "mixture": mixture}
+            asked |= {"text": text, "continuations": continuations, "of_first": of_first, "no_thought": no_thought}
             each = range(len(texts.tokens_BS))
             own = [None if thoughts is None else thoughts.rows(b, b + 1) for b in each]
             return PolicyOutput.stacked([self.policy(texts.rows(b, b + 1), own[b], **asked) for b in each])
-        layout = self._grow(texts, thoughts, ("first" if of_first else "last") if conditioned else "none")
+        layout = self._grow(texts, thoughts, ("first" if of_first else "last") if continuations else "none")
         found: dict[str, Tensor] = {}
         picks = Picks.actions(layout, thoughts.tokens_BRT.to(self.device)) if thoughts is not None and actions else None
-        text = Picks.text(layout) if text_loss else None
-        after = Picks.last_continuations(layout) if conditioned else None
+        next_tokens = Picks.text(layout) if text else None
+        after = Picks.last_continuations(layout) if continuations else None
         hidden_BND = self._run(layout)
         if picks is not None:
-            reduced = self.reduce(hidden_BND, picks, policy_terms if entropy else target_log_prob, forbidden=True)
+            reducer = target_log_prob_and_entropy if entropy else target_log_prob
+            reduced = self.reduce(hidden_BND, picks, reducer, forbidden=True)
             found["log_prob_BRT"] = reduced["log_prob"]
             if entropy:
                 found["entropy_BRT"] = reduced["entropy"]
@@ -317,16 +198,21 @@ class TreeModel:
                 found["features_BRTD"] = picks.spread(picks.rows(hidden_BND))
             if centring is not None and thoughts is not None:
                 found["centre_BRT"] = self._centre(texts, hidden_BND, picks, centring, thoughts)
-        for name, picked in (("text", text), ("conditioned", after)):
-            if picked is not None:
-                log_prob = self.reduce(hidden_BND, picked, target_log_prob)["log_prob"]
-                if mixture and picked is after:
-                    with torch.no_grad():
-                        plain = self.reduce(hidden_BND, picked.without_thought(layout), target_log_prob)["log_prob"]
-                    log_prob = mix_log_probs(plain, log_prob, mixture)
-                found[f"{name}_loss_sum"] = -log_prob.sum()
-                found[f"{name}_token_count"] = picked.keep.sum()
+        if next_tokens is not None:
+            found["text_log_prob_BS"] = self.reduce(hidden_BND, next_tokens, target_log_prob)["log_prob"]
+            found["text_mask_BS"] = next_tokens.keep
+        if after is not None:
+            found |= self._after_thoughts(hidden_BND, after, after.without_thought(layout) if no_thought else None)
         return PolicyOutput(mask_BRT=layout.action_mask_BRT, **found)
+
+    def _after_thoughts(self, hidden_BND: Tensor, after: Picks, without: Picks | None) -> dict[str, Tensor]:
+        """Log-probabilities of continuation tokens after the thought, and without it where asked for."""
+        log_prob_BRH = self.reduce(hidden_BND, after, target_log_prob)["log_prob"]
+        found = {"continuation_log_prob_BRH": log_prob_BRH, "continuation_mask_BRH": after.keep}
+        if without is not None:
+            with torch.no_grad():
+                found["no_thought_log_prob_BRH"] = self.reduce(hidden_BND, without, target_log_prob)["log_prob"]
+        return found
 
     def _centre(
         self, texts: TextBatch, hidden_BND: Tensor, picks: Picks, centring: Centring, thoughts: Thoughts
@@ -339,7 +225,7 @@ class TreeModel:
             Source(self.head, picks.rows(hidden_BND), self.forbidden_V),
             Source(old.head, before, old.forbidden_V),
         ]
-        reducer = score_centre(lambda logits: lawful(logits, centring.law), centring.term)
+        reducer = score_centre(lambda logits: law_logits(logits, centring.law), centring.term)
         found = reduce_vocabulary(sources, reducer, None, self.engine.head_chunk, self.engine.head_bytes)
         return picks.spread(found["centre"])
 

@@ -1,4 +1,4 @@
-"""From texts and thoughts to a layout: each shelf of nodes (trunk, thoughts, segments) is built whole, then joined."""
+"""From texts and thoughts to a layout: each part of the row (trunk, thoughts, segments) is built whole, then joined."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tfive.tree.layout import (
 
 @dataclass(frozen=True)
 class _Nodes:
-    """One shelf of nodes before it joins the row: every field is `[B, n]`, in the order `Layout` wants them."""
+    """Nodes of one part of the row before they are joined: every field is `[B, n]`, named as in `Layout`."""
 
     token: Tensor
     delimiter: Tensor
@@ -115,8 +115,8 @@ def grow(
     thought_nodes, action_reads = _thoughts(trunk, plan, thoughts, position_BR)
     every = plan.group if segments == "first" else 1
     segment_nodes, loss_reads = _segments(trunk, plan, thoughts, position_BR, segments, every)
-    shelves = (trunk, thought_nodes, segment_nodes)
-    columns = {f"{f.name}_BN": torch.cat([getattr(shelf, f.name) for shelf in shelves], 1) for f in fields(_Nodes)}
+    parts = (trunk, thought_nodes, segment_nodes)
+    columns = {f"{f.name}_BN": torch.cat([getattr(part, f.name) for part in parts], 1) for f in fields(_Nodes)}
     return Layout(
         plan=plan,
         trunk_width=width,
@@ -187,7 +187,7 @@ def _checkpoints(plan: ThoughtPlan, length_BR: Tensor, segments: str) -> tuple[T
 def _segments(
     trunk: _Nodes, plan: ThoughtPlan, thoughts: Thoughts, position_BR: Tensor, segments: str, every: int
 ) -> tuple[_Nodes, dict[str, Tensor]]:
-    """The segments of every so-manieth branch; R counts those branches alone."""
+    """The segments of the branches 0, `every`, 2·`every`, …; R counts those branches alone."""
     start = trunk.token.shape[1] + position_BR.shape[1] * (plan.open_width + plan.length)
     owner_R1 = torch.arange(0, position_BR.shape[1], every, device=position_BR.device)[:, None]
     thoughts, position_BR = thoughts.branches(0, None, every), position_BR[:, ::every]

@@ -264,7 +264,7 @@ def normaliser_kernel(device: torch.device) -> Callable[[Tensor], Tensor] | None
     if device.type != "cuda":
         return None
     try:
-        from tfive.tree.triton_kernels import log_normaliser as kernel
+        from tfive.tree.fast.triton_kernels import log_normaliser as kernel
     except ImportError:
         return None
     trial_xV = 5 * torch.randn(4, 5000, generator=torch.Generator().manual_seed(0)).to(device)
@@ -279,7 +279,7 @@ def target_log_prob(logits: Sequence[Tensor], rows: Mapping[str, Tensor]) -> Red
     return {"log_prob": chosen_x - normaliser_x, "log_normaliser": normaliser_x}
 
 
-def policy_terms(logits: Sequence[Tensor], rows: Mapping[str, Tensor]) -> Reduced:
+def target_log_prob_and_entropy(logits: Sequence[Tensor], rows: Mapping[str, Tensor]) -> Reduced:
     """`log_prob` of `target` and `entropy` of the distribution."""
     found = target_log_prob(logits, rows)
     normaliser_x = found["log_normaliser"]

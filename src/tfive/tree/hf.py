@@ -21,8 +21,8 @@ from transformers.masking_utils import sdpa_mask
 
 from tfive.errors import UserError
 from tfive.tree.attention import Attending
-from tfive.tree.deltanet import RecurrentParts
 from tfive.tree.head import VocabularyHead
+from tfive.tree.recurrent.deltanet import RecurrentParts
 
 IMPLEMENTATION = "tfive_tree"
 _NOT_COMPUTED = ("s_aux", "position_bias", "sinks")
@@ -54,7 +54,7 @@ AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 
 def recurrent_parts(module: nn.Module) -> RecurrentParts:
-    """A gated delta net layer of transformers (Qwen3.5 naming) as `deltanet.py` sees it."""
+    """A gated delta net layer of transformers (Qwen3.5 naming) as `recurrent/deltanet.py` sees it."""
     m: Any = module
 
     def project(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -157,7 +157,7 @@ class Backbone:
         With `first_block` = k, `embeds_BnD` are activations that enter block k and the blocks before it are skipped;
         with `stop_block` = k the activations entering block k are returned instead. So the frozen lower part of a model
         can be computed once and its top run from there many times. `recompute` keeps no activations inside blocks.
-        `fused` are forwards to run instead of the blocks' own (see `hf_fused.py`); they have no gradients.
+        `fused` are forwards to run instead of the blocks' own (see `fast/hf_fused.py`); they have no gradients.
         """
         if self.model.training:
             self.model.eval()
@@ -188,7 +188,7 @@ class Backbone:
 
     def plain(self, embeds_BnD: Tensor, position_Bn: Tensor) -> Tensor:
         """Logits of the stock model on plain rows, with the attention that is spelled out in its own file: fused ones
-        leave things out (a soft cap, say) without a word in some versions."""
+        silently leave things out (a soft cap, say) in some versions."""
         with self.attending_by("eager"):
             output = self.model(inputs_embeds=embeds_BnD, position_ids=position_Bn, use_cache=False)
         return output.logits
@@ -220,7 +220,7 @@ class Backbone:
             return forward
 
         def attached(*args: Any, **kwargs: Any) -> Any:
-            # The second reading happens in the backward pass, when the model is its own again.
+            # It runs again in the backward pass, when our attention is no longer attached.
             with self._attached():
                 return forward(*args, **kwargs)
 

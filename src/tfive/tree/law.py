@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfive.tree.head import Reduced, Reducer, target_log_prob
+from tfive.tree.head import OUT_OF_REACH, Reduced, Reducer, target_log_prob
 from tfive.tree.settings import SamplingSettings
 
 BLOCK = 512
 """Vocabulary entries per block of the two-level inverse of the distribution function."""
 
 
-def lawful(logits_xV: Tensor, law: SamplingSettings) -> Tensor:
+def law_logits(logits_xV: Tensor, law: SamplingSettings) -> Tensor:
     """Logits of the sampling law q: temperature, then top-k, then top-p; ties at a threshold are all kept."""
     if law.temperature != 1.0:
         logits_xV = logits_xV / law.temperature
@@ -34,7 +34,7 @@ def law_log_prob(law: SamplingSettings) -> Reducer:
     """A reducer: `log_prob` of `target` under the sampling law."""
 
     def reducer(logits: Sequence[Tensor], rows: Mapping[str, Tensor]) -> Reduced:
-        return target_log_prob([lawful(logits[0], law)], rows)
+        return target_log_prob([law_logits(logits[0], law)], rows)
 
     return reducer
 
@@ -59,6 +59,19 @@ def draw(logits_xV: Tensor, uniform_x: Tensor) -> tuple[Tensor, Tensor]:
     token_x1 = block_x1 * BLOCK + place_x1
     log_q_x = logits_xV.gather(1, token_x1)[:, 0] - logits_xV.logsumexp(-1)
     return token_x1[:, 0], log_q_x
+
+
+Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""`draw`, or a kernel that computes the same."""
+
+
+def draw_token(
+    logits_xV: Tensor, law: SamplingSettings, uniform_x: Tensor, forbidden: Tensor | None = None, by: Draw = draw
+) -> tuple[Tensor, Tensor]:
+    """The next token of each row and its log q: forbidden entries (their ids) out of reach, in place, then the law."""
+    if forbidden is not None:
+        logits_xV.index_fill_(1, forbidden, OUT_OF_REACH)
+    return by(law_logits(logits_xV, law), uniform_x)
 
 
 def _last_positive(weight_xw: Tensor) -> Tensor:

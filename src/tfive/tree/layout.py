@@ -1,4 +1,4 @@
-"""Who stands where and who sees whom: texts as trunks, thoughts and scored continuations as branches.
+"""Where each node stands and what it sees: texts as trunks, thoughts and scored continuations as branches.
 
 One row is one text. Its N nodes are, in this order: the S text tokens (the trunk); for every branch its opening and its
 T thought tokens; for every branch and scored checkpoint the close and the first H−1 continuation tokens (a *segment*).
@@ -185,7 +185,7 @@ class Thoughts:
         return Thoughts(*(getattr(self, f.name)[start:stop] for f in fields(self)))
 
     def branches(self, start: int, stop: int | None, every: int = 1) -> Thoughts:
-        """The branches `start … stop−1` of every text, or every so-manieth of them."""
+        """The branches `start … stop−1` of every text, with stride `every`."""
         return Thoughts(*(getattr(self, f.name)[:, start:stop:every] for f in fields(self)))
 
 
@@ -201,7 +201,7 @@ class Layout:
     segment_count: int
     """K: scored segments per branch (0 without scoring)."""
     segment_every: int
-    """Every so-manieth branch has segments: each, or the first of its group."""
+    """Stride of the branches that have segments: 1, or G for the first of each group."""
 
     token_BN: Tensor
     """int64 vocabulary entry (0 for padding; unused where `delimiter_BN` ≥ 0)."""
@@ -221,7 +221,7 @@ class Layout:
     branch_BN: Tensor
     """int64 branch whose thought nodes it may see, −1 on the trunk."""
     place_BN: Tensor
-    """int64 index of the node on its own shelf: in the trunk, in its thought's A nodes, or in its segment's W nodes."""
+    """int64 index of the node in its own part: in the trunk, in its thought's A nodes, or in its segment's W nodes."""
     step_limit_BN: Tensor
     """int64 last place on its branch's thought the node sees, −1 on the trunk."""
     segment_BN: Tensor
@@ -324,7 +324,7 @@ class Layout:
         key: Tensor,
         window: int | None,
     ) -> Tensor:
-        """The closed form behind both masks: a key is seen by shelf (trunk, thought or segment), owner and place."""
+        """The closed form behind both masks: a key is seen by its part (trunk, thought or segment), owner and place."""
         kind, place = of_key(self.kind_BN), of_key(self.place_BN)
         trunk = (of_query(self.document_BN) == of_key(self.document_BN)) & (place <= of_query(self.trunk_limit_BN))
         thought = (of_query(self.branch_BN) == of_key(self.branch_BN)) & (place <= of_query(self.step_limit_BN))

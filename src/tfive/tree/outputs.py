@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class _Parts:
-    """A record some of whose fields are None because nobody asked for them."""
+    """A record in which parts that were not asked for are None."""
 
     def need(self, name: str) -> Tensor:
         """A part that was asked for; an error names one that was not."""
@@ -45,7 +45,8 @@ class Scores(_Parts):
 
 @dataclass(frozen=True)
 class PolicyOutput(_Parts):
-    """What the training forward gives; everything carries gradients. Parts that were not asked for are None."""
+    """What the training forward gives: log-probabilities and the like, with gradients; losses are made of them in
+    `tfive.rl.losses`. Parts that were not asked for are None."""
 
     mask_BRT: Tensor
     """bool; which actions exist."""
@@ -57,24 +58,23 @@ class PolicyOutput(_Parts):
     """Final hidden states before each action (0 where masked)."""
     centre_BRT: Tensor | None = None
     """A number whose gradient is the mean score E_q[ρ ∇log π_θ] at each action's state."""
-    text_loss_sum: Tensor | None = None
-    """Summed next-token loss on the text itself."""
-    text_token_count: Tensor | None = None
-    """How many tokens that sum is over."""
-    conditioned_loss_sum: Tensor | None = None
-    """Summed next-token loss on the continuations given the whole thought (of the mixture where one was asked for)."""
-    conditioned_token_count: Tensor | None = None
-    """How many tokens that sum is over."""
+    text_log_prob_BS: Tensor | None = None
+    """Log-probability of the text's own next token at each trunk node (0 where masked)."""
+    text_mask_BS: Tensor | None = None
+    """bool; which trunk nodes have a next token in their document."""
+    continuation_log_prob_BRH: Tensor | None = None
+    """Log-probability of each continuation token after the whole thought (0 where masked); R counts the thoughts that
+    a continuation was asked for."""
+    continuation_mask_BRH: Tensor | None = None
+    """bool; which of them exist."""
+    no_thought_log_prob_BRH: Tensor | None = None
+    """Log-probability of the same tokens without the thought, without gradients."""
 
     @staticmethod
     def stacked(parts: list[PolicyOutput]) -> PolicyOutput:
-        """Outputs of single texts as those of the batch: rows one below the other, sums added."""
+        """Outputs of single texts as those of the batch."""
         columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(PolicyOutput)}
-        return PolicyOutput(**{name: _stack(some) for name, some in columns.items() if some[0] is not None})
-
-
-def _stack(parts: list[Tensor]) -> Tensor:
-    return torch.stack(parts).sum(0) if parts[0].ndim == 0 else torch.cat(parts)
+        return PolicyOutput(**{name: torch.cat(some) for name, some in columns.items() if some[0] is not None})
 
 
 @dataclass(frozen=True)

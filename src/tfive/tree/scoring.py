@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,16 +13,14 @@ from tfive.tree.grow import grow, no_thoughts
 from tfive.tree.head import target_log_prob
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.picks import Picks
-
-if TYPE_CHECKING:
-    from tfive.tree.forward import TreeModel
+from tfive.tree.reader import TreeReader
 
 
 @dataclass(frozen=True)
 class Scoring:
     """One call of `TreeModel.score`: what is read, and what is wanted of it."""
 
-    tree: TreeModel
+    tree: TreeReader
     texts: TextBatch
     reading: Reading
     features: bool = False

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tfive.models.precision import choose_device, choose_dtype
-from tfive.tree.delta_kernel import choose_rule
+from tfive.tree.fast.delta_kernel import choose_rule
 from tfive.tree.settings import EngineSettings
 from tfive_lab.bench.floors import floors, weight_bytes
 from tfive_lab.bench.plain import PlainPath

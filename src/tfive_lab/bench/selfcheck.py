@@ -20,12 +20,12 @@ from tfive.rl.calibration.heads import MeanHead, WeightHead
 from tfive.rl.calibration.mixture import MeanInputs, WeightInputs
 from tfive.rl.calibration.moments import CalibrationData, Occupation
 from tfive.rl.calibration.saddle import CalibrationPlan, calibrate
-from tfive.rl.replay import Recorder
-from tfive.tree.delta_kernel import choose_rule
-from tfive.tree.delta_rule import read_paths, unit_rows
-from tfive.tree.fused import KERNEL_BOUNDS, TritonOps, differences, triton_trouble
+from tfive.tree.fast.cuda_graph import CudaGraphs
+from tfive.tree.fast.delta_kernel import choose_rule
+from tfive.tree.fast.fused import KERNEL_BOUNDS, TritonOps, differences, triton_trouble
+from tfive.tree.fast.hf_fused import AttentionPart
 from tfive.tree.head import log_normaliser, normaliser_kernel
-from tfive.tree.hf_fused import AttentionPart
+from tfive.tree.recurrent.delta_rule import read_paths, unit_rows
 from tfive.tree.settings import EngineSettings, SamplingSettings
 from tfive_lab.bench.plain import PlainPath
 from tfive_lab.bench.sides import TreeSide, tree_side
@@ -250,7 +250,7 @@ def _rule_checks(device: torch.device) -> Iterator[Check]:
     yield Check("delta rule", "chosen by auto", None, None, f"{choice.name}: {choice.reason}")
 
 
-def learned_heads(device: torch.device, recorder: Recorder | None) -> list[Tensor]:
+def learned_heads(device: torch.device, recorder: CudaGraphs | None) -> list[Tensor]:
     """Both calibration heads after learning on made-up trajectories, in minibatches of which the last is smaller."""
     generator = torch.Generator().manual_seed(0)
 
@@ -276,7 +276,7 @@ def learned_heads(device: torch.device, recorder: Recorder | None) -> list[Tenso
 
 def _head_checks(device: torch.device) -> Iterator[Check]:
     """Steps of the calibration heads recorded and replayed, dropout included, against the same launched one by one."""
-    recorder = Recorder.on(device, wanted=True)
+    recorder = CudaGraphs.on(device, wanted=True, frequent=True)
     if recorder is None:
         yield Check("heads", "replayed steps", None, None, "not used: only CUDA devices record steps")
         return

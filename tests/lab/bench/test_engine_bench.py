@@ -52,16 +52,16 @@ def test_both_sides_give_the_same_outputs(kind: str) -> None:
 
 
 def test_a_wrong_tree_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tfive.tree import forward
+    from tfive.tree import reader
 
-    honest = forward.grow
+    honest = reader.grow
 
     def wrong(*args: Any, **kwargs: Any) -> Any:
         layout = honest(*args, **kwargs)
         layout.position_BN[:, layout.trunk_width :] += 1
         return layout
 
-    monkeypatch.setattr(forward, "grow", wrong)
+    monkeypatch.setattr(reader, "grow", wrong)
     report = bench.measure(tiny("attention"), "wrong", TINY, repeats=1, batch_sizes=(8,))
     assert report["max_abs_logprob_diff"] > 1e-3
 

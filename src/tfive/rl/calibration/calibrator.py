@@ -22,9 +22,9 @@ from tfive.rl.critics import Judged
 from tfive.rl.drift import offset_split
 from tfive.rl.gae import PilotNormaliser
 from tfive.rl.gains import emptied
-from tfive.rl.replay import Recorder
 from tfive.rl.sampling import micro_batches, scoring_features
 from tfive.rl.trajectory import Trajectories
+from tfive.tree.fast.cuda_graph import CudaGraphs
 from tfive.tree.forward import TreeModel
 
 
@@ -67,7 +67,7 @@ class Calibrator:
         self.mean_head.to(engine.device)
         self._untrained = copy.deepcopy(self.mean_head)
         self.multiplier: float | None = None
-        self._recorder = Recorder.on(engine.device, engine.engine.cuda_graphs)
+        self._recorder = CudaGraphs.on(engine.device, engine.engine.cuda_graphs, frequent=True)
 
     @contextmanager
     def _plan(self) -> Iterator[CalibrationPlan]:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from tfive.rl.calibration.mixture import MeanInputs
 from tfive.rl.calibration.moments import Occupation, moment, split_by_text
 from tfive.rl.clusters import Estimate
-from tfive.rl.replay import Recorder, Replayed
 from tfive.rng import permutation, philox
+from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class MeanPlan:
     stop_share: float = 0.25
     evaluate_every: int = 20
     patience: int = 5
-    recorder: Recorder | None = None
+    recorder: CudaGraphs | None = None
 
 
 def batches(count: int, batch: int, seed: int, role: str, window: int) -> Iterator[Tensor]:
@@ -97,7 +97,7 @@ def regress_mean(
         loss.backward()
         optimizer.step()
 
-    step_on = Replayed(ascend, [optimizer], target_NT.device, plan.recorder)
+    step_on = ReplayedStep(ascend, [optimizer], target_NT.device, plan.recorder)
     with forked(target_NT.device):
         seed_dropout(seed, role, window)
         stream = batches(whole[2].count, plan.batch, seed, role, window)

@@ -14,7 +14,7 @@ from tfive.rl.calibration.early_stop import Judge, Snapshot
 from tfive.rl.calibration.mean import MeanPlan, batches, forked, regress_mean, seed_dropout, text_order
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, MeanInputs, WeightInputs, mix
 from tfive.rl.calibration.moments import CalibrationData, displacement, energy, moment, saddle_integrand, split_by_text
-from tfive.rl.replay import Recorder, Replayed
+from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class CalibrationPlan:
     stop_share: float = 0.25
     evaluate_every: int = 20
     patience: int = 8
-    recorder: Recorder | None = None
+    recorder: CudaGraphs | None = None
     """Records steps on a GPU; without one they are launched kernel by kernel."""
 
     @classmethod
-    def of(cls, settings: object, recorder: Recorder | None = None) -> CalibrationPlan:
+    def of(cls, settings: object, recorder: CudaGraphs | None = None) -> CalibrationPlan:
         numbers = {f.name: getattr(settings, f.name) for f in fields(cls) if f.name != "recorder"}
         return cls(**numbers, recorder=recorder)
 
@@ -196,7 +196,7 @@ def search(
     """
     judge, trace = Judge(split.kept, plan.kappa), []
     device = split.learn.first_NT.device
-    step_on = Replayed(learner.step, learner.optimizers, device, plan.recorder)
+    step_on = ReplayedStep(learner.step, learner.optimizers, device, plan.recorder)
     with forked(device):
         seed_dropout(seed, role, window)
         stream = batches(split.learn.occupation.count, plan.batch, seed, role, window)

@@ -11,11 +11,11 @@ from families import DENSE, WINDOWED, tiny
 from torch import Tensor
 
 from tfive.errors import UserError
-from tfive.tree import probe
+from tfive.tree import admission
+from tfive.tree.admission import admit
 from tfive.tree.attention import Attending
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.layout import Layout
-from tfive.tree.probe import admit
 
 pytestmark = pytest.mark.model
 PLAN = random_case(0, "text2", variable=True, length=4).plan
@@ -84,7 +84,7 @@ def test_a_head_that_is_not_the_models_is_caught() -> None:
 
 
 def test_a_leak_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    clean = probe._tree_pass
+    clean = admission._tree_pass
     passes: list[int] = []
 
     def leaking(tree: TreeModel, layout: Layout, shift: int) -> tuple[list[Tensor], Tensor]:
@@ -92,7 +92,7 @@ def test_a_leak_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         blocks, hidden = clean(tree, layout, shift)
         return blocks, hidden + 1e-3 * layout.token_BN.sum() * (len(passes) > 1)
 
-    monkeypatch.setattr(probe, "_tree_pass", leaking)
+    monkeypatch.setattr(admission, "_tree_pass", leaking)
     with pytest.raises(UserError, match="sees what it must not"):
         admit(TreeModel(tiny("llama", torch.float32), PLAN), longest=48)
 

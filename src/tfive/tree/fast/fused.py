@@ -181,7 +181,7 @@ class TritonOps:
     """The same by Triton; ImportError where it is not installed."""
 
     def __init__(self) -> None:
-        from tfive.tree import triton_kernels
+        from tfive.tree.fast import triton_kernels
 
         self.rotate = triton_kernels.rotate
         self.attend = triton_kernels.attend

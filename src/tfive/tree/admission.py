@@ -34,7 +34,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Admission:
-    """What the probe measured: all of it within bounds."""
+    """What the comparison measured: all of it within bounds."""
 
     dtype: str
     """The type it was computed in."""
@@ -53,7 +53,7 @@ def admit(tree: TreeModel, longest: int, copy_bytes: int = 8 << 30) -> Admission
 
     Half-precision weights are checked in float32 if such a copy takes at most `copy_bytes`: rounding hides mistakes.
     """
-    tree = _probed(tree, copy_bytes)
+    tree = _small_copy(tree, copy_bytes)
     backbone, plan, device = tree.backbone, tree.plan, tree.device
     room = longest - plan.reach
     needed = max((w + 8 for w in backbone.windows if w < longest), default=0)
@@ -71,7 +71,7 @@ def admit(tree: TreeModel, longest: int, copy_bytes: int = 8 << 30) -> Admission
         return _compare(tree, texts, thoughts, layout, shift, bound)
 
 
-def _probed(tree: TreeModel, copy_bytes: int) -> TreeModel:
+def _small_copy(tree: TreeModel, copy_bytes: int) -> TreeModel:
     """The same model with a small plan, in float32 where that is affordable."""
     plan, model = tree.plan, tree.model
     length = min(3, plan.length)

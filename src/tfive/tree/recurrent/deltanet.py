@@ -1,7 +1,7 @@
 """Gated delta net layers over a tree row: the trunk is cut at the positions, each thought at its checkpoints.
 
 Everything that is done node by node (projections, gates, norms) runs on the flat row; only the short causal convolution
-and the delta rule know the tree. Both run shelf by shelf: the trunk as one path per row whose state is emptied where a
+and the delta rule know the tree. Both run part by part: the trunk as one path per row whose state is emptied where a
 document begins, every thought as a path that starts from the trunk's state after its position, every segment as a path
 that starts from the thought's state after its checkpoint. Gradients flow through the forks.
 
@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfive.tree.delta_rule import CHUNK, BranchMemory, DeltaTrace, unit_rows, wide_dtype
 from tfive.tree.layout import PADDING, Layout
+from tfive.tree.recurrent.delta_rule import CHUNK, BranchMemory, DeltaTrace, unit_rows, wide_dtype
 
 
 class Trace(Protocol):
@@ -85,10 +85,10 @@ class RuleInputs:
     def paths(self, start: int, count: int, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The nodes `start … start + count·length − 1` of every row as paths, `[B·count, length, I, …]`."""
 
-        def shelf(x: Tensor) -> Tensor:
+        def cut(x: Tensor) -> Tensor:
             return x[:, start : start + count * length].unflatten(1, (count, length)).flatten(0, 1)
 
-        return shelf(self.query), shelf(self.key), shelf(self.value), shelf(self.decay), shelf(self.beta)
+        return cut(self.query), cut(self.key), cut(self.value), cut(self.decay), cut(self.beta)
 
 
 def rule_inputs(parts: RecurrentParts, conv: Tensor, strength: Tensor, rate: Tensor, real: Tensor | None) -> RuleInputs:
@@ -217,30 +217,30 @@ class TreeRecurrence:
         conv_BNU = self._convolved(parts, inputs_BNU, tail_XJU)
         ready = rule_inputs(parts, conv_BNU, strength, rate, self.real_BN)
 
-        shelves = []
+        sections = []
         if self.reads_trunk:
             output, trunk = self.rule(*ready.paths(0, 1, self.width), None, self.starts_BS)
-            shelves.append(output)
+            sections.append(output)
             state_XIEF = trunk.state_after(forks.row_X, forks.count_X)
         else:
             state_XIEF = self.memory[parts.layer].state_XIEF
         if self.keep:
             self.memory[parts.layer] = ForkMemory(state_XIEF, tail_XJU)
         if self.layout.branch_count:
-            shelves += self._read_branches(ready, self._of_branches(state_XIEF))
-        return parts.finish(torch.cat(shelves, 1).to(hidden_BND.dtype), gate)
+            sections += self._read_branches(ready, self._of_branches(state_XIEF))
+        return parts.finish(torch.cat(sections, 1).to(hidden_BND.dtype), gate)
 
     def _of_branches(self, forks_X: Tensor) -> Tensor:
         return forks_X if self.fork_Y is None else forks_X.index_select(0, self.fork_Y)
 
     def _convolved(self, parts: RecurrentParts, inputs_BNU: Tensor, tail_XJU: Tensor) -> Tensor:
         """The convolution of every node over its own ancestors."""
-        layout, memory, shelves = self.layout, parts.memory, []
+        layout, memory, sections = self.layout, parts.memory, []
         rows, branches = layout.position_BR.shape
         if self.width:
             trunk_BSU = F.pad(inputs_BNU[:, : self.width], (0, 0, memory, 0))
             seen = self._once("same document", lambda: self._same_document(memory))
-            shelves.append(_convolve(parts, trunk_BSU, seen))
+            sections.append(_convolve(parts, trunk_BSU, seen))
         if branches:
             tail_YJU = self._of_branches(tail_XJU)
             tail_QJU = tail_YJU.repeat_interleave(rows * branches // len(tail_YJU), 0)
@@ -248,12 +248,12 @@ class TreeRecurrence:
             thought = inputs_BNU[:, self.width : end].unflatten(1, (branches, -1)).flatten(0, 1)
             past_QLU = torch.cat([tail_QJU, thought], 1)
             spare = tail_QJU.shape[1] - memory
-            shelves.append(_convolve(parts, past_QLU[:, spare:]).unflatten(0, (rows, branches)).flatten(1, 2))
+            sections.append(_convolve(parts, past_QLU[:, spare:]).unflatten(0, (rows, branches)).flatten(1, 2))
             if layout.segment_count and layout.segment_width:
                 segment = inputs_BNU[:, end:].unflatten(1, (layout.segments, -1)).flatten(0, 1)
                 sequence = self._after_thought(past_QLU, segment, tail_QJU.shape[1], spare)
-                shelves.append(_convolve(parts, sequence).unflatten(0, (rows, -1)).flatten(1, 2))
-        return torch.cat(shelves, 1)
+                sections.append(_convolve(parts, sequence).unflatten(0, (rows, -1)).flatten(1, 2))
+        return torch.cat(sections, 1)
 
     def _same_document(self, memory: int) -> tuple[Tensor, ...] | None:
         if self.starts_BS is None:
@@ -285,13 +285,13 @@ class TreeRecurrence:
         layout = self.layout
         rows, branches = layout.position_BR.shape
         output, thought = self.rule(*ready.paths(self.width, branches, layout.thought_width), state_YIEF)
-        shelves = [output.unflatten(0, (rows, branches)).flatten(1, 2)]
+        sections = [output.unflatten(0, (rows, branches)).flatten(1, 2)]
         if layout.segment_count and layout.segment_width:
             end = self.width + branches * layout.thought_width
             nodes = ready.paths(end, layout.segments, layout.segment_width)
             output, _ = self.rule(*nodes, thought.state_after(self.path_Y, self.cut_Y))
-            shelves.append(output.unflatten(0, (rows, -1)).flatten(1, 2))
-        return shelves
+            sections.append(output.unflatten(0, (rows, -1)).flatten(1, 2))
+        return sections
 
 
 def _branch_forks(layout: Layout, position_BP: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from tfive.errors import UserError
 from tfive.tree.attention import Attending, TreePass
-from tfive.tree.fused import Angles, Division, Heads, Ops, TorchOps, choose_ops
+from tfive.tree.fast.fused import Angles, Division, Heads, Ops, TorchOps, choose_ops
 from tfive.tree.hf import (
     IMPLEMENTATION,
     Backbone,

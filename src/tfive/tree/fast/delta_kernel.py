@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfive.errors import UserError
-from tfive.tree.delta_rule import CHUNK, read_paths, unit_rows
-from tfive.tree.deltanet import DeltaRule
+from tfive.tree.recurrent.delta_rule import CHUNK, read_paths, unit_rows
+from tfive.tree.recurrent.deltanet import DeltaRule
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Query, key, value, decay, write strength `[Q, L, I, …]` and state `[Q, I, E, F]` to outputs and the final state."""

@@ -177,7 +177,7 @@ def _attend(
     for step in range(begin, tl.minimum(begin + each, shared + tl.cdiv(own, W))):
         mine = step >= shared
         at = tl.where(mine, (step - shared) * W, start + step * W) + w
-        # Past its end a stretch reads some other slot, which nobody sees.
+        # Past its end a stretch reads some other slot, which is masked.
         slot = tl.minimum(tl.where(mine, trunk + base * A, 0) + at, slots - 1)[:, None] * E + e[None, :]
         k = tl.load(key_ptr + slot)
         v = tl.load(value_ptr + slot)

@@ -1,0 +1,178 @@
+"""The one wrapper of CUDA graphs: steps of many small kernels, captured once and launched as one.
+
+A sampling step, or a step of a calibration head, is some 150 kernels of a few microseconds each; launching them one by
+one takes many times as long as running them. `CudaGraphs` captures work on the tensors it uses; `ReplayedStep` is a
+training step that is captured after a few calls and given each batch through tensors of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class Graph(Protocol):
+    """Captured work that can be done again, on the tensors it was captured with."""
+
+    def replay(self) -> None: ...
+
+
+class CudaGraphs:
+    """CUDA graphs of one device, captured one after another; what one of them works in is the next one's memory too.
+
+    They live as long as this object, or until `release`, all together: a graph that is freed while another is in use
+    may take the memory both worked in.
+    """
+
+    def __init__(self, device: torch.device, frequent: bool = False) -> None:
+        """`frequent`: graphs are captured and released again and again. Then their memory outlives them, for the next
+        ones, and capturing empties PyTorch's memory cache only where little is free: doing so always costs more than
+        such graphs save."""
+        self.device, self.frequent = device, frequent
+        self.stream = torch.cuda.Stream(device)
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._keeper: torch.cuda.CUDAGraph | None = None
+        """Never replayed: it owns the memory. New graphs could not use that of graphs which are all gone."""
+
+    @classmethod
+    def on(cls, device: torch.device, wanted: bool, frequent: bool = False) -> CudaGraphs | None:
+        """Graphs where they are wanted and the device has them, else None."""
+        return cls(device, frequent) if wanted and device.type == "cuda" else None
+
+    @contextmanager
+    def side_stream(self) -> Iterator[None]:
+        """Work on a stream of its own, after all that was asked before and before all that is asked later."""
+        around = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(around)
+        try:
+            with torch.cuda.stream(self.stream):
+                yield
+        finally:
+            around.wait_stream(self.stream)
+
+    def capture(self, work: Callable[[], None], warm_up: int = 0) -> Graph:
+        """The kernels of `work`, captured but not run. `work` must not wait for the host.
+
+        Libraries set themselves up in first calls, which cannot be captured: `work` runs `warm_up` times before, on the
+        side stream. With 0 the caller must have run it there.
+        """
+        with self.side_stream():
+            for _ in range(warm_up):
+                work()
+            self._make_room()
+            if self.frequent and self._keeper is None:
+                self._one_zero()
+                self._keeper = self._captured(self._one_zero)
+            self._graphs.append(self._captured(work))
+        return self._graphs[-1]
+
+    def _one_zero(self) -> None:
+        torch.zeros(1, device=self.device)
+
+    def _pool(self) -> Any:
+        owner = self._keeper or next(iter(self._graphs), None)
+        return None if owner is None else owner.pool()
+
+    def _captured(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # Collected garbage may hold a graph, and none may be freed while another is captured.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            graph.capture_begin(pool=self._pool())
+            try:
+                work()
+            except BaseException:
+                # Report what went wrong, not that the capture could then not be ended either.
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+        return graph
+
+    def _make_room(self) -> None:
+        """Give cached memory back to the device: during a capture PyTorch cannot."""
+        if not self.frequent:
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+            return
+        free, whole = torch.cuda.mem_get_info(self.device)
+        if free < whole // 16:
+            torch.cuda.empty_cache()
+
+    def release(self) -> None:
+        """Free the graphs captured so far; none of them may be replayed again."""
+        self.stream.synchronize()
+        self._graphs.clear()
+
+
+@dataclass
+class _Shape:
+    """Calls with inputs of one shape: the tensors a graph finds them in, how many calls there were, and the graph."""
+
+    inputs: list[Tensor]
+    calls: int = 0
+    graph: Graph | None = None
+
+
+class ReplayedStep:
+    """`step(*inputs)`, called often with inputs of few shapes: captured after `EAGER` calls of one shape.
+
+    The step may change parameters and tensors in place, but must not ask what they hold.
+    """
+
+    EAGER = 3
+    """First calls, which let optimizers and libraries set themselves up."""
+
+    def __init__(
+        self,
+        step: Callable[..., None],
+        optimizers: Sequence[Optimizer],
+        device: torch.device,
+        graphs: CudaGraphs | None,
+    ) -> None:
+        self.step, self.optimizers, self.device, self.graphs = step, optimizers, device, graphs
+        self._shapes: dict[tuple[int, ...], _Shape] = {}
+
+    def __call__(self, *inputs: Tensor) -> None:
+        """One step, as if run on the spot."""
+        inputs = tuple(given.to(self.device) for given in inputs)
+        if self.graphs is None:
+            self.step(*inputs)
+            return
+        key = tuple(given.numel() for given in inputs)
+        shape = self._shapes.setdefault(key, _Shape([given.clone() for given in inputs]))
+        with self.graphs.side_stream():
+            for static, given in zip(shape.inputs, inputs, strict=True):
+                static.copy_(given)
+            if shape.calls < self.EAGER:
+                shape.calls += 1
+                self.step(*shape.inputs)
+                return
+            if shape.graph is None:
+                with capturable(self.optimizers):
+                    shape.graph = self.graphs.capture(lambda: self.step(*shape.inputs))
+            shape.graph.replay()
+
+
+@contextmanager
+def capturable(optimizers: Sequence[Optimizer]) -> Iterator[None]:
+    """Lets fused optimizers be captured; marked so for good they would warn whenever they are not."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group in groups:
+        group["capturable"] = True
+    try:
+        yield
+    finally:
+        for group in groups:
+            group["capturable"] = False

@@ -1,0 +1,150 @@
+"""A model over tree rows, before any verb: how its rows are laid out, embedded, run and read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tfive.errors import UserError
+from tfive.tree.attention import TreePass
+from tfive.tree.decode import Reading
+from tfive.tree.delimiters import Delimiters
+from tfive.tree.fast.delta_kernel import choose_rule
+from tfive.tree.fast.hf_fused import Fusion, FusionChoice, choose_fusion
+from tfive.tree.grow import grow, small_texts
+from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary
+from tfive.tree.hf import Backbone
+from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.outputs import Lower
+from tfive.tree.picks import Picks
+from tfive.tree.recurrent.deltanet import TreeRecurrence
+from tfive.tree.settings import EngineSettings
+
+
+class TreeReader:
+    """A language model over tree rows. It holds no weights of its own beyond the model's and the delimiters'."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        plan: ThoughtPlan,
+        engine: EngineSettings | None = None,
+        delimiters: Delimiters | None = None,
+    ) -> None:
+        if plan.learned and delimiters is None:
+            raise ValueError("learned delimiters need a Delimiters module")
+        self.model, self.plan, self.delimiters = model, plan, delimiters
+        self.engine = engine or EngineSettings()
+        choice = self.engine.fused_norms
+        self.backbone = Backbone(model, lambda device: choice == "on" or (choice == "auto" and device.type == "cuda"))
+        self._forbidden_V: Tensor | None = None
+        self._rule: Any = None
+        self._fusion: FusionChoice | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def head(self) -> VocabularyHead:
+        """The vocabulary head."""
+        return self.backbone.head()
+
+    @property
+    def width(self) -> int:
+        """D: width of the hidden states."""
+        return int(self.backbone.config.hidden_size)
+
+    @property
+    def block_count(self) -> int:
+        """How many blocks the model has; `lower(…, block)` counts in them."""
+        return len(self.backbone.blocks)
+
+    @property
+    def forbidden_V(self) -> Tensor | None:
+        """bool: vocabulary entries that are never an action; None when there are none."""
+        if not self.plan.forbidden_ids:
+            return None
+        if self._forbidden_V is None or self._forbidden_V.device != self.device:
+            self._forbidden_V = torch.zeros(self.head.vocabulary, dtype=torch.bool, device=self.device)
+            self._forbidden_V[list(self.plan.forbidden_ids)] = True
+        return self._forbidden_V
+
+    def embed(self, token: Tensor, delimiter: Tensor | None = None) -> Tensor:
+        """Input embeddings of vocabulary entries, or of learned delimiters where `delimiter` is 0 or 1."""
+        embeds = self.backbone.embedding(token)
+        if self.delimiters is not None and delimiter is not None:
+            opening, close = self.delimiters.weight_2D.to(embeds.dtype)
+            embeds = torch.where((delimiter == 0)[..., None], opening, embeds)
+            embeds = torch.where((delimiter == 1)[..., None], close, embeds)
+        return embeds
+
+    def _grow(self, texts: TextBatch, thoughts: Thoughts | None, segments: str = "none") -> Layout:
+        limit, needed = self.backbone.position_limit, texts.tokens_BS.shape[1] + self.plan.reach
+        if limit is not None and needed > limit:
+            raise UserError(f"text of {texts.tokens_BS.shape[1]} tokens: with a thought {needed} positions are needed, "
+                            f"{self.backbone.name} has {limit}; shorten the texts")  # fmt: skip
+        return grow(texts.to(self.device), self.plan, None if thoughts is None else thoughts.to(self.device), segments)
+
+    @property
+    def kernel(self) -> str:
+        """How attention is computed."""
+        return "folded" if self.engine.attention == "auto" else self.engine.attention
+
+    def recurrence(self, layout: Layout, **options: Any) -> TreeRecurrence | None:
+        """What recurrent layers need to know of a pass over `layout`; None for models without any."""
+        if not self.backbone.recurrent:
+            return None
+        if self._rule is None:
+            self._rule = choose_rule(self.engine.delta_rule, self.device, self.model.dtype)
+        return TreeRecurrence(layout, self._rule.rule, **options)
+
+    @property
+    def fusion(self) -> FusionChoice:
+        """Fused blocks for passes without gradients, or why there are none; chosen once."""
+        if self._fusion is None:
+            layout = self._grow(small_texts(int(self.backbone.config.vocab_size)), None)
+            self._fusion = choose_fusion(self.engine.fused_blocks, self.backbone, layout, self.recurrence(layout))
+        return self._fusion
+
+    @property
+    def _fused(self) -> Fusion | None:
+        """Fused blocks where they apply: they do not follow a caller's autocast."""
+        return None if torch.is_autocast_enabled(self.device.type) else self.fusion.fusion
+
+    def read_only(self, embeds_BnD: Tensor, position_Bn: Tensor, tree: TreePass) -> Tensor:
+        """Final hidden states of a pass that needs no gradients."""
+        fused = None if self._fused is None else self._fused.forwards
+        return self.backbone.run(embeds_BnD, position_Bn, tree, fused=fused)
+
+    def _run(self, layout: Layout, lower: Lower | None = None, stop: int | None = None, fuse: bool = False) -> Tensor:
+        """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for."""
+        tree = TreePass(layout, self.kernel, recurrence=self.recurrence(layout))
+        recompute = self.engine.activation_checkpointing and torch.is_grad_enabled()
+        if lower is not None:
+            return self.backbone.run(lower.hidden_BND, layout.position_BN, tree, lower.block, recompute=recompute)
+        embeds_BND = self.embed(layout.token_BN, layout.delimiter_BN)
+        if fuse and stop is None:
+            return self.read_only(embeds_BND, layout.position_BN, tree)
+        return self.backbone.run(embeds_BND, layout.position_BN, tree, stop_block=stop, recompute=recompute)
+
+    def reduce(self, hidden_BND: Tensor, picks: Picks, reducer: Reducer, forbidden: bool = False) -> dict[str, Tensor]:
+        """The reducer's numbers at the picked nodes, in the picks' shape."""
+        source = Source(self.head, picks.rows(hidden_BND), self.forbidden_V if forbidden else None)
+        found = reduce_vocabulary(
+            [source], reducer, {"target": picks.target}, self.engine.head_chunk, self.engine.head_bytes
+        )
+        return {name: picks.spread(values) for name, values in found.items()}
+
+    @torch.no_grad()
+    def read(self, texts: TextBatch) -> Reading:
+        """One pass over the texts themselves, to be handed to `sample` and `score`."""
+        layout = self._grow(texts, None)
+        recurrence = self.recurrence(layout, position_BP=texts.positions_BP.to(self.device), keep=True)
+        tree = TreePass(layout, self.kernel, keep=True, recurrence=recurrence)
+        hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree)
+        return Reading(hidden_BSD, tree.kept, {} if recurrence is None else recurrence.memory)
