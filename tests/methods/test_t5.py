@@ -17,9 +17,9 @@ from stage import Tally, workshop
 from tfive import rng
 from tfive.errors import RunFailed
 from tfive.methods.t5 import PHASES, T5
-from tfive.rl.accounting import repeated_rollouts
 from tfive.rl.calibration.mixture import LearnedWeight
 from tfive.rl.qualify import Qualifier
+from tfive.rl.roles import repeated_rollouts
 from tfive.rl.snapshots import WrongSnapshot
 from tfive.rl.trajectory import Trajectories
 from tfive.training.build import Workshop
