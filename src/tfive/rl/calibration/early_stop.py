@@ -34,7 +34,7 @@ class Evaluation:
 class EarlyStopping:
     """Evaluates the heads on held-out texts and selects the feasible evaluation (C/Q ≤ κ) with the lowest offset.
 
-    `stale` counts evaluations since the last improvement; those beyond the retention limit do not count.
+    `stale` counts evaluations since the last improvement, or since the last one beyond the retention limit.
     """
 
     def __init__(self, data: CalibrationData, kappa: float) -> None:
