@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from tfive.errors import UserError
-from tfive.rl.calibration.mean import cross_fit_offset, regress_mean
+from tfive.rl.calibration.mean import MeanResponse, cross_fit_offset, regress_mean
 from tfive.rl.calibration.mixture import FixedWeight, MeanInputs, WeightInputs, mix
 from tfive.rl.calibration.moments import CalibrationData, Occupation, displacement, moment, offset_change
 from tfive.rl.calibration.repeated import calibrate_repeated, mean_of_others
-from tfive.rl.calibration.saddle import CalibrationPlan, MeanResponse, calibrate
+from tfive.rl.calibration.saddle import CalibrationPlan, calibrate
 from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.rl.calibration.validation import SignalBounds, Validator
 from tfive.rl.drift import offset_products

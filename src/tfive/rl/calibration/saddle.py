@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tfive.rl.calibration.early_stop import EarlyStopping, Evaluation
-from tfive.rl.calibration.mean import MeanPlan, batches, forked, regress_mean, seed_dropout, text_order
+from tfive.rl.calibration.mean import MeanPlan, MeanResponse, batches, forked, regress_mean, seed_dropout, text_order
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, MeanInputs, WeightInputs, mix
 from tfive.rl.calibration.moments import CalibrationData, displacement, energy, moment, saddle_integrand, split_by_text
 from tfive.rl.replay import Recorder, Replayed
@@ -53,51 +53,6 @@ class CalibrationPlan:
         """The same hyperparameters for fitting a mean head alone (warm start, cross-fitted offsets)."""
         shared = {f.name: getattr(self, f.name) for f in fields(MeanPlan) if f.name not in ("steps", "lr")}
         return MeanPlan(steps=self.warm_steps, lr=self.mean_lr, **shared)
-
-
-class MeanResponse(nn.Module):
-    """The mean response h(c) = s·h̄(c) + (w(s, ā) − ½)·Δ̂(c) + g(c), the inner maximiser of eq:calibrated-weight.
-
-    It depends on the weight by construction. h̄ predicts the fixed average and is shrunk by the factor s; Δ̂ predicts
-    the critics' disagreement; ā is one fixed average action, so that h sees nothing of the sampled one; g learns the
-    rest of E[(w − ½)Δ | c], which comes from the sampled action.
-    """
-
-    def __init__(self, average: nn.Module, gap: nn.Module, shift: nn.Module, weight: nn.Module) -> None:
-        super().__init__()
-        self.average, self.gap, self.shift, self.weight = average, gap, shift, weight
-        self.share = 1.0
-        self.still = False
-        """Whether the weight is the constant ½, so that h = s·h̄."""
-        # Mean heads that are bounded by construction have a sum with the same bound.
-        self.bound: float | None = getattr(average, "bound", None)
-        self.action_E: Tensor | None = None
-        self.log_prob: Tensor | None = None
-
-    def set_action(self, inputs: WeightInputs, mask_NT: Tensor) -> None:
-        """Set ā and its log-probability to their means over the valid steps of `inputs`."""
-        self.action_E, self.log_prob = inputs.action_NTE[mask_NT].mean(0), inputs.log_prob_NT[mask_NT].mean()
-
-    def centred_weight(self, inputs: MeanInputs) -> Tensor:
-        """w(s, ā) − ½."""
-        if self.action_E is None or self.log_prob is None:
-            raise ValueError("the response needs its average action first")
-        shape = inputs.time_NT.shape
-        action, log_prob = self.action_E.expand(*shape, -1), self.log_prob.expand(shape)
-        fixed = WeightInputs(inputs.prefix_NTD, inputs.value_NT2, inputs.time_NT, action, log_prob)
-        out: Tensor = self.weight(fixed) - 0.5
-        return out
-
-    def moved(self, inputs: MeanInputs) -> Tensor:
-        """The estimate of E[(w − ½)Δ | c]: what the weight adds to the conditional mean of the average."""
-        out: Tensor = self.centred_weight(inputs) * self.gap(inputs) + self.shift(inputs)
-        return out
-
-    def forward(self, inputs: MeanInputs) -> Tensor:
-        out: Tensor = self.share * self.average(inputs)
-        if not self.still:
-            out = out + self.moved(inputs)
-        return out if self.bound is None else out.clamp(-self.bound, self.bound)
 
 
 @dataclass(frozen=True)
