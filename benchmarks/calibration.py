@@ -38,7 +38,7 @@ from tfive.rl.calibration.moments import CalibrationData, displacement, energy
 from tfive.rl.calibration.saddle import Candidate
 from tfive.rl.clusters import Estimate
 from tfive.rl.continuations import at_step, side_by_side
-from tfive.rl.critics import Judged
+from tfive.rl.critics import CriticValues
 from tfive.rl.diagnosis import twins
 from tfive.rl.drift import offset, offset_difference
 from tfive.rl.trajectory import Trajectories
@@ -111,7 +111,7 @@ class Stage:
         parts, normaliser = self.method.parts, self.method.normaliser
         assert normaliser is not None
         fresh = parts.rollout.collect(role, window)
-        judged = parts.critics.judge(fresh)
+        judged = parts.critics.evaluate(fresh)
         parts.critics.release()
         data = parts.calibrator.data(parts.critics.advantages(fresh, judged), judged, normaliser)
         unit_N = self.documents(fresh)[fresh.thoughts.valid_BR]
@@ -140,7 +140,7 @@ class Judges:
 
     data: CalibrationData
     probe: Trajectories
-    judged: Judged
+    judged: CriticValues
 
     @classmethod
     def drawn(cls, stage: Stage, window: int) -> Judges:
@@ -149,7 +149,7 @@ class Judges:
         assert normaliser is not None
         data = stage.data("head_validate", window)
         probe = parts.probe.draw(window, FixedWeight(), normaliser)
-        judged = parts.critics.judge(probe)
+        judged = parts.critics.evaluate(probe)
         parts.critics.release()
         return cls(data, probe, judged)
 

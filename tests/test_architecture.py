@@ -35,7 +35,7 @@ BELOW["__main__"] = {"cli"}
 BELOW |= {name: set() for name in ROOT}
 
 PURE = (
-    "rl/losses.py", "rl/gae.py", "rl/reward.py", "rl/qualify.py", "rl/drift.py", "rl/accounting.py", "rl/clusters.py",
+    "rl/losses.py", "rl/gae.py", "rl/reward.py", "rl/qualify.py", "rl/drift.py", "rl/clusters.py",
     "rl/calibration/early_stop.py", "rl/calibration/mean.py", "rl/calibration/mixture.py", "rl/calibration/moments.py",
     "rl/calibration/repeated.py", "rl/calibration/saddle.py", "rl/calibration/validation.py",
 )  # fmt: skip

@@ -18,9 +18,9 @@ from tfive import rng
 from tfive.errors import RunFailed
 from tfive.methods.registry import spec_of
 from tfive.methods.t5 import T5
-from tfive.rl.accounting import repeated_rollouts
 from tfive.rl.calibration.mixture import LearnedWeight
 from tfive.rl.qualify import Qualifier
+from tfive.rl.roles import repeated_rollouts
 from tfive.rl.snapshots import WrongSnapshot
 from tfive.rl.trajectory import Trajectories
 from tfive.training.build import Workshop

@@ -179,7 +179,7 @@ def test_frozen_part_is_computed_once_for_both_critics_and_all_passes(adapt: str
         for critic in pair:
             critic.values(texts, thoughts, shared).sum().backward()
     assert len(computed) == 1
-    part = shared.rows(1, 2)
+    part = shared.rows(slice(1, 2))
     row = critic.values(texts.rows(1, 2), thoughts.rows(1, 2), part)
     torch.testing.assert_close(row, critic.values(texts, thoughts, shared)[1:], rtol=1e-4, atol=1e-6)
 
@@ -313,10 +313,10 @@ def test_head_warm_up_reads_features_once_and_leaves_the_blocks() -> None:
     assert shared.lower is None
     with torch.no_grad():
         features = critic.features(texts, thoughts, shared)
-    judgement = critic.judge(features, thoughts.mask_BRT)
-    assert judgement.values_BRT.equal(critic.values(texts, thoughts, shared))
-    assert judgement.hidden_BRTE.shape == (B, R, T, 8)
-    judgement.values_BRT.sum().backward()
+    output = critic.evaluate(features, thoughts.mask_BRT)
+    assert output.values_BRT.equal(critic.values(texts, thoughts, shared))
+    assert output.hidden_BRTE.shape == (B, R, T, 8)
+    output.values_BRT.sum().backward()
     assert all(parameter.grad is None for name, parameter in critic.trainable() if name.startswith("body"))
     assert all(parameter.grad is not None for name, parameter in critic.trainable() if name.startswith("head"))
 

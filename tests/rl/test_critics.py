@@ -43,7 +43,7 @@ def fitting(rows: int = 8, seed: int = 1) -> Trajectories:
 
 
 def fit(critics: Critics, record: Trajectories, passes: int = 1, warmup: bool = True) -> list[list[float]]:
-    frozen = critics.judge(record).values_2BRT
+    frozen = critics.evaluate(record).values_2BRT
     return [critics.fit_pass(record, frozen, 1, number, warmup=warmup) for number in range(passes)]
 
 
@@ -57,7 +57,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 def mean_error(critics: Critics, record: Trajectories) -> list[float]:
     mask = record.mask_BRT
-    values = critics.judge(record).values_2BRT
+    values = critics.evaluate(record).values_2BRT
     return [float((one - record.need("returns_BRT"))[mask].square().mean() / 2) for one in values]
 
 
@@ -81,7 +81,7 @@ def test_the_clipped_loss_pushes_no_further_than_the_clip(target: float, warmup:
     """A prediction that has come more than ε_v towards its target since the fit began stays (eq:value-loss)."""
     critics, record = twins("head"), fitting()
     before = weights(critics)
-    frozen = critics.judge(record).values_2BRT - 1.0
+    frozen = critics.evaluate(record).values_2BRT - 1.0
     far = record.having(returns_BRT=torch.full_like(record.need("returns_BRT"), target) * record.mask_BRT)
     critics.fit_pass(far, frozen, 1, 0, warmup=warmup)
     assert [not same(*pair) for pair in zip(before, weights(critics))] == [moves, moves]
@@ -137,7 +137,7 @@ def test_a_bracket_ends_with_ordered_predictions() -> None:
     record = record.having(returns_BRT=noise * record.mask_BRT)
     critics = twins("head", pair="bracket", expectile=0.9, width=0)
     fit(critics, record, 40)
-    low, high = (values[record.mask_BRT] for values in critics.judge(record).values_2BRT)
+    low, high = (values[record.mask_BRT] for values in critics.evaluate(record).values_2BRT)
     assert (low < high).float().mean() > 0.95
     target = noise[record.mask_BRT]
     assert low.mean() < target.mean() < high.mean()
@@ -149,7 +149,7 @@ def test_fitting_does_not_depend_on_rows_per_pass() -> None:
         critics, record = twins("top", rows=rows, dtype=torch.float64, minibatches=1), fitting()
         critics.unfreeze()
         losses = fit(critics, record, 2)
-        judged = critics.judge(record)
+        judged = critics.evaluate(record)
         found.append((torch.tensor(losses), judged.values_2BRT, judged.features_2BRTE))
     for left, right in zip(*found):
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
@@ -190,12 +190,12 @@ def test_shared_features_are_read_once_per_set(adapt: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(FrozenBase, "read", counted)
     fit(critics, first, 3)
-    critics.judge(first.having(values_2BRT=torch.zeros(2, 8, 2, 4)))
+    critics.evaluate(first.having(values_2BRT=torch.zeros(2, 8, 2, 4)))
     assert calls == [3, 3, 2]
-    critics.judge(second)
+    critics.evaluate(second)
     assert calls == [3, 3, 2, 3, 2]
     critics.release()
-    critics.judge(second)
+    critics.evaluate(second)
     assert calls == [3, 3, 2, 3, 2, 3, 2]
 
 
@@ -208,17 +208,17 @@ def test_what_was_read_is_never_stale(adapt: str) -> None:
         replace(first, thoughts=thoughts_for(first.texts, seed=7)),
     ]
     critics = twins(adapt)
-    critics.judge(first)
+    critics.evaluate(first)
     for other in others:
-        found, expected = critics.judge(other), twins(adapt).judge(other)
+        found, expected = critics.evaluate(other), twins(adapt).evaluate(other)
         assert found.values_2BRT.equal(expected.values_2BRT)
         assert found.features_2BRTE.equal(expected.features_2BRTE)
-        assert not found.values_2BRT.equal(critics.judge(first).values_2BRT)
+        assert not found.values_2BRT.equal(critics.evaluate(first).values_2BRT)
 
 
 def test_the_two_start_apart_and_stay_separate() -> None:
     critics, record = twins("top"), fitting()
-    first, second = critics.judge(record).values_2BRT
+    first, second = critics.evaluate(record).values_2BRT
     assert not first.equal(second)
     shared = {p.data_ptr() for p in critics.critics[0].parameters()} & {
         p.data_ptr() for p in critics.critics[1].parameters() if p.requires_grad
@@ -228,7 +228,7 @@ def test_the_two_start_apart_and_stay_separate() -> None:
 
 def test_advantages_are_both_gaes_of_the_same_rewards() -> None:
     critics, record = twins("head"), fitting()
-    judged = critics.judge(record)
+    judged = critics.evaluate(record)
     found = critics.advantages(record, judged)
     assert found.need("values_2BRT").equal(judged.values_2BRT)
     for number in range(2):
@@ -247,7 +247,7 @@ def test_advantages_are_both_gaes_of_the_same_rewards() -> None:
 
 def test_a_diverged_critic_stops_the_run() -> None:
     critics, record = twins("head"), fitting()
-    frozen = critics.judge(record).values_2BRT
+    frozen = critics.evaluate(record).values_2BRT
     returns = record.need("returns_BRT").clone()
     returns[0, 0, 0] = float("inf")
     with pytest.raises(RunFailed, match="critic 1 diverged in window 3: its gradient is not finite"):
@@ -255,7 +255,7 @@ def test_a_diverged_critic_stops_the_run() -> None:
     with torch.no_grad():
         critics.critics[1].head.last.bias.fill_(float("nan"))
     with pytest.raises(RunFailed, match="a critic diverged: values of the critic_fit set are not finite"):
-        critics.judge(record)
+        critics.evaluate(record)
 
 
 def test_a_saved_pair_goes_on_bit_for_bit() -> None:
@@ -263,7 +263,7 @@ def test_a_saved_pair_goes_on_bit_for_bit() -> None:
     first, second = twins("lora"), twins("lora")
     first.unfreeze()
     fit(first, record, 2)
-    second.judge(fitting(seed=9))
+    second.evaluate(fitting(seed=9))
     second.load_state_dict(first.state_dict())
     assert not second.head_only
     assert fit(first, record, 2) == fit(second, record, 2)

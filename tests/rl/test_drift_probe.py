@@ -202,7 +202,7 @@ def test_the_offset_is_that_of_all_thoughts_enumerated() -> None:
         log_pi = engine.policy(batch, everything).need("log_prob_BRT")[0].double()
     snapshots = rollout.snapshots.current("policy", "scorer")
     record = rollout.rewarded(score(engine, Trajectories("probe", 1, batch, everything, snapshots=snapshots), rows=1))
-    gae = critics.advantages(record, critics.judge(record)).need("gae_2BRT")
+    gae = critics.advantages(record, critics.evaluate(record)).need("gae_2BRT")
     average = ((gae.mean(0) - 0.1) / 0.7)[0].double()
     chance_of = (log_pi * everything.mask_BRT[0]).sum(-1).exp()
     assert float(chance_of.sum()) == pytest.approx(1, abs=1e-4)

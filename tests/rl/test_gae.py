@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from tfive.errors import UserError
-from tfive.rl.gae import adaptive_gae, check_alpha, masked_gae, trace
-from tfive.rl.reward import length_mask, returns_to_go
+from tfive.rl.gae import adaptive_gae, masked_gae, trace
+from tfive.rl.reward import returns_to_go
 
 
 def _reference(reward, value, length, lam, gamma):
@@ -26,7 +25,7 @@ def test_matches_the_explicit_sum(gamma: float) -> None:
     lengths = torch.tensor([[12, 1, 7], [3, 0, 2]])
     reward = torch.randn(2, 3, 12, generator=generator, dtype=torch.float64)
     value = torch.randn(2, 3, 12, generator=generator, dtype=torch.float64)
-    mask = length_mask(lengths, 12)
+    mask = torch.arange(1, 13) <= lengths.unsqueeze(-1)
     lam = trace(lengths, 1.5)
     got = masked_gae(reward, value, mask, lam, gamma)
     for b in range(2):
@@ -37,7 +36,7 @@ def test_matches_the_explicit_sum(gamma: float) -> None:
 
 def test_adaptive_trace_uses_each_realised_length() -> None:
     lengths = torch.tensor([4, 2])
-    mask = length_mask(lengths, 4)
+    mask = torch.arange(1, 5) <= lengths.unsqueeze(-1)
     reward, value = torch.zeros(2, 4), torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 5.0, 5.0]])
     got = adaptive_gae(reward, value, mask, alpha=1.0)
     # λ(4) = ¾: δ = (1, −1, 0, 0) gives A_1 = 1 − ¾; λ(2) = ½, and the masked values beyond the end do not exist.
@@ -47,22 +46,13 @@ def test_adaptive_trace_uses_each_realised_length() -> None:
 def test_trace_one_is_the_monte_carlo_residual() -> None:
     generator = torch.Generator().manual_seed(2)
     reward, value = (torch.randn(5, 6, generator=generator, dtype=torch.float64) for _ in range(2))
-    mask = length_mask(torch.tensor([6, 3, 1, 5, 2]), 6)
+    mask = torch.arange(1, 7) <= torch.tensor([6, 3, 1, 5, 2]).unsqueeze(-1)
     got = masked_gae(reward, value, mask, 1.0)
     want = torch.where(mask, returns_to_go(reward, mask) - value, torch.zeros_like(value))
     torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
 
 
-def test_alpha_is_validated_for_every_reachable_length() -> None:
-    check_alpha(1.0, range(1, 13))
-    check_alpha(0.05, [20, 40])
-    with pytest.raises(UserError, match=r"gae.alpha = 0.05 .* L = 12; use at least"):
-        check_alpha(0.05, [12])
-    with pytest.raises(UserError, match="L = 1"):
-        check_alpha(0.5, range(1, 13))
-
-
 def test_a_mask_with_a_hole_is_refused() -> None:
     mask = torch.tensor([[True, False, True]])
-    with pytest.raises(ValueError, match="one run"):
+    with pytest.raises(ValueError, match="contiguous"):
         masked_gae(torch.zeros(1, 3), torch.zeros(1, 3), mask, 0.5)

@@ -1,6 +1,5 @@
 """The gate sees both predictions, teaches nothing to the model, and learns where thoughts help."""
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -24,18 +23,14 @@ def test_starts_near_a_half_and_every_layer_gets_gradients() -> None:
 
 
 def test_features_are_detached_and_both_are_read() -> None:
-    gate = PredictionGate(D, width=16, extras=2, seed=1)
+    gate = PredictionGate(D, width=16, seed=1)
     with_thought = draw(B, R, H, D).requires_grad_()
     without = draw(B, R, H, D, seed=1).requires_grad_()
-    extras = draw(B, R, H, 2, seed=2).requires_grad_()
-    logits = gate(with_thought, without, extras)
+    logits = gate(with_thought, without)
     logits.sum().backward()
-    assert with_thought.grad is without.grad is extras.grad is None
-    assert not logits.equal(gate(with_thought + draw(D, seed=3), without, extras))
-    assert not logits.equal(gate(with_thought, without + draw(D, seed=3), extras))
-    assert not logits.equal(gate(with_thought, without, extras + 1))
-    with pytest.raises(ValueError, match="2 extra columns"):
-        gate(with_thought, without)
+    assert with_thought.grad is without.grad is None
+    assert not logits.equal(gate(with_thought + draw(D, seed=3), without))
+    assert not logits.equal(gate(with_thought, without + draw(D, seed=3)))
 
 
 def test_bfloat16_features_are_read_in_float32() -> None:

@@ -33,6 +33,6 @@ def test_identical_advantages_stay_finite_and_bad_ones_are_named() -> None:
     mask = torch.ones(2, 2, dtype=torch.bool)
     assert PilotNormaliser.fit(flat, flat, mask, epsilon=1e-6).deviation == pytest.approx(1e-3)
     with pytest.raises(ValueError, match="not finite"):
-        PilotNormaliser.fit(flat * math.inf, flat, mask)
+        PilotNormaliser.fit(flat * math.inf, flat, mask, epsilon=1e-6)
     with pytest.raises(ValueError, match="at least one"):
-        PilotNormaliser.fit(flat, flat, ~mask)
+        PilotNormaliser.fit(flat, flat, ~mask, epsilon=1e-6)

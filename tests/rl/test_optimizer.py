@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tfive.rl.optimizer import Ema, MasterOptimizer, learning_rate
-from tfive.rl.rounding import noise16, round_stochastically
+from tfive.rl.optimizer import MasterOptimizer, learning_rate, noise16, round_stochastically
 from tfive.rl.settings import OptimizerSettings
+from tfive.rl.teacher import Ema
 
 PRECISIONS = [
     pytest.param(torch.float32, "master", id="float32"),

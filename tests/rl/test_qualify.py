@@ -69,7 +69,7 @@ def test_zero_variance_is_its_own_diagnosis() -> None:
     score = r_squared(target, target, torch.ones(6, dtype=torch.bool))
     assert score.r2 is None
     assert score.flat
-    qualifier = Qualifier(eta=0.0, consecutive=1)
+    qualifier = Qualifier(eta=0.0, consecutive=1, patience=2, attempts=5)
     events = qualifier.test("a", score, _score(0.9))
     assert [event.kind for event in events] == ["failed", "no_variance"]
     assert not qualifier.admitted
@@ -79,7 +79,7 @@ def test_admission_needs_consecutive_passes_of_the_weaker_critic() -> None:
     qualifier = Qualifier(eta=0.1, consecutive=2, patience=2, attempts=5)
     assert _run(qualifier, 0.2, 0.05, 0.2, 0.1) == ["passed", "failed", "passed", "passed+admitted"]
     assert qualifier.admitted
-    weak_second = Qualifier(eta=0.1, consecutive=1)
+    weak_second = Qualifier(eta=0.1, consecutive=1, patience=2, attempts=5)
     weak_second.test("x", _score(0.9), _score(0.09))
     assert not weak_second.admitted
 
@@ -95,7 +95,7 @@ def test_patience_pauses_and_recovery_needs_the_full_row_again() -> None:
 
 
 def test_the_attempt_budget_ends() -> None:
-    qualifier = Qualifier(eta=0.1, consecutive=1, attempts=3)
+    qualifier = Qualifier(eta=0.1, consecutive=1, patience=2, attempts=3)
     assert _run(qualifier, 0.0, math.nan, -1.0) == ["failed", "failed", "failed+exhausted"]
     assert qualifier.exhausted
     with pytest.raises(ValueError, match="exhausted"):
@@ -103,11 +103,11 @@ def test_the_attempt_budget_ends() -> None:
 
 
 def test_data_are_never_reused_even_after_a_reset_or_a_restart() -> None:
-    qualifier = Qualifier(eta=0.1, consecutive=1, attempts=3)
+    qualifier = Qualifier(eta=0.1, consecutive=1, patience=2, attempts=3)
     _run(qualifier, 0.5)
     assert qualifier.reset("backbones unfrozen")[0].kind == "reset"
     assert not qualifier.admitted
-    restored = Qualifier()
+    restored = Qualifier(eta=0.5, consecutive=1, patience=1, attempts=1)
     restored.load_state_dict(qualifier.state_dict())
     assert restored.state_dict() == qualifier.state_dict()
     assert restored.attempts == 3
@@ -117,9 +117,9 @@ def test_data_are_never_reused_even_after_a_reset_or_a_restart() -> None:
 
 
 def test_zero_threshold_is_allowed_and_one_is_not() -> None:
-    assert _run(Qualifier(eta=0.0, consecutive=1), 0.0) == ["passed+admitted"]
+    assert _run(Qualifier(eta=0.0, consecutive=1, patience=2, attempts=5), 0.0) == ["passed+admitted"]
     with pytest.raises(UserError, match="eta"):
-        Qualifier(eta=1.0)
+        Qualifier(eta=1.0, consecutive=2, patience=2, attempts=5)
 
 
 def test_value_risk_bound_follows_the_formula_and_refuses_unbounded_heads() -> None:

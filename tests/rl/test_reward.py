@@ -8,7 +8,6 @@ from tfive.rl.reward import (
     carried_potential,
     checkpoint_rewards,
     final_gain,
-    length_mask,
     potentials,
     returns_to_go,
 )
@@ -58,7 +57,7 @@ def test_rewards_potentials_and_returns_match_the_definition() -> None:
     want, before = _reference(no_thought, losses, checkpoint, mask, scale, clip, 12)
     torch.testing.assert_close(reward, want, atol=1e-12, rtol=0)
     torch.testing.assert_close(carried_potential(phi, checkpoint, mask, 12), before, atol=1e-12, rtol=0)
-    valid = length_mask(lengths, 12)
+    valid = torch.arange(1, 13) <= lengths.unsqueeze(-1)
     got = returns_to_go(reward, valid)
     for b in range(2):
         for r in range(3):
@@ -84,7 +83,7 @@ def test_clipping_and_scale_are_used() -> None:
 
 def test_bad_checkpoints_are_refused() -> None:
     phi, mask = torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
-    with pytest.raises(ValueError, match="grow strictly"):
+    with pytest.raises(ValueError, match="increase strictly"):
         checkpoint_rewards(phi, torch.tensor([[4, 4]]), mask, 12)
     with pytest.raises(ValueError, match="lie in"):
         checkpoint_rewards(phi, torch.tensor([[4, 13]]), mask, 12)
@@ -97,14 +96,14 @@ def test_reward_scale_follows_the_recursion_and_survives_a_checkpoint() -> None:
     first, second = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 0.5, 9.0])
     scale.update(first)
     assert scale.value == pytest.approx((2.5 + 1e-8) ** 0.5, rel=1e-12)
-    restored = RewardScale()
+    restored = RewardScale(decay=0.9, epsilon=1e-8)
     restored.load_state_dict(scale.state_dict())
     mask = torch.tensor([True, True, False])
     want = (0.9 * 2.5 + 0.1 * 0.25 + 1e-8) ** 0.5
     assert scale.update(second, mask) == pytest.approx(want, rel=1e-12)
     assert restored.update(second, mask) == scale.value
     assert not scale.is_flat
-    flat = RewardScale()
+    flat = RewardScale(decay=0.9, epsilon=1e-8)
     flat.update(torch.zeros(4))
     assert flat.is_flat
     with pytest.raises(ValueError, match="not finite"):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from stage import texts, thoughts_for
-from tfive.errors import UserError
 from tfive.rl.trajectory import Trajectories, last_loss
 
 
@@ -106,43 +102,3 @@ def test_gain_is_read_at_each_thoughts_last_checkpoint() -> None:
 def test_a_state_gives_back_every_bit() -> None:
     record = whole()
     same(Trajectories.from_state(record.state_dict()), record)
-
-
-def test_a_file_gives_back_every_bit(tmp_path: Path) -> None:
-    record = whole()
-    record.save(tmp_path / "set.safetensors")
-    same(Trajectories.load(tmp_path / "set.safetensors"), record)
-    fresh = Trajectories("pilot", 1, texts(), thoughts_for(texts()))
-    fresh.save(tmp_path / "fresh.safetensors")
-    same(Trajectories.load(tmp_path / "fresh.safetensors"), fresh)
-
-
-def test_files_that_are_no_trajectories_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "set.safetensors"
-    with pytest.raises(UserError, match=r"set\.safetensors: not a trajectory file"):
-        Trajectories.load(path)
-    save_file({"a": torch.zeros(2)}, path)
-    with pytest.raises(UserError, match="not a trajectory file"):
-        Trajectories.load(path)
-    whole().save(path)
-    path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(UserError, match="damaged trajectory file"):
-        Trajectories.load(path)
-
-
-@pytest.mark.parametrize("name", ["texts.items_BP", "thoughts.tokens_BRT"])
-def test_a_file_without_one_of_its_tensors_names_it(tmp_path: Path, name: str) -> None:
-    path, record = tmp_path / "set.safetensors", whole()
-    state = record.state_dict()
-    held = {key: tensor.contiguous() for key, tensor in state.pop("tensors").items()}
-    lost = held.pop(name)
-    save_file(held, path, metadata={"trajectories": json.dumps(state)})
-    with pytest.raises(UserError, match=rf"set\.safetensors: incomplete .*the tensor {name} is missing"):
-        Trajectories.load(path)
-    save_file({**held, name: lost, "stray": torch.zeros(1)}, path, metadata={"trajectories": json.dumps(state)})
-    with pytest.raises(UserError, match="stray"):
-        Trajectories.load(path)
-    del state["role"]
-    save_file({**held, name: lost}, path, metadata={"trajectories": json.dumps(state)})
-    with pytest.raises(UserError, match="lacks role"):
-        Trajectories.load(path)

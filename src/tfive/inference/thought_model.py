@@ -69,10 +69,9 @@ class ThoughtModel:
             raise UserError(
                 f"thought.delimiters = {thought.delimiters!r}: learned delimiters, and only they, have weights"
             )
-        if gate is not None and (gate.features != embedding.embedding_dim or gate.extras):
-            wanted = f"{gate.features} features and {gate.extras} extras"
+        if gate is not None and gate.features != embedding.embedding_dim:
             raise UserError(
-                f"the gate reads {wanted}, the model gives {embedding.embedding_dim} and 0; use its own gate"
+                f"the gate reads {gate.features} features, the model gives {embedding.embedding_dim}; use its own gate"
             )
         self.model = model.eval()
         self.gate = None if gate is None else gate.to(model.device).eval()

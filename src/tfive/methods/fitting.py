@@ -32,7 +32,7 @@ class FittedMethod(Method[C]):
         parts, critics = self.parts, self.parts.critics
         if self.step == 0:
             fresh = parts.rollout.collect("critic_fit", self.window, number)
-            self.held["critic_fit"] = fresh.having(values_2BRT=critics.judge(fresh).values_2BRT)
+            self.held["critic_fit"] = fresh.having(values_2BRT=critics.evaluate(fresh).values_2BRT)
         fitting = self.held["critic_fit"]
         parts.snapshots.require(fitting.snapshots, ("policy", "scorer", "scale"), what="the fitting set")
         self.report["critic_loss"] = critics.fit_pass(

@@ -96,13 +96,13 @@ class QuietStarPPO(QuietStar[CriticParts], FittedMethod[CriticParts]):
         """GAE of fresh thoughts (eq:masked-gae), normalised by their own mean and deviation."""
         parts = self.parts
         fresh = parts.rollout.collect("actor", self.window)
-        judged = parts.critics.judge(fresh)
+        values = parts.critics.evaluate(fresh)
         parts.critics.release()
-        acting = parts.critics.advantages(fresh, judged).having(snapshots=parts.snapshots.current("critics"))
+        acting = parts.critics.advantages(fresh, values).having(snapshots=parts.snapshots.current("critics"))
         (gae_BRT,), mask_BRT = acting.need("gae_2BRT"), acting.mask_BRT
         batch = PilotNormaliser.fit(gae_BRT, gae_BRT, mask_BRT, self.settings.epsilon)
         # Fresh texts, so this is how well the critic predicts; it decides nothing.
-        self.report["r2"] = [r_squared(acting.need("returns_BRT"), judged.values_2BRT[0], mask_BRT).r2]
+        self.report["r2"] = [r_squared(acting.need("returns_BRT"), values.values_2BRT[0], mask_BRT).r2]
         following = self.act_on(acting.having(advantage_BRT=batch.normalise(gae_BRT, mask_BRT)))
         frozen = self.window <= self.reading_windows + self.settings.frozen_windows
         return "close" if frozen else following

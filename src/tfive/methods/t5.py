@@ -20,7 +20,7 @@ from tfive.rl.calibration.saddle import Candidate
 from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.rl.calibration.validation import SignalBounds, Validator, certify
 from tfive.rl.continuations import continued
-from tfive.rl.critics import Judged
+from tfive.rl.critics import CriticValues
 from tfive.rl.diagnosis import agreement, calibration_numbers, step_scores
 from tfive.rl.drift_probe import Probe
 from tfive.rl.gae import PilotNormaliser
@@ -132,7 +132,7 @@ class T5(FittedMethod[T5Parts]):
         """One fresh test of both critics, and what follows from it."""
         parts = self.parts
         fresh = parts.rollout.collect("qualify", self.window, self.tests)
-        values_2BRT = parts.critics.judge(fresh).values_2BRT
+        values_2BRT = parts.critics.evaluate(fresh).values_2BRT
         returns_BRT, mask_BRT = fresh.need("returns_BRT"), fresh.mask_BRT
         first, second = (r_squared(returns_BRT, values, mask_BRT) for values in values_2BRT)
         self.tests += 1
@@ -171,7 +171,7 @@ class T5(FittedMethod[T5Parts]):
     def pilot(self) -> str | None:
         """Mean and deviation of both critics' GAEs on the pilot set."""
         parts = self.parts
-        pilot, _ = self._judged("pilot", states=False)
+        pilot, _ = self._evaluated("pilot", states=False)
         first, second = pilot.need("gae_2BRT")
         self.normaliser = PilotNormaliser.fit(first, second, pilot.mask_BRT, self.settings.pilot.epsilon)
         parts.snapshots.renew("normaliser")
@@ -201,27 +201,27 @@ class T5(FittedMethod[T5Parts]):
         data = self._calibration_data("head_validate")
         settings, bounds = self.settings.calibration, self._signal_bounds()
         enforced = settings.bounds == "enforce"
-        verdict = self.validator.judge(candidate, data, f"window {self.window}", bounds, enforced)
-        self.mixture = verdict.mixture
+        result = self.validator.validate(candidate, data, f"window {self.window}", bounds, enforced)
+        self.mixture = result.mixture
         parts.snapshots.renew("validation")
-        self.report |= calibration_numbers(verdict, candidate, data)
+        self.report |= calibration_numbers(result, candidate, data)
         if settings.cross_fit:
             with parts.telemetry.phase(DIAGNOSE):
-                self.report |= parts.calibrator.offsets(data, verdict.mixture, self.window)
+                self.report |= parts.calibrator.offsets(data, result.mixture, self.window)
         if settings.certified:
             certificate = certify(
-                verdict.bounds, settings.approximation_bound, settings.optimisation_bound, settings.sensitivity_bound
+                result.bounds, settings.approximation_bound, settings.optimisation_bound, settings.sensitivity_bound
             )
             self.report |= {"risk_upper": certificate.risk_upper, "drift_upper": certificate.drift_upper}
-        if not verdict.accepted:
-            self.log(f"validation: {verdict.reason}", f"the fixed average is used; Ĉ/Q̂ = {verdict.retention}")
+        if not result.accepted:
+            self.log(f"validation: {result.reason}", f"the fixed average is used; Ĉ/Q̂ = {result.retention}")
 
     # Line 5: fresh trajectories and their mixed, detached advantages (eq:twin-advantage).
     def collect(self) -> str | None:
         """The actor's set with its frozen advantages, the next window's reward scale, and the probes."""
         parts = self.parts
-        acting, judged = self._judged("actor")
-        acting = parts.calibrator.advantage(acting, judged, self._normaliser(), self.mixture)
+        acting, values = self._evaluated("actor")
+        acting = parts.calibrator.advantage(acting, values, self._normaliser(), self.mixture)
         self.held["scale"] = parts.rollout.collect("scale", self.window + 1, rewarded=False)
         parts.critics.release()
         if parts.probe is not None:
@@ -258,10 +258,12 @@ class T5(FittedMethod[T5Parts]):
         """What calibration reads of a role's fresh trajectories; in `repeated` mode, of several continuations of each
         (eq:repeated-rollout-budget)."""
         settings = self.settings.calibration
-        found, judged = self._judged(role, settings.continuations if settings.mode == "repeated" else 0)
-        return self.parts.calibrator.data(found, judged, self._normaliser())
+        found, values = self._evaluated(role, settings.continuations if settings.mode == "repeated" else 0)
+        return self.parts.calibrator.data(found, values, self._normaliser())
 
-    def _judged(self, role: str, continuations: int = 0, *, states: bool = True) -> tuple[Trajectories, Judged]:
+    def _evaluated(
+        self, role: str, continuations: int = 0, *, states: bool = True
+    ) -> tuple[Trajectories, CriticValues]:
         """A role's fresh trajectories with both GAEs from the frozen critics, and the critics' features of them.
 
         The heads read the policy's `states` too; they come from passes that are made anyway.
@@ -270,9 +272,9 @@ class T5(FittedMethod[T5Parts]):
         fresh = parts.rollout.collect(role, self.window, states=states and not continuations)
         if continuations:
             fresh = continued(parts.rollout, fresh, continuations)
-        judged = parts.critics.judge(fresh)
+        values = parts.critics.evaluate(fresh)
         snapshots = parts.snapshots.current("critics", "normaliser")
-        return parts.critics.advantages(fresh, judged).having(snapshots=snapshots), judged
+        return parts.critics.advantages(fresh, values).having(snapshots=snapshots), values
 
     def _normaliser(self) -> PilotNormaliser:
         if self.normaliser is None:

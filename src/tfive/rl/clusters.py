@@ -1,4 +1,4 @@
-"""Means whose independent units are texts: standard errors, intervals and paired differences that cluster by text."""
+"""Means with standard errors that are clustered by text: positions of one text are not independent."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def clustered_mean(value_N: Tensor, cluster_N: Tensor, weight_N: Tensor | None =
     """The weighted mean over all rows and its standard error with clusters as the independent units.
 
     A ratio estimator: residuals ``Σ weight·(value − mean)`` per cluster, with the J/(J−1) correction for J clusters.
-    Equal clusters reduce it to the standard error of the cluster means. One cluster alone has no error to show: it is
-    infinite. Paired differences are this function on the differences.
+    Equal clusters reduce it to the standard error of the cluster means. With one cluster
+    the error is infinite. Paired differences are this function on the differences.
     """
     weight_N = torch.ones_like(value_N, dtype=torch.float64) if weight_N is None else weight_N
     total, mass = cluster_sums(value_N, weight_N, cluster_N)

@@ -1,8 +1,8 @@
-"""Several independent continuations of one prefix: the only way to observe a conditional mean without a mean head.
+"""Several independent continuations of one prefix, for unbiased estimates of a conditional mean without a mean head.
 
-Of each begun thought a random prefix is kept. Its step is drawn uniformly from 1 … T_max and thoughts that end earlier
-are not continued, so that averages over contexts follow the occupation measure (eq:trajectory-occupation): exactly
-where unreached contexts count as zero, up to its mass where they are left out.
+A random prefix of each given thought is kept. Its length is drawn uniformly from 0 … T_max − 1, and thoughts that end
+earlier are not continued, so that averages over contexts follow the occupation measure (eq:trajectory-occupation):
+exactly if unreached contexts count as zero, up to a constant factor if they are left out.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tfive.rl.trajectory import Trajectories
 
 
 def continued(rollout: Rollout, begun: Trajectories, count: int) -> Trajectories:
-    """`count` rewarded continuations of each context, as neighbouring branches; `probe_step_BR` tells the step whose
-    action is the first that is drawn anew. They are booked under the role of `begun`, without the given tokens.
+    """`count` rewarded continuations of each prefix, as neighbouring branches; `probe_step_BR` is the step of the first
+    action that is sampled anew. They are counted under the role of `begun`, without the tokens of the prefix.
 
-    A context that was not reached keeps its item number and has no position, hence no valid branch.
+    A context that was not reached keeps its item number but has no position, hence no valid branch.
     """
     engine, texts = rollout.engine, begun.texts
     length, seed, window = engine.plan.length, rollout.seed, begun.window
@@ -33,7 +33,7 @@ def continued(rollout: Rollout, begun: Trajectories, count: int) -> Trajectories
     numbers_BRT = branch_uniforms(
         texts, group=count, steps=length, seed=seed, role=f"{begun.role}/continuation", window=window
     )
-    # Every position stands as often as it is continued: to the engine, continuations are branches like any other.
+    # Every position is repeated `count` times: to the engine, continuations are branches like any other.
     texts = replace(
         texts,
         positions_BP=torch.where(reached_BP, texts.positions_BP, -1).repeat_interleave(count, 1),
@@ -59,12 +59,12 @@ def continued(rollout: Rollout, begun: Trajectories, count: int) -> Trajectories
         snapshots=rollout.snapshots.current("policy"),
     )
     scored = score(engine, found, rows=rollout.rows, snapshots=rollout.snapshots.current("scorer"))
-    rollout.book(begun.role, scored, given=int(step_BR[scored.thoughts.valid_BR].sum()))
+    rollout.count_tokens(begun.role, scored, given=int(step_BR[scored.thoughts.valid_BR].sum()))
     return rollout.rewarded(scored)
 
 
 def at_step(trajectories: Trajectories, value_BRT: Tensor) -> Tensor:
-    """The entry of each branch's probed step, `[B, R]` (further dimensions stay)."""
+    """The entry at each branch's probed step, `[B, R]` (further dimensions stay)."""
     step_BR = trajectories.need("probe_step_BR")
     index = step_BR[..., None]
     for _ in range(value_BRT.ndim - 3):
@@ -73,7 +73,8 @@ def at_step(trajectories: Trajectories, value_BRT: Tensor) -> Tensor:
 
 
 def side_by_side(trajectories: Trajectories, value_BR: Tensor, count: int, *, reached: bool = True) -> Tensor:
-    """`[N, M, …]`: the `count` branches of each context together; of those reached, or of all that were drawn."""
+    """`[N, M, …]`: the `count` branches of each context on an axis of their own, for contexts reached or for all
+    drawn."""
     rows, branches = value_BR.shape[:2]
     grouped = value_BR.view(rows, branches // count, count, *value_BR.shape[2:])
     exists_BR = trajectories.thoughts.valid_BR if reached else trajectories.texts.items_BP >= 0

@@ -1,10 +1,13 @@
-"""State-value critics made from the base model: a float32 value head that knows the step,
-on features of chosen reach; low-rank updates as explicit modules."""
+"""One state-value critic V(s_t) made from the base model: a float32 value head that knows the step, on features of the
+frozen base, of its last blocks trained in full or by low-rank updates, or of a whole copy.
+
+Training a pair of them is in `rl/critics.py`, saving a pair in `rl/critic_files.py`.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +42,7 @@ class LoraLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The frozen weight, for code that asks a layer for its dtype or device."""
+        """The frozen weight, for code that reads a layer's dtype or device from it."""
         return self.linear.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,7 +51,7 @@ class LoraLinear(nn.Module):
 
 
 def with_lora(module: nn.Module, rank: int, alpha: float, seed: int) -> int:
-    """Freeze `module`, wrap every linear layer inside it, and return how many there were."""
+    """Freeze `module` and wrap every linear layer inside it; returns how many there were."""
     module.requires_grad_(False)
     return _wrapped(module, rank, alpha, torch.Generator().manual_seed(seed))
 
@@ -65,12 +68,12 @@ def _wrapped(module: nn.Module, rank: int, alpha: float, generator: torch.Genera
 
 
 class ValueHead(nn.Module):
-    """V(s_t) in float32 from normalised features and the step, small at the start; optionally |V| ≤ `bound`."""
+    """V(s_t) in float32 from normalised features and the step, small at initialisation; optionally |V| ≤ `bound`."""
 
     def __init__(
         self, features: int, steps: int, *, width: int = 256, bound: float | None = None, seed: int = 0
     ) -> None:
-        """`steps` is the longest thought T; with `width` 0 the value is linear in the features plus a bias a step."""
+        """`steps` is the longest thought T; with `width` 0 the value is linear in the features plus a bias per step."""
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.features, self.bound = features, bound
@@ -79,7 +82,7 @@ class ValueHead(nn.Module):
         self.last = dense(width or features, 1, generator, gain=0.01)
 
     def hidden(self, features_BRTD: Tensor, step_T: Tensor) -> Tensor:
-        """What the last layer reads, `[…, T, E]`: the critic's own view of the state."""
+        """The input of the last layer, `[…, T, E]`: the critic features that the calibration heads read."""
         normal = F.layer_norm(features_BRTD.to(self.last.weight.dtype), (self.features,))
         return normal if self.project is None else F.silu(self.project(normal) + self.step[step_T])
 
@@ -96,46 +99,54 @@ class ValueHead(nn.Module):
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What both critics read of some trajectories and never changes: made once by `FrozenBase.read`."""
+class BaseActivations:
+    """Activations of the frozen base on some trajectories, computed once (`FrozenBase.read`) and read by every
+    critic."""
 
     features_BRTD: Tensor | None = None
-    """The base model's final hidden states before each action (0 where there is none)."""
+    """Final hidden states before each action (0 where there is none)."""
     lower: Lower | None = None
     """Activations that enter the first adapted block."""
 
-    def to(self, device: torch.device | str) -> Shared:
+    def to(self, device: torch.device | str) -> BaseActivations:
         """The same on another device, e.g. kept on the host between passes."""
-        lower = None if self.lower is None else replace(self.lower, hidden_BND=self.lower.hidden_BND.to(device))
-        return Shared(None if self.features_BRTD is None else self.features_BRTD.to(device), lower)
+        return self._map(lambda tensor: tensor.to(device))
+
+    def rows(self, index: slice | Tensor) -> BaseActivations:
+        """The activations of some texts."""
+        return self._map(lambda tensor: tensor[index])
 
     @staticmethod
-    def gathered(parts: Sequence[Shared], size: int, index: Tensor) -> Shared:
-        """What belongs to the texts `index` (rising), when `parts` hold `size` texts each."""
-        first = parts[0]
-        picked = [(parts[int(part)], index[index // size == part] - part * size) for part in (index // size).unique()]
-        features = None if first.features_BRTD is None else torch.cat([p.features_BRTD[i] for p, i in picked])  # type: ignore[index]
-        if first.lower is None:
-            return Shared(features)
-        return Shared(features, replace(first.lower, hidden_BND=torch.cat([p.lower.hidden_BND[i] for p, i in picked])))  # type: ignore[union-attr]
+    def gathered(parts: Sequence[BaseActivations], size: int, index: Tensor) -> BaseActivations:
+        """The activations of the texts `index` (ascending) out of micro-batches of `size` texts each."""
+        picked = [
+            parts[int(part)].rows(index[index // size == part] - part * size) for part in (index // size).unique()
+        ]
+        features = [one.features_BRTD for one in picked if one.features_BRTD is not None]
+        lower = [one.lower for one in picked if one.lower is not None]
+        return BaseActivations(
+            torch.cat(features) if features else None,
+            replace(lower[0], hidden_BND=torch.cat([one.hidden_BND for one in lower])) if lower else None,
+        )
 
-    def rows(self, start: int, stop: int) -> Shared:
-        """What belongs to the texts `start … stop−1`."""
-        lower = None if self.lower is None else replace(self.lower, hidden_BND=self.lower.hidden_BND[start:stop])
-        return Shared(None if self.features_BRTD is None else self.features_BRTD[start:stop], lower)
+    def _map(self, change: Callable[[Tensor], Tensor]) -> BaseActivations:
+        return BaseActivations(
+            None if self.features_BRTD is None else change(self.features_BRTD),
+            None if self.lower is None else replace(self.lower, hidden_BND=change(self.lower.hidden_BND)),
+        )
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """One critic's view of every state before an action; masked steps are 0."""
+class CriticOutput:
+    """One critic's values and features of every state before an action; masked steps are 0."""
 
     values_BRT: Tensor
     hidden_BRTE: Tensor
-    """The value head's hidden units: the critic features that the weight and mean heads read."""
+    """The value head's hidden units, which the weight and mean heads read."""
 
 
 class FrozenBase:
-    """The base model as critics see it: read without gradients, once per trajectory."""
+    """The frozen base model below the critics: run without gradients, once per trajectory."""
 
     def __init__(
         self, base: PreTrainedModel, plan: ThoughtPlan, settings: CriticSettings, engine: EngineSettings | None = None
@@ -144,19 +155,19 @@ class FrozenBase:
         self.first_block = first_block(self.tree.block_count, settings)
 
     @torch.no_grad()
-    def read(self, texts: TextBatch, thoughts: Thoughts, *, features: bool = True) -> Shared:
-        """What critics need of these trajectories; base `features` also when critics do not (calibration reads them).
+    def read(self, texts: TextBatch, thoughts: Thoughts, *, features: bool = True) -> BaseActivations:
+        """The activations that critics need; with `features`, the final hidden states even if no critic needs them.
 
-        Features are computed from the entering activations, so the lower blocks are run once.
+        Features are computed from the lower activations, so the lower blocks run once.
         """
         inside = 0 < self.first_block < self.tree.block_count
         lower = self.tree.lower(texts, thoughts, self.first_block) if inside else None
         wanted = features or self.first_block == self.tree.block_count
-        return Shared(self.tree.features(texts, thoughts, lower) if wanted else None, lower)
+        return BaseActivations(self.tree.features(texts, thoughts, lower) if wanted else None, lower)
 
 
 class Critic(nn.Module):
-    """One critic. Its state dict holds what it trains and nothing of the frozen base.
+    """One critic. Its state dict holds its trained parameters and nothing of the frozen base.
 
     `base` must stay frozen for as long as the critic lives: `lora` reads its weights in place.
     """
@@ -189,30 +200,32 @@ class Critic(nn.Module):
         """Named parameters for the optimiser: `head.…` and, where there is one, `body.…`."""
         return [(name, parameter) for name, parameter in self.named_parameters() if name in self._own]
 
-    def features(self, texts: TextBatch, thoughts: Thoughts, shared: Shared) -> Tensor:
+    def features(self, texts: TextBatch, thoughts: Thoughts, base: BaseActivations) -> Tensor:
         """Features `[B, R, T, D]` of every state, with gradients to the adapted blocks where there are any.
 
-        Under `torch.no_grad()` this is what a value-head warm-up computes once and then fits in many passes.
+        During the value-head warm-up it runs under `torch.no_grad()`: only the head is trained then.
         """
         if self.tree is None:
-            if shared.features_BRTD is None:
+            if base.features_BRTD is None:
                 raise ValueError("a critic that adapts the head alone needs base features")
-            return shared.features_BRTD.to(self.head.last.weight.device)
-        lower = shared.to(self.tree.device).lower
+            return base.features_BRTD.to(self.head.last.weight.device)
+        lower = base.to(self.tree.device).lower
         if (0 if lower is None else lower.block) != self.first_block:
-            raise ValueError(f"this critic goes on from block {self.first_block}, the frozen base was read otherwise")
+            raise ValueError(
+                f"this critic continues from block {self.first_block}, the frozen base was read up to another one"
+            )
         return self.tree.features(texts, thoughts, lower)
 
-    def judge(self, features_BRTD: Tensor, mask_BRT: Tensor) -> Judgement:
-        """V(s_t) and critic features from `features`; gradients reach as far as the given features carry them."""
+    def evaluate(self, features_BRTD: Tensor, mask_BRT: Tensor) -> CriticOutput:
+        """V(s_t) and critic features from the result of `features`, through which gradients flow on."""
         step_T = torch.arange(features_BRTD.shape[-2], device=features_BRTD.device)
         hidden_BRTE = self.head.hidden(features_BRTD, step_T)
         mask_BRT = mask_BRT.to(features_BRTD.device)
-        return Judgement(self.head.read(hidden_BRTE, step_T) * mask_BRT, hidden_BRTE * mask_BRT[..., None])
+        return CriticOutput(self.head.read(hidden_BRTE, step_T) * mask_BRT, hidden_BRTE * mask_BRT[..., None])
 
-    def values(self, texts: TextBatch, thoughts: Thoughts, shared: Shared) -> Tensor:
+    def values(self, texts: TextBatch, thoughts: Thoughts, base: BaseActivations) -> Tensor:
         """V(s_t) before every action, `[B, R, T]`, 0 where there is none, with gradients."""
-        return self.judge(self.features(texts, thoughts, shared), thoughts.mask_BRT).values_BRT
+        return self.evaluate(self.features(texts, thoughts, base), thoughts.mask_BRT).values_BRT
 
 
 def build_pair(
@@ -224,7 +237,7 @@ def build_pair(
     reward_clip: float = 3.0,
     seed: int = 0,
 ) -> tuple[Critic, Critic]:
-    """Two separately parameterised critics; what is new in them (heads, low-rank updates) is seeded differently."""
+    """Two separately parameterised critics; their heads and low-rank updates are initialised from different seeds."""
     seeds = philox(seed, "critic", 0, np.arange(2))[:, 0]
     first, second = (
         Critic(base, plan, settings, engine=engine, reward_clip=reward_clip, seed=int(number)) for number in seeds
@@ -233,12 +246,12 @@ def build_pair(
 
 
 def first_block(count: int, settings: CriticSettings) -> int:
-    """The first of `count` blocks that a critic runs itself: none of them for `head`, all for `full`."""
+    """Index of the first of `count` blocks that a critic runs itself: `count` (none) for `head`, 0 (all) for `full`."""
     return {"head": count, "full": 0}.get(settings.adapt, max(count - settings.blocks, 0))
 
 
 def _delimiters(base: PreTrainedModel, plan: ThoughtPlan) -> Delimiters | None:
-    """Learned delimiters as they started: a critic's view of the opening does not move with the actor's."""
+    """Learned delimiters at their initial values, frozen: a critic's do not change with the actor's."""
     return Delimiters.from_model(base, plan).requires_grad_(False) if plan.learned else None
 
 
@@ -246,7 +259,7 @@ def _body(backbone: Backbone, first: int, settings: CriticSettings, seed: int) -
     """The base model from block `first` on, copied (`top`, `full`) or sharing its weights under low-rank updates."""
     if settings.adapt == "head":
         return None
-    # What a deep copy finds here it takes instead of copying: stand-ins for the parts that are never run.
+    # The memo of the deep copy: parts that are never run are replaced by stand-ins instead of being copied.
     instead: dict[int, Any] = {id(block): nn.Identity() for block in backbone.blocks[:first]}
     if first:
         instead[id(backbone.embedding)] = nn.Identity()

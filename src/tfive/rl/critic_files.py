@@ -1,4 +1,4 @@
-"""Critic pairs on disk, so that a later run can start from them: safetensors and a description that is checked."""
+"""Saving a pair of critics and starting a later run from it: safetensors files and a description that is checked."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def description(critic: Critic) -> dict[str, Any]:
 def save_critics(
     folder: str | os.PathLike[str], critics: Sequence[Critic], weights: Sequence[Mapping[str, Tensor]] | None = None
 ) -> None:
-    """Write a pair into a new folder that appears whole or not at all.
+    """Write a pair into a new folder, atomically.
 
-    `weights` are the exact ones (`MasterOptimizer.masters()` of each critic); without them the compute copies are kept.
+    `weights` are each critic's float32 masters (`MasterOptimizer.masters()`); without them the compute copies are
+    written.
     """
     target = Path(folder)
     if target.exists():
@@ -62,7 +63,7 @@ def save_critics(
 
 
 def load_critics(folder: str | os.PathLike[str], critics: Sequence[Critic]) -> None:
-    """Load a saved pair into freshly built critics of the same kind; what does not fit is one line, nothing changed."""
+    """Load a saved pair into freshly built critics of the same kind; if anything differs, an error and no change."""
     source = Path(folder)
     try:
         content = json.loads((source / _DESCRIPTION).read_text("utf-8"))

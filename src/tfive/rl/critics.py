@@ -1,4 +1,5 @@
-"""The critics of a window, one or twins: fitting to full returns, frozen judgements, and GAEs from them."""
+"""The critics of a run, one or a pair: fitting to full returns (eq:value-loss), values of trajectories, and GAEs
+(eq:masked-gae)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tfive import rng
 from tfive.errors import RunFailed
-from tfive.rl.critic import Critic, FrozenBase, Shared
+from tfive.rl.critic import BaseActivations, Critic, FrozenBase
 from tfive.rl.gae import adaptive_gae
 from tfive.rl.losses import clipped_value_loss, expectile_value_loss, squared_value_loss
 from tfive.rl.optimizer import MasterOptimizer
@@ -23,17 +24,17 @@ from tfive.tree.layout import TextBatch, Thoughts
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Every critic's frozen view of some trajectories: values `[2, B, R, T]` and features `[2, B, R, T, E]`."""
+class CriticValues:
+    """Every critic's values `[2, B, R, T]` and features `[2, B, R, T, E]` of some trajectories, detached."""
 
     values_2BRT: Tensor
     features_2BRTE: Tensor
 
 
 class Critics:
-    """Separately parameterised critics, an optimizer each. What lies below them is read once per trajectory set.
+    """Separately parameterised critics with an optimizer each; the frozen base is run once per trajectory set.
 
-    T⁵ has two; the leading axis of their tensors is then 2, and 1 for a method with one critic.
+    T⁵ has two; the leading axis of their tensors is the number of critics, 2 or 1.
     """
 
     def __init__(
@@ -49,10 +50,10 @@ class Critics:
         self.base, self.critics, self.settings = base, tuple(critics), settings
         self.alpha, self.seed, self.rows = alpha, seed, rows
         self.head_passes = 0 if settings.adapt == "head" else settings.head_passes
-        """Passes of the value-head warm-up; none where there is nothing but heads to train."""
+        """Passes of the value-head warm-up; 0 if only heads are trained anyway."""
         self.head_only = self.head_passes > 0
         self.optimizers = [self._optimizer(critic) for critic in critics]
-        self._read: tuple[TextBatch, Thoughts, list[Shared]] | None = None
+        self._read: tuple[TextBatch, Thoughts, list[BaseActivations]] | None = None
 
     def _optimizer(self, critic: Critic) -> MasterOptimizer:
         head = self.settings.head_lr / self.settings.lr
@@ -68,53 +69,53 @@ class Critics:
         """End of the value-head warm-up: from here on the adapted blocks are trained as well."""
         self.head_only = False
 
-    def shared(self, trajectories: Trajectories) -> list[Shared]:
-        """What all critics read of each micro-batch, computed once while the same trajectories stay in use."""
+    def shared(self, trajectories: Trajectories) -> list[BaseActivations]:
+        """The frozen base's activations of each micro-batch, cached for the trajectories last asked for."""
         texts, thoughts = trajectories.texts, trajectories.thoughts
         if self._read is None or self._read[0] is not texts or self._read[1] is not thoughts:
             parts = [trajectories.rows(part) for part in micro_batches(len(texts.tokens_BS), self.rows)]
             self._read = (texts, thoughts, [self.base.read(p.texts, p.thoughts, features=False) for p in parts])
         return self._read[2]
 
-    def _features(self, critic: Critic, some: Trajectories, read: Shared) -> Tensor:
+    def _features(self, critic: Critic, some: Trajectories, read: BaseActivations) -> Tensor:
         """Features of every state; during the value-head warm-up no gradient goes below the head."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.head_only):
             return critic.features(some.texts, some.thoughts, read)
 
     def release(self) -> None:
-        """Forget what was read; the next set of trajectories is another."""
+        """Drop the cached activations of the last trajectories."""
         self._read = None
 
     @torch.no_grad()
-    def judge(self, trajectories: Trajectories) -> Judged:
-        """Values and features of every prefix before an action, by every critic as it is now."""
+    def evaluate(self, trajectories: Trajectories) -> CriticValues:
+        """Values and features of every prefix before an action, by every critic with its present weights."""
         views: list[list[Any]] = [[] for _ in self.critics]
         shared = self.shared(trajectories)
         for part, read in zip(micro_batches(len(trajectories.texts.tokens_BS), self.rows), shared):
             some = trajectories.rows(part)
             for number, critic in enumerate(self.critics):
-                views[number].append(critic.judge(self._features(critic, some, read), some.mask_BRT))
+                views[number].append(critic.evaluate(self._features(critic, some, read), some.mask_BRT))
         values_2BRT = torch.stack([torch.cat([v.values_BRT for v in one]) for one in views])
         if not bool(torch.isfinite(values_2BRT).all()):
             raise RunFailed(f"a critic diverged: values of the {trajectories.role} set are not finite; lower critic.lr")
-        return Judged(
+        return CriticValues(
             values_2BRT,
             torch.stack([torch.cat([v.hidden_BRTE for v in one]) for one in views]),
         )
 
-    def advantages(self, trajectories: Trajectories, judged: Judged) -> Trajectories:
-        """Each critic's masked, length-adaptive GAEs from the same rewards (eq:masked-gae)."""
+    def advantages(self, trajectories: Trajectories, values: CriticValues) -> Trajectories:
+        """The trajectories with each critic's masked, length-adaptive GAEs from the same rewards (eq:masked-gae)."""
         mask_BRT, rewards_BRT = trajectories.mask_BRT, trajectories.need("rewards_BRT")
-        values_2BRT = judged.values_2BRT
-        gae = [adaptive_gae(rewards_BRT, values.to(rewards_BRT.dtype), mask_BRT, self.alpha) for values in values_2BRT]
-        return trajectories.having(values_2BRT=values_2BRT, gae_2BRT=torch.stack(gae))
+        gae = [adaptive_gae(rewards_BRT, v.to(rewards_BRT.dtype), mask_BRT, self.alpha) for v in values.values_2BRT]
+        return trajectories.having(values_2BRT=values.values_2BRT, gae_2BRT=torch.stack(gae))
 
     def fit_pass(
         self, trajectories: Trajectories, frozen_2BRT: Tensor, window: int, number: int, *, warmup: bool
     ) -> list[float]:
         """One pass of every critic over the fitting set; returns each one's mean loss, before its updates.
 
-        `frozen_2BRT` is the pre-fit prediction that the clipped loss stays near. Minibatches are whole texts.
+        `frozen_2BRT` is the pre-fit prediction around which the loss is clipped (eq:value-loss). Minibatches are
+        whole texts.
         """
         texts, size = len(trajectories.texts.tokens_BS), self.rows
         totals = [[0.0, 0.0] for _ in self.critics]
@@ -129,7 +130,7 @@ class Critics:
                 if not count:
                     continue
                 for rows in own.split(size):
-                    read = Shared.gathered(shared, size, rows)
+                    read = BaseActivations.gathered(shared, size, rows)
                     loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
                     (loss / count).backward()
                     totals[critic][0] += float(loss.detach())
@@ -140,7 +141,7 @@ class Critics:
         return [total / max(count, 1.0) for total, count in totals]
 
     def _sees(self, critic: int, trajectories: Trajectories, rows: Tensor) -> Tensor:
-        """Which of these texts a critic fits: all, or its half of a disjoint pair (by item number, for good)."""
+        """Which of these texts a critic fits: all, or its half in a disjoint pair, always the same by item number."""
         first_item_B = trajectories.texts.items_BP[rows].amax(1).clamp(min=0)
         if self.settings.pair != "disjoint":
             return torch.ones_like(first_item_B, dtype=torch.bool)
@@ -148,25 +149,31 @@ class Critics:
         return (first_item_B // per_text) % 2 == critic
 
     def _require_halves(self, trajectories: Trajectories) -> None:
-        """Stop where a critic of a disjoint pair would be left unfitted without a word."""
+        """Stop if a critic of a disjoint pair would silently stay unfitted."""
         if self.settings.pair != "disjoint":
             return
-        everyone = torch.arange(len(trajectories.texts.tokens_BS))
+        all_rows = torch.arange(len(trajectories.texts.tokens_BS))
         for critic in range(len(self.critics)):
-            own = everyone[self._sees(critic, trajectories, everyone).cpu()]
+            own = all_rows[self._sees(critic, trajectories, all_rows).cpu()]
             if not bool(trajectories.mask_BRT[own].any()):
                 raise RunFailed(
-                    f"critic.pair = disjoint: none of the {len(everyone)} fitting texts of this window "
+                    f"critic.pair = disjoint: none of the {len(all_rows)} fitting texts of this window "
                     f"is in the half of critic {critic + 1}; raise window.items or use critic.pair = same"
                 )
 
     def _loss(
-        self, critic: int, trajectories: Trajectories, rows: Tensor, read: Shared, frozen_2BRT: Tensor, warmup: bool
+        self,
+        critic: int,
+        trajectories: Trajectories,
+        rows: Tensor,
+        read: BaseActivations,
+        frozen_2BRT: Tensor,
+        warmup: bool,
     ) -> Tensor:
         some = trajectories.rows(rows)
         mask = some.mask_BRT
         own = self.critics[critic]
-        value = own.judge(self._features(own, some, read), some.mask_BRT).values_BRT
+        value = own.evaluate(self._features(own, some, read), some.mask_BRT).values_BRT
         target = some.need("returns_BRT").to(value.dtype)
         if self.settings.pair == "bracket":
             expectile = self.settings.expectile if critic else 1 - self.settings.expectile

@@ -1,4 +1,4 @@
-"""Numbers of a window that say whether its parts are healthy, each as plain floats for a log."""
+"""Diagnostics of a window as plain floats for the log: critics, calibration, and the actor's steps."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 from tfive.rl.actor import StepStats
 from tfive.rl.calibration.moments import CalibrationData
 from tfive.rl.calibration.saddle import Candidate
-from tfive.rl.calibration.validation import Verdict
+from tfive.rl.calibration.validation import ValidationResult
 from tfive.rl.qualify import r_squared_per_step, r_squared_within
 
 
 def step_scores(returns_BRT: Tensor, values_2BRT: Tensor, mask_BRT: Tensor) -> dict[str, Any]:
-    """Each critic's R² inside every step of a thought, and against all steps' own means together."""
+    """Each critic's R² within every step of a thought (eq:holdout-r2), and over all steps against each step's mean."""
     steps = [r_squared_per_step(returns_BRT, values, mask_BRT) for values in values_2BRT]
     each = [[None if score is None else score.r2 for score in one] for one in steps]
     return {"r2_per_step": each, "r2_within": [r_squared_within(one) for one in steps]}
 
 
 def agreement(values_2BRT: Tensor, mask_BRT: Tensor) -> dict[str, Any]:
-    """Spread of each critic's predictions, and how far the two disagree (root mean square)."""
+    """Standard deviation of each critic's predictions, and the root mean square of their difference."""
     first, second = (values[mask_BRT].double() for values in values_2BRT)
     spread = [float(v.std()) if v.numel() > 1 else 0.0 for v in (first, second)]
     gap = float((first - second).square().mean().sqrt())
@@ -31,7 +31,7 @@ def agreement(values_2BRT: Tensor, mask_BRT: Tensor) -> dict[str, Any]:
 
 
 def twins(data: CalibrationData) -> dict[str, float | None]:
-    """How much the two advantages agree: their correlation, and the energy of their difference per signal energy."""
+    """Agreement of the two advantages: their correlation, and the mean square of their difference relative to Q."""
     mask = data.occupation.mask_NT
     first, second = data.first_NT[mask].double(), data.second_NT[mask].double()
     signal = (first + second).square().mean() / 4
@@ -42,25 +42,26 @@ def twins(data: CalibrationData) -> dict[str, float | None]:
     }
 
 
-def calibration_numbers(verdict: Verdict, candidate: Candidate, data: CalibrationData) -> dict[str, Any]:
-    """What validation found: L̂ with its error, Ĉ/Q̂, the twins' correlation and disagreement, the weight's spread."""
+def calibration_numbers(result: ValidationResult, candidate: Candidate, data: CalibrationData) -> dict[str, Any]:
+    """Results of validation: L̂ with its error, Ĉ/Q̂, the advantages' correlation and disagreement, the weight's mean and
+    deviation."""
     mask = data.occupation.mask_NT
     weight = candidate.mixture.weight(data.weight_inputs)[mask].double()
     out = {
-        "moment": verdict.moment.mean,
-        "moment_error": verdict.moment.error,
-        "retention": verdict.retention,
-        "signal": verdict.signal.mean,
-        "accepted": verdict.accepted,
+        "moment": result.moment.mean,
+        "moment_error": result.moment.error,
+        "retention": result.retention,
+        "signal": result.signal.mean,
+        "accepted": result.accepted,
         **twins(data),
         "weight_mean": float(weight.mean()),
         "weight_deviation": float(weight.std()) if weight.numel() > 1 else 0.0,
     }
-    if verdict.bounds is not None:
+    if result.bounds is not None:
         out |= {
-            "moment_upper": verdict.bounds.moment_upper,
-            "retention_upper": verdict.bounds.retention_upper,
-            "delta_spent": verdict.bounds.delta,
+            "moment_upper": result.bounds.moment_upper,
+            "retention_upper": result.bounds.retention_upper,
+            "delta_spent": result.bounds.delta,
         }
     return out
 

@@ -1,9 +1,10 @@
-"""What the offset does to the update: covariance part and mean-induced part of clipped PPO on probe contexts.
+"""Estimators of the offset R and of the drift it causes: the covariance and mean-induced parts of the clipped PPO
+update (eq:ppo-drift-decomposition) on probe contexts.
 
-A probe context is one prefix with M ≥ 2 independent continuations, each with its advantage and its update factor v =
-ρ·I·∇log π (of any parameters, or any projection of them: D numbers). Products of *sample means* are biased by the noise
-the two means share, so every product below pairs different continuations; averaged over all ways to split the
-continuations in halves, that is exactly the pairwise form used here.
+A probe context is one prefix with M ≥ 2 independent continuations, each with its advantage and its update factor
+v = ρ·I·∇log π (with respect to D numbers: some parameters, or a projection of them). A product of two *sample means* is
+biased by the noise they share, so every product below pairs different continuations: the average over all ways to split
+the continuations in halves.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def update_factor(ratio: Tensor, advantage: Tensor, score_D: Tensor, low: float,
 
 @dataclass(frozen=True)
 class DriftParts:
-    """Per context, [N, D]: the whole update, its mean-induced part μ_Ã·μ_v and the covariance, each without bias."""
+    """Per context, [N, D]: the whole update, its mean-induced part μ_Ã·μ_v and its covariance part, each unbiased."""
 
     total_ND: Tensor
     mean_induced_ND: Tensor
@@ -43,7 +44,7 @@ def drift_parts(advantage_NM: Tensor, factor_NMD: Tensor) -> DriftParts:
 
 
 def mean_induced_square(advantage_NM: Tensor, factor_NMD: Tensor) -> Tensor:
-    """‖Δ_μ(s)‖² per context without bias, [N]: the dot product of two estimates from disjoint halves (M ≥ 4)."""
+    """Unbiased ‖Δ_μ(s)‖² per context, [N]: the dot product of two estimates from disjoint halves (M ≥ 4)."""
     half = _at_least(advantage_NM.shape[-1], 4) // 2
     left = drift_parts(advantage_NM[:, :half], factor_NMD[:, :half]).mean_induced_ND
     right = drift_parts(advantage_NM[:, half:], factor_NMD[:, half:]).mean_induced_ND
@@ -51,14 +52,13 @@ def mean_induced_square(advantage_NM: Tensor, factor_NMD: Tensor) -> Tensor:
 
 
 def offset_products(mixed_NM: Tensor) -> Tensor:
-    """μ_Ã(s)² per context without bias, [N]: the mean product of the mixed advantages of two different
-    continuations."""
+    """Unbiased μ_Ã(s)² per context, [N]: the mean product of the mixed advantages of two different continuations."""
     count = _at_least(mixed_NM.shape[-1], 2)
     return (mixed_NM.sum(-1).square() - mixed_NM.square().sum(-1)) / (count * (count - 1))
 
 
 def offset(mixed_NM: Tensor, text_N: Tensor) -> Estimate:
-    """R by independent continuations (unbiased), with its text-clustered standard error."""
+    """Unbiased estimate of R = E[μ_Ã(s)²] from independent continuations, with its text-clustered standard error."""
     return clustered_mean(offset_products(mixed_NM), text_N)
 
 
@@ -75,20 +75,20 @@ class DriftReport:
     covariance_norm: float
     mean_induced_norm: float
     alignment: float
-    """Cosine between the two aggregate parts: negative means the offset fights the signal."""
+    """Cosine between the two aggregate parts: negative means that the offset opposes the signal."""
     mean_induced_square: Estimate | None
     offset: Estimate
     factor_bound: float
-    """√E‖μ_v‖² (unbiased inside the root, floored at 0): the smallest B this sample suggests."""
+    """B estimated as √E‖μ_v‖² (unbiased inside the root, at least 0)."""
     drift_bound: float
-    """B√R̂, an estimate and not a certificate."""
+    """B√R̂ (eq:main-drift-budget): an estimate, not a certificate."""
     clip_fraction: float
 
 
 def drift_report(
     advantage_NM: Tensor, ratio_NM: Tensor, score_NMD: Tensor, text_N: Tensor, low: float, high: float
 ) -> DriftReport:
-    """The diagnostics of one probe set: parts of the actual clipped update, the offset, and B√R̂."""
+    """The diagnostics of one probe set: the parts of the actual clipped update, the offset R̂, and B√R̂."""
     factor = update_factor(ratio_NM, advantage_NM, score_NMD, low, high).double()
     advantage = advantage_NM.double()
     parts = drift_parts(advantage, factor)
@@ -113,7 +113,7 @@ def drift_report(
 
 @dataclass(frozen=True)
 class OffsetSplit:
-    """R split into what visible inputs explain and what only hidden scoring information could."""
+    """R split into the part that visible inputs explain and the part that only the hidden scoring text can."""
 
     total: Estimate
     visible: Estimate

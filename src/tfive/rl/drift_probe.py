@@ -1,5 +1,7 @@
-"""Probe contexts: independent continuations of the same prefix, from which offset and drift are estimated without
-bias."""
+"""Drift diagnostics of a run: probe contexts with independent continuations, and the offset and drift measured on them.
+
+The estimators themselves are in `rl/drift.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from tfive.rl.trajectory import Trajectories
 
 
 class Probe:
-    """Draws probe continuations once a window; reads the actual clipped update off them at the first and last step."""
+    """Draws probe continuations once per window; measures the actual clipped update on them at the first and last
+    step."""
 
     def __init__(
         self,
@@ -41,19 +44,20 @@ class Probe:
             raise ValueError("probes continue single thoughts; the plan's group must be 1")
 
     def draw(self, window: int, mixture: Mixture, normaliser: PilotNormaliser) -> Trajectories:
-        """Continuations with laws, rewards, GAEs and the mixed advantage; `probe_step_BR` tells the probed action."""
+        """Continuations with log-probabilities, rewards, GAEs and the mixed advantage; `probe_step_BR` is the probed
+        step."""
         rewarded = continued(self.rollout, self.rollout.collect("probe", window), self.continuations)
-        judged = self.critics.judge(rewarded)
+        values = self.critics.evaluate(rewarded)
         self.critics.release()
-        judged_set = self.critics.advantages(rewarded, judged)
-        return self.calibrator.advantage(judged_set, judged, normaliser, mixture)
+        with_gae = self.critics.advantages(rewarded, values)
+        return self.calibrator.advantage(with_gae, values, normaliser, mixture)
 
     @torch.no_grad()
     def report(self, probe: Trajectories, normaliser: PilotNormaliser, moment: str) -> dict[str, Any]:
-        """Drift of the update the present weights would make on the probed actions; `moment` is `first` or `last`.
+        """Drift of the update that the present weights would make on the probed actions; `moment` is `first` or `last`.
 
         Offsets are on the scale of eq:trajectory-occupation, as the cross-fitted ones are; the drift is per probed
-        action. Where no thought reached its probed step there is nothing to tell.
+        action. If no thought reached its probed step there are no drift numbers.
         """
         self.rollout.snapshots.require(probe.snapshots, ("policy", "scorer", "scale"), what="the probe set")
         if not probe.count:
@@ -62,12 +66,12 @@ class Probe:
         log_q, log_old = (at_step(probe, x) for x in (probe.thoughts.log_q_BRT, probe.need("log_old_BRT")))
         log_new, score_BRD = self._scores(probe)
         ratio_BR = (log_new - (log_q if self.ratio.denominator == "sampler" else log_old)).exp()
-        # The correction is a factor of the update like the ratio, but clipping does not see it.
+        # The correction is a factor of the update like the ratio, but clipping depends on the ratio alone.
         factor_BR = correction_weight(log_old, log_q, self.ratio.correction, self.ratio.cap)
         text_BR = probe.texts.items_BP.amax(1)[:, None].expand_as(advantage_BR)
         score_BRD = factor_BR[..., None] * score_BRD
-        advantage, ratio, score = (self._together(probe, x) for x in (advantage_BR, ratio_BR, score_BRD))
-        found = drift_report(advantage, ratio, score, self._together(probe, text_BR)[:, 0], *self.clip)
+        advantage, ratio, score = (self._by_context(probe, x) for x in (advantage_BR, ratio_BR, score_BRD))
+        found = drift_report(advantage, ratio, score, self._by_context(probe, text_BR)[:, 0], *self.clip)
         out = {
             f"drift_covariance_{moment}": found.covariance_norm,
             f"drift_mean_induced_{moment}": found.mean_induced_norm,
@@ -83,11 +87,11 @@ class Probe:
         return out
 
     def _offsets(self, probe: Trajectories, mixed_BR: Tensor, normaliser: PilotNormaliser) -> dict[str, float]:
-        """R of the mixture and of the fixed average, without bias; a context that was not reached adds nothing."""
+        """Unbiased R of the mixture and of the fixed average; a context that was not reached counts as zero."""
         first, second = (normaliser.normalise(gae, probe.mask_BRT) for gae in probe.need("gae_2BRT"))
         average_BR = at_step(probe, (first + second) / 2)
         text_BR = probe.texts.items_BP.amax(1)[:, None].expand_as(mixed_BR)
-        mixed, average, text = (self._together(probe, x, reached=False) for x in (mixed_BR, average_BR, text_BR))
+        mixed, average, text = (self._by_context(probe, x, reached=False) for x in (mixed_BR, average_BR, text_BR))
         own, fixed = offset(mixed, text[:, 0]), offset(average, text[:, 0])
         change = offset_difference(mixed, average, text[:, 0])
         return {
@@ -99,7 +103,8 @@ class Probe:
         }
 
     def _scores(self, probe: Trajectories) -> tuple[Tensor, Tensor]:
-        """log π_θ of each probed action, and ∇log π_θ at the state the vocabulary head reads, `[B, R, D]`."""
+        """log π_θ of each probed action, and its gradient in the hidden state that enters the vocabulary head, `[B,
+        R, D]`."""
         logs, scores = [], []
         head = self.engine.head
         for part in micro_batches(len(probe.texts.tokens_BS), self.rollout.rows):
@@ -115,5 +120,5 @@ class Probe:
             scores.append(slope.view(state_BRD.shape).float())
         return torch.cat(logs).float(), torch.cat(scores)
 
-    def _together(self, probe: Trajectories, value_BR: Tensor, *, reached: bool = True) -> Tensor:
+    def _by_context(self, probe: Trajectories, value_BR: Tensor, *, reached: bool = True) -> Tensor:
         return side_by_side(probe, value_BR, self.continuations, reached=reached)

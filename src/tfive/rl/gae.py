@@ -1,33 +1,18 @@
-"""Advantages: length-adaptive GAE on masked thoughts, and the pilot normaliser that both critics share."""
+"""Advantages: length-adaptive GAE on masked thoughts (eq:masked-gae), and the pilot normaliser both critics share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tfive.errors import UserError
-
 
 def trace(length: Tensor, alpha: float) -> Tensor:
-    """λ(L) = 1 − 1/(αL) (eq:masked-gae) for each realised length, in float64; an empty thought gets L = 1's."""
+    """λ(L) = 1 − 1/(αL) (eq:masked-gae) for each realised length, in float64; an empty thought counts as L = 1."""
     return 1 - 1 / (alpha * length.clamp(min=1).double())
-
-
-def check_alpha(alpha: float, lengths: Iterable[int], key: str = "gae.alpha") -> None:
-    """Refuses an α that would give some reachable length a trace outside [0, 1]."""
-    for length in lengths:
-        if length < 1:
-            raise UserError(f"{key}: a thought of length {length} has no trace; lengths start at 1")
-        if not alpha * length >= 1:
-            raise UserError(
-                f"{key} = {alpha} makes λ(L) = 1 − 1/(αL) negative at the reachable length L = {length}; "
-                f"use at least {1 / length:g}"
-            )
 
 
 def masked_gae(
@@ -35,11 +20,11 @@ def masked_gae(
 ) -> Tensor:
     """A_t of eq:masked-gae, [..., T], zero where masked.
 
-    The last valid action is terminal: no bootstrap and no advantage comes from beyond it. `trace_` is λ, one per
+    The last valid action is terminal: there is no bootstrap value and no advantage beyond it. `trace_` is λ, one per
     trajectory ([...]) or one for all. Masks must be prefixes: m_t = 1{t ≤ L}.
     """
     if bool((mask_T[..., 1:] & ~mask_T[..., :-1]).any()):
-        raise ValueError("a thought's mask must be one run of valid actions from the first step")
+        raise ValueError("a thought's mask must be contiguous and start at the first step")
     lam = torch.as_tensor(trace_, dtype=value_T.dtype, device=value_T.device)
     zero = torch.zeros_like(value_T[..., 0])
     later_value, later_advantage = zero, zero
@@ -60,15 +45,15 @@ def adaptive_gae(reward_T: Tensor, value_T: Tensor, mask_T: Tensor, alpha: float
 
 @dataclass(frozen=True)
 class PilotNormaliser:
-    """μ_pilot and σ_pilot of app:advantage-snapshots; `normalise` never looks at the batch it is given."""
+    """μ_pilot and σ_pilot of app:advantage-snapshots, independent of the batch that is normalised."""
 
     mean: float
     deviation: float
     tokens: int
 
     @classmethod
-    def fit(cls, first: Tensor, second: Tensor, mask: Tensor, epsilon: float = 1e-6) -> PilotNormaliser:
-        """Pools both critics' raw GAEs on valid tokens with equal weight; σ = √(variance + ε_A)."""
+    def fit(cls, first: Tensor, second: Tensor, mask: Tensor, epsilon: float) -> PilotNormaliser:
+        """Pool both critics' raw GAEs on valid tokens with equal weight; σ_pilot = √(variance + ε_A)."""
         if not epsilon > 0:
             raise ValueError(f"the pilot's epsilon must be positive, got {epsilon}")
         pooled = torch.cat([first[mask], second[mask]]).double()

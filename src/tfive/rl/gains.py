@@ -1,8 +1,8 @@
-"""Thought gains with the controls that tell thinking from everything else that can raise them.
+"""Thought gains on held-out texts, with controls that separate the content of a thought from other effects.
 
-On the same items: one's own thought, another item's thought, the empty thought, random tokens of the same length, and
-the frozen base model's loss without a thought. Content gain (another's loss minus one's own) is what claims of learning
-rest on.
+The same items are scored after their own thought, another item's thought, an empty thought and random tokens of the
+same length, and without a thought under the model and the frozen base model. Claims of learning rest on the content
+gain: the loss after another item's thought minus the loss after one's own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tfive.tree.settings import SamplingSettings
 
 @dataclass(frozen=True)
 class Gains:
-    """Losses in nats per token of every valid branch (flat, `[I]`), and which text each belongs to."""
+    """Losses in nats per token of every valid branch, flattened to `[I]`, and the text each belongs to."""
 
     own_I: Tensor
     other_I: Tensor
@@ -38,10 +38,10 @@ class Gains:
     length_I: Tensor
     text_I: Tensor
     kind_I: Tensor
-    """What kind of position the item stands at, as the caller numbers them."""
+    """The kind of position of each item, as the caller numbers them."""
 
     def per_item(self) -> dict[str, Tensor]:
-        """Every gain of SPEC 1, item by item; positive is better."""
+        """Every gain per item (positive is better), and the no-thought loss with its change against the base model."""
         return {
             "thought_gain": self.no_thought_I - self.own_I,
             "content_gain": self.other_I - self.own_I,
@@ -74,9 +74,9 @@ class Gains:
 
 
 def foreign(thoughts: Thoughts, *, near: bool = False) -> Thoughts:
-    """Every branch with the thought of an item in another text (same multiset of thoughts, none its own).
+    """Every branch with the thought of an item in another text: a permutation of the thoughts.
 
-    `near`: where the texts are too few for that, the item before will lend its own, of the same text or not.
+    `near`: if there are too few texts for that, every item gets the thought of the item before it, in whatever text.
     """
     valid_BR = thoughts.valid_BR
     rows_I, branches_I = valid_BR.nonzero(as_tuple=True)
@@ -85,13 +85,13 @@ def foreign(thoughts: Thoughts, *, near: bool = False) -> Thoughts:
         raise ValueError(f"{count} thoughts in too few texts: another text's thought needs at least {2 * most}")
     donor_I = (torch.arange(count, device=rows_I.device) + (most if count >= 2 * most else count - 1)) % count
 
-    def lend(values: Tensor) -> Tensor:
-        lent = values.clone()
-        lent[rows_I, branches_I] = values[rows_I[donor_I], branches_I[donor_I]]
-        return lent
+    def permuted(values: Tensor) -> Tensor:
+        moved = values.clone()
+        moved[rows_I, branches_I] = values[rows_I[donor_I], branches_I[donor_I]]
+        return moved
 
     names = ("tokens_BRT", "length_BR", "closed_BR", "log_q_BRT")
-    return replace(thoughts, **{name: lend(getattr(thoughts, name)) for name in names})
+    return replace(thoughts, **{name: permuted(getattr(thoughts, name)) for name in names})
 
 
 def emptied(thoughts: Thoughts) -> Thoughts:
@@ -107,7 +107,7 @@ def emptied(thoughts: Thoughts) -> Thoughts:
 def randomised(
     thoughts: Thoughts, texts: TextBatch, allowed_V: Tensor, *, group: int, seed: int, window: int
 ) -> Thoughts:
-    """Random legal tokens in place of each thought's own; its length and a sampled close stay."""
+    """Random legal tokens in place of each thought's own; its length and a sampled closing token stay."""
     items_BR = np.repeat(texts.items_BP.cpu().numpy(), group, axis=1)
     steps = thoughts.tokens_BRT.shape[-1]
     member_R = np.tile(np.arange(group), texts.items_BP.shape[1])
@@ -121,7 +121,7 @@ def randomised(
 
 
 def _inside(engine: TreeModel) -> Tensor:
-    """Vocabulary entries that may stand inside a thought: legal actions, without the close that would have ended it."""
+    """Token ids allowed inside a thought: legal actions except the closing token."""
     plan = engine.plan
     out = {*plan.forbidden_ids, plan.stop_id}
     return torch.tensor([token for token in range(engine.head.vocabulary) if token not in out], device=engine.device)
@@ -129,9 +129,14 @@ def _inside(engine: TreeModel) -> Tensor:
 
 @torch.no_grad()
 def no_thought_losses(engine: TreeModel, texts: TextBatch, *, rows: int) -> Tensor:
-    """l_0 of every item `[B, R]`; of the frozen base model, this is the yardstick that training cannot move."""
+    """ℓ_0 of every item `[B, R]` (eq:continuation-ce). Of the frozen base model it is a reference training cannot
+    move."""
     parts = micro_batches(len(texts.tokens_BS), rows)
     return torch.cat([engine.no_thought(texts.rows(part.start, part.stop)) for part in parts])
+
+
+OnScores = Callable[[str, TextBatch, Thoughts, Scores], None]
+"""Called with the scores of every micro-batch, features included, for each item's `own` thought and for the `other`."""
 
 
 @torch.no_grad()
@@ -146,12 +151,10 @@ def measure(
     role: str = "develop",
     window: int = 0,
     rows: int,
-    seen: Callable[[str, TextBatch, Thoughts, Scores], None] | None = None,
+    on_scores: OnScores | None = None,
 ) -> tuple[Gains, Thoughts]:
-    """Samples thoughts for all items of `texts` and scores them and every control under `engine`; also the thoughts.
-
-    `seen` is handed the scores of every micro-batch with features, for `own` thoughts and those of an `other` item.
-    """
+    """Sample thoughts for all items of `texts` and score them and every control under `engine`; returns the gains and
+    the thoughts. `on_scores`: see `OnScores`."""
     group = engine.plan.group
     own = sample(engine, texts, law, seed=seed, role=role, window=window, rows=rows, record_old=False).thoughts
     versions = {
@@ -160,20 +163,9 @@ def measure(
         "empty": emptied(own),
         "random": randomised(own, texts, _inside(engine), group=group, seed=seed, window=window),
     }
-    losses: dict[str, list[Tensor]] = {name: [] for name in (*versions, "no_thought")}
-    for part in micro_batches(len(texts.tokens_BS), rows):
-        some = texts.rows(part.start, part.stop)
-        reading = engine.read(some)
-        for name, thoughts in versions.items():
-            these, shown = thoughts.rows(part.start, part.stop), seen is not None and name in ("own", "other")
-            scores = engine.score(some, these, reading, features=shown, whole=True)
-            if seen is not None and shown:
-                seen(name, some, these, scores)
-            losses[name].append(last_loss(scores.losses_BRK, scores.mask_BRK))
-            if name == "own":
-                losses["no_thought"].append(scores.no_thought_BR)
     valid = own.valid_BR
-    flat = {name: torch.cat(values)[valid].float().cpu() for name, values in losses.items()}
+    losses = _losses_after(engine, texts, versions, rows, on_scores)
+    flat = {name: loss_BR[valid].float().cpu() for name, loss_BR in losses.items()}
     kinds_BP = torch.zeros_like(texts.positions_BP) if kind_BP is None else kind_BP.to(texts.positions_BP.device)
     gains = Gains(
         own_I=flat["own"],
@@ -187,3 +179,25 @@ def measure(
         kind_I=kinds_BP.repeat_interleave(group, 1)[valid].cpu(),
     )
     return gains, own
+
+
+def _losses_after(
+    engine: TreeModel, texts: TextBatch, versions: dict[str, Thoughts], rows: int, on_scores: OnScores | None
+) -> dict[str, Tensor]:
+    """The continuation loss `[B, R]` after every version of the thoughts, and without one (`no_thought`).
+
+    The forward pass over the text is shared by all versions.
+    """
+    losses: dict[str, list[Tensor]] = {name: [] for name in (*versions, "no_thought")}
+    for part in micro_batches(len(texts.tokens_BS), rows):
+        some = texts.rows(part.start, part.stop)
+        reading = engine.read(some)
+        for name, thoughts in versions.items():
+            these, shown = thoughts.rows(part.start, part.stop), on_scores is not None and name in ("own", "other")
+            scores = engine.score(some, these, reading, features=shown, whole=True)
+            if on_scores is not None and shown:
+                on_scores(name, some, these, scores)
+            losses[name].append(last_loss(scores.losses_BRK, scores.mask_BRK))
+            if name == "own":
+                losses["no_thought"].append(scores.no_thought_BR)
+    return {name: torch.cat(values) for name, values in losses.items()}

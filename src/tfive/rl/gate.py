@@ -1,4 +1,8 @@
-"""The prediction gate β_g: how far to trust the prediction made after a thought (app:gate-behavior)."""
+"""The prediction gate β_g (app:gate-behavior): its network, its loss, its training, and the gain of the mixed
+prediction.
+
+The gate mixes the prediction after a thought with the one without it; gradients reach the gate alone.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +28,23 @@ from tfive.tree.outputs import Scores
 class PredictionGate(nn.Module):
     """β_g = sigmoid of the returned logits; starts near ½, with a last layer that is small but not zero.
 
-    Both hidden states are detached (the gate teaches the model nothing), normalised to unit size and projected alike,
-    so that the gate sees what the thought changed as well as where it was written.
+    Both hidden states are detached, so that no gradient reaches the model, normalised and projected by the same layer;
+    the gate reads both projections and their difference.
     """
 
-    def __init__(self, features: int, *, width: int = 64, extras: int = 0, seed: int = 0) -> None:
-        """`features` is the width D of the hidden states, `extras` the number of further columns per token."""
+    def __init__(self, features: int, *, width: int = 64, seed: int = 0) -> None:
+        """`features` is the width D of the hidden states."""
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.features, self.extras = features, extras
+        self.features = features
         self.project = dense(features, width, generator)
-        self.join = dense(3 * width + extras + 1, width, generator, gain=2.0**0.5)
+        self.join = dense(3 * width + 1, width, generator, gain=2.0**0.5)
         self.last = dense(width, 1, generator, gain=0.01)
 
-    def forward(self, with_thought: Tensor, without_thought: Tensor, extras: Tensor | None = None) -> Tensor:
+    def forward(self, with_thought: Tensor, without_thought: Tensor) -> Tensor:
         """Gate logits `[…, H]` for hidden states `[…, H, D]` with and without the thought.
 
-        `extras` `[…, H, E]` are visible columns such as the two predictions' entropies. The offset j/H of the predicted
-        token is added here.
+        The position j/H of the predicted token in the continuation is an input as well.
         """
         dtype = self.last.weight.dtype
         pair = torch.stack([with_thought.detach(), without_thought.detach()]).to(dtype)
@@ -49,17 +52,13 @@ class PredictionGate(nn.Module):
         horizon = with_thought.shape[-2]
         offset = torch.arange(horizon, dtype=dtype, device=pair.device) / horizon
         columns = [thought, plain, thought - plain, offset.expand(with_thought.shape[:-1]).unsqueeze(-1)]
-        if self.extras:
-            if extras is None or extras.shape[-1] != self.extras:
-                raise ValueError(f"the gate needs {self.extras} extra columns per token")
-            columns.append(extras.detach().to(dtype))
         logits: Tensor = self.last(F.silu(self.join(F.silu(torch.cat(columns, dim=-1)))))
         return logits.squeeze(-1)
 
 
 def mixed_log_prob(gate_logit: Tensor, log_with: Tensor, log_without: Tensor) -> Tensor:
-    """log(β_g p_thought + (1−β_g) p_no-thought) per predicted token, β_g = sigmoid(gate_logit): probabilities are
-    mixed."""
+    """log(β_g p_thought + (1−β_g) p_no-thought) per predicted token, β_g = sigmoid(gate_logit): a mixture of
+    probabilities, not of logits."""
     return torch.logaddexp(F.logsigmoid(gate_logit) + log_with, F.logsigmoid(-gate_logit) + log_without)
 
 
@@ -116,13 +115,12 @@ def best_constant_gate(log_with: Tensor, log_without: Tensor, mask: Tensor, iter
 
 
 def oracle_gate_gain(log_with: Tensor, log_without: Tensor, mask: Tensor) -> Tensor:
-    """Per token, the gain of a gate that knows the answer: ``max(U, 0)``, zero where masked. An upper bound to aim
-    at."""
+    """Per token, the gain of a gate that knows the answer, ``max(U, 0)``, zero where masked: an upper bound."""
     return torch.where(mask, (log_with - log_without).clamp(min=0), torch.zeros_like(log_with))
 
 
 def correlation(left: Tensor, right: Tensor, mask: Tensor) -> float | None:
-    """Pearson correlation over valid tokens (the gate's with utility, say); None when one side is constant."""
+    """Pearson correlation over valid tokens; None if one side is constant."""
     a, b = left[mask].double(), right[mask].double()
     a, b = a - a.mean(), b - b.mean()
     scale = float(a.norm() * b.norm())
@@ -151,7 +149,7 @@ class Experts:
 
     @staticmethod
     def of(scores: Scores, texts: TextBatch, thoughts: Thoughts) -> Experts:
-        """What scores with features say of the valid branches."""
+        """The predictions of the valid branches, from scores with features."""
         valid_BR = thoughts.valid_BR
         text_BR = texts.items_BP.amax(1)[:, None].expand_as(valid_BR)
         return Experts(
@@ -165,7 +163,7 @@ class Experts:
 
     @staticmethod
     def joined(parts: Sequence[Experts]) -> Experts:
-        """Micro-batches one after the other."""
+        """The micro-batches concatenated."""
         return Experts(*(torch.cat([getattr(p, name) for p in parts]) for name in Experts.__dataclass_fields__))
 
 
@@ -180,7 +178,7 @@ def experts(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, *, rows: in
 
 
 class Gate:
-    """β_g with its optimizer. Gradients reach the gate alone (app:gate-behavior)."""
+    """β_g with its optimizer, and the best constant β of its last training set for comparison."""
 
     def __init__(self, features: int, settings: GateSettings, *, seed: int, device: torch.device) -> None:
         self.settings, self.seed = settings, seed
@@ -219,7 +217,7 @@ class Gate:
 
     @torch.no_grad()
     def logits(self, predictions: Experts) -> Tensor:
-        """Gate logits `[I, H]`, a few thousand items at a time."""
+        """Gate logits `[I, H]`, computed 4096 items at a time to bound memory."""
         parts = micro_batches(len(predictions.text_I), 4096)
         return torch.cat([self.gate(predictions.with_IHD[p], predictions.without_IHD[p]) for p in parts])
 
@@ -253,12 +251,12 @@ class MixedGains:
         return out | self.behaviour
 
 
-def mixed_gains(gate: Gate, own: Experts, lent: Experts) -> MixedGains:
-    """Mixed gain over no-thought prediction on texts the gate never saw, beside what simpler and wiser gates would get.
+def mixed_gains(gate: Gate, own: Experts, other: Experts) -> MixedGains:
+    """Mixed gain over no-thought prediction on texts the gate was not trained on, beside those of reference gates.
 
-    `own` are the predictions given each item's thought, `lent` those given another's. `mixed_gain_constant` uses the
-    one best β of the gate's own training texts, `mixed_gain_oracle` knows the answer, `mixed_gain_other` feeds the same
-    gate another item's thought.
+    `own` are the predictions given each item's thought, `other` those given another item's. `mixed_gain_constant` uses
+    the best single β of the gate's training texts, `mixed_gain_oracle` knows the answer, `mixed_gain_other` gives the
+    same gate another item's thought.
     """
     logit = gate.logits(own)
     beta = torch.sigmoid(logit)
@@ -268,8 +266,8 @@ def mixed_gains(gate: Gate, own: Experts, lent: Experts) -> MixedGains:
         "mixed_gain": own.per_item(mixed_log_prob(logit, own.log_with_IH, plain) - plain),
         "mixed_gain_constant": own.per_item(mixed_log_prob(constant, own.log_with_IH, plain) - plain),
         "mixed_gain_oracle": own.per_item(oracle_gate_gain(own.log_with_IH, plain, own.mask_IH)),
-        "mixed_gain_other": lent.per_item(
-            mixed_log_prob(gate.logits(lent), lent.log_with_IH, lent.log_without_IH) - lent.log_without_IH
+        "mixed_gain_other": other.per_item(
+            mixed_log_prob(gate.logits(other), other.log_with_IH, other.log_without_IH) - other.log_without_IH
         ),
     }
     kept = beta[own.mask_IH].double()

@@ -1,7 +1,9 @@
-"""AdamW, moving averages and learning-rate schedules whose arithmetic is float32 whatever the model computes in.
+"""AdamW with a learning-rate schedule, in float32 whatever precision the model computes in.
 
-Mid-training steps are far smaller than the spacing of bfloat16 numbers, so weights, moments, teachers and accumulated
-gradients live in float32 (SPEC 5, numerics). A model in float32 or float64 is its own master and costs no second copy.
+Mid-training steps are far smaller than the spacing of bfloat16 numbers, so master weights, moments and accumulated
+gradients are float32. A float32 or float64 model is its own master and needs no second copy. Where memory does not
+allow masters, bfloat16 weights are rounded stochastically, with counter-based noise: the same bits on every device,
+batch size and restart.
 """
 
 from __future__ import annotations
@@ -17,10 +19,15 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.utils.hooks import RemovableHandle
 
-from tfive.rl.rounding import round_stochastically
+from tfive.rng import philox
 
 Schedule = Literal["constant", "linear", "cosine"]
 Bf16Update = Literal["master", "stochastic"]
+
+_CHUNK = 1 << 24
+"""Elements that share one key of the rounding noise: bounds temporary memory, and keeps element numbers below 2**32."""
+
+_LOW16 = 0xFFFF
 
 
 def learning_rate(
@@ -45,7 +52,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass
 class _Slot:
-    """One parameter with what its updates need; `master` is None where the parameter itself holds the exact weights."""
+    """One parameter with the state of its updates; `master` is None if the parameter itself holds the exact weights."""
 
     name: str
     number: int
@@ -62,7 +69,7 @@ class _Slot:
         return self.parameter.detach() if self.master is None else self.master
 
     def collect(self, parameter: Tensor) -> None:
-        """Add the gradient that has just arrived to the wide accumulator and free the narrow one."""
+        """Add the parameter's gradient to the float32 accumulator and free it."""
         if parameter.grad is None:
             return
         arrived = parameter.grad.to(wide(parameter.dtype))
@@ -70,7 +77,8 @@ class _Slot:
         parameter.grad = None
 
     def ready_moments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """First moment, second moment and step counter, made on the first update so that a frozen part holds none."""
+        """First moment, second moment and step counter, allocated on the first update so that a frozen part has
+        none."""
         if self.moments is None:
             like = torch.zeros_like(
                 self.parameter, dtype=wide(self.parameter.dtype), memory_format=torch.contiguous_format
@@ -81,8 +89,8 @@ class _Slot:
 
 
 def _collecting(slot: _Slot) -> Callable[[Tensor], None]:
-    """A parameter's hook. Autograd keeps hooks where the garbage collector does not look, so it must not own the slot:
-    the slot owns the parameter, and neither would ever go."""
+    """A parameter's gradient hook. It refers to the slot weakly: autograd keeps hooks out of the garbage collector's
+    sight, and a cycle slot → parameter → hook → slot would never be freed."""
     found = weakref.ref(slot)
 
     def collect(parameter: Tensor) -> None:
@@ -105,9 +113,9 @@ class StepReport:
 class MasterOptimizer:
     """AdamW with float32 master weights, moments and gradient accumulation over parameters of any compute precision.
 
-    Call `backward()` as often as there are micro-batches, then `step(divide_by=…)`. Gradients are taken up in float32
-    the moment they arrive, one by one, so the sum is the same whether or not a checkpoint came between; look at them
-    through `gradients()`, `parameter.grad` stays empty. With `bf16_update="stochastic"` there is no master copy: the
+    Call `backward()` as often as there are micro-batches, then `step(divide_by=…)`. Each gradient is added to a
+    float32 accumulator as soon as it is computed, so the sum is the same with or without a checkpoint in between; read
+    it through `gradients()`, `parameter.grad` stays empty. With `bf16_update="stochastic"` there is no master copy: the
     bfloat16 weights themselves are rounded stochastically. Norms, biases and other vectors do not decay.
     """
 
@@ -168,18 +176,18 @@ class MasterOptimizer:
         )
 
     def masters(self) -> dict[str, Tensor]:
-        """The exact weights by name, detached: what an `Ema` or a snapshot reads."""
+        """The exact weights by name, detached: for moving averages and saved copies."""
         return {slot.name: slot.weights for slot in self._slots}
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """The accumulated wide gradients by name; several processes sum these in place before `step`."""
+        """The accumulated float32 gradients by name; several processes sum these in place before `step`."""
         for slot in self._slots:
             slot.collect(slot.parameter)
             if slot.gradient is not None:
                 yield slot.name, slot.gradient
 
     def zero_grad(self) -> None:
-        """Forget every accumulated gradient."""
+        """Drop all accumulated gradients."""
         for slot in self._slots:
             slot.gradient = slot.parameter.grad = None
 
@@ -204,7 +212,7 @@ class MasterOptimizer:
         return StepReport(lr, norm, applied=True)
 
     def skip(self, norm: float = math.nan) -> StepReport:
-        """Forget the accumulated gradient and count an update that was not made: no weight is touched."""
+        """Drop the accumulated gradient and count a skipped update; no weight changes."""
         self.skipped += 1
         self.zero_grad()
         return StepReport(self.current_lr(), norm, applied=False)
@@ -238,7 +246,7 @@ class MasterOptimizer:
         )  # fmt: skip
 
     def release(self) -> None:
-        """Take the gradient hooks off the parameters, so that another optimiser may take over."""
+        """Remove the gradient hooks from the parameters, so that another optimiser can take over."""
         for slot in self._slots:
             if slot.handle is not None:
                 slot.handle.remove()
@@ -260,7 +268,7 @@ class MasterOptimizer:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state; names and shapes must match. Master weights are written into the parameters too."""
+        """Restore a saved state; names and shapes must match. Master weights are written into the parameters too."""
         saved = state["parameters"]
         names = [slot.name for slot in self._slots]
         if set(saved) != set(names):
@@ -289,45 +297,34 @@ def _same_shape(slot: _Slot, tensor: Tensor) -> Tensor:
     return tensor
 
 
-class Ema:
-    """Exponential moving average of weights in float32; the first update sets it to the weights (RLP's teacher)."""
+def _signed(word: int) -> int:
+    """The 32-bit word as the int32 of the same bits."""
+    return word - (1 << 32) if word >= 1 << 31 else word
 
-    def __init__(self, decay: float) -> None:
-        if not 0.0 <= decay < 1.0:
-            raise ValueError(f"decay must lie in [0, 1), not {decay}")
-        self.decay = decay
-        self.updates = 0
-        self.average: dict[str, Tensor] = {}
 
-    @torch.no_grad()
-    def update(self, weights: Mapping[str, Tensor]) -> None:
-        """average ← decay · average + (1 − decay) · weights; give `MasterOptimizer.masters()`, not the compute copy."""
-        if self.average and set(weights) != set(self.average):
-            raise ValueError(f"the average is of other weights: {sorted(set(weights) ^ set(self.average))[:3]}")
-        for name, weight in weights.items():
-            fresh = weight.detach().to(wide(weight.dtype))
-            if name in self.average:
-                self.average[name].lerp_(fresh, 1.0 - self.decay)
-            else:
-                self.average[name] = fresh.clone()
-        self.updates += 1
+def _mixed(x: Tensor) -> Tensor:
+    """A bijective 32-bit hash (xor-shift and multiply, constants of Wellons' "lowbias32"); int32 products wrap."""
+    x = (x ^ ((x >> 16) & _LOW16)) * 0x7FEB352D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * _signed(0x846CA68B)
+    return x ^ ((x >> 16) & _LOW16)
 
-    @torch.no_grad()
-    def copy_to(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Write the average into a compute copy, rounded to its precision; every averaged weight must be there."""
-        targets = dict(named_parameters)
-        for name, average in self.average.items():
-            targets[name].copy_(average)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Decay, count and the averages (references)."""
-        return {"decay": self.decay, "updates": self.updates, "average": dict(self.average)}
+def noise16(count: int, words: tuple[int, int], device: torch.device | str) -> Tensor:
+    """`count` int32 numbers uniform on 0 … 65535, element i a function of i and the two key words alone."""
+    i = torch.arange(count, dtype=torch.int32, device=device)
+    return (_mixed(_mixed(i ^ _signed(words[0])) + _signed(words[1])) >> 16) & _LOW16
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved average; tensors go to the device of the present ones where there are any."""
-        self.decay, self.updates = float(state["decay"]), int(state["updates"])
-        present = self.average
-        self.average = {
-            name: tensor.to(present[name].device if name in present else tensor.device).clone()
-            for name, tensor in state["average"].items()
-        }
+
+def round_stochastically(source: Tensor, target: Tensor, *, seed: int, step: int, number: int) -> None:
+    """Write float32 `source` into bfloat16 `target`, rounding up with the probability that makes the mean exact.
+
+    Round to nearest loses every update smaller than half a spacing (2⁻⁸ of the weight), which is most of them at
+    learning rates of mid-training; here the expected weight moves by the whole update. `number` tells tensors apart.
+    """
+    flat, out = source.reshape(-1), target.view(-1)
+    for chunk, start in enumerate(range(0, flat.numel(), _CHUNK)):
+        part = flat[start : start + _CHUNK]
+        words = philox(seed, "stochastic-rounding", step, number, chunk)
+        noise = noise16(part.numel(), (int(words[0]), int(words[1])), part.device)
+        carried = ((part.view(torch.int32) + noise) & ~_LOW16).view(torch.float32)
+        out[start : start + _CHUNK] = torch.where(part.isfinite(), carried, part).to(torch.bfloat16)

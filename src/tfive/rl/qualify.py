@@ -1,4 +1,5 @@
-"""Predictive qualification: held-out R² of both critics, and the rule that releases and pauses the actor."""
+"""Predictive qualification (app:predictive-qualification): held-out R² of both critics (eq:holdout-r2), the rule that
+releases and pauses the actor, and the bound on the value risk (eq:value-risk-confidence)."""
 
 from __future__ import annotations
 
@@ -16,8 +17,7 @@ from tfive.rl.clusters import cluster_sums
 
 @dataclass(frozen=True)
 class Score:
-    """One critic's held-out fit. `r2` is None when the returns do not vary: no predictor can be told from a
-    constant."""
+    """One critic's held-out fit. `r2` is None when the returns do not vary: no predictor can beat a constant then."""
 
     r2: float | None
     squared_error: float
@@ -31,7 +31,7 @@ class Score:
 
 def r_squared(return_: Tensor, prediction: Tensor, mask: Tensor, weight: Tensor | None = None) -> Score:
     """R² over all valid prefixes pooled (eq:holdout-r2), computed in float64. `weight` turns sums into weighted sums,
-    which makes the population R² of a distribution with known probabilities."""
+    which gives the population R² of a distribution with known probabilities."""
     target, guess = return_[mask].double(), prediction[mask].double()
     if target.numel() == 0:
         raise ValueError("R² needs at least one valid prefix")
@@ -53,8 +53,8 @@ def r_squared_per_step(return_T: Tensor, prediction_T: Tensor, mask_T: Tensor) -
 
 
 def r_squared_within(steps: Sequence[Score | None]) -> float | None:
-    """R² of all prefixes against their own step's mean return, from the scores of each step: what a critic knows beyond
-    the step. None where returns vary in no step."""
+    """R² of all prefixes against the mean return of their own step, from the scores of each step: what a critic knows
+    beyond the step number. None if the returns vary in no step."""
     known = [score for score in steps if score is not None]
     if all(score.flat for score in known):
         return None
@@ -64,7 +64,7 @@ def r_squared_within(steps: Sequence[Score | None]) -> float | None:
 
 @dataclass(frozen=True)
 class Event:
-    """One transition of the qualifier, worth a line in the log: which test, on which data, what happened and why."""
+    """One transition of the qualifier, for the log: which test, on which data, what happened and why."""
 
     kind: str
     test: int
@@ -75,13 +75,13 @@ class Event:
 class Qualifier:
     """Decides from fresh tests whether the actor may move.
 
-    Not admitted: `consecutive` passes in a row admit; a failure starts the row again and uses one of `attempts` (a fit,
-    a test and a refit each); with none left the qualifier is exhausted. Admitted: one test per window; `patience`
-    failures in a row are a sustained failure, which pauses the actor and starts a new round of attempts. Unfreezing the
-    backbones resets everything but the list of data already used, since a test on reused outcomes proves nothing.
+    Before admission, `consecutive` passes in a row admit the actor; a failure resets the count and uses up one of
+    `attempts` (fit, test, refit); with none left the qualifier is exhausted. After admission there is one test per
+    window; `patience` failures in a row pause the actor and start a new round of attempts. Unfreezing the backbones
+    resets everything but the list of used data, since a test on reused outcomes proves nothing (app:window-refresh).
     """
 
-    def __init__(self, eta: float = 0.1, consecutive: int = 2, patience: int = 2, attempts: int = 5) -> None:
+    def __init__(self, eta: float, consecutive: int, patience: int, attempts: int) -> None:
         if not 0 <= eta < 1:
             raise UserError(f"qualify.eta = {eta} must lie in [0, 1)")
         if min(consecutive, patience, attempts) < 1:
@@ -101,20 +101,21 @@ class Qualifier:
         return not self.admitted and self.spent >= self.attempts
 
     def test(self, data: str, first: Score, second: Score) -> list[Event]:
-        """Judges one fresh test of both critics and returns the transitions it caused, in order."""
+        """Take one fresh test of both critics into account; returns the transitions it caused, in order."""
         if self.exhausted:
             raise ValueError("the qualifier is exhausted; no further test can count")
         if data in self.used:
             raise ValueError(f"qualification data {data!r} was used before; every test needs fresh data")
         self.used.append(data)
         self.tests += 1
-        passed, detail = self._judge(first, second)
+        passed, detail = self._criterion(first, second)
         events = [self._event("passed" if passed else "failed", data, detail)]
         if first.flat or second.flat:
             events.append(self._event("no_variance", data, "held-out returns do not vary; R² is undefined"))
         return events + (self._pass(data) if passed else self._fail(data))
 
-    def _judge(self, first: Score, second: Score) -> tuple[bool, str]:
+    def _criterion(self, first: Score, second: Score) -> tuple[bool, str]:
+        """Whether min(R²₁, R²₂) ≥ η (eq:holdout-r2), and the comparison in words."""
         if first.r2 is None or second.r2 is None:
             return False, "held-out returns have zero variance"
         weaker = min(first.r2, second.r2)
@@ -147,7 +148,7 @@ class Qualifier:
         return []
 
     def reset(self, reason: str) -> list[Event]:
-        """Forgets passes, failures and attempts, as when the backbones unfreeze. Used data stay used."""
+        """Forget passes, failures and attempts, as when the backbones are unfrozen. Used data stay used."""
         self.admitted, self.paused = False, False
         self.passes = self.failures = self.spent = 0
         return [self._event("reset", "", reason)]
@@ -197,8 +198,8 @@ def value_risk_bound(
     """Upper bound on E(G − V)² for one of the two critics, with texts as the independent draws
     (eq:value-risk-confidence).
 
-    `value_bound` is what the head's construction enforces on |V|; None means an unbounded head, for which no bound
-    exists and none is given. The risk is averaged over each text's valid prefixes, then over texts.
+    `value_bound` is the bound on |V| by construction of the head; None means an unbounded head, which is refused: no
+    such risk bound exists for it. The risk is averaged over each text's valid prefixes, then over texts.
     """
     if value_bound is None or not math.isfinite(value_bound):
         raise UserError(

@@ -1,8 +1,8 @@
 """From continuation losses to rewards: potentials, checkpoint rewards, returns, and the reward scale across windows.
 
-Ragged checkpoints are [..., K] tensors with a mask: `losses`, `checkpoint` (the step τ after which the loss was
-measured, 1 … T) and `mask`. Valid checkpoints of a thought grow strictly; the last valid one is the realised end of the
-thought.
+Checkpoints are [..., K] tensors: `losses`, `checkpoint` (the step τ after which the loss was measured, 1 … T) and
+`mask`, since thoughts have different numbers of them. The valid checkpoints of a thought increase strictly; the last
+one is the end of the thought.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def gains(no_thought: Tensor, losses_K: Tensor, mask_K: Tensor) -> Tensor:
-    """Ψ at every checkpoint, ``Ψ_τ = ℓ_0 − ℓ_τ``, zero where there is no checkpoint. `no_thought` has shape [...]."""
+    """Ψ_τ = ℓ_0 − ℓ_τ at every checkpoint (eq:dense-reward), zero where there is none. `no_thought` has shape [...]."""
     return torch.where(mask_K, no_thought.unsqueeze(-1) - losses_K, torch.zeros_like(losses_K))
 
 
@@ -36,7 +36,8 @@ def final_gain(no_thought: Tensor, losses_K: Tensor, mask_K: Tensor) -> Tensor:
 
 
 def checkpoint_rewards(potential_K: Tensor, checkpoint_K: Tensor, mask_K: Tensor, steps: int) -> Tensor:
-    """Rewards [..., T], nonzero only at checkpoints: the rise of Φ since the previous one (eq:checkpoint-reward)."""
+    """Rewards [..., T], nonzero only at checkpoints: the increase of Φ since the previous one
+    (eq:checkpoint-reward)."""
     _check_checkpoints(checkpoint_K, mask_K, steps)
     reward_T = potential_K.new_zeros((*potential_K.shape[:-1], steps))
     previous = torch.zeros_like(potential_K[..., 0])
@@ -50,8 +51,8 @@ def checkpoint_rewards(potential_K: Tensor, checkpoint_K: Tensor, mask_K: Tensor
 
 
 def carried_potential(potential_K: Tensor, checkpoint_K: Tensor, mask_K: Tensor, steps: int) -> Tensor:
-    """Φ known *before* action t, [..., T]: the last checkpoint's at or before step t−1, Φ_0 = 0 (part of the context
-    c)."""
+    """Φ known *before* action t, [..., T]: that of the last checkpoint at or before step t−1, with Φ_0 = 0. Part of the
+    context c that the mean head reads."""
     reward_T = checkpoint_rewards(potential_K, checkpoint_K, mask_K, steps)
     return reward_T.cumsum(-1) - reward_T
 
@@ -62,11 +63,6 @@ def returns_to_go(reward_T: Tensor, mask_T: Tensor) -> Tensor:
     return torch.where(mask_T, reward_T.flip(-1).cumsum(-1).flip(-1), torch.zeros_like(reward_T))
 
 
-def length_mask(length: Tensor, steps: int) -> Tensor:
-    """m_t [..., T]: action t exists, ``t ≤ L``."""
-    return torch.arange(1, steps + 1, device=length.device) <= length.unsqueeze(-1)
-
-
 def _check_checkpoints(checkpoint_K: Tensor, mask_K: Tensor, steps: int) -> None:
     valid = checkpoint_K[mask_K]
     if valid.numel() and (int(valid.min()) < 1 or int(valid.max()) > steps):
@@ -74,18 +70,18 @@ def _check_checkpoints(checkpoint_K: Tensor, mask_K: Tensor, steps: int) -> None
     latest = torch.zeros_like(checkpoint_K[..., 0])
     for k in range(checkpoint_K.shape[-1]):
         if bool((mask_K[..., k] & (checkpoint_K[..., k] <= latest)).any()):
-            raise ValueError("the valid checkpoints of a thought must grow strictly")
+            raise ValueError("the valid checkpoints of a thought must increase strictly")
         latest = torch.where(mask_K[..., k], checkpoint_K[..., k], latest)
 
 
 class RewardScale:
     """σ_r across windows: an exponential second moment of whole-thought gains, no mean subtracted (eq:reward-scale).
 
-    Feed it only gains of earlier or disjoint trajectories; it stays fixed inside a window because nothing but `update`
-    moves it. The first batch sets the moment outright.
+    It takes only gains of earlier or disjoint trajectories, and only `update` changes it, between windows. The first
+    batch sets the moment outright.
     """
 
-    def __init__(self, decay: float = 0.9, epsilon: float = 1e-8) -> None:
+    def __init__(self, decay: float, epsilon: float) -> None:
         if not 0 <= decay < 1 or not epsilon > 0:
             raise ValueError(f"need 0 ≤ decay < 1 and epsilon > 0, got decay={decay}, epsilon={epsilon}")
         self.decay, self.epsilon = decay, epsilon
@@ -93,7 +89,7 @@ class RewardScale:
         self.updates = 0
 
     def update(self, final_gains: Tensor, mask: Tensor | None = None) -> float:
-        """Takes Ψ_T of one batch (any shape) and returns the new σ_r."""
+        """Update with Ψ_T of one batch (any shape); returns the new σ_r."""
         gain = final_gains if mask is None else final_gains[mask]
         if gain.numel() == 0:
             raise ValueError("the reward scale needs at least one trajectory")
@@ -106,14 +102,14 @@ class RewardScale:
 
     @property
     def value(self) -> float:
-        """σ_r. Refused before the first batch, since a scale of √ε would clip every reward."""
+        """σ_r; an error before the first batch, since a scale of √ε would clip every reward."""
         if self.updates == 0:
             raise ValueError("the reward scale has seen no trajectory yet")
         return math.sqrt(self.moment + self.epsilon)
 
     @property
     def is_flat(self) -> bool:
-        """True when ε outweighs the gains themselves: thoughts change nothing, and rewards would be amplified noise."""
+        """Whether ε outweighs the gains themselves: thoughts change nothing, and rewards would be amplified noise."""
         return self.updates > 0 and self.moment <= self.epsilon
 
     def state_dict(self) -> dict[str, Any]:

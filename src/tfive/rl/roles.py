@@ -1,8 +1,9 @@
-"""One role per document, for good: which texts serve which role, and the ledger of what each window drew.
+"""Roles of texts: which texts serve which role, the ledger of what each window drew, and the count of rollouts.
 
-All positions of a text share its role, because one position's scoring text is another's visible prefix
-(`app:data-contracts`). Roles were given to whole documents when the corpus was prepared; the ledger hands out a role's
-texts window by window, never those of another role, and remembers every use.
+Every document has one role for the whole run, and all positions of a text share it, because one position's scoring text
+is another's visible prefix (app:data-contracts). Roles are assigned when the corpus is prepared; the ledger draws a
+role's texts window by window, never those of another role, and records every use. The trajectories generated for the
+roles are counted as in app:rollout-accounting.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 DEVELOP = "develop"
 """The role of the development split: measured, never drawn."""
 
-AGAIN = ("critic_fit", "qualify")
-"""Roles that may meet a text twice in one window, with new thoughts, once all their texts were used in it."""
+REUSABLE = ("critic_fit", "qualify")
+"""Roles that may draw a text again in the same window, with new thoughts, once all their texts were used in it."""
 
 
 class RoleViolation(RunFailed):
@@ -33,7 +34,7 @@ class RoleViolation(RunFailed):
 
 
 def role_shares(window: WindowSettings, per_text: int = 1) -> dict[str, dict[str, float]]:
-    """Roles of each split with their shares of its texts, in proportion to the texts a window draws (SPEC 6).
+    """Roles of each split with their shares of its texts, in proportion to the texts a window draws.
 
     With `per_text` positions a text, a role that needs a few items still needs a whole text; shares count such texts,
     so that a split large enough for one window's roles together is large enough for each.
@@ -47,11 +48,11 @@ def role_shares(window: WindowSettings, per_text: int = 1) -> dict[str, dict[str
 
 
 class Ledger:
-    """Draws each role's texts and keeps the account of their use.
+    """Draws each role's texts and records their use.
 
-    A role's texts come up in turn: those used least often first, in an order that is a counter-based function of the
-    seed, the role and how often they were used. So the draws of one role do not depend on those of another, and a run
-    that goes on from a checkpoint draws what it would have drawn.
+    The texts used least often come first, in an order that is a counter-based function of the seed, the role and how
+    often they were used. So the draws of one role do not depend on those of another, and a resumed run draws what it
+    would have drawn.
     """
 
     def __init__(self, corpus: PreparedCorpus, window: WindowSettings, *, seed: int) -> None:
@@ -85,7 +86,7 @@ class Ledger:
         """Whole texts that hold at least the items `role` needs in one window, as sequence numbers.
 
         `attempt` numbers several draws of one role in one window: each takes texts the window has not used. When none
-        is left, roles of `AGAIN` start over (their thoughts are new), the others raise.
+        is left, roles of `REUSABLE` start over (their thoughts are new), the others raise.
         """
         if role not in self._texts:
             raise RoleViolation(f"{role} is no role that texts are drawn for; there are {', '.join(self._texts)}")
@@ -95,18 +96,18 @@ class Ledger:
         fresh = texts[self._last[texts] != window]
         chosen = self._first(role, fresh, needed)
         missing = needed - int(self._items[chosen].sum())
-        if missing > 0 and role not in AGAIN:
+        if missing > 0 and role not in REUSABLE:
             raise RoleViolation(
                 f"role {role} has no fresh texts left in window {window} (attempt {attempt} needs {needed} items): "
                 "a text serves a role once a window; prepare more text or lower window.items"
             )
         if missing > 0:
             chosen = np.concatenate([chosen, self._first(role, np.setdiff1d(texts, chosen), missing)])
-        self._book(role, window, attempt, chosen)
+        self._record(role, window, attempt, chosen)
         return chosen
 
     def _first(self, role: str, texts: npt.NDArray[np.int64], needed: int) -> npt.NDArray[np.int64]:
-        """The texts whose turn it is, until they hold the needed items."""
+        """The first texts of the role's order that together hold the needed items."""
         uses = self._uses[texts]
         words = philox(self._seed, f"ledger/{role}", uses, texts)
         turn = texts[np.lexsort((texts, words[:, 1], words[:, 0], uses))]
@@ -122,7 +123,7 @@ class Ledger:
                     )
                 return
 
-    def _book(self, role: str, window: int, attempt: int, chosen: npt.NDArray[np.int64]) -> None:
+    def _record(self, role: str, window: int, attempt: int, chosen: npt.NDArray[np.int64]) -> None:
         self.check(role, chosen)
         self._rows.append(
             {
@@ -162,7 +163,7 @@ class Ledger:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The account, and which corpus and seed it belongs to."""
+        """All uses and draws, and which corpus and seed they belong to."""
         return {
             "corpus": self._fingerprint,
             "seed": self._seed,
@@ -172,7 +173,7 @@ class Ledger:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`; an account of another corpus or seed is refused."""
+        """Continue from a `state_dict`; that of another corpus or seed is refused."""
         if (state["corpus"], state["seed"]) != (self._fingerprint, self._seed):
             raise UserError("the ledger belongs to another prepared corpus or seed; resume with the run's own settings")
         self._uses[:] = np.asarray(state["uses"])
@@ -192,3 +193,31 @@ def _one_role_per_document(corpus: PreparedCorpus) -> None:
         served += np.cumsum(edges)[:-1] > 0
     if (served > 1).any():
         raise RoleViolation(f"document {int(served.argmax())} serves two roles; prepare the corpus again")
+
+
+AUXILIARY_ROLES = ("critic_fit", "qualify", "pilot", "head_train", "head_validate", "scale", "extra")
+"""Roles whose trajectories do not train the actor; retries, rejected attempts and probes are `extra`."""
+
+
+def auxiliary_rollouts(counts: Mapping[str, int]) -> int:
+    """n_aux of eq:total-rollout-budget: all newly generated trajectories that do not train the actor."""
+    unknown = set(counts) - set(AUXILIARY_ROLES) - {"actor"}
+    if unknown or min(counts.values(), default=0) < 0:
+        raise ValueError(f"trajectory counts must be nonnegative and of known roles, got {dict(counts)}")
+    return sum(count for role, count in counts.items() if role != "actor")
+
+
+def total_rollouts(counts: Mapping[str, int]) -> int:
+    """N_roll of the conditional-moment protocol (eq:total-rollout-budget)."""
+    return counts.get("actor", 0) + auxiliary_rollouts(counts)
+
+
+def repeated_rollouts(anchors: int, calibrate: int, admit: int, act: int, base: int) -> int:
+    """N_roll of repeated-prefix calibration (eq:repeated-rollout-budget); both critics share every continuation."""
+    return anchors * (calibrate + admit + act) + base
+
+
+def fewer_than_groups(counts: Mapping[str, int], group: int) -> bool:
+    """Whether the window generates fewer trajectories than groups of this size on the same actor items would
+    (eq:grpo-rollout-threshold): n_aux < (G − 1)·n_act."""
+    return auxiliary_rollouts(counts) < (group - 1) * counts.get("actor", 0)

@@ -1,4 +1,4 @@
-"""The rollout copy and scorer of a window: fresh trajectories with rewards, under one frozen policy and one scale."""
+"""Rollouts: fresh trajectories of a role with their rewards, under one frozen policy, scorer and reward scale."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tfive.tree.grow import no_thoughts
 from tfive.tree.layout import TextBatch
 from tfive.tree.settings import SamplingSettings
 
-UNRECORDED = ("critic_fit", "qualify", "pilot", "scale")
-"""Roles in which nothing reads the old policy's log-probabilities; recomputing them would only cost a forward pass."""
+NO_OLD_POLICY = ("critic_fit", "qualify", "pilot", "scale")
+"""Roles in which nothing reads log π_old; recomputing it would only cost a forward pass."""
 
 
 class Rollout:
-    """Draws a role's texts, samples a thought (or a group) per item, scores and rewards them, and keeps the account."""
+    """Draws a role's texts, samples a thought (or a group) per item, scores and rewards them, and counts the tokens."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Rollout:
     ) -> Trajectories:
         """Fresh thoughts for the role's next texts, with all losses and (unless the scale itself is being set) rewards.
 
-        `attempt` tells apart several draws of one role in one window; `states` keeps what the calibration heads read;
-        `recorded` is False where no ratio will be taken.
+        `attempt` numbers several draws of one role in one window; `states` keeps what the calibration heads read;
+        `recorded` is False where no ratio to π_old will be taken.
         """
         texts = self.texts_of(self.ledger.draw(role, window, attempt))
         stream = role if attempt == 0 else f"{role}/{attempt}"
@@ -79,18 +79,18 @@ class Rollout:
             role=stream,
             window=window,
             rows=self.rows,
-            record_old=recorded and role not in UNRECORDED,
+            record_old=recorded and role not in NO_OLD_POLICY,
             scored=True,
             states=states,
             snapshots=self.snapshots.current("policy", "scorer"),
         )
         self._check(scored)
-        self.book(role, scored)
-        scored = self._referred(role, scored)
+        self.count_tokens(role, scored)
+        scored = self._with_reference(role, scored)
         return self.rewarded(scored) if rewarded else scored
 
-    def _referred(self, role: str, scored: Trajectories) -> Trajectories:
-        """The trajectories with their losses after thoughts of other texts, where rewards are held against those."""
+    def _with_reference(self, role: str, scored: Trajectories) -> Trajectories:
+        """The trajectories, with their losses after thoughts of other texts if those are the rewards' reference."""
         if self.reward.reference == "no_thought":
             return scored
         if scored.count < 2:
@@ -106,23 +106,23 @@ class Rollout:
             losses.append(last_loss(found.losses_BRK, found.mask_BRK))
         if not all(bool(torch.isfinite(part).all()) for part in losses):
             raise RunFailed(f"the {scored.role} set of window {scored.window} has foreign losses that are not finite")
-        self.telemetry.count(_account(role), scored_tokens=scored.count * self.engine.plan.horizon)
+        self.telemetry.count(_counted_as(role), scored_tokens=scored.count * self.engine.plan.horizon)
         return scored.having(foreign_BR=torch.cat(losses))
 
     def texts(self, role: str, window: int) -> Trajectories:
-        """The role's next texts by themselves, for a method that writes no thoughts."""
+        """The role's next texts without thoughts, for a method that writes none."""
         texts = self.texts_of(self.ledger.draw(role, window))
         branches = texts.positions_BP.shape[1] * self.engine.plan.group
         nothing = no_thoughts(len(texts.tokens_BS), branches, self.engine.plan, self.engine.device)
         nothing = replace(nothing, valid_BR=torch.zeros_like(nothing.valid_BR))
         return Trajectories(role, window, texts, nothing, snapshots=self.snapshots.current("policy"))
 
-    def book(self, role: str, scored: Trajectories, given: int = 0) -> None:
-        """Add scored trajectories to the role's account (`extra` for probes); `given` tokens of them were not drawn."""
+    def count_tokens(self, role: str, scored: Trajectories, given: int = 0) -> None:
+        """Count the trajectories and tokens of a scored set for the role; `given` of its tokens were not sampled."""
         tokens = int(scored.mask_BRT.sum()) - given
         segments = int(scored.need("checkpoint_mask_BRK").sum()) + scored.count
         self.telemetry.count(
-            _account(role),
+            _counted_as(role),
             trajectories=scored.count,
             generated_tokens=tokens,
             actor_tokens=tokens if role == "actor" else 0,
@@ -130,7 +130,8 @@ class Rollout:
         )
 
     def rewarded(self, scored: Trajectories) -> Trajectories:
-        """Potentials, checkpoint rewards and full returns at the window's frozen scale (eq:dense-reward)."""
+        """The trajectories with potentials, checkpoint rewards and full returns at the window's frozen scale
+        (eq:dense-reward, eq:checkpoint-reward, eq:critic-return)."""
         self.snapshots.require(scored.snapshots, ("policy", "scorer"), what=f"the {scored.role} set")
         mask_BRK, steps = scored.need("checkpoint_mask_BRK"), scored.need("checkpoint_BRK")
         potential_BRK = potentials(
@@ -146,8 +147,8 @@ class Rollout:
         )
 
     def update_scale(self, scored: Trajectories, *, afresh: bool = False) -> float:
-        """Take a disjoint set's whole-thought gains into σ_r (eq:reward-scale), or let them alone set it `afresh`; a
-        scale of nothing stops the run."""
+        """Update σ_r with the whole-thought gains of a disjoint set (eq:reward-scale), or set it `afresh` from them
+        alone; a scale of practically zero stops the run."""
         if afresh:
             self.scale = RewardScale(self.reward.decay, self.reward.epsilon)
         self.snapshots.require(scored.snapshots, ("policy", "scorer"), what=f"the {scored.role} set")
@@ -162,7 +163,8 @@ class Rollout:
         return value
 
     def _check(self, scored: Trajectories) -> None:
-        """Name what would otherwise surface much later: losses that are no numbers, thoughts that are all alike."""
+        """Stop early at what would otherwise surface much later: losses that are not finite, thoughts that are
+        identical."""
         losses = scored.need("losses_BRK")[scored.need("checkpoint_mask_BRK")]
         plain = scored.need("no_thought_BR")[scored.thoughts.valid_BR]
         if not (bool(torch.isfinite(losses).all()) and bool(torch.isfinite(plain).all())):
@@ -175,7 +177,7 @@ class Rollout:
                 f"every thought of the {scored.role} set of window {scored.window} ends at once: the policy writes "
                 "only the close; lower optimizer.lr, or set thought.variable_length = false"
             )
-        if scored.count >= 16 and _all_alike(
+        if scored.count >= 16 and _identical(
             thoughts.tokens_BRT[thoughts.valid_BR], thoughts.length_BR[thoughts.valid_BR]
         ):
             raise RunFailed(
@@ -190,10 +192,10 @@ class Rollout:
         self.scale.load_state_dict(state["scale"])
 
 
-def _account(role: str) -> str:
-    """Where a role's thoughts are booked: those of probes are extra."""
+def _counted_as(role: str) -> str:
+    """The name a role is counted under: probes are `extra`."""
     return "extra" if role == "probe" else role
 
 
-def _all_alike(tokens_IT: Tensor, length_I: Tensor) -> bool:
+def _identical(tokens_IT: Tensor, length_I: Tensor) -> bool:
     return bool((length_I == length_I[0]).all()) and bool((tokens_IT == tokens_IT[0]).all())

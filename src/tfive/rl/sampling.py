@@ -1,4 +1,7 @@
-"""Fresh thoughts of a role and window: random numbers, actions, both recorded laws, and their continuation losses."""
+"""Sampling and scoring thoughts: random numbers, actions, log q and log π_old, and the continuation losses.
+
+Plain functions of an engine and a batch of texts; `rl/rollout.py` adds roles, rewards and token counts.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from tfive.tree.settings import SamplingSettings
 
 
 def branch_uniforms(texts: TextBatch, *, group: int, steps: int, seed: int, role: str, window: int) -> Tensor:
-    """One number in (0, 1) per branch and step, float64 `[B, R, T]`, by (seed, role, window, item, member, step).
+    """A uniform number in (0, 1) per branch and step, float64 `[B, R, T]`, by (seed, role, window, item, member, step).
 
-    Branches without an item get ½; nothing reads it.
+    Branches without an item get ½, which nothing reads.
     """
     items_BP = texts.items_BP.cpu().numpy()
     items_BR = np.repeat(items_BP, group, axis=1)
@@ -59,9 +62,9 @@ def sample(
 ) -> Trajectories:
     """Thoughts for every item of `texts`, `rows` texts at a time, with log q and log π_old recorded.
 
-    log π_old is recomputed by the training forward on the weights that sampled, so the gap between the two laws is
-    measured, never assumed zero. With `scored` the same weights are the scorer, and its losses come from the same
-    reading of the text. With `states` both passes also keep what the calibration heads read of them.
+    log π_old is recomputed by the training forward on the weights that sampled, so that the gap between the two is
+    measured and not assumed to be zero. With `scored` the same weights also score the thoughts, sharing the forward
+    pass over the text. With `states` both passes keep the features that the calibration heads read.
     """
     numbers_BRT = branch_uniforms(
         texts, group=engine.plan.group, steps=engine.plan.length, seed=seed, role=role, window=window
@@ -95,7 +98,7 @@ def sample(
 def scoring_features(read: Scores) -> Tensor:
     """`[B, R, F]`: the scorer's state at the end of the continuation on the trunk, its token losses there, and ℓ_0.
 
-    Nothing here depends on the thought, so nothing can leak an action or what follows it into the mean head.
+    None of it depends on the thought, so no action and nothing after it can leak into the mean head.
     """
     last_BRD = read.need("no_thought_features_BRHD")[:, :, -1]
     return torch.cat([last_BRD.float(), read.no_thought_token_BRH, read.no_thought_BR[..., None]], dim=-1)

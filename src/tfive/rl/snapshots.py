@@ -1,4 +1,5 @@
-"""Snapshot ids: which version of which part made a record, and the check that it is used with no other."""
+"""Snapshot ids: which version of policy, scorer, critics, … made a record, and the check that it is used with no other
+(app:window-refresh)."""
 
 from __future__ import annotations
 

@@ -1,17 +1,66 @@
-"""RLP's no-think teacher: a moving average of the actor's exact weights, which reads texts without any thought."""
+"""RLP's no-think teacher: an exponential moving average of the actor's weights that predicts without any thought.
+
+`torch.optim.swa_utils.AveragedModel` averages a module in the module's own precision. Here the averaged weights are the
+optimizer's float32 masters, which are not a module, while the copy that computes may be bfloat16.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from tfive.rl.gains import no_thought_losses
-from tfive.rl.optimizer import Ema
+from tfive.rl.optimizer import wide
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch
+
+
+class Ema:
+    """Exponential moving average of weights in float32; the first update sets it to the weights."""
+
+    def __init__(self, decay: float) -> None:
+        if not 0.0 <= decay < 1.0:
+            raise ValueError(f"decay must lie in [0, 1), not {decay}")
+        self.decay = decay
+        self.updates = 0
+        self.average: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def update(self, weights: Mapping[str, Tensor]) -> None:
+        """average ← decay · average + (1 − decay) · weights; give `MasterOptimizer.masters()`, not the compute copy."""
+        if self.average and set(weights) != set(self.average):
+            raise ValueError(f"the average is of other weights: {sorted(set(weights) ^ set(self.average))[:3]}")
+        for name, weight in weights.items():
+            fresh = weight.detach().to(wide(weight.dtype))
+            if name in self.average:
+                self.average[name].lerp_(fresh, 1.0 - self.decay)
+            else:
+                self.average[name] = fresh.clone()
+        self.updates += 1
+
+    @torch.no_grad()
+    def copy_to(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Write the average into a compute copy, rounded to its precision; every averaged weight must be there."""
+        targets = dict(named_parameters)
+        for name, average in self.average.items():
+            targets[name].copy_(average)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Decay, count and the averages (references)."""
+        return {"decay": self.decay, "updates": self.updates, "average": dict(self.average)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved average, on the devices of the present one if there is any."""
+        self.decay, self.updates = float(state["decay"]), int(state["updates"])
+        present = self.average
+        self.average = {
+            name: tensor.to(present[name].device if name in present else tensor.device).clone()
+            for name, tensor in state["average"].items()
+        }
 
 
 class Teacher:
@@ -30,11 +79,11 @@ class Teacher:
 
     @property
     def started(self) -> bool:
-        """Whether it has followed the model at least once."""
+        """Whether the average has been set."""
         return self.average.updates > 0
 
     def follow(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the actor's exact weights (`MasterOptimizer.masters()`) into the average; the first ones set it."""
+        """Update the average with the actor's exact weights (`MasterOptimizer.masters()`); the first call sets it."""
         self.average.update(weights)
 
     def losses(self, texts: TextBatch) -> Tensor:

@@ -1,24 +1,18 @@
-"""The record that flows through everything: thoughts, their laws, their scores and the credit given to them.
+"""The record that passes through a window: thoughts with their log-probabilities, losses, rewards and advantages.
 
-A `Trajectories` object holds one thought per branch for a set of texts and grows as it passes through a window:
-sampling gives the actions and log q, the training forward gives log π_old, scoring gives losses, credit adds rewards,
-values, advantages and weights. It names the snapshots that made it; using it with others is an error
-(`rl/snapshots.py`).
+A `Trajectories` object holds one thought per branch for a set of texts. Each phase adds to it: sampling the actions and
+log q, the training forward log π_old, scoring the losses, then rewards, values, advantages and weights. It names the
+snapshots that made it; using it with others is an error (`rl/snapshots.py`).
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from tfive.errors import UserError
 from tfive.tree.layout import TextBatch, Thoughts
 
 _TEXT_FIELDS = ("tokens_BS", "document_BS", "positions_BP", "items_BP")
@@ -45,7 +39,7 @@ class Trajectories:
     log_old_BRT: Tensor | None = None
     no_thought_BR: Tensor | None = None
     foreign_BR: Tensor | None = None
-    """The loss after a whole thought of another text, where rewards are held against it."""
+    """The loss after a whole thought of another text; only with reward.reference = foreign."""
     losses_BRK: Tensor | None = None
     checkpoint_BRK: Tensor | None = None
     checkpoint_mask_BRK: Tensor | None = None
@@ -57,11 +51,12 @@ class Trajectories:
     weight_BRT: Tensor | None = None
     advantage_BRT: Tensor | None = None
     probe_step_BR: Tensor | None = None
-    """Of probe trajectories: the step (from 0) whose action the independent continuations share a prefix up to."""
+    """Of independent continuations: the step (from 0) of the first action that was drawn anew after the shared
+    prefix."""
     states_BRTD: Tensor | None = None
     """The policy's hidden states before each action, from the pass that recorded log π_old."""
     scoring_BRF: Tensor | None = None
-    """What the scorer's reading says of the continuation without a thought (`rl.sampling.scoring_features`)."""
+    """The scorer's features of the continuation without a thought (`rl.sampling.scoring_features`)."""
     snapshots: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -76,12 +71,12 @@ class Trajectories:
 
     @property
     def gain_BR(self) -> Tensor:
-        """Utility U = l_0 − l_T of each thought in nats per token, zero where there is no item."""
+        """Utility U = ℓ_0 − ℓ_T of each thought in nats per token (eq:continuation-ce), zero where there is no item."""
         return (self.need("no_thought_BR") - self.final_loss_BR) * self.thoughts.valid_BR
 
     @property
     def reference_BR(self) -> Tensor:
-        """What the losses after a thought are held against when rewards are made of them."""
+        """The loss that rewards compare with: ℓ_0, or the loss after another text's thought."""
         return self.need("no_thought_BR") if self.foreign_BR is None else self.foreign_BR
 
     def need(self, name: str) -> Tensor:
@@ -94,12 +89,12 @@ class Trajectories:
         return value
 
     def having(self, *, snapshots: dict[str, str] | None = None, **values: Tensor) -> Trajectories:
-        """The same trajectories with more computed; snapshot ids are added to those already named."""
+        """A copy with the given tensors set; snapshot ids are added to those already named."""
         changes: dict[str, Any] = dict(values)
         return replace(self, snapshots={**self.snapshots, **(snapshots or {})}, **changes)
 
     def without_states(self) -> Trajectories:
-        """The same without what only the calibration heads read: it is large, and nothing later needs it."""
+        """A copy without what only the calibration heads read: it is large, and no later phase needs it."""
         return replace(self, states_BRTD=None, scoring_BRF=None)
 
     def rows(self, index: Tensor | slice) -> Trajectories:
@@ -139,32 +134,3 @@ class Trajectories:
             thoughts=Thoughts(**{n: tensors[f"thoughts.{n}"] for n in _THOUGHT_FIELDS}),
             **{n: t for n, t in tensors.items() if "." not in n},
         )
-
-    def save(self, path: Path) -> None:
-        """Write to one safetensors file; names and snapshot ids travel in its header."""
-        state = self.state_dict()
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.pop("tensors").items()}
-        save_file(tensors, path, metadata={"trajectories": json.dumps(state)})
-
-    @classmethod
-    def load(cls, path: Path) -> Trajectories:
-        try:
-            with safe_open(path, framework="pt") as stored:
-                header = json.loads((stored.metadata() or {})["trajectories"])
-                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        except (OSError, KeyError, ValueError) as error:
-            raise UserError(
-                f"{path}: not a trajectory file ({error}); name one written by Trajectories.save"
-            ) from error
-        except Exception as error:
-            if type(error).__module__.startswith("safetensors"):
-                raise UserError(f"{path}: damaged trajectory file ({error}); sample the trajectories again") from error
-            raise
-        needed = [*(f"texts.{name}" for name in _TEXT_FIELDS), *(f"thoughts.{name}" for name in _THOUGHT_FIELDS)]
-        known = {*needed, *(f.name for f in fields(cls))}
-        lost = [f"the tensor {name} is missing" for name in needed if name not in tensors]
-        lost += [f"the tensor {name} is none of a trajectory's" for name in tensors if name not in known]
-        lost += [f"the header lacks {name}" for name in ("role", "window", "snapshots") if name not in header]
-        if lost:
-            raise UserError(f"{path}: incomplete trajectory file ({lost[0]}); sample the trajectories again")
-        return cls.from_state({**header, "tensors": tensors})

@@ -56,7 +56,7 @@ class Development:
             kind_BP=self.kind_BP,
             seed=self.seed,
             rows=self.rows,
-            seen=None if gate is None else keep,
+            on_scores=None if gate is None else keep,
         )
         self.thoughts = thoughts
         found = gains.summary()

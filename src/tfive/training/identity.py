@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfive.config.config import Config
-from tfive.rl.accounting import auxiliary_rollouts
+from tfive.rl.roles import auxiliary_rollouts
 from tfive.telemetry import DIAGNOSE
 from tfive.training.build import Workshop
 from tfive.training.corpus import weights_fingerprint

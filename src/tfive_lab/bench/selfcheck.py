@@ -20,6 +20,7 @@ from tfive.rl.calibration.heads import MeanHead, WeightHead
 from tfive.rl.calibration.mixture import MeanInputs, WeightInputs
 from tfive.rl.calibration.moments import CalibrationData, Occupation
 from tfive.rl.calibration.saddle import CalibrationPlan, calibrate
+from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.tree.fast.cuda_graph import CudaGraphs
 from tfive.tree.fast.delta_kernel import choose_rule
 from tfive.tree.fast.fused import KERNEL_BOUNDS, TritonOps, differences, triton_trouble
@@ -268,7 +269,8 @@ def learned_heads(device: torch.device, recorder: CudaGraphs | None) -> list[Ten
     mean_head = MeanHead(32, 12).to(device)
     weight_head.standardize(visible, mask_NT)
     mean_head.standardize(context, mask_NT)
-    plan = CalibrationPlan(steps=30, warm_steps=30, batch=16, mean_steps=2, evaluate_every=10, recorder=recorder)
+    settings = CalibrationSettings(steps=30, warm_steps=30, batch=16, mean_steps=2, evaluate_every=10)
+    plan = CalibrationPlan.of(settings, recorder)
     found = calibrate(weight_head, mean_head, data, plan, seed=0)
     moved = torch.tensor([line["moment"] for line in found.trace])
     return [moved, *(p.detach().cpu() for head in (weight_head, mean_head) for p in head.parameters())]

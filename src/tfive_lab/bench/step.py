@@ -21,8 +21,8 @@ from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.models.load import Loaded, load_model, load_tokenizer, tokenizer_fingerprint
 from tfive.models.precision import choose_device, choose_dtype
-from tfive.rl.accounting import auxiliary_rollouts
 from tfive.rl.qualify import Qualifier, Score
+from tfive.rl.roles import auxiliary_rollouts
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.build import Workshop, build
 from tfive.training.corpus import corpus_of
@@ -92,8 +92,8 @@ class Forced(Qualifier):
 
     forced = 0
 
-    def _judge(self, first: Score, second: Score) -> tuple[bool, str]:
-        passed, detail = super()._judge(first, second)
+    def _criterion(self, first: Score, second: Score) -> tuple[bool, str]:
+        passed, detail = super()._criterion(first, second)
         self.forced += not passed
         return True, detail if passed else f"forced through: {detail}"
 

@@ -168,7 +168,7 @@ def saddle_boundary_cases() -> Iterator[float]:
     yield exceeds(float(math.isinf(pinned.multiplier)), 0.5)
     # Q = 0 is diagnosed, not celebrated.
     quiet = silent()
-    verdict = Validator(0.1, 0.05).judge(learned(*table_heads(quiet)), quiet.calibration_data(), "silent")
+    verdict = Validator(0.1, 0.05).validate(learned(*table_heads(quiet)), quiet.calibration_data(), "silent")
     yield exceeds(float(verdict.reason == "no_signal" and not verdict.accepted), 0.5)
 
 
@@ -246,7 +246,7 @@ def _coverage(world: World, weight: float, mean: float, bounds: SignalBounds, re
         drawn = data.rows(sample)
         fresh = type(data.occupation)(drawn.occupation.mask_NT, torch.arange(size), world.horizon)
         drawn = type(data)(drawn.weight_inputs, drawn.mean_inputs, drawn.first_NT, drawn.second_NT, fresh)
-        report = Validator(world.kappa, 0.2).judge(candidate, drawn, "fresh", bounds).bounds
+        report = Validator(world.kappa, 0.2).validate(candidate, drawn, "fresh", bounds).bounds
         failed += report is None or truth > report.moment_upper or excess > report.retention_upper
     return failed / repeats
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tfive.rl.accounting import auxiliary_rollouts, fewer_than_groups, repeated_rollouts, total_rollouts
 from tfive.rl.calibration.mixture import mix
+from tfive.rl.roles import auxiliary_rollouts, fewer_than_groups, repeated_rollouts, total_rollouts
 from tfive_lab.theory.statement import at_most, equal, examples, exceeds, statement
 from tfive_lab.theory.worlds import Draws, World
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from tfive.rl.calibration.mixture import mix
 from tfive.rl.calibration.moments import CalibrationData, Occupation
 from tfive.rl.calibration.saddle import CalibrationPlan, calibrate
+from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.rl.gae import PilotNormaliser
 from tfive.rl.losses import active_mask, centering_term, clipped_surrogate
 from tfive_lab.theory.claims_policy import true_gradient
@@ -245,10 +246,11 @@ class DataPoint:
 
 def learned_from(trajectories: int, worlds: int, seed: int = 0) -> DataPoint:
     """Tabular heads fitted by the trainer's own loop on sampled trajectories, judged exactly."""
-    plan = CalibrationPlan(
+    settings = CalibrationSettings(
         kappa=Setting().kappa, steps=150, batch=10**6, weight_lr=0.1, mean_lr=0.1, multiplier_lr=1.0,
         mean_steps=2, warm_steps=100, weight_decay=0.0, stop_share=0.25, evaluate_every=10, patience=15,
     )  # fmt: skip
+    plan = CalibrationPlan.of(settings)
     attained, retention = [], []
     for number in range(worlds):
         world = make_world(Setting(), seed, number)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tfive.rl import accounting, drift, gae, losses, qualify, reward
+from tfive.rl import drift, gae, losses, qualify, reward, roles
 from tfive.rl.calibration import mixture, moments, validation
 from tfive_lab.theory import (
     claims_gae,
@@ -202,7 +202,7 @@ FAULTS: dict[str, Fault] = {
     "prop:prefix-transfer": _patch(claims_scope, "_shift", _small_shift),
     "eq:prefix-kl-control": _patch(claims_scope, "_shift", _small_divergence),
     "eq:grpo-rollout-threshold": _patch(
-        claims_scope, "fewer_than_groups", lambda c, g: accounting.auxiliary_rollouts(c) <= (g - 1) * c["actor"]
+        claims_scope, "fewer_than_groups", lambda c, g: roles.auxiliary_rollouts(c) <= (g - 1) * c["actor"]
     ),
     "eq:total-rollout-budget": _patch(
         claims_scope, "auxiliary_rollouts", lambda c: sum(n for role, n in c.items() if role not in ("actor", "scale"))

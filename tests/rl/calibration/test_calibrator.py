@@ -16,7 +16,7 @@ from tfive.rl.calibration.moments import CalibrationData
 from tfive.rl.calibration.settings import CalibrationSettings, HeadSettings
 from tfive.rl.continuations import continued
 from tfive.rl.critic import FrozenBase, build_pair
-from tfive.rl.critics import Critics, Judged
+from tfive.rl.critics import Critics, CriticValues
 from tfive.rl.gae import PilotNormaliser
 from tfive.rl.rollout import Rollout
 from tfive.rl.sampling import score
@@ -47,7 +47,9 @@ class World:
         settings = CalibrationSettings(**(QUICK | changes))
         return Calibrator(self.rollout.engine, 8, HeadSettings(action_width=3), settings, seed=4, rows=3)
 
-    def made(self, batch: TextBatch | None = None, thoughts: Thoughts | None = None) -> tuple[Trajectories, Judged]:
+    def made(
+        self, batch: TextBatch | None = None, thoughts: Thoughts | None = None
+    ) -> tuple[Trajectories, CriticValues]:
         """Everything that a window computes from these texts and thoughts."""
         batch, thoughts = batch or self.texts, thoughts or self.thoughts
         engine, snapshots = self.rollout.engine, self.rollout.snapshots.current("policy", "scorer")
@@ -55,7 +57,7 @@ class World:
             log_old = engine.policy(batch, thoughts).need("log_prob_BRT")
         record = Trajectories("head_train", 1, batch, thoughts, log_old_BRT=log_old, snapshots=snapshots)
         rewarded = self.rollout.rewarded(score(engine, record, rows=3))
-        judged = self.critics.judge(rewarded)
+        judged = self.critics.evaluate(rewarded)
         return self.critics.advantages(rewarded, judged), judged
 
 
@@ -201,14 +203,14 @@ def test_the_mean_head_sees_what_rewards_are_held_against(world: World, data: Ca
 
 
 @pytest.fixture(scope="module")
-def anchors(world: World) -> tuple[Trajectories, Judged]:
+def anchors(world: World) -> tuple[Trajectories, CriticValues]:
     """Three continuations of a prefix of each thought, as repeated-prefix calibration reads them."""
     rewarded = continued(world.rollout, world.rollout.collect("head_validate", 1), M)
-    judged = world.critics.judge(rewarded)
+    judged = world.critics.evaluate(rewarded)
     return world.critics.advantages(rewarded, judged), judged
 
 
-def test_an_anchors_continuations_stand_side_by_side(world: World, anchors: tuple[Trajectories, Judged]) -> None:
+def test_an_anchors_continuations_stand_side_by_side(world: World, anchors: tuple[Trajectories, CriticValues]) -> None:
     record, judged = anchors
     data = world.calibrator(mode="repeated", continuations=M).data(record, judged, NORMALISER)
     expected = []
@@ -232,7 +234,7 @@ def test_an_anchors_continuations_stand_side_by_side(world: World, anchors: tupl
     assert data.occupation.text_N.tolist() == [int(record.texts.items_BP[row].max()) for row in rows]
 
 
-def test_a_repeated_weight_reads_no_outcome(world: World, anchors: tuple[Trajectories, Judged]) -> None:
+def test_a_repeated_weight_reads_no_outcome(world: World, anchors: tuple[Trajectories, CriticValues]) -> None:
     record, judged = anchors
     calibrator = world.calibrator(mode="repeated", continuations=M, kappa=0.9)
     before, after = (calibrator.data(one, judged, NORMALISER) for one in (record, other_outcomes(record)))
@@ -248,7 +250,9 @@ def test_a_repeated_weight_reads_no_outcome(world: World, anchors: tuple[Traject
     assert not head.weight(before.weight_inputs).equal(LearnedWeight(other.weight_head).weight(before.weight_inputs))
 
 
-def test_a_repeated_weight_reads_nothing_after_its_action(world: World, anchors: tuple[Trajectories, Judged]) -> None:
+def test_a_repeated_weight_reads_nothing_after_its_action(
+    world: World, anchors: tuple[Trajectories, CriticValues]
+) -> None:
     record, judged = anchors
     calibrator = world.calibrator(mode="repeated", continuations=M)
     step_BR1 = record.need("probe_step_BR")[..., None]
@@ -256,7 +260,7 @@ def test_a_repeated_weight_reads_nothing_after_its_action(world: World, anchors:
     tokens_BRT = torch.where(later_BRT, (record.thoughts.tokens_BRT - 9) % (V - 10) + 10, record.thoughts.tokens_BRT)
     assert not tokens_BRT.equal(record.thoughts.tokens_BRT)
     changed = replace(record, thoughts=replace(record.thoughts, tokens_BRT=tokens_BRT))
-    before, after = (calibrator.weight_inputs(one, world.critics.judge(one)) for one in (record, changed))
+    before, after = (calibrator.weight_inputs(one, world.critics.evaluate(one)) for one in (record, changed))
     at = torch.arange(record.count), record.need("probe_step_BR")[record.thoughts.valid_BR]
     assert all(getattr(before, name)[at].equal(getattr(after, name)[at]) for name in vars(before))
     assert not before.prefix_NTD.equal(after.prefix_NTD)
@@ -430,7 +434,7 @@ def test_a_later_window_does_not_take_an_old_average_for_the_disagreement(world:
 def test_kept_states_are_those_the_heads_would_read_anew(world: World) -> None:
     """States that sampling and scoring kept give the very inputs that passes of their own give; then they are gone."""
     kept = world.rollout.collect("head_validate", 2, states=True)
-    judged = world.critics.judge(kept)
+    judged = world.critics.evaluate(kept)
     kept = world.critics.advantages(kept, judged)
     calibrator = world.calibrator()
     mine = calibrator.data(kept, judged, NORMALISER)

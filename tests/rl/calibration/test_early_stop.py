@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tfive.rl.calibration.early_stop import Judge
+from tfive.rl.calibration.early_stop import EarlyStopping
 from tfive.rl.calibration.mean import MeanPlan, cross_fit_change
 from tfive.rl.calibration.mixture import MeanInputs, WeightInputs, mix
 from tfive.rl.calibration.moments import CalibrationData, Occupation, offset_change
@@ -37,7 +37,7 @@ def test_cross_fitted_change_finds_it_from_single_rollouts() -> None:
     some = data.rows(rows)
     occupation = Occupation(some.occupation.mask_NT, torch.arange(3000), world.horizon)
     weight = world.gate_weight_NT[rows]
-    plan = MeanPlan(steps=60, batch=10**6, lr=0.1, weight_decay=0.0, stop_share=0.0, evaluate_every=60)
+    plan = MeanPlan(steps=60, batch=10**6, lr=0.1, weight_decay=0.0, stop_share=0.0, evaluate_every=60, patience=5)
     found = cross_fit_change(
         lambda: table_heads(world)[1], some.mean_inputs, weight, some.first_NT, some.second_NT, occupation, plan, 2, 0
     ).estimate
@@ -63,36 +63,36 @@ def _data() -> CalibrationData:
     )
 
 
-def _look(judge: Judge, weight: float) -> float:
-    lean = torch.full((8, 1), weight - 0.5)
-    return judge.look(lean + 0.5, lean, (nn.Linear(1, 1), nn.Linear(1, 1)), 1.0).change
+def _look(stopping: EarlyStopping, weight: float) -> float:
+    centred = torch.full((8, 1), weight - 0.5)
+    return stopping.evaluate(centred + 0.5, centred, (nn.Linear(1, 1), nn.Linear(1, 1)), 1.0).change
 
 
 def test_the_lowest_feasible_offset_wins_and_stale_looks_are_counted() -> None:
-    judge = Judge(_data(), kappa=0.05)
-    assert _look(judge, 0.5) == pytest.approx(0.0)
-    assert _look(judge, 0.3) == pytest.approx(0.8**2 - 1)
-    assert judge.choose() == 1
-    assert _look(judge, 0.6) == pytest.approx(1.1**2 - 1)
-    assert _look(judge, 0.4) == pytest.approx(0.9**2 - 1)
-    assert (judge.choose(), judge.stale) == (1, 2)
+    stopping = EarlyStopping(_data(), kappa=0.05)
+    assert _look(stopping, 0.5) == pytest.approx(0.0)
+    assert _look(stopping, 0.3) == pytest.approx(0.8**2 - 1)
+    assert stopping.best() == 1
+    assert _look(stopping, 0.6) == pytest.approx(1.1**2 - 1)
+    assert _look(stopping, 0.4) == pytest.approx(0.9**2 - 1)
+    assert (stopping.best(), stopping.stale) == (1, 2)
     # Lower still, but beyond the retention limit: it does not win, nor does it count as standing still.
-    assert _look(judge, 0.0) == pytest.approx(0.5**2 - 1)
-    assert judge.snapshots[-1].retention == pytest.approx(0.25 / 2)
-    assert (judge.choose(), judge.stale) == (1, 0)
-    assert judge.choose(only_last=True) == 4
+    assert _look(stopping, 0.0) == pytest.approx(0.5**2 - 1)
+    assert stopping.evaluations[-1].retention == pytest.approx(0.25 / 2)
+    assert (stopping.best(), stopping.stale) == (1, 0)
+    assert stopping.best(only_last=True) == 4
 
 
 def test_without_any_feasible_look_the_least_displaced_is_taken() -> None:
-    judge = Judge(_data(), kappa=0.0)
-    _look(judge, 0.1)
-    _look(judge, 0.45)
-    assert judge.choose() == 1
+    stopping = EarlyStopping(_data(), kappa=0.0)
+    _look(stopping, 0.1)
+    _look(stopping, 0.45)
+    assert stopping.best() == 1
 
 
 def test_no_signal_makes_every_move_infeasible() -> None:
     data = _data()
     flat = dataclasses.replace(data, first_NT=data.first_NT * 0 + 0.5, second_NT=data.second_NT * 0 - 0.5)
-    judge = Judge(flat, kappa=0.5)
-    _look(judge, 0.9)
-    assert judge.snapshots[0].retention == float("inf")
+    stopping = EarlyStopping(flat, kappa=0.5)
+    _look(stopping, 0.9)
+    assert stopping.evaluations[0].retention == float("inf")

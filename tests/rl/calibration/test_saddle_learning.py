@@ -2,17 +2,19 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tfive.errors import UserError
-from tfive.rl.calibration.mean import MeanPlan, cross_fit_offset, regress_mean
+from tfive.rl.calibration.mean import MeanResponse, cross_fit_offset, regress_mean
 from tfive.rl.calibration.mixture import FixedWeight, MeanInputs, WeightInputs, mix
 from tfive.rl.calibration.moments import CalibrationData, Occupation, displacement, moment, offset_change
 from tfive.rl.calibration.repeated import calibrate_repeated, mean_of_others
-from tfive.rl.calibration.saddle import CalibrationPlan, Response, calibrate
+from tfive.rl.calibration.saddle import CalibrationPlan, calibrate
+from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.rl.calibration.validation import SignalBounds, Validator
 from tfive.rl.drift import offset_products
 from tfive_lab.theory.examples import centred_mixture, collapse, harmful, identical_critics, lengths_matter, wide_open
@@ -20,8 +22,14 @@ from tfive_lab.theory.saddle import solve
 from tfive_lab.theory.tables import table_heads
 from tfive_lab.theory.worlds import World, random_world
 
+
+def _plan(**numbers: Any) -> CalibrationPlan:
+    """The settings' defaults, but for what is named."""
+    return CalibrationPlan.of(CalibrationSettings(**numbers))
+
+
 KAPPA = 0.1
-EXACT = CalibrationPlan(
+EXACT = _plan(
     kappa=KAPPA,
     steps=200,
     batch=10**6,
@@ -120,7 +128,7 @@ def _risk(mixed: Tensor, data: CalibrationData) -> float:
 
 
 def test_sampled_calibration_lowers_the_offset_on_fresh_texts_and_respects_retention() -> None:
-    plan = CalibrationPlan(kappa=0.2, steps=200, weight_lr=2e-2, mean_lr=1e-2, multiplier_lr=0.5, warm_steps=100)
+    plan = _plan(kappa=0.2, steps=200, weight_lr=2e-2, mean_lr=1e-2, multiplier_lr=0.5, warm_steps=100)
     candidate = calibrate(_LinearWeight(), _MeanNet(), _sampled(300), plan, seed=3)
     fresh = _sampled(400, seed=9)
     weight = candidate.mixture.weight(fresh.weight_inputs)
@@ -134,7 +142,7 @@ def test_sampled_calibration_lowers_the_offset_on_fresh_texts_and_respects_reten
 
 
 def test_calibration_repeats_exactly_and_leaves_global_randomness_alone() -> None:
-    plan = CalibrationPlan(steps=12, warm_steps=20, evaluate_every=4)
+    plan = _plan(steps=12, warm_steps=20, evaluate_every=4)
     states = []
     for _ in range(2):
         weight_head, mean_head = _LinearWeight(), _MeanNet()
@@ -148,7 +156,7 @@ def test_calibration_repeats_exactly_and_leaves_global_randomness_alone() -> Non
 
 def test_state_only_weight_cannot_see_the_action() -> None:
     data = _sampled(60)
-    plan = CalibrationPlan(steps=20, warm_steps=20)
+    plan = _plan(steps=20, warm_steps=20)
     candidate = calibrate(_LinearWeight(), _MeanNet(), data, plan, seed=0, state_only=True)
     other = dataclasses.replace(data.weight_inputs, action_NTE=1 - data.weight_inputs.action_NTE)
     assert torch.equal(candidate.mixture.weight(data.weight_inputs), candidate.mixture.weight(other))
@@ -179,7 +187,7 @@ def test_mean_regression_stops_before_it_memorises() -> None:
     energies = []
     for share in (0.25, 0.0):
         head = _Wide()
-        plan = MeanPlan(steps=200, lr=1e-2, weight_decay=0.0, patience=3, stop_share=share)
+        plan = _plan(warm_steps=200, mean_lr=1e-2, weight_decay=0.0, patience=3, stop_share=share).mean_plan()
         best = regress_mean(head, inputs, noise, occupation, plan, seed=0, role="test")
         with torch.no_grad():
             energies.append(float(head(inputs).square().mean()))
@@ -190,7 +198,7 @@ def test_mean_regression_stops_before_it_memorises() -> None:
 def test_cross_fitted_offset_is_a_lower_bound_that_sees_hidden_and_visible_parts() -> None:
     data = _sampled(400, seed=2)
     average = (data.first_NT + data.second_NT) / 2
-    plan = MeanPlan(steps=200, lr=1e-2)
+    plan = _plan(warm_steps=200, mean_lr=1e-2, patience=5).mean_plan()
     whole = cross_fit_offset(_MeanNet, data.mean_inputs, average, data.occupation, plan, folds=2, seed=0)
     visible = cross_fit_offset(_MeanNet, data.mean_inputs.visible(), average, data.occupation, plan, folds=2, seed=0)
     truth = 0.5**2 + 0.3**2
@@ -217,21 +225,21 @@ def _anchors(count: int = 150, continuations: int = 4, seed: int = 0) -> Calibra
 
 def test_repeated_prefix_calibration_finds_the_same_direction() -> None:
     data, fresh = _anchors(), _anchors(seed=1)
-    plan = CalibrationPlan(kappa=0.3, steps=150, weight_lr=3e-2, multiplier_lr=0.5)
+    plan = _plan(kappa=0.3, steps=150, weight_lr=3e-2, multiplier_lr=0.5)
     candidate = calibrate_repeated(_LinearWeight(), data, plan, seed=0)
     weight = candidate.mixture.weight(data.weight_inputs)
     # Where the average is too high the weight must lean to the lower critic (w < ½), and the other way round.
     assert float(((weight - 0.5) * data.weight_inputs.prefix_NTD[..., 0]).mean()) < -0.02
     assert candidate.trace[-1]["retention"] <= 0.35
     assert (candidate.mixture.name, candidate.mean_head) == ("repeated", None)
-    verdict = Validator(0.4, 0.05).judge(candidate, fresh, "fresh")
+    verdict = Validator(0.4, 0.05).validate(candidate, fresh, "fresh")
     assert verdict.accepted
     # The moment of a candidate without a mean head is the unbiased offset: below that of the average, 0.25.
     mixed = candidate.mixture.mixed(fresh.weight_inputs, fresh.first_NT, fresh.second_NT)
     assert verdict.moment.mean == pytest.approx(float(offset_products(mixed).double().mean()), rel=1e-6)
     assert verdict.moment.mean < 0.25 - 3 * verdict.moment.error
     with pytest.raises(UserError, match="need a mean head"):
-        Validator(0.4, 0.05).judge(candidate, fresh, "fresh", SignalBounds(9.0, 1.0))
+        Validator(0.4, 0.05).validate(candidate, fresh, "fresh", SignalBounds(9.0, 1.0))
 
 
 def test_the_other_continuations_take_the_place_of_the_mean_head() -> None:
@@ -253,11 +261,11 @@ def test_the_other_continuations_take_the_place_of_the_mean_head() -> None:
 
 
 def test_repeated_calibration_without_an_offset_keeps_the_average() -> None:
-    """Pure noise: no look at the kept-back anchors may be taken for an improvement that other anchors deny."""
+    """Pure noise: no evaluation on held-out anchors may be taken for an improvement that other anchors deny."""
     data = _anchors(400, 4)
     noise = torch.randn(400, 4, generator=torch.Generator().manual_seed(9))
     silent = dataclasses.replace(data, first_NT=noise + 0.5, second_NT=noise - 0.5)
-    plan = CalibrationPlan(kappa=0.3, steps=60, weight_lr=3e-2)
+    plan = _plan(kappa=0.3, steps=60, weight_lr=3e-2)
     candidate = calibrate_repeated(_LinearWeight(), silent, plan, seed=0)
     weight = candidate.mixture.weight(silent.weight_inputs)
     assert float((weight - 0.5).abs().max()) < 0.1
@@ -266,7 +274,7 @@ def test_repeated_calibration_without_an_offset_keeps_the_average() -> None:
 def test_a_fixed_average_comes_with_the_shrunk_mean_of_the_average() -> None:
     """Where the weight stays at ½ the response is s·h̄, and nothing of what a moving weight would add."""
     data = _sampled(60)
-    worse = CalibrationPlan(steps=4, warm_steps=40, kappa=0.0)
+    worse = _plan(steps=4, warm_steps=40, kappa=0.0)
     for seed in range(8):
         head = _MeanNet()
         candidate = calibrate(_LinearWeight(), head, data, worse, seed=seed)
@@ -274,7 +282,7 @@ def test_a_fixed_average_comes_with_the_shrunk_mean_of_the_average() -> None:
             break
     assert isinstance(candidate.mixture, FixedWeight)
     response = candidate.mean_head
-    assert isinstance(response, Response)
+    assert isinstance(response, MeanResponse)
     response.share = 0.3
     torch.testing.assert_close(response(data.mean_inputs), 0.3 * head.eval()(data.mean_inputs))
     response.still = False
@@ -284,11 +292,11 @@ def test_a_fixed_average_comes_with_the_shrunk_mean_of_the_average() -> None:
 def test_no_room_means_no_move_and_bad_kappa_is_refused() -> None:
     data = _sampled(60)
     same = dataclasses.replace(data, second_NT=data.first_NT)
-    candidate = calibrate(_LinearWeight(), _MeanNet(), same, CalibrationPlan(steps=20, warm_steps=20), seed=0)
+    candidate = calibrate(_LinearWeight(), _MeanNet(), same, _plan(steps=20, warm_steps=20), seed=0)
     mixed = candidate.mixture.mixed(same.weight_inputs, same.first_NT, same.second_NT)
     assert torch.equal(mixed, same.first_NT)
     with pytest.raises(ValueError, match="kappa"):
-        calibrate(_LinearWeight(), _MeanNet(), data, CalibrationPlan(kappa=1.0), seed=0)
+        calibrate(_LinearWeight(), _MeanNet(), data, dataclasses.replace(EXACT, kappa=1.0), seed=0)
     assert math.isfinite(candidate.risk)
 
 
@@ -296,7 +304,7 @@ def test_a_bounded_mean_head_bounds_the_response() -> None:
     class Bounded(_MeanNet):
         bound = 0.05
 
-    candidate = calibrate(_LinearWeight(), Bounded(), _sampled(60), CalibrationPlan(steps=20, warm_steps=40), seed=0)
+    candidate = calibrate(_LinearWeight(), Bounded(), _sampled(60), _plan(steps=20, warm_steps=40), seed=0)
     with torch.no_grad():
         found = candidate.mean_head(_sampled(60, seed=5).mean_inputs)
     assert candidate.change < 0

@@ -61,7 +61,7 @@ def _loop(data: CalibrationData, weight: float, mean: float) -> tuple[float, flo
 @pytest.mark.parametrize(("weight", "accepted"), [(0.6, True), (0.95, False)])
 def test_retention_check_and_fallback(weight: float, accepted: bool) -> None:
     data = _data()
-    verdict = Validator(kappa=0.1, delta=0.05).judge(learned(_Constant(weight), _Constant(0.2)), data, "window 1")
+    verdict = Validator(kappa=0.1, delta=0.05).validate(learned(_Constant(weight), _Constant(0.2)), data, "window 1")
     moved, signal, value = _loop(data, weight, 0.2)
     assert verdict.displacement.mean == pytest.approx(moved, abs=1e-12)
     assert verdict.signal.mean == pytest.approx(signal, abs=1e-12)
@@ -79,7 +79,7 @@ def test_no_reference_signal_is_its_own_diagnosis() -> None:
     silent = dataclasses.replace(
         data, first_NT=torch.zeros_like(data.first_NT), second_NT=torch.zeros_like(data.first_NT)
     )
-    verdict = Validator(0.1, 0.05).judge(learned(_Constant(0.6), _Constant(0.0)), silent, "a")
+    verdict = Validator(0.1, 0.05).validate(learned(_Constant(0.6), _Constant(0.0)), silent, "a")
     assert (verdict.reason, verdict.accepted, verdict.retention) == ("no_signal", False, None)
     assert isinstance(verdict.mixture, FixedWeight)
 
@@ -87,13 +87,13 @@ def test_no_reference_signal_is_its_own_diagnosis() -> None:
 def test_each_candidate_needs_fresh_texts_also_after_a_restart() -> None:
     validator = Validator(0.1, 0.05)
     candidate = learned(_Constant(0.6), _Constant(0.0))
-    validator.judge(candidate, _data(), "window 1")
+    validator.validate(candidate, _data(), "window 1")
     restored = Validator(0.5, 0.5)
     restored.load_state_dict(validator.state_dict())
     assert restored.state_dict() == validator.state_dict()
     for machine in (validator, restored):
         with pytest.raises(ValueError, match="fresh texts"):
-            machine.judge(candidate, _data(1), "window 1")
+            machine.validate(candidate, _data(1), "window 1")
 
 
 def test_hoeffding_terms_and_the_budget() -> None:
@@ -114,22 +114,24 @@ def test_hoeffding_terms_and_the_budget() -> None:
 
 def test_bounds_are_reported_enforced_and_refused_when_false() -> None:
     candidate = learned(_Constant(0.6), _Constant(0.2))
-    report = Validator(0.1, 0.05).judge(candidate, _data(), "a", SignalBounds(1.0, 0.2))
+    report = Validator(0.1, 0.05).validate(candidate, _data(), "a", SignalBounds(1.0, 0.2))
     assert report.accepted
     assert report.bounds is not None
     moved, signal, value = _loop(_data(), 0.6, 0.2)
     assert report.bounds.moment_upper == pytest.approx(value + moment_slack(1.0, 0.2, 6, 0.0125))
     assert report.bounds.retention_upper == pytest.approx(moved - 0.1 * signal + retention_slack(1.0, 0.1, 6, 0.0125))
-    enforced = Validator(0.1, 0.05).judge(candidate, _data(), "a", SignalBounds(1.0, 0.2), enforce=True)
+    enforced = Validator(0.1, 0.05).validate(candidate, _data(), "a", SignalBounds(1.0, 0.2), enforce=True)
     assert enforced.reason == "population"
     with pytest.raises(UserError, match="exceeds its stated bound"):
-        Validator(0.1, 0.05).judge(candidate, _data(), "a", SignalBounds(0.5, 0.2))
+        Validator(0.1, 0.05).validate(candidate, _data(), "a", SignalBounds(0.5, 0.2))
     with pytest.raises(UserError, match="needs bounds"):
-        Validator(0.1, 0.05).judge(candidate, _data(), "a", enforce=True)
+        Validator(0.1, 0.05).validate(candidate, _data(), "a", enforce=True)
 
 
 def test_certified_mode_refuses_without_error_bounds() -> None:
-    verdict = Validator(0.1, 0.05).judge(learned(_Constant(0.6), _Constant(0.2)), _data(), "a", SignalBounds(1.0, 0.2))
+    verdict = Validator(0.1, 0.05).validate(
+        learned(_Constant(0.6), _Constant(0.2)), _data(), "a", SignalBounds(1.0, 0.2)
+    )
     with pytest.raises(UserError, match="certified mode needs"):
         certify(verdict.bounds, None, 0.1, 1.0)
     with pytest.raises(UserError, match="certified mode needs"):
@@ -143,5 +145,5 @@ def test_certified_mode_refuses_without_error_bounds() -> None:
 
 
 def test_a_weight_that_is_no_number_falls_back() -> None:
-    verdict = Validator(0.1, 0.05).judge(learned(_Constant(math.nan), _Constant(0.0)), _data(), "a")
+    verdict = Validator(0.1, 0.05).validate(learned(_Constant(math.nan), _Constant(0.0)), _data(), "a")
     assert (verdict.accepted, verdict.reason, verdict.mixture) == (False, "retention", FixedWeight())

@@ -1,4 +1,4 @@
-"""What the weight and mean heads read of stored trajectories, and the persistent pair of heads themselves."""
+"""The calibrator of a run: both heads and their multiplier across windows, and the inputs they read of trajectories."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfive.rl.calibration.moments import CalibrationData, Occupation
 from tfive.rl.calibration.repeated import calibrate_repeated
 from tfive.rl.calibration.saddle import CalibrationPlan, Candidate, calibrate
 from tfive.rl.calibration.settings import CalibrationSettings, HeadSettings
-from tfive.rl.critics import Judged
+from tfive.rl.critics import CriticValues
 from tfive.rl.drift import offset_split
 from tfive.rl.gae import PilotNormaliser
 from tfive.rl.gains import emptied
@@ -29,7 +29,7 @@ from tfive.tree.forward import TreeModel
 
 
 class Calibrator:
-    """Assembles head inputs under frozen policy, scorer and critics, and learns the weight (eq:calibrated-weight)."""
+    """Collects head inputs under frozen policy, scorer and critics, and learns the weight (eq:calibrated-weight)."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Calibrator:
 
     @contextmanager
     def _plan(self) -> Iterator[CalibrationPlan]:
-        """The numbers of head learning. What is recorded by it on a GPU is forgotten with it."""
+        """The plan of head learning; CUDA graphs captured under it are released at the end."""
         try:
             yield CalibrationPlan.of(self.settings, self._recorder)
         finally:
@@ -83,29 +83,30 @@ class Calibrator:
         return copy.deepcopy(self.weight_head).requires_grad_(False).eval()
 
     @torch.no_grad()
-    def weight_inputs(self, trajectories: Trajectories, judged: Judged) -> WeightInputs:
-        """The visible side of every valid thought, in the flat order `trajectories.thoughts.valid_BR` gives."""
+    def weight_inputs(self, trajectories: Trajectories, values: CriticValues) -> WeightInputs:
+        """What the weight head reads of every valid thought, flattened in the order of
+        `trajectories.thoughts.valid_BR`."""
         valid_BR = trajectories.thoughts.valid_BR
         policy_BRTD = self._policy_features(trajectories)
-        prefix = torch.cat([policy_BRTD, *judged.features_2BRTE.to(policy_BRTD.dtype)], dim=-1)
+        prefix = torch.cat([policy_BRTD, *values.features_2BRTE.to(policy_BRTD.dtype)], dim=-1)
         steps, count = self.engine.plan.length, int(valid_BR.sum())
         time_T = torch.arange(steps, device=valid_BR.device, dtype=torch.float32) / steps
         return WeightInputs(
             prefix_NTD=prefix[valid_BR].float(),
-            value_NT2=judged.values_2BRT.permute(1, 2, 3, 0)[valid_BR].float(),
+            value_NT2=values.values_2BRT.permute(1, 2, 3, 0)[valid_BR].float(),
             time_NT=time_T.expand(count, -1),
             action_NTE=self.engine.backbone.embedding(trajectories.thoughts.tokens_BRT)[valid_BR].float(),
             log_prob_NT=trajectories.need("log_old_BRT")[valid_BR].float(),
         )
 
     @torch.no_grad()
-    def data(self, trajectories: Trajectories, judged: Judged, normaliser: PilotNormaliser) -> CalibrationData:
+    def data(self, trajectories: Trajectories, values: CriticValues, normaliser: PilotNormaliser) -> CalibrationData:
         """Inputs of both heads, both normalised advantages and the occupation measure of a set of trajectories.
 
-        Of continuations of the same prefixes only the probed actions count, an anchor's side by side (`anchored`).
+        Of several continuations of the same prefixes only the probed actions count (`CalibrationData.anchored`).
         """
         valid_BR, mask_BRT = trajectories.thoughts.valid_BR, trajectories.mask_BRT
-        visible = self.weight_inputs(trajectories, judged)
+        visible = self.weight_inputs(trajectories, values)
         steps = self.engine.plan.length
         context = MeanInputs(
             prefix_NTD=visible.prefix_NTD,
@@ -113,7 +114,7 @@ class Calibrator:
             time_NT=visible.time_NT,
             remaining_NT=1 - visible.time_NT,
             potential_NT=trajectories.need("potentials_BRT")[valid_BR].float(),
-            scoring_NTF=self._judged_by(trajectories)[valid_BR][:, None].expand(-1, steps, -1),
+            scoring_NTF=self._scoring_context(trajectories)[valid_BR][:, None].expand(-1, steps, -1),
         )
         first, second = (normaliser.normalise(gae, mask_BRT)[valid_BR].float() for gae in trajectories.need("gae_2BRT"))
         text_BR = trajectories.texts.items_BP.amax(1)[:, None].expand_as(valid_BR)
@@ -129,7 +130,8 @@ class Calibrator:
         return data.anchored(trajectories.probe_step_BR[valid_BR], self.settings.continuations)
 
     def learn(self, data: CalibrationData, window: int) -> Candidate:
-        """Learn on one window's head-training set; returns the frozen candidate, keeps the heads as the next start."""
+        """Learn on one window's head-training set; returns the frozen candidate. The next window starts from these
+        heads."""
         mask, state_only = data.occupation.mask_NT, self.settings.mode == "state"
         self.weight_head.standardize(data.weight_inputs.state_only() if state_only else data.weight_inputs, mask)
         self.mean_head.standardize(data.mean_inputs, mask)
@@ -153,10 +155,11 @@ class Calibrator:
         return candidate
 
     def offsets(self, data: CalibrationData, mixture: Mixture, window: int) -> dict[str, float]:
-        """The cross-fitted offset of the mixture and of the fixed average, with what visible inputs alone explain.
+        """Cross-fitted offsets of the mixture and of the fixed average, split into visible and hidden parts, and their
+        paired change.
 
-        Each is a lower bound on R in expectation, from mean heads refitted for that very mixture on other texts. With
-        fewer texts than folds there are no other texts, and nothing is told.
+        Each is in expectation a lower bound on R, from mean heads fitted to that mixture on other texts. Empty with
+        fewer texts than folds.
         """
         if data.occupation.text_N.unique().numel() < self.settings.folds:
             return {}
@@ -188,7 +191,8 @@ class Calibrator:
         return found
 
     def changes(self, data: CalibrationData, mixture: Mixture, window: int) -> dict[str, float]:
-        """R(w) − R(½) and its visible part as paired, cross-fitted differences; nothing where there is no weight."""
+        """R(w) − R(½) and its visible part as paired, cross-fitted differences; empty for a mixture without a
+        weight."""
         weight = mixture.weight(data.weight_inputs)
         if weight is None:
             return {}
@@ -211,7 +215,7 @@ class Calibrator:
         return found
 
     def _fresh_mean_head(self) -> MeanHead:
-        """A mean head that has learned nothing yet, with this window's input moments."""
+        """An untrained mean head with this window's input moments."""
         head = copy.deepcopy(self._untrained)
         for path in ("prefix", "scoring"):
             getattr(head, path).standardize.load_state_dict(getattr(self.mean_head, path).standardize.state_dict())
@@ -219,11 +223,11 @@ class Calibrator:
         return head
 
     def advantage(
-        self, trajectories: Trajectories, judged: Judged, normaliser: PilotNormaliser, mixture: Mixture
+        self, trajectories: Trajectories, values: CriticValues, normaliser: PilotNormaliser, mixture: Mixture
     ) -> Trajectories:
         """The actor's detached, mixed, normalised advantage (eq:twin-advantage) and the frozen weight behind it."""
         valid_BR, mask_BRT = trajectories.thoughts.valid_BR, trajectories.mask_BRT
-        inputs = self.weight_inputs(trajectories, judged)
+        inputs = self.weight_inputs(trajectories, values)
         first, second = (normaliser.normalise(gae, mask_BRT)[valid_BR] for gae in trajectories.need("gae_2BRT"))
         mixed, weight = mixture.mixed(inputs, first, second), mixture.weight(inputs)
         advantage_BRT = torch.zeros_like(mask_BRT, dtype=first.dtype)
@@ -240,8 +244,8 @@ class Calibrator:
         parts = [trajectories.rows(p) for p in micro_batches(len(trajectories.texts.tokens_BS), self.rows)]
         return torch.cat([self.engine.features(some.texts, some.thoughts) for some in parts])
 
-    def _judged_by(self, trajectories: Trajectories) -> Tensor:
-        """The scoring text's features, with what rewards are held against in the last place (usually ℓ_0)."""
+    def _scoring_context(self, trajectories: Trajectories) -> Tensor:
+        """The scoring text's features, with the rewards' reference loss (usually ℓ_0) as the last one."""
         found_BRF = self._scoring_features(trajectories)
         return torch.cat([found_BRF[..., :-1], trajectories.reference_BR[..., None].to(found_BRF.dtype)], -1)
 

@@ -1,8 +1,8 @@
 """The two small heads of the calibration: the weight w(s, a) and the mean h(c) (app:calibration-implementation).
 
-They read bundles of feature tensors (`rl.calibration.mixture.WeightInputs`, `MeanInputs`) that hold nothing else they
-could look at: no return, no GAE, and for the mean nothing of the action or of what follows it. Inputs are standardised
-by moments that are fixed once per window, before any learning, so that a head means the same in fitting and in use.
+They read bundles of feature tensors (`rl.calibration.mixture.WeightInputs`, `MeanInputs`) that contain no return and no
+GAE, and for the mean head nothing of the action or of what follows it. Inputs are standardised by moments that are
+fixed once per window, before any learning, so that a head computes the same function in fitting and in use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WeightFeatures(_VisibleInputs, Protocol):
 
 
 class MeanFeatures(_VisibleInputs, Protocol):
-    """What h(c) reads: the visible side, the allowance left, the last potential, and the scoring text's features."""
+    """What h(c) reads: the visible inputs, the tokens left, the last potential, and the scoring text's features."""
 
     @property
     def remaining_NT(self) -> Tensor: ...
@@ -44,7 +44,7 @@ class MeanFeatures(_VisibleInputs, Protocol):
 
 
 class Standardizer(nn.Module):
-    """Centres and scales features by stored moments; they change only through `fix`, and travel in the state dict."""
+    """Centres and scales features by stored moments; only `fix` changes them; they are part of the state dict."""
 
     mean: Tensor
     scale: Tensor
@@ -56,7 +56,7 @@ class Standardizer(nn.Module):
 
     @torch.no_grad()
     def fix(self, features: Tensor, mask: Tensor) -> None:
-        """Take the moments of the valid entries; a feature that does not vary there is only centred."""
+        """Set the moments from the valid entries; a feature that is constant there is only centred."""
         chosen = features[mask].to(torch.float64)
         if not len(chosen):
             raise ValueError("no valid entry to take moments of")
@@ -116,7 +116,7 @@ def _scalars(*columns: Tensor) -> Tensor:
 
 
 def _values(inputs: _VisibleInputs) -> Tensor:
-    """Level, disagreement and time: the values' mean and difference say more to a small head than the values do."""
+    """Mean of the values, their difference, and time: for a small head more informative than the two values."""
     first, second = inputs.value_NT2.unbind(-1)
     return _scalars((first + second) / 2, first - second, inputs.time_NT, inputs.time_NT.square())
 
@@ -189,7 +189,7 @@ class MeanHead(nn.Module):
         return torch.cat([_values(inputs), inputs.remaining_NT.unsqueeze(-1)], dim=-1)
 
     def _hidden_side(self, inputs: MeanFeatures) -> Tensor:
-        """What only training may see: the scoring text, and the last potential, which was computed from it."""
+        """Inputs available in training only: the scoring text, and the last potential, which was computed from it."""
         return torch.cat([inputs.scoring_NTF, inputs.potential_NT.unsqueeze(-1)], dim=-1)
 
     def standardize(self, inputs: MeanFeatures, mask_NT: Tensor) -> None:

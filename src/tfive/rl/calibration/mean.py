@@ -1,5 +1,8 @@
-"""Fitting the mean head h: a regression on single observations that stops early on other texts, and its cross-fitted
-form."""
+"""The mean response h(c): regression on single observations with early stopping, and cross-fitted offset estimates.
+
+By lem:moment-duality, E[2hÃ − h²] = R − ‖h − μ‖²: its maximum over h is the offset R, and on fresh texts any h gives a
+lower bound on R in expectation. Cross-fitting makes every text a fresh one.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tfive.rl.calibration.mixture import MeanInputs
+from tfive.rl.calibration.mixture import MeanInputs, WeightInputs
 from tfive.rl.calibration.moments import Occupation, moment, split_by_text
 from tfive.rl.clusters import Estimate
 from tfive.rng import permutation, philox
@@ -20,21 +23,24 @@ from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep
 
 @dataclass(frozen=True)
 class MeanPlan:
-    """How a mean head is fitted: AdamW steps on minibatches of trajectories, early stop on a share of the texts."""
+    """How a mean head is fitted: AdamW steps on minibatches of trajectories, early stopping on a share of the texts.
 
-    steps: int = 400
-    batch: int = 256
-    lr: float = 1e-3
-    weight_decay: float = 1e-2
-    stop_share: float = 0.25
-    evaluate_every: int = 20
-    patience: int = 5
+    Defaults are those of `CalibrationSettings`, through `CalibrationPlan.mean_plan`.
+    """
+
+    steps: int
+    batch: int
+    lr: float
+    weight_decay: float
+    stop_share: float
+    evaluate_every: int
+    patience: int
     recorder: CudaGraphs | None = None
 
 
 def batches(count: int, batch: int, seed: int, role: str, window: int) -> Iterator[Tensor]:
-    """Endless minibatches of row numbers: each pass is a fresh counter-based order of all rows (none if one batch holds
-    them all, since then order changes nothing but rounding)."""
+    """Endless minibatches of row numbers, in a fresh counter-based order each epoch (in their own order if one batch
+    holds all rows, where shuffling would change nothing but rounding)."""
     if count < 1:
         raise ValueError("no trajectories to learn from")
     while batch >= count:
@@ -48,18 +54,18 @@ def batches(count: int, batch: int, seed: int, role: str, window: int) -> Iterat
 
 
 def text_order(text_N: Tensor, seed: int, role: str, window: int) -> Tensor:
-    """A counter-based order of the distinct texts."""
+    """A counter-based random order of the distinct texts."""
     return torch.from_numpy(permutation(seed, role, window, torch.unique(text_N).numel()))
 
 
 def seed_dropout(seed: int, role: str, window: int) -> None:
-    """Seeds torch's generators from the counter; call inside `forked` so that dropout repeats exactly."""
+    """Seed torch's global generators by (seed, role, window), inside `forked`, so that dropout is reproducible."""
     words = philox(seed, f"{role}/dropout", window, 0)
     torch.manual_seed(int(words[0]) << 31 ^ int(words[1]))
 
 
 def forked(device: torch.device) -> AbstractContextManager[None]:
-    """A context in which torch's random state of this device may be seeded without leaking out."""
+    """A context that restores torch's global random state of this device at its end."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
@@ -73,44 +79,38 @@ def regress_mean(
     role: str,
     window: int = 0,
 ) -> float:
-    """Fits h to the mixed advantage by ascent on E[2hÃ − h²] and returns the best held-out value.
+    """Fit h to `target_NT` by ascent on E[2hÃ − h²] (eq:moment-objective); returns the best held-out value.
 
-    The held-out texts choose the step, and the all-zero function counts as a candidate's floor: a head that predicts
-    worse than zero on other texts is reported as such (a negative value), not hidden. With `stop_share` 0 the last step
-    stays.
+    Held-out texts select the step. The value is negative for a head that predicts those texts worse than zero does.
+    With `stop_share` 0 nothing is held out and the last step is kept.
     """
     target_NT = target_NT.detach()
     order = text_order(occupation.text_N, seed, f"{role}/split", window)
     fit, stop = split_by_text(occupation.text_N, [1 - plan.stop_share, plan.stop_share], order)
+    held_out = _Regression(inputs, target_NT, occupation).rows(stop if stop.numel() else fit)
+    fitted = _Regression(inputs, target_NT, occupation).rows(fit)
     optimizer = torch.optim.AdamW(head.parameters(), lr=plan.lr, weight_decay=plan.weight_decay, fused=True)
-    best, best_state, bad = -float("inf"), copy.deepcopy(head.state_dict()), 0
-    held_out = stop if stop.numel() else fit
-    whole = inputs.rows(fit), target_NT[fit], occupation.rows(fit)
 
     def ascend(rows: Tensor) -> None:
-        chosen, target, measure = whole
-        if rows.numel() < measure.count:
-            chosen, target, measure = chosen.rows(rows), target[rows], measure.rows(rows)
         head.train()
-        loss = -measure.mean(moment(head(chosen), target))
+        loss = -(fitted.rows(rows) if rows.numel() < fitted.occupation.count else fitted).value(head)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
 
     step_on = ReplayedStep(ascend, [optimizer], target_NT.device, plan.recorder)
+    best, best_state, stale = -float("inf"), copy.deepcopy(head.state_dict()), 0
     with forked(target_NT.device):
         seed_dropout(seed, role, window)
-        stream = batches(whole[2].count, plan.batch, seed, role, window)
+        stream = batches(fitted.occupation.count, plan.batch, seed, role, window)
         for step in range(plan.steps + 1):
             if step % plan.evaluate_every == 0 or step == plan.steps:
-                value = mean_value(head, inputs.rows(held_out), target_NT[held_out], occupation.rows(held_out))
+                value = held_out.evaluate(head)
                 if value > best or not stop.numel():
-                    best, best_state, bad = value, copy.deepcopy(head.state_dict()), 0
+                    best, best_state, stale = value, copy.deepcopy(head.state_dict()), 0
                 else:
-                    bad += 1
-                    if bad >= plan.patience:
-                        break
-            if step == plan.steps:
+                    stale += 1
+            if step == plan.steps or stale >= plan.patience:
                 break
             step_on(next(stream))
     head.load_state_dict(best_state)
@@ -118,18 +118,76 @@ def regress_mean(
     return best
 
 
-def mean_value(head: nn.Module, inputs: MeanInputs, target_NT: Tensor, occupation: Occupation) -> float:
-    """E[2hÃ − h²] of a fixed head on these trajectories: at most R in expectation when they are fresh
-    (lem:moment-duality)."""
-    head.eval()
-    with torch.no_grad():
-        return float(occupation.mean(moment(head(inputs), target_NT)))
+@dataclass(frozen=True)
+class _Regression:
+    """Inputs and targets of a mean head, and the measure its errors are averaged over."""
+
+    inputs: MeanInputs
+    target_NT: Tensor
+    occupation: Occupation
+
+    def rows(self, index: Tensor) -> _Regression:
+        return _Regression(self.inputs.rows(index), self.target_NT[index], self.occupation.rows(index))
+
+    def value(self, head: nn.Module) -> Tensor:
+        """E[2hÃ − h²], differentiable in the head."""
+        return self.occupation.mean(moment(head(self.inputs), self.target_NT))
+
+    def evaluate(self, head: nn.Module) -> float:
+        """The same without dropout or gradients; on fresh texts at most R in expectation (lem:moment-duality)."""
+        head.eval()
+        with torch.no_grad():
+            return float(self.value(head))
+
+
+class MeanResponse(nn.Module):
+    """The mean response h(c) = s·h̄(c) + (w(s, ā) − ½)·Δ̂(c) + g(c), the inner maximiser of eq:calibrated-weight.
+
+    It depends on the weight by construction. h̄ predicts the fixed average and is shrunk by the factor s; Δ̂ predicts
+    the critics' disagreement; ā is one fixed average action, so that h sees nothing of the sampled one; g learns the
+    rest of E[(w − ½)Δ | c], which comes from the sampled action.
+    """
+
+    def __init__(self, average: nn.Module, gap: nn.Module, shift: nn.Module, weight: nn.Module) -> None:
+        super().__init__()
+        self.average, self.gap, self.shift, self.weight = average, gap, shift, weight
+        self.share = 1.0
+        self.still = False
+        """Whether the weight is the constant ½, so that h = s·h̄."""
+        # Mean heads that are bounded by construction have a sum with the same bound.
+        self.bound: float | None = getattr(average, "bound", None)
+        self.action_E: Tensor | None = None
+        self.log_prob: Tensor | None = None
+
+    def set_action(self, inputs: WeightInputs, mask_NT: Tensor) -> None:
+        """Set ā and its log-probability to their means over the valid steps of `inputs`."""
+        self.action_E, self.log_prob = inputs.action_NTE[mask_NT].mean(0), inputs.log_prob_NT[mask_NT].mean()
+
+    def centred_weight(self, inputs: MeanInputs) -> Tensor:
+        """w(s, ā) − ½."""
+        if self.action_E is None or self.log_prob is None:
+            raise ValueError("the response needs its average action first")
+        shape = inputs.time_NT.shape
+        action, log_prob = self.action_E.expand(*shape, -1), self.log_prob.expand(shape)
+        fixed = WeightInputs(inputs.prefix_NTD, inputs.value_NT2, inputs.time_NT, action, log_prob)
+        out: Tensor = self.weight(fixed) - 0.5
+        return out
+
+    def moved(self, inputs: MeanInputs) -> Tensor:
+        """The estimate of E[(w − ½)Δ | c]: what the weight adds to the conditional mean of the average."""
+        out: Tensor = self.centred_weight(inputs) * self.gap(inputs) + self.shift(inputs)
+        return out
+
+    def forward(self, inputs: MeanInputs) -> Tensor:
+        out: Tensor = self.share * self.average(inputs)
+        if not self.still:
+            out = out + self.moved(inputs)
+        return out if self.bound is None else out.clamp(-self.bound, self.bound)
 
 
 @dataclass(frozen=True)
 class CrossFit:
-    """A cross-fitted lower bound on R: per-trajectory observations, their clustered estimate, and h on every
-    trajectory."""
+    """A cross-fitted estimate: its mean clustered by text, the observations behind it, and h on every trajectory."""
 
     estimate: Estimate
     value_NT: Tensor
@@ -146,10 +204,11 @@ def cross_fit_offset(
     seed: int,
     window: int = 0,
 ) -> CrossFit:
-    """E[2hÃ − h²] with h refitted for this mixture on the other folds of texts: a lower bound on R in expectation.
+    """E[2hÃ − h²] with h fitted to this mixture on the other folds of texts: in expectation a lower bound on R
+    (lem:moment-duality).
 
-    Every trajectory is judged by a head that saw no trajectory of its text. Call it with `inputs.visible()` for the
-    visible part. Paired differences of two mixtures are differences of `value_NT` on the same trajectories.
+    Every trajectory is evaluated by a head that saw no trajectory of its text. With `inputs.visible()` the result is
+    the visible part of R. Paired differences of two mixtures are differences of `value_NT` on the same trajectories.
     """
     if folds < 2:
         raise ValueError(f"cross-fitting needs at least two folds, got {folds}")
@@ -187,11 +246,11 @@ def cross_fit_change(
     seed: int,
     window: int = 0,
 ) -> CrossFit:
-    """R(w) − R(½) of a frozen weight with a text-clustered error, far sharper than the difference of two lower bounds.
+    """R(w) − R(½) of a frozen weight with a text-clustered error, far more precise than a difference of two bounds.
 
     On the other folds of texts, h̄ is fitted to the average and g to (w − ½)Δ; the observation is the paired difference
-    ``ℓ_mom(h̄ + g; Ã_w) − ℓ_mom(h̄; Ā)``. Errors of h̄ and g enter only as products (its derivative in both vanishes at
-    the truth), so the standard error over texts is honest. With `inputs.visible()` it is the change of the visible
+    ``ℓ_mom(h̄ + g; Ã_w) − ℓ_mom(h̄; Ā)``. Errors of h̄ and g enter only as products (the derivative in each vanishes
+    at the truth), so the standard error over texts covers them. With `inputs.visible()` it is the change of the visible
     part.
     """
     average_NT, moved_NT = (first_NT + second_NT) / 2, (weight_NT - 0.5) * (first_NT - second_NT)

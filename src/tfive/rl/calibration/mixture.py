@@ -1,5 +1,5 @@
-"""How two normalised advantages become one: the inputs a weight may read, and every rule of mixing behind one
-interface."""
+"""How two normalised advantages become one (eq:twin-advantage): what the weight and mean heads may read, and every
+mixing rule behind one interface."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class _Rows:
         return self.map(lambda tensor: tensor[index])
 
     def map(self: Self, change: Callable[[Tensor], Tensor]) -> Self:
-        """The same bundle with every tensor changed alike (a device, a dtype, a detach)."""
+        """The same bundle with `change` applied to every tensor."""
         return type(self)(**{name: change(tensor) for name, tensor in vars(self).items()})
 
 
 @dataclass(frozen=True)
 class WeightInputs(_Rows):
-    """All that w(s, a) may read: visible, frozen, known when the action is taken. No return, no GAE, no scoring
-    text."""
+    """All that w(s, a) may read: frozen features known when the action is taken. No return, no GAE, no scoring text
+    (app:calibration-implementation)."""
 
     prefix_NTD: Tensor
     """Frozen visible-prefix and critic features of s_t."""
@@ -50,7 +50,8 @@ class WeightInputs(_Rows):
 
 @dataclass(frozen=True)
 class MeanInputs(_Rows):
-    """All that h(c) may read: the full context before action t, and nothing of the action or what follows."""
+    """All that h(c) may read: the full context before action t, nothing of the action or of what follows it
+    (app:calibration-implementation)."""
 
     prefix_NTD: Tensor
     value_NT2: Tensor
@@ -87,7 +88,7 @@ def mix(weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 class Mixture(Protocol):
-    """A frozen rule for the actor's advantage. `weight` is None for a rule that is no weight of visible inputs."""
+    """A frozen rule for the actor's advantage. `weight` is None for a rule that is not a function of visible inputs."""
 
     @property
     def name(self) -> str: ...
@@ -113,7 +114,8 @@ class FixedWeight:
 
 @dataclass(frozen=True)
 class Minimum:
-    """A_min = Ā − |ΔA|/2 (eq:twin-drift-coefficient): picks by realised GAEs, so it is no weight of visible inputs."""
+    """A_min = Ā − |ΔA|/2 (eq:twin-drift-coefficient): chooses by realised GAEs, so it is no function of visible
+    inputs."""
 
     name: str = "minimum"
 
@@ -126,7 +128,7 @@ class Minimum:
 
 @dataclass(frozen=True)
 class LearnedWeight:
-    """A frozen weight head, with or without sight of the action."""
+    """A frozen weight head w(s, a), or w(s) with `state_only`."""
 
     head: nn.Module
     state_only: bool = False

@@ -1,4 +1,5 @@
-"""The conditional-moment saddle as pure functions, on the fixed-horizon occupation measure of complete trajectories."""
+"""The conditional-moment saddle as pure functions, averaged over the fixed-horizon occupation measure of complete
+trajectories (eq:trajectory-occupation)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class Occupation:
     """The measure (d, q) of eq:trajectory-occupation on N trajectories: sums over valid steps divided by the fixed
     T_max.
 
-    `importance_N` weighs trajectories (mean 1); worlds that enumerate all trajectories use it for exact probabilities.
+    `importance_N` weights trajectories (mean 1); finite examples that enumerate all trajectories put their exact
+    probabilities here.
     """
 
     mask_NT: Tensor
@@ -54,7 +56,7 @@ class Occupation:
 
 @dataclass(frozen=True)
 class CalibrationData:
-    """Everything head learning and validation read: inputs of both heads, both normalised advantages, the measure."""
+    """All that head learning and validation read: inputs of both heads, both normalised advantages, the measure."""
 
     weight_inputs: WeightInputs
     mean_inputs: MeanInputs
@@ -67,9 +69,10 @@ class CalibrationData:
         return self._changed(lambda tensor: tensor[index], self.occupation.rows(index))
 
     def anchored(self, step_N: Tensor, continuations: int) -> CalibrationData:
-        """One step of each trajectory alone, `continuations` trajectories of one prefix side by side: `[N / M, M, …]`.
+        """Only step `step_N` of each trajectory, the M = `continuations` trajectories of one prefix in a row: `[N/M,
+        M, …]`.
 
-        The continuations take the place of the steps; the measure is their mean, over prefixes that reached the step.
+        The continuations take the axis of the steps; the measure is their mean, over prefixes that reached the step.
         """
         mask_NT, text_N = self.occupation.mask_NT, self.occupation.text_N
         row_N = torch.arange(len(step_N), device=step_N.device)
@@ -83,7 +86,7 @@ class CalibrationData:
         return self._changed(pick, occupation)
 
     def _changed(self, change: Callable[[Tensor], Tensor], occupation: Occupation) -> CalibrationData:
-        """Every tensor changed alike. One that both heads read is changed once and stays shared."""
+        """`change` applied to every tensor; one that both heads read is changed once and stays shared."""
         changed: dict[int, Tensor] = {}
 
         def once(tensor: Tensor) -> Tensor:
@@ -106,12 +109,12 @@ def moment(mean: Tensor, mixed: Tensor) -> Tensor:
 
 
 def displacement(weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """(Ã_w − Ā)² = (w − ½)²(ΔÃ)² per token; its average is C."""
+    """(Ã_w − Ā)² = (w − ½)²(ΔÃ)² per token; its average is C of eq:calibrated-weight."""
     return (weight - 0.5).square() * (first - second).square()
 
 
 def energy(first: Tensor, second: Tensor) -> Tensor:
-    """Ā² per token; its average is Q."""
+    """Ā² per token; its average is Q of eq:calibrated-weight."""
     return ((first + second) / 2).square()
 
 
@@ -119,7 +122,7 @@ def offset_change(shift: Tensor, weight: Tensor, first: Tensor, second: Tensor) 
     """m·(2Ā + uΔ) per token, u = w − ½; its average is R(w) − R(½) when `shift` is m(c) = E[uΔ | c].
 
     From R(w) = E(μ̄ + m)²: since m is a function of the context, E[m·μ̄] = E[m·Ā] and E[m²] = E[m·uΔ]. A shift that is
-    off by a factor scales the answer by that factor, so its sign can be trusted.
+    wrong by a factor scales the result by that factor, so its sign is still right.
     """
     return shift * (first + second + (weight - 0.5) * (first - second))
 

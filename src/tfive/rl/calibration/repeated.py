@@ -1,8 +1,8 @@
-"""Repeated-prefix calibration: the same weight from several continuations of each anchor, with no mean head at all.
+"""Repeated-prefix calibration: the weight from several continuations of each anchor prefix, without a mean head.
 
-The mean of an anchor's *other* continuations stands where h(c) does in the saddle (eq:calibrated-weight). It is
-independent of the continuation it is paired with, so the descent in w follows the unbiased offset itself, and the rest
-(retention, multiplier, early stop by texts) is the same. What it costs is M trajectories an anchor
+The mean of an anchor's *other* continuations (eq:paired-mean-sampling without the one it is paired with) replaces
+h(c) in the saddle (eq:calibrated-weight). It is independent of that continuation, so the descent in w follows the
+unbiased offset itself; retention, multiplier and early stopping are the same. The price is M trajectories per anchor
 (eq:repeated-rollout-budget).
 """
 
@@ -12,16 +12,16 @@ import copy
 
 from torch import Tensor, nn
 
-from tfive.rl.calibration.early_stop import Judge
+from tfive.rl.calibration.early_stop import EarlyStopping
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, mix
 from tfive.rl.calibration.moments import CalibrationData
-from tfive.rl.calibration.saddle import CalibrationPlan, Candidate, Descent, Split, looked, outputs, search
+from tfive.rl.calibration.saddle import CalibrationPlan, Candidate, Descent, Split, evaluated, outputs, search
 from tfive.rl.drift import offset_products
 
 
 def mean_of_others(value_NM: Tensor) -> Tensor:
-    """The mean of each anchor's other continuations, [N, M]: an estimate of its conditional mean that knows nothing of
-    the continuation it is paired with."""
+    """The mean of each anchor's other continuations, [N, M]: an estimate of the conditional mean that is
+    independent of the continuation it is paired with."""
     count = value_NM.shape[-1]
     if count < 2:
         raise ValueError(f"an anchor needs at least 2 continuations, got {count}")
@@ -37,24 +37,24 @@ def calibrate_repeated(
     *,
     multiplier: float | None = None,
 ) -> Candidate:
-    """Descends in w on the unbiased offset of the anchors, ascends in β; returns a copy frozen at the best look.
+    """Descend in w on the unbiased offset of the anchors and ascend in β; returns a copy frozen at the best evaluation.
 
-    `data` holds the N anchors, their M continuations where steps usually are ([N, M, …], `CalibrationData.anchored`).
-    The given head is left at the chosen look. The candidate has no mean head.
+    `data` holds N anchors with their M continuations on the axis of steps ([N, M, …], `CalibrationData.anchored`).
+    The given head is left at the best evaluation. The candidate has no mean head.
     """
     split = Split.of(data, plan, seed, "repeated", window)
-    learner = _Repeated(Descent(weight_head, split.learn, plan, multiplier), split.learn)
+    learner = _RepeatedLearner(Descent(weight_head, split.learn, plan, multiplier), split.learn)
     best, step, trace = search(learner, split, plan, seed, "repeated", window)
     mixture: LearnedWeight | FixedWeight = FixedWeight()
     if best.change < 0:
         mixture = LearnedWeight(copy.deepcopy(weight_head).requires_grad_(False).eval(), name="repeated")
-    kept = split.kept
-    risk = offset_products(mixture.mixed(kept.weight_inputs, kept.first_NT, kept.second_NT)).mean()
+    data = split.held_out
+    risk = offset_products(mixture.mixed(data.weight_inputs, data.first_NT, data.second_NT)).mean()
     return Candidate(mixture, None, best.multiplier, float(risk), step, trace, min(0.0, best.change))
 
 
-class _Repeated:
-    """w descends against the mean of each anchor's other continuations; β ascends on the constraint."""
+class _RepeatedLearner:
+    """w descends with the mean of each anchor's other continuations as h; β ascends on the constraint."""
 
     batches = 1
 
@@ -70,10 +70,10 @@ class _Repeated:
         weight = self.descent.weight_head(part.weight_inputs)
         self.descent.step(part, weight, mean_of_others(mix(weight.detach(), part.first_NT, part.second_NT)))
 
-    def look(self, judge: Judge) -> dict[str, float]:
-        kept = judge.data
-        weight = outputs(self.descent.weight_head, kept.weight_inputs)
-        # With this m the judge's change is R(w) − R(½) by products of different continuations, without bias.
-        moved = mean_of_others((weight - 0.5) * (kept.first_NT - kept.second_NT))
-        risk = float(offset_products(mix(weight, kept.first_NT, kept.second_NT)).mean())
-        return {"moment": risk, **looked(judge, weight, moved, self.heads, self.descent.multiplier)}
+    def evaluate(self, stopping: EarlyStopping) -> dict[str, float]:
+        data = stopping.data
+        weight = outputs(self.descent.weight_head, data.weight_inputs)
+        # With this m the estimated change is R(w) − R(½) by products of different continuations, without bias.
+        moved = mean_of_others((weight - 0.5) * (data.first_NT - data.second_NT))
+        risk = float(offset_products(mix(weight, data.first_NT, data.second_NT)).mean())
+        return {"moment": risk, **evaluated(stopping, weight, moved, self.heads, self.descent.multiplier)}

@@ -1,4 +1,9 @@
-"""Learning the weight: the constrained conditional-moment saddle from single rollouts (eq:calibrated-weight)."""
+"""Learning the weight w(s, a): the constrained conditional-moment saddle from single rollouts (eq:calibrated-weight).
+
+`calibrate` alternates steps of the mean response h, the weight w and the multiplier β on part of the head-training
+texts, evaluates them on the held-out rest every few steps (`early_stop`), and returns a frozen `Candidate`. `search`,
+`Split` and `Descent` also serve repeated-prefix calibration (`repeated`).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from tfive.rl.calibration.early_stop import Judge, Snapshot
-from tfive.rl.calibration.mean import MeanPlan, batches, forked, regress_mean, seed_dropout, text_order
+from tfive.rl.calibration.early_stop import EarlyStopping, Evaluation
+from tfive.rl.calibration.mean import MeanPlan, MeanResponse, batches, forked, regress_mean, seed_dropout, text_order
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, MeanInputs, WeightInputs, mix
 from tfive.rl.calibration.moments import CalibrationData, displacement, energy, moment, saddle_integrand, split_by_text
 from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep
@@ -19,105 +24,53 @@ from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep
 
 @dataclass(frozen=True)
 class CalibrationPlan:
-    """The numbers of head learning; `CalibrationPlan.of(settings)` reads those with the same names from a section."""
+    """The hyperparameters of head learning. Their meaning and defaults are those of `CalibrationSettings`."""
 
-    kappa: float = 0.1
-    steps: int = 400
-    batch: int = 256
-    weight_lr: float = 1e-3
-    mean_lr: float = 1e-3
-    multiplier_lr: float = 0.5
-    multiplier_start: float = 1.0
-    multiplier_damping: float = 5.0
-    mean_steps: int = 1
-    warm_steps: int = 400
-    weight_decay: float = 1e-2
-    stop_share: float = 0.25
-    evaluate_every: int = 20
-    patience: int = 8
+    kappa: float
+    steps: int
+    batch: int
+    weight_lr: float
+    mean_lr: float
+    multiplier_lr: float
+    multiplier_start: float
+    multiplier_damping: float
+    mean_steps: int
+    warm_steps: int
+    weight_decay: float
+    stop_share: float
+    evaluate_every: int
+    patience: int
     recorder: CudaGraphs | None = None
-    """Records steps on a GPU; without one they are launched kernel by kernel."""
+    """Captures steps as CUDA graphs; without one they are launched kernel by kernel."""
 
     @classmethod
     def of(cls, settings: object, recorder: CudaGraphs | None = None) -> CalibrationPlan:
+        """The plan of a settings section, read by field name: this file of pure mathematics imports no settings."""
         numbers = {f.name: getattr(settings, f.name) for f in fields(cls) if f.name != "recorder"}
         return cls(**numbers, recorder=recorder)
 
     def mean_plan(self) -> MeanPlan:
-        """The same numbers for fitting a mean head alone (warm start, cross-fitted offsets)."""
-        return MeanPlan(
-            self.warm_steps,
-            self.batch,
-            self.mean_lr,
-            self.weight_decay,
-            self.stop_share,
-            self.evaluate_every,
-            self.patience,
-            self.recorder,
-        )
-
-
-class Response(nn.Module):
-    """The mean response h(c) = s·h̄(c) + (w(s, ā) − ½)·Δ̂(c) + g(c), which follows the weight by construction.
-
-    h̄ predicts the fixed average and is shrunk by s; Δ̂ predicts the critics' disagreement; ā is one fixed, average
-    action, so that nothing of the sampled one is seen; g takes up what the sampled action's weight adds in the mean.
-    """
-
-    def __init__(self, average: nn.Module, gap: nn.Module, shift: nn.Module, weight: nn.Module) -> None:
-        super().__init__()
-        self.average, self.gap, self.shift, self.weight = average, gap, shift, weight
-        self.share = 1.0
-        self.still = False
-        """Whether the weight stays at ½, so that only s·h̄ is left."""
-        # A bound that the mean heads are built to keep is kept by their sum as well.
-        self.bound: float | None = getattr(average, "bound", None)
-        self.action_E: Tensor | None = None
-        self.log_prob: Tensor | None = None
-
-    def set_action(self, inputs: WeightInputs, mask_NT: Tensor) -> None:
-        """Takes ā and its log-probability from the valid steps of some data."""
-        self.action_E, self.log_prob = inputs.action_NTE[mask_NT].mean(0), inputs.log_prob_NT[mask_NT].mean()
-
-    def lean(self, inputs: MeanInputs) -> Tensor:
-        """w(s, ā) − ½."""
-        if self.action_E is None or self.log_prob is None:
-            raise ValueError("the response needs its average action first")
-        shape = inputs.time_NT.shape
-        action, log_prob = self.action_E.expand(*shape, -1), self.log_prob.expand(shape)
-        fixed = WeightInputs(inputs.prefix_NTD, inputs.value_NT2, inputs.time_NT, action, log_prob)
-        out: Tensor = self.weight(fixed) - 0.5
-        return out
-
-    def moved(self, inputs: MeanInputs) -> Tensor:
-        """E[(w − ½)Δ | c]: what the weight adds to the average's conditional mean."""
-        out: Tensor = self.lean(inputs) * self.gap(inputs) + self.shift(inputs)
-        return out
-
-    def forward(self, inputs: MeanInputs) -> Tensor:
-        out: Tensor = self.share * self.average(inputs)
-        if not self.still:
-            out = out + self.moved(inputs)
-        return out if self.bound is None else out.clamp(-self.bound, self.bound)
+        """The same hyperparameters for fitting a mean head alone (warm start, cross-fitted offsets)."""
+        shared = {f.name: getattr(self, f.name) for f in fields(MeanPlan) if f.name not in ("steps", "lr")}
+        return MeanPlan(steps=self.warm_steps, lr=self.mean_lr, **shared)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A frozen mixture with its mean response, ready for one independent validation. Nothing here trains any more."""
+    """A frozen mixture with its mean response, ready for one independent validation; nothing in it is trained on."""
 
     mixture: LearnedWeight | FixedWeight
-    """The learned weight; the fixed average when no look at the kept-back texts saw a smaller offset."""
+    """The learned weight; the fixed average if no evaluation on held-out texts found a smaller offset."""
     mean_head: nn.Module | None
-    """h; None where repeated continuations of each prefix observe the offset themselves."""
+    """h; None in repeated-prefix calibration, which measures the offset from the continuations themselves."""
     multiplier: float
     risk: float
-    """Moment of the mean response on the kept-back texts: a lower bound on the offset in expectation (without a mean
-    head, the unbiased offset itself)."""
+    """Moment of the mean response on the held-out texts: in expectation a lower bound on the offset R (without a mean
+    head, the unbiased estimate of R)."""
     step: int
     trace: list[dict[str, float]] = field(default_factory=list)
     change: float = 0.0
-    """Change of the offset against the fixed average on the kept-back texts, R(w) − R(½) (before selection's
-    optimism)."""
+    """R(w) − R(½) on the held-out texts. Optimistic, because the step was selected by it."""
 
 
 def calibrate(
@@ -132,33 +85,35 @@ def calibrate(
     multiplier: float | None = None,
     fresh: Callable[[], nn.Module] | None = None,
 ) -> Candidate:
-    """Descends in w, ascends in h and the projected β on single trajectories; returns copies frozen at the best look.
+    """Descend in w and ascend in h and β ≥ 0 on single trajectories (eq:single-rollout-gradients); returns frozen
+    copies of the heads at the best evaluation.
 
-    The best response splits exactly, h* = E[Ā | c] + E[(w − ½)Δ | c]. The first part is noisy and does not move with w:
-    it is regressed once, stopped early on other texts and shrunk to what it explains there, so that it cannot go on
-    memorising while w moves. The second has little noise and follows w by `mean_steps` steps per step of the weight.
-    The given heads are left at the chosen look as starting points for the next window. `fresh` makes mean heads that
-    know nothing yet, for what must not start from an earlier window's average: Δ̂ and g (copies of `mean_head` if it is
-    None, which is right while that is new itself).
+    The best response is exactly h* = E[Ā | c] + E[(w − ½)Δ | c]. The first part is noisy and does not depend on w: it
+    is regressed once, stopped early on held-out texts and shrunk to what it explains there, so that it cannot memorise
+    while w moves. The second has little noise and takes `mean_steps` steps per step of the weight.
+
+    The given heads are left at the best evaluation, as starting points of the next window. `fresh` makes untrained mean
+    heads for Δ̂ and g, which must not start from an earlier window's average; without it they are copies of
+    `mean_head`, which then must be untrained itself.
     """
     split = Split.of(data, plan, seed, "calibrate", window)
     others = [copy.deepcopy(mean_head) if fresh is None else fresh() for _ in range(2)]
-    response = Response(mean_head, others[0], others[1], weight_head)
-    _respond(response, split, plan, seed, window, state_only)
+    response = MeanResponse(mean_head, others[0], others[1], weight_head)
+    _fit_response(response, split, plan, seed, window, state_only)
     descent = Descent(weight_head, split.learn, plan, multiplier)
-    loop = _Loop(descent, response, split.learn, plan, state_only)
-    best, step, trace = search(loop, split, plan, seed, "calibrate", window)
-    return _candidate(loop, best, step, trace, split.kept)
+    learner = _SaddleLearner(descent, response, split.learn, plan, state_only)
+    best, step, trace = search(learner, split, plan, seed, "calibrate", window)
+    return _candidate(learner, best, step, trace, split.held_out)
 
 
 @dataclass(frozen=True)
 class Split:
-    """Head-training trajectories to learn from, and those of other texts that choose the step."""
+    """Head-training trajectories to learn from, and those of held-out texts that select the step."""
 
     learn: CalibrationData
-    kept: CalibrationData
+    held_out: CalibrationData
     apart: bool
-    """Whether any text was kept back; otherwise `kept` is `learn` and the last step is taken."""
+    """Whether any text was held out; otherwise `held_out` is `learn` and the last step is taken."""
 
     @classmethod
     def of(cls, data: CalibrationData, plan: CalibrationPlan, seed: int, role: str, window: int) -> Split:
@@ -171,10 +126,10 @@ class Split:
 
 
 class Learner(Protocol):
-    """Something that moves the weight step by step, on minibatches of row numbers, and can be looked at."""
+    """What `search` drives: a step on minibatches of row numbers, and an evaluation on held-out texts."""
 
     batches: int
-    """Minibatches a step takes."""
+    """Minibatches per step."""
 
     @property
     def heads(self) -> tuple[nn.Module, ...]: ...
@@ -184,17 +139,17 @@ class Learner(Protocol):
 
     def step(self, *rows: Tensor) -> None: ...
 
-    def look(self, judge: Judge) -> dict[str, float]: ...
+    def evaluate(self, stopping: EarlyStopping) -> dict[str, float]: ...
 
 
 def search(
     learner: Learner, split: Split, plan: CalibrationPlan, seed: int, role: str, window: int
-) -> tuple[Snapshot, int, list[dict[str, float]]]:
-    """Steps and looks until the kept-back texts see no improvement; leaves the heads at the chosen look.
+) -> tuple[Evaluation, int, list[dict[str, float]]]:
+    """Steps and evaluations until the held-out texts show no improvement; leaves the heads at the best evaluation.
 
-    Returns that look, its step and the trace of all looks.
+    Returns that evaluation, its step and the trace of all evaluations.
     """
-    judge, trace = Judge(split.kept, plan.kappa), []
+    stopping, trace = EarlyStopping(split.held_out, plan.kappa), []
     device = split.learn.first_NT.device
     step_on = ReplayedStep(learner.step, learner.optimizers, device, plan.recorder)
     with forked(device):
@@ -202,60 +157,65 @@ def search(
         stream = batches(split.learn.occupation.count, plan.batch, seed, role, window)
         for step in range(plan.steps + 1):
             if step % plan.evaluate_every == 0 or step == plan.steps:
-                trace.append({"step": float(step), **learner.look(judge)})
-                if split.apart and judge.stale >= plan.patience:
+                trace.append({"step": float(step), **learner.evaluate(stopping)})
+                if split.apart and stopping.stale >= plan.patience:
                     break
             if step < plan.steps:
                 step_on(*(next(stream) for _ in range(learner.batches)))
-    chosen = judge.choose(only_last=not split.apart)
-    best = judge.snapshots[chosen]
+    best_index = stopping.best(only_last=not split.apart)
+    best = stopping.evaluations[best_index]
     for head, state in zip(learner.heads, best.states):
         head.load_state_dict(state)
-    return best, int(trace[chosen]["step"]), trace
+    return best, int(trace[best_index]["step"]), trace
 
 
 class Descent:
-    """The weight's descent on the saddle and the multiplier's projected ascent on the constraint, β ≥ 0."""
+    """Gradient descent of w on the Lagrangian and projected ascent of β ≥ 0 on the constraint
+    (eq:moment-lagrangian)."""
 
     def __init__(
         self, weight_head: nn.Module, data: CalibrationData, plan: CalibrationPlan, multiplier: float | None
     ) -> None:
         self.weight_head, self.plan = weight_head, plan
         start = plan.multiplier_start if multiplier is None else multiplier
-        # On the device, so that no step waits for it.
+        # A tensor on the device, so that no step synchronises with the host.
         self._multiplier = torch.tensor(start, dtype=torch.float64, device=data.first_NT.device)
         self.optimizer = torch.optim.AdamW(
             weight_head.parameters(), plan.weight_lr, weight_decay=plan.weight_decay, fused=True
         )
-        # The constraint is measured in units of the signal, so that β's pace does not depend on the advantages' scale.
+        # The constraint is measured in units of the signal, so that the step of β does not depend on the advantages'
+        # scale.
         signal = float(data.occupation.mean(energy(data.first_NT, data.second_NT)))
         self.unit = 1 / signal if signal > 0 else 0.0
 
     @property
     def multiplier(self) -> float:
-        """β as it stands."""
+        """The current β."""
         return float(self._multiplier)
 
     def step(self, data: CalibrationData, weight: Tensor, mean: Tensor) -> None:
         """One step of w on eq:single-rollout-saddle-integrand against the mean response, then one of β.
 
-        The pressure on w is β plus a damping share of the present violation (an augmented Lagrangian): it vanishes
-        where the constraint is met with equality, so the saddle stays where it is, and keeps w and β from circling it.
+        The penalty factor on w is β plus `multiplier_damping` times the present violation (an augmented Lagrangian).
+        The extra term vanishes where the constraint holds with equality, so the saddle point does not move, and it
+        keeps w and β from oscillating around it.
         """
         first, second, kappa = data.first_NT, data.second_NT, self.plan.kappa
         violation = displacement(weight.detach(), first, second) - kappa * energy(first, second)
         excess = self.unit * data.occupation.mean(violation).double()
-        pressure = (self._multiplier + self.plan.multiplier_damping * excess).clamp(min=0.0)
-        loss = data.occupation.mean(saddle_integrand(weight, mean, first, second, pressure, kappa))
+        penalty = (self._multiplier + self.plan.multiplier_damping * excess).clamp(min=0.0)
+        loss = data.occupation.mean(saddle_integrand(weight, mean, first, second, penalty, kappa))
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
         self._multiplier.add_(self.plan.multiplier_lr * excess).clamp_(min=0.0)
 
 
-def _respond(response: Response, split: Split, plan: CalibrationPlan, seed: int, window: int, state_only: bool) -> None:
-    """h before w moves: three regressions (average, disagreement, rest), and the shrinkage seen on kept-back texts."""
-    learn, kept = split.learn, split.kept
+def _fit_response(
+    response: MeanResponse, split: Split, plan: CalibrationPlan, seed: int, window: int, state_only: bool
+) -> None:
+    """Fit h before w moves: regressions for h̄, Δ̂ and g, then the shrinkage s that held-out texts support."""
+    learn, held_out = split.learn, split.held_out
     visible = _inputs(learn, state_only)
     response.set_action(visible, learn.occupation.mask_NT)
     first, second, context = learn.first_NT, learn.second_NT, learn.mean_inputs
@@ -267,11 +227,11 @@ def _respond(response: Response, split: Split, plan: CalibrationPlan, seed: int,
     regress(response.gap, first - second, "gap")
     moved = (outputs(response.weight, visible) - 0.5) * (first - second)
     with torch.no_grad():
-        known = response.eval().lean(context) * response.gap(context)
+        known = response.eval().centred_weight(context) * response.gap(context)
     regress(response.shift, moved - known, "shift")
-    found = outputs(response.average, kept.mean_inputs)
-    size = float(kept.occupation.mean(found.square()))
-    match = float(kept.occupation.mean(found * (kept.first_NT + kept.second_NT) / 2))
+    found = outputs(response.average, held_out.mean_inputs)
+    size = float(held_out.occupation.mean(found.square()))
+    match = float(held_out.occupation.mean(found * (held_out.first_NT + held_out.second_NT) / 2))
     response.share = min(1.0, max(0.0, match / size)) if size > 0 else 1.0
 
 
@@ -289,18 +249,18 @@ def _inputs(data: CalibrationData, state_only: bool) -> WeightInputs:
 
 @dataclass(frozen=True)
 class _Part:
-    """A minibatch with what stands still on it: s·h̄ and Δ̂."""
+    """A minibatch with the parts of h that do not change while w is learned: s·h̄ and Δ̂."""
 
     data: CalibrationData
     average_NT: Tensor
     gap_NT: Tensor
 
 
-class _Loop:
-    """The alternating steps: g follows w, w descends on the saddle, β ascends on the constraint."""
+class _SaddleLearner:
+    """Alternating steps: g is regressed on the present w, w descends on the saddle, β ascends on the constraint."""
 
     def __init__(
-        self, descent: Descent, response: Response, data: CalibrationData, plan: CalibrationPlan, state_only: bool
+        self, descent: Descent, response: MeanResponse, data: CalibrationData, plan: CalibrationPlan, state_only: bool
     ) -> None:
         self.descent, self.response, self.plan, self.state_only = descent, response, plan, state_only
         self.weight_head, self.batches = descent.weight_head, plan.mean_steps
@@ -312,7 +272,7 @@ class _Loop:
 
     @property
     def heads(self) -> tuple[nn.Module, ...]:
-        """What moves: w and g."""
+        """The heads that are trained: w and g."""
         return self.weight_head, self.response.shift
 
     @property
@@ -320,7 +280,7 @@ class _Loop:
         return self.descent.optimizer, self.shift_optimizer
 
     def step(self, *rows: Tensor) -> None:
-        """A step of g on every minibatch, one of w and one of β on the last."""
+        """A step of g on every minibatch, and a step of w and of β on the last."""
         for some in rows[:-1]:
             part = self._part(some)
             self._follow(part, outputs(self.weight_head, _inputs(part.data, self.state_only)), self._known(part))
@@ -341,10 +301,10 @@ class _Loop:
     def _known(self, part: _Part) -> Tensor:
         self.weight_head.eval()
         with torch.no_grad():
-            return self.response.lean(part.data.mean_inputs) * part.gap_NT
+            return self.response.centred_weight(part.data.mean_inputs) * part.gap_NT
 
     def _follow(self, part: _Part, weight: Tensor, known: Tensor) -> None:
-        """One step of g towards the mean of what `known` leaves of (w − ½)Δ."""
+        """One regression step of g on (w − ½)Δ − `known`."""
         data = part.data
         target = (weight - 0.5) * (data.first_NT - data.second_NT) - known
         self.response.shift.train()
@@ -353,23 +313,23 @@ class _Loop:
         loss.backward()
         self.shift_optimizer.step()
 
-    def look(self, judge: Judge) -> dict[str, float]:
-        """One look at the kept-back texts, as a line of the trace."""
-        kept = judge.data
-        weight = outputs(self.weight_head, _inputs(kept, self.state_only))
+    def evaluate(self, stopping: EarlyStopping) -> dict[str, float]:
+        """One evaluation on the held-out texts, as a line of the trace."""
+        data = stopping.data
+        weight = outputs(self.weight_head, _inputs(data, self.state_only))
         with torch.no_grad():
-            moved = self.response.eval().moved(kept.mean_inputs)
-        mean = self.response.share * outputs(self.response.average, kept.mean_inputs) + moved
-        value = float(kept.occupation.mean(moment(mean, mix(weight, kept.first_NT, kept.second_NT))))
-        return {"moment": value, **looked(judge, weight, moved, self.heads, self.descent.multiplier)}
+            moved = self.response.eval().moved(data.mean_inputs)
+        mean = self.response.share * outputs(self.response.average, data.mean_inputs) + moved
+        value = float(data.occupation.mean(moment(mean, mix(weight, data.first_NT, data.second_NT))))
+        return {"moment": value, **evaluated(stopping, weight, moved, self.heads, self.descent.multiplier)}
 
 
-def looked(
-    judge: Judge, weight: Tensor, moved: Tensor, heads: tuple[nn.Module, ...], multiplier: float
+def evaluated(
+    stopping: EarlyStopping, weight: Tensor, moved: Tensor, heads: tuple[nn.Module, ...], multiplier: float
 ) -> dict[str, float]:
-    """Lets the judge look at w and m = E[(w − ½)Δ | c]; returns what it found, for the trace."""
-    found = judge.look(weight, moved, heads, multiplier)
-    occupation = judge.data.occupation
+    """Evaluate w and m = E[(w − ½)Δ | c] on the held-out texts; returns the line of the trace."""
+    found = stopping.evaluate(weight, moved, heads, multiplier)
+    occupation = stopping.data.occupation
     return {
         "change": found.change,
         "retention": found.retention,
@@ -379,16 +339,17 @@ def looked(
 
 
 def _candidate(
-    loop: _Loop, best: Snapshot, step: int, trace: list[dict[str, float]], kept: CalibrationData
+    learner: _SaddleLearner, best: Evaluation, step: int, trace: list[dict[str, float]], held_out: CalibrationData
 ) -> Candidate:
-    """Frozen copies of the chosen look; the fixed average with its own mean response if that was no improvement."""
+    """Frozen copies of the best evaluation's heads; the fixed average and its mean response if it was no
+    improvement."""
     improved = best.change < 0
-    response = copy.deepcopy(loop.response).requires_grad_(False).eval()
+    response = copy.deepcopy(learner.response).requires_grad_(False).eval()
     response.still = not improved
     mixture: LearnedWeight | FixedWeight = FixedWeight()
     if improved:
-        # The response holds its own frozen copy of the weight; both stand at the chosen look.
-        mixture = LearnedWeight(response.weight, loop.state_only, "state" if loop.state_only else "learned")
-    mixed = mixture.mixed(kept.weight_inputs, kept.first_NT, kept.second_NT)
-    risk = float(kept.occupation.mean(moment(outputs(response, kept.mean_inputs), mixed)))
+        # The response already holds a frozen copy of the weight head in the chosen state.
+        mixture = LearnedWeight(response.weight, learner.state_only, "state" if learner.state_only else "learned")
+    mixed = mixture.mixed(held_out.weight_inputs, held_out.first_NT, held_out.second_NT)
+    risk = float(held_out.occupation.mean(moment(outputs(response, held_out.mean_inputs), mixed)))
     return Candidate(mixture, response, best.multiplier, risk, step, trace, min(0.0, best.change))

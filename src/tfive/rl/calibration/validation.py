@@ -1,4 +1,5 @@
-"""Judging a frozen candidate on texts it never saw: signal retention, fallback, concentration bounds, the δ budget."""
+"""Validation of a frozen candidate on texts it never saw (app:moment-validation): signal retention, the fallback to the
+fixed average, concentration bounds, and the budget of failure probability they share."""
 
 from __future__ import annotations
 
@@ -18,8 +19,7 @@ from tfive.rl.drift import offset
 
 
 class ErrorBudget:
-    """A declared total failure probability δ, spent over any number of checks: check k gets δ/(k(k+1)), which sums to
-    δ."""
+    """A declared total failure probability δ for any number of checks: check k gets δ/(k(k+1)), and these sum to δ."""
 
     def __init__(self, total: float) -> None:
         if not 0 < total < 1:
@@ -43,7 +43,7 @@ class ErrorBudget:
 
 
 def effective_units(occupation: Occupation) -> float:
-    """How many independent units Hoeffding may count: texts. Unequal texts weigh in by their trajectories, 1/Σw²."""
+    """The number of independent units in Hoeffding's bound: texts, or 1/Σw² of their trajectory shares w if unequal."""
     _, count = torch.unique(occupation.text_N, return_counts=True)
     share = count.double() / count.sum()
     return float(1 / share.square().sum())
@@ -55,19 +55,19 @@ def moment_slack(signal_bound: float, mean_bound: float, units: float, delta: fl
 
 
 def retention_slack(signal_bound: float, kappa: float, units: float, delta: float) -> float:
-    """(1+κ)K² √(log(1/δ)/(2n)): what to add to the empirical C − κQ (app:moment-validation)."""
+    """(1+κ)K² √(log(1/δ)/(2n)), the slack added to the empirical C − κQ (app:moment-validation)."""
     return (1 + kappa) * signal_bound**2 * math.sqrt(math.log(1 / delta) / (2 * units))
 
 
 @dataclass(frozen=True)
 class SignalBounds:
-    """Bounds that construction enforces on the actual signal: |Ã_i| ≤ K and |h| ≤ K_h."""
+    """Bounds that hold by construction: |Ã_i| ≤ K and |h| ≤ K_h."""
 
     signal: float
     mean: float
 
     def check(self, data: CalibrationData, mean_NT: Tensor) -> None:
-        """Refuses bounds the data already break: clipping at validation alone would certify a different signal."""
+        """Refuse bounds that the data already break: clipping in validation alone would certify a different signal."""
         mask = data.occupation.mask_NT
         for name, value, bound in (
             ("advantage", data.first_NT, self.signal),
@@ -80,8 +80,7 @@ class SignalBounds:
 
 @dataclass(frozen=True)
 class HoeffdingReport:
-    """Upper bounds that hold together with probability ≥ 1 − δ over fresh texts; report only, unless asked to
-    enforce."""
+    """Upper bounds that hold together with probability ≥ 1 − δ over fresh texts (eq:moment-statistical-bound)."""
 
     delta: float
     units: float
@@ -91,15 +90,15 @@ class HoeffdingReport:
 
 @dataclass(frozen=True)
 class Certificate:
-    """U_R and the drift bound B√U_R of cor:admission-budget."""
+    """U_R and the drift bound B√U_R (cor:admission-budget)."""
 
     risk_upper: float
     drift_upper: float
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What validation found, and the mixture the actor gets: the candidate, or the fixed average."""
+class ValidationResult:
+    """What validation measured, and the mixture the actor uses: the candidate's, or the fixed average."""
 
     mixture: Mixture
     accepted: bool
@@ -117,7 +116,7 @@ class Verdict:
 
 
 class Validator:
-    """Validates candidates one by one, each on texts (with their window) that no earlier candidate was judged on."""
+    """Validates candidates one by one, each on data (texts and window) that validated no earlier candidate."""
 
     def __init__(self, kappa: float, delta: float) -> None:
         if not 0 <= kappa < 1:
@@ -126,22 +125,23 @@ class Validator:
         self.budget = ErrorBudget(delta)
         self.used: list[str] = []
 
-    def judge(
+    def validate(
         self,
         candidate: Candidate,
         data: CalibrationData,
         data_id: str,
         bounds: SignalBounds | None = None,
         enforce: bool = False,
-    ) -> Verdict:
-        """Ĉ ≤ κQ̂ or the fixed average; Q̂ = 0 is a diagnosis of its own.
+    ) -> ValidationResult:
+        """Accept the candidate if Ĉ ≤ κQ̂ (the constraint of eq:calibrated-weight), else fall back to the fixed
+        average; without any signal, Q̂ = 0, the reason is `no_signal`.
 
-        `bounds` adds Hoeffding's upper limits, spending from δ; with `enforce` the *population* limit on C − κQ must
-        hold too. A candidate without a mean head is judged on anchors (`CalibrationData.anchored`): its moment is the
+        `bounds` adds Hoeffding's upper bounds, spending from δ; with `enforce` the bound on the *population's* C − κQ
+        must hold too. A candidate without a mean head needs anchors (`CalibrationData.anchored`): its moment is the
         unbiased offset itself.
         """
         if data_id in self.used:
-            raise ValueError(f"validation data {data_id!r} judged an earlier candidate; a new one needs fresh texts")
+            raise ValueError(f"validation data {data_id!r} validated an earlier candidate; a new one needs fresh texts")
         if enforce and bounds is None:
             raise UserError("enforcing a population bound needs bounds on the signal and the mean head")
         self.used.append(data_id)
@@ -160,7 +160,7 @@ class Validator:
         reason = self._reason(moved.mean, signal.mean, report if enforce else None)
         accepted = reason == "retained"
         mixture: Mixture = candidate.mixture if accepted else FixedWeight()
-        return Verdict(mixture, accepted, reason, value, moved, signal, report)
+        return ValidationResult(mixture, accepted, reason, value, moved, signal, report)
 
     def _report(self, occupation: Occupation, value: float, excess: float, bounds: SignalBounds) -> HoeffdingReport:
         delta = self.budget.take()
@@ -174,7 +174,7 @@ class Validator:
     def _reason(self, moved: float, signal: float, enforced: HoeffdingReport | None) -> str:
         if signal == 0:
             return "no_signal"
-        # Written so that a displacement that is no number fails as well.
+        # Written so that a displacement of NaN fails as well.
         if not moved <= self.kappa * signal:
             return "retention"
         return "population" if enforced is not None and enforced.retention_upper > 0 else "retained"
@@ -189,7 +189,7 @@ class Validator:
 
 
 def _mean(candidate: Candidate, data: CalibrationData) -> Tensor | None:
-    """The candidate's frozen mean response; None where repeated continuations take its place."""
+    """The candidate's frozen mean response on the data; None in repeated-prefix calibration."""
     if candidate.mean_head is None:
         return None
     with torch.no_grad():
@@ -202,8 +202,8 @@ def certify(
 ) -> Certificate:
     """U_R = max{0, L̂_val + ε_stat + a + o} and B√U_R (cor:admission-budget).
 
-    Refuses unless bounds a, o on the mean head's approximation and optimisation errors and a bound B on the update
-    factor are supplied: a small saddle value alone says nothing about them.
+    Refused unless bounds a, o on the mean head's approximation and optimisation errors and a bound B on the update
+    factor are supplied: a small saddle value alone implies nothing about them.
     """
     if report is None or approximation is None or optimisation is None or sensitivity is None:
         raise UserError(
