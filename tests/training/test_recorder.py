@@ -11,7 +11,7 @@ import pytest
 from tfive.errors import RunFailed, UserError
 from tfive.telemetry import Silent, Telemetry
 from tfive.training import trackers
-from tfive.training.progress import Bars, rate_and_time_left
+from tfive.training.progress import LINE_EVERY, ProgressReport
 from tfive.training.recorder import AMOUNTS, METRICS, Recorder
 
 
@@ -158,7 +158,7 @@ def test_resuming_on_a_shortened_metrics_file_is_refused(tmp_path: Path) -> None
 
 def test_bar_appears_while_work_goes_on_and_disappears_after() -> None:
     screen = Screen()
-    bars = Bars(screen, patience=0.01)
+    bars = ProgressReport(screen, show_after=0.01)
 
     def work() -> object:
         yield 1
@@ -180,7 +180,7 @@ def test_nothing_is_drawn_for_quick_work_for_quiet_runs_or_without_a_terminal() 
 
 def test_nested_bars_share_one_display() -> None:
     screen = Screen()
-    bars = Bars(screen, patience=0.0)
+    bars = ProgressReport(screen, show_after=0.0)
 
     def inner() -> object:
         assert screen.drawn.wait(timeout=30)
@@ -191,11 +191,15 @@ def test_nested_bars_share_one_display() -> None:
 
 
 @pytest.mark.parametrize(
-    ("done", "total", "spent", "text"),
-    [(0, 5, 1.0, ""), (10, None, 5.0, "2/s"), (10, 100, 5.0, "2/s, 0:00:45 left"), (1, 7201, 1.0, "1/s, 2:00:00 left")],
+    ("total", "second"), [(100, "reading: 60 of 100, 1/s, 0:00:40 left"), (None, "reading: 60, 1/s")]
 )
-def test_rate_and_time_left(done: int, total: int | None, spent: float, text: str) -> None:
-    assert rate_and_time_left(done, total, spent) == text
+def test_without_a_terminal_long_work_gets_a_plain_line_now_and_then(total: int | None, second: str) -> None:
+    clock, pipe = Clock(), io.StringIO()
+    for _ in ProgressReport(pipe, clock=clock).track(range(61), "reading", total):
+        clock.now += LINE_EVERY / 30
+    first, *others = pipe.getvalue().splitlines()
+    assert first.startswith("reading: 30")
+    assert others == [second]
 
 
 def test_a_tracker_that_is_asked_for_must_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from tfive.errors import RunFailed
-from tfive.training.progress import Bars
+from tfive.training.progress import ProgressReport
 from tfive.training.trackers import Sink
 
 Item = TypeVar("Item")
@@ -45,8 +45,7 @@ class Recorder:
         self.on_event: Callable[[str, str], None] | None = None
         """Called with every event, e.g. to print it."""
         self._trackers = list(trackers)
-        terminal = stream if stream is not None else sys.stderr
-        self._bars = Bars(terminal) if terminal.isatty() and not quiet else None
+        self._progress = None if quiet else ProgressReport(stream if stream is not None else sys.stderr)
         self._started = clock()
         self._earlier_seconds = 0.0
         self._step = 0
@@ -143,11 +142,11 @@ class Recorder:
         }
 
     def progress(self, items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
-        """The same items; a bar with rate and time left appears once they have taken two seconds."""
+        """The same items; rate and time left appear once they have taken a while (`tfive.training.progress`)."""
         if total is None:
             length = getattr(items, "__len__", None)
             total = length() if length is not None else None
-        return iter(items) if self._bars is None else self._bars.track(items, label, total)
+        return iter(items) if self._progress is None else self._progress.track(items, label, total)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: the account, the time worked, and how far the metrics file had come."""
