@@ -1,4 +1,4 @@
-"""`tfive config`: show and check a resolved configuration."""
+"""`tfive config`: show and check a resolved configuration, list presets, print the schema."""
 
 from __future__ import annotations
 
@@ -47,6 +47,22 @@ def config_presets(as_json: AsJson = False) -> None:
     from tfive.cli.show_config import list_presets
 
     print(list_presets(as_json))
+
+
+@config_app.command(
+    "schema",
+    help=describe(
+        "Print a JSON schema of configuration files: every key with its meaning, default and range. Editors read it: "
+        "write it to a file and begin a TOML file beside it with the line #:schema ./tfive.schema.json, and taplo or "
+        "VS Code's Even Better TOML complete keys, show what they mean and mark mistakes.",
+        "tfive config schema > tfive.schema.json",
+    ),
+)
+def config_schema() -> None:
+    """Print."""
+    from tfive.cli.show_config import show_schema
+
+    print(show_schema())
 
 
 @config_app.command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from tfive.config.json_schema import json_schema
 from tfive.config.rules import RULES, problems
 from tfive.config.schema import presets, resolve, variants
 
@@ -15,6 +16,11 @@ def show_config(sources: Sequence[str], overrides: Sequence[str], explain: bool,
     if as_json:
         return json.dumps(resolved.to_dict(explain), indent=2, ensure_ascii=False)
     return resolved.to_toml(explain).rstrip("\n")
+
+
+def show_schema() -> str:
+    """The JSON schema of a configuration file."""
+    return json.dumps(json_schema(), indent=1, ensure_ascii=False)
 
 
 def list_presets(as_json: bool) -> str:
