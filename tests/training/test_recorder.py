@@ -5,7 +5,6 @@ import json
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tfive.errors import RunFailed, UserError
@@ -62,9 +61,8 @@ def lines(folder: Path) -> list[dict[str, object]]:
 def test_metrics_are_json_lines_and_reach_every_tracker(tmp_path: Path) -> None:
     clock, shelf = Clock(), Shelf()
     with Recorder(tmp_path, trackers=[shelf], clock=clock) as recorder:
-        recorder.at(3)
         clock.now += 1.5
-        recorder.metric("gain/content", np.float32(0.5))
+        recorder.metrics({"gain/content": 0.5}, step=3)
         recorder.metrics({"r2/first": 0.25, "r2/second": float("nan")}, step=4)
     assert lines(tmp_path) == [
         {"step": 3, "seconds": 1.5, "gain/content": 0.5},
@@ -132,15 +130,15 @@ def test_resuming_goes_on_where_the_checkpoint_was_and_drops_later_lines(tmp_pat
     first.count("pilot", trajectories=2)
     with first.phase("pilot"):
         clock.now += 4
-    first.metric("kept", 1.0)
+    first.metrics({"kept": 1.0}, step=1)
     state = json.loads(json.dumps(first.state_dict()))
-    first.metric("lost", 2.0)
+    first.metrics({"lost": 2.0}, step=1)
     first.close()
 
     second = Recorder(tmp_path, clock=clock)
     second.load_state_dict(state)
     clock.now += 3
-    second.metric("again", 3.0)
+    second.metrics({"again": 3.0}, step=1)
     second.close()
     assert lines(tmp_path) == [{"step": 1, "seconds": 4.0, "kept": 1.0}, {"step": 1, "seconds": 7.0, "again": 3.0}]
     assert second.account()["roles"]["pilot"]["trajectories"] == 2
@@ -149,7 +147,7 @@ def test_resuming_goes_on_where_the_checkpoint_was_and_drops_later_lines(tmp_pat
 
 def test_resuming_on_a_shortened_metrics_file_is_refused(tmp_path: Path) -> None:
     with Recorder(tmp_path) as recorder:
-        recorder.metric("a", 1.0)
+        recorder.metrics({"a": 1.0}, step=1)
         state = recorder.state_dict()
     (tmp_path / METRICS).write_text("")
     with Recorder(tmp_path) as recorder, pytest.raises(RunFailed, match="shorter than at the checkpoint"):
@@ -226,7 +224,7 @@ def test_trackers_are_called_as_their_libraries_expect(tmp_path: Path, monkeypat
     monkeypatch.setattr(trackers.importlib, "import_module", lambda name: Library())
     sinks = trackers.open_trackers(("wandb", "trackio"), tmp_path, "nano-t5", "tfive", {"method": "t5"})
     with Recorder(trackers=sinks) as recorder:
-        recorder.metric("loss", 1.0, step=7)
+        recorder.metrics({"loss": 1.0}, step=7)
     names = [name for name, _, _ in calls]
     assert names == ["init", "init", "SummaryWriter", "log", "log", "add_scalar", "finish", "finish", "close"]
     assert calls[0][2]["project"] == calls[1][2]["project"] == "tfive"
@@ -238,11 +236,10 @@ def test_recorder_and_silent_are_telemetry(tmp_path: Path) -> None:
     def method(telemetry: Telemetry) -> list[int]:
         with telemetry.phase("sample", role="actor"):
             telemetry.count("actor", trajectories=1)
-            telemetry.metric("loss", 1.0)
-            telemetry.metrics({"gain": 2.0}, step=1)
+            telemetry.event("stage", "one")
             return list(telemetry.progress(range(2), "items"))
 
     assert method(Silent()) == [0, 1]
     with Recorder(tmp_path) as recorder:
         assert method(recorder) == [0, 1]
-    assert len(lines(tmp_path)) == 2
+    assert len(lines(tmp_path)) == 1

@@ -1,4 +1,4 @@
-"""The run's memory of itself: timed phases, metrics, progress bars, and the account of everything generated.
+"""What a run records: timed phases, metrics, events, progress, and the account of everything generated.
 
 A method is handed a `Recorder` as its `tfive.telemetry.Telemetry`. Metrics go to `metrics.jsonl`, a line per call, and
 to the trackers. The account follows `eq:total-rollout-budget`: trajectories, generated tokens, actor-eligible tokens,
@@ -30,7 +30,7 @@ METRICS = "metrics.jsonl"
 
 
 class Recorder:
-    """Writes metrics, times phases, draws progress, keeps the account. Close it, or use it as a context manager."""
+    """Writes metrics, times phases, shows progress, keeps the account. Close it, or use it as a context manager."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Recorder:
         return self._earlier_seconds + self._clock() - self._started
 
     def at(self, step: int) -> None:
-        """Set the step that metrics without one belong to (the window)."""
+        """Set the step (the window) that events belong to unless they name another."""
         self._step = step
 
     @contextmanager
@@ -95,27 +95,21 @@ class Recorder:
             roles[role] = roles.get(role, 0.0) + self._clock() - began
             self._open.pop()
 
-    def metric(self, name: str, value: float, step: int | None = None) -> None:
-        """One measured number."""
-        self.metrics({name: value}, step)
-
-    def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Several numbers of one step: one line of JSON, and a record in every tracker.
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """The numbers of one step: one line of JSON, and a record in every tracker.
 
         A value that is not finite is kept as null, so that the file stays readable by any JSON parser.
         """
-        number = self._step if step is None else step
-        numbers = {name: _plain(value) for name, value in values.items()}
         if self._file is not None:
-            line: dict[str, float | None] = {"step": number, "seconds": round(self.seconds, 3)}
-            line |= {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+            line: dict[str, float | None] = {"step": step, "seconds": round(self.seconds, 3)}
+            line |= {name: value if math.isfinite(value) else None for name, value in values.items()}
             self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
             self._file.flush()
         for tracker in self._trackers:
-            tracker.write(numbers, number)
+            tracker.write(values, step)
 
     def event(self, what: str, detail: str, window: int | None = None) -> None:
-        """A transition: one line in the metrics file and one for whoever watches."""
+        """A transition: one line in the metrics file, and a call of `on_event`."""
         if self._file is not None:
             line = {"step": self._step if window is None else window, "seconds": round(self.seconds, 3)}
             self._file.write(json.dumps({**line, "event": what, "detail": detail}, ensure_ascii=False) + "\n")
@@ -169,8 +163,3 @@ class Recorder:
             if self._path.stat().st_size < kept:
                 raise RunFailed(f"{self._path}: shorter than at the checkpoint; restore the file the run wrote")
             os.truncate(self._path, kept)
-
-
-def _plain(value: float) -> float:
-    item = getattr(value, "item", None)
-    return item() if item is not None else value
