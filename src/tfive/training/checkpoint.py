@@ -152,9 +152,8 @@ class CheckpointStore:
         written = (path / _MANIFEST).read_bytes()
         manifest = json.loads(written)
         if manifest["format"] != FORMAT:
-            raise DamagedCheckpointError(
-                f"{_MANIFEST}: written by another version of tfive (format {manifest['format']}, this one reads {FORMAT})"
-            )
+            own = f"format {manifest['format']}, this one reads {FORMAT}"
+            raise DamagedCheckpointError(f"{_MANIFEST}: written by another version of tfive ({own})")
         if written != _manifest(_serial(path), manifest["files"]):
             raise DamagedCheckpointError(f"{_MANIFEST} is not as it was written")
         tensors: dict[str, Tensor] = {}
