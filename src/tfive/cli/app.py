@@ -21,7 +21,6 @@ from tfive.errors import RunFailed, UserError
 app = typer.Typer(
     name="tfive",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
