@@ -1,4 +1,4 @@
-"""Choosing where and how precisely to compute, and putting the choice in force."""
+"""Choosing where and how precisely to compute, and making the choice effective."""
 
 from collections.abc import Iterator
 from dataclasses import replace

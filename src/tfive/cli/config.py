@@ -8,7 +8,9 @@ import typer
 
 from tfive.cli.options import AsJson, Overrides, Sources, describe, fail
 
-config_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show or check a resolved configuration.")
+config_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Show or check a configuration, list presets, print the schema."
+)
 
 
 @config_app.command(
@@ -74,7 +76,7 @@ def config_schema() -> None:
     ),
 )
 def config_check(sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Resolve and judge."""
+    """Resolve and check."""
     from tfive.cli.show_config import check_config
 
     text, problems = check_config(sources or [], overrides or [], as_json)

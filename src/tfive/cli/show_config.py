@@ -53,5 +53,5 @@ def check_config(sources: Sequence[str], overrides: Sequence[str], as_json: bool
         return json.dumps(
             {"ok": not found, "problems": found, "keys": len(resolved.origins), "changed": changed}
         ), found
-    assent = f"ok: {len(resolved.origins)} keys, {changed} of them not at their default; {len(RULES)} rules hold"
-    return "" if found else assent, found
+    summary = f"ok: {len(resolved.origins)} keys, {changed} of them not at their default; {len(RULES)} rules hold"
+    return "" if found else summary, found

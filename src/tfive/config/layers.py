@@ -243,7 +243,7 @@ def _short(text: str, limit: int = 80) -> str:
 
 
 def as_json(leaves: Layer) -> str:
-    """The merged leaves as JSON, which pydantic reads strictly: arrays become tuples, words do not become numbers."""
+    """The merged leaves as JSON, which pydantic reads strictly: arrays become tuples, strings do not become numbers."""
     return json.dumps(nest({key: leaf.value for key, leaf in leaves.items()}), default=str)
 
 

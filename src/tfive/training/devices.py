@@ -45,7 +45,7 @@ class ProcessRank:
 
 @dataclass(frozen=True)
 class Placement:
-    """A choice of device, precision, threads and determinism; nothing is in force before `apply`."""
+    """A choice of device, precision, threads and determinism; it takes effect with `apply`."""
 
     device: torch.device
     compute: torch.dtype
@@ -54,9 +54,9 @@ class Placement:
     process: ProcessRank = ProcessRank()
 
     def apply(self, seed: int) -> None:
-        """Put the choice in force for this process.
+        """Make the choice effective for this process.
 
-        The seeds are a backstop: every draw of ours is counter-based, but a library's own must repeat as well.
+        Every random number of tfive is counter-based; the global seeds are for libraries that draw their own.
         """
         torch.set_num_threads(self.threads)
         torch.set_float32_matmul_precision("highest")
@@ -74,7 +74,7 @@ class Placement:
         torch.manual_seed(seed)
 
     def no_autocast(self) -> torch.autocast:
-        """A context in which a caller's autocast does not reach our arithmetic."""
+        """A context in which a caller's autocast has no effect."""
         return torch.autocast(self.device.type, enabled=False)
 
     def describe(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From a run's newest checkpoint to a folder to use: the actor for anyone, its thoughts for `ThoughtModel`."""
+"""Export of a run's newest checkpoint: the actor as a Hugging Face folder, delimiters and gate for `ThoughtModel`."""
 
 from __future__ import annotations
 

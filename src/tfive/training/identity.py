@@ -27,7 +27,7 @@ GROUP = 8
 
 
 def digest(*arrays: npt.NDArray[Any]) -> str:
-    """A short name of some arrays: equal exactly where their contents are."""
+    """A short hash of some arrays: equal where shapes and contents are."""
     sha = hashlib.sha256()
     for array in arrays:
         sha.update(str(array.shape).encode())

@@ -105,7 +105,9 @@ class Loop:
 
     def _measure(self, window: int) -> dict[str, Any]:
         with self.recorder.phase("develop", "develop"):
-            found, items = self.assembly.development.look(self.assembly.reader, self.assembly.gate if window else None)
+            found, items = self.assembly.development.measure(
+                self.assembly.reader, self.assembly.gate if window else None
+            )
             save_items(items, self.folder / ITEMS, window)
             ends = window in (0, self.assembly.config.window.windows)
             samples = {"samples": self.assembly.development.samples(self._decode)} if ends else {}
@@ -127,7 +129,7 @@ class Loop:
         )
 
     def restore(self) -> list[str]:
-        """Take up the newest valid checkpoint; returns a line for every damaged one that was skipped."""
+        """Load the newest valid checkpoint; returns a line for every damaged one that was skipped."""
         found = self.store.newest()
         if found.checkpoint is None:
             reason = "; ".join(f"{path.name}: {why}" for path, why in found.damaged) or "there is none"
@@ -145,7 +147,7 @@ class Loop:
         return [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
 
     def summary(self) -> dict[str, Any]:
-        """What the whole run came to, from the first measurement to the last."""
+        """The result of the whole run: first and last measurements, what it cost, and every measurement between."""
         first, last, report = self.history[0], self.history[-1], self.assembly.method.report
         account = self.recorder.account()
         return {
@@ -216,7 +218,7 @@ class Loop:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """Nested reports as dotted numbers; what is no number (a stage's name, a missing value) is left to the events."""
+    """Nested reports as dotted numbers; anything else (a stage's name, a missing value) is left out."""
     found: dict[str, float] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"

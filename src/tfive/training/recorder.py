@@ -19,7 +19,7 @@ from typing import IO, Any, TypeVar
 
 from tfive.errors import RunFailed
 from tfive.training.progress import ProgressReport
-from tfive.training.trackers import Sink
+from tfive.training.trackers import Tracker
 
 Item = TypeVar("Item")
 
@@ -36,7 +36,7 @@ class Recorder:
         self,
         folder: Path | None = None,
         *,
-        trackers: Sequence[Sink] = (),
+        trackers: Sequence[Tracker] = (),
         quiet: bool = False,
         stream: IO[str] | None = None,
         clock: Callable[[], float] = time.perf_counter,
