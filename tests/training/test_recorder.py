@@ -3,6 +3,7 @@
 import io
 import json
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tfive.training.recorder import AMOUNTS, METRICS, Recorder
 
 
 class Clock:
-    """A clock that moves only when told to."""
+    """A clock that moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -40,14 +41,14 @@ class Screen(io.StringIO):
         return super().write(text)
 
 
-class Shelf:
+class KeptTracker:
     """A tracker that keeps what it is given."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[dict[str, float], int]] = []
         self.closed = False
 
-    def write(self, values: dict[str, float], step: int) -> None:
+    def write(self, values: Mapping[str, float], step: int) -> None:
         self.seen.append((dict(values), step))
 
     def close(self) -> None:
@@ -59,8 +60,8 @@ def lines(folder: Path) -> list[dict[str, object]]:
 
 
 def test_metrics_are_json_lines_and_reach_every_tracker(tmp_path: Path) -> None:
-    clock, shelf = Clock(), Shelf()
-    with Recorder(tmp_path, trackers=[shelf], clock=clock) as recorder:
+    clock, tracker = Clock(), KeptTracker()
+    with Recorder(tmp_path, trackers=[tracker], clock=clock) as recorder:
         clock.now += 1.5
         recorder.metrics({"gain/content": 0.5}, step=3)
         recorder.metrics({"r2/first": 0.25, "r2/second": float("nan")}, step=4)
@@ -68,9 +69,9 @@ def test_metrics_are_json_lines_and_reach_every_tracker(tmp_path: Path) -> None:
         {"step": 3, "seconds": 1.5, "gain/content": 0.5},
         {"step": 4, "seconds": 1.5, "r2/first": 0.25, "r2/second": None},
     ]
-    assert shelf.seen[0] == ({"gain/content": 0.5}, 3)
-    assert shelf.seen[1][1] == 4
-    assert shelf.closed
+    assert tracker.seen[0] == ({"gain/content": 0.5}, 3)
+    assert tracker.seen[1][1] == 4
+    assert tracker.closed
 
 
 def test_phases_are_timed_by_path_and_role_even_when_they_fail() -> None:
@@ -158,7 +159,7 @@ def test_bar_appears_while_work_goes_on_and_disappears_after() -> None:
     screen = Screen()
     bars = ProgressReport(screen, show_after=0.01)
 
-    def work() -> object:
+    def work() -> Iterator[int]:
         yield 1
         assert screen.drawn.wait(timeout=30), "no bar was drawn while an item was being worked on"
         yield 2
@@ -180,7 +181,7 @@ def test_nested_bars_share_one_display() -> None:
     screen = Screen()
     bars = ProgressReport(screen, show_after=0.0)
 
-    def inner() -> object:
+    def inner() -> Iterator[int]:
         assert screen.drawn.wait(timeout=30)
         yield from range(3)
 
