@@ -11,17 +11,18 @@ TORCH := torch==2.13.0
 
 help:
 	@echo "make train       the embedded example end to end, in minutes on two cores"
-	@echo "make test        all tests"
+	@echo "make test        lint, types, all tests, and the short documentation check"
 	@echo "make test-min    the model-facing tests with the oldest supported transformers"
 	@echo "make lint        ruff and mypy"
-	@echo "make docs-check  every command shown in README and docs"
+	@echo "make docs-check  every command shown in README and docs, run as a reader would"
 	@echo "make clean       remove environments and caches; runs/ is kept"
 
 train: $(VENV)/run.stamp
 	@$(VENV)/bin/tfive train nano
 
-test: $(VENV)/test.stamp
+test: lint
 	@$(VENV)/bin/python -m pytest
+	@$(VENV)/bin/python tests/docs_check.py --short
 
 test-min: $(MIN)/test.stamp
 	@$(MIN)/bin/python -m pytest -m model
@@ -61,4 +62,4 @@ $(MIN)/test.stamp: pyproject.toml constraints.txt
 
 clean:
 	@rm -rf $(VENV) $(MIN) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
-	@find src tests benchmarks recipes examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src tests benchmarks recipes -name __pycache__ -type d -prune -exec rm -rf {} +

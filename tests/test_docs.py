@@ -72,6 +72,11 @@ def test_commands_that_work_pass_and_share_a_folder() -> None:
     assert docs_check.check_page("page", text, MAKEFILE) == []
 
 
+def test_a_short_check_runs_the_first_block_and_parses_the_others() -> None:
+    text = page("```sh long\ntfive doctor\n```", "```sh\ntrue\n```", "```sh\nfalse\n```", "```sh\ntfive trian\n```")
+    assert docs_check.check_page("page", text, MAKEFILE, short=True) == ["page:19: tfive has no command trian"]
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_command_on_a_page_exists(path: Path) -> None:
     targets = docs_check.make_targets((ROOT / "Makefile").read_text("utf-8"))

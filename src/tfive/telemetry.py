@@ -1,12 +1,12 @@
 """What code below `training/` reports while it works: phases, progress, events and counts, by an object it is given.
 
-The one that writes files and draws bars is `tfive.training.recorder.Recorder`. `Silent` says nothing, for tests and
-scripts.
+`tfive.training.recorder.Recorder` writes files and draws bars; `Silent` keeps nothing, for tests and scripts. Numbers
+of a window are no part of this: a method puts them into its `report`, and the loop logs that when the window closes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 
@@ -22,14 +22,8 @@ class Telemetry(Protocol):
     def phase(self, name: str, role: str = "all") -> AbstractContextManager[None]:
         """A timed block; its seconds are booked under (`name`, `role`)."""
 
-    def metric(self, name: str, value: float, step: int | None = None) -> None:
-        """One measured number."""
-
-    def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Several numbers of the same step."""
-
     def progress(self, items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
-        """The same items, with a progress bar when somebody is looking and it takes more than two seconds."""
+        """The same items, with a progress bar on a terminal once they have taken more than two seconds."""
 
     def event(self, what: str, detail: str, window: int | None = None) -> None:
         """A transition worth a line: a stage entered, critics admitted, an actor paused."""
@@ -44,12 +38,6 @@ class Silent:
     def phase(self, name: str, role: str = "all") -> AbstractContextManager[None]:
         """A block that is not timed."""
         return nullcontext()
-
-    def metric(self, name: str, value: float, step: int | None = None) -> None:
-        """Dropped."""
-
-    def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Dropped."""
 
     def progress(self, items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
         """The same items."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.main import get_command
 
+from tfive import __version__
 from tfive.cli import app as cli
 from tfive.errors import RunFailed, UserError
 
@@ -147,6 +149,22 @@ def test_a_defect_of_ours_is_not_dressed_as_bad_input(monkeypatch: pytest.Monkey
     monkeypatch.setattr("tfive.cli.show_config.show_config", fails)
     with pytest.raises(ZeroDivisionError):
         cli.main(["config", "show", "nano"])
+
+
+def test_python_m_tfive_is_the_command(tmp_path: Path) -> None:
+    script = [sys.executable, "-m", "tfive"]
+    done = subprocess.run([*script, "--version"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"tfive {__version__}\n", "")
+    done = subprocess.run([*script, "trian"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("tfive: error: No such command 'trian'")
+
+
+def test_the_shell_completes_commands() -> None:
+    asked = {"_TFIVE_COMPLETE": "complete_bash", "COMP_WORDS": "tfive config s", "COMP_CWORD": "2"}
+    words = [sys.executable, "-m", "tfive"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ | asked)
+    assert done.stdout.split() == ["show", "schema"]
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

@@ -142,7 +142,7 @@ def test_development_is_measured_with_one_thought_whatever_the_group(finished: A
     for method, (shop, _, _) in finished.items():
         assert shop.reader.plan.group == shop.base.plan.group == 1
         assert shop.actor.engine.plan.group == (2 if spec_of(method).group > 1 else 1)
-        found, _ = shop.development.look(shop.reader, shop.gate)
+        found, _ = shop.development.measure(shop.reader, shop.gate)
         counts.add((found["items"], found["texts"]))
         assert ("mixed_gain" in found) == (method != "ntp")
         assert {"thought_gain", "content_gain", "empty_gain", "random_gain", "gain_vs_base"} <= set(found)
@@ -166,6 +166,6 @@ def test_the_untrained_row_is_over_before_it_begins(home: Path) -> None:
     assert run(shop) == []
     assert shop.ledger.rows() == []
     assert shop.gate is shop.critics is None
-    found, _ = shop.development.look(shop.reader, None)
+    found, _ = shop.development.measure(shop.reader, None)
     assert found["gain_vs_base"] == pytest.approx(found["thought_gain"], abs=1e-7)
     assert all(tensor.equal(before[name]) for name, tensor in shop.reader.model.state_dict().items())

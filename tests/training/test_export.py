@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,38 @@ def refused(run: Path, out: Path, part: str) -> None:
         export(run, out)
     assert "\n" not in str(error.value)
     assert (sorted(out.rglob("*")) if out.exists() else None) == before
+
+
+def old_checkpoint(run: Path) -> None:
+    for manifest in (run / CHECKPOINTS).glob("*/manifest.json"):
+        written = json.loads(manifest.read_text("utf-8"))
+        manifest.write_text(json.dumps({**written, "format": 1}), "utf-8")
+
+
+def old_key(run: Path) -> None:
+    with (run / "config.toml").open("a", encoding="utf-8") as file:
+        file.write("[critics]\ncount = 2\n")
+
+
+@pytest.mark.parametrize(
+    ("age", "part"),
+    [
+        (old_checkpoint, "written by another version of tfive (format 1, this one reads 2)"),
+        (old_key, "not a configuration of this version of tfive: critics.count"),
+    ],
+)
+def test_a_run_of_another_version_is_refused_in_one_line(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], age: Callable[[Path], None], part: str
+) -> None:
+    run = tmp_path / "run"
+    made(run, configure(home))
+    age(run)
+    refused(run, tmp_path / "out", re.escape(part))
+    capsys.readouterr()
+    assert _call(["resume", str(run), "--quiet"]) == 2
+    shown = capsys.readouterr().err
+    assert part in shown
+    assert shown.count("\n") == 1
 
 
 def test_what_cannot_be_exported_is_one_line_and_writes_nothing(home: Path, tmp_path: Path) -> None:

@@ -3,20 +3,20 @@
 import io
 import json
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tfive.errors import RunFailed, UserError
 from tfive.telemetry import Silent, Telemetry
 from tfive.training import trackers
-from tfive.training.progress import Bars, rate_and_time_left
+from tfive.training.progress import LINE_EVERY, ProgressReport
 from tfive.training.recorder import AMOUNTS, METRICS, Recorder
 
 
 class Clock:
-    """A clock that moves only when told to."""
+    """A clock that moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -41,14 +41,14 @@ class Screen(io.StringIO):
         return super().write(text)
 
 
-class Shelf:
+class KeptTracker:
     """A tracker that keeps what it is given."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[dict[str, float], int]] = []
         self.closed = False
 
-    def write(self, values: dict[str, float], step: int) -> None:
+    def write(self, values: Mapping[str, float], step: int) -> None:
         self.seen.append((dict(values), step))
 
     def close(self) -> None:
@@ -60,19 +60,18 @@ def lines(folder: Path) -> list[dict[str, object]]:
 
 
 def test_metrics_are_json_lines_and_reach_every_tracker(tmp_path: Path) -> None:
-    clock, shelf = Clock(), Shelf()
-    with Recorder(tmp_path, trackers=[shelf], clock=clock) as recorder:
-        recorder.at(3)
+    clock, tracker = Clock(), KeptTracker()
+    with Recorder(tmp_path, trackers=[tracker], clock=clock) as recorder:
         clock.now += 1.5
-        recorder.metric("gain/content", np.float32(0.5))
+        recorder.metrics({"gain/content": 0.5}, step=3)
         recorder.metrics({"r2/first": 0.25, "r2/second": float("nan")}, step=4)
     assert lines(tmp_path) == [
         {"step": 3, "seconds": 1.5, "gain/content": 0.5},
         {"step": 4, "seconds": 1.5, "r2/first": 0.25, "r2/second": None},
     ]
-    assert shelf.seen[0] == ({"gain/content": 0.5}, 3)
-    assert shelf.seen[1][1] == 4
-    assert shelf.closed
+    assert tracker.seen[0] == ({"gain/content": 0.5}, 3)
+    assert tracker.seen[1][1] == 4
+    assert tracker.closed
 
 
 def test_phases_are_timed_by_path_and_role_even_when_they_fail() -> None:
@@ -132,15 +131,15 @@ def test_resuming_goes_on_where_the_checkpoint_was_and_drops_later_lines(tmp_pat
     first.count("pilot", trajectories=2)
     with first.phase("pilot"):
         clock.now += 4
-    first.metric("kept", 1.0)
+    first.metrics({"kept": 1.0}, step=1)
     state = json.loads(json.dumps(first.state_dict()))
-    first.metric("lost", 2.0)
+    first.metrics({"lost": 2.0}, step=1)
     first.close()
 
     second = Recorder(tmp_path, clock=clock)
     second.load_state_dict(state)
     clock.now += 3
-    second.metric("again", 3.0)
+    second.metrics({"again": 3.0}, step=1)
     second.close()
     assert lines(tmp_path) == [{"step": 1, "seconds": 4.0, "kept": 1.0}, {"step": 1, "seconds": 7.0, "again": 3.0}]
     assert second.account()["roles"]["pilot"]["trajectories"] == 2
@@ -149,7 +148,7 @@ def test_resuming_goes_on_where_the_checkpoint_was_and_drops_later_lines(tmp_pat
 
 def test_resuming_on_a_shortened_metrics_file_is_refused(tmp_path: Path) -> None:
     with Recorder(tmp_path) as recorder:
-        recorder.metric("a", 1.0)
+        recorder.metrics({"a": 1.0}, step=1)
         state = recorder.state_dict()
     (tmp_path / METRICS).write_text("")
     with Recorder(tmp_path) as recorder, pytest.raises(RunFailed, match="shorter than at the checkpoint"):
@@ -158,9 +157,9 @@ def test_resuming_on_a_shortened_metrics_file_is_refused(tmp_path: Path) -> None
 
 def test_bar_appears_while_work_goes_on_and_disappears_after() -> None:
     screen = Screen()
-    bars = Bars(screen, patience=0.01)
+    bars = ProgressReport(screen, show_after=0.01)
 
-    def work() -> object:
+    def work() -> Iterator[int]:
         yield 1
         assert screen.drawn.wait(timeout=30), "no bar was drawn while an item was being worked on"
         yield 2
@@ -180,9 +179,9 @@ def test_nothing_is_drawn_for_quick_work_for_quiet_runs_or_without_a_terminal() 
 
 def test_nested_bars_share_one_display() -> None:
     screen = Screen()
-    bars = Bars(screen, patience=0.0)
+    bars = ProgressReport(screen, show_after=0.0)
 
-    def inner() -> object:
+    def inner() -> Iterator[int]:
         assert screen.drawn.wait(timeout=30)
         yield from range(3)
 
@@ -191,11 +190,15 @@ def test_nested_bars_share_one_display() -> None:
 
 
 @pytest.mark.parametrize(
-    ("done", "total", "spent", "text"),
-    [(0, 5, 1.0, ""), (10, None, 5.0, "2/s"), (10, 100, 5.0, "2/s, 0:00:45 left"), (1, 7201, 1.0, "1/s, 2:00:00 left")],
+    ("total", "second"), [(100, "reading: 60 of 100, 1/s, 0:00:40 left"), (None, "reading: 60, 1/s")]
 )
-def test_rate_and_time_left(done: int, total: int | None, spent: float, text: str) -> None:
-    assert rate_and_time_left(done, total, spent) == text
+def test_without_a_terminal_long_work_gets_a_plain_line_now_and_then(total: int | None, second: str) -> None:
+    clock, pipe = Clock(), io.StringIO()
+    for _ in ProgressReport(pipe, clock=clock).track(range(61), "reading", total):
+        clock.now += LINE_EVERY / 30
+    first, *others = pipe.getvalue().splitlines()
+    assert first.startswith("reading: 30")
+    assert others == [second]
 
 
 def test_a_tracker_that_is_asked_for_must_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +225,7 @@ def test_trackers_are_called_as_their_libraries_expect(tmp_path: Path, monkeypat
     monkeypatch.setattr(trackers.importlib, "import_module", lambda name: Library())
     sinks = trackers.open_trackers(("wandb", "trackio"), tmp_path, "nano-t5", "tfive", {"method": "t5"})
     with Recorder(trackers=sinks) as recorder:
-        recorder.metric("loss", 1.0, step=7)
+        recorder.metrics({"loss": 1.0}, step=7)
     names = [name for name, _, _ in calls]
     assert names == ["init", "init", "SummaryWriter", "log", "log", "add_scalar", "finish", "finish", "close"]
     assert calls[0][2]["project"] == calls[1][2]["project"] == "tfive"
@@ -234,11 +237,10 @@ def test_recorder_and_silent_are_telemetry(tmp_path: Path) -> None:
     def method(telemetry: Telemetry) -> list[int]:
         with telemetry.phase("sample", role="actor"):
             telemetry.count("actor", trajectories=1)
-            telemetry.metric("loss", 1.0)
-            telemetry.metrics({"gain": 2.0}, step=1)
+            telemetry.event("stage", "one")
             return list(telemetry.progress(range(2), "items"))
 
     assert method(Silent()) == [0, 1]
     with Recorder(tmp_path) as recorder:
         assert method(recorder) == [0, 1]
-    assert len(lines(tmp_path)) == 2
+    assert len(lines(tmp_path)) == 1

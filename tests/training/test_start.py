@@ -92,13 +92,13 @@ def test_a_summary_of_one_text_is_still_json(home: Path, tmp_path: Path, monkeyp
     """An interval of one text has no end; a program that reads the line must not stumble over that."""
     from tfive.training.develop import Development
 
-    look = Development.look
+    measure = Development.measure
 
     def endless(self: Development, *arguments: Any) -> tuple[dict[str, Any], Any]:
-        found, items = look(self, *arguments)
+        found, items = measure(self, *arguments)
         return {**found, "content_gain_interval": [float("-inf"), float("inf")]}, items
 
-    monkeypatch.setattr(Development, "look", endless)
+    monkeypatch.setattr(Development, "measure", endless)
     line = command(home, tmp_path / "run", "window.windows=1", "calibration.mode=average", "window.probe=0")
     assert line is not None
     assert strictly(line)["dev_content_gain_interval"] == [None, None]

@@ -1,4 +1,4 @@
-"""What a person types. Every command delegates at once, and imports what it needs only when it is called."""
+"""The `tfive` command. Every subcommand delegates at once and imports what it needs only when it is called."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from tfive.errors import RunFailed, UserError
 app = typer.Typer(
     name="tfive",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -58,7 +57,7 @@ def _root(
     )
 )
 def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Look around and report."""
+    """Report."""
     from tfive.cli.doctor import report
 
     print(report(sources or [], overrides or [], as_json))
@@ -66,7 +65,7 @@ def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson
 
 @app.command(
     help=describe(
-        "Train: a preset or TOML files, layered left to right, with overrides. Ctrl-C saves and tells how to go on.",
+        "Train: a preset or TOML files, layered left to right, with overrides. Ctrl-C saves and says how to resume.",
         "tfive train nano",
         "tfive train nano --set run.seed=1 --out runs/second",
         "tfive train nano mine.toml --json",

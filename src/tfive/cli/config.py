@@ -1,4 +1,4 @@
-"""`tfive config`: show and check a resolved configuration."""
+"""`tfive config`: show and check a resolved configuration, list presets, print the schema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import typer
 
 from tfive.cli.options import AsJson, Overrides, Sources, describe, fail
 
-config_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show or check a resolved configuration.")
+config_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Show or check a configuration, list presets, print the schema."
+)
 
 
 @config_app.command(
@@ -66,6 +68,22 @@ def config_methods(as_json: AsJson = False) -> None:
 
 
 @config_app.command(
+    "schema",
+    help=describe(
+        "Print a JSON schema of configuration files: every key with its meaning, default and range. Editors read it: "
+        "write it to a file and begin a TOML file beside it with the line #:schema ./tfive.schema.json, and taplo or "
+        "VS Code's Even Better TOML complete keys, show what they mean and mark mistakes.",
+        "tfive config schema > tfive.schema.json",
+    ),
+)
+def config_schema() -> None:
+    """Print."""
+    from tfive.cli.show_config import show_schema
+
+    print(show_schema())
+
+
+@config_app.command(
     "check",
     help=describe(
         "Check a configuration; every broken rule is one line, and the exit status is 2.",
@@ -74,7 +92,7 @@ def config_methods(as_json: AsJson = False) -> None:
     ),
 )
 def config_check(sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Resolve and judge."""
+    """Resolve and check."""
     from tfive.cli.show_config import check_config
 
     text, problems = check_config(sources or [], overrides or [], as_json)

@@ -1,4 +1,4 @@
-"""`tfive data`: prepare a corpus, look at it, count it."""
+"""`tfive data`: prepare a corpus, show it, count it, search it for benchmark items."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from tfive.cli.options import AsJson, Overrides, Quiet, Sources, describe
 
-data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare a corpus, look at it, count it.")
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare a corpus, show it, count it.")
 
 
 @data_app.command(

@@ -62,7 +62,7 @@ def _sources(corpora: Sequence[str], fields: Sequence[str], overrides: Sequence[
     sources += config.text.sources if layers else ()
     names = [source.name for source in sources]
     if len(set(names)) < len(names):
-        raise UserError(f"corpora {', '.join(names)}: two have the same name; look at them one after the other")
+        raise UserError(f"corpora {', '.join(names)}: two have the same name; check them one after the other")
     return config, sources
 
 

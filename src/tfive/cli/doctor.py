@@ -22,7 +22,7 @@ from tfive.errors import UserError
 from tfive.models.shape import ModelShape, find_shape
 from tfive.training.memory import COLUMNS, Estimate, estimate, readable_bytes
 
-CORE = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "typer", "rich")
+CORE = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "typer", "rich", "tomlkit")
 OPTIONAL = {
     "gguf": "models in .gguf files",
     "pyarrow": "text in .parquet files",

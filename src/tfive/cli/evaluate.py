@@ -14,7 +14,7 @@ WAYS = {"both": ("generated", "likelihood"), "generated": ("generated",), "likel
 
 
 class _ModelFirst(TyperGroup):
-    """`tfive eval MODEL …` is `tfive eval run MODEL …`: whatever is no command is a model or an option of it."""
+    """`tfive eval MODEL …` is `tfive eval run MODEL …`: a first word that is no command is a model or an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
@@ -46,7 +46,7 @@ Compute = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
 @eval_app.command(
     "run",
     help=describe(
-        "Ask a model the items of a suite or of tasks. A stopped run goes on where it was when it is given again.",
+        "Ask a model the items of a suite or of tasks. The same command resumes a stopped run.",
         "tfive eval run out --suite primary --data benchmarks --out evaluations/mine",
         "tfive eval out --tasks gsm8k --tasks piqa --limit 100 --samples 4 --temperature 0.7 --data benchmarks",
         "tfive eval out --tasks arc_challenge --ways likelihood --thoughts every=4 --data benchmarks --json",
@@ -75,13 +75,13 @@ def eval_run(
         bool, typer.Option("--parity", help="Every output by itself: the same alone as in any batch.")
     ] = False,
     rows: Annotated[int, typer.Option(min=0, help="Most outputs written at once; 0: as many as fit.")] = 0,
-    flips: Annotated[int, typer.Option(min=0, help="Write N items also alone; tell how many change.")] = 0,
+    flips: Annotated[int, typer.Option(min=0, help="Write N items also alone; report how many change.")] = 0,
     device: Device = "auto",
     compute: Compute = "auto",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Ask and judge."""
+    """Evaluate."""
     from tfive.cli.evaluate_suite import Wanted, evaluate_command
 
     if ways not in WAYS:
@@ -102,7 +102,7 @@ def eval_run(
     ),
 )
 def eval_tasks(data: Data = None, as_json: AsJson = False) -> None:
-    """Look and list."""
+    """List."""
     from tfive.cli.evaluate_tasks import tasks_command
 
     print(tasks_command(data, as_json=as_json))
@@ -121,7 +121,7 @@ def eval_explain(
     item: Annotated[str, typer.Argument(metavar="ITEM", help="Id of an item, or TASK/ID.")],
     as_json: AsJson = False,
 ) -> None:
-    """Find and show."""
+    """Show."""
     from tfive.cli.evaluate_suite import explain_command
 
     print(explain_command(run, item, as_json=as_json))
@@ -139,7 +139,7 @@ def eval_compare(
     second: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
     as_json: AsJson = False,
 ) -> None:
-    """Pair and test."""
+    """Compare."""
     from tfive.cli.evaluate_suite import compare_command
 
     print(compare_command(first, second, as_json=as_json))

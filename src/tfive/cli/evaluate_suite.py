@@ -1,4 +1,4 @@
-"""What `tfive eval` does with a model: load it, ask it a suite, write answers and scores."""
+"""What `tfive eval run` does: load a model, ask it the items of a suite, write answers and scores."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Wanted:
 
 
 def load_subject(wanted: Wanted) -> tuple[ThoughtModel, When, dict[str, Any]]:
-    """The model, when it thinks, and what says which one it is."""
+    """The model, the positions at which it thinks, and the facts that identify it."""
     where = choose_device(wanted.device)
     dtype = choose_dtype(wanted.compute, where)
     model, when, name = load_evaluated(wanted.model, wanted.thoughts, where, dtype)
@@ -68,7 +68,7 @@ def load_subject(wanted: Wanted) -> tuple[ThoughtModel, When, dict[str, Any]]:
 
 
 def plan_of(wanted: Wanted) -> list[Items]:
-    """The items of every task that is wanted; nothing is written or loaded when one of them is not as it should be."""
+    """The items of every task asked for; a missing or changed one is refused before anything is loaded or written."""
     if wanted.limit is not None and wanted.limit < 1:
         raise UserError(f"--limit {wanted.limit}: give 1 or more items")
     if wanted.data is not None and not wanted.data.is_dir():
@@ -77,9 +77,10 @@ def plan_of(wanted: Wanted) -> list[Items]:
 
 
 def evaluate(wanted: Wanted, *, quiet: bool = False) -> dict[str, Any]:
-    """Ask the suite, or go on with it; writes `scores.json` and `scores.md` beside the answers, returns the scores."""
+    """Evaluate, or resume a stopped evaluation; writes `scores.json` and `scores.md` beside the answers and returns the
+    scores."""
     items = plan_of(wanted)
-    # Wrong wishes are told before a model is loaded.
+    # Bad options are refused before a model is loaded.
     parse_thoughts(wanted.thoughts, 1)
     for one in items:
         _asking(wanted, one, NEVER)

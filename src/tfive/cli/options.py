@@ -1,4 +1,4 @@
-"""What the commands share: their common options, their help text, and how a failure is told."""
+"""What the commands share: their common options, their help text, and how a failure is reported."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def describe(summary: str, *examples: str) -> str:
 
 
 def fail(message: str, status: int, program: str = "tfive") -> int:
-    """Tell what went wrong in one line on standard error; returns the exit status."""
+    """Print what went wrong in one line on standard error; returns the exit status."""
     print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
     return status
 
 
 def script(main: Callable[[], int]) -> NoReturn:
-    """Run a script's `main` and leave as a command does: status 0, 1 (the work failed) or 2 (bad input), one line."""
+    """Run a script's `main` and exit as a command does: status 0, 1 (the work failed) or 2 (bad input), one line."""
     program = Path(sys.argv[0]).name
     try:
         sys.exit(main())

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from tfive.config.config import presets, resolve, variants
+from tfive.config.json_schema import json_schema
 from tfive.config.rules import RULES, problems
 from tfive.methods.registry import methods
 
@@ -16,6 +17,11 @@ def show_config(sources: Sequence[str], overrides: Sequence[str], explain: bool,
     if as_json:
         return json.dumps(resolved.to_dict(explain), indent=2, ensure_ascii=False)
     return resolved.to_toml(explain).rstrip("\n")
+
+
+def show_schema() -> str:
+    """The JSON schema of a configuration file."""
+    return json.dumps(json_schema(), indent=1, ensure_ascii=False)
 
 
 def list_presets(as_json: bool) -> str:
@@ -63,5 +69,5 @@ def check_config(sources: Sequence[str], overrides: Sequence[str], as_json: bool
         return json.dumps(
             {"ok": not found, "problems": found, "keys": len(resolved.origins), "changed": changed}
         ), found
-    assent = f"ok: {len(resolved.origins)} keys, {changed} of them not at their default; {len(RULES)} rules hold"
-    return "" if found else assent, found
+    summary = f"ok: {len(resolved.origins)} keys, {changed} of them not at their default; {len(RULES)} rules hold"
+    return "" if found else summary, found

@@ -1,4 +1,4 @@
-"""What `tfive theory` does: check the paper's claims on finite worlds, and say how close each came to failing."""
+"""What `tfive theory` does: check the paper's claims on finite worlds and report by what margin each one holds."""
 
 from __future__ import annotations
 

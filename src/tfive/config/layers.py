@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 import textwrap
 import tomllib
@@ -18,8 +17,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+import tomlkit
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from tomlkit.items import Item
 
 from tfive.errors import UserError
 from tfive.section import Section
@@ -242,31 +243,25 @@ def _short(text: str, limit: int = 80) -> str:
 
 
 def as_json(leaves: Layer) -> str:
-    """The merged leaves as JSON, which pydantic reads strictly: arrays become tuples, words do not become numbers."""
+    """The merged leaves as JSON, which pydantic reads strictly: arrays become tuples, strings do not become numbers."""
     return json.dumps(nest({key: leaf.value for key, leaf in leaves.items()}), default=str)
 
 
-def toml_value(value: Any) -> str:
-    """One value in TOML syntax (None as the word `none`)."""
+def toml_item(value: Any) -> Item:
+    """One value as a tomlkit item on one line: None as the word `none`, tables inline and without empty entries."""
     if value is None:
-        return f'"{NONE}"'
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else str(value)
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+        return tomlkit.item(NONE)
     if isinstance(value, Mapping):
-        pairs = (f"{toml_key(str(k))} = {toml_value(v)}" for k, v in value.items() if v is not None)
-        return "{ " + ", ".join(pairs) + " }" if value else "{}"
-    return "[" + ", ".join(toml_value(item) for item in value) + "]"
-
-
-def toml_key(key: str) -> str:
-    """A key, quoted only where TOML asks for it."""
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
+        table = tomlkit.inline_table()
+        for name, entry in value.items():
+            if entry is not None:
+                table.append(str(name), toml_item(entry))
+        return table
+    if isinstance(value, list | tuple):
+        array = tomlkit.array()
+        array.extend(toml_item(entry) for entry in value)
+        return array
+    return tomlkit.item(value)
 
 
 def to_toml(leaves: Layer, comments: bool = True, meanings: Mapping[str, str] | None = None) -> str:
@@ -278,13 +273,22 @@ def to_toml(leaves: Layer, comments: bool = True, meanings: Mapping[str, str] | 
     for key, leaf in leaves.items():
         section, _, name = key.rpartition(".")
         sections.setdefault(section, {})[name] = leaf
-    lines: list[str] = []
+    document = tomlkit.document()
     for section in sorted(sections, key=bool):
-        lines += ([""] if lines else []) + ([f"[{section}]"] if section else [])
-        written = {name: f"{toml_key(name)} = {toml_value(leaf.value)}" for name, leaf in sections[section].items()}
-        width = max((len(text) for text in written.values() if len(text) <= 48), default=0)
-        for name, text in written.items():
+        table: Any = document
+        for part in section.split(".") if section else ():
+            if part not in table:
+                table.append(part, tomlkit.table())
+            table = table[part]
+        items = {name: toml_item(leaf.value) for name, leaf in sections[section].items()}
+        widths = {name: len(f"{name} = {item.as_string()}") for name, item in items.items()}
+        column = max((width for width in widths.values() if width <= 48), default=0)
+        for name, item in items.items():
             meaning = (meanings or {}).get(f"{section}.{name}" if section else name, "")
-            lines += [f"# {line}" for line in textwrap.wrap(meaning, 110)]
-            lines.append(f"{text:<{width}}  # {sections[section][name].origin}" if comments else text)
-    return "\n".join(lines) + "\n"
+            for line in textwrap.wrap(meaning, 110):
+                table.add(tomlkit.comment(line))
+            if comments:
+                item.comment(sections[section][name].origin)
+                item.trivia.comment_ws = " " * (max(column - widths[name], 0) + 2)
+            table.append(name, item)
+    return tomlkit.dumps(document)

@@ -24,7 +24,9 @@ from torch import Tensor
 from tfive.errors import RunFailed
 from tfive.training.state_tree import decode, encode
 
-FORMAT = 1
+FORMAT = 2
+"""Of the files and of the state in them; raised whenever either is laid out differently. No older one is read."""
+
 SHARD_BYTES = 1 << 29
 POINTS = ("before-write", "mid-write", "before-rename", "after-rename", "mid-prune")
 """Where `save` calls its fault hook; `mid-write` comes once for every file, half of it written."""
@@ -35,7 +37,7 @@ _MANIFEST, _TREE = "manifest.json", "tree.json"
 
 
 class DamagedCheckpointError(Exception):
-    """A checkpoint that is not byte for byte what was written; says what is wrong with it."""
+    """A checkpoint that is not byte for byte what this version writes; says what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,13 @@ class CheckpointStore:
         self._fault = faults or (lambda point: None)
 
     def paths(self) -> list[Path]:
-        """Folders of complete writes, oldest first (not verified)."""
+        """Folders of complete checkpoints, oldest first (not verified)."""
         if not self.root.is_dir():
             return []
         return sorted((path for path in self.root.iterdir() if _NAME.fullmatch(path.name)), key=_serial)
 
     def save(self, tree: Any) -> Path:
-        """Store `tree` as the newest checkpoint and return its folder; a failure leaves the older ones as they were."""
+        """Store `tree` as the newest checkpoint; returns its folder. A failure leaves the older ones as they were."""
         document, tensors = encode(tree)
         self._fault("before-write")
         try:
@@ -150,7 +152,8 @@ class CheckpointStore:
         written = (path / _MANIFEST).read_bytes()
         manifest = json.loads(written)
         if manifest["format"] != FORMAT:
-            raise DamagedCheckpointError(f"{_MANIFEST}: format {manifest['format']}, this version reads {FORMAT}")
+            own = f"format {manifest['format']}, this one reads {FORMAT}"
+            raise DamagedCheckpointError(f"{_MANIFEST}: written by another version of tfive ({own})")
         if written != _manifest(_serial(path), manifest["files"]):
             raise DamagedCheckpointError(f"{_MANIFEST} is not as it was written")
         tensors: dict[str, Tensor] = {}

@@ -26,7 +26,7 @@ from tfive.errors import RunFailed, UserError
 from tfive.methods.registry import methods
 from tfive.report.runs import STUDY, Run, read_study
 from tfive.training.checkpoint import CheckpointStore
-from tfive.training.console import Watch
+from tfive.training.console import Console
 from tfive.training.loop import CHECKPOINTS, CONFIG, SUMMARY
 
 CELLS = "cells"
@@ -118,11 +118,11 @@ def _slug(label: str) -> str:
     return re.sub(r"[^\w.+=-]+", "_", label)
 
 
-def run_cells(cells: Sequence[Cell], *, jobs: int = 1, retry: bool = False, watch: Watch | None = None) -> None:
+def run_cells(cells: Sequence[Cell], *, jobs: int = 1, retry: bool = False, console: Console | None = None) -> None:
     """Run what is not finished, `jobs` at a time; returns when nothing is left to do, whatever failed."""
-    watch = watch or Watch(quiet=True)
+    console = console or Console(quiet=True)
     waiting = [cell for cell in cells if _to_do(cell, retry)]
-    watch.say(f"{len(cells)} runs: {len(cells) - len(waiting)} finished or failed before, {len(waiting)} to do")
+    console.say(f"{len(cells)} runs: {len(cells) - len(waiting)} finished or failed before, {len(waiting)} to do")
     running: dict[int, tuple[Cell, Any]] = {}
     began = time.monotonic()
     try:
@@ -136,7 +136,7 @@ def run_cells(cells: Sequence[Cell], *, jobs: int = 1, retry: bool = False, watc
                 status = process.poll()
                 if status is not None:
                     del running[slot]
-                    watch.say(f"  {time.monotonic() - began:7.0f} s  {cell.folder.name}: {_judge(cell, status)}")
+                    console.say(f"  {time.monotonic() - began:7.0f} s  {cell.folder.name}: {_judge(cell, status)}")
             if running:
                 time.sleep(0.05)
     finally:
@@ -257,7 +257,7 @@ def compare(
     write_study(folder, cells, command)
     try:
         with _sigterm_like_ctrl_c():
-            run_cells(cells, jobs=jobs, retry=retry, watch=Watch(quiet=quiet))
+            run_cells(cells, jobs=jobs, retry=retry, console=Console(quiet=quiet))
     except KeyboardInterrupt as error:
         raise RunFailed(f"interrupted: what ran is saved in {folder}; the same command goes on") from error
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import IO, Any
+from typing import Any
 
 COLUMNS = (
     ("window", "window", "d"),
@@ -21,17 +21,18 @@ COLUMNS = (
 )
 
 
-class Watch:
-    """Writes to standard error, so that `--json` on standard output stays clean. Says nothing when quiet."""
+class Console:
+    """Writes to standard error, so that `--json` on standard output stays clean. Writes nothing when quiet."""
 
-    def __init__(self, *, quiet: bool = False, stream: IO[str] | None = None) -> None:
-        self.quiet, self.stream = quiet, stream or sys.stderr
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
         self._rows = 0
 
     def say(self, line: str) -> None:
         """One line."""
         if not self.quiet:
-            print(line, file=self.stream, flush=True)
+            # Looked up at every call: while a progress bar is drawn, rich puts its own stream there.
+            print(line, file=sys.stderr, flush=True)
 
     def event(self, what: str, detail: str) -> None:
         """A transition of the method."""
@@ -45,7 +46,7 @@ class Watch:
         self.say("  ".join(f"{_show(_find(report, path), form):>8}" for _, path, form in COLUMNS))
 
     def summary(self, summary: dict[str, Any]) -> None:
-        """Start and end of every gain, beside what a thoughtless program would score."""
+        """Every gain before and after training, beside its controls: an empty thought, random tokens."""
         low, high = summary["dev_content_gain_interval"]
         windows = "1 window" if summary["windows"] == 1 else f"{summary['windows']} windows"
         self.say("")

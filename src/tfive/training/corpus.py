@@ -34,7 +34,7 @@ LOGIT_BYTES = 1 << 28
 
 
 def cache_folder(config: Config) -> Path:
-    """Where prepared corpora lie: `text.cache`, else `$TFIVE_CACHE`, else the user's cache folder."""
+    """Where prepared corpora are kept: `text.cache`, else `$TFIVE_CACHE`, else the user's cache folder."""
     named = config.text.cache or os.environ.get("TFIVE_CACHE")
     if named:
         return Path(named).expanduser()
@@ -51,7 +51,7 @@ def corpus_of(
     """The prepared corpus of a configuration, from the cache or made now.
 
     `loaded` saves loading the base model's tokenizer (and its weights, when positions go by entropy). `texts` are
-    documents of the caller's own, taken instead of `text.sources`.
+    the caller's own documents, taken instead of `text.sources`.
     """
     telemetry = telemetry or Silent()
     cache = cache_folder(config)
@@ -83,7 +83,7 @@ def corpus_of(
 
 
 def benchmark_index(tasks: Sequence[str], folder: Path | None) -> Index:
-    """The runs of words of these tasks and suites; tasks that share a file are looked at once."""
+    """The word sequences of these tasks and suites, to search texts for; tasks that share a file are read once."""
     chosen = {task.file: task for task in find_tasks(tasks, folder)}
     return Index(load_items(task, folder) for task in chosen.values())
 
@@ -98,7 +98,7 @@ def exclusion_of(settings: TextSettings) -> Exclusion | None:
 
 
 def weights_fingerprint(model: Any) -> str:
-    """Digest of a sample of every weight: enough to tell a model from itself after training."""
+    """Digest of the first values of every weight: differs between a model and the same model after training."""
     sha = hashlib.sha256()
     for name, weight in model.named_parameters():
         sha.update(name.encode())
@@ -115,12 +115,12 @@ def base_entropies(model: Any) -> Entropies:
 
     @torch.inference_mode()
     def measure(tokens_BS: npt.NDArray[np.integer], document_BS: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
-        stretches = [(row, *ends) for row, document_S in enumerate(document_BS) for ends in segments(document_S)]
-        stretches.sort(key=lambda one: one[2] - one[1])
+        spans = [(row, *ends) for row, document_S in enumerate(document_BS) for ends in segments(document_S)]
+        spans.sort(key=lambda one: one[2] - one[1])
         entropy_BS = np.zeros(tokens_BS.shape, dtype=np.float32)
-        while stretches:
-            longest = stretches[-1][2] - stretches[-1][1]
-            batch = [stretches.pop() for _ in range(min(len(stretches), max(1, most // longest)))]
+        while spans:
+            longest = spans[-1][2] - spans[-1][1]
+            batch = [spans.pop() for _ in range(min(len(spans), max(1, most // longest)))]
             ids = torch.zeros(len(batch), longest, dtype=torch.int64)
             for number, (row, start, end) in enumerate(batch):
                 ids[number, : end - start] = torch.from_numpy(tokens_BS[row, start:end].astype(np.int64))

@@ -1,4 +1,4 @@
-"""Progress on the development texts: gains with every control, and mixed gain on texts the gate never saw."""
+"""Measuring on the development texts: gains with every control, and mixed gain on texts the gate never saw."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tfive.rl.gains import measure, no_thought_losses
+from tfive.rl.gains import measure as measure_gains
+from tfive.rl.gains import no_thought_losses
 from tfive.rl.gate import Experts, Gate, mixed_gains
 from tfive.text.settings import KINDS
 from tfive.tree.forward import TreeModel
@@ -30,28 +31,28 @@ class Development:
         texts: TextBatch,
         kind_BP: Tensor,
         base: TreeModel,
-        law: SamplingSettings,
+        sampling: SamplingSettings,
         *,
         seed: int,
         rows: int,
     ) -> None:
-        self.texts, self.kind_BP, self.law, self.seed, self.rows = texts, kind_BP, law, seed, rows
+        self.texts, self.kind_BP, self.sampling, self.seed, self.rows = texts, kind_BP, sampling, seed, rows
         self.base_no_thought_BR = no_thought_losses(base, texts, rows=rows)
         self.horizon = base.plan.horizon
         self.thoughts: Thoughts | None = None
-        """Those of the last look."""
+        """Those of the last measurement."""
 
-    def look(self, engine: TreeModel, gate: Gate | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def measure(self, engine: TreeModel, gate: Gate | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All gains as plain numbers with 95 % intervals, each kind of position also by itself; and item by item."""
         kept: dict[str, list[Experts]] = {"own": [], "other": []}
 
         def keep(name: str, texts: TextBatch, thoughts: Thoughts, scores: Scores) -> None:
             kept[name].append(Experts.of(scores, texts, thoughts))
 
-        gains, thoughts = measure(
+        gains, thoughts = measure_gains(
             engine,
             self.texts,
-            self.law,
+            self.sampling,
             base_no_thought_BR=self.base_no_thought_BR,
             kind_BP=self.kind_BP,
             seed=self.seed,
@@ -74,9 +75,9 @@ class Development:
         return found, items
 
     def samples(self, decode: Callable[[list[int]], str], count: int = 4) -> list[dict[str, str]]:
-        """A few thoughts of the last look as text, with what stands before and after them."""
+        """A few thoughts of the last measurement as text, with what stands before and after them."""
         if self.thoughts is None:
-            raise ValueError("nothing has been looked at yet")
+            raise ValueError("nothing has been measured yet")
         shown = []
         for row, branch in self.thoughts.valid_BR.nonzero()[:count].tolist():
             position, length = int(self.texts.positions_BP[row, branch]), int(self.thoughts.length_BR[row, branch])

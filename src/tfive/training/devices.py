@@ -20,15 +20,15 @@ from tfive.models.precision import choose_device, choose_dtype
 
 
 @dataclass(frozen=True)
-class World:
-    """This process among those that `torchrun` started; a plain start is a world of one."""
+class ProcessRank:
+    """This process among those that `torchrun` started; a plain start is the only one."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
 
     @staticmethod
-    def from_environment() -> World:
+    def from_environment() -> ProcessRank:
         """Rank, size and local rank as torchrun hands them over."""
         names = {"rank": "RANK", "size": "WORLD_SIZE", "local_rank": "LOCAL_RANK"}
         values = {}
@@ -37,31 +37,26 @@ class World:
             if not text.isdigit():
                 raise UserError(f"environment {name} = {text!r} is not a number; unset it or start with torchrun")
             values[field] = int(text)
-        world = World(**values)
-        if world.size < 1 or world.rank >= world.size:
-            raise UserError(f"environment RANK = {world.rank} does not fit WORLD_SIZE = {world.size}; use torchrun")
-        return world
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process is the one that writes and shows."""
-        return self.rank == 0
+        found = ProcessRank(**values)
+        if found.size < 1 or found.rank >= found.size:
+            raise UserError(f"environment RANK = {found.rank} does not fit WORLD_SIZE = {found.size}; use torchrun")
+        return found
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A choice of device, precision, threads and determinism; nothing is in force before `apply`."""
+    """A choice of device, precision, threads and determinism; it takes effect with `apply`."""
 
     device: torch.device
     compute: torch.dtype
     threads: int
     deterministic: bool
-    world: World = World()
+    process: ProcessRank = ProcessRank()
 
     def apply(self, seed: int) -> None:
-        """Put the choice in force for this process.
+        """Make the choice effective for this process.
 
-        The seeds are a backstop: every draw of ours is counter-based, but a library's own must repeat as well.
+        Every random number of tfive is counter-based; the global seeds are for libraries that draw their own.
         """
         torch.set_num_threads(self.threads)
         torch.set_float32_matmul_precision("highest")
@@ -79,7 +74,7 @@ class Placement:
         torch.manual_seed(seed)
 
     def no_autocast(self) -> torch.autocast:
-        """A context in which a caller's autocast does not reach our arithmetic."""
+        """A context in which a caller's autocast has no effect."""
         return torch.autocast(self.device.type, enabled=False)
 
     def describe(self) -> dict[str, Any]:
@@ -93,35 +88,20 @@ class Placement:
             "deterministic": self.deterministic,
             "torch": torch.__version__,
             "transformers": version("transformers"),
-            "rank": self.world.rank,
-            "world_size": self.world.size,
+            "rank": self.process.rank,
+            "world_size": self.process.size,
         }
 
 
-def place(
-    device: str = "auto",
-    compute: str = "auto",
-    *,
-    threads: int | None = None,
-    deterministic: bool | None = None,
-    world: World | None = None,
-) -> Placement:
-    """The placement of `model.device` and `model.compute`.
+def place(device: str = "auto", compute: str = "auto") -> Placement:
+    """The placement of `model.device` and `model.compute`, with all cores this process may use.
 
-    Threads default to the cores this process may use. Deterministic kernels default to on for the CPU, where they cost
-    nothing and exact resume needs them, and off on GPUs, where they do.
+    Deterministic kernels are on for the CPU, where they cost nothing and exact resume needs them, and off on GPUs,
+    where they are slow.
     """
-    here = world or World.from_environment()
-    chosen = choose_device(device, here.local_rank)
-    if threads is not None and threads < 1:
-        raise UserError(f"threads = {threads} must be at least 1")
-    return Placement(
-        device=chosen,
-        compute=choose_dtype(compute, chosen),
-        threads=threads or usable_cores(),
-        deterministic=chosen.type == "cpu" if deterministic is None else deterministic,
-        world=here,
-    )
+    process = ProcessRank.from_environment()
+    chosen = choose_device(device, process.local_rank)
+    return Placement(chosen, choose_dtype(compute, chosen), usable_cores(), chosen.type == "cpu", process)
 
 
 def usable_cores() -> int:

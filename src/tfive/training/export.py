@@ -1,4 +1,4 @@
-"""From a run's newest checkpoint to a folder to use: the actor for anyone, its thoughts for `ThoughtModel`."""
+"""Export of a run's newest checkpoint: the actor as a Hugging Face folder, delimiters and gate for `ThoughtModel`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import Loaded, load_model
 from tfive.rl.gate import PredictionGate
 from tfive.training.checkpoint import CheckpointStore
-from tfive.training.loop import CHECKPOINTS, CONFIG
+from tfive.training.loop import CHECKPOINTS, read_config
 from tfive.tree.forward import Delimiters
 
 
@@ -32,11 +31,9 @@ def export(
     run kept any. `model` is the base model of a run started with the caller's own; its weights are replaced.
     """
     folder, target = Path(run_folder), Path(out)
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder}: no run here ({CONFIG} is missing); name the folder that tfive train wrote")
+    config = read_config(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} already exists and is not empty; choose another folder")
-    config = Config.load(folder / CONFIG)
     checkpoint, state, damaged = _newest(folder)
     try:
         weights, gate, delimiters = _learned(state, exact)
@@ -73,7 +70,7 @@ def _newest(folder: Path) -> tuple[str, dict[str, Any], list[str]]:
     damaged = [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
     if found.checkpoint is None:
         reason = "; ".join(damaged) or "there is none"
-        raise UserError(f"{folder}: no usable checkpoint ({reason}); train or resume the run first")
+        raise UserError(f"{folder}: no usable checkpoint ({reason}); train or resume it with the tfive that wrote it")
     tree = found.checkpoint.tree
     state = tree.get("method") if isinstance(tree, dict) else None
     if not isinstance(state, dict):

@@ -27,7 +27,7 @@ GROUP = 8
 
 
 def digest(*arrays: npt.NDArray[Any]) -> str:
-    """A short name of some arrays: equal exactly where their contents are."""
+    """A short hash of some arrays: equal where shapes and contents are."""
     sha = hashlib.sha256()
     for array in arrays:
         sha.update(str(array.shape).encode())
@@ -35,16 +35,16 @@ def digest(*arrays: npt.NDArray[Any]) -> str:
     return sha.hexdigest()[:20]
 
 
-def identity(shop: Workshop) -> dict[str, Any]:
+def identity(assembly: Workshop) -> dict[str, Any]:
     """What a comparison requires to be equal: base weights, corpus, positions, development items, precision, and how
     they are measured."""
-    config, corpus, texts = shop.config, shop.corpus, shop.development.texts
+    config, corpus, texts = assembly.config, assembly.corpus, assembly.development.texts
     return {
-        "base_weights": weights_fingerprint(shop.base.model),
+        "base_weights": weights_fingerprint(assembly.base.model),
         "corpus": corpus.fingerprint,
         "positions": digest(np.asarray(corpus.positions)),
         "development_items": digest(texts.items_BP.cpu().numpy(), texts.positions_BP.cpu().numpy()),
-        "precision": str(shop.base.model.dtype).removeprefix("torch."),
+        "precision": str(assembly.base.model.dtype).removeprefix("torch."),
         **{f"evaluation.{key}": value for key, value in evaluation(config).items()},
     }
 
@@ -61,26 +61,26 @@ def evaluation(config: Config) -> dict[str, Any]:
     }
 
 
-def actor_items(shop: Workshop, window: int) -> str | None:
+def actor_items(assembly: Workshop, window: int) -> str | None:
     """Which actor texts a window drew, as a digest; None where it drew none."""
-    account = shop.ledger.state_dict()
-    chosen = np.flatnonzero((account["last"] == window) & (np.asarray(shop.corpus.role_of) == "actor"))
+    account = assembly.ledger.state_dict()
+    chosen = np.flatnonzero((account["last"] == window) & (np.asarray(assembly.corpus.role_of) == "actor"))
     return digest(chosen) if len(chosen) else None
 
 
-def cost(shop: Workshop, recorder: Recorder) -> dict[str, Any]:
+def cost(assembly: Workshop, recorder: Recorder) -> dict[str, Any]:
     """What the run has spent so far: training seconds per phase (without what is only measured and reported), thought
     tokens, corpus tokens, thoughts.
 
     `corpus_tokens` are those of every text drawn, whatever its role; equal steps mean equal actor texts already.
     """
     account = recorder.account()
-    drawn = sum(row["texts"] for row in shop.ledger.rows())
+    drawn = sum(row["texts"] for row in assembly.ledger.rows())
     seconds = {phase: sum(roles.values()) for phase, roles in account["seconds"].items()}
     return {
         "seconds": without_diagnoses({p: spent for p, spent in seconds.items() if p not in NOT_TRAINING}),
         "thought_tokens": account["total"]["generated_tokens"],
-        "corpus_tokens": drawn * shop.corpus.sequence_length,
+        "corpus_tokens": drawn * assembly.corpus.sequence_length,
         "trajectories": account["total"]["trajectories"],
     }
 

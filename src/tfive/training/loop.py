@@ -36,7 +36,7 @@ class Stopped(RunFailed):
 class Loop:
     """One run in one folder. `go` works until the last window is closed, or raises `Stopped` after saving."""
 
-    shop: Workshop
+    assembly: Workshop
     recorder: Recorder
     folder: Path
     on_window: WindowCallback | None = None
@@ -46,17 +46,17 @@ class Loop:
     """Where the run computes, for the summary."""
 
     def __post_init__(self) -> None:
-        self.store = CheckpointStore(self.folder / CHECKPOINTS, keep=self.shop.config.run.keep, faults=self.faults)
+        self.store = CheckpointStore(self.folder / CHECKPOINTS, keep=self.assembly.config.run.keep, faults=self.faults)
         self.history: list[dict[str, Any]] = []
         """Development measurements: before training, then one per measured window."""
-        self.laps: list[dict[str, Any]] = []
+        self.window_costs: list[dict[str, Any]] = []
         """What had been spent when each window closed, and which actor texts it drew."""
-        self.identity = identity(self.shop)
+        self.identity = identity(self.assembly)
         self._stop: str | None = None
 
     def go(self) -> dict[str, Any]:
         """Train to the end and return the summary."""
-        config, method = self.shop.config, self.shop.method
+        config, method = self.assembly.config, self.assembly.method
         with self._listening():
             if not self.history:
                 self._measure(0)
@@ -72,7 +72,7 @@ class Loop:
                 if self._stop is not None:
                     raise Stopped(f"{self._stop}: saved in {self.folder}; go on with: tfive resume {self.folder}")
         summary = self.summary()
-        critics = self.shop.critics
+        critics = self.assembly.critics
         if critics is not None:
             shutil.rmtree(self.folder / CRITICS, ignore_errors=True)
             exact = [optimizer.masters() for optimizer in critics.optimizers]
@@ -82,17 +82,17 @@ class Loop:
 
     def _micro_step(self) -> str:
         try:
-            return self.shop.method.advance()
+            return self.assembly.method.advance()
         except RunFailed as error:
             # The failed micro-step left half-done work behind; the last checkpoint is the state to go on from.
             there = f" (the last checkpoint is in {self.folder / CHECKPOINTS})" if self.store.paths() else ""
             raise RunFailed(f"{error}{there}") from error
 
     def _close_window(self) -> None:
-        config, method = self.shop.config, self.shop.method
+        config, method = self.assembly.config, self.assembly.method
         self.recorder.at(method.window)
-        drawn = actor_items(self.shop, method.window)
-        self.laps.append({"window": method.window, **cost(self.shop, self.recorder), "actor_items": drawn})
+        drawn = actor_items(self.assembly, method.window)
+        self.window_costs.append({"window": method.window, **cost(self.assembly, self.recorder), "actor_items": drawn})
         last = method.window >= config.window.windows
         if last or method.window % config.run.develop_every == 0:
             method.report["development"] = self._measure(method.window)
@@ -105,11 +105,13 @@ class Loop:
 
     def _measure(self, window: int) -> dict[str, Any]:
         with self.recorder.phase("develop", "develop"):
-            found, items = self.shop.development.look(self.shop.reader, self.shop.gate if window else None)
+            found, items = self.assembly.development.measure(
+                self.assembly.reader, self.assembly.gate if window else None
+            )
             save_items(items, self.folder / ITEMS, window)
-            ends = window in (0, self.shop.config.window.windows)
-            samples = {"samples": self.shop.development.samples(self._decode)} if ends else {}
-        self.history.append({"window": window, "cost": cost(self.shop, self.recorder), **found, **samples})
+            ends = window in (0, self.assembly.config.window.windows)
+            samples = {"samples": self.assembly.development.samples(self._decode)} if ends else {}
+        self.history.append({"window": window, "cost": cost(self.assembly, self.recorder), **found, **samples})
         self.recorder.metrics(_flat({"development": found}), window)
         return found
 
@@ -117,38 +119,41 @@ class Loop:
         """Write a checkpoint of everything."""
         return self.store.save(
             {
-                "method": self.shop.method.state_dict(),
-                "ledger": self.shop.ledger.state_dict(),
+                "method": self.assembly.method.state_dict(),
+                "ledger": self.assembly.ledger.state_dict(),
                 "recorder": self.recorder.state_dict(),
                 "history": self.history,
-                "laps": self.laps,
-                "corpus": self.shop.corpus.fingerprint,
+                "window_costs": self.window_costs,
+                "corpus": self.assembly.corpus.fingerprint,
             }
         )
 
     def restore(self) -> list[str]:
-        """Take up the newest valid checkpoint; returns a line for every damaged one that was skipped."""
+        """Load the newest valid checkpoint; returns a line for every damaged one that was skipped."""
         found = self.store.newest()
         if found.checkpoint is None:
             reason = "; ".join(f"{path.name}: {why}" for path, why in found.damaged) or "there is none"
-            raise UserError(f"{self.folder}: no usable checkpoint ({reason}); start again with tfive train")
+            raise UserError(
+                f"{self.folder}: no usable checkpoint ({reason}); use the tfive that wrote it, or start again with "
+                "tfive train"
+            )
         state = found.checkpoint.tree
-        if state["corpus"] != self.shop.corpus.fingerprint:
+        if state["corpus"] != self.assembly.corpus.fingerprint:
             raise UserError(f"{self.folder}: the prepared corpus has changed since the run began; restore its sources")
-        self.shop.method.load_state_dict(state["method"])
-        self.shop.ledger.load_state_dict(state["ledger"])
+        self.assembly.method.load_state_dict(state["method"])
+        self.assembly.ledger.load_state_dict(state["ledger"])
         self.recorder.load_state_dict(state["recorder"])
-        self.history, self.laps = list(state["history"]), list(state["laps"])
+        self.history, self.window_costs = list(state["history"]), list(state["window_costs"])
         return [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
 
     def summary(self) -> dict[str, Any]:
-        """What the whole run came to, from the first measurement to the last."""
-        first, last, report = self.history[0], self.history[-1], self.shop.method.report
+        """The result of the whole run: first and last measurements, what it cost, and every measurement between."""
+        first, last, report = self.history[0], self.history[-1], self.assembly.method.report
         account = self.recorder.account()
         return {
-            "method": self.shop.config.method,
-            "model": self.shop.loaded.name,
-            "seed": self.shop.config.run.seed,
+            "method": self.assembly.config.method,
+            "model": self.assembly.loaded.name,
+            "seed": self.assembly.config.run.seed,
             "dev_thought_gain_start": first["thought_gain"],
             "dev_thought_gain_end": last["thought_gain"],
             "dev_thought_gain_interval": last["thought_gain_interval"],
@@ -172,20 +177,20 @@ class Loop:
             "gate_deviation": last.get("gate_deviation"),
             "r2": report.get("r2"),
             "retention": report.get("retention"),
-            "windows": self.shop.method.window,
+            "windows": self.assembly.method.window,
             "seconds": round(self.recorder.seconds, 1),
             "generated_tokens": account["total"]["generated_tokens"],
             "account": account,
-            "rollouts": rollouts(account, self.shop.method.window, self.shop.config.window.items),
-            "actor_steps": self.shop.config.window.actor_steps,
+            "rollouts": rollouts(account, self.assembly.method.window, self.assembly.config.window.items),
+            "actor_steps": self.assembly.config.window.actor_steps,
             "identity": self.identity,
             "place": self.place,
             "history": self.history,
-            "laps": self.laps,
+            "laps": self.window_costs,
         }
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self.shop.loaded.tokenizer.decode(tokens))
+        return str(self.assembly.loaded.tokenizer.decode(tokens))
 
     def _point(self, name: str) -> None:
         if self.faults is not None:
@@ -213,7 +218,7 @@ class Loop:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """Nested reports as dotted numbers; what is no number (a stage's name, a missing value) is left to the events."""
+    """Nested reports as dotted numbers; anything else (a stage's name, a missing value) is left out."""
     found: dict[str, float] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -244,6 +249,16 @@ def save_summary(summary: dict[str, Any], folder: Path) -> None:
     beside = folder / f".{SUMMARY}"
     beside.write_text(summary_text(summary, indent=1) + "\n", "utf-8")
     os.replace(beside, folder / SUMMARY)
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration of the run in `folder`; one that this version does not take is refused in one line."""
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder}: no run here ({CONFIG} is missing); name the folder that tfive train wrote")
+    try:
+        return Config.load(folder / CONFIG)
+    except UserError as error:
+        raise UserError(f"{folder}: not a configuration of this version of tfive: {error}") from error
 
 
 def save_config(config: Config, folder: Path) -> None:

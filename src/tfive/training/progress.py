@@ -1,118 +1,100 @@
-"""Progress bars with rate and time left, for work that takes more than two seconds in front of somebody."""
+"""Progress with rate and time left: bars on a terminal, now and then a plain line in a log, nothing for quick work."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TypeVar
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 Item = TypeVar("Item")
 
-PATIENCE = 2.0
+SHOW_AFTER = 2.0
 """Seconds after which work that is still going on shows a bar."""
 
-
-def rate_and_time_left(done: int, total: int | None, spent: float) -> str:
-    """`3.2/s, 0:01:05 left`, from the mean pace so far."""
-    if done == 0 or spent <= 0:
-        return ""
-    pace = f"{done / spent:.3g}/s"
-    if total is None or total < done:
-        return pace
-    left = round((total - done) * spent / done)
-    return f"{pace}, {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
+LINE_EVERY = 30.0
+"""Seconds between two lines about the same work where there is no terminal to draw a bar on."""
 
 
-class Bars:
-    """All bars of one terminal, drawn together so that nested ones do not overwrite each other."""
+class RateColumn(ProgressColumn):
+    """Items per second, as far as they are known."""
+
+    def render(self, task: Task) -> Text:
+        """`3.2/s`."""
+        return Text(f"{task.speed:.3g}/s" if task.speed else "")
+
+
+class LateProgress(Progress):
+    """A rich display that leaves out tasks younger than `show_after` seconds, so that quick loops do not flicker."""
+
+    show_after = SHOW_AFTER
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """One table of all tasks old enough, or nothing."""
+        old = [task for task in self.tasks if (task.elapsed or 0.0) >= self.show_after]
+        return [self.make_tasks_table(old)] if old else []
+
+
+class ProgressReport:
+    """All progress of one stream: nested loops share one live display; a stream that is no terminal gets lines."""
 
     def __init__(
-        self, stream: IO[str], patience: float = PATIENCE, clock: Callable[[], float] = time.perf_counter
+        self, stream: IO[str], *, show_after: float = SHOW_AFTER, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._stream, self._patience, self._clock = stream, patience, clock
-        self._lock = threading.Lock()
-        self._progress: Progress | None = None
-        self._shown = 0
+        self._stream, self._show_after, self._clock = stream, show_after, clock
+        self._live = stream.isatty()
+        self._display: LateProgress | None = None
+        self._timer: threading.Timer | None = None
 
     def track(self, items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
-        """The same items; the bar comes after `patience` seconds and goes when they are spent."""
-        bar = _Bar(self, label, total, self._clock)
-        timer = threading.Timer(self._patience, bar.show)
-        timer.daemon = True
-        timer.start()
+        """The same items; what is shown about them ends with them."""
+        display = self._display or self._open()
+        number = display.add_task(label, total=total)
+        task = next(task for task in display.tasks if task.id == number)
+        spoken = self._clock()
         try:
             for item in items:
                 yield item
-                bar.advance()
+                display.advance(number)
+                if not self._live and self._clock() - spoken >= LINE_EVERY:
+                    spoken = self._clock()
+                    print(_line(task), file=self._stream, flush=True)
         finally:
-            timer.cancel()
-            bar.close()
+            display.remove_task(number)
+            if not display.tasks:
+                self._close(display)
 
-    def add(self, label: str, total: int | None, completed: int) -> TaskID:
-        """A new line on the shared display, which starts with the first one."""
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    def _open(self) -> LateProgress:
+        """The display of the outermost loop. A timer starts it, so that one long first item gets its bar as well."""
+        console = Console(file=self._stream, force_terminal=self._live)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn())
+        self._display = display = LateProgress(
+            *columns, TimeRemainingColumn(), console=console, transient=True, get_time=self._clock
+        )
+        display.show_after = self._show_after
+        if self._live:
+            self._timer = threading.Timer(self._show_after, display.start)
+            self._timer.daemon = True
+            self._timer.start()
+        return display
 
-        with self._lock:
-            if self._progress is None:
-                columns = (
-                    TextColumn("{task.description}"),
-                    BarColumn(),
-                    MofNCompleteColumn(),
-                    TextColumn("{task.fields[pace]}"),
-                )
-                console = Console(file=self._stream, force_terminal=True)
-                self._progress = Progress(*columns, console=console, transient=True)
-                self._progress.start()
-            self._shown += 1
-            return self._progress.add_task(label, total=total, completed=completed, pace="")
-
-    def update(self, task: TaskID, completed: int, pace: str) -> None:
-        """Move one line."""
-        with self._lock:
-            if self._progress is not None:
-                self._progress.update(task, completed=completed, pace=pace)
-
-    def remove(self, task: TaskID) -> None:
-        """Take one line away; the display ends with the last."""
-        with self._lock:
-            if self._progress is None:
-                return
-            self._progress.remove_task(task)
-            self._shown -= 1
-            if self._shown == 0:
-                self._progress.stop()
-                self._progress = None
+    def _close(self, display: LateProgress) -> None:
+        self._display = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+            self._timer = None
+        if display.live.is_started:
+            display.stop()
 
 
-class _Bar:
-    """One line: hidden until shown, closed at most once, whichever thread comes first."""
-
-    def __init__(self, bars: Bars, label: str, total: int | None, clock: Callable[[], float]) -> None:
-        self._bars, self._label, self._total, self._clock = bars, label, total, clock
-        self._began = clock()
-        self._done = 0
-        self._task: TaskID | None = None
-        self._closed = False
-        self._lock = threading.Lock()
-
-    def show(self) -> None:
-        with self._lock:
-            if not self._closed:
-                self._task = self._bars.add(self._label, self._total, self._done)
-
-    def advance(self) -> None:
-        self._done += 1
-        if self._task is not None:
-            pace = rate_and_time_left(self._done, self._total, self._clock() - self._began)
-            self._bars.update(self._task, self._done, pace)
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            if self._task is not None:
-                self._bars.remove(self._task)
+def _line(task: Task) -> str:
+    """`reading web: 120 of 500, 4/s, 0:01:35 left`."""
+    of = "" if task.total is None else f" of {int(task.total)}"
+    left = TimeRemainingColumn().render(task).plain
+    parts = [f"{task.description}: {int(task.completed)}{of}", RateColumn().render(task).plain]
+    return ", ".join(part for part in (*parts, f"{left} left" if task.total is not None else "") if part)

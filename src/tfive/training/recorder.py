@@ -1,4 +1,4 @@
-"""The run's memory of itself: timed phases, metrics, progress bars, and the account of everything generated.
+"""What a run records: timed phases, metrics, events, progress, and the account of everything generated.
 
 A method is handed a `Recorder` as its `tfive.telemetry.Telemetry`. Metrics go to `metrics.jsonl`, a line per call, and
 to the trackers. The account follows `eq:total-rollout-budget`: trajectories, generated tokens, actor-eligible tokens,
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from tfive.errors import RunFailed
-from tfive.training.progress import Bars
-from tfive.training.trackers import Sink
+from tfive.training.progress import ProgressReport
+from tfive.training.trackers import Tracker
 
 Item = TypeVar("Item")
 
@@ -30,13 +30,13 @@ METRICS = "metrics.jsonl"
 
 
 class Recorder:
-    """Writes metrics, times phases, draws progress, keeps the account. Close it, or use it as a context manager."""
+    """Writes metrics, times phases, shows progress, keeps the account. Close it, or use it as a context manager."""
 
     def __init__(
         self,
         folder: Path | None = None,
         *,
-        trackers: Sequence[Sink] = (),
+        trackers: Sequence[Tracker] = (),
         quiet: bool = False,
         stream: IO[str] | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -45,8 +45,7 @@ class Recorder:
         self.on_event: Callable[[str, str], None] | None = None
         """Called with every event, e.g. to print it."""
         self._trackers = list(trackers)
-        terminal = stream if stream is not None else sys.stderr
-        self._bars = Bars(terminal) if terminal.isatty() and not quiet else None
+        self._progress = None if quiet else ProgressReport(stream if stream is not None else sys.stderr)
         self._started = clock()
         self._earlier_seconds = 0.0
         self._step = 0
@@ -80,7 +79,7 @@ class Recorder:
         return self._earlier_seconds + self._clock() - self._started
 
     def at(self, step: int) -> None:
-        """Set the step that metrics without one belong to (the window)."""
+        """Set the step (the window) that events belong to unless they name another."""
         self._step = step
 
     @contextmanager
@@ -96,27 +95,21 @@ class Recorder:
             roles[role] = roles.get(role, 0.0) + self._clock() - began
             self._open.pop()
 
-    def metric(self, name: str, value: float, step: int | None = None) -> None:
-        """One measured number."""
-        self.metrics({name: value}, step)
-
-    def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Several numbers of one step: one line of JSON, and a record in every tracker.
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """The numbers of one step: one line of JSON, and a record in every tracker.
 
         A value that is not finite is kept as null, so that the file stays readable by any JSON parser.
         """
-        number = self._step if step is None else step
-        numbers = {name: _plain(value) for name, value in values.items()}
         if self._file is not None:
-            line: dict[str, float | None] = {"step": number, "seconds": round(self.seconds, 3)}
-            line |= {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+            line: dict[str, float | None] = {"step": step, "seconds": round(self.seconds, 3)}
+            line |= {name: value if math.isfinite(value) else None for name, value in values.items()}
             self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
             self._file.flush()
         for tracker in self._trackers:
-            tracker.write(numbers, number)
+            tracker.write(values, step)
 
     def event(self, what: str, detail: str, window: int | None = None) -> None:
-        """A transition: one line in the metrics file and one for whoever watches."""
+        """A transition: one line in the metrics file, and a call of `on_event`."""
         if self._file is not None:
             line = {"step": self._step if window is None else window, "seconds": round(self.seconds, 3)}
             self._file.write(json.dumps({**line, "event": what, "detail": detail}, ensure_ascii=False) + "\n")
@@ -143,11 +136,11 @@ class Recorder:
         }
 
     def progress(self, items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
-        """The same items; a bar with rate and time left appears once they have taken two seconds."""
+        """The same items; rate and time left appear once they have taken a while (`tfive.training.progress`)."""
         if total is None:
             length = getattr(items, "__len__", None)
             total = length() if length is not None else None
-        return iter(items) if self._bars is None else self._bars.track(items, label, total)
+        return iter(items) if self._progress is None else self._progress.track(items, label, total)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: the account, the time worked, and how far the metrics file had come."""
@@ -170,8 +163,3 @@ class Recorder:
             if self._path.stat().st_size < kept:
                 raise RunFailed(f"{self._path}: shorter than at the checkpoint; restore the file the run wrote")
             os.truncate(self._path, kept)
-
-
-def _plain(value: float) -> float:
-    item = getattr(value, "item", None)
-    return item() if item is not None else value

@@ -12,10 +12,10 @@ from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.models.load import Loaded, load_model
 from tfive.training.build import build
-from tfive.training.console import Watch
+from tfive.training.console import Console
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import place
-from tfive.training.loop import CHECKPOINTS, CONFIG, SUMMARY, Loop, WindowCallback, save_config, summary_text
+from tfive.training.loop import CHECKPOINTS, SUMMARY, Loop, WindowCallback, read_config, save_config, summary_text
 from tfive.training.recorder import Recorder
 from tfive.training.trackers import open_trackers
 
@@ -48,12 +48,10 @@ def train(
 
 def resume(folder: Path, *, on_window: WindowCallback | None = None, quiet: bool = False) -> dict[str, Any]:
     """Go on with a stopped run from its newest valid checkpoint; a finished one gives its summary again."""
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder}: no run here ({CONFIG} is missing); name the folder that tfive train wrote")
     if (folder / SUMMARY).is_file():
         summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text("utf-8"))
         return summary
-    return _run(Config.load(folder / CONFIG), folder, None, None, on_window, quiet, resumed=True)
+    return _run(read_config(folder), folder, None, None, on_window, quiet, resumed=True)
 
 
 def _run(
@@ -68,8 +66,8 @@ def _run(
 ) -> dict[str, Any]:
     placement = place(config.model.device, config.model.compute)
     placement.apply(config.run.seed)
-    watch = Watch(quiet=quiet)
-    watch.say(
+    console = Console(quiet=quiet)
+    console.say(
         f"{config.method} on {config.model.name}, seed {config.run.seed}, {placement.device}; writing to {folder}"
     )
     loaded = model or load_model(
@@ -84,15 +82,15 @@ def _run(
     save_config(config, folder)
     trackers = open_trackers(config.run.trackers, folder, folder.name, config.run.project, config.leaves())
     with Recorder(folder, trackers=trackers, quiet=quiet) as recorder, placement.no_autocast():
-        recorder.on_event = watch.event
-        shop, told = build(config, loaded, corpus, recorder), _both(watch.window, on_window)
-        loop = Loop(shop, recorder, folder, on_window=told, place=placement.describe())
+        recorder.on_event = console.event
+        assembly, shown = build(config, loaded, corpus, recorder), _both(console.window, on_window)
+        loop = Loop(assembly, recorder, folder, on_window=shown, place=placement.describe())
         if resumed:
             for line in loop.restore():
-                watch.say(line)
-            watch.say(f"going on in window {loop.shop.method.window}, phase {loop.shop.method.phase}")
+                console.say(line)
+            console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
         summary = loop.go()
-    watch.summary(summary)
+    console.summary(summary)
     return summary
 
 

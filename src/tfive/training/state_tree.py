@@ -1,7 +1,7 @@
 """Trees of state as JSON plus numbered tensors, and back, bit for bit.
 
 A tree is made of dicts (string or integer keys), lists, tuples, None, booleans, integers, floats, strings, torch
-tensors and numpy arrays. Everything else is refused by its path: nothing is stored that would not come back as it was.
+tensors and numpy arrays. Anything else is refused by its path, because it would not come back as it was.
 """
 
 from __future__ import annotations

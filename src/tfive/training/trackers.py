@@ -1,4 +1,4 @@
-"""Where metrics go beside the JSON lines: TensorBoard when it is installed, W&B and trackio when they are asked for."""
+"""Where metrics go besides the JSON lines: TensorBoard where it is installed, W&B and trackio where they are named."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Protocol
 from tfive.errors import UserError
 
 
-class Sink(Protocol):
+class Tracker(Protocol):
     """One tracker."""
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         """Take the numbers of one step."""
 
     def close(self) -> None:
-        """Write what is still held back."""
+        """Write what is still buffered."""
 
 
 class TensorBoard:
@@ -39,7 +39,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A W&B run; the id is the run's name, so a resumed run goes on in the same place."""
+    """A W&B run; its id is the run's name, so that a resumed run continues the same record."""
 
     def __init__(self, folder: Path, name: str, project: str, config: Mapping[str, Any]) -> None:
         wandb = importlib.import_module("wandb")
@@ -57,7 +57,7 @@ class WeightsAndBiases:
 
 
 class Trackio:
-    """A trackio run, kept on this machine unless trackio itself is told otherwise."""
+    """A trackio run, kept on this machine unless trackio is configured otherwise."""
 
     def __init__(self, folder: Path, name: str, project: str, config: Mapping[str, Any]) -> None:
         self._trackio = importlib.import_module("trackio")
@@ -79,8 +79,10 @@ KINDS: dict[str, type[TensorBoard] | type[WeightsAndBiases] | type[Trackio]] = {
 }
 
 
-def open_trackers(asked: Sequence[str], folder: Path, name: str, project: str, config: Mapping[str, Any]) -> list[Sink]:
-    """The trackers asked for, and TensorBoard if it is there; one that is asked for and missing is an error."""
+def open_trackers(
+    asked: Sequence[str], folder: Path, name: str, project: str, config: Mapping[str, Any]
+) -> list[Tracker]:
+    """The trackers of `run.trackers`, and TensorBoard if it is installed; one that is named but missing is an error."""
     for kind in asked:
         if importlib.util.find_spec(kind) is None:
             raise UserError(f"run.trackers = {kind}: not installed; pip install 'tfive[{kind}]' or leave it out")

@@ -1,0 +1,63 @@
+"""The Makefile: what `make test` runs and in which order, and what `make clean` removes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The repository's own folders, empty, with environments that look finished."""
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    for folder in folders:
+        (tmp_path / folder.name).mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv").mkdir()
+    for stamp in ("run", "test", "lint"):
+        (tmp_path / ".venv" / f"{stamp}.stamp").touch()
+    return tmp_path
+
+
+def make(folder: Path, *words: str) -> str:
+    done = subprocess.run(["make", *words], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_make_test_runs_all_that_contributing_promises_in_order(checkout: Path) -> None:
+    lines = [line.removeprefix(".venv/bin/") for line in make(checkout, "-n", "test").splitlines()]
+    assert lines == [
+        "ruff check --quiet .",
+        "ruff format --check --quiet .",
+        "mypy --no-error-summary",
+        "python -m pytest",
+        "python tests/docs_check.py --short",
+    ]
+
+
+def test_ci_runs_make_test() -> None:
+    assert (ROOT / ".ci" / "run").read_text("utf-8").splitlines()[-1] == "make test"
+
+
+def test_make_clean_removes_environments_and_caches_and_keeps_runs(checkout: Path) -> None:
+    kept = [checkout / "runs" / "mine" / "summary.json", checkout / "src" / "module.py"]
+    gone = [checkout / ".mypy_cache", checkout / "src" / "tfive.egg-info", checkout / "tests" / "deep" / "__pycache__"]
+    for path in kept:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for path in gone:
+        path.mkdir(parents=True)
+        (path / "file").touch()
+    assert make(checkout, "clean") == ""
+    assert all(path.exists() for path in kept)
+    assert not any(path.exists() for path in (*gone, checkout / ".venv"))
+    make(checkout, "clean")
