@@ -63,10 +63,10 @@ class Found:
     rule: str
 
 
-def judge(task: Task, item: Item, output: str, *, verifier: Verifier | None = None) -> Verdict:
+def grade(task: Task, item: Item, output: str, *, verifier: Verifier | None = None) -> Verdict:
     """The verdict on an output of the item. `equivalent` is None without a verifier, and for options."""
     if task.kind == "choice":
-        return _judge_choice(item, output)
+        return _grade_choice(item, output)
     found = extract(output)
     if found is None:
         return Verdict(False, None, None, item.answer, None, ("no answer found",))
@@ -147,7 +147,7 @@ _PLACES: tuple[tuple[str, Look], ...] = (
 _CHOICE_PLACES = (*_PLACES[:2], ("after “answer is”", _line_after_phrase))
 
 
-def _judge_choice(item: Item, output: str) -> Verdict:
+def _grade_choice(item: Item, output: str) -> Verdict:
     found = extract_choice(output, item.choices)
     if found is None:
         return Verdict(False, None, None, item.answer, None, ("no option found",))

@@ -23,7 +23,7 @@ from tfive.rl.gains import Gains, foreign, measure, no_thought_losses
 from tfive.rl.gate import Gate, best_constant_gate, experts, mixed_gains
 from tfive.rl.settings import GateSettings
 from tfive.text.candidates import apportion
-from tfive.text.items import Chooser
+from tfive.text.items import PositionChooser
 from tfive.text.settings import KINDS, Positions
 from tfive.text.sources import Reader, SourceFile
 from tfive.text.tokens import TextTokenizer
@@ -49,7 +49,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Size:
+class SampleSize:
     """How much text is measured."""
 
     texts: int = 64
@@ -61,7 +61,7 @@ class Size:
 
 
 def draw_texts(
-    sources: Sequence[tuple[SourceFile, float]], tokenizer: TextTokenizer, size: Size
+    sources: Sequence[tuple[SourceFile, float]], tokenizer: TextTokenizer, size: SampleSize
 ) -> tuple[np.ndarray, list[int], list[int]]:
     """Beginnings of documents in a random order `[B, S]`, the number of each one's source, and how many documents of
     each source were too short."""
@@ -76,14 +76,14 @@ def draw_texts(
 
 
 def sample_texts(
-    sources: Sequence[tuple[SourceFile, float]], model: ThoughtModel, positions: Positions, size: Size
+    sources: Sequence[tuple[SourceFile, float]], model: ThoughtModel, positions: Positions, size: SampleSize
 ) -> Sample:
     """Texts of all sources; positions by entropy are chosen where this model is uncertain."""
     tokenizer = TextTokenizer.of(model.tokenizer)
     tokens_BS, number_B, short = draw_texts(sources, tokenizer, size)
     names = [file.name for file, _ in sources]
     entropy_BS = _entropies(model, tokens_BS, size.rows) if positions.entropy > 0 else None
-    chooser = Chooser(positions, model.plan.horizon, size.seed, tokenizer, _never_asked)
+    chooser = PositionChooser(positions, model.plan.horizon, size.seed, tokenizer, _never_asked)
     place_BP = np.full((size.texts, positions.per_text), -1, dtype=np.int64)
     kind_BP = place_BP.copy()
     for row, tokens_S in enumerate(tokens_BS):
@@ -104,7 +104,7 @@ def _never_asked(*_: Any) -> Any:
 
 
 def _beginnings(
-    file: SourceFile, number: int, count: int, size: Size, tokenizer: TextTokenizer
+    file: SourceFile, number: int, count: int, size: SampleSize, tokenizer: TextTokenizer
 ) -> tuple[np.ndarray, int]:
     """The beginnings of `count` documents in a random order `[count, S]`, and how many were too short."""
     documents = [text for _, text in Reader().documents(file)]
@@ -132,7 +132,9 @@ def _entropies(model: ThoughtModel, tokens_BS: np.ndarray, rows: int) -> np.ndar
 
 
 @torch.no_grad()
-def diagnose(model: ThoughtModel, sample: Sample, size: Size, base: PreTrainedModel | None = None) -> dict[str, Any]:
+def diagnose(
+    model: ThoughtModel, sample: Sample, size: SampleSize, base: PreTrainedModel | None = None
+) -> dict[str, Any]:
     """Every gain with its text-clustered 95 % interval: all items together, by kind of position, by source.
 
     `base` is the model before training, for the yardstick that training cannot move; it reads the same tokens.

@@ -61,7 +61,7 @@ class Decoding:
 
 
 @dataclass(frozen=True)
-class Request:
+class GenerationRequest:
     """A prompt to be answered."""
 
     id: str
@@ -100,14 +100,14 @@ def encoded(tokenizer: Any, text: str) -> list[int]:
 
 def generate(
     model: ThoughtModel,
-    requests: Sequence[Request],
+    requests: Sequence[GenerationRequest],
     stops: tuple[str, ...],
     decoding: Decoding,
     *,
     done: frozenset[tuple[str, int]] = frozenset(),
     telemetry: Telemetry | None = None,
     label: str = "generate",
-) -> Iterator[tuple[Request, int, Output]]:
+) -> Iterator[tuple[GenerationRequest, int, Output]]:
     """Every request's outputs with their sample numbers, as they are finished; `done` ones are left out."""
     chosen = [
         (request, sample)
@@ -140,7 +140,7 @@ def generate(
         )
 
 
-def check_lengths(model: ThoughtModel, requests: Sequence[Request], decoding: Decoding) -> None:
+def check_lengths(model: ThoughtModel, requests: Sequence[GenerationRequest], decoding: Decoding) -> None:
     """Refuse prompts that the model cannot take before anything is written."""
     for request in requests:
         _order(model, request, 0, decoding.when.ever)
@@ -160,7 +160,7 @@ def _written(
     yield from model.write(orders, manner, stops, rows=rows, poll=_POLL.get(device, 2))
 
 
-def _order(model: ThoughtModel, request: Request, sample: int, thinks: bool) -> Order:
+def _order(model: ThoughtModel, request: GenerationRequest, sample: int, thinks: bool) -> Order:
     """The request in tokens; where the model has fewer positions than asked for, the output is shorter."""
     ids, most = encoded(model.tokenizer, request.prompt), request.max_new_tokens
     if not ids:
@@ -208,7 +208,9 @@ class Flips:
         return self.flipped / max(1, self.outputs)
 
 
-def flip_rate(together: Sequence[tuple[Request, int, Output]], alone: Sequence[tuple[Request, int, Output]]) -> Flips:
+def flip_rate(
+    together: Sequence[tuple[GenerationRequest, int, Output]], alone: Sequence[tuple[GenerationRequest, int, Output]]
+) -> Flips:
     """Compares outputs written together with the same ones written by themselves (parity mode)."""
     by_name = {(request.id, sample): output.ids for request, sample, output in together}
     pairs = [(by_name[request.id, sample], output.ids) for request, sample, output in alone]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tfive.errors import UserError
 from tfive.evaluate.evaluated import load_evaluated
-from tfive.evaluate.generate import Decoding, Request, encoded, generate
+from tfive.evaluate.generate import Decoding, GenerationRequest, encoded, generate
 from tfive.evaluate.likelihood import Likelihood, log_likelihoods
 from tfive.inference.requests import NEVER, When
 from tfive.inference.thought_model import ThoughtModel, uncertain_places
@@ -127,7 +127,7 @@ class HarnessModel(LM):
             seed=self.seed,
             when=self.when,
         )
-        asked = [Request(str(number), text, most, number) for number, text in prompts.items()]
+        asked = [GenerationRequest(str(number), text, most, number) for number, text in prompts.items()]
         return {int(one.id): output.text for one, _, output in generate(self.model, asked, stops, decoding)}
 
     @property

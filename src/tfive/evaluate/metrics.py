@@ -19,7 +19,7 @@ RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
-class Interval:
+class ScoreInterval:
     """A mean over items and its confidence interval."""
 
     mean: float
@@ -58,7 +58,7 @@ def mean_with_interval(
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> Interval:
+) -> ScoreInterval:
     """Mean of one value per item with its bootstrap interval over items."""
     array = _checked(values)
     mean, least, most = float(array.mean()), float(array.min()), float(array.max())
@@ -72,7 +72,7 @@ def mean_with_interval(
             # does, and those may lie as far away as the bounds.
             reach = 1 - ((1 - confidence) / 2) ** (1 / len(array))
             low, high = mean - reach * (mean - bounds[0]), mean + reach * (bounds[1] - mean)
-    return Interval(mean, low, high, len(array), confidence)
+    return ScoreInterval(mean, low, high, len(array), confidence)
 
 
 def paired_bootstrap(
@@ -82,7 +82,7 @@ def paired_bootstrap(
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> Interval:
+) -> ScoreInterval:
     """Mean difference a − b of two scores over the items both runs answered, with its bootstrap interval.
 
     Items are resampled in pairs.
@@ -109,7 +109,7 @@ def mcnemar(a: Sequence[bool], b: Sequence[bool]) -> McNemar:
 
 def suite_mean(
     tasks: Mapping[str, Sequence[float]], *, confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
+) -> ScoreInterval:
     """Unweighted mean of the tasks' means; every task's items are resampled by themselves.
 
     Items that all agree show no spread; their task then draws what none (or all) of n leaves open, 1 − U^(1/n), whose
@@ -127,7 +127,7 @@ def suite_mean(
         above += draws + (unseen if array.max() == 0 else 0)
     low, high = _percentiles(below / len(arrays), confidence)[0], _percentiles(above / len(arrays), confidence)[1]
     mean = float(np.mean([array.mean() for array in arrays]))
-    return Interval(mean, max(low, 0.0), min(high, 1.0), sum(map(len, arrays)), confidence)
+    return ScoreInterval(mean, max(low, 0.0), min(high, 1.0), sum(map(len, arrays)), confidence)
 
 
 def _checked(values: Sequence[float]) -> npt.NDArray[np.float64]:

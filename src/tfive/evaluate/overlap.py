@@ -70,7 +70,7 @@ class TaskOverlap:
 
 
 @dataclass
-class Report:
+class OverlapReport:
     """Overlap of a corpus with benchmarks."""
 
     rule: str
@@ -89,7 +89,7 @@ class Report:
         return asdict(self)
 
 
-class Index:
+class OverlapIndex:
     """The runs of words of some benchmarks, to look documents up in."""
 
     def __init__(self, benchmarks: Iterable[Items]) -> None:
@@ -194,9 +194,9 @@ class _Table:
                 rank += 1
 
 
-def survey(index: Index, documents: Iterable[tuple[str, int, str]]) -> Report:
+def find_overlaps(index: OverlapIndex, documents: Iterable[tuple[str, int, str]]) -> OverlapReport:
     """The overlap of documents (source, row, text) with the benchmarks of an index."""
-    report = Report(RULE, {name: TaskOverlap(task.items, task.unchecked) for name, task in index.tasks.items()})
+    report = OverlapReport(RULE, {name: TaskOverlap(task.items, task.unchecked) for name, task in index.tasks.items()})
     found: set[tuple[str, str]] = set()
     for source, row, text in documents:
         report.documents[source] = report.documents.get(source, 0) + 1

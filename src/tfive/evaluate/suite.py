@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfive.evaluate.answers import judge
+from tfive.evaluate.answers import grade
 from tfive.evaluate.equivalence import Verifier
-from tfive.evaluate.generate import Decoding, Flips, Request, check_lengths, flip_rate, generate, item_number
+from tfive.evaluate.generate import Decoding, Flips, GenerationRequest, check_lengths, flip_rate, generate, item_number
 from tfive.evaluate.likelihood import Likelihood, chosen, log_likelihoods
-from tfive.evaluate.metrics import SCORE, Interval, mean_with_interval, pass_at_k, suite_mean
+from tfive.evaluate.metrics import SCORE, ScoreInterval, mean_with_interval, pass_at_k, suite_mean
 from tfive.evaluate.prompts import options, prompt
 from tfive.evaluate.records import GENERATED, OPTIONS, Answers, answers_file
 from tfive.evaluate.tasks import LETTERS, Item, Items, Task
@@ -31,7 +31,7 @@ LENGTHS = ("tokens", "thought tokens")
 
 
 @dataclass(frozen=True)
-class Asking:
+class TaskPlan:
     """How a task is asked: what the task itself says, with what the caller wants otherwise."""
 
     items: Items
@@ -77,7 +77,7 @@ class Asking:
         return found
 
 
-def asking(
+def plan_task(
     items: Items,
     *,
     samples: int | None = None,
@@ -90,7 +90,7 @@ def asking(
     seed: int = 0,
     parity: bool = False,
     rows: int = 0,
-) -> Asking:
+) -> TaskPlan:
     """A task as it says itself, except for what is given here."""
     task = items.task
     decoding = Decoding(
@@ -102,18 +102,18 @@ def asking(
         parity=parity,
         rows=rows,
     )
-    return Asking(items, decoding, max_new_tokens or task.max_new_tokens, ways, limit, chat)
+    return TaskPlan(items, decoding, max_new_tokens or task.max_new_tokens, ways, limit, chat)
 
 
-def check_task(model: ThoughtModel, asked: Asking) -> None:
+def check_task(model: ThoughtModel, plan: TaskPlan) -> None:
     """Refuse what the model cannot be asked, before anything is written."""
-    if asked.generates:
-        check_lengths(model, _requests(model, asked)[0], asked.decoding)
+    if plan.generates:
+        check_lengths(model, _requests(model, plan)[0], plan.decoding)
 
 
 def run_task(
     model: ThoughtModel,
-    asked: Asking,
+    plan: TaskPlan,
     folder: Path,
     *,
     verifier: Verifier | None = None,
@@ -121,23 +121,23 @@ def run_task(
 ) -> None:
     """Ask every item that `folder` holds no answer to yet."""
     telemetry = telemetry or Silent()
-    if asked.compares:
-        _compare_options(model, asked, answers_file(folder, asked.task.name, OPTIONS), telemetry)
-    if asked.generates:
-        _generate(model, asked, answers_file(folder, asked.task.name, GENERATED), verifier, telemetry)
+    if plan.compares:
+        _compare_options(model, plan, answers_file(folder, plan.task.name, OPTIONS), telemetry)
+    if plan.generates:
+        _generate(model, plan, answers_file(folder, plan.task.name, GENERATED), verifier, telemetry)
 
 
-def _generate(model: ThoughtModel, asked: Asking, path: Path, verifier: Verifier | None, telemetry: Telemetry) -> None:
-    task, items = asked.task, {item.id: item for item in asked.asked}
-    requests, stops = _requests(model, asked)
+def _generate(model: ThoughtModel, plan: TaskPlan, path: Path, verifier: Verifier | None, telemetry: Telemetry) -> None:
+    task, items = plan.task, {item.id: item for item in plan.asked}
+    requests, stops = _requests(model, plan)
     with Answers(path) as answers:
         done = frozenset((str(record["id"]), int(record["sample"])) for record in answers.known)
         finished = generate(
-            model, requests, stops, asked.decoding, done=done, telemetry=telemetry, label=f"{task.name}: writing"
+            model, requests, stops, plan.decoding, done=done, telemetry=telemetry, label=f"{task.name}: writing"
         )
         for request, sample, output in finished:
             item = items[request.id]
-            verdict = judge(task, item, output.text, verifier=verifier)
+            verdict = grade(task, item, output.text, verifier=verifier)
             answers.add(
                 {
                     "id": item.id,
@@ -155,26 +155,26 @@ def _generate(model: ThoughtModel, asked: Asking, path: Path, verifier: Verifier
             )
 
 
-def _requests(model: ThoughtModel, asked: Asking) -> tuple[list[Request], tuple[str, ...]]:
+def _requests(model: ThoughtModel, plan: TaskPlan) -> tuple[list[GenerationRequest], tuple[str, ...]]:
     """The prompts of all items, and the strings at which their outputs end."""
-    name = asked.task.name
-    prompts = [(item.id, prompt(asked.task, item, model.tokenizer, asked.chat)) for item in asked.asked]
-    requests = [Request(i, one.text, asked.max_new_tokens, item_number(name, i)) for i, one in prompts]
+    name = plan.task.name
+    prompts = [(item.id, prompt(plan.task, item, model.tokenizer, plan.chat)) for item in plan.asked]
+    requests = [GenerationRequest(i, one.text, plan.max_new_tokens, item_number(name, i)) for i, one in prompts]
     return requests, prompts[0][1].stop
 
 
-def _compare_options(model: ThoughtModel, asked: Asking, path: Path, telemetry: Telemetry) -> None:
-    task = asked.task
+def _compare_options(model: ThoughtModel, plan: TaskPlan, path: Path, telemetry: Telemetry) -> None:
+    task = plan.task
     with Answers(path) as answers:
         done = {str(record["id"]) for record in answers.known}
-        items = [item for item in asked.asked if item.id not in done]
+        items = [item for item in plan.asked if item.id not in done]
         found = log_likelihoods(
             model,
             [options(task, item) for item in items],
-            when=asked.decoding.when,
-            seed=asked.decoding.seed,
+            when=plan.decoding.when,
+            seed=plan.decoding.seed,
             numbers=[item_number(task.name, item.id) for item in items],
-            parity=asked.decoding.parity,
+            parity=plan.decoding.parity,
             telemetry=telemetry,
             label=f"{task.name}: comparing options",
         )
@@ -242,9 +242,9 @@ def _mean(values: Sequence[float | bool]) -> float:
 
 def task_scores(
     kind: str, generated: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]]
-) -> dict[str, Interval]:
+) -> dict[str, ScoreInterval]:
     """All scores of a task with their 95 % intervals over items."""
-    scores: dict[str, Interval] = {}
+    scores: dict[str, ScoreInterval] = {}
     if generated:
         for measure, values in generated_values(generated).items():
             name = "accuracy" if kind == "choice" and measure == "pass@1" else measure
@@ -263,16 +263,16 @@ def primary_values(generated: Sequence[dict[str, Any]], compared: Sequence[dict[
     return generated_values(generated)["pass@1"] if generated else option_values(compared)["raw"]
 
 
-def mean_of_tasks(values: dict[str, dict[str, float]]) -> Interval:
+def mean_of_tasks(values: dict[str, dict[str, float]]) -> ScoreInterval:
     """The unweighted mean of tasks, from the primary values of their items."""
     return suite_mean({task: list(own.values()) for task, own in values.items()})
 
 
-def flips(model: ThoughtModel, asked: Asking, limit: int) -> Flips:
+def flips(model: ThoughtModel, plan: TaskPlan, limit: int) -> Flips:
     """How often an output of the first `limit` items changes when it is written by itself instead of among others."""
-    requests, stops = _requests(model, asked)
+    requests, stops = _requests(model, plan)
     together, alone = (
-        list(generate(model, requests[:limit], stops, replace(asked.decoding, parity=parity)))
+        list(generate(model, requests[:limit], stops, replace(plan.decoding, parity=parity)))
         for parity in (False, True)
     )
     return flip_rate(together, alone)

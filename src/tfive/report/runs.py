@@ -17,7 +17,7 @@ from tfive.errors import UserError
 
 STUDY, SUMMARY, METRICS, ITEMS = "study.json", "summary.json", "metrics.jsonl", "develop"
 
-Items = dict[str, npt.NDArray[Any]]
+ItemArrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Run:
         return list(self.summary["history"])
 
     @cached_property
-    def items(self) -> Items:
+    def items(self) -> ItemArrays:
         """The gains of the last measurement, item by item (the checkpoint rule: the last, whatever it shows)."""
         window = self.history[-1]["window"]
         path = self.folder / ITEMS / f"window-{window:05d}.safetensors"

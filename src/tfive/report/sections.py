@@ -8,7 +8,7 @@ from typing import Any
 from tfive.report.page import Block, heading, paragraph, picture, table
 from tfive.report.runs import Run
 from tfive.report.statistics import rolling_median
-from tfive.report.table import AXES, MEASURED, PAIRED, Table
+from tfive.report.table import AXES, MEASURED, PAIRED, StudyTable
 
 TITLES = {
     "thought_gain": "thought gain", "content_gain": "content gain", "gain_vs_base": "vs base",
@@ -50,7 +50,7 @@ def _result(measured: dict[str, Any], name: str) -> str:
     return interval(measured.get(name), ".3f" if name == "useful_fraction" else None)
 
 
-def study_blocks(found: Table, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
+def study_blocks(found: StudyTable, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
     """Everything a study's table holds, in the order a reader asks for it."""
     blocks = [paragraph(*found["rules"]), heading("In short"), *in_short(found), *in_short_at_equal_cost(found)]
     blocks += [heading("Held-out gains"), *_gains(found)]
@@ -64,7 +64,7 @@ def study_blocks(found: Table, figures: Sequence[tuple[str, str]] = ()) -> list[
     return [*blocks, heading("What this does not show"), *(paragraph(f"- {line}") for line in found["limits"])]
 
 
-def variant_blocks(found: Table) -> list[Block]:
+def variant_blocks(found: StudyTable) -> list[Block]:
     """What a study's table says of gains alone, without headings: for variants of methods whose costs stand elsewhere,
     or whose seconds are not their own."""
     return [
@@ -77,7 +77,7 @@ def variant_blocks(found: Table) -> list[Block]:
     ]
 
 
-def in_short(found: Table) -> list[Block]:
+def in_short(found: StudyTable) -> list[Block]:
     """What the tables come to: which methods are told apart from the reference."""
     versus, blocks = found["reference"], []
     for name in ("content_gain", "mixed_gain"):
@@ -92,7 +92,7 @@ def in_short(found: Table) -> list[Block]:
     return blocks
 
 
-def in_short_at_equal_cost(found: Table) -> list[Block]:
+def in_short_at_equal_cost(found: StudyTable) -> list[Block]:
     """Who is ahead of the reference at equal cost."""
     versus, blocks = found["reference"], []
     for axis in ("seconds", "thought_tokens"):
@@ -114,11 +114,11 @@ def _standing(mine: dict[str, Any], other: dict[str, Any]) -> str:
     return "equal" if first == second else "ahead" if first > second else "behind"
 
 
-def _finished(found: Table) -> list[dict[str, Any]]:
+def _finished(found: StudyTable) -> list[dict[str, Any]]:
     return [row for row in found["methods"] if "measured" in row]
 
 
-def _gains(found: Table) -> list[Block]:
+def _gains(found: StudyTable) -> list[Block]:
     own = ("thought_gain", "content_gain", "gain_vs_base", "useful_fraction", "worst_1_percent")
     lazy = ("other_gain", "empty_gain", "random_gain")
     mixed = ("mixed_gain", "mixed_gain_constant", "mixed_gain_oracle", "mixed_gain_other")
@@ -156,7 +156,7 @@ def _gains(found: Table) -> list[Block]:
     ]
 
 
-def _anchor(found: Table) -> list[Block]:
+def _anchor(found: StudyTable) -> list[Block]:
     rows = []
     for row in _finished(found):
         drift = row["measured"].get("no_thought_drift")
@@ -168,11 +168,11 @@ def _anchor(found: Table) -> list[Block]:
     ]
 
 
-def _versus(found: Table) -> str:
+def _versus(found: StudyTable) -> str:
     return f"{found['reference']} minus each other method, paired by seed and position"
 
 
-def _paired(found: Table) -> Block:
+def _paired(found: StudyTable) -> Block:
     return table(
         ("against", "seeds", *(TITLES[name] for name in PAIRED)),
         (
@@ -182,7 +182,7 @@ def _paired(found: Table) -> Block:
     )
 
 
-def _cuts(found: Table) -> list[Block]:
+def _cuts(found: StudyTable) -> list[Block]:
     shown, versus = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain"), found["reference"]
     blocks = [
         paragraph(
@@ -203,7 +203,7 @@ def _cuts(found: Table) -> list[Block]:
     return blocks
 
 
-def _step_time(found: Table) -> list[Block]:
+def _step_time(found: StudyTable) -> list[Block]:
     rows = []
     for row in _finished(found):
         time = row["step_time"]
@@ -225,7 +225,7 @@ def _step_time(found: Table) -> list[Block]:
     ]
 
 
-def _roles(found: Table) -> list[Block]:
+def _roles(found: StudyTable) -> list[Block]:
     finished = _finished(found)
     counts = table(
         (
@@ -262,7 +262,7 @@ def _roles(found: Table) -> list[Block]:
     ]
 
 
-def _runs(found: Table) -> Block:
+def _runs(found: StudyTable) -> Block:
     rows = []
     for run in found["runs"]:
         if run["state"] == "done":
@@ -276,7 +276,7 @@ def _runs(found: Table) -> Block:
     return table(RUN_COLUMNS, rows)
 
 
-def _states(found: Table) -> Block:
+def _states(found: StudyTable) -> Block:
     """Every run without its seconds."""
     return table(RUN_COLUMNS[:-1], (row[:-1] for row in _runs(found).rows))
 

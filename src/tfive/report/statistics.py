@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Interval:
+class SeedInterval:
     """A mean over seeds and items with its 95 % bootstrap interval."""
 
     mean: float
@@ -74,7 +74,7 @@ def _few(seeds: int) -> float:
     return math.sqrt(seeds / free) * student / z
 
 
-def mean_interval(value_SI: Floats, text_I: npt.NDArray[np.integer], replicates: int = REPLICATES) -> Interval:
+def mean_interval(value_SI: Floats, text_I: npt.NDArray[np.integer], replicates: int = REPLICATES) -> SeedInterval:
     """The mean of one number per seed and item, e.g. a gain, an indicator, or a paired difference of gains."""
     texts, index_I = np.unique(text_I, return_inverse=True)
     seeds = len(value_SI)
@@ -89,7 +89,7 @@ def mean_interval(value_SI: Floats, text_I: npt.NDArray[np.integer], replicates:
 
 def worst_interval(
     value_SI: Floats, text_I: npt.NDArray[np.integer], share: float = 0.01, replicates: int = REPLICATES
-) -> Interval:
+) -> SeedInterval:
     """The mean of the worst `share` of items (one at least) of each seed, averaged over seeds."""
     texts, index_I = np.unique(text_I, return_inverse=True)
     by_text = np.concatenate([np.ones((1, len(texts))), _weights(len(texts), "texts", replicates)])
@@ -110,9 +110,9 @@ def _worst(value_I: Floats, weight_BI: Floats, share: float) -> Floats:
     return worst
 
 
-def _interval(mean: float, found_B: Floats, seeds: int, texts: int) -> Interval:
+def _interval(mean: float, found_B: Floats, seeds: int, texts: int) -> SeedInterval:
     low, high = np.quantile(found_B, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    return Interval(mean, float(low), float(high), seeds, texts)
+    return SeedInterval(mean, float(low), float(high), seeds, texts)
 
 
 def rolling_median(values: list[float], width: int = 15) -> list[float]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfive.report.runs import Run, done, training_seconds
-from tfive.report.statistics import Interval, mean_interval, rolling_median, worst_interval
+from tfive.report.statistics import SeedInterval, mean_interval, rolling_median, worst_interval
 
 GAINS = (
     "thought_gain", "content_gain", "gain_vs_base", "other_gain", "empty_gain", "random_gain", "mixed_gain",
@@ -43,10 +43,10 @@ LIMITS = (
     "other models, or of longer training.",
 )
 
-Table = dict[str, Any]
+StudyTable = dict[str, Any]
 
 
-def study_table(runs: Sequence[Run], reference: str | None = None, limits: Sequence[str] = LIMITS) -> Table:
+def study_table(runs: Sequence[Run], reference: str | None = None, limits: Sequence[str] = LIMITS) -> StudyTable:
     """Everything a page, a CSV or a figure shows, as plain data that can be stored and rendered without the runs.
 
     `limits` say what the table does not show.
@@ -117,7 +117,7 @@ def _value(runs: Sequence[Run], name: str) -> npt.NDArray[np.float64] | None:
 
 
 def _estimate(runs: Sequence[Run], name: str) -> dict[str, Any] | None:
-    measure: Callable[..., Interval] = worst_interval if name == "worst_1_percent" else mean_interval
+    measure: Callable[..., SeedInterval] = worst_interval if name == "worst_1_percent" else mean_interval
     value_SI = _value(runs, "thought_gain" if name == "worst_1_percent" else name)
     return None if value_SI is None else measure(value_SI, runs[0].items["text"]).rounded()
 
@@ -258,7 +258,7 @@ def _run(run: Run) -> dict[str, Any]:
     }
 
 
-def rows_csv(found: Table) -> str:
+def rows_csv(found: StudyTable) -> str:
     """One line per method: every measured number with the ends of its interval, step time and counts."""
     out = io.StringIO()
     names = [f"{name}{end}" for name in MEASURED for end in ("", "_low", "_high")]

@@ -22,7 +22,7 @@ from tfive.telemetry import Telemetry
 from tfive.text.settings import SPLITS, Sequences
 from tfive.text.sources import Reader, SourceFile
 
-SPACIOUS = 8
+BYTES_PER_TOKEN_KEPT = 8
 """Bytes of text kept per token of a pool's quota; with about four bytes a token, twice what is needed."""
 
 CANDIDATE = np.dtype(
@@ -154,10 +154,10 @@ def scan(
     quotas: Sequence[Sequence[int]],
     reader: Reader,
     telemetry: Telemetry,
-    spacious: int = SPACIOUS,
+    bytes_per_token: int = BYTES_PER_TOKEN_KEPT,
 ) -> Scan:
     """Read every document once. `quotas[group][source]` are tokens."""
-    pools = [[Pool(quota * spacious) for quota in row] for row in quotas]
+    pools = [[Pool(quota * bytes_per_token) for quota in row] for row in quotas]
     number_of = {name: number for number, name in enumerate(sources)}
     for number, file in enumerate(files):
         source = number_of[file.source]

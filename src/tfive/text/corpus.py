@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from tfive.errors import UserError
 from tfive.telemetry import Silent, Telemetry
-from tfive.text.candidates import SPACIOUS, Groups, Scan, Shares, apportion, scan
+from tfive.text.candidates import BYTES_PER_TOKEN_KEPT, Groups, Scan, Shares, apportion, scan
 from tfive.text.files import Staging, sha256
-from tfive.text.items import Chooser, Entropies
+from tfive.text.items import Entropies, PositionChooser
 from tfive.text.prepared import ARRAYS, FORMAT, MANIFEST, TOKENIZER, PreparedCorpus
 from tfive.text.sequences import Share, TokenStore, check_filled, fill, pack
-from tfive.text.settings import SPLITS, Source, TextSettings
+from tfive.text.settings import SPLITS, TextSettings, TextSource
 from tfive.text.sources import Exclusion, Reader, SourceFile, local_files, shares_of
 from tfive.text.spool import hub_files
 from tfive.text.tokens import Encoder, TextTokenizer, encoder
@@ -34,7 +34,7 @@ MOST_SEQUENCES = 2**32 - 1
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSources:
     """The sources by name, with their files and what identifies them."""
 
     files: list[SourceFile]
@@ -66,7 +66,7 @@ def prepare(
     text_tokenizer = (
         tokenizer if isinstance(tokenizer, TextTokenizer) else TextTokenizer.of(tokenizer, settings.end_of_document)
     )
-    chooser = Chooser(settings.positions, horizon, settings.seed, text_tokenizer, entropies)
+    chooser = PositionChooser(settings.positions, horizon, settings.seed, text_tokenizer, entropies)
     opened = _open(settings, cache, telemetry)
     identity = _identity(settings, horizon, roles, text_tokenizer, opened, base_model)
     if exclusion is not None:
@@ -102,7 +102,7 @@ def _check(settings: TextSettings, horizon: int, roles: Shares) -> None:
 
 
 def source_files(
-    source: Source, cache: Path, telemetry: Telemetry, *, skip_bad: bool
+    source: TextSource, cache: Path, telemetry: Telemetry, *, skip_bad: bool
 ) -> tuple[list[SourceFile], str | None]:
     """The files of a source in a fixed order, fetched first when it lies on the hub, and then their commit."""
     if source.hub is None:
@@ -110,9 +110,9 @@ def source_files(
     return hub_files(source, cache, telemetry, skip_bad=skip_bad)
 
 
-def _open(settings: TextSettings, cache: Path, telemetry: Telemetry) -> Opened:
+def _open(settings: TextSettings, cache: Path, telemetry: Telemetry) -> OpenedSources:
     """Files in an order that does not depend on how the sources were listed."""
-    opened = Opened([], [], {})
+    opened = OpenedSources([], [], {})
     for source in sorted(settings.sources, key=lambda one: one.name):
         files, commit = source_files(source, cache, telemetry, skip_bad=settings.bad_rows == "skip")
         if commit is not None:
@@ -125,7 +125,7 @@ def _open(settings: TextSettings, cache: Path, telemetry: Telemetry) -> Opened:
     return opened
 
 
-def _require_content(source: Source, opened: Opened) -> None:
+def _require_content(source: TextSource, opened: OpenedSources) -> None:
     """A source that states its content holds just that, in one file."""
     found = [digest for file, digest in zip(opened.files, opened.digests) if file.source == source.name]
     if found != [source.sha256]:
@@ -137,7 +137,12 @@ def _require_content(source: Source, opened: Opened) -> None:
 
 
 def _identity(
-    settings: TextSettings, horizon: int, roles: Shares, tokenizer: TextTokenizer, opened: Opened, base: str | None
+    settings: TextSettings,
+    horizon: int,
+    roles: Shares,
+    tokenizer: TextTokenizer,
+    opened: OpenedSources,
+    base: str | None,
 ) -> dict[str, Any]:
     """Everything the prepared bytes depend on. Paths do not belong to it, contents do."""
     plain = settings.model_dump(mode="json", exclude={"sources", "cache", "workers", "decontaminate"})
@@ -173,8 +178,8 @@ def _build(
     folder: Path,
     settings: TextSettings,
     roles: Shares,
-    chooser: Chooser,
-    opened: Opened,
+    chooser: PositionChooser,
+    opened: OpenedSources,
     reader: Reader,
     encode: Encoder,
     telemetry: Telemetry,
@@ -235,10 +240,12 @@ class Filler:
 
     def run(self) -> tuple[npt.NDArray[np.int32], list[list[Share]], int]:
         """Token ids of the tokenized documents, what each source gives to each group, and the duplicates left out."""
-        spacious = SPACIOUS
+        bytes_per_token = BYTES_PER_TOKEN_KEPT
         while True:
             self.reader.tallies.clear()
-            scanned = scan(self.files, self.names, self.groups, self.quotas, self.reader, self.telemetry, spacious)
+            scanned = scan(
+                self.files, self.names, self.groups, self.quotas, self.reader, self.telemetry, bytes_per_token
+            )
             if not any(tally.documents for tally in self.reader.tallies.values()):
                 raise UserError(f"text.sources: no text in {', '.join(str(file.path) for file in self.files[:3])}")
             store = TokenStore(self.scratch / "tokens.bin")
@@ -246,7 +253,7 @@ class Filler:
             tokens = store.finished()
             if not self._let_too_many_go(shares, scanned):
                 return tokens, shares, scanned.duplicates
-            spacious *= 4
+            bytes_per_token *= 4
 
     def _let_too_many_go(self, shares: list[list[Share]], scanned: Scan) -> bool:
         return any(

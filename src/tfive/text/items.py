@@ -105,7 +105,7 @@ def choose(
 
 
 @dataclass(frozen=True)
-class Chooser:
+class PositionChooser:
     """All that positions depend on beside the packed rows."""
 
     settings: Positions

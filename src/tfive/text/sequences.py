@@ -22,7 +22,7 @@ from tfive.text.files import ArrayWriter
 from tfive.text.sources import Reader, SourceFile
 from tfive.text.tokens import BATCH, Encoder, Ids
 
-GUESS = 4.0
+FIRST_BYTES_PER_TOKEN = 4.0
 """Bytes of text per token before anything was tokenized; a wrong guess costs another reading, never another result."""
 MARGIN = 1.25
 
@@ -64,7 +64,7 @@ class Share:
         if missing <= 0:
             return range(0)
         sizes = self.candidates["bytes"]
-        ratio = sizes[: self.read].sum() / max(self.tokens, 1) if self.read else GUESS
+        ratio = sizes[: self.read].sum() / max(self.tokens, 1) if self.read else FIRST_BYTES_PER_TOKEN
         ahead = np.cumsum(sizes[self.read :])
         stop = self.read + int(np.searchsorted(ahead, missing * ratio * MARGIN)) + 1
         return range(self.read, min(stop, len(self.candidates)))

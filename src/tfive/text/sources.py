@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from tfive.errors import UserError
 from tfive.text.formats import CHUNK, RawRow, format_of, raw_rows
-from tfive.text.settings import Source, Where
+from tfive.text.settings import TextSource, Where
 
 PACKAGE = "tfive:"
 """Prefix of a path inside the installed package."""
@@ -192,7 +192,7 @@ def _kept(row: dict[str, Any], where: Where) -> bool:
     return above and (where.below is None or value < where.below)  # type: ignore[operator]
 
 
-def local_files(source: Source) -> list[SourceFile]:
+def local_files(source: TextSource) -> list[SourceFile]:
     """The files of a local source in a fixed order."""
     path = source.path or ""
     if path.startswith(PACKAGE):
@@ -223,7 +223,7 @@ def _hidden(path: Path, root: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
-def shares_of(sources: Sequence[Source]) -> dict[str, float]:
+def shares_of(sources: Sequence[TextSource]) -> dict[str, float]:
     """Share of each source by name; they add up to 1."""
     total = sum(source.share for source in sources)
     return {source.name: source.share / total for source in sources}
