@@ -1,4 +1,4 @@
-"""A prepared corpus on disk: memory-mapped sequences, positions and roles, and the manifest that vouches for them."""
+"""A prepared corpus on disk: memory-mapped sequences, positions and roles, and a manifest with their checksums."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, recorded: dict[str, Any], *, whole: bool) -> None:
-    """The file is the one the manifest speaks of: by its size, and by its digest when `whole`."""
+    """Refuse a file that is not the one in the manifest: by its size, and by its digest when `whole`."""
     try:
         same = path.stat().st_size == recorded["bytes"] and (not whole or sha256(path) == recorded["sha256"])
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Text that does not lie in files (a hub dataset, a caller's iterator), written down once as JSON lines.
+"""Text that is not in local files (a hub dataset, a caller's iterator), stored once as JSON lines.
 
 Preparing a corpus reads its sources twice; a spooled source is streamed over the network once, and both passes, and
 every later preparation from the same revision, see the same rows.
@@ -52,7 +52,7 @@ def spool(texts: Iterable[str], path: Path) -> None:
 
 
 def spooled(texts: Iterable[str], cache: Path, name: str = "texts") -> TextSource:
-    """A source made of a caller's own texts, kept under the digest of what they are."""
+    """A source made of a caller's own texts, stored under a digest of their content."""
     folder = cache / "spool"
     with Staging(folder / f"{name}-{os.getpid()}") as staging:
         rows = staging.path / "rows"

@@ -1,4 +1,4 @@
-"""A prepared corpus for people: its counts as a table, its sequences as text with the selected positions marked."""
+"""A prepared corpus in readable form: counts as a table, sequences as text with the selected positions marked."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def counts_table(corpus: PreparedCorpus, counts: dict[str, Any]) -> str:
 
 
 def sequence_view(corpus: PreparedCorpus, number: int) -> dict[str, Any]:
-    """One sequence as plain data: its documents, its text, and each position with what stands around it."""
+    """One sequence as plain data: its documents, its text, and each position with the text around it."""
     text, cuts = _decoded(corpus, number)
     stretch = next(one for one in corpus.ranges if one.first <= number < one.first + one.sequences)
     positions = []
@@ -143,7 +143,7 @@ def marked_text(corpus: PreparedCorpus, number: int, *, colour: bool) -> str:
 
 
 def _decoded(corpus: PreparedCorpus, number: int) -> tuple[str, list[int]]:
-    """A sequence's text, and after each token how much of it is written (half a character counts as the whole)."""
+    """A sequence's text, and its length after each token (a token that ends inside a character includes all of it)."""
     text, lengths = corpus.tokenizer.growing_text(corpus.tokens[number].tolist())
     ends = [*lengths[:-1].tolist(), len(text)]
     for index in range(len(ends) - 2, -1, -1):
