@@ -1,4 +1,4 @@
-"""Gains of a model on a corpus of one's own: every gain and control of SPEC 1, by kind of position and by source.
+"""Gains of a model on a user's own text: every gain and control, by kind of position and by source.
 
 Texts are the first tokens of documents that are at least as long, drawn at random from each file in proportion to its
 share, one text per document. Claims of learning rest on content gain and on gain against the base model's loss.
@@ -34,7 +34,7 @@ _READ_AHEAD = 64
 """Documents tokenized at a time while looking for long enough ones."""
 
 _AGAINST_BASE = ("gain_vs_base", "no_thought_drift")
-"""Gains that say something only beside a base model."""
+"""Gains that need a base model."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def diagnose(
 ) -> dict[str, Any]:
     """Every gain with its text-clustered 95 % interval: all items together, by kind of position, by source.
 
-    `base` is the model before training, for the yardstick that training cannot move; it reads the same tokens.
+    `base` is the model before training, for gains against a loss that training cannot change; it reads the same tokens.
     """
     engine = model.engine()
     texts = sample.texts.to(engine.device)
@@ -179,17 +179,17 @@ def diagnose(
 def _mixed(
     model: ThoughtModel, texts: TextBatch, thoughts: Thoughts, gains: Gains, rows: int
 ) -> tuple[dict[str, Tensor], dict[str, float | None]]:
-    """Mixed gains item by item. The constant gate is the best of the first half of the texts, judged on the rest."""
+    """Mixed gains item by item. The constant gate is fitted on the first half of the texts and measured on the rest."""
     engine, own = model.engine(), model.gate
     if own is None:
         raise ValueError("a model without a gate has no mixed gain")
     gate = Gate(own.features, GateSettings(width=own.last.in_features), seed=0, device=engine.device)
     gate.gate.load_state_dict(own.state_dict())
     half = max(1, len(texts.tokens_BS) // 2)
-    predictions, lent = (experts(engine, texts, some, rows=rows) for some in (thoughts, foreign(thoughts)))
+    predictions, with_foreign = (experts(engine, texts, some, rows=rows) for some in (thoughts, foreign(thoughts)))
     first = predictions.items((gains.text_I < half).nonzero().flatten().to(engine.device))
     gate.constant = best_constant_gate(first.log_with_IH, first.log_without_IH, first.mask_IH)
-    found = mixed_gains(gate, predictions, lent)
+    found = mixed_gains(gate, predictions, with_foreign)
     columns = {name: gain_I.float().cpu() for name, gain_I in found.gains_I.items()}
     columns["mixed_gain_constant"] = torch.where(gains.text_I >= half, columns["mixed_gain_constant"], torch.nan)
     return columns, found.behaviour

@@ -2,7 +2,7 @@
 
 Items are the units that are resampled; the samples of one item stay together, since they share its difficulty. A
 bootstrap resample of a mean depends only on how often each distinct value occurs, so resamples are drawn as multinomial
-counts: the same law as drawing items, at a small part of the cost. Draws depend on `seed` alone.
+counts: the same distribution as drawing items, far cheaper. Draws depend on `seed` alone.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _checked(values: Sequence[float]) -> npt.NDArray[np.float64]:
 def _resampled_means(
     array: npt.NDArray[np.float64], resamples: int, seed: int, confidence: float
 ) -> npt.NDArray[np.float64]:
-    """Means of resamples, widened by what the bootstrap of few items falls short of."""
+    """Means of resamples, their spread widened by the small-sample factor."""
     distinct, counts = np.unique(array, return_counts=True)
     generator = np.random.Generator(np.random.Philox(key=seed))
     drawn = generator.multinomial(len(array), counts / len(array), size=resamples)

@@ -1,4 +1,4 @@
-"""A suite on a model: every item asked and judged, and the scores with their intervals.
+"""A suite on a model: every item asked and graded, and the scores with their intervals.
 
 Primary is what the paper reports: pass@1 of generated answers for mathematics, their accuracy for options. Beside it
 stand pass@4, equivalence, coverage, length, and the options compared by log-likelihood.
@@ -32,14 +32,14 @@ LENGTHS = ("tokens", "thought tokens")
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """How a task is asked: what the task itself says, with what the caller wants otherwise."""
+    """How a task is evaluated: the task's own settings with the caller's overrides."""
 
     items: Items
     decoding: Decoding
     max_new_tokens: int
     ways: tuple[str, ...] = WAYS
     limit: int | None = None
-    """Only the first so many items."""
+    """Evaluate only the first `limit` items."""
     chat: bool = False
 
     @property
@@ -63,7 +63,7 @@ class TaskPlan:
         return "likelihood" in self.ways and self.task.kind == "choice"
 
     def record(self, tokenizer: Any) -> dict[str, Any]:
-        """Everything that decides what is asked, for `run.json`."""
+        """Everything that determines the prompts and answers, for `run.json`."""
         first = prompt(self.task, self.asked[0], tokenizer, self.chat)
         found: dict[str, Any] = {"items": len(self.asked), "of": len(self.items), "sha256": self.items.sha256}
         found |= {"manifest": self.items.state, "kind": self.task.kind}
@@ -91,7 +91,7 @@ def plan_task(
     parity: bool = False,
     rows: int = 0,
 ) -> TaskPlan:
-    """A task as it says itself, except for what is given here."""
+    """The plan of a task; None leaves a setting to the task."""
     task = items.task
     decoding = Decoding(
         samples=task.samples if samples is None else samples,
@@ -106,7 +106,7 @@ def plan_task(
 
 
 def check_task(model: ThoughtModel, plan: TaskPlan) -> None:
-    """Refuse what the model cannot be asked, before anything is written."""
+    """Refuse prompts that do not fit the model, before anything is written."""
     if plan.generates:
         check_lengths(model, _requests(model, plan)[0], plan.decoding)
 
@@ -119,7 +119,7 @@ def run_task(
     verifier: Verifier | None = None,
     telemetry: Telemetry | None = None,
 ) -> None:
-    """Ask every item that `folder` holds no answer to yet."""
+    """Evaluate every item that has no answer in `folder` yet."""
     telemetry = telemetry or Silent()
     if plan.compares:
         _compare_options(model, plan, answers_file(folder, plan.task.name, OPTIONS), telemetry)
@@ -217,7 +217,7 @@ def generated_values(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, f
         if count >= 4:
             each["pass@4"] = pass_at_k(count, right, 4)
         if verified:
-            # Where equivalence could not be decided (no answer was found, say), exact match stands.
+            # Where equivalence is undecided (for example without an answer), exact match counts.
             each["equivalent pass@1"] = _mean(
                 [record["correct"] if record["equivalent"] is None else record["equivalent"] for record in own]
             )

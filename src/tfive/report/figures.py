@@ -43,10 +43,10 @@ def draw_study(found: StudyTable, folder: Path) -> Drawn:
     """Curves against every kind of cost, step times with their medians, and thoughts per actor item."""
     folder.mkdir(parents=True, exist_ok=True)
     own = "Development texts: one line a seed, nats per token against each cost"
-    lazy = "The same of what does not think: another's, no and random thoughts, and other gates"
+    controls = "The same of what does not think: another's, no and random thoughts, and other gates"
     drawn = [
         _curves(found, CURVES, folder / "curves.png", own),
-        _curves(found, CONTROLS, folder / "controls.png", lazy),
+        _curves(found, CONTROLS, folder / "controls.png", controls),
     ]
     if any(run.get("step_seconds") for run in found["runs"]):
         drawn += [_step_times(found, folder), _rollouts(found, folder)]
@@ -122,7 +122,7 @@ def _rollouts(found: StudyTable, folder: Path) -> tuple[str, str]:
 
 
 def draw_warmup(points: Sequence[dict[str, Any]], path: Path) -> tuple[str, str]:
-    """Final score against measured warm-up time, one point a run, labelled by the bar η."""
+    """Final score against measured warm-up time, one point per run, labelled by the threshold η."""
     plt = plotting()
     figure, cells = plt.subplots(1, 2, figsize=(11, 4))
     for cell, name in zip(cells, ("thought_gain", "content_gain")):

@@ -1,4 +1,4 @@
-"""What the page of a study and the page of a run say."""
+"""The blocks of the page of a study and of the page of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TITLES = {
 """What a number is called on a page."""
 
 SMALL = 0.02
-"""Gains nearer to zero than this are told with one more decimal."""
+"""Gains nearer to zero than this are printed with one more decimal."""
 RUN_COLUMNS = ("method", "seed", "state", "thought gain", "content gain", "mixed gain", "seconds")
 HOLD = 0.01
 """Nats by which the loss without a thought may exceed the base model's before the anchor counts as lost."""
@@ -51,7 +51,7 @@ def _result(measured: dict[str, Any], name: str) -> str:
 
 
 def study_blocks(found: StudyTable, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
-    """Everything a study's table holds, in the order a reader asks for it."""
+    """The whole page of a study, from the summary to the limits."""
     blocks = [paragraph(*found["rules"]), heading("In short"), *in_short(found), *in_short_at_equal_cost(found)]
     blocks += [heading("Held-out gains"), *_gains(found)]
     blocks += [picture(name, caption) for name, caption in figures]
@@ -65,8 +65,8 @@ def study_blocks(found: StudyTable, figures: Sequence[tuple[str, str]] = ()) -> 
 
 
 def variant_blocks(found: StudyTable) -> list[Block]:
-    """What a study's table says of gains alone, without headings: for variants of methods whose costs stand elsewhere,
-    or whose seconds are not their own."""
+    """The gains of a study's table without headings and costs: for variants whose costs are reported elsewhere or whose
+    seconds do not compare."""
     return [
         *in_short(found),
         *_gains(found),
@@ -78,28 +78,33 @@ def variant_blocks(found: StudyTable) -> list[Block]:
 
 
 def in_short(found: StudyTable) -> list[Block]:
-    """What the tables come to: which methods are told apart from the reference."""
+    """Summary: which methods differ from the reference beyond the 95 % interval."""
     versus, blocks = found["reference"], []
     for name in ("content_gain", "mixed_gain"):
-        told: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
+        labels_by: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
         for row in found["differences"]:
             if ends := row["measured"].get(name):
                 kind = "above" if ends["low"] > 0 else "below" if ends["high"] < 0 else "not told apart from"
-                told[kind].append(row["label"])
-        parts = [f"{kind} {', '.join(labels)}" for kind, labels in told.items() if labels]
+                labels_by[kind].append(row["label"])
+        parts = [f"{kind} {', '.join(labels)}" for kind, labels in labels_by.items() if labels]
         if parts:
             blocks.append(paragraph(f"- {TITLES[name].capitalize()} of {versus} at equal steps: {'; '.join(parts)}."))
     return blocks
 
 
 def in_short_at_equal_cost(found: StudyTable) -> list[Block]:
-    """Who is ahead of the reference at equal cost."""
+    """Summary: which methods are ahead of the reference at equal cost."""
     versus, blocks = found["reference"], []
     for axis in ("seconds", "thought_tokens"):
-        told: dict[str, list[str]] = {"ahead": [], "behind": [], "equal": [], "no measurement of both that early": []}
+        labels_by: dict[str, list[str]] = {
+            "ahead": [],
+            "behind": [],
+            "equal": [],
+            "no measurement of both that early": [],
+        }
         for cut in found["cuts"][axis]:
-            told[_standing(cut["method"], cut["reference"])].append(cut["label"])
-        parts = [f"{kind}: {', '.join(labels)}" for kind, labels in told.items() if labels]
+            labels_by[_standing(cut["method"], cut["reference"])].append(cut["label"])
+        parts = [f"{kind}: {', '.join(labels)}" for kind, labels in labels_by.items() if labels]
         if found["cuts"][axis]:
             where = f"at equal {TITLES[axis]}, last measurements within the budget, against {versus}"
             blocks.append(paragraph(f"- Content gain {where}: {'; '.join(parts)}."))
@@ -107,7 +112,7 @@ def in_short_at_equal_cost(found: StudyTable) -> list[Block]:
 
 
 def _standing(mine: dict[str, Any], other: dict[str, Any]) -> str:
-    """How a method stands against the reference; before training nothing has been learned by either."""
+    """Whether a method is ahead of the reference; measurements before training do not count."""
     first, second = mine.get("content_gain"), other.get("content_gain")
     if not mine["used"] or not other["used"] or first is None or second is None:
         return "no measurement of both that early"
@@ -120,7 +125,7 @@ def _finished(found: StudyTable) -> list[dict[str, Any]]:
 
 def _gains(found: StudyTable) -> list[Block]:
     own = ("thought_gain", "content_gain", "gain_vs_base", "useful_fraction", "worst_1_percent")
-    lazy = ("other_gain", "empty_gain", "random_gain")
+    controls = ("other_gain", "empty_gain", "random_gain")
     mixed = ("mixed_gain", "mixed_gain_constant", "mixed_gain_oracle", "mixed_gain_other")
     finished = _finished(found)
     first = table(
@@ -140,7 +145,7 @@ def _gains(found: StudyTable) -> list[Block]:
             ("method", *(TITLES[name] for name in names)),
             ((row["label"], *(_result(row["measured"], name) for name in names)) for row in finished),
         )
-        for names in (lazy, mixed)
+        for names in (controls, mixed)
     ]
     return [
         paragraph(

@@ -1,4 +1,4 @@
-"""The table of a study, made from what its runs wrote: every method, every run, every control, and equal-cost cuts."""
+"""The table of a study, from the files of its runs: every method, run and control, and equal-cost comparisons."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def study_table(runs: Sequence[Run], reference: str | None = None, limits: Seque
 
 
 def _clocks(finished: Sequence[Run]) -> list[str]:
-    """Lines that say why seconds of these runs do not compare, where they do not."""
+    """Notes on why seconds of these runs do not compare; none if they do."""
     found = []
     places = [run.summary["place"] for run in finished]
     keys = sorted({key for place in places for key in place if any(one.get(key) != place[key] for one in places)})
@@ -91,7 +91,7 @@ def _clocks(finished: Sequence[Run]) -> list[str]:
 
 
 def _timed(groups: dict[str, list[Run]]) -> dict[str, list[Run]]:
-    """Of each label the runs that computed where most of the study did: only their seconds compare."""
+    """The runs of each label on the hardware that most of the study used: only their seconds compare."""
     places = [json.dumps(run.summary["place"], sort_keys=True) for runs in groups.values() for run in runs]
     most = max(places, key=places.count, default="")
     return {
