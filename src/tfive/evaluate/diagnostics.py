@@ -20,7 +20,7 @@ from tfive.errors import UserError
 from tfive.inference.thought_model import ThoughtModel
 from tfive.rl.clusters import clustered_mean
 from tfive.rl.gains import Gains, foreign, measure, no_thought_losses
-from tfive.rl.gate import Gate, best_constant_gate, experts, mixed_gains
+from tfive.rl.gate import Gate, PredictionGate, best_constant_gate, experts, mixed_gains
 from tfive.rl.settings import GateSettings
 from tfive.text.candidates import apportion
 from tfive.text.items import PositionChooser
@@ -162,7 +162,7 @@ def diagnose(
     columns["continuation_loss"] = gains.own_I
     behaviour: dict[str, float | None] = {}
     if model.gate is not None:
-        mixed, behaviour = _mixed(model, texts, thoughts, gains, size.rows)
+        mixed, behaviour = _mixed(engine, model.gate, texts, thoughts, gains, size.rows)
         columns |= mixed
     sources = sorted(set(sample.source_B))
     source_I = torch.tensor([sources.index(name) for name in sample.source_B])[gains.text_I]
@@ -177,12 +177,9 @@ def diagnose(
 
 
 def _mixed(
-    model: ThoughtModel, texts: TextBatch, thoughts: Thoughts, gains: Gains, rows: int
+    engine: TreeModel, own: PredictionGate, texts: TextBatch, thoughts: Thoughts, gains: Gains, rows: int
 ) -> tuple[dict[str, Tensor], dict[str, float | None]]:
     """Mixed gains item by item. The constant gate is fitted on the first half of the texts and measured on the rest."""
-    engine, own = model.engine(), model.gate
-    if own is None:
-        raise ValueError("a model without a gate has no mixed gain")
     gate = Gate(own.features, GateSettings(width=own.last.in_features), seed=0, device=engine.device)
     gate.gate.load_state_dict(own.state_dict())
     half = max(1, len(texts.tokens_BS) // 2)

@@ -8,7 +8,7 @@ from typing import Any
 from tfive.report.page import Block, heading, paragraph, picture, table
 from tfive.report.runs import Run
 from tfive.report.statistics import rolling_median
-from tfive.report.table import AXES, MEASURED, PAIRED, StudyTable
+from tfive.report.table import AXES, KEPT, PAIRED, StudyTable
 
 TITLES = {
     "thought_gain": "thought gain", "content_gain": "content gain", "gain_vs_base": "vs base",
@@ -288,43 +288,17 @@ def _states(found: StudyTable) -> Block:
 
 def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
     """The page of one run: where it began, where it ended, what it cost, what happened."""
-    shown = (*MEASURED, "no_thought_loss", "mean_thought_length", "mean_gate")
-    first, last = run.history[0], run.history[-1]
-    gains = table(
-        ("number", "before", "after", "95 % interval (texts)"),
-        (
-            (
-                TITLES.get(name, name),
-                number(first.get(name)),
-                number(last.get(name)),
-                _texts(last.get(f"{name}_interval")),
-            )
-            for name in shown
-            if last.get(name) is not None
-        ),
-    )
-    roles = run.summary["account"]["roles"]
-    kinds = list(next(iter(roles.values()), {}))
     events = [line for line in run.metrics() if "event" in line]
-    seconds = run.step_seconds
     blocks = [
         paragraph(
             f"{run.summary['method']} on {run.summary['model']}, seed {run.seed}: {run.summary['windows']} windows, "
             f"{run.summary['seconds']:.0f} s, {run.summary['generated_tokens']:,} thought tokens."
         ),
         heading("Development texts"),
-        gains,
+        _run_gains(run),
         *(picture(name, caption) for name, caption in figures),
         heading("Cost"),
-        table(
-            ("window", "s a step", "median of 15"),
-            (
-                (str(n), f"{raw:.3f}", f"{median:.3f}")
-                for n, (raw, median) in enumerate(zip(seconds, rolling_median(seconds)), 1)
-            ),
-        ),
-        table(("phase", "s a window"), ((name, f"{value:.3f}") for name, value in run.phase_seconds.items())),
-        table(("role", *kinds), ((role, *(f"{amounts[kind]:,}" for kind in kinds)) for role, amounts in roles.items())),
+        *_run_cost(run),
         heading("Events"),
         table(
             ("window", "s", "event", "detail"),
@@ -336,7 +310,39 @@ def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]
     return [block for block in blocks if block.kind != "table" or block.rows]
 
 
-def _texts(ends: Sequence[float | None] | None) -> str:
+def _run_gains(run: Run) -> Block:
+    first, last = run.history[0], run.history[-1]
+    return table(
+        ("number", "before", "after", "95 % interval (texts)"),
+        (
+            (
+                TITLES[name],
+                number(first.get(name)),
+                number(last.get(name)),
+                _text_interval(last.get(f"{name}_interval")),
+            )
+            for name in KEPT
+            if last.get(name) is not None
+        ),
+    )
+
+
+def _run_cost(run: Run) -> list[Block]:
+    """Seconds of each window's steps, of each phase, and the tokens of each role."""
+    seconds, roles = run.step_seconds, run.summary["account"]["roles"]
+    kinds = list(next(iter(roles.values()), {}))
+    steps = enumerate(zip(seconds, rolling_median(seconds)), 1)
+    return [
+        table(
+            ("window", "s a step", "median of 15"),
+            ((str(n), f"{raw:.3f}", f"{median:.3f}") for n, (raw, median) in steps),
+        ),
+        table(("phase", "s a window"), ((name, f"{value:.3f}") for name, value in run.phase_seconds.items())),
+        table(("role", *kinds), ((role, *(f"{amounts[kind]:,}" for kind in kinds)) for role, amounts in roles.items())),
+    ]
+
+
+def _text_interval(ends: Sequence[float | None] | None) -> str:
     if not ends or ends[0] is None or ends[1] is None:
         return "–"
     return f"{ends[0]:+.3f} … {ends[1]:+.3f}"

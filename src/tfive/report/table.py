@@ -25,7 +25,7 @@ PAIRED = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain", "useful_
 """Numbers whose difference from the reference method is shown."""
 AXES = ("windows", "seconds", "corpus_tokens", "thought_tokens")
 KEPT = (*MEASURED, "no_thought_loss", "mean_thought_length", "mean_gate")
-"""What the curves keep of each measurement."""
+"""Numbers of each measurement that curves and the page of a run show."""
 
 RULES = (
     "The checkpoint is the last one of every run; this was fixed before anything was measured, and no run, seed or "
@@ -100,25 +100,18 @@ def _timed(groups: dict[str, list[Run]]) -> dict[str, list[Run]]:
     }
 
 
-def _stack(runs: Sequence[Run], name: str) -> npt.NDArray[np.float64] | None:
-    """`[seeds, items]` of one number, or None where a run has not measured it."""
-    if not runs or any(name not in run.items for run in runs):
-        return None
-    return np.stack([run.items[name].astype(np.float64) for run in runs])
-
-
-def _useful(runs: Sequence[Run]) -> npt.NDArray[np.float64] | None:
-    gain_SI = _stack(runs, "thought_gain")
-    return None if gain_SI is None else (gain_SI > 0).astype(np.float64)
-
-
 def _value(runs: Sequence[Run], name: str) -> npt.NDArray[np.float64] | None:
-    return _useful(runs) if name == "useful_fraction" else _stack(runs, name)
+    """`[seeds, items]` of one number, or None where a run has not measured it."""
+    stored = "thought_gain" if name in ("useful_fraction", "worst_1_percent") else name
+    if not runs or any(stored not in run.items for run in runs):
+        return None
+    value_SI = np.stack([run.items[stored].astype(np.float64) for run in runs])
+    return (value_SI > 0).astype(np.float64) if name == "useful_fraction" else value_SI
 
 
 def _estimate(runs: Sequence[Run], name: str) -> dict[str, Any] | None:
     measure: Callable[..., SeedInterval] = worst_interval if name == "worst_1_percent" else mean_interval
-    value_SI = _value(runs, "thought_gain" if name == "worst_1_percent" else name)
+    value_SI = _value(runs, name)
     return None if value_SI is None else measure(value_SI, runs[0].items["text"]).rounded()
 
 
@@ -199,9 +192,7 @@ def _roles(runs: Sequence[Run]) -> dict[str, dict[str, int]]:
 def _difference(label: str, mine: Sequence[Run], other: Sequence[Run]) -> dict[str, Any]:
     """The reference minus this method, item by item, on the seeds both have."""
     shared = sorted({run.seed for run in mine} & {run.seed for run in other})
-    pairs = [([r for r in runs if r.seed in shared]) for runs in (other, mine)]
-    for runs in pairs:
-        runs.sort(key=lambda run: run.seed)
+    pairs = [sorted((r for r in runs if r.seed in shared), key=lambda run: run.seed) for runs in (other, mine)]
     found: dict[str, Any] = {}
     for name in PAIRED if shared else ():
         first, second = (_value(runs, name) for runs in pairs)

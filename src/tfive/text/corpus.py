@@ -188,8 +188,8 @@ def _build(
     scratch = folder / "scratch"
     scratch.mkdir()
     groups = Groups(settings.sequences, roles, settings.seed)
-    names = sorted(source.name for source in settings.sources)
     shares = shares_of(sorted(settings.sources, key=lambda one: one.name))
+    names = list(shares)
     quotas = [apportion(group.sequences * settings.sequence_length, list(shares.values())) for group in groups.all]
     tokens, filled, duplicates = _fill_quotas(groups, names, quotas, opened.files, reader, encode, scratch, telemetry)
     if not settings.allow_fewer:
@@ -211,16 +211,13 @@ def _build(
         "paths": {source.name: source.path or source.hub for source in settings.sources},
         "duplicates": duplicates,
         "entropy_threshold": threshold,
-        "counts": {
-            "sequences": sum(counts),
-            "tokens": sum(counts) * settings.sequence_length,
-            "documents": len(documents),
-        },
-        "files": {
-            name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
-            for name in (*ARRAYS, TOKENIZER)
-        },
+        "counts": {"sequences": len(sequences), "tokens": sequences.size, "documents": len(documents)},
+        "files": {name: _described(folder / name) for name in (*ARRAYS, TOKENIZER)},
     }
+
+
+def _described(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def _fill_quotas(

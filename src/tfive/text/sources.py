@@ -133,8 +133,8 @@ class Reader:
 
 def text_of(raw: RawRow, file: SourceFile) -> str | None:
     """The document of a raw row: None when the filter leaves it out, empty when it holds only white space."""
-    if file.is_plain:
-        text = _decoded(raw) if isinstance(raw, bytes) else ""
+    if file.is_plain and isinstance(raw, bytes):
+        text = _decoded(raw)
     else:
         row = raw if isinstance(raw, dict) else _json_object(raw)
         if file.where is not None and not _kept(row, file.where):
