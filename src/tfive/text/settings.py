@@ -1,4 +1,4 @@
-"""Settings of the text room: where text comes from, how it is cut into sequences, where thoughts may stand."""
+"""Settings of the corpus: where text comes from, how it is split into sequences, where thoughts may start."""
 
 from __future__ import annotations
 
