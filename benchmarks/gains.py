@@ -29,14 +29,14 @@ from tfive import __version__
 from tfive.cli.evaluate_gains import parse_corpus
 from tfive.cli.options import script
 from tfive.errors import UserError
-from tfive.evaluate.diagnostics import Size, draw_texts
+from tfive.evaluate.diagnostics import SampleSize, draw_texts
 from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded, load_model
 from tfive.rl.clusters import Estimate, clustered_mean
 from tfive.rl.gains import Gains, measure
 from tfive.rl.sampling import micro_batches
 from tfive.rl.trajectory import last_loss
-from tfive.text.items import Chooser
+from tfive.text.items import PositionChooser
 from tfive.text.settings import Positions, Where
 from tfive.text.sources import SourceFile
 from tfive.text.tokens import TextTokenizer
@@ -102,13 +102,13 @@ def sample_texts(asked: argparse.Namespace, loaded: Loaded) -> Sampled:
     """Texts of all files in a random order with uniform positions, one document each."""
     tokenizer = TextTokenizer.of(loaded.tokenizer)
     sources = sources_of(asked)
-    size = Size(texts=asked.texts, tokens=asked.tokens, seed=asked.seed)
+    size = SampleSize(texts=asked.texts, tokens=asked.tokens, seed=asked.seed)
     tokens_BS, number_B, short = draw_texts(sources, tokenizer, size)
     files: list[dict[str, Any]] = []
     for number, (file, share) in enumerate(sources):
         facts = {"name": file.name, "sha256": file.digest(), "share": share, "texts": number_B.count(number)}
         files.append(facts | ({"shorter_documents_passed_over": short[number]} if facts["texts"] else {}))
-    chooser = Chooser(Positions(per_text=asked.positions), asked.horizon, asked.seed, tokenizer)
+    chooser = PositionChooser(Positions(per_text=asked.positions), asked.horizon, asked.seed, tokenizer)
     positions_BP = np.full((asked.texts, asked.positions), -1, dtype=np.int64)
     for row, tokens_S in enumerate(tokens_BS):
         chosen = [p for p, _ in chooser.row(row, tokens_S, np.zeros_like(tokens_S), None)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from written_answers import CHOSEN, DIFFERENT, EQUAL, EXTRACTED, GENEROUS, OPTIONS, SAME
 
-from tfive.evaluate.answers import LONGEST, boxed, extract, extract_choice, judge
+from tfive.evaluate.answers import LONGEST, boxed, extract, extract_choice, grade
 from tfive.evaluate.normalise import STEPS, normalised, trace
 from tfive.evaluate.tasks import TASKS, Item
 
@@ -67,7 +67,7 @@ def test_a_letter_that_is_also_an_option_means_the_letter() -> None:
 
 
 def test_a_verdict_tells_every_step() -> None:
-    verdict = judge(MATHS, Item("q", "?", r"15\mbox{ cm}^2"), r"The area is \boxed{15\text{ cm}^2}.")
+    verdict = grade(MATHS, Item("q", "?", r"15\mbox{ cm}^2"), r"The area is \boxed{15\text{ cm}^2}.")
     assert verdict.correct
     assert verdict.extracted == r"15\text{ cm}^2"
     assert verdict.normalised == "15"
@@ -79,28 +79,28 @@ def test_a_verdict_tells_every_step() -> None:
 
 def test_a_wrong_and_a_missing_answer() -> None:
     item = Item("q", "?", "7")
-    wrong = judge(MATHS, item, "The answer is 8.")
+    wrong = grade(MATHS, item, "The answer is 8.")
     assert (wrong.correct, wrong.extracted, wrong.steps[-1]) == (False, "8", "exact match: 8 ≠ 7")
-    missing = judge(MATHS, item, "No idea.")
+    missing = grade(MATHS, item, "No idea.")
     assert (missing.correct, missing.extracted, missing.steps) == (False, None, ("no answer found",))
 
 
 def test_extraction_does_not_look_at_the_gold_answer() -> None:
     output = "Maybe 7. The answer is 8."
-    assert {judge(MATHS, Item("q", "?", gold), output).extracted for gold in ("7", "8", "x")} == {"8"}
+    assert {grade(MATHS, Item("q", "?", gold), output).extracted for gold in ("7", "8", "x")} == {"8"}
 
 
 def test_an_answer_that_normalises_to_nothing_is_not_correct() -> None:
-    assert not judge(MATHS, Item("q", "?", "$"), r"\boxed{$}").correct
+    assert not grade(MATHS, Item("q", "?", "$"), r"\boxed{$}").correct
 
 
 def test_a_choice_verdict() -> None:
     item = Item("q", "?", "B", OPTIONS)
-    assert judge(CHOICE, item, "The answer is the library.").correct
-    verdict = judge(CHOICE, item, "The answer is C.")
+    assert grade(CHOICE, item, "The answer is the library.").correct
+    verdict = grade(CHOICE, item, "The answer is C.")
     assert (verdict.correct, verdict.normalised, verdict.equivalent) == (False, "C", None)
     assert verdict.steps == ("after “answer is”: C.", "option C ≠ B")
-    assert judge(CHOICE, item, "Hm.").extracted is None
+    assert grade(CHOICE, item, "Hm.").extracted is None
 
 
 def test_trace_names_steps_of_the_chain_only() -> None:
@@ -114,7 +114,7 @@ def test_trace_names_steps_of_the_chain_only() -> None:
 )
 def test_endless_outputs_are_read_in_one_pass(piece: str) -> None:
     # Backtracking or nested scans would take minutes here.
-    verdict = judge(MATHS, Item("q", "?", "1"), piece * 20_000)
+    verdict = grade(MATHS, Item("q", "?", "1"), piece * 20_000)
     assert verdict.extracted is None or len(verdict.extracted) <= LONGEST
 
 
@@ -126,6 +126,6 @@ def test_boxes_inside_sets_and_escaped_braces() -> None:
 
 @given(st.text(max_size=80) | st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
 def test_any_output_gets_a_verdict(output: str) -> None:
-    judge(MATHS, Item("q", "?", "1"), output)
-    judge(CHOICE, Item("q", "?", "B", OPTIONS), output)
+    grade(MATHS, Item("q", "?", "1"), output)
+    grade(CHOICE, Item("q", "?", "B", OPTIONS), output)
     assert all(isinstance(text, str) for _, text in trace(output))

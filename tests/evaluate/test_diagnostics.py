@@ -11,7 +11,7 @@ import torch
 import tiny
 from tfive.cli.evaluate_gains import parse_corpus
 from tfive.errors import UserError
-from tfive.evaluate.diagnostics import Size, diagnose, gains_table, sample_texts
+from tfive.evaluate.diagnostics import SampleSize, diagnose, gains_table, sample_texts
 from tfive.inference.thought_model import ThoughtModel
 from tfive.text.settings import KINDS, Positions
 
@@ -26,7 +26,7 @@ def corpus(tmp_path: Path) -> list[str]:
     return [f"{tmp_path / 'near.jsonl'}=3", f"{tmp_path / 'far.jsonl'}"]
 
 
-SIZE = Size(texts=8, tokens=40, rows=3)
+SIZE = SampleSize(texts=8, tokens=40, rows=3)
 POSITIONS = Positions(per_text=3, uniform=0.5, entropy=0.5)
 
 
@@ -68,7 +68,7 @@ def test_the_same_seed_asks_the_same_and_no_base_says_nothing_of_it(thinker: Tho
     first, again = (sample_texts(parse_corpus(corpus), thinker, plain, SIZE) for _ in range(2))
     assert first.texts.tokens_BS.equal(again.texts.tokens_BS)
     assert first.texts.positions_BP.equal(again.texts.positions_BP)
-    other = sample_texts(parse_corpus(corpus), thinker, plain, Size(texts=8, tokens=40, seed=1))
+    other = sample_texts(parse_corpus(corpus), thinker, plain, SampleSize(texts=8, tokens=40, seed=1))
     assert not first.texts.tokens_BS.equal(other.texts.tokens_BS)
     found = diagnose(thinker, first, SIZE)
     assert "gain_vs_base" not in found["all"]
@@ -77,7 +77,7 @@ def test_the_same_seed_asks_the_same_and_no_base_says_nothing_of_it(thinker: Tho
 
 def test_too_little_text_is_one_line(thinker: ThoughtModel, corpus: list[str]) -> None:
     with pytest.raises(UserError, match=r"near\.jsonl: .* are needed"):
-        sample_texts(parse_corpus(corpus), thinker, POSITIONS, Size(texts=40, tokens=40))
+        sample_texts(parse_corpus(corpus), thinker, POSITIONS, SampleSize(texts=40, tokens=40))
     for wrong in (["x=0"], [f"{corpus[1]}=much"], []):
         with pytest.raises(UserError, match="--corpus"):
             parse_corpus(wrong)

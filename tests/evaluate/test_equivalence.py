@@ -9,7 +9,7 @@ import pytest
 from written_answers import DIFFERENT, EQUAL, GENEROUS
 
 from tfive.errors import UserError
-from tfive.evaluate.answers import judge
+from tfive.evaluate.answers import grade
 from tfive.evaluate.equivalence import LONGEST, Verifier
 from tfive.evaluate.normalise import normalised
 from tfive.evaluate.tasks import TASKS, Item
@@ -69,11 +69,11 @@ def test_a_worker_that_was_killed_is_replaced() -> None:
 
 def test_a_verdict_holds_both_scores(verifier: Verifier) -> None:
     item, task = Item("q", "?", r"\frac{1}{2}"), TASKS["math500"]
-    half = judge(task, item, "The answer is 0.5.", verifier=verifier)
+    half = grade(task, item, "The answer is 0.5.", verifier=verifier)
     assert (half.correct, half.equivalent) == (False, True)
-    same = judge(task, item, "The answer is 1/2.", verifier=verifier)
+    same = grade(task, item, "The answer is 1/2.", verifier=verifier)
     assert (same.correct, same.equivalent) == (True, True)
-    other = judge(task, item, "The answer is 2.", verifier=verifier)
+    other = grade(task, item, "The answer is 2.", verifier=verifier)
     assert (other.correct, other.equivalent, other.steps[-1]) == (
         False,
         False,

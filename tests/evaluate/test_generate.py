@@ -10,7 +10,16 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tfive.errors import UserError
-from tfive.evaluate.generate import Decoding, Output, Request, encoded, flip_rate, generate, item_number, rows_that_fit
+from tfive.evaluate.generate import (
+    Decoding,
+    GenerationRequest,
+    Output,
+    encoded,
+    flip_rate,
+    generate,
+    item_number,
+    rows_that_fit,
+)
 from tfive.inference.requests import When
 from tfive.inference.thought_model import ThoughtModel
 
@@ -19,8 +28,10 @@ pytestmark = pytest.mark.model
 PROMPTS = ["The box", "Seven red pens and a", "One", "Two boxes of pens are on the table, and", "A pen", "It was"]
 
 
-def requests(most: int = 10) -> list[Request]:
-    return [Request(f"item-{n}", text, most, item_number("task", f"item-{n}")) for n, text in enumerate(PROMPTS)]
+def requests(most: int = 10) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(f"item-{n}", text, most, item_number("task", f"item-{n}")) for n, text in enumerate(PROMPTS)
+    ]
 
 
 def written(
@@ -100,12 +111,12 @@ def test_an_output_is_as_long_as_the_model_allows(thinker: ThoughtModel, tokeniz
     while len(tokenizer.encode(prompt)) >= limit - 3:
         prompt = prompt[:-5]
     room = limit - len(tokenizer.encode(prompt))
-    ((_, _, output),) = generate(thinker, [Request("long", prompt, 500, 1)], (), Decoding())
+    ((_, _, output),) = generate(thinker, [GenerationRequest("long", prompt, 500, 1)], (), Decoding())
     assert len(output.ids) == room
     with pytest.raises(UserError, match=r"item long: .* positions"):
-        list(generate(thinker, [Request("long", prompt + " pens" * 40, 5, 1)], (), Decoding()))
+        list(generate(thinker, [GenerationRequest("long", prompt + " pens" * 40, 5, 1)], (), Decoding()))
     with pytest.raises(UserError, match="empty prompt"):
-        list(generate(thinker, [Request("none", "", 5, 1)], (), Decoding()))
+        list(generate(thinker, [GenerationRequest("none", "", 5, 1)], (), Decoding()))
     with pytest.raises(UserError, match="temperature 0"):
         Decoding(samples=4)
 

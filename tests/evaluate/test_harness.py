@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from tfive.evaluate.generate import Decoding, Request, generate
+from tfive.evaluate.generate import Decoding, GenerationRequest, generate
 from tfive.evaluate.likelihood import log_likelihoods
 from tfive.inference.requests import When
 from tfive.inference.thought_model import ThoughtModel
@@ -77,7 +77,7 @@ def test_requests_are_answered_in_their_order(harness: Any, thinker: ThoughtMode
     asked = [("The river", long), ("Seven", short), ("A", long)]
     written = model.generate_until([Asked(one) for one in asked])
     for number, (text, settings) in enumerate(asked):
-        request = Request("x", text, settings["max_gen_toks"], number)
+        request = GenerationRequest("x", text, settings["max_gen_toks"], number)
         ((_, _, output),) = generate(thinker, [request], tuple(settings["until"]), Decoding(seed=3, when=when))
         assert written[number] == output.text
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from tfive.evaluate.metrics import Interval, mcnemar, mean_with_interval, paired_bootstrap, pass_at_k, suite_mean
+from tfive.evaluate.metrics import ScoreInterval, mcnemar, mean_with_interval, paired_bootstrap, pass_at_k, suite_mean
 from tfive.rng import uniforms
 
 
@@ -113,8 +113,8 @@ def test_runs_that_agree_everywhere_may_differ_either_way() -> None:
 def test_lengths_have_intervals_too() -> None:
     found = mean_with_interval([100.0, 300.0, 200.0, 400.0], bounds=None)
     assert found.low < found.mean == 250 < found.high
-    assert mean_with_interval([7.0], bounds=None) == Interval(7.0, 7.0, 7.0, 1)
-    assert mean_with_interval([0.0] * 9, bounds=None) == Interval(0.0, 0.0, 0.0, 9)
+    assert mean_with_interval([7.0], bounds=None) == ScoreInterval(7.0, 7.0, 7.0, 1)
+    assert mean_with_interval([0.0] * 9, bounds=None) == ScoreInterval(0.0, 0.0, 0.0, 9)
     with pytest.raises(ValueError, match="should lie in 0 … 1"):
         mean_with_interval([7.0])
 

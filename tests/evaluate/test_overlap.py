@@ -7,7 +7,7 @@ import pytest
 from made_up import LONG, SHORT, TINY, benchmark
 
 from tfive.evaluate import overlap
-from tfive.evaluate.overlap import RUN, SHORTEST, Index, Match, survey, words_of
+from tfive.evaluate.overlap import RUN, SHORTEST, Match, OverlapIndex, find_overlaps, words_of
 from tfive.evaluate.tasks import Item
 from tfive.rng import uniforms
 
@@ -28,7 +28,7 @@ def test_words_are_letters_and_digits_without_case() -> None:
 
 def test_a_whole_item_inside_a_document() -> None:
     runs = len(LONG.split()) - RUN + 1
-    index = Index([benchmark(ITEMS[0], ITEMS[1], ITEMS[2])])
+    index = OverlapIndex([benchmark(ITEMS[0], ITEMS[1], ITEMS[2])])
     assert index.matches(f"{FAR} {LONG} {FAR}") == [Match("made_up", "long", runs, runs)]
     assert index.matches(FAR + LONG.upper().replace(" ", " -- ")) == [Match("made_up", "long", runs, runs)]
     assert index.overlaps(f"{FAR}{SHORT}")
@@ -38,11 +38,11 @@ def test_a_whole_item_inside_a_document() -> None:
 @pytest.mark.parametrize(("words", "found"), [(RUN, True), (RUN - 1, False)])
 def test_thirteen_words_in_a_row_and_no_fewer(words: int, found: bool) -> None:
     piece = " ".join(LONG.split()[3 : 3 + words])
-    assert Index([benchmark(ITEMS[0])]).overlaps(f"{FAR}{piece} {FAR}") is found
+    assert OverlapIndex([benchmark(ITEMS[0])]).overlaps(f"{FAR}{piece} {FAR}") is found
 
 
 def test_a_short_question_counts_only_as_a_whole() -> None:
-    index = Index([benchmark(ITEMS[1])])
+    index = OverlapIndex([benchmark(ITEMS[1])])
     words = SHORT.rstrip("?").split()
     assert SHORTEST <= len(words) < RUN
     assert index.overlaps(FAR + SHORT)
@@ -51,7 +51,7 @@ def test_a_short_question_counts_only_as_a_whole() -> None:
 
 
 def test_what_is_too_short_is_looked_for_by_its_options_or_counted() -> None:
-    index = Index([ITEMS])
+    index = OverlapIndex([ITEMS])
     assert index.tasks["made_up"].unchecked == 1
     assert not index.overlaps(f"{FAR}{TINY}")
     assert {match.item for match in index.matches(LONG)} == {"long", "by-option"}
@@ -59,7 +59,7 @@ def test_what_is_too_short_is_looked_for_by_its_options_or_counted() -> None:
 
 def test_every_item_with_the_run_is_named_and_shares_are_told() -> None:
     twin = LONG.replace("in all", "altogether today")
-    index = Index([benchmark(Item("a", LONG, "1"), Item("b", twin, "1"))])
+    index = OverlapIndex([benchmark(Item("a", LONG, "1"), Item("b", twin, "1"))])
     found = {match.item: match for match in index.matches(LONG)}
     assert found["a"].runs == found["a"].of
     assert 0 < found["b"].runs < found["b"].of
@@ -83,7 +83,7 @@ def test_hashed_search_agrees_with_a_plain_one(monkeypatch: pytest.MonkeyPatch) 
     for number in range(12):
         length = SHORTEST + number
         texts[f"q{number}"] = ["ab"[int(u < 0.3)] for u in uniforms(0, "question", number, np.arange(length))]
-    index = Index([benchmark(*(Item(name, " ".join(words), "1") for name, words in texts.items()))])
+    index = OverlapIndex([benchmark(*(Item(name, " ".join(words), "1") for name, words in texts.items()))])
     hits = 0
     for number in range(60):
         document = ["abz"[int(u * 2.1)] for u in uniforms(0, "document", number, np.arange(150))]
@@ -97,16 +97,16 @@ def test_hashed_search_agrees_with_a_plain_one(monkeypatch: pytest.MonkeyPatch) 
 def test_equal_hashes_of_other_words_are_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
     # With factor 1 the hash is a sum, so any order of the same words collides.
     monkeypatch.setattr(overlap, "_FACTOR", 1)
-    index = Index([benchmark(ITEMS[1])])
+    index = OverlapIndex([benchmark(ITEMS[1])])
     assert index.overlaps(SHORT)
     assert not index.overlaps(" ".join(reversed(SHORT.rstrip("?").split())))
 
 
 def test_a_survey_counts_documents_and_items(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overlap, "MOST_LISTED", 2)
-    index = Index([benchmark(ITEMS[0], ITEMS[1]), benchmark(Item("o", LONG + " Say why.", "1"), name="other")])
+    index = OverlapIndex([benchmark(ITEMS[0], ITEMS[1]), benchmark(Item("o", LONG + " Say why.", "1"), name="other")])
     documents = [("web", 0, FAR), ("web", 1, LONG), ("web", 2, LONG), ("books", 0, SHORT), ("books", 1, "")]
-    report = survey(index, documents)
+    report = find_overlaps(index, documents)
     assert report.documents == {"web": 3, "books": 2}
     assert report.overlapping == {"web": 2, "books": 1}
     assert (report.tasks["made_up"].found, report.tasks["made_up"].documents) == (2, 3)
@@ -117,6 +117,6 @@ def test_a_survey_counts_documents_and_items(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_fingerprint_follows_the_items() -> None:
-    first = Index([benchmark(ITEMS[0])]).fingerprint
-    assert first == Index([benchmark(Item("renamed", LONG, "28"))]).fingerprint
-    assert first != Index([benchmark(ITEMS[1])]).fingerprint
+    first = OverlapIndex([benchmark(ITEMS[0])]).fingerprint
+    assert first == OverlapIndex([benchmark(Item("renamed", LONG, "28"))]).fingerprint
+    assert first != OverlapIndex([benchmark(ITEMS[1])]).fingerprint

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tfive.errors import UserError
-from tfive.evaluate.answers import judge
+from tfive.evaluate.answers import grade
 from tfive.evaluate.prompts import STYLES, demonstrations, options, prompt
 from tfive.evaluate.tasks import TASKS, Item, Task
 
@@ -45,7 +45,7 @@ def test_every_shipped_task_can_be_asked(task: Task) -> None:
 def test_every_demonstration_is_answered_the_way_it_is_judged(task: Task) -> None:
     for one in demonstrations(task.demonstrations or ""):
         worked = STYLES[task.prompt].solution.format(solution=one.solution, answer=one.item.answer)
-        verdict = judge(task, one.item, worked)
+        verdict = grade(task, one.item, worked)
         assert verdict.correct, verdict.steps
         assert not any(stop in worked for stop in task.stop)
 

@@ -11,12 +11,12 @@ import pytest
 
 from tfive.errors import UserError
 from tfive.evaluate import suite
-from tfive.evaluate.answers import judge
+from tfive.evaluate.answers import grade
 from tfive.evaluate.compare import compare_runs, comparison_table, explained, find_item
 from tfive.evaluate.metrics import mcnemar
 from tfive.evaluate.prompts import options
 from tfive.evaluate.records import Answers, open_folder, read_answers, read_run
-from tfive.evaluate.suite import asking, by_item, flips, generated_values, mean_of_tasks, run_task, task_scores
+from tfive.evaluate.suite import by_item, flips, generated_values, mean_of_tasks, plan_task, run_task, task_scores
 from tfive.evaluate.tasks import LETTERS, Items
 from tfive.inference.requests import When
 from tfive.inference.thought_model import ThoughtModel
@@ -29,14 +29,14 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_generated_answers_are_judged_and_kept_once(thinker: ThoughtModel, sums: Items, tmp_path: Path) -> None:
-    asked = asking(sums, samples=4, temperature=1.0, max_new_tokens=5, limit=3)
+    asked = plan_task(sums, samples=4, temperature=1.0, max_new_tokens=5, limit=3)
     run_task(thinker, asked, tmp_path)
     path = tmp_path / "sums.generated.jsonl"
     whole = lines(path)
     assert sorted((r["id"], r["sample"]) for r in whole) == [(f"sum-{n}", s) for n in range(3) for s in range(4)]
     for record in whole:
         item = next(item for item in sums if item.id == record["id"])
-        verdict = judge(sums.task, item, record["output"])
+        verdict = grade(sums.task, item, record["output"])
         assert (record["correct"], record["extracted"], record["gold"]) == (
             verdict.correct,
             verdict.extracted,
@@ -56,7 +56,7 @@ def test_generated_answers_are_judged_and_kept_once(thinker: ThoughtModel, sums:
 
 
 def test_options_are_compared_both_ways_and_recorded(thinker: ThoughtModel, riddles: Items, tmp_path: Path) -> None:
-    asked = asking(riddles, ways=("likelihood",), when=When(2))
+    asked = plan_task(riddles, ways=("likelihood",), when=When(2))
     run_task(thinker, asked, tmp_path)
     assert not (tmp_path / "riddles.generated.jsonl").exists()
     found = {record["id"]: record for record in lines(tmp_path / "riddles.options.jsonl")}
@@ -107,7 +107,7 @@ def test_measures_are_those_of_hand() -> None:
 def test_flips_are_measured_on_the_first_items(
     thinker: ThoughtModel, sums: Items, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = asking(sums, max_new_tokens=4)
+    asked = plan_task(sums, max_new_tokens=4)
     found = flips(thinker, asked, 2)
     assert (found.outputs, found.flipped) == (2, 0)
     original = suite.generate

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from tfive.report.statistics import mean_interval, rolling_median, worst_interval
+from tfive.report.statistics import mean_interval, rolling_median, student_widening, worst_interval
 
 TEXT = np.repeat(np.arange(40), 3)
 
@@ -29,6 +31,14 @@ def test_seeds_alone_give_the_interval_of_students_law(count: int, student: floa
     seeds = np.random.default_rng(1).normal(0, 1, count)
     found = mean_interval(np.repeat(seeds[:, None], len(TEXT), 1), TEXT)
     assert found.high - found.low == pytest.approx(2 * student * seeds.std(ddof=1) / count**0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "student"), [(2, math.tan(math.pi * 0.95 / 2)), (3, 0.95 * math.sqrt(2 / (1 - 0.95**2)))]
+)
+def test_the_widening_of_two_and_three_seeds_has_a_closed_form(seeds: int, student: float) -> None:
+    normal = 1.959963984540054
+    assert student_widening(seeds) == pytest.approx(math.sqrt(seeds / (seeds - 1)) * student / normal, rel=1e-12)
 
 
 @pytest.mark.parametrize("seeds", [3, 5])

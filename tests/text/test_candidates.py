@@ -96,8 +96,8 @@ def test_pools_stay_small_and_agree_with_wide_ones(tmp_path: Path) -> None:
     files = [SourceFile("s", path, "a.jsonl")]
     rule = groups()
     quotas = [[50]] * 5
-    narrow = scan(files, ["s"], rule, quotas, Reader(), Silent(), spacious=8)
-    wide = scan(files, ["s"], rule, quotas, Reader(), Silent(), spacious=10**6)
+    narrow = scan(files, ["s"], rule, quotas, Reader(), Silent(), bytes_per_token=8)
+    wide = scan(files, ["s"], rule, quotas, Reader(), Silent(), bytes_per_token=10**6)
     for few, all_ in zip(narrow.pools, wide.pools):
         assert 0 < len(few[0]) < len(all_[0])
         assert (few[0] == all_[0][: len(few[0])]).all()

@@ -52,7 +52,7 @@ def test_splits_have_their_sequences_and_sources_their_shares(tmp_path: Path, pr
     assert {split: len(corpus.sequences(split)) for split in SIZES} == SIZES
     assert [len(corpus.sequences("train", role)) for role in ("actor", "critic_fit", "pilot")] == [8, 4, 4]
     assert corpus.tokens.shape == (24, 32)
-    for stretch in corpus.stretches:
+    for stretch in corpus.ranges:
         owners = corpus.document[stretch.numbers]
         web = (corpus.documents["source"][owners] == corpus.sources.index("web")).sum()
         assert web == round(0.85 * stretch.sequences * 32)
@@ -76,7 +76,7 @@ def test_documents_are_whole_and_only_the_last_of_a_source_is_cut(
 
 def test_a_document_serves_one_role_and_a_sequence_too(tmp_path: Path, prepared: Prepare) -> None:
     corpus = prepared(text_settings(two_sources(tmp_path)))
-    groups = np.repeat(np.arange(len(corpus.stretches)), [one.sequences for one in corpus.stretches])
+    groups = np.repeat(np.arange(len(corpus.ranges)), [one.sequences for one in corpus.ranges])
     for row, group in enumerate(groups):
         assert set(corpus.documents["group"][corpus.document[row]]) == {group}
     digests = corpus.documents[["high", "low"]]
@@ -137,8 +137,8 @@ def test_a_prepared_corpus_is_not_prepared_again(
 def where_documents_went(corpus: PreparedCorpus) -> dict[tuple[int, int], tuple[str, str]]:
     return {
         (int(record["high"]), int(record["low"])): (
-            corpus.stretches[record["group"]].split,
-            corpus.stretches[record["group"]].role,
+            corpus.ranges[record["group"]].split,
+            corpus.ranges[record["group"]].role,
         )
         for record in corpus.documents
     }
@@ -173,8 +173,8 @@ def test_pools_that_were_too_small_are_scanned_again(
 ) -> None:
     sources = two_sources(tmp_path)
     expected = prepared(text_settings(sources), cache=tmp_path / "a")
-    monkeypatch.setattr(corpus_module, "SPACIOUS", 1)
-    monkeypatch.setattr(sequences, "GUESS", 0.5)
+    monkeypatch.setattr(corpus_module, "BYTES_PER_TOKEN_KEPT", 1)
+    monkeypatch.setattr(sequences, "FIRST_BYTES_PER_TOKEN", 0.5)
     assert bytes_of(prepared(text_settings(sources), cache=tmp_path / "b")) == bytes_of(expected)
 
 

@@ -12,7 +12,7 @@ from material import document, text_settings, write_jsonl
 from pydantic import ValidationError
 
 from tfive.errors import UserError
-from tfive.text.items import Chooser, after_pattern, choose, eligible, every_step, kind_counts, segments
+from tfive.text.items import PositionChooser, after_pattern, choose, eligible, every_step, kind_counts, segments
 from tfive.text.prepared import PreparedCorpus
 from tfive.text.settings import KINDS, Positions
 from tfive.text.tokens import TextTokenizer
@@ -211,5 +211,5 @@ def test_position_settings_must_make_sense(options: dict[str, object]) -> None:
 
 
 def test_the_gap_is_the_horizon_unless_given(tokenizer: TextTokenizer) -> None:
-    assert Chooser(Positions(), 7, 0, tokenizer).gap == 7
-    assert Chooser(Positions(min_gap=3), 7, 0, tokenizer).gap == 3
+    assert PositionChooser(Positions(), 7, 0, tokenizer).gap == 7
+    assert PositionChooser(Positions(min_gap=3), 7, 0, tokenizer).gap == 3

@@ -14,7 +14,7 @@ from material import write_jsonl
 from pydantic import ValidationError
 
 from tfive.errors import UserError
-from tfive.text.settings import Source, Where
+from tfive.text.settings import TextSource, Where
 from tfive.text.sources import BadRow, Reader, SourceFile, local_files, text_of
 
 
@@ -133,7 +133,7 @@ def test_a_folder_stands_for_its_files_in_a_fixed_order(tmp_path: Path) -> None:
     for name in ("b.jsonl", "sub/a.txt", "a.parquet", "note.md", ".hidden/c.txt", "z.jsonl.gz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    files = local_files(Source(name="s", path=str(tmp_path)))
+    files = local_files(TextSource(name="s", path=str(tmp_path)))
     assert [file.name for file in files] == ["a.parquet", "b.jsonl", "sub/a.txt", "z.jsonl.gz"]
 
 
@@ -142,13 +142,13 @@ def test_missing_and_unknown_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name, reason in [("gone.jsonl", "no such file"), ("a.csv", "not a .jsonl"), ("empty", "no .jsonl")]:
         with pytest.raises(UserError, match=reason) as error:
-            local_files(Source(name="s", path=str(tmp_path / name)))
+            local_files(TextSource(name="s", path=str(tmp_path / name)))
         assert name in str(error.value)
 
 
 def test_a_file_of_the_package() -> None:
     with pytest.raises(UserError, match="no such file"):
-        local_files(Source(name="s", path="tfive:data/absent.jsonl"))
+        local_files(TextSource(name="s", path="tfive:data/absent.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -171,4 +171,4 @@ def test_a_file_of_the_package() -> None:
 )
 def test_a_source_must_make_sense(options: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        Source.model_validate({"name": "s", **options})
+        TextSource.model_validate({"name": "s", **options})

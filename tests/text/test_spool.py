@@ -17,7 +17,7 @@ from material import document, text_settings
 from conftest import Prepare
 from tfive.errors import UserError
 from tfive.telemetry import Silent
-from tfive.text.settings import Source
+from tfive.text.settings import TextSource
 from tfive.text.spool import hub_files, spool, spooled
 
 COMMIT = "c0ffee" * 6
@@ -68,7 +68,7 @@ def texts_in(path: Path) -> list[str]:
 
 def test_a_hub_dataset_is_fetched_once_per_configuration(hub: FakeHub, tmp_path: Path) -> None:
     hub.rows = {"a": [{"text": f"a{n}"} for n in range(9)], "b": [{"text": f"b{n}"} for n in range(2)]}
-    source = Source(name="web", hub="who/texts", configs=("a", "b"), limit=3)
+    source = TextSource(name="web", hub="who/texts", configs=("a", "b"), limit=3)
     files, commit = hub_files(source, tmp_path, Silent())
     assert commit == COMMIT
     assert [texts_in(file.path) for file in files] == [["a0", "a1", "a2"], ["b0", "b1"]]
@@ -100,7 +100,7 @@ def test_fields_filter_and_file_patterns_reach_the_hub(hub: FakeHub, tmp_path: P
             {"id": "2512.9", "title": " ", "abstract": ""},
         ]
     }
-    source = Source.model_validate(
+    source = TextSource.model_validate(
         {
             "name": "arxiv",
             "hub": "who/texts",
@@ -116,10 +116,10 @@ def test_fields_filter_and_file_patterns_reach_the_hub(hub: FakeHub, tmp_path: P
 
 def test_what_the_hub_refuses_is_one_line_and_nothing_is_kept(hub: FakeHub, tmp_path: Path) -> None:
     hub.rows = {None: [{"text": "fine"}, {"body": "no text"}]}
-    source = Source(name="web", hub="who/texts")
+    source = TextSource(name="web", hub="who/texts")
     for broken, reason in [
-        (Source(name="web", hub="who/else"), "cannot read who/else"),
-        (Source(name="web", hub="who/texts", configs=("nope",)), "BuilderConfig 'nope' not found"),
+        (TextSource(name="web", hub="who/else"), "cannot read who/else"),
+        (TextSource(name="web", hub="who/texts", configs=("nope",)), "BuilderConfig 'nope' not found"),
         (source, "row 2 of who/texts has no field 'text'"),
     ]:
         with pytest.raises(UserError, match=reason) as error:
@@ -140,7 +140,7 @@ def test_without_the_datasets_package_the_extra_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"pip install 'tfive\[hub\]'"):
-        hub_files(Source(name="web", hub="who/texts"), tmp_path, Silent())
+        hub_files(TextSource(name="web", hub="who/texts"), tmp_path, Silent())
 
 
 def test_a_hub_source_is_prepared_like_a_file(hub: FakeHub, tmp_path: Path, prepared: Prepare) -> None:

@@ -13,10 +13,10 @@ from rich.table import Table
 
 from tfive.config.config import Config
 from tfive.errors import UserError
-from tfive.evaluate.overlap import Report, survey
+from tfive.evaluate.overlap import OverlapReport, find_overlaps
 from tfive.telemetry import Telemetry
 from tfive.text.corpus import source_files
-from tfive.text.settings import Source
+from tfive.text.settings import TextSource
 from tfive.text.sources import Reader
 from tfive.training.corpus import benchmark_index, cache_folder
 from tfive.training.recorder import Recorder
@@ -40,7 +40,7 @@ def overlap(
     index = benchmark_index(tasks, data)
     reader = Reader(skip_bad=config.text.bad_rows == "skip")
     with Recorder(quiet=quiet or as_json) as recorder:
-        report = survey(index, _documents(sources, reader, cache_folder(config), recorder))
+        report = find_overlaps(index, _documents(sources, reader, cache_folder(config), recorder))
     return json.dumps(report.plain(), indent=1, ensure_ascii=False) if as_json else rendered(report)
 
 
@@ -48,7 +48,9 @@ TEXT = (".txt", ".md", ".json", ".jsonl", ".csv", ".parquet", ".gz", ".zst", ".x
 """Endings of a name that is meant as a file and not as a preset."""
 
 
-def _sources(corpora: Sequence[str], fields: Sequence[str], overrides: Sequence[str]) -> tuple[Config, list[Source]]:
+def _sources(
+    corpora: Sequence[str], fields: Sequence[str], overrides: Sequence[str]
+) -> tuple[Config, list[TextSource]]:
     """Files and folders as sources of their own, presets and TOML files by the sources they name."""
     paths = [
         Path(name).expanduser() for name in corpora if not name.endswith(".toml") and Path(name).expanduser().exists()
@@ -58,7 +60,7 @@ def _sources(corpora: Sequence[str], fields: Sequence[str], overrides: Sequence[
         if not name.endswith(".toml") and ("/" in name or Path(name).suffix in TEXT):
             raise UserError(f"{name}: no such file or folder; check the path")
     config = Config.load(*layers, overrides=overrides)
-    sources = [Source(name=_name(path), path=str(path), fields=tuple(fields)) for path in paths]
+    sources = [TextSource(name=_name(path), path=str(path), fields=tuple(fields)) for path in paths]
     sources += config.text.sources if layers else ()
     names = [source.name for source in sources]
     if len(set(names)) < len(names):
@@ -72,7 +74,7 @@ def _name(path: Path) -> str:
 
 
 def _documents(
-    sources: Sequence[Source], reader: Reader, cache: Path, telemetry: Telemetry
+    sources: Sequence[TextSource], reader: Reader, cache: Path, telemetry: Telemetry
 ) -> Iterator[tuple[str, int, str]]:
     for source in sources:
         files, _ = source_files(source, cache, telemetry, skip_bad=reader.skip_bad)
@@ -82,7 +84,7 @@ def _documents(
                 yield source.name, row, text
 
 
-def rendered(report: Report) -> str:
+def rendered(report: OverlapReport) -> str:
     """The report for people."""
     table = Table(box=None, pad_edge=False)
     table.add_column("task", no_wrap=True)

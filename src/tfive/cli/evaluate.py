@@ -176,9 +176,9 @@ def eval_gains(
 ) -> None:
     """Measure and tabulate."""
     from tfive.cli.evaluate_gains import gains_command
-    from tfive.evaluate.diagnostics import Size
+    from tfive.evaluate.diagnostics import SampleSize
 
-    size = Size(texts, tokens, rows, seed)
+    size = SampleSize(texts, tokens, rows, seed)
     chosen: dict[str, Any] = {"base": base, "size": size, "per_text": positions, "entropy": entropy}
     chosen["pattern"] = pattern
     print(gains_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json))

@@ -12,12 +12,12 @@ from pydantic import ValidationError
 from transformers import PreTrainedModel
 
 from tfive.errors import UserError
-from tfive.evaluate.diagnostics import Size, diagnose, gains_table, sample_texts
+from tfive.evaluate.diagnostics import SampleSize, diagnose, gains_table, sample_texts
 from tfive.evaluate.evaluated import has_thoughts
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import load_model, tokenizer_fingerprint
 from tfive.models.precision import choose_device, choose_dtype
-from tfive.text.settings import Positions, Source, Where
+from tfive.text.settings import Positions, TextSource, Where
 from tfive.text.sources import SourceFile, local_files
 from tfive.tree.settings import ThoughtSettings
 
@@ -35,7 +35,7 @@ def parse_corpus(texts: Sequence[str], where: Where | None = None) -> list[tuple
             raise UserError(f"--corpus {text!r}: the share {share!r} is not a number") from error
         if not 0 < weight < float("inf"):
             raise UserError(f"--corpus {text!r}: the share must be above 0")
-        found += [(file, weight) for file in local_files(Source(name=f"source-{number}", path=path, where=where))]
+        found += [(file, weight) for file in local_files(TextSource(name=f"source-{number}", path=path, where=where))]
     if not found:
         raise UserError("--corpus: name at least one file of text")
     return found
@@ -76,7 +76,7 @@ def gains_command(
     corpus: Sequence[str],
     *,
     base: str | None,
-    size: Size,
+    size: SampleSize,
     per_text: int,
     entropy: float,
     pattern: str,

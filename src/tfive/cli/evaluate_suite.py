@@ -18,7 +18,16 @@ from tfive.evaluate.compare import answers_of, compare_runs, comparison_table, e
 from tfive.evaluate.equivalence import Verifier, installed
 from tfive.evaluate.evaluated import load_evaluated, parse_thoughts
 from tfive.evaluate.records import SCORES, open_folder, read_run, read_scores, write_text
-from tfive.evaluate.suite import Asking, asking, check_task, flips, mean_of_tasks, primary_values, run_task, task_scores
+from tfive.evaluate.suite import (
+    TaskPlan,
+    check_task,
+    flips,
+    mean_of_tasks,
+    plan_task,
+    primary_values,
+    run_task,
+    task_scores,
+)
 from tfive.evaluate.tasks import Items, find_tasks, load_items
 from tfive.inference.requests import NEVER, When
 from tfive.inference.thought_model import ThoughtModel
@@ -83,9 +92,9 @@ def evaluate(wanted: Wanted, *, quiet: bool = False) -> dict[str, Any]:
     # Bad options are refused before a model is loaded.
     parse_thoughts(wanted.thoughts, 1)
     for one in items:
-        _asking(wanted, one, NEVER)
+        _plan_task(wanted, one, NEVER)
     model, when, facts = load_subject(wanted)
-    plans = [_asking(wanted, one, when) for one in items]
+    plans = [_plan_task(wanted, one, when) for one in items]
     for plan in plans:
         check_task(model, plan)
     folder = wanted.out or Path("evaluations") / re.sub(r"[^\w.\-]+", "-", f"{facts['name']}-{wanted.thoughts}")
@@ -111,8 +120,8 @@ def evaluate(wanted: Wanted, *, quiet: bool = False) -> dict[str, Any]:
     return scores
 
 
-def _asking(wanted: Wanted, items: Items, when: When) -> Asking:
-    return asking(
+def _plan_task(wanted: Wanted, items: Items, when: When) -> TaskPlan:
+    return plan_task(
         items,
         samples=wanted.samples,
         temperature=wanted.temperature,
@@ -128,7 +137,7 @@ def _asking(wanted: Wanted, items: Items, when: When) -> Asking:
 
 
 @contextmanager
-def _verifier(plans: Sequence[Asking]) -> Iterator[Verifier | None]:
+def _verifier(plans: Sequence[TaskPlan]) -> Iterator[Verifier | None]:
     """math-verify where it is installed and there is mathematics."""
     if not installed() or not any(plan.task.kind == "math" and plan.generates for plan in plans):
         yield None

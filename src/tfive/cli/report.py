@@ -12,7 +12,7 @@ from tfive.report import figures
 from tfive.report.page import markdown, write_pages
 from tfive.report.runs import STUDY, SUMMARY, Run, done, mismatches, read_json, read_study
 from tfive.report.sections import run_blocks, study_blocks
-from tfive.report.table import LIMITS, Table, rows_csv, study_table
+from tfive.report.table import LIMITS, StudyTable, rows_csv, study_table
 
 REPORT = "report"
 
@@ -68,7 +68,7 @@ def study_text(folder: Path, runs: Sequence[Run], *, as_json: bool) -> str:
     return text if as_json else markdown(title, blocks) + f"\nwritten to {report}"
 
 
-def tabulated(runs: Sequence[Run], reference: str | None = None, limits: Sequence[str] = LIMITS) -> Table:
+def tabulated(runs: Sequence[Run], reference: str | None = None, limits: Sequence[str] = LIMITS) -> StudyTable:
     """The table of runs that may stand in one; a `UserError` names the first thing in which they differ."""
     found = mismatches(runs)
     if found:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tfive.config.config import Config
 from tfive.config.layers import NONE
+from tfive.methods.registry import methods
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
 

@@ -1,4 +1,4 @@
-"""From an output to a verdict: what the answer is, its normal form, whether it is the gold one, and every step of that.
+"""Grading an output: extract its answer, normalise it, compare it with the gold answer, and record every step.
 
 Exact match after fixed normalisation is the primary score, as in the paper; equivalence by math-verify stands beside it
 when a verifier is given. Extraction never looks at the gold answer. Its rules, the first that finds something:
@@ -39,7 +39,7 @@ _LAST_NUMBER = re.compile(
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judgement of one output, with the steps that led to it."""
+    """The grade of one output, with the steps that led to it."""
 
     correct: bool
     """Whether the answer is the gold one by exact match after normalisation."""
@@ -52,29 +52,29 @@ class Verdict:
     equivalent: bool | None
     """Whether math-verify calls it equal; None when it was not asked or could not decide."""
     steps: tuple[str, ...]
-    """How it came about, one line a step."""
+    """The steps of extraction and comparison, one line each."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """A piece of an output and the rule that found it."""
+class Extraction:
+    """The answer found in an output and the rule that found it."""
 
     text: str
     rule: str
 
 
-def judge(task: Task, item: Item, output: str, *, verifier: Verifier | None = None) -> Verdict:
+def grade(task: Task, item: Item, output: str, *, verifier: Verifier | None = None) -> Verdict:
     """The verdict on an output of the item. `equivalent` is None without a verifier, and for options."""
     if task.kind == "choice":
-        return _judge_choice(item, output)
-    found = extract(output)
-    if found is None:
+        return _grade_choice(item, output)
+    extraction = extract(output)
+    if extraction is None:
         return Verdict(False, None, None, item.answer, None, ("no answer found",))
-    answer_trail, gold_trail = trace(found.text), trace(item.answer)
-    normal, gold = answer_trail[-1][1], gold_trail[-1][1]
-    steps = [f"{found.rule}: {found.text}"]
-    steps += [f"answer, {name}: {text}" for name, text in answer_trail[1:]]
-    steps += [f"gold, {name}: {text}" for name, text in gold_trail[1:]]
+    answer_trace, gold_trace = trace(extraction.text), trace(item.answer)
+    normal, gold = answer_trace[-1][1], gold_trace[-1][1]
+    steps = [f"{extraction.rule}: {extraction.text}"]
+    steps += [f"answer, {name}: {text}" for name, text in answer_trace[1:]]
+    steps += [f"gold, {name}: {text}" for name, text in gold_trace[1:]]
     correct = normal == gold and bool(normal)
     steps.append(f"exact match: {normal} {'=' if correct else '≠'} {gold}")
     equivalent: bool | None = None
@@ -82,20 +82,20 @@ def judge(task: Task, item: Item, output: str, *, verifier: Verifier | None = No
         equivalent = True
         steps.append("equivalence: the normal forms are the same text")
     elif verifier is not None:
-        asked = verifier(gold, normal)
-        equivalent = asked.equal
-        steps.append(f"equivalence: {asked.reason}")
-    return Verdict(correct, found.text, normal, item.answer, equivalent, tuple(steps))
+        checked = verifier(gold, normal)
+        equivalent = checked.equal
+        steps.append(f"equivalence: {checked.reason}")
+    return Verdict(correct, extraction.text, normal, item.answer, equivalent, tuple(steps))
 
 
-def extract(output: str) -> Found | None:
+def extract(output: str) -> Extraction | None:
     """The mathematical answer an output gives, None when it gives none."""
     said = output.rsplit("</think>", 1)[-1]
-    for rule, look in _PLACES:
-        if (text := look(said)) is not None:
-            return Found(text[:LONGEST], rule)
+    for rule, search in _RULES:
+        if (text := search(said)) is not None:
+            return Extraction(text[:LONGEST], rule)
     numbers = _LAST_NUMBER.findall(said)
-    return Found(numbers[-1].replace(" ", "").rstrip(",")[:LONGEST], "last number") if numbers else None
+    return Extraction(numbers[-1].replace(" ", "").rstrip(",")[:LONGEST], "last number") if numbers else None
 
 
 def boxed(text: str) -> str | None:
@@ -138,16 +138,15 @@ def _line_after_phrase(text: str) -> str | None:
     return next((line for line in reversed(lines) if line), None)
 
 
-Look = Callable[[str], str | None]
-_PLACES: tuple[tuple[str, Look], ...] = (
+_RULES: tuple[tuple[str, Callable[[str], str | None]], ...] = (
     ("last \\boxed", boxed),
     ("after ####", _after_marks),
     ("after “answer is”", _after_phrase),
 )
-_CHOICE_PLACES = (*_PLACES[:2], ("after “answer is”", _line_after_phrase))
+_CHOICE_RULES = (*_RULES[:2], ("after “answer is”", _line_after_phrase))
 
 
-def _judge_choice(item: Item, output: str) -> Verdict:
+def _grade_choice(item: Item, output: str) -> Verdict:
     found = extract_choice(output, item.choices)
     if found is None:
         return Verdict(False, None, None, item.answer, None, ("no option found",))
@@ -160,8 +159,8 @@ def _judge_choice(item: Item, output: str) -> Verdict:
 def extract_choice(output: str, choices: tuple[str, ...]) -> tuple[str, str, str] | None:
     """What an output says, the letter of the option it chooses, and the rule; None when it chooses none."""
     said = output.rsplit("</think>", 1)[-1]
-    for rule, look in _CHOICE_PLACES:
-        text = (look(said) or "")[:LONGEST]
+    for rule, search in _CHOICE_RULES:
+        text = (search(said) or "")[:LONGEST]
         letter = _choice_of(text, choices) if text else None
         if letter is not None:
             return text, letter, rule

@@ -1,4 +1,4 @@
-"""Runs looked at afterwards: two of them item by item, or one item with everything that led to its verdict."""
+"""Evaluations after the fact: two of them compared item by item, or one item with the steps of its verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfive.evaluate.tasks import LETTERS
 
 
 def answers_of(folder: Path, task: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Generated answers and compared options of a task, as far as there are any."""
+    """Generated answers and compared options of a task; either may be empty."""
     paths = (answers_file(folder, task, kind) for kind in (GENERATED, OPTIONS))
     generated, compared = ([*read_answers(path)] if path.is_file() else [] for path in paths)
     return generated, compared
@@ -63,7 +63,7 @@ def _compared(a: dict[str, float], b: dict[str, float]) -> dict[str, Any]:
 
 
 def _differences(a: Any, b: Any, key: str = "") -> Iterator[str]:
-    """Keys in which two runs were asked differently, beside the model."""
+    """Keys of `run.json`, the model aside, in which two runs differ."""
     if isinstance(a, dict) and isinstance(b, dict):
         for name in {**a, **b}:
             if key or name != "model":
@@ -103,7 +103,7 @@ def find_item(folder: Path, item: str) -> dict[str, Any]:
 
 
 def explained(found: dict[str, Any]) -> str:
-    """One item for a reader: the question, every answer, and the steps of its verdict."""
+    """One item as readable text: the question, every answer, and the steps of its verdict."""
     records = [*found["generated"], *found["options"]]
     first = records[0]
     lines = [f"{found['task']} {first['id']}", "", first["question"]]

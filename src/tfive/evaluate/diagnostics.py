@@ -1,4 +1,4 @@
-"""Gains of a model on a corpus of one's own: every gain and control of SPEC 1, by kind of position and by source.
+"""Gains of a model on a user's own text: every gain and control, by kind of position and by source.
 
 Texts are the first tokens of documents that are at least as long, drawn at random from each file in proportion to its
 share, one text per document. Claims of learning rest on content gain and on gain against the base model's loss.
@@ -20,10 +20,10 @@ from tfive.errors import UserError
 from tfive.inference.thought_model import ThoughtModel
 from tfive.rl.clusters import clustered_mean
 from tfive.rl.gains import Gains, foreign, measure, no_thought_losses
-from tfive.rl.gate import Gate, best_constant_gate, experts, mixed_gains
+from tfive.rl.gate import Gate, PredictionGate, best_constant_gate, experts, mixed_gains
 from tfive.rl.settings import GateSettings
 from tfive.text.candidates import apportion
-from tfive.text.items import Chooser
+from tfive.text.items import PositionChooser
 from tfive.text.settings import KINDS, Positions
 from tfive.text.sources import Reader, SourceFile
 from tfive.text.tokens import TextTokenizer
@@ -34,7 +34,7 @@ _READ_AHEAD = 64
 """Documents tokenized at a time while looking for long enough ones."""
 
 _AGAINST_BASE = ("gain_vs_base", "no_thought_drift")
-"""Gains that say something only beside a base model."""
+"""Gains that need a base model."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Size:
+class SampleSize:
     """How much text is measured."""
 
     texts: int = 64
@@ -61,7 +61,7 @@ class Size:
 
 
 def draw_texts(
-    sources: Sequence[tuple[SourceFile, float]], tokenizer: TextTokenizer, size: Size
+    sources: Sequence[tuple[SourceFile, float]], tokenizer: TextTokenizer, size: SampleSize
 ) -> tuple[np.ndarray, list[int], list[int]]:
     """Beginnings of documents in a random order `[B, S]`, the number of each one's source, and how many documents of
     each source were too short."""
@@ -76,14 +76,14 @@ def draw_texts(
 
 
 def sample_texts(
-    sources: Sequence[tuple[SourceFile, float]], model: ThoughtModel, positions: Positions, size: Size
+    sources: Sequence[tuple[SourceFile, float]], model: ThoughtModel, positions: Positions, size: SampleSize
 ) -> Sample:
     """Texts of all sources; positions by entropy are chosen where this model is uncertain."""
     tokenizer = TextTokenizer.of(model.tokenizer)
     tokens_BS, number_B, short = draw_texts(sources, tokenizer, size)
     names = [file.name for file, _ in sources]
     entropy_BS = _entropies(model, tokens_BS, size.rows) if positions.entropy > 0 else None
-    chooser = Chooser(positions, model.plan.horizon, size.seed, tokenizer, _never_asked)
+    chooser = PositionChooser(positions, model.plan.horizon, size.seed, tokenizer, _never_asked)
     place_BP = np.full((size.texts, positions.per_text), -1, dtype=np.int64)
     kind_BP = place_BP.copy()
     for row, tokens_S in enumerate(tokens_BS):
@@ -104,7 +104,7 @@ def _never_asked(*_: Any) -> Any:
 
 
 def _beginnings(
-    file: SourceFile, number: int, count: int, size: Size, tokenizer: TextTokenizer
+    file: SourceFile, number: int, count: int, size: SampleSize, tokenizer: TextTokenizer
 ) -> tuple[np.ndarray, int]:
     """The beginnings of `count` documents in a random order `[count, S]`, and how many were too short."""
     documents = [text for _, text in Reader().documents(file)]
@@ -132,10 +132,12 @@ def _entropies(model: ThoughtModel, tokens_BS: np.ndarray, rows: int) -> np.ndar
 
 
 @torch.no_grad()
-def diagnose(model: ThoughtModel, sample: Sample, size: Size, base: PreTrainedModel | None = None) -> dict[str, Any]:
+def diagnose(
+    model: ThoughtModel, sample: Sample, size: SampleSize, base: PreTrainedModel | None = None
+) -> dict[str, Any]:
     """Every gain with its text-clustered 95 % interval: all items together, by kind of position, by source.
 
-    `base` is the model before training, for the yardstick that training cannot move; it reads the same tokens.
+    `base` is the model before training, for gains against a loss that training cannot change; it reads the same tokens.
     """
     engine = model.engine()
     texts = sample.texts.to(engine.device)
@@ -160,7 +162,7 @@ def diagnose(model: ThoughtModel, sample: Sample, size: Size, base: PreTrainedMo
     columns["continuation_loss"] = gains.own_I
     behaviour: dict[str, float | None] = {}
     if model.gate is not None:
-        mixed, behaviour = _mixed(model, texts, thoughts, gains, size.rows)
+        mixed, behaviour = _mixed(engine, model.gate, texts, thoughts, gains, size.rows)
         columns |= mixed
     sources = sorted(set(sample.source_B))
     source_I = torch.tensor([sources.index(name) for name in sample.source_B])[gains.text_I]
@@ -175,19 +177,16 @@ def diagnose(model: ThoughtModel, sample: Sample, size: Size, base: PreTrainedMo
 
 
 def _mixed(
-    model: ThoughtModel, texts: TextBatch, thoughts: Thoughts, gains: Gains, rows: int
+    engine: TreeModel, own: PredictionGate, texts: TextBatch, thoughts: Thoughts, gains: Gains, rows: int
 ) -> tuple[dict[str, Tensor], dict[str, float | None]]:
-    """Mixed gains item by item. The constant gate is the best of the first half of the texts, judged on the rest."""
-    engine, own = model.engine(), model.gate
-    if own is None:
-        raise ValueError("a model without a gate has no mixed gain")
+    """Mixed gains item by item. The constant gate is fitted on the first half of the texts and measured on the rest."""
     gate = Gate(own.features, GateSettings(width=own.last.in_features), seed=0, device=engine.device)
     gate.gate.load_state_dict(own.state_dict())
     half = max(1, len(texts.tokens_BS) // 2)
-    predictions, lent = (experts(engine, texts, some, rows=rows) for some in (thoughts, foreign(thoughts)))
+    predictions, with_foreign = (experts(engine, texts, some, rows=rows) for some in (thoughts, foreign(thoughts)))
     first = predictions.items((gains.text_I < half).nonzero().flatten().to(engine.device))
     gate.constant = best_constant_gate(first.log_with_IH, first.log_without_IH, first.mask_IH)
-    found = mixed_gains(gate, predictions, lent)
+    found = mixed_gains(gate, predictions, with_foreign)
     columns = {name: gain_I.float().cpu() for name, gain_I in found.gains_I.items()}
     columns["mixed_gain_constant"] = torch.where(gains.text_I >= half, columns["mixed_gain_constant"], torch.nan)
     return columns, found.behaviour

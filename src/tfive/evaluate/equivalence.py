@@ -2,9 +2,8 @@
 
 Computer algebra on text that a model wrote can run for ever, fill the memory or overflow the stack, and a time limit
 inside the process does not reach a long computation in C. So the work happens in a worker process with limited memory
-that is asked over a pipe: when no reply comes in time the worker is killed, the answer counts as undecided, and the
-next question gets a fresh worker. The worker also sets itself an alarm for every question, so that none is left behind
-when its parent dies.
+that is queried over a pipe: when no reply comes in time the worker is killed, the answer counts as undecided, and the
+next query starts a new worker. The worker also sets itself an alarm for every query, so that none outlives its parent.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class Verifier:
 
 
 def installed() -> bool:
-    """Whether math-verify is there."""
+    """Whether math-verify is installed."""
     return importlib.util.find_spec("math_verify") is not None
 
 
@@ -119,7 +118,7 @@ def serve() -> NoReturn:
     import resource
     import signal
 
-    # Libraries that print must not speak into the replies.
+    # What libraries print must not mix with the replies.
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -139,7 +138,7 @@ def serve() -> NoReturn:
 
 
 def _compare(library: Any, gold: str, answer: str) -> Equivalence:
-    """math-verify's word on two answers. Its own time limits are off: the worker's alarm stands in for them."""
+    """math-verify's comparison of two answers. Its own time limits are off: the worker's alarm replaces them."""
     try:
         parsed = [library.parse(f"${text}$", parsing_timeout=None) for text in (gold, answer)]
         if not all(parsed):

@@ -13,8 +13,8 @@ from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import load_model
 from tfive.tree.settings import ThoughtSettings
 
-_SILENT = ThoughtSettings(length=1, checkpoints=(1,), horizon=1, delimiters="none")
-"""Thoughts of a model that has none: there is nothing to say about them."""
+_NO_THOUGHTS = ThoughtSettings(length=1, checkpoints=(1,), horizon=1, delimiters="none")
+"""Smallest valid thought settings, for a plain model that never writes a thought."""
 
 
 def parse_thoughts(text: str, horizon: int) -> When:
@@ -38,11 +38,11 @@ def has_thoughts(source: str) -> bool:
 def load_evaluated(
     source: str, thoughts: str, device: torch.device | None, dtype: torch.dtype | None
 ) -> tuple[ThoughtModel, When, str]:
-    """The model, when it thinks, and what it is called; without thoughts it is the plain actor."""
+    """The model, when it writes thoughts, and its name; with `thoughts` = none it is the plain actor."""
     parse_thoughts(thoughts, 1)
     if thoughts == "none":
         loaded = load_model(source, device=device, dtype=dtype)
-        return ThoughtModel(loaded.model, loaded.tokenizer, _SILENT), NEVER, loaded.name
+        return ThoughtModel(loaded.model, loaded.tokenizer, _NO_THOUGHTS), NEVER, loaded.name
     if not has_thoughts(source):
         raise UserError(
             f"--thoughts {thoughts}: {source} has no {FOLDER}/{DESCRIPTION}; give a folder that tfive export wrote"

@@ -26,10 +26,10 @@ _ROWS = {"cuda": 256, "cpu": 8}
 """Most texts written at once, by device."""
 
 _POLL = {"cuda": 16, "cpu": 2}
-"""Steps between two looks at what has been written, by device."""
+"""Steps between two checks for finished texts, by device."""
 
 _LOGIT_COPIES = 12
-"""Copies of a step's logits that its arithmetic may hold at once."""
+"""Copies of a step's logits that may be in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Decoding:
     top_p: float = 1.0
     seed: int = 0
     when: When = NEVER
-    """When hidden thoughts are had."""
+    """At which tokens hidden thoughts are written."""
     parity: bool = False
-    """Every output by itself."""
+    """Write every output in a batch of its own."""
     rows: int = 0
     """Most outputs written at once; 0: as many as fit."""
 
@@ -61,14 +61,14 @@ class Decoding:
 
 
 @dataclass(frozen=True)
-class Request:
+class GenerationRequest:
     """A prompt to be answered."""
 
     id: str
     prompt: str
     max_new_tokens: int
     number: int
-    """Says which random numbers it gets; `item_number` gives one."""
+    """Counter of its random numbers; `item_number` gives one."""
 
 
 @dataclass(frozen=True)
@@ -90,24 +90,24 @@ def item_number(task: str, item: str) -> int:
 
 
 def encoded(tokenizer: Any, text: str) -> list[int]:
-    """Token ids, with what the tokenizer itself puts before a text, unless the text already begins with it."""
+    """Token ids, with the tokenizer's begin-of-text token unless the text already starts with it."""
     begin: str | None = getattr(tokenizer, "bos_token", None)
     has_it = bool(begin) and text.startswith(str(begin))
     options = {"add_special_tokens": False} if has_it else {}
-    # The tokenizer's own word on long texts would be printed; who asks checks the length.
+    # verbose=False: no warning about long texts; callers check the length.
     return [int(i) for i in tokenizer.encode(text, verbose=False, **options)]
 
 
 def generate(
     model: ThoughtModel,
-    requests: Sequence[Request],
+    requests: Sequence[GenerationRequest],
     stops: tuple[str, ...],
     decoding: Decoding,
     *,
     done: frozenset[tuple[str, int]] = frozenset(),
     telemetry: Telemetry | None = None,
     label: str = "generate",
-) -> Iterator[tuple[Request, int, Output]]:
+) -> Iterator[tuple[GenerationRequest, int, Output]]:
     """Every request's outputs with their sample numbers, as they are finished; `done` ones are left out."""
     chosen = [
         (request, sample)
@@ -140,7 +140,7 @@ def generate(
         )
 
 
-def check_lengths(model: ThoughtModel, requests: Sequence[Request], decoding: Decoding) -> None:
+def check_lengths(model: ThoughtModel, requests: Sequence[GenerationRequest], decoding: Decoding) -> None:
     """Refuse prompts that the model cannot take before anything is written."""
     for request in requests:
         _order(model, request, 0, decoding.when.ever)
@@ -160,7 +160,7 @@ def _written(
     yield from model.write(orders, manner, stops, rows=rows, poll=_POLL.get(device, 2))
 
 
-def _order(model: ThoughtModel, request: Request, sample: int, thinks: bool) -> TokenRequest:
+def _order(model: ThoughtModel, request: GenerationRequest, sample: int, thinks: bool) -> TokenRequest:
     """The request in tokens; where the model has fewer positions than asked for, the output is shorter."""
     ids, most = encoded(model.tokenizer, request.prompt), request.max_new_tokens
     if not ids:
@@ -200,7 +200,7 @@ class Flips:
     outputs: int
     flipped: int
     first_difference: float | None
-    """Mean place of the first differing token among flipped outputs."""
+    """Mean index of the first differing token among flipped outputs."""
 
     @property
     def rate(self) -> float:
@@ -208,7 +208,9 @@ class Flips:
         return self.flipped / max(1, self.outputs)
 
 
-def flip_rate(together: Sequence[tuple[Request, int, Output]], alone: Sequence[tuple[Request, int, Output]]) -> Flips:
+def flip_rate(
+    together: Sequence[tuple[GenerationRequest, int, Output]], alone: Sequence[tuple[GenerationRequest, int, Output]]
+) -> Flips:
     """Compares outputs written together with the same ones written by themselves (parity mode)."""
     by_name = {(request.id, sample): output.ids for request, sample, output in together}
     pairs = [(by_name[request.id, sample], output.ids) for request, sample, output in alone]

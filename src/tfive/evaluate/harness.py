@@ -19,22 +19,22 @@ from torch import Tensor
 
 from tfive.errors import UserError
 from tfive.evaluate.evaluated import load_evaluated
-from tfive.evaluate.generate import Decoding, Request, encoded, generate
+from tfive.evaluate.generate import Decoding, GenerationRequest, encoded, generate
 from tfive.evaluate.likelihood import Likelihood, log_likelihoods
 from tfive.inference.requests import NEVER, When
 from tfive.inference.thought_model import ThoughtModel, uncertain_places
 from tfive.models.precision import choose_device, choose_dtype
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Names under which the harness says how long an output may be, the first one counts."""
+"""Names the harness uses for the longest output; the first one present counts."""
 
 
 @register_model("tfive")
 class HarnessModel(LM):
     """Answers the harness's three kinds of request.
 
-    With thoughts, whether a continuation is the likeliest one is not computed and told as False; accuracies of multiple
-    choice and of generated answers do not use it.
+    With thoughts, whether a continuation is the likeliest one is not computed and reported as False; accuracies of
+    multiple choice and of generated answers do not use it.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class HarnessModel(LM):
 
     @classmethod
     def of(cls, model: ThoughtModel, when: When = NEVER, seed: int = 0) -> HarnessModel:
-        """The same around a model that is already there."""
+        """The same around a model that is already loaded."""
         made = cls.__new__(cls)
         LM.__init__(made)
         made.model, made.when, made.name, made.seed = model, when, "model", seed
         return made
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Log-likelihood of each continuation; neighbours with the same context share its reading."""
+        """Log-likelihood of each continuation; consecutive requests with one context share its forward pass."""
         groups: list[list[tuple[str, str]]] = []
         for request in requests:
             context, continuation = request.args
@@ -127,12 +127,12 @@ class HarnessModel(LM):
             seed=self.seed,
             when=self.when,
         )
-        asked = [Request(str(number), text, most, number) for number, text in prompts.items()]
+        asked = [GenerationRequest(str(number), text, most, number) for number, text in prompts.items()]
         return {int(one.id): output.text for one, _, output in generate(self.model, asked, stops, decoding)}
 
     @property
     def tokenizer_name(self) -> str:
-        """What the harness keeps cached requests under."""
+        """Name under which the harness caches requests."""
         return f"tfive-{self.name}"
 
     def chat_template(self, chat_template: bool | str = False) -> str:

@@ -1,7 +1,7 @@
-"""Log-likelihood of options after a context: the context is read once, its options hang off it as branches of a tree.
+"""Log-likelihood of options after a context: the context is read once, its options are branches of a tree.
 
-With thoughts every option is a text of its own: thoughts stand at the end of the context and on in the option as they
-would if it were being written, each serves the next H tokens, and the gate mixes the two predictions.
+With thoughts every option is a text of its own: thoughts are written at the end of the context and inside the option as
+in generation, each serves the next H tokens, and the gate mixes the two predictions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Likelihood:
 
 
 @dataclass(frozen=True)
-class _Branching:
+class _ContextRow:
     """One context of a question in tokens, with the options that follow it."""
 
     question: int
@@ -104,13 +104,17 @@ def log_likelihoods(
 
     In parity mode every question is a pass of its own.
     """
-    rows = [row for number, options in enumerate(questions) for row in _branchings(model, number, options, when)]
+    rows = [row for number, options in enumerate(questions) for row in _context_rows(model, number, options, when)]
     budget = 1 if parity else nodes or _NODES.get(model.model.device.type, 2048)
     batches = list(_batches(rows, budget, model.plan.reach if when.ever else 0))
     missing = {number: len(options) for number, options in enumerate(questions)}
     found: dict[int, dict[int, Likelihood]] = {number: {} for number in missing}
     for batch in (telemetry or Silent()).progress(batches, label, len(batches)):
-        scored = _with_thoughts(model, batch, when, seed, numbers) if when.ever else _plainly(model, batch)
+        scored = (
+            _score_with_thoughts(model, batch, when, seed, numbers)
+            if when.ever
+            else _score_without_thoughts(model, batch)
+        )
         for row, values in zip(batch, scored):
             for option, (total, likeliest, thoughts, thought_tokens) in zip(row.options, values):
                 text = questions[row.question][option][1].removeprefix(" ")
@@ -123,7 +127,7 @@ def log_likelihoods(
                 yield row.question, [options[number] for number in sorted(options)]
 
 
-def _branchings(model: ThoughtModel, question: int, options: Options, when: When) -> list[_Branching]:
+def _context_rows(model: ThoughtModel, question: int, options: Options, when: When) -> list[_ContextRow]:
     """The rows of a question: one per distinct context."""
     by_context: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
     for number, (context, continuation) in enumerate(options):
@@ -139,14 +143,14 @@ def _branchings(model: ThoughtModel, question: int, options: Options, when: When
             before = before[-room:]
         by_context.setdefault(before, []).append((number, after))
     return [
-        _Branching(question, context, tuple(n for n, _ in own), tuple(ids for _, ids in own))
+        _ContextRow(question, context, tuple(n for n, _ in own), tuple(ids for _, ids in own))
         for context, own in by_context.items()
     ]
 
 
-def _batches(rows: list[_Branching], budget: int, reach: int) -> Iterator[list[_Branching]]:
+def _batches(rows: list[_ContextRow], budget: int, reach: int) -> Iterator[list[_ContextRow]]:
     """Rows of similar size together, so that little of a pass is padding; the longest first."""
-    batch: list[_Branching] = []
+    batch: list[_ContextRow] = []
     size = 0
     for row in sorted(rows, key=lambda row: (-row.nodes, row.question)):
         longest = max(size, row.nodes + reach * max(map(len, row.continuations)))
@@ -159,7 +163,7 @@ def _batches(rows: list[_Branching], budget: int, reach: int) -> Iterator[list[_
         yield batch
 
 
-def _found(logits: Sequence[Tensor], rows: Mapping[str, Tensor]) -> Reduced:
+def _log_prob_and_likeliest(logits: Sequence[Tensor], rows: Mapping[str, Tensor]) -> Reduced:
     return target_log_prob(logits, rows) | {"likeliest": logits[0].argmax(-1) == rows["target"]}
 
 
@@ -167,11 +171,11 @@ Scored = list[tuple[float, bool, int, int]]
 """Of every option: log-likelihood, whether its tokens are the likeliest, thoughts, thought tokens."""
 
 
-def _plainly(model: ThoughtModel, batch: list[_Branching]) -> list[Scored]:
+def _score_without_thoughts(model: ThoughtModel, batch: list[_ContextRow]) -> list[Scored]:
     """Options as branches at the end of their context; a branch's tokens are predicted by the nodes before them."""
     group, length = max(len(row.options) for row in batch), max(len(c) for row in batch for c in row.continuations)
     plan = ThoughtPlan(length=length, checkpoints=(length,), horizon=1, group=group)
-    # The model's own norms and blocks: an engine per pass would have to admit faster ones every time.
+    # Unfused: this engine lives for one pass, and fused modules would be checked against plain ones each time.
     unfused = {"fused_norms": "off", "fused_blocks": "off"}
     engine = TreeModel(model.model, plan, model.settings.model_copy(update=unfused))
     device = engine.device
@@ -185,23 +189,25 @@ def _plainly(model: ThoughtModel, batch: list[_Branching]) -> list[Scored]:
         for r, ids in enumerate(row.continuations):
             tokens_BRT[b, r, : len(ids)], length_BR[b, r] = torch.tensor(ids), len(ids)
     tokens_BRT, length_BR = tokens_BRT.to(device), length_BR.to(device)
-    nothing = torch.zeros(tokens_BRT.shape, device=device)
-    thoughts = Thoughts(tokens_BRT, length_BR, length_BR > 0, length_BR < 0, nothing)
+    zeros_BRT = torch.zeros(tokens_BRT.shape, device=device)
+    thoughts = Thoughts(tokens_BRT, length_BR, length_BR > 0, length_BR < 0, zeros_BRT)
     mask_BRT = thoughts.mask_BRT
     hidden_BRTD = engine.features(TextBatch(tokens_BS, document_BS, last_B1, last_B1), thoughts)
     source = Source(engine.head, hidden_BRTD[mask_BRT])
-    reduced = reduce_vocabulary([source], _found, {"target": tokens_BRT[mask_BRT]}, 0, engine.engine.head_bytes)
-    log_BRT, best_BRT = nothing.double(), torch.ones_like(mask_BRT)
+    reduced = reduce_vocabulary(
+        [source], _log_prob_and_likeliest, {"target": tokens_BRT[mask_BRT]}, 0, engine.engine.head_bytes
+    )
+    log_BRT, best_BRT = zeros_BRT.double(), torch.ones_like(mask_BRT)
     log_BRT[mask_BRT] = reduced["log_prob"].double()
     best_BRT[mask_BRT] = reduced["likeliest"]
     total, best = log_BRT.sum(-1).tolist(), best_BRT.all(-1).tolist()
     return [[(total[b][r], best[b][r], 0, 0) for r in range(len(row.options))] for b, row in enumerate(batch)]
 
 
-def _with_thoughts(
-    model: ThoughtModel, batch: list[_Branching], when: When, seed: int, numbers: Sequence[int] | None
+def _score_with_thoughts(
+    model: ThoughtModel, batch: list[_ContextRow], when: When, seed: int, numbers: Sequence[int] | None
 ) -> list[Scored]:
-    """Every option as a text of its own, thought about as if it were being written."""
+    """Every option as a text of its own, with thoughts where generation would write them."""
     flat = [(row, ids) for row in batch for ids in row.continuations]
     rows = [[*row.context, *ids] for row, ids in flat]
     first = [len(row.context) - 1 for row, _ in flat]

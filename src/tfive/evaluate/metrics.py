@@ -2,7 +2,7 @@
 
 Items are the units that are resampled; the samples of one item stay together, since they share its difficulty. A
 bootstrap resample of a mean depends only on how often each distinct value occurs, so resamples are drawn as multinomial
-counts: the same law as drawing items, at a small part of the cost. Draws depend on `seed` alone.
+counts: the same distribution as drawing items, far cheaper. Draws depend on `seed` alone.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtri, stdtrit
 
 RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
-class Interval:
+class ScoreInterval:
     """A mean over items and its confidence interval."""
 
     mean: float
@@ -58,7 +58,7 @@ def mean_with_interval(
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> Interval:
+) -> ScoreInterval:
     """Mean of one value per item with its bootstrap interval over items."""
     array = _checked(values)
     mean, least, most = float(array.mean()), float(array.min()), float(array.max())
@@ -72,7 +72,7 @@ def mean_with_interval(
             # does, and those may lie as far away as the bounds.
             reach = 1 - ((1 - confidence) / 2) ** (1 / len(array))
             low, high = mean - reach * (mean - bounds[0]), mean + reach * (bounds[1] - mean)
-    return Interval(mean, low, high, len(array), confidence)
+    return ScoreInterval(mean, low, high, len(array), confidence)
 
 
 def paired_bootstrap(
@@ -82,7 +82,7 @@ def paired_bootstrap(
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> Interval:
+) -> ScoreInterval:
     """Mean difference a − b of two scores over the items both runs answered, with its bootstrap interval.
 
     Items are resampled in pairs.
@@ -109,7 +109,7 @@ def mcnemar(a: Sequence[bool], b: Sequence[bool]) -> McNemar:
 
 def suite_mean(
     tasks: Mapping[str, Sequence[float]], *, confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
+) -> ScoreInterval:
     """Unweighted mean of the tasks' means; every task's items are resampled by themselves.
 
     Items that all agree show no spread; their task then draws what none (or all) of n leaves open, 1 − U^(1/n), whose
@@ -127,7 +127,7 @@ def suite_mean(
         above += draws + (unseen if array.max() == 0 else 0)
     low, high = _percentiles(below / len(arrays), confidence)[0], _percentiles(above / len(arrays), confidence)[1]
     mean = float(np.mean([array.mean() for array in arrays]))
-    return Interval(mean, max(low, 0.0), min(high, 1.0), sum(map(len, arrays)), confidence)
+    return ScoreInterval(mean, max(low, 0.0), min(high, 1.0), sum(map(len, arrays)), confidence)
 
 
 def _checked(values: Sequence[float]) -> npt.NDArray[np.float64]:
@@ -140,7 +140,7 @@ def _checked(values: Sequence[float]) -> npt.NDArray[np.float64]:
 def _resampled_means(
     array: npt.NDArray[np.float64], resamples: int, seed: int, confidence: float
 ) -> npt.NDArray[np.float64]:
-    """Means of resamples, widened by what the bootstrap of few items falls short of."""
+    """Means of resamples, their spread widened by the small-sample factor."""
     distinct, counts = np.unique(array, return_counts=True)
     generator = np.random.Generator(np.random.Philox(key=seed))
     drawn = generator.multinomial(len(array), counts / len(array), size=resamples)
@@ -150,15 +150,15 @@ def _resampled_means(
 
 
 def _small_sample(items: int, confidence: float) -> float:
-    """√(n/(n−1)), as a resample's spread is that of n − 1 items in n, times Student's quantile over the normal one.
+    """Factor by which a bootstrap interval of n items is too narrow: √(n/(n−1)) · t(n−1)/z, 1.06 for 30 items.
 
-    It is 1.06 for 30 items and matters for them; the quantile is the usual expansion in 1/(n−1).
+    The root corrects the variance of resamples, which is (n−1)/n of the sample variance; Student's quantile t stands in
+    for the normal one z. A single item shows no spread to widen.
     """
     if items < 2:
         return 1.0
-    free, z = items - 1, NormalDist().inv_cdf((1 + confidence) / 2)
-    student = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
-    return math.sqrt(items / free) * student / z
+    quantile = (1 + confidence) / 2
+    return math.sqrt(items / (items - 1)) * float(stdtrit(items - 1, quantile) / ndtri(quantile))
 
 
 def _percentiles(draws: npt.NDArray[np.float64], confidence: float) -> tuple[float, float]:

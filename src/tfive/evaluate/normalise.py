@@ -1,8 +1,8 @@
-"""The one written form of a mathematical answer that exact match compares.
+"""The normal form of a mathematical answer, which exact match compares.
 
 Normalisation is a fixed chain of named steps on the text. They undo differences of writing (spacing, fonts, units,
-separators, ways to write one fraction, the order of a set) and do no arithmetic: 2/4 stays apart from 1/2, which is the
-matter of `evaluate.equivalence`. The result is still LaTeX, so it can be parsed. What the steps treat as writing:
+separators, ways to write one fraction, the order of a set) and do no arithmetic: 2/4 stays different from 1/2, which
+`evaluate.equivalence` is for. The result is still LaTeX, so it can be parsed. What counts as a difference of writing:
 
 - units, currency and percent signs after or before a number, degrees, “x =” and “x ∈” before the answer, and the
   calculation in 5 + 3 = 8;
@@ -17,9 +17,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
-
-VERSION = "1"
-"""Recorded with every run; a change of any step is a new version."""
 
 _SYMBOLS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "⁄": "/",
@@ -64,12 +61,12 @@ def normalised(answer: str) -> str:
 
 def trace(answer: str) -> list[tuple[str, str]]:
     """Every step that changed the text, by name, with the text after it; the first entry is the answer itself."""
-    trail = [("as written", answer)]
+    steps = [("as written", answer)]
     for name, step in STEPS:
-        text = step(trail[-1][1])
-        if text != trail[-1][1]:
-            trail.append((name, text))
-    return trail
+        text = step(steps[-1][1])
+        if text != steps[-1][1]:
+            steps.append((name, text))
+    return steps
 
 
 def _symbols(text: str) -> str:

@@ -2,8 +2,8 @@
 
 A document overlaps an item when both hold the same 13 consecutive words, or when it holds all words of a question of 8
 to 12 in a row. Words are letters and digits in lower case; punctuation and LaTeX signs only separate them. A question
-of fewer than 8 words says too little to be recognised by; if its item has options, each option is looked for by the
-same rule in its place, and what is then still too short is not checked, which the report counts.
+of fewer than 8 words is too short to be recognised; if its item has options, the same rule is applied to each option
+instead. Items that are still too short are not checked, and the report counts them.
 
 Only the benchmarks are held in memory. Documents stream through: their words become numbers of the benchmarks'
 vocabulary, rolling 64-bit hashes of every window are looked up at once, and each hit is compared word by word.
@@ -70,7 +70,7 @@ class TaskOverlap:
 
 
 @dataclass
-class Report:
+class OverlapReport:
     """Overlap of a corpus with benchmarks."""
 
     rule: str
@@ -89,7 +89,7 @@ class Report:
         return asdict(self)
 
 
-class Index:
+class OverlapIndex:
     """The runs of words of some benchmarks, to look documents up in."""
 
     def __init__(self, benchmarks: Iterable[Items]) -> None:
@@ -107,7 +107,7 @@ class Index:
         self._tables = {size: _Table(table) for size, table in runs.items() if table}
 
     def _add(self, task: str, item: Item, runs: dict[int, dict[tuple[int, ...], list[int]]]) -> bool:
-        """Take an item in; False when it is too short to be recognised."""
+        """Add an item; False when it is too short to be recognised."""
         texts = [words_of(item.question)]
         if len(texts[0]) < SHORTEST:
             texts = [words for words in map(words_of, item.choices) if len(words) >= SHORTEST]
@@ -194,9 +194,9 @@ class _Table:
                 rank += 1
 
 
-def survey(index: Index, documents: Iterable[tuple[str, int, str]]) -> Report:
+def find_overlaps(index: OverlapIndex, documents: Iterable[tuple[str, int, str]]) -> OverlapReport:
     """The overlap of documents (source, row, text) with the benchmarks of an index."""
-    report = Report(RULE, {name: TaskOverlap(task.items, task.unchecked) for name, task in index.tasks.items()})
+    report = OverlapReport(RULE, {name: TaskOverlap(task.items, task.unchecked) for name, task in index.tasks.items()})
     found: set[tuple[str, str]] = set()
     for source, row, text in documents:
         report.documents[source] = report.documents.get(source, 0) + 1

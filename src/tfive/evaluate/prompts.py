@@ -31,7 +31,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Style:
-    """One layout: how a question looks, how its worked answer goes on, and what a chat model is told instead."""
+    """One layout: the question, the worked answer after it, and the instruction a chat model gets instead."""
 
     question: str
     solution: str

@@ -1,7 +1,7 @@
-"""What an evaluation leaves on disk: what was asked, a JSON line per answer, and nothing twice.
+"""Files of an evaluation: `run.json` with the settings, and one JSON line per answer.
 
-Lines are added as answers come, so a run that is stopped goes on where it was. A folder belongs to one way of asking:
-`run.json` says which, and another one is refused.
+Lines are appended as answers come, so a stopped run resumes where it was. A folder belongs to one set of settings;
+`run.json` records it, and a run with other settings is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Answers:
 
     def __enter__(self) -> Answers:
         if self.path.is_file():
-            # A line that was cut off by the end of its process must not stand before a new one.
+            # Drop a last line that was cut off when its process ended, before new ones are appended.
             write_text(self.path, "".join(_line(record) for record in self.known))
         self._file = self.path.open("a", encoding="utf-8")
         return self
@@ -56,7 +56,7 @@ class Answers:
             self._file = None
 
     def add(self, record: dict[str, Any]) -> None:
-        """Keep one more answer, on disk at once."""
+        """Append an answer and flush it to disk."""
         if self._file is None:
             raise ValueError("answers are added inside a with block")
         self._file.write(_line(record))
@@ -89,7 +89,7 @@ def read_answers(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def open_folder(folder: Path, asked: dict[str, Any]) -> None:
-    """Make the folder of a run, or go on in it when it was asked the same way."""
+    """Create the folder of a run, or resume in it when its settings are the same."""
     path = folder / RUN
     if path.is_file():
         found = read_run(folder)
@@ -113,7 +113,7 @@ def _flat(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a run was asked."""
+    """The settings of a run, from `run.json`."""
     return _read(Path(folder) / RUN, "no evaluation here")
 
 

@@ -1,4 +1,4 @@
-"""A suite on a model: every item asked and judged, and the scores with their intervals.
+"""A suite on a model: every item asked and graded, and the scores with their intervals.
 
 Primary is what the paper reports: pass@1 of generated answers for mathematics, their accuracy for options. Beside it
 stand pass@4, equivalence, coverage, length, and the options compared by log-likelihood.
@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfive.evaluate.answers import judge
+from tfive.evaluate.answers import grade
 from tfive.evaluate.equivalence import Verifier
-from tfive.evaluate.generate import Decoding, Flips, Request, check_lengths, flip_rate, generate, item_number
+from tfive.evaluate.generate import Decoding, Flips, GenerationRequest, check_lengths, flip_rate, generate, item_number
 from tfive.evaluate.likelihood import Likelihood, chosen, log_likelihoods
-from tfive.evaluate.metrics import SCORE, Interval, mean_with_interval, pass_at_k, suite_mean
+from tfive.evaluate.metrics import SCORE, ScoreInterval, mean_with_interval, pass_at_k, suite_mean
 from tfive.evaluate.prompts import options, prompt
 from tfive.evaluate.records import GENERATED, OPTIONS, Answers, answers_file
 from tfive.evaluate.tasks import LETTERS, Item, Items, Task
@@ -31,15 +31,15 @@ LENGTHS = ("tokens", "thought tokens")
 
 
 @dataclass(frozen=True)
-class Asking:
-    """How a task is asked: what the task itself says, with what the caller wants otherwise."""
+class TaskPlan:
+    """How a task is evaluated: the task's own settings with the caller's overrides."""
 
     items: Items
     decoding: Decoding
     max_new_tokens: int
     ways: tuple[str, ...] = WAYS
     limit: int | None = None
-    """Only the first so many items."""
+    """Evaluate only the first `limit` items."""
     chat: bool = False
 
     @property
@@ -63,7 +63,7 @@ class Asking:
         return "likelihood" in self.ways and self.task.kind == "choice"
 
     def record(self, tokenizer: Any) -> dict[str, Any]:
-        """Everything that decides what is asked, for `run.json`."""
+        """Everything that determines the prompts and answers, for `run.json`."""
         first = prompt(self.task, self.asked[0], tokenizer, self.chat)
         found: dict[str, Any] = {"items": len(self.asked), "of": len(self.items), "sha256": self.items.sha256}
         found |= {"manifest": self.items.state, "kind": self.task.kind}
@@ -77,7 +77,7 @@ class Asking:
         return found
 
 
-def asking(
+def plan_task(
     items: Items,
     *,
     samples: int | None = None,
@@ -90,8 +90,8 @@ def asking(
     seed: int = 0,
     parity: bool = False,
     rows: int = 0,
-) -> Asking:
-    """A task as it says itself, except for what is given here."""
+) -> TaskPlan:
+    """The plan of a task; None leaves a setting to the task."""
     task = items.task
     decoding = Decoding(
         samples=task.samples if samples is None else samples,
@@ -102,42 +102,42 @@ def asking(
         parity=parity,
         rows=rows,
     )
-    return Asking(items, decoding, max_new_tokens or task.max_new_tokens, ways, limit, chat)
+    return TaskPlan(items, decoding, max_new_tokens or task.max_new_tokens, ways, limit, chat)
 
 
-def check_task(model: ThoughtModel, asked: Asking) -> None:
-    """Refuse what the model cannot be asked, before anything is written."""
-    if asked.generates:
-        check_lengths(model, _requests(model, asked)[0], asked.decoding)
+def check_task(model: ThoughtModel, plan: TaskPlan) -> None:
+    """Refuse prompts that do not fit the model, before anything is written."""
+    if plan.generates:
+        check_lengths(model, _requests(model, plan)[0], plan.decoding)
 
 
 def run_task(
     model: ThoughtModel,
-    asked: Asking,
+    plan: TaskPlan,
     folder: Path,
     *,
     verifier: Verifier | None = None,
     telemetry: Telemetry | None = None,
 ) -> None:
-    """Ask every item that `folder` holds no answer to yet."""
+    """Evaluate every item that has no answer in `folder` yet."""
     telemetry = telemetry or Silent()
-    if asked.compares:
-        _compare_options(model, asked, answers_file(folder, asked.task.name, OPTIONS), telemetry)
-    if asked.generates:
-        _generate(model, asked, answers_file(folder, asked.task.name, GENERATED), verifier, telemetry)
+    if plan.compares:
+        _compare_options(model, plan, answers_file(folder, plan.task.name, OPTIONS), telemetry)
+    if plan.generates:
+        _generate(model, plan, answers_file(folder, plan.task.name, GENERATED), verifier, telemetry)
 
 
-def _generate(model: ThoughtModel, asked: Asking, path: Path, verifier: Verifier | None, telemetry: Telemetry) -> None:
-    task, items = asked.task, {item.id: item for item in asked.asked}
-    requests, stops = _requests(model, asked)
+def _generate(model: ThoughtModel, plan: TaskPlan, path: Path, verifier: Verifier | None, telemetry: Telemetry) -> None:
+    task, items = plan.task, {item.id: item for item in plan.asked}
+    requests, stops = _requests(model, plan)
     with Answers(path) as answers:
         done = frozenset((str(record["id"]), int(record["sample"])) for record in answers.known)
         finished = generate(
-            model, requests, stops, asked.decoding, done=done, telemetry=telemetry, label=f"{task.name}: writing"
+            model, requests, stops, plan.decoding, done=done, telemetry=telemetry, label=f"{task.name}: writing"
         )
         for request, sample, output in finished:
             item = items[request.id]
-            verdict = judge(task, item, output.text, verifier=verifier)
+            verdict = grade(task, item, output.text, verifier=verifier)
             answers.add(
                 {
                     "id": item.id,
@@ -155,26 +155,26 @@ def _generate(model: ThoughtModel, asked: Asking, path: Path, verifier: Verifier
             )
 
 
-def _requests(model: ThoughtModel, asked: Asking) -> tuple[list[Request], tuple[str, ...]]:
+def _requests(model: ThoughtModel, plan: TaskPlan) -> tuple[list[GenerationRequest], tuple[str, ...]]:
     """The prompts of all items, and the strings at which their outputs end."""
-    name = asked.task.name
-    prompts = [(item.id, prompt(asked.task, item, model.tokenizer, asked.chat)) for item in asked.asked]
-    requests = [Request(i, one.text, asked.max_new_tokens, item_number(name, i)) for i, one in prompts]
+    name = plan.task.name
+    prompts = [(item.id, prompt(plan.task, item, model.tokenizer, plan.chat)) for item in plan.asked]
+    requests = [GenerationRequest(i, one.text, plan.max_new_tokens, item_number(name, i)) for i, one in prompts]
     return requests, prompts[0][1].stop
 
 
-def _compare_options(model: ThoughtModel, asked: Asking, path: Path, telemetry: Telemetry) -> None:
-    task = asked.task
+def _compare_options(model: ThoughtModel, plan: TaskPlan, path: Path, telemetry: Telemetry) -> None:
+    task = plan.task
     with Answers(path) as answers:
         done = {str(record["id"]) for record in answers.known}
-        items = [item for item in asked.asked if item.id not in done]
+        items = [item for item in plan.asked if item.id not in done]
         found = log_likelihoods(
             model,
             [options(task, item) for item in items],
-            when=asked.decoding.when,
-            seed=asked.decoding.seed,
+            when=plan.decoding.when,
+            seed=plan.decoding.seed,
             numbers=[item_number(task.name, item.id) for item in items],
-            parity=asked.decoding.parity,
+            parity=plan.decoding.parity,
             telemetry=telemetry,
             label=f"{task.name}: comparing options",
         )
@@ -217,7 +217,7 @@ def generated_values(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, f
         if count >= 4:
             each["pass@4"] = pass_at_k(count, right, 4)
         if verified:
-            # Where equivalence could not be decided (no answer was found, say), exact match stands.
+            # Where equivalence is undecided (for example without an answer), exact match counts.
             each["equivalent pass@1"] = _mean(
                 [record["correct"] if record["equivalent"] is None else record["equivalent"] for record in own]
             )
@@ -242,9 +242,9 @@ def _mean(values: Sequence[float | bool]) -> float:
 
 def task_scores(
     kind: str, generated: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]]
-) -> dict[str, Interval]:
+) -> dict[str, ScoreInterval]:
     """All scores of a task with their 95 % intervals over items."""
-    scores: dict[str, Interval] = {}
+    scores: dict[str, ScoreInterval] = {}
     if generated:
         for measure, values in generated_values(generated).items():
             name = "accuracy" if kind == "choice" and measure == "pass@1" else measure
@@ -263,16 +263,16 @@ def primary_values(generated: Sequence[dict[str, Any]], compared: Sequence[dict[
     return generated_values(generated)["pass@1"] if generated else option_values(compared)["raw"]
 
 
-def mean_of_tasks(values: dict[str, dict[str, float]]) -> Interval:
+def mean_of_tasks(values: dict[str, dict[str, float]]) -> ScoreInterval:
     """The unweighted mean of tasks, from the primary values of their items."""
     return suite_mean({task: list(own.values()) for task, own in values.items()})
 
 
-def flips(model: ThoughtModel, asked: Asking, limit: int) -> Flips:
+def flips(model: ThoughtModel, plan: TaskPlan, limit: int) -> Flips:
     """How often an output of the first `limit` items changes when it is written by itself instead of among others."""
-    requests, stops = _requests(model, asked)
+    requests, stops = _requests(model, plan)
     together, alone = (
-        list(generate(model, requests[:limit], stops, replace(asked.decoding, parity=parity)))
+        list(generate(model, requests[:limit], stops, replace(plan.decoding, parity=parity)))
         for parity in (False, True)
     )
     return flip_rate(together, alone)

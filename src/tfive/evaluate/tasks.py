@@ -1,4 +1,4 @@
-"""Benchmarks: what each one is, where its items come from, and the frozen manifest they are held to.
+"""Benchmarks: what each one is, where its items come from, and the frozen manifest they must match.
 
 A task is one TOML declaration (the shipped ones lie in `data/evaluate/tasks/`) plus a file of items; a declaration
 beside the items in the user's own folder adds a task. Items themselves are never shipped. The manifest part of a
@@ -129,7 +129,7 @@ class Task(Section):
 
     @property
     def state(self) -> State:
-        """Whether a manifest holds the items."""
+        """Whether a manifest fixes the items."""
         return "frozen" if self.sha256 else "unfrozen"
 
 
@@ -208,7 +208,7 @@ def _own_task(name: str, folder: Path | None) -> Task:
 def load_items(task: Task, folder: Path | None, *, frozen: bool = True) -> Items:
     """The task's items from `folder`, or from the hub without one; they must be those of the manifest.
 
-    A wrong count is always refused. With `frozen` false a wrong digest is let through and recorded as `unfrozen`.
+    A wrong count is always refused. With `frozen` false a wrong digest is accepted and recorded as `unfrozen`.
     """
     rows: Iterable[tuple[int, dict[str, Any]]]
     if folder is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfive.errors import UserError
 from tfive.report.sections import TITLES
-from tfive.report.table import AXES, Table
+from tfive.report.table import AXES, StudyTable
 
 CURVES = ("thought_gain", "content_gain", "mixed_gain", "useful_fraction", "worst_1_percent", "no_thought_drift")
 CONTROLS = (
@@ -39,26 +39,26 @@ def available() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def draw_study(found: Table, folder: Path) -> Drawn:
+def draw_study(found: StudyTable, folder: Path) -> Drawn:
     """Curves against every kind of cost, step times with their medians, and thoughts per actor item."""
     folder.mkdir(parents=True, exist_ok=True)
     own = "Development texts: one line a seed, nats per token against each cost"
-    lazy = "The same of what does not think: another's, no and random thoughts, and other gates"
+    controls = "The same of what does not think: another's, no and random thoughts, and other gates"
     drawn = [
         _curves(found, CURVES, folder / "curves.png", own),
-        _curves(found, CONTROLS, folder / "controls.png", lazy),
+        _curves(found, CONTROLS, folder / "controls.png", controls),
     ]
     if any(run.get("step_seconds") for run in found["runs"]):
         drawn += [_step_times(found, folder), _rollouts(found, folder)]
     return drawn
 
 
-def _colours(found: Table) -> dict[str, str]:
+def _colours(found: StudyTable) -> dict[str, str]:
     labels = list(dict.fromkeys(run["label"] for run in found["runs"]))
     return {label: PALETTE[number % len(PALETTE)] for number, label in enumerate(labels)}
 
 
-def _curves(found: Table, names: Sequence[str], path: Path, caption: str) -> tuple[str, str]:
+def _curves(found: StudyTable, names: Sequence[str], path: Path, caption: str) -> tuple[str, str]:
     plt, colours = plotting(), _colours(found)
     shown = [name for name in names if any(name in point for run in found["runs"] for point in run.get("curve", ()))]
     figure, cells = plt.subplots(len(shown), len(AXES), figsize=(15, 2.5 * len(shown)), sharey="row", squeeze=False)
@@ -78,7 +78,7 @@ def _curves(found: Table, names: Sequence[str], path: Path, caption: str) -> tup
     return _save(figure, path, caption)
 
 
-def _step_times(found: Table, folder: Path) -> tuple[str, str]:
+def _step_times(found: StudyTable, folder: Path) -> tuple[str, str]:
     plt, colours = plotting(), _colours(found)
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4))
     for run in found["runs"]:
@@ -104,7 +104,7 @@ def _step_times(found: Table, folder: Path) -> tuple[str, str]:
     return _save(figure, folder / "step_time.png", "Step time: raw values, rolling medians of 15, and phases")
 
 
-def _rollouts(found: Table, folder: Path) -> tuple[str, str]:
+def _rollouts(found: StudyTable, folder: Path) -> tuple[str, str]:
     plt = plotting()
     rows = [row for row in found["methods"] if "rollouts" in row]
     figure, cell = plt.subplots(figsize=(7, 3.5))
@@ -122,7 +122,7 @@ def _rollouts(found: Table, folder: Path) -> tuple[str, str]:
 
 
 def draw_warmup(points: Sequence[dict[str, Any]], path: Path) -> tuple[str, str]:
-    """Final score against measured warm-up time, one point a run, labelled by the bar η."""
+    """Final score against measured warm-up time, one point per run, labelled by the threshold η."""
     plt = plotting()
     figure, cells = plt.subplots(1, 2, figsize=(11, 4))
     for cell, name in zip(cells, ("thought_gain", "content_gain")):

@@ -1,4 +1,4 @@
-"""How a page is put together: headings, text, tables and pictures, as Markdown and as one HTML file."""
+"""Blocks of a page (headings, text, tables, pictures) and their rendering as Markdown and as one HTML file."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Block:
 
 
 def picture(name: str, caption: str) -> Block:
-    """A file beside the page."""
+    """An image file beside the page."""
     return Block("picture", caption, head=(name,))
 
 
 def command(text: str, tags: str = "sh long") -> Block:
-    """What to type; `tags` say to the checker of pages whether it is run."""
+    """A shell command; `tags` tell the documentation check whether to run it."""
     return Block("command", text, head=(tags,))
 
 

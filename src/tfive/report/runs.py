@@ -1,4 +1,4 @@
-"""What a run left in its folder, as plain data: its summary, its measurements item by item, its events, its failure."""
+"""The folder of a run read as plain data: summary, measurements item by item, events, failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfive.errors import UserError
 
 STUDY, SUMMARY, METRICS, ITEMS = "study.json", "summary.json", "metrics.jsonl", "develop"
 
-Items = dict[str, npt.NDArray[Any]]
+ItemArrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Run:
     folder: Path
     failure: str | None = None
     disturbed: bool = False
-    """Whether other work shared the machine, so that its seconds say little."""
+    """Whether other processes shared the machine, so that its seconds are unreliable."""
 
     @property
     def state(self) -> str:
@@ -51,7 +51,7 @@ class Run:
         return list(self.summary["history"])
 
     @cached_property
-    def items(self) -> Items:
+    def items(self) -> ItemArrays:
         """The gains of the last measurement, item by item (the checkpoint rule: the last, whatever it shows)."""
         window = self.history[-1]["window"]
         path = self.folder / ITEMS / f"window-{window:05d}.safetensors"
@@ -74,13 +74,13 @@ class Run:
 
     @property
     def warmup_seconds(self) -> float:
-        """Seconds of opening, and of fitting and testing critics, before the actor first moved by their word."""
+        """Seconds of the open, fit and qualify phases before critics first drove an actor update."""
         laps = self.summary["laps"][self.starting_windows - 1 :]
         return sum(laps[0]["seconds"].get(phase, 0.0) for phase in ("open", "fit", "qualify")) if laps else 0.0
 
     @property
     def starting_windows(self) -> int:
-        """Windows until the warm-up is over: one, and after windows of reading up to the first that fitted critics."""
+        """Windows until the warm-up is over: up to the first that fitted critics, one where no critic is fitted."""
         fitted = (number for number, lap in enumerate(self.summary["laps"], 1) if lap["seconds"].get("fit"))
         return next(fitted, 1)
 
@@ -122,7 +122,7 @@ def done(runs: Sequence[Run]) -> list[Run]:
 
 
 def mismatches(runs: Sequence[Run]) -> list[str]:
-    """Why these runs must not stand in one table: one line per difference, none if there is none.
+    """Why these runs cannot be compared in one table: one line per difference.
 
     Everything in a run's identity must be equal, and the optimizer steps of a window, so that equal windows are equal
     steps; runs of one seed must also have drawn the same actor texts in every window they share.

@@ -1,4 +1,4 @@
-"""What the page of a study and the page of a run say."""
+"""The blocks of the page of a study and of the page of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tfive.report.page import Block, heading, paragraph, picture, table
 from tfive.report.runs import Run
 from tfive.report.statistics import rolling_median
-from tfive.report.table import AXES, MEASURED, PAIRED, Table
+from tfive.report.table import AXES, KEPT, PAIRED, StudyTable
 
 TITLES = {
     "thought_gain": "thought gain", "content_gain": "content gain", "gain_vs_base": "vs base",
@@ -22,7 +22,7 @@ TITLES = {
 """What a number is called on a page."""
 
 SMALL = 0.02
-"""Gains nearer to zero than this are told with one more decimal."""
+"""Gains nearer to zero than this are printed with one more decimal."""
 RUN_COLUMNS = ("method", "seed", "state", "thought gain", "content gain", "mixed gain", "seconds")
 HOLD = 0.01
 """Nats by which the loss without a thought may exceed the base model's before the anchor counts as lost."""
@@ -50,8 +50,8 @@ def _result(measured: dict[str, Any], name: str) -> str:
     return interval(measured.get(name), ".3f" if name == "useful_fraction" else None)
 
 
-def study_blocks(found: Table, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
-    """Everything a study's table holds, in the order a reader asks for it."""
+def study_blocks(found: StudyTable, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
+    """The whole page of a study, from the summary to the limits."""
     blocks = [paragraph(*found["rules"]), heading("In short"), *in_short(found), *in_short_at_equal_cost(found)]
     blocks += [heading("Held-out gains"), *_gains(found)]
     blocks += [picture(name, caption) for name, caption in figures]
@@ -64,9 +64,9 @@ def study_blocks(found: Table, figures: Sequence[tuple[str, str]] = ()) -> list[
     return [*blocks, heading("What this does not show"), *(paragraph(f"- {line}") for line in found["limits"])]
 
 
-def variant_blocks(found: Table) -> list[Block]:
-    """What a study's table says of gains alone, without headings: for variants of methods whose costs stand elsewhere,
-    or whose seconds are not their own."""
+def variant_blocks(found: StudyTable) -> list[Block]:
+    """The gains of a study's table without headings and costs: for variants whose costs are reported elsewhere or whose
+    seconds do not compare."""
     return [
         *in_short(found),
         *_gains(found),
@@ -77,29 +77,34 @@ def variant_blocks(found: Table) -> list[Block]:
     ]
 
 
-def in_short(found: Table) -> list[Block]:
-    """What the tables come to: which methods are told apart from the reference."""
+def in_short(found: StudyTable) -> list[Block]:
+    """Summary: which methods differ from the reference beyond the 95 % interval."""
     versus, blocks = found["reference"], []
     for name in ("content_gain", "mixed_gain"):
-        told: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
+        labels_by: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
         for row in found["differences"]:
             if ends := row["measured"].get(name):
                 kind = "above" if ends["low"] > 0 else "below" if ends["high"] < 0 else "not told apart from"
-                told[kind].append(row["label"])
-        parts = [f"{kind} {', '.join(labels)}" for kind, labels in told.items() if labels]
+                labels_by[kind].append(row["label"])
+        parts = [f"{kind} {', '.join(labels)}" for kind, labels in labels_by.items() if labels]
         if parts:
             blocks.append(paragraph(f"- {TITLES[name].capitalize()} of {versus} at equal steps: {'; '.join(parts)}."))
     return blocks
 
 
-def in_short_at_equal_cost(found: Table) -> list[Block]:
-    """Who is ahead of the reference at equal cost."""
+def in_short_at_equal_cost(found: StudyTable) -> list[Block]:
+    """Summary: which methods are ahead of the reference at equal cost."""
     versus, blocks = found["reference"], []
     for axis in ("seconds", "thought_tokens"):
-        told: dict[str, list[str]] = {"ahead": [], "behind": [], "equal": [], "no measurement of both that early": []}
+        labels_by: dict[str, list[str]] = {
+            "ahead": [],
+            "behind": [],
+            "equal": [],
+            "no measurement of both that early": [],
+        }
         for cut in found["cuts"][axis]:
-            told[_standing(cut["method"], cut["reference"])].append(cut["label"])
-        parts = [f"{kind}: {', '.join(labels)}" for kind, labels in told.items() if labels]
+            labels_by[_standing(cut["method"], cut["reference"])].append(cut["label"])
+        parts = [f"{kind}: {', '.join(labels)}" for kind, labels in labels_by.items() if labels]
         if found["cuts"][axis]:
             where = f"at equal {TITLES[axis]}, last measurements within the budget, against {versus}"
             blocks.append(paragraph(f"- Content gain {where}: {'; '.join(parts)}."))
@@ -107,20 +112,20 @@ def in_short_at_equal_cost(found: Table) -> list[Block]:
 
 
 def _standing(mine: dict[str, Any], other: dict[str, Any]) -> str:
-    """How a method stands against the reference; before training nothing has been learned by either."""
+    """Whether a method is ahead of the reference; measurements before training do not count."""
     first, second = mine.get("content_gain"), other.get("content_gain")
     if not mine["used"] or not other["used"] or first is None or second is None:
         return "no measurement of both that early"
     return "equal" if first == second else "ahead" if first > second else "behind"
 
 
-def _finished(found: Table) -> list[dict[str, Any]]:
+def _finished(found: StudyTable) -> list[dict[str, Any]]:
     return [row for row in found["methods"] if "measured" in row]
 
 
-def _gains(found: Table) -> list[Block]:
+def _gains(found: StudyTable) -> list[Block]:
     own = ("thought_gain", "content_gain", "gain_vs_base", "useful_fraction", "worst_1_percent")
-    lazy = ("other_gain", "empty_gain", "random_gain")
+    controls = ("other_gain", "empty_gain", "random_gain")
     mixed = ("mixed_gain", "mixed_gain_constant", "mixed_gain_oracle", "mixed_gain_other")
     finished = _finished(found)
     first = table(
@@ -140,7 +145,7 @@ def _gains(found: Table) -> list[Block]:
             ("method", *(TITLES[name] for name in names)),
             ((row["label"], *(_result(row["measured"], name) for name in names)) for row in finished),
         )
-        for names in (lazy, mixed)
+        for names in (controls, mixed)
     ]
     return [
         paragraph(
@@ -156,7 +161,7 @@ def _gains(found: Table) -> list[Block]:
     ]
 
 
-def _anchor(found: Table) -> list[Block]:
+def _anchor(found: StudyTable) -> list[Block]:
     rows = []
     for row in _finished(found):
         drift = row["measured"].get("no_thought_drift")
@@ -168,11 +173,11 @@ def _anchor(found: Table) -> list[Block]:
     ]
 
 
-def _versus(found: Table) -> str:
+def _versus(found: StudyTable) -> str:
     return f"{found['reference']} minus each other method, paired by seed and position"
 
 
-def _paired(found: Table) -> Block:
+def _paired(found: StudyTable) -> Block:
     return table(
         ("against", "seeds", *(TITLES[name] for name in PAIRED)),
         (
@@ -182,7 +187,7 @@ def _paired(found: Table) -> Block:
     )
 
 
-def _cuts(found: Table) -> list[Block]:
+def _cuts(found: StudyTable) -> list[Block]:
     shown, versus = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain"), found["reference"]
     blocks = [
         paragraph(
@@ -203,7 +208,7 @@ def _cuts(found: Table) -> list[Block]:
     return blocks
 
 
-def _step_time(found: Table) -> list[Block]:
+def _step_time(found: StudyTable) -> list[Block]:
     rows = []
     for row in _finished(found):
         time = row["step_time"]
@@ -225,7 +230,7 @@ def _step_time(found: Table) -> list[Block]:
     ]
 
 
-def _roles(found: Table) -> list[Block]:
+def _roles(found: StudyTable) -> list[Block]:
     finished = _finished(found)
     counts = table(
         (
@@ -262,7 +267,7 @@ def _roles(found: Table) -> list[Block]:
     ]
 
 
-def _runs(found: Table) -> Block:
+def _runs(found: StudyTable) -> Block:
     rows = []
     for run in found["runs"]:
         if run["state"] == "done":
@@ -276,50 +281,24 @@ def _runs(found: Table) -> Block:
     return table(RUN_COLUMNS, rows)
 
 
-def _states(found: Table) -> Block:
+def _states(found: StudyTable) -> Block:
     """Every run without its seconds."""
     return table(RUN_COLUMNS[:-1], (row[:-1] for row in _runs(found).rows))
 
 
 def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
     """The page of one run: where it began, where it ended, what it cost, what happened."""
-    shown = (*MEASURED, "no_thought_loss", "mean_thought_length", "mean_gate")
-    first, last = run.history[0], run.history[-1]
-    gains = table(
-        ("number", "before", "after", "95 % interval (texts)"),
-        (
-            (
-                TITLES.get(name, name),
-                number(first.get(name)),
-                number(last.get(name)),
-                _texts(last.get(f"{name}_interval")),
-            )
-            for name in shown
-            if last.get(name) is not None
-        ),
-    )
-    roles = run.summary["account"]["roles"]
-    kinds = list(next(iter(roles.values()), {}))
     events = [line for line in run.metrics() if "event" in line]
-    seconds = run.step_seconds
     blocks = [
         paragraph(
             f"{run.summary['method']} on {run.summary['model']}, seed {run.seed}: {run.summary['windows']} windows, "
             f"{run.summary['seconds']:.0f} s, {run.summary['generated_tokens']:,} thought tokens."
         ),
         heading("Development texts"),
-        gains,
+        _run_gains(run),
         *(picture(name, caption) for name, caption in figures),
         heading("Cost"),
-        table(
-            ("window", "s a step", "median of 15"),
-            (
-                (str(n), f"{raw:.3f}", f"{median:.3f}")
-                for n, (raw, median) in enumerate(zip(seconds, rolling_median(seconds)), 1)
-            ),
-        ),
-        table(("phase", "s a window"), ((name, f"{value:.3f}") for name, value in run.phase_seconds.items())),
-        table(("role", *kinds), ((role, *(f"{amounts[kind]:,}" for kind in kinds)) for role, amounts in roles.items())),
+        *_run_cost(run),
         heading("Events"),
         table(
             ("window", "s", "event", "detail"),
@@ -331,7 +310,39 @@ def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]
     return [block for block in blocks if block.kind != "table" or block.rows]
 
 
-def _texts(ends: Sequence[float | None] | None) -> str:
+def _run_gains(run: Run) -> Block:
+    first, last = run.history[0], run.history[-1]
+    return table(
+        ("number", "before", "after", "95 % interval (texts)"),
+        (
+            (
+                TITLES[name],
+                number(first.get(name)),
+                number(last.get(name)),
+                _text_interval(last.get(f"{name}_interval")),
+            )
+            for name in KEPT
+            if last.get(name) is not None
+        ),
+    )
+
+
+def _run_cost(run: Run) -> list[Block]:
+    """Seconds of each window's steps, of each phase, and the tokens of each role."""
+    seconds, roles = run.step_seconds, run.summary["account"]["roles"]
+    kinds = list(next(iter(roles.values()), {}))
+    steps = enumerate(zip(seconds, rolling_median(seconds)), 1)
+    return [
+        table(
+            ("window", "s a step", "median of 15"),
+            ((str(n), f"{raw:.3f}", f"{median:.3f}") for n, (raw, median) in steps),
+        ),
+        table(("phase", "s a window"), ((name, f"{value:.3f}") for name, value in run.phase_seconds.items())),
+        table(("role", *kinds), ((role, *(f"{amounts[kind]:,}" for kind in kinds)) for role, amounts in roles.items())),
+    ]
+
+
+def _text_interval(ends: Sequence[float | None] | None) -> str:
     if not ends or ends[0] is None or ends[1] is None:
         return "–"
     return f"{ends[0]:+.3f} … {ends[1]:+.3f}"

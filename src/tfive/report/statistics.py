@@ -4,18 +4,18 @@ All runs of a study are measured on the same items of the same texts, so seeds a
 draws seeds with replacement and, independently, texts with replacement, and takes every chosen seed on every chosen
 text. A difference of two methods is taken item by item and seed by seed first, so what they share cancels.
 
-Drawing from three seeds shows too little of how seeds vary, and an interval of 95 % would hold the truth in some 75 %.
-So what a replicate's seeds add is widened as Student's law widens a mean of few; texts are many and need no help.
+A bootstrap over three seeds underestimates how seeds vary: its 95 % interval covers the truth about 75 % of the time.
+So each replicate's deviation due to seeds is widened by Student's factor for few samples; texts are many and need none.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtri, stdtrit
 
 from tfive.rng import uniforms
 
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Interval:
+class SeedInterval:
     """A mean over seeds and items with its 95 % bootstrap interval."""
 
     mean: float
@@ -50,31 +50,19 @@ def _weights(count: int, what: str, replicates: int) -> Floats:
 
 
 def _seed_weights(seeds: int, replicates: int) -> Floats:
-    """How much each seed weighs in each replicate: its draws, spread around 1 as so few seeds ask for."""
-    return 1 + _few(seeds) * (_weights(seeds, "seeds", replicates) - 1)
+    """Weight of each seed in each replicate `[replicates, seeds]`: its draws, their spread around 1 widened."""
+    return 1 + student_widening(seeds) * (_weights(seeds, "seeds", replicates) - 1)
 
 
-def _few(seeds: int) -> float:
+def student_widening(seeds: int) -> float:
     """√(n/(n−1)) times Student's quantile over the normal one; 1 for a single seed, which shows no spread to widen."""
     if seeds < 2:
         return 1.0
-    free, z = seeds - 1, NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    if free == 1:
-        student = math.tan(math.pi * CONFIDENCE / 2)
-    elif free == 2:
-        student = CONFIDENCE * math.sqrt(2 / (1 - CONFIDENCE**2))
-    else:
-        terms = (
-            z,
-            (z**3 + z) / 4,
-            (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-            (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        )
-        student = sum(term / free**power for power, term in enumerate(terms))
-    return math.sqrt(seeds / free) * student / z
+    quantile = (1 + CONFIDENCE) / 2
+    return math.sqrt(seeds / (seeds - 1)) * float(stdtrit(seeds - 1, quantile) / ndtri(quantile))
 
 
-def mean_interval(value_SI: Floats, text_I: npt.NDArray[np.integer], replicates: int = REPLICATES) -> Interval:
+def mean_interval(value_SI: Floats, text_I: npt.NDArray[np.integer], replicates: int = REPLICATES) -> SeedInterval:
     """The mean of one number per seed and item, e.g. a gain, an indicator, or a paired difference of gains."""
     texts, index_I = np.unique(text_I, return_inverse=True)
     seeds = len(value_SI)
@@ -89,7 +77,7 @@ def mean_interval(value_SI: Floats, text_I: npt.NDArray[np.integer], replicates:
 
 def worst_interval(
     value_SI: Floats, text_I: npt.NDArray[np.integer], share: float = 0.01, replicates: int = REPLICATES
-) -> Interval:
+) -> SeedInterval:
     """The mean of the worst `share` of items (one at least) of each seed, averaged over seeds."""
     texts, index_I = np.unique(text_I, return_inverse=True)
     by_text = np.concatenate([np.ones((1, len(texts))), _weights(len(texts), "texts", replicates)])
@@ -110,9 +98,9 @@ def _worst(value_I: Floats, weight_BI: Floats, share: float) -> Floats:
     return worst
 
 
-def _interval(mean: float, found_B: Floats, seeds: int, texts: int) -> Interval:
+def _interval(mean: float, found_B: Floats, seeds: int, texts: int) -> SeedInterval:
     low, high = np.quantile(found_B, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    return Interval(mean, float(low), float(high), seeds, texts)
+    return SeedInterval(mean, float(low), float(high), seeds, texts)
 
 
 def rolling_median(values: list[float], width: int = 15) -> list[float]:

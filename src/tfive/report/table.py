@@ -1,4 +1,4 @@
-"""The table of a study, made from what its runs wrote: every method, every run, every control, and equal-cost cuts."""
+"""The table of a study, from the files of its runs: every method, run and control, and equal-cost comparisons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfive.report.runs import Run, done, training_seconds
-from tfive.report.statistics import Interval, mean_interval, rolling_median, worst_interval
+from tfive.report.statistics import SeedInterval, mean_interval, rolling_median, worst_interval
 
 GAINS = (
     "thought_gain", "content_gain", "gain_vs_base", "other_gain", "empty_gain", "random_gain", "mixed_gain",
@@ -25,7 +25,7 @@ PAIRED = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain", "useful_
 """Numbers whose difference from the reference method is shown."""
 AXES = ("windows", "seconds", "corpus_tokens", "thought_tokens")
 KEPT = (*MEASURED, "no_thought_loss", "mean_thought_length", "mean_gate")
-"""What the curves keep of each measurement."""
+"""Numbers of each measurement that curves and the page of a run show."""
 
 RULES = (
     "The checkpoint is the last one of every run; this was fixed before anything was measured, and no run, seed or "
@@ -43,10 +43,10 @@ LIMITS = (
     "other models, or of longer training.",
 )
 
-Table = dict[str, Any]
+StudyTable = dict[str, Any]
 
 
-def study_table(runs: Sequence[Run], reference: str | None = None, limits: Sequence[str] = LIMITS) -> Table:
+def study_table(runs: Sequence[Run], reference: str | None = None, limits: Sequence[str] = LIMITS) -> StudyTable:
     """Everything a page, a CSV or a figure shows, as plain data that can be stored and rendered without the runs.
 
     `limits` say what the table does not show.
@@ -76,7 +76,7 @@ def study_table(runs: Sequence[Run], reference: str | None = None, limits: Seque
 
 
 def _clocks(finished: Sequence[Run]) -> list[str]:
-    """Lines that say why seconds of these runs do not compare, where they do not."""
+    """Notes on why seconds of these runs do not compare; none if they do."""
     found = []
     places = [run.summary["place"] for run in finished]
     keys = sorted({key for place in places for key in place if any(one.get(key) != place[key] for one in places)})
@@ -91,7 +91,7 @@ def _clocks(finished: Sequence[Run]) -> list[str]:
 
 
 def _timed(groups: dict[str, list[Run]]) -> dict[str, list[Run]]:
-    """Of each label the runs that computed where most of the study did: only their seconds compare."""
+    """The runs of each label on the hardware that most of the study used: only their seconds compare."""
     places = [json.dumps(run.summary["place"], sort_keys=True) for runs in groups.values() for run in runs]
     most = max(places, key=places.count, default="")
     return {
@@ -100,25 +100,18 @@ def _timed(groups: dict[str, list[Run]]) -> dict[str, list[Run]]:
     }
 
 
-def _stack(runs: Sequence[Run], name: str) -> npt.NDArray[np.float64] | None:
-    """`[seeds, items]` of one number, or None where a run has not measured it."""
-    if not runs or any(name not in run.items for run in runs):
-        return None
-    return np.stack([run.items[name].astype(np.float64) for run in runs])
-
-
-def _useful(runs: Sequence[Run]) -> npt.NDArray[np.float64] | None:
-    gain_SI = _stack(runs, "thought_gain")
-    return None if gain_SI is None else (gain_SI > 0).astype(np.float64)
-
-
 def _value(runs: Sequence[Run], name: str) -> npt.NDArray[np.float64] | None:
-    return _useful(runs) if name == "useful_fraction" else _stack(runs, name)
+    """`[seeds, items]` of one number, or None where a run has not measured it."""
+    stored = "thought_gain" if name in ("useful_fraction", "worst_1_percent") else name
+    if not runs or any(stored not in run.items for run in runs):
+        return None
+    value_SI = np.stack([run.items[stored].astype(np.float64) for run in runs])
+    return (value_SI > 0).astype(np.float64) if name == "useful_fraction" else value_SI
 
 
 def _estimate(runs: Sequence[Run], name: str) -> dict[str, Any] | None:
-    measure: Callable[..., Interval] = worst_interval if name == "worst_1_percent" else mean_interval
-    value_SI = _value(runs, "thought_gain" if name == "worst_1_percent" else name)
+    measure: Callable[..., SeedInterval] = worst_interval if name == "worst_1_percent" else mean_interval
+    value_SI = _value(runs, name)
     return None if value_SI is None else measure(value_SI, runs[0].items["text"]).rounded()
 
 
@@ -199,9 +192,7 @@ def _roles(runs: Sequence[Run]) -> dict[str, dict[str, int]]:
 def _difference(label: str, mine: Sequence[Run], other: Sequence[Run]) -> dict[str, Any]:
     """The reference minus this method, item by item, on the seeds both have."""
     shared = sorted({run.seed for run in mine} & {run.seed for run in other})
-    pairs = [([r for r in runs if r.seed in shared]) for runs in (other, mine)]
-    for runs in pairs:
-        runs.sort(key=lambda run: run.seed)
+    pairs = [sorted((r for r in runs if r.seed in shared), key=lambda run: run.seed) for runs in (other, mine)]
     found: dict[str, Any] = {}
     for name in PAIRED if shared else ():
         first, second = (_value(runs, name) for runs in pairs)
@@ -258,7 +249,7 @@ def _run(run: Run) -> dict[str, Any]:
     }
 
 
-def rows_csv(found: Table) -> str:
+def rows_csv(found: StudyTable) -> str:
     """One line per method: every measured number with the ends of its interval, step time and counts."""
     out = io.StringIO()
     names = [f"{name}{end}" for name in MEASURED for end in ("", "_low", "_high")]

@@ -22,7 +22,7 @@ from tfive.telemetry import Telemetry
 from tfive.text.settings import SPLITS, Sequences
 from tfive.text.sources import Reader, SourceFile
 
-SPACIOUS = 8
+BYTES_PER_TOKEN_KEPT = 8
 """Bytes of text kept per token of a pool's quota; with about four bytes a token, twice what is needed."""
 
 CANDIDATE = np.dtype(
@@ -65,8 +65,8 @@ class Groups:
     def __init__(self, sequences: Sequences, shares: Shares, seed: int) -> None:
         self.seed = seed
         self.all: list[Group] = []
-        self._split_ends = _ends([getattr(sequences, split) for split in SPLITS])
-        self._role_ends: list[npt.NDArray[np.float64]] = []
+        self._split_bounds = _upper_bounds([getattr(sequences, split) for split in SPLITS])
+        self._role_bounds: list[npt.NDArray[np.float64]] = []
         self._first: list[int] = []
         for split in SPLITS:
             roles = {role: share for role, share in shares[split].items() if share > 0}
@@ -76,23 +76,23 @@ class Groups:
                 asked = getattr(sequences, split)
                 raise UserError(f"text.sequences.{split} = {asked} leaves no sequence for the role {role}; raise it")
             self._first.append(len(self.all))
-            self._role_ends.append(_ends(list(roles.values())))
+            self._role_bounds.append(_upper_bounds(list(roles.values())))
             self.all += [Group(split, role, count) for role, count in zip(roles, counts)]
 
     def of(self, words: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         """Group numbers of documents by the four words of their digests."""
         counter = [words[:, i].astype(np.int64) for i in range(4)]
-        splits = np.searchsorted(self._split_ends, uniforms(self.seed, "text/split", *counter), side="right")
+        splits = np.searchsorted(self._split_bounds, uniforms(self.seed, "text/split", *counter), side="right")
         points = uniforms(self.seed, "text/role", *counter)
         groups = np.empty(len(words), dtype=np.int64)
-        for split, (first, ends) in enumerate(zip(self._first, self._role_ends)):
+        for split, (first, bounds) in enumerate(zip(self._first, self._role_bounds)):
             here = splits == split
-            groups[here] = first + np.searchsorted(ends, points[here], side="right")
+            groups[here] = first + np.searchsorted(bounds, points[here], side="right")
         return groups
 
 
-def _ends(weights: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Inner ends of intervals of [0, 1) in proportion to `weights`."""
+def _upper_bounds(weights: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Upper bounds, all but the last, of intervals that divide [0, 1) in proportion to `weights`."""
     return np.cumsum(np.asarray(weights, dtype=np.float64))[:-1] / sum(weights)
 
 
@@ -113,7 +113,7 @@ class Pool:
         self._bytes = 0
 
     def add(self, candidates: Candidates) -> None:
-        """Take documents in; when twice the limit has come together, all but the first are let go."""
+        """Add documents; once they exceed twice the limit, only the first ones up to the limit are kept."""
         self._parts.append(candidates)
         self._bytes += int(candidates["bytes"].sum())
         if self._bytes > 2 * self.limit or len(self._parts) > 4096:
@@ -121,7 +121,7 @@ class Pool:
             self._bytes = int(self._parts[0]["bytes"].sum())
 
     def kept(self) -> Candidates:
-        """The documents held, in order, each once."""
+        """The documents held, in the pool's order and without duplicates, cut at the limit."""
         if not self._parts:
             return np.empty(0, dtype=CANDIDATE)
         found = np.concatenate(self._parts)
@@ -143,7 +143,7 @@ class Scan:
     pools: list[list[Candidates]]
     """[group][source]"""
     pruned: list[list[bool]]
-    """Whether a pool let documents go, so that a wider scan would find more."""
+    """Whether a pool dropped documents, so that a scan with larger pools would find more."""
     duplicates: int
 
 
@@ -154,10 +154,10 @@ def scan(
     quotas: Sequence[Sequence[int]],
     reader: Reader,
     telemetry: Telemetry,
-    spacious: int = SPACIOUS,
+    bytes_per_token: int = BYTES_PER_TOKEN_KEPT,
 ) -> Scan:
-    """Read every document once. `quotas[group][source]` are tokens."""
-    pools = [[Pool(quota * spacious) for quota in row] for row in quotas]
+    """Read every document once and keep each pool's candidates. `quotas[group][source]` are tokens."""
+    pools = [[Pool(quota * bytes_per_token) for quota in row] for row in quotas]
     number_of = {name: number for number, name in enumerate(sources)}
     for number, file in enumerate(files):
         source = number_of[file.source]
@@ -172,17 +172,19 @@ def scan(
     return Scan(kept, [[pool.pruned for pool in row] for row in pools], within + across)
 
 
-def batches(documents: Iterator[tuple[int, str]], most: int) -> Iterator[tuple[list[int], list[str]]]:
-    """Documents by the batch: at most `most`, and not much more than a few megabytes."""
+def batches(
+    documents: Iterator[tuple[int, str]], max_documents: int, max_characters: int = 1 << 22
+) -> Iterator[tuple[list[int], list[str]]]:
+    """Row numbers and texts in batches of at most `max_documents`; a batch ends once it exceeds `max_characters`."""
     while True:
         records: list[int] = []
         texts: list[str] = []
         size = 0
-        for record, text in islice(documents, most):
+        for record, text in islice(documents, max_documents):
             records.append(record)
             texts.append(text)
             size += len(text)
-            if size > 1 << 22:
+            if size > max_characters:
                 break
         if not records:
             return
@@ -205,7 +207,7 @@ def _candidates(
 
 
 def _drop_across_sources(pools: list[list[Candidates]]) -> int:
-    """Leave a document that several sources hold to the first of them; returns how many copies went.
+    """Keep a document that several sources hold in the first of them only; returns how many copies were dropped.
 
     Equal documents have equal digests and so lie in the same group: only its pools need to be compared.
     """

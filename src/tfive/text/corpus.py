@@ -19,28 +19,28 @@ import numpy.typing as npt
 
 from tfive.errors import UserError
 from tfive.telemetry import Silent, Telemetry
-from tfive.text.candidates import SPACIOUS, Groups, Scan, Shares, apportion, scan
+from tfive.text.candidates import BYTES_PER_TOKEN_KEPT, Groups, Shares, apportion, scan
 from tfive.text.files import Staging, sha256
-from tfive.text.items import Chooser, Entropies
-from tfive.text.prepared import ARRAYS, FORMAT, MANIFEST, TOKENIZER, PreparedCorpus
+from tfive.text.items import Entropies, PositionChooser
+from tfive.text.prepared import ARRAYS, FORMAT, MANIFEST, TOKENIZER, PreparedCorpus, SequenceRange
 from tfive.text.sequences import Share, TokenStore, check_filled, fill, pack
-from tfive.text.settings import SPLITS, Source, TextSettings
+from tfive.text.settings import SPLITS, TextSettings, TextSource
 from tfive.text.sources import Exclusion, Reader, SourceFile, local_files, shares_of
 from tfive.text.spool import hub_files
 from tfive.text.tokens import Encoder, TextTokenizer, encoder
 
 MOST_SEQUENCES = 2**32 - 1
-"""Counters of the random numbers have 32 bits, and items are counted by them."""
+"""Items are numbered by 32-bit counters of the random-number generator."""
 
 
 @dataclass(frozen=True)
-class Opened:
-    """The sources by name, with their files and what identifies them."""
+class OpenedSources:
+    """The files of all sources, their digests, and the commits of hub sources."""
 
     files: list[SourceFile]
     digests: list[str]
     commits: dict[str, str]
-    """Commit of each hub source."""
+    """Commit of each hub source, by its name."""
 
 
 def prepare(
@@ -66,7 +66,7 @@ def prepare(
     text_tokenizer = (
         tokenizer if isinstance(tokenizer, TextTokenizer) else TextTokenizer.of(tokenizer, settings.end_of_document)
     )
-    chooser = Chooser(settings.positions, horizon, settings.seed, text_tokenizer, entropies)
+    chooser = PositionChooser(settings.positions, horizon, settings.seed, text_tokenizer, entropies)
     opened = _open(settings, cache, telemetry)
     identity = _identity(settings, horizon, roles, text_tokenizer, opened, base_model)
     if exclusion is not None:
@@ -102,7 +102,7 @@ def _check(settings: TextSettings, horizon: int, roles: Shares) -> None:
 
 
 def source_files(
-    source: Source, cache: Path, telemetry: Telemetry, *, skip_bad: bool
+    source: TextSource, cache: Path, telemetry: Telemetry, *, skip_bad: bool
 ) -> tuple[list[SourceFile], str | None]:
     """The files of a source in a fixed order, fetched first when it lies on the hub, and then their commit."""
     if source.hub is None:
@@ -110,9 +110,9 @@ def source_files(
     return hub_files(source, cache, telemetry, skip_bad=skip_bad)
 
 
-def _open(settings: TextSettings, cache: Path, telemetry: Telemetry) -> Opened:
+def _open(settings: TextSettings, cache: Path, telemetry: Telemetry) -> OpenedSources:
     """Files in an order that does not depend on how the sources were listed."""
-    opened = Opened([], [], {})
+    opened = OpenedSources([], [], {})
     for source in sorted(settings.sources, key=lambda one: one.name):
         files, commit = source_files(source, cache, telemetry, skip_bad=settings.bad_rows == "skip")
         if commit is not None:
@@ -125,8 +125,8 @@ def _open(settings: TextSettings, cache: Path, telemetry: Telemetry) -> Opened:
     return opened
 
 
-def _require_content(source: Source, opened: Opened) -> None:
-    """A source that states its content holds just that, in one file."""
+def _require_content(source: TextSource, opened: OpenedSources) -> None:
+    """Refuse a source with `sha256` that is not exactly that one file."""
     found = [digest for file, digest in zip(opened.files, opened.digests) if file.source == source.name]
     if found != [source.sha256]:
         what = f"sha256 is {found[0]}" if len(found) == 1 else f"a folder of {len(found)} files"
@@ -137,9 +137,14 @@ def _require_content(source: Source, opened: Opened) -> None:
 
 
 def _identity(
-    settings: TextSettings, horizon: int, roles: Shares, tokenizer: TextTokenizer, opened: Opened, base: str | None
+    settings: TextSettings,
+    horizon: int,
+    roles: Shares,
+    tokenizer: TextTokenizer,
+    opened: OpenedSources,
+    base: str | None,
 ) -> dict[str, Any]:
-    """Everything the prepared bytes depend on. Paths do not belong to it, contents do."""
+    """Everything the prepared bytes depend on: contents of files, never their paths."""
     plain = settings.model_dump(mode="json", exclude={"sources", "cache", "workers", "decontaminate"})
     sources = []
     for source in sorted(settings.sources, key=lambda one: one.name):
@@ -173,8 +178,8 @@ def _build(
     folder: Path,
     settings: TextSettings,
     roles: Shares,
-    chooser: Chooser,
-    opened: Opened,
+    chooser: PositionChooser,
+    opened: OpenedSources,
     reader: Reader,
     encode: Encoder,
     telemetry: Telemetry,
@@ -183,84 +188,71 @@ def _build(
     scratch = folder / "scratch"
     scratch.mkdir()
     groups = Groups(settings.sequences, roles, settings.seed)
-    names = sorted(source.name for source in settings.sources)
     shares = shares_of(sorted(settings.sources, key=lambda one: one.name))
+    names = list(shares)
     quotas = [apportion(group.sequences * settings.sequence_length, list(shares.values())) for group in groups.all]
-    filler = Filler(groups, names, quotas, opened.files, reader, encode, scratch, telemetry)
-    store, filled, duplicates = filler.run()
+    tokens, filled, duplicates = _fill_quotas(groups, names, quotas, opened.files, reader, encode, scratch, telemetry)
     if not settings.allow_fewer:
         check_filled(groups.all, names, filled, settings.sequence_length)
-    counts, documents = pack(folder, groups.all, filled, store, settings.sequence_length)
+    counts, documents = pack(folder, groups.all, filled, tokens, settings.sequence_length)
     np.save(folder / "documents.npy", documents, allow_pickle=False)
-    tokens = np.load(folder / "tokens.npy", mmap_mode="r")
-    threshold = chooser.write(folder, tokens, np.load(folder / "document.npy", mmap_mode="r"), scratch, telemetry)
+    sequences, document = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "document"))
+    threshold = chooser.write(folder, sequences, document, scratch, telemetry)
     (folder / TOKENIZER).write_text(chooser.tokenizer.serialized, encoding="utf-8")
     shutil.rmtree(scratch)
     firsts = np.cumsum([0, *counts[:-1]]).tolist()
-    stretches = [
-        {"split": group.split, "role": group.role, "first": first, "sequences": count}
-        for group, first, count in zip(groups.all, firsts, counts)
+    ranges = [
+        SequenceRange(group.split, group.role, first, count) for group, first, count in zip(groups.all, firsts, counts)
     ]
-    _check_items(np.load(folder / "positions.npy", mmap_mode="r"), stretches)
+    _check_items(np.load(folder / "positions.npy", mmap_mode="r"), ranges)
     return {
-        "groups": stretches,
+        "groups": [asdict(one) for one in ranges],
         "read": {name: asdict(reader.tallies[name]) for name in sorted(reader.tallies)},
         "paths": {source.name: source.path or source.hub for source in settings.sources},
         "duplicates": duplicates,
         "entropy_threshold": threshold,
-        "counts": {
-            "sequences": sum(counts),
-            "tokens": sum(counts) * settings.sequence_length,
-            "documents": len(documents),
-        },
-        "files": {
-            name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
-            for name in (*ARRAYS, TOKENIZER)
-        },
+        "counts": {"sequences": len(sequences), "tokens": sequences.size, "documents": len(documents)},
+        "files": {name: _described(folder / name) for name in (*ARRAYS, TOKENIZER)},
     }
 
 
-@dataclass
-class Filler:
-    """Both passes over the sources, again with more room when a pool let documents go that turned out to be needed."""
-
-    groups: Groups
-    names: Sequence[str]
-    quotas: Sequence[Sequence[int]]
-    files: Sequence[SourceFile]
-    reader: Reader
-    encode: Encoder
-    scratch: Path
-    telemetry: Telemetry
-
-    def run(self) -> tuple[npt.NDArray[np.int32], list[list[Share]], int]:
-        """Token ids of the tokenized documents, what each source gives to each group, and the duplicates left out."""
-        spacious = SPACIOUS
-        while True:
-            self.reader.tallies.clear()
-            scanned = scan(self.files, self.names, self.groups, self.quotas, self.reader, self.telemetry, spacious)
-            if not any(tally.documents for tally in self.reader.tallies.values()):
-                raise UserError(f"text.sources: no text in {', '.join(str(file.path) for file in self.files[:3])}")
-            store = TokenStore(self.scratch / "tokens.bin")
-            shares = fill(scanned, self.quotas, self.files, self.reader, self.encode, store, self.telemetry)
-            tokens = store.finished()
-            if not self._let_too_many_go(shares, scanned):
-                return tokens, shares, scanned.duplicates
-            spacious *= 4
-
-    def _let_too_many_go(self, shares: list[list[Share]], scanned: Scan) -> bool:
-        return any(
-            share.tokens < share.quota and pruned
-            for row, flags in zip(shares, scanned.pruned)
-            for share, pruned in zip(row, flags)
-        )
+def _described(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
-def _check_items(positions: npt.NDArray[np.int32], stretches: list[dict[str, Any]]) -> None:
-    for stretch in stretches:
-        first = stretch["first"]
-        if not (positions[first : first + stretch["sequences"]] >= 0).any():
+def _fill_quotas(
+    groups: Groups,
+    names: Sequence[str],
+    quotas: Sequence[Sequence[int]],
+    files: Sequence[SourceFile],
+    reader: Reader,
+    encode: Encoder,
+    scratch: Path,
+    telemetry: Telemetry,
+) -> tuple[npt.NDArray[np.int32], list[list[Share]], int]:
+    """Token ids of the tokenized documents, what each source gives to each group, and the duplicates left out.
+
+    Both passes run again with larger pools when a pool dropped documents that turned out to be needed.
+    """
+    bytes_per_token = BYTES_PER_TOKEN_KEPT
+    while True:
+        reader.tallies.clear()
+        scanned = scan(files, names, groups, quotas, reader, telemetry, bytes_per_token)
+        if not any(tally.documents for tally in reader.tallies.values()):
+            raise UserError(f"text.sources: no text in {', '.join(str(file.path) for file in files[:3])}")
+        store = TokenStore(scratch / "tokens.bin")
+        shares = fill(scanned, quotas, files, reader, encode, store, telemetry)
+        tokens = store.finished()
+        pools = [pair for row, pruned in zip(shares, scanned.pruned) for pair in zip(row, pruned)]
+        if not any(pruned and share.tokens < share.quota for share, pruned in pools):
+            return tokens, shares, scanned.duplicates
+        bytes_per_token *= 4
+
+
+def _check_items(positions: npt.NDArray[np.int32], ranges: Sequence[SequenceRange]) -> None:
+    for one in ranges:
+        if not (positions[one.first : one.first + one.sequences] >= 0).any():
             raise UserError(
-                f"no position can be chosen in {stretch['split']}/{stretch['role']}: its documents are shorter than "
+                f"no position can be chosen in {one.split}/{one.role}: its documents are shorter than "
                 "thought.horizon, or no text fits text.positions.pattern"
             )

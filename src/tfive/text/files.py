@@ -1,4 +1,4 @@
-"""Writing that leaves everything or nothing: files and folders are built beside their place and renamed into it."""
+"""Atomic writes: files and folders are built beside their target and renamed into place when complete."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def write_errors(folder: Path) -> Iterator[None]:
 
 
 class Staging:
-    """A locked folder beside `target` to build it in, removed on the way out unless it became the target.
+    """A locked folder beside `target` in which it is built; removed on exit unless it was published as the target.
 
-    Processes that want the same target take turns: whoever enters second finds the target made and need not build. A
-    folder left by a killed process is taken over. Errors of the disk on the way become one line for the user.
+    Processes that want the same target take turns: the second one finds the target made and need not build it. A folder
+    left by a killed process is emptied and reused. Disk errors become one line for the user.
     """
 
     def __init__(self, target: Path) -> None:
@@ -73,7 +73,7 @@ class Staging:
                 raise error
 
     def publish(self, name: str | None = None) -> None:
-        """Everything to disk, then the rename that makes it visible: the whole folder, or the one file `name` of it."""
+        """Sync everything to disk, then rename it to the target: the whole folder, or the one file `name` of it."""
         source = self.path if name is None else self.path / name
         inside = sorted(source.rglob("*")) if name is None else []
         for path in (*inside, source):

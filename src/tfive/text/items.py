@@ -1,7 +1,7 @@
-"""Where thoughts stand: positions of every sequence, chosen once, from what is visible at each position alone.
+"""Positions of every sequence at which thoughts are written, chosen once, each from the text up to it alone.
 
 Each kind says of every position whether it is a candidate, and that depends only on x[≤p] of its own document (and on
-p+H lying in the same document). Among candidates a counter-based draw decides, so that nothing about later text enters.
+p+H lying in the same document). A counter-based draw decides among candidates, so later text has no influence.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SAMPLED_ROWS = 4096
 
 
 def segments(document_S: Ints) -> list[tuple[int, int]]:
-    """Start and end of each document's stretch of a row."""
+    """Start and end of each document's part of a row."""
     cuts = np.flatnonzero(np.diff(document_S)) + 1
     edges = [0, *cuts.tolist(), len(document_S)]
     return list(pairwise(edges))
@@ -48,7 +48,7 @@ def eligible(document_S: Ints, horizon: int, min_context: int) -> Mask:
 
 
 def every_step(document_S: Ints, step: int) -> Mask:
-    """Every `step`-th token of each document's stretch."""
+    """Every `step`-th token of each document's part of a row."""
     found = np.zeros(len(document_S), dtype=bool)
     for start, end in segments(document_S):
         found[start + step - 1 : end : step] = True
@@ -56,10 +56,10 @@ def every_step(document_S: Ints, step: int) -> Mask:
 
 
 def after_pattern(tokens_S: Ints, document_S: Ints, tokenizer: TextTokenizer, pattern: str, reach: int) -> Mask:
-    """Tokens at whose end a match of `pattern` ends, judged on the decoded text up to that token and no further.
+    """Tokens at whose end a match of `pattern` ends, decided from the decoded text up to that token and no further.
 
-    The search is told that the text ends there, so that neither look-ahead nor a longer match can use later text. A
-    match that would end inside a token is none, nor is one after a token that ends inside a character.
+    The search treats that point as the end of the text, so neither look-ahead nor a longer match can use later text. A
+    match that ends inside a token does not count, nor one after a token that ends inside a character.
     """
     ending = re.compile(rf"(?:{pattern})\Z")
     found = np.zeros(len(tokens_S), dtype=bool)
@@ -105,8 +105,8 @@ def choose(
 
 
 @dataclass(frozen=True)
-class Chooser:
-    """All that positions depend on beside the packed rows."""
+class PositionChooser:
+    """Chooses positions; holds everything they depend on beside the packed rows."""
 
     settings: Positions
     horizon: int
@@ -146,7 +146,9 @@ class Chooser:
 
     def write(self, folder: Path, tokens: Ints, document: Ints, scratch: Path, telemetry: Telemetry) -> float | None:
         """Write `positions.npy` and `kinds.npy`; returns the entropy above which a position counted as uncertain."""
-        entropy = self._entropy(tokens, document, scratch, telemetry) if self.settings.entropy > 0 else None
+        entropy = None
+        if self.settings.entropy > 0 and self.entropies is not None:
+            entropy = _measured(self.entropies, tokens, document, scratch / "entropy.npy", telemetry)
         threshold = self._threshold(entropy, document) if entropy is not None else None
         shape = (len(tokens), self.settings.per_text)
         with (
@@ -164,19 +166,6 @@ class Chooser:
                 kinds.write(kind)
         return threshold
 
-    def _entropy(self, tokens: Ints, document: Ints, scratch: Path, telemetry: Telemetry) -> npt.NDArray[np.floating]:
-        """Entropies of all rows in a scratch file, memory-mapped."""
-        if self.entropies is None:
-            raise UserError("text.positions.entropy needs a base model to measure entropy with")
-        path = scratch / "entropy.npy"
-        with ArrayWriter(path, tokens.shape, "<f4") as writer:
-            for first, last in telemetry.progress(blocks(len(tokens)), "measuring entropy", -(-len(tokens) // BLOCK)):
-                measured = self.entropies(tokens[first:last].astype(np.int64), document[first:last].astype(np.int64))
-                if measured.shape != tokens[first:last].shape or not np.isfinite(measured).all():
-                    raise UserError("the base model's entropies are not finite numbers; check the model")
-                writer.write(measured)
-        return np.load(path, mmap_mode="r")
-
     def _threshold(self, entropy: npt.NDArray[np.floating], document: Ints) -> float:
         rows = np.linspace(0, len(entropy) - 1, min(len(entropy), SAMPLED_ROWS)).astype(np.int64)
         values = [
@@ -184,6 +173,19 @@ class Chooser:
         ]
         together = np.concatenate(values)
         return float(np.quantile(together, self.settings.entropy_quantile)) if len(together) else 0.0
+
+
+def _measured(
+    entropies: Entropies, tokens: Ints, document: Ints, path: Path, telemetry: Telemetry
+) -> npt.NDArray[np.floating]:
+    """Entropies of all rows, written to `path` and memory-mapped from there."""
+    with ArrayWriter(path, tokens.shape, "<f4") as writer:
+        for first, last in telemetry.progress(blocks(len(tokens)), "measuring entropy", -(-len(tokens) // BLOCK)):
+            measured = entropies(tokens[first:last].astype(np.int64), document[first:last].astype(np.int64))
+            if measured.shape != tokens[first:last].shape or not np.isfinite(measured).all():
+                raise UserError("the base model's entropies are not finite numbers; check the model")
+            writer.write(measured)
+    return np.load(path, mmap_mode="r")
 
 
 def blocks(rows: int) -> Iterator[tuple[int, int]]:

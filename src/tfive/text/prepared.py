@@ -1,4 +1,4 @@
-"""A prepared corpus on disk: memory-mapped sequences, positions and roles, and the manifest that vouches for them."""
+"""A prepared corpus on disk: memory-mapped sequences, positions and roles, and a manifest with their checksums."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
-class Stretch:
+class SequenceRange:
     """The sequences of one role: numbers `first … first + sequences − 1`."""
 
     split: str
@@ -59,7 +59,7 @@ class PreparedCorpus:
         """[sequence, P] number of each item's kind in `tfive.text.settings.KINDS`, −1 where there is none."""
         self.documents: npt.NDArray[np.void] = self._array("documents")
         """One record per document: digest, source, group, file, row, tokens."""
-        self.stretches = [Stretch(**group) for group in self.manifest["groups"]]
+        self.ranges = [SequenceRange(**group) for group in self.manifest["groups"]]
 
     def _array(self, name: str) -> Any:
         return np.load(self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
@@ -98,9 +98,9 @@ class PreparedCorpus:
 
     def sequences(self, split: str | None = None, role: str | None = None) -> npt.NDArray[np.int64]:
         """Numbers of the sequences of a split, a role, or both."""
-        found = [one.numbers for one in self.stretches if split in (None, one.split) and role in (None, one.role)]
+        found = [one.numbers for one in self.ranges if split in (None, one.split) and role in (None, one.role)]
         if not found:
-            known = ", ".join(f"{one.split}/{one.role}" for one in self.stretches)
+            known = ", ".join(f"{one.split}/{one.role}" for one in self.ranges)
             raise UserError(
                 f"{self.folder}: no sequences of {split or 'any split'}/{role or 'any role'}; there are {known}"
             )
@@ -109,7 +109,7 @@ class PreparedCorpus:
     @cached_property
     def role_of(self) -> npt.NDArray[np.str_]:
         """Role of each sequence."""
-        return np.repeat([one.role for one in self.stretches], [one.sequences for one in self.stretches])
+        return np.repeat([one.role for one in self.ranges], [one.sequences for one in self.ranges])
 
     @cached_property
     def items_in(self) -> npt.NDArray[np.int64]:
@@ -165,7 +165,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, recorded: dict[str, Any], *, whole: bool) -> None:
-    """The file is the one the manifest speaks of: by its size, and by its digest when `whole`."""
+    """Refuse a file that is not the one in the manifest: by its size, and by its digest when `whole`."""
     try:
         same = path.stat().st_size == recorded["bytes"] and (not whole or sha256(path) == recorded["sha256"])
     except OSError as error:

@@ -2,8 +2,8 @@
 
 Each source gives its documents in the pool's order until its share of the group is filled; the last one may be cut
 short. Then the documents of all sources mix and are packed end to end. A sequence holds documents of one role only; a
-document that crosses the end of a sequence goes on in the next one of the same role, where it starts anew as far as the
-model can see.
+document that crosses the end of a sequence continues in the next one of the same role, where the model sees nothing of
+its first part.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import numpy.typing as npt
 
 from tfive.errors import UserError
 from tfive.telemetry import Telemetry
-from tfive.text.candidates import Candidates, Group, Scan, digest_words
+from tfive.text.candidates import Candidates, Group, Scan, batches, digest_words
 from tfive.text.files import ArrayWriter
 from tfive.text.sources import Reader, SourceFile
 from tfive.text.tokens import BATCH, Encoder, Ids
 
-GUESS = 4.0
-"""Bytes of text per token before anything was tokenized; a wrong guess costs another reading, never another result."""
+FIRST_BYTES_PER_TOKEN = 4.0
+"""Bytes of text per token assumed before anything was tokenized; a wrong value costs time, never changes the result."""
 MARGIN = 1.25
+"""How much more text is tokenized at a time than the missing tokens are estimated to need."""
 
 DOCUMENT = np.dtype(
     [
@@ -64,7 +65,7 @@ class Share:
         if missing <= 0:
             return range(0)
         sizes = self.candidates["bytes"]
-        ratio = sizes[: self.read].sum() / max(self.tokens, 1) if self.read else GUESS
+        ratio = sizes[: self.read].sum() / max(self.tokens, 1) if self.read else FIRST_BYTES_PER_TOKEN
         ahead = np.cumsum(sizes[self.read :])
         stop = self.read + int(np.searchsorted(ahead, missing * ratio * MARGIN)) + 1
         return range(self.read, min(stop, len(self.candidates)))
@@ -119,7 +120,8 @@ def fill(
         wanted = np.concatenate([share.candidates[part.start : part.stop] for share, part in zip(flat, ahead)])
         by_place = np.lexsort((wanted["record"], wanted["file"]))
         texts = telemetry.progress(_texts(wanted[by_place], files, reader), "tokenizing", len(wanted))
-        encoded = (ids for batch in encode(_by_size(texts)) for ids in batch)
+        text_batches = (some for _, some in batches(enumerate(texts), 512, BATCH))
+        encoded = (ids for batch in encode(text_batches) for ids in batch)
         for owner, index, ids in zip(owners[by_place], indices[by_place], encoded, strict=True):
             flat[owner].starts[index] = store.append(ids)
             flat[owner].counts[index] = len(ids)
@@ -136,25 +138,10 @@ def _texts(wanted: Candidates, files: Sequence[SourceFile], reader: Reader) -> I
             record, text = next(found, (-1, ""))
             digest = digest_words([text]).view("<u8")[0]
             if record != row["record"] or digest[0] != row["high"] or digest[1] != row["low"]:
-                raise _changed(files[number])
+                raise UserError(
+                    f"{files[number].path}: changed while it was being read; try again when nothing writes to it"
+                )
             yield text
-
-
-def _changed(file: SourceFile) -> UserError:
-    return UserError(f"{file.path}: changed while it was being read; try again when nothing writes to it")
-
-
-def _by_size(texts: Iterator[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size > BATCH or len(batch) == 512:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def check_filled(groups: Sequence[Group], sources: Sequence[str], shares: list[list[Share]], length: int) -> None:

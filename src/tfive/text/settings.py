@@ -1,4 +1,4 @@
-"""Settings of the text room: where text comes from, how it is cut into sequences, where thoughts may stand."""
+"""Settings of the corpus: where text comes from, how it is split into sequences, where thoughts may start."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Where(Section):
         return self
 
 
-class Source(Section):
+class TextSource(Section):
     """One body of text with its share of every split."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -66,7 +66,7 @@ class Source(Section):
     """Share of the tokens of every split, relative to the other sources."""
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Source:
+    def _one_origin(self) -> TextSource:
         if (self.path is None) == (self.hub is None):
             raise ValueError(f"source {self.name}: give either path or hub")
         if self.path is not None and (self.configs or self.revision or self.files or self.limit):
@@ -150,7 +150,7 @@ class Decontaminate(Section):
 class TextSettings(Section):
     """The corpus: sources, mixture, sequences, splits, positions."""
 
-    sources: tuple[Source, ...] = ()
+    sources: tuple[TextSource, ...] = ()
     """Where the text comes from."""
     sequence_length: int = Field(512, ge=2)
     """S: tokens of one sequence."""
@@ -176,7 +176,7 @@ class TextSettings(Section):
 
     @field_validator("sources")
     @classmethod
-    def _names_differ(cls, sources: tuple[Source, ...]) -> tuple[Source, ...]:
+    def _names_differ(cls, sources: tuple[TextSource, ...]) -> tuple[TextSource, ...]:
         names = [source.name for source in sources]
         if len(set(names)) < len(names):
             raise ValueError(f"source names {names} must differ")

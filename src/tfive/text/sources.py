@@ -7,7 +7,6 @@ Unicode is not normalised: the tokenizer of the model decides about that.
 from __future__ import annotations
 
 import datetime
-import hashlib
 import importlib.resources
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tfive.errors import UserError
-from tfive.text.formats import CHUNK, RawRow, format_of, raw_rows
-from tfive.text.settings import Source, Where
+from tfive.text.files import sha256
+from tfive.text.formats import RawRow, format_of, raw_rows
+from tfive.text.settings import TextSource, Where
 
 PACKAGE = "tfive:"
 """Prefix of a path inside the installed package."""
@@ -50,19 +50,15 @@ class SourceFile:
 
     def digest(self) -> str:
         """sha256 of the file's bytes."""
-        sha = hashlib.sha256()
         try:
-            with self.path.open("rb") as file:
-                while chunk := file.read(CHUNK):
-                    sha.update(chunk)
+            return sha256(self.path)
         except OSError as error:
             raise UserError(f"{self.path}: cannot be read ({error.strerror or error})") from error
-        return sha.hexdigest()
 
 
 @dataclass
 class Tally:
-    """What was met while reading a source."""
+    """How many rows and documents of each kind were read from a source."""
 
     rows: int = 0
     empty: int = 0
@@ -77,7 +73,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A rule by which documents are left out, and a name that changes whenever the rule does."""
+    """A rule by which documents are left out, and a fingerprint that changes whenever the rule does."""
 
     fingerprint: str
     excludes: Callable[[str], bool]
@@ -92,7 +88,7 @@ class Reader:
     tallies: dict[str, Tally] = field(default_factory=dict)
 
     def documents(self, file: SourceFile, wanted: npt.NDArray[np.int64] | None = None) -> Iterator[tuple[int, str]]:
-        """Row numbers and texts of one file; with `wanted` (rising), only those rows, and none is read after them."""
+        """Row numbers and texts of one file; with `wanted` (ascending), only of those rows, stopping after the last."""
         tally = self.tallies.setdefault(file.source, Tally()) if wanted is None else Tally()
         # Rows that are asked for by number were chosen among those that are not excluded.
         exclusion = self.exclusion if wanted is None else None
@@ -137,8 +133,8 @@ class Reader:
 
 def text_of(raw: RawRow, file: SourceFile) -> str | None:
     """The document of a raw row: None when the filter leaves it out, empty when it holds only white space."""
-    if file.is_plain:
-        text = _decoded(raw) if isinstance(raw, bytes) else ""
+    if file.is_plain and isinstance(raw, bytes):
+        text = _decoded(raw)
     else:
         row = raw if isinstance(raw, dict) else _json_object(raw)
         if file.where is not None and not _kept(row, file.where):
@@ -192,7 +188,7 @@ def _kept(row: dict[str, Any], where: Where) -> bool:
     return above and (where.below is None or value < where.below)  # type: ignore[operator]
 
 
-def local_files(source: Source) -> list[SourceFile]:
+def local_files(source: TextSource) -> list[SourceFile]:
     """The files of a local source in a fixed order."""
     path = source.path or ""
     if path.startswith(PACKAGE):
@@ -223,7 +219,7 @@ def _hidden(path: Path, root: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
-def shares_of(sources: Sequence[Source]) -> dict[str, float]:
+def shares_of(sources: Sequence[TextSource]) -> dict[str, float]:
     """Share of each source by name; they add up to 1."""
     total = sum(source.share for source in sources)
     return {source.name: source.share / total for source in sources}

@@ -1,4 +1,4 @@
-"""Text that does not lie in files (a hub dataset, a caller's iterator), written down once as JSON lines.
+"""Text that is not in local files (a hub dataset, a caller's iterator), stored once as JSON lines.
 
 Preparing a corpus reads its sources twice; a spooled source is streamed over the network once, and both passes, and
 every later preparation from the same revision, see the same rows.
@@ -18,7 +18,7 @@ from typing import Any
 from tfive.errors import UserError
 from tfive.telemetry import Telemetry
 from tfive.text.files import Staging, sha256, sync
-from tfive.text.settings import Source
+from tfive.text.settings import TextSource
 from tfive.text.sources import BadRow, SourceFile, text_of
 
 _PROXY = Path("row.jsonl")
@@ -26,7 +26,7 @@ _PROXY = Path("row.jsonl")
 
 
 def hub_files(
-    source: Source, cache: Path, telemetry: Telemetry, *, skip_bad: bool = False
+    source: TextSource, cache: Path, telemetry: Telemetry, *, skip_bad: bool = False
 ) -> tuple[list[SourceFile], str]:
     """The spooled files of a hub dataset, one per configuration, and the commit they came from."""
     commit = _commit(source)
@@ -51,8 +51,8 @@ def spool(texts: Iterable[str], path: Path) -> None:
             staging.publish("rows")
 
 
-def spooled(texts: Iterable[str], cache: Path, name: str = "texts") -> Source:
-    """A source made of a caller's own texts, kept under the digest of what they are."""
+def spooled(texts: Iterable[str], cache: Path, name: str = "texts") -> TextSource:
+    """A source made of a caller's own texts, stored under a digest of their content."""
     folder = cache / "spool"
     with Staging(folder / f"{name}-{os.getpid()}") as staging:
         rows = staging.path / "rows"
@@ -61,7 +61,7 @@ def spooled(texts: Iterable[str], cache: Path, name: str = "texts") -> Source:
         if not target.exists():
             sync(rows)
             os.replace(rows, target)
-    return Source(name=name, path=str(target))
+    return TextSource(name=name, path=str(target))
 
 
 def _write(texts: Iterable[str], path: Path) -> None:
@@ -75,7 +75,7 @@ def _key(wanted: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:20]
 
 
-def _commit(source: Source) -> str:
+def _commit(source: TextSource) -> str:
     from huggingface_hub import HfApi
 
     try:
@@ -88,7 +88,7 @@ def _commit(source: Source) -> str:
     return commit
 
 
-def _hub_rows(source: Source, config: str | None, commit: str) -> Iterator[dict[str, Any]]:
+def _hub_rows(source: TextSource, config: str | None, commit: str) -> Iterator[dict[str, Any]]:
     try:
         import datasets
     except ImportError as error:
@@ -109,7 +109,7 @@ def _hub_rows(source: Source, config: str | None, commit: str) -> Iterator[dict[
         raise _unreachable(source, error) from error
 
 
-def _texts(source: Source, rows: Iterable[dict[str, Any]], *, skip_bad: bool) -> Iterator[str]:
+def _texts(source: TextSource, rows: Iterable[dict[str, Any]], *, skip_bad: bool) -> Iterator[str]:
     proxy = SourceFile(source.name, _PROXY, _PROXY.name, source.fields, source.where)
     for number, row in enumerate(rows):
         try:
@@ -125,7 +125,7 @@ def _texts(source: Source, rows: Iterable[dict[str, Any]], *, skip_bad: bool) ->
             yield text
 
 
-def _unreachable(source: Source, error: Exception) -> UserError:
+def _unreachable(source: TextSource, error: Exception) -> UserError:
     reason = " ".join(str(error).split())[:200]
     return UserError(
         f"source {source.name}: cannot read {source.hub} from the hub ({reason}); check the id, its configs and the "

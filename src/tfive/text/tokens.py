@@ -1,4 +1,4 @@
-"""The tokenizer as the text room uses it: plain text in, token ids out, the same in one process or several."""
+"""The tokenizer for corpora: plain text in, token ids out, the same in one process or several."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tfive.errors import UserError
 
 END_OF_DOCUMENT = "<|endoftext|>"
 PIECE = 100_000
-"""Characters encoded at a time: what one encoding holds beside the ids is many times the text."""
+"""Characters encoded at a time; an encoding takes many times the memory of its text."""
 BATCH = 1 << 20
 """Characters handed to one encoding call."""
 
@@ -35,7 +35,7 @@ Ids = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A tokenizer as text, with the id that ends a document: easy to keep in a file or to hand to another process."""
+    """A tokenizer in serialised form with its end-of-document id, to be stored or sent to another process."""
 
     serialized: str
     """The `tokenizer.json` form."""
@@ -50,7 +50,7 @@ class TextTokenizer:
                 f"tokenizer {type(tokenizer).__name__} has no tokenizer.json form; save the model with a fast tokenizer"
             )
         content = json.loads(backend.to_str())
-        # What calls leave behind, and what adds special tokens, has no part in the ids of plain text.
+        # State left by earlier calls, and the post-processor that adds special tokens, do not affect ids of plain text.
         content |= dict.fromkeys(("truncation", "padding", "post_processor"))
         serialized = json.dumps(content, sort_keys=True, ensure_ascii=False)
         return TextTokenizer(serialized, _end_id(backend, getattr(tokenizer, "eos_token", None), end_of_document))
@@ -114,7 +114,7 @@ def _end_id(backend: Tokenizer, eos: str | None, wanted: str) -> int | None:
 
 
 def cut(text: str, size: int) -> Iterator[str]:
-    """The text in pieces of at most `size` characters, cut before white space where there is any."""
+    """The text in pieces of at most `size` characters, split before white space where there is any."""
     start = 0
     while len(text) - start > size:
         at = max(text.rfind(mark, start + 1, start + size + 1) for mark in ("\n", " "))

@@ -1,4 +1,4 @@
-"""A prepared corpus for people: its counts as a table, its sequences as text with the selected positions marked."""
+"""A prepared corpus in readable form: counts as a table, sequences as text with the selected positions marked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfive.text.items import segments
-from tfive.text.prepared import PreparedCorpus, Stretch
+from tfive.text.prepared import PreparedCorpus, SequenceRange
 from tfive.text.settings import KINDS
 
 STYLES = {"match": "bold black on yellow", "entropy": "bold black on cyan", "every": "bold black on green"}
@@ -20,7 +20,7 @@ UNIFORM = "bold black on white"
 
 def corpus_counts(corpus: PreparedCorpus) -> dict[str, Any]:
     """Sequences, documents, tokens and positions: in total, and for each split and role by source and kind."""
-    rows = [_counts(corpus, number, stretch) for number, stretch in enumerate(corpus.stretches)]
+    rows = [_counts(corpus, number, stretch) for number, stretch in enumerate(corpus.ranges)]
     names = ("sequences", "documents", "tokens", "items")
     return {
         "folder": str(corpus.folder),
@@ -32,7 +32,7 @@ def corpus_counts(corpus: PreparedCorpus) -> dict[str, Any]:
     }
 
 
-def _counts(corpus: PreparedCorpus, group: int, stretch: Stretch) -> dict[str, Any]:
+def _counts(corpus: PreparedCorpus, group: int, stretch: SequenceRange) -> dict[str, Any]:
     documents = corpus.documents[corpus.documents["group"] == group]
     rows = slice(stretch.first, stretch.first + stretch.sequences)
     positions, kinds = corpus.positions[rows], corpus.kinds[rows]
@@ -82,9 +82,9 @@ def counts_table(corpus: PreparedCorpus, counts: dict[str, Any]) -> str:
 
 
 def sequence_view(corpus: PreparedCorpus, number: int) -> dict[str, Any]:
-    """One sequence as plain data: its documents, its text, and each position with what stands around it."""
+    """One sequence as plain data: its documents, its text, and each position with the text around it."""
     text, cuts = _decoded(corpus, number)
-    stretch = next(one for one in corpus.stretches if one.first <= number < one.first + one.sequences)
+    stretch = next(one for one in corpus.ranges if one.first <= number < one.first + one.sequences)
     positions = []
     for slot, p in enumerate(corpus.positions[number].tolist()):
         if p < 0:
@@ -143,7 +143,7 @@ def marked_text(corpus: PreparedCorpus, number: int, *, colour: bool) -> str:
 
 
 def _decoded(corpus: PreparedCorpus, number: int) -> tuple[str, list[int]]:
-    """A sequence's text, and after each token how much of it is written (half a character counts as the whole)."""
+    """A sequence's text, and its length after each token (a token that ends inside a character includes all of it)."""
     text, lengths = corpus.tokenizer.growing_text(corpus.tokens[number].tolist())
     ends = [*lengths[:-1].tolist(), len(text)]
     for index in range(len(ends) - 2, -1, -1):

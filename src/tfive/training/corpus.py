@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tfive.config.config import Config
 from tfive.errors import UserError
-from tfive.evaluate.overlap import Index
+from tfive.evaluate.overlap import OverlapIndex
 from tfive.evaluate.tasks import find_tasks, load_items
 from tfive.models.load import Loaded, load_model, load_tokenizer
 from tfive.models.precision import choose_device, choose_dtype
@@ -82,10 +82,10 @@ def corpus_of(
     )
 
 
-def benchmark_index(tasks: Sequence[str], folder: Path | None) -> Index:
+def benchmark_index(tasks: Sequence[str], folder: Path | None) -> OverlapIndex:
     """The word sequences of these tasks and suites, to search texts for; tasks that share a file are read once."""
     chosen = {task.file: task for task in find_tasks(tasks, folder)}
-    return Index(load_items(task, folder) for task in chosen.values())
+    return OverlapIndex(load_items(task, folder) for task in chosen.values())
 
 
 def exclusion_of(settings: TextSettings) -> Exclusion | None:
