@@ -1,15 +1,18 @@
-"""What parity mode is for: ratios read from rows as they were sampled, whatever the anchors read beside them."""
+"""Which laws a ratio compares, against plain rows; in parity mode anchors leave it alone to the last bit."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
-from test_actor import BATCH, BOTH, NOTHING, actor_on, anchor_pass, close, gradients, policy_pass
+from test_actor import BATCH, BOTH, NOTHING, acting, actor_on, anchor_pass, close, gradients, policy_pass
 
-from stage import PLAN, gpt2
+from stage import PLAN, PlainModel, gpt2, items_of
 from tfive.rl.sampling import sample
+from tfive.rl.settings import RatioSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.forward import TreeModel
 from tfive.tree.settings import SamplingSettings
@@ -57,3 +60,26 @@ def test_a_step_in_parity_mode_sums_the_gradients_of_policy_and_anchors() -> Non
     actor.optimizer.step = keep  # type: ignore[method-assign]
     actor.step(record)
     close(found, wanted)
+
+
+@pytest.mark.parametrize("denominator", ["recomputed", "sampler"])
+def test_the_ratio_is_taken_against_the_law_that_the_settings_name(
+    denominator: Literal["recomputed", "sampler"],
+) -> None:
+    """Both recorded laws differ from the policy and from each other; the loss is that of a loop over plain rows."""
+    model = gpt2()
+    record = acting(model, distance=0.4)
+    noise = 0.4 * torch.randn(record.mask_BRT.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    log_q = (record.need("log_old_BRT") + noise) * record.mask_BRT
+    record = replace(record, thoughts=replace(record.thoughts, log_q_BRT=log_q))
+    plain, loss, tokens = PlainModel(gpt2()), 0.0, 0
+    below_BRT = log_q if denominator == "sampler" else record.need("log_old_BRT")
+    for item in items_of(BATCH, record.thoughts):
+        for step, log_now in enumerate(plain.actions(item).tolist()):
+            at = (item.row, item.branch, step)
+            ratio, advantage = math.exp(log_now - float(below_BRT[at])), float(record.need("advantage_BRT")[at])
+            loss -= min(ratio * advantage, min(max(ratio, 0.8), 1.28) * advantage)
+            tokens += 1
+    stats = actor_on(model, rows=3, ratio=RatioSettings(denominator=denominator)).step(record)
+    assert stats.tokens == tokens
+    assert stats.policy_loss == pytest.approx(loss / tokens, rel=1e-9)
