@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterable
+
 from hypothesis import given
 from hypothesis import strategies as st
 from written_answers import CHOSEN, DIFFERENT, EQUAL, EXTRACTED, GENEROUS, OPTIONS, SAME
@@ -22,37 +23,36 @@ def pairs(table: dict[str, list[tuple[str, str]]]) -> list[tuple[str, str]]:
     return [pair for listed in table.values() for pair in listed]
 
 
-def test_the_tables_hold_a_few_hundred_answers() -> None:
-    assert len(pairs(SAME)) + len(pairs(EQUAL)) + len(pairs(DIFFERENT)) + len(EXTRACTED) + len(CHOSEN) > 300
+def listed(cases: Iterable[object]) -> str:
+    """One case a line, for the message of a property that fails."""
+    return "\n".join(repr(case) for case in cases)
 
 
-@pytest.mark.parametrize(("gold", "written"), pairs(SAME))
-def test_ways_of_writing_one_answer_match(gold: str, written: str) -> None:
-    assert normalised(written) == normalised(gold)
+def test_ways_of_writing_one_answer_match() -> None:
+    apart = [(gold, written) for gold, written in pairs(SAME) if normalised(written) != normalised(gold)]
+    assert not apart, f"one answer, two normal forms:\n{listed(apart)}"
 
 
-@pytest.mark.parametrize(("gold", "written"), [*pairs(EQUAL), *pairs(DIFFERENT), *pairs(GENEROUS)])
-def test_exact_match_does_no_arithmetic_and_keeps_different_answers_apart(gold: str, written: str) -> None:
-    assert normalised(written) != normalised(gold)
+def test_exact_match_does_no_arithmetic_and_keeps_different_answers_apart() -> None:
+    different = [*pairs(EQUAL), *pairs(DIFFERENT), *pairs(GENEROUS)]
+    matched = [(gold, written) for gold, written in different if normalised(written) == normalised(gold)]
+    assert not matched, f"exact match takes these for one answer:\n{listed(matched)}"
 
 
-@pytest.mark.parametrize(
-    "text", sorted({text for table in (SAME, EQUAL, DIFFERENT) for pair in pairs(table) for text in pair})
-)
-def test_a_normal_form_is_its_own_normal_form(text: str) -> None:
-    assert normalised(normalised(text)) == normalised(text)
+def test_a_normal_form_is_its_own_normal_form() -> None:
+    texts = {text for table in (SAME, EQUAL, DIFFERENT) for pair in pairs(table) for text in pair}
+    moved = sorted(text for text in texts if normalised(normalised(text)) != normalised(text))
+    assert not moved, f"normalising twice changes:\n{listed(moved)}"
 
 
-@pytest.mark.parametrize(("output", "answer"), EXTRACTED)
-def test_extraction_of_mathematical_answers(output: str, answer: str | None) -> None:
-    found = extract(output)
-    assert (found.text if found else None) == answer
+def test_extraction_of_mathematical_answers() -> None:
+    found = {output: None if (answer := extract(output)) is None else answer.text for output, _ in EXTRACTED}
+    assert found == dict(EXTRACTED)
 
 
-@pytest.mark.parametrize(("output", "letter"), CHOSEN)
-def test_extraction_of_options(output: str, letter: str | None) -> None:
-    found = extract_choice(output, OPTIONS)
-    assert (found[1] if found else None) == letter
+def test_extraction_of_options() -> None:
+    found = {output: None if (chosen := extract_choice(output, OPTIONS)) is None else chosen[1] for output, _ in CHOSEN}
+    assert found == dict(CHOSEN)
 
 
 def test_options_that_only_differ_in_signs_or_case_are_told_apart() -> None:
@@ -109,13 +109,11 @@ def test_trace_names_steps_of_the_chain_only() -> None:
     assert set(names[1:]) <= {name for name, _ in STEPS}
 
 
-@pytest.mark.parametrize(
-    "piece", [r"\boxed{", "{", "}", "answer is ", "answer is $", r"\frac", "1/", "(((", "1,", r"\\", "-"]
-)
-def test_endless_outputs_are_read_in_one_pass(piece: str) -> None:
+def test_endless_outputs_are_read_in_one_pass() -> None:
     # Backtracking or nested scans would take minutes here.
-    verdict = grade(MATHS, Item("q", "?", "1"), piece * 20_000)
-    assert verdict.extracted is None or len(verdict.extracted) <= LONGEST
+    for piece in (r"\boxed{", "{", "}", "answer is ", "answer is $", r"\frac", "1/", "(((", "1,", r"\\", "-"):
+        verdict = grade(MATHS, Item("q", "?", "1"), piece * 20_000)
+        assert verdict.extracted is None or len(verdict.extracted) <= LONGEST, piece
 
 
 def test_boxes_inside_sets_and_escaped_braces() -> None:

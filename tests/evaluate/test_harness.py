@@ -111,9 +111,20 @@ def test_learned_positions_are_never_exceeded(harness: Any, tokenizer: PreTraine
         n_layer=1, n_head=2, n_embd=16, n_positions=64, vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end
     )
     plain = GPT2LMHeadModel(shape).eval()
+    with torch.no_grad():
+        plain.transformer.wpe.weight.normal_(std=2.0, generator=torch.Generator().manual_seed(5))
     silent = ThoughtModel(plain, tokenizer, ThoughtSettings(length=1, checkpoints=(1,), horizon=1, delimiters="none"))
     model = harness.HarnessModel.of(silent)
-    text = "river mill farm " * 50
+    # Of 64 positions one is the context's and two are kept for a thought of one token and what it predicts.
+    size = 61
+    repeats = next(n for n in range(50, 200) if len(tokenizer.encode("river mill farm " * n)) % size == 0)
+    text = "river mill farm " * repeats
+    ids = [end, *tokenizer.encode(text)]
     (found,) = model.loglikelihood_rolling([Asked((text,))])
-    assert len(tokenizer.encode(text)) > 2 * 64
-    assert found < 0
+    expected = 0.0
+    for start in range(0, len(ids) - 1, size):
+        row = ids[start : start + size + 1]
+        log_p = plain(torch.tensor([row])).logits[0, :-1].double().log_softmax(-1)
+        expected += float(log_p.gather(1, torch.tensor(row[1:])[:, None]).sum())
+    assert len(ids) > 2 * 64
+    assert found == pytest.approx(expected, rel=1e-6)

@@ -139,6 +139,17 @@ def test_what_cannot_be_scored_is_one_line(thinker: ThoughtModel) -> None:
         list(log_likelihoods(thinker, [[("One", " two"), ("One", "")]]))
     with pytest.raises(UserError, match="question 1, option 1"):
         list(log_likelihoods(thinker, [[("One", " two" * 2000)]]))
-    long = [[("pens " * 2000, "yes")]]
-    ((_, (found,)),) = log_likelihoods(thinker, long)
-    assert found.total < 0
+
+
+@torch.no_grad()
+def test_a_context_that_is_too_long_keeps_its_end(
+    thinker: ThoughtModel, lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    context = "".join(f"{number} pens " for number in range(400))
+    ((_, (found,)),) = log_likelihoods(thinker, [[(context, "yes")]])
+    before, after = encoded_pair(tokenizer, context, "yes")
+    # 256 positions, the last of which predicts nothing.
+    kept = before[-(256 - 1 - len(after)) :]
+    log_p = lively(torch.tensor([[*kept, *after]])).logits[0, len(kept) - 1 : -1].double().log_softmax(-1)
+    assert len(kept) < len(before)
+    assert found.total == pytest.approx(float(log_p.gather(1, torch.tensor(after)[:, None]).sum()), abs=2e-4)

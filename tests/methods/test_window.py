@@ -20,11 +20,6 @@ QUICK = ("calibration.mode=average", "window.probe=0.125", "qualify.mode=fixed",
 PPO = ("ppo.warmup_rounds=2",)
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tiny")
-
-
 def shop_of(home: Path, method: str, *more: str) -> Workshop:
     own = {"t5": QUICK, "quiet-star-ppo": PPO}.get(method, SMALL if spec_of(method).group > 1 else ())
     return workshop(home, f"method={method}", "anchor.conditioned=0.5", *own, *more)

@@ -55,7 +55,7 @@ def test_texts_come_from_their_role_and_hold_the_items() -> None:
     corpus = texts()
     corpus.items_in = np.arange(len(corpus.role_of)) % 4
     book = ledger(corpus)
-    for role in ("actor", "head_train", "qualify"):
+    for role in (*TRAINING_ROLES, "qualify"):
         drawn = book.draw(role, 1)
         assert set(corpus.role_of[drawn]) == {role}
         assert (corpus.items_in[drawn] > 0).all()

@@ -105,7 +105,7 @@ class ModelShape:
         Both: norm inputs (float32), normed values and their products, two residual sums (6 D); gate, up, activated and
         multiplied parts of the MLP (4 I). Attention: queries, keys, values, output (and its gate), twice more what is
         normed per head. Linear: the channels three times (projected, convolved, split), five times the value width for
-        the gated norm, in float32. Compared with saved tensors of small models in `tests/cli/test_doctor.py`.
+        the gated norm, in float32. Compared with saved tensors of small models in `tests/training/test_memory.py`.
         """
         common = compute * (6 * self.hidden + 4 * self.intermediate) + 2 * self.hidden * (4 - compute)
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim

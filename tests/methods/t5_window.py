@@ -1,0 +1,79 @@
+"""Steering a window of T⁵ on the smallest run, and looking at what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from stage import Tally
+from tfive.methods.t5 import T5
+from tfive.rl.qualify import Qualifier
+from tfive.rl.trajectory import Trajectories
+
+PLAIN = ("calibration.mode=average", "window.probe=0", "gate.enabled=false")
+"""Enough of a window for what does not concern heads, probes or gate."""
+QUICK = ("calibration.cross_fit=false",)
+
+
+def advance_to(method: T5, phase: str) -> list[str]:
+    """Micro-steps until `phase` is next."""
+    done = []
+    while method.phase != phase or not done:
+        done.append(method.advance())
+    return done
+
+
+def window(method: T5) -> list[str]:
+    """One whole window."""
+    return advance_to(method, "open")
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal trees, tensors bit for bit."""
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, Tensor):
+        return left.equal(right)
+    return bool(left == right)
+
+
+def actor_weights(run: Any) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in run.actor.engine.model.state_dict().items()}
+
+
+def logged(run: Any) -> list[tuple[str, str]]:
+    tally = run.method.parts.telemetry
+    assert isinstance(tally, Tally)
+    return tally.events
+
+
+def changing(run: Any, role: str, change: Callable[[Trajectories], Trajectories]) -> None:
+    """From now on the sets of one role are changed right after they were collected."""
+    collect = run.method.parts.rollout.collect
+
+    def changed(asked: str, *arguments: Any, **options: Any) -> Trajectories:
+        found = collect(asked, *arguments, **options)
+        return change(found) if asked == role else found
+
+    run.method.parts.rollout.collect = changed  # type: ignore[method-assign]
+
+
+def other_outcomes(record: Trajectories) -> Trajectories:
+    names = ("rewards_BRT", "returns_BRT")
+    return record.having(**{name: (record.need(name) * -2 + 1) * record.mask_BRT for name in names})
+
+
+def decide_tests(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function that takes the outcomes of the qualification tests to come; after the given ones all pass."""
+
+    def script(*given: bool) -> None:
+        left = list(given)
+        monkeypatch.setattr(Qualifier, "_judge", lambda *_: (left.pop(0) if left else True, "as the test says"))
+
+    script()
+    return script

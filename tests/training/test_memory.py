@@ -1,0 +1,162 @@
+"""The memory that a run needs: activations against autograd, states and weights by hand, cheaper choices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tfive.config.config import Config
+from tfive.models.shape import ModelShape, find_shape, shape_from
+from tfive.training.memory import COLUMNS, Nodes, estimate, nodes_of, readable_bytes
+from tfive.tree.forward import TreeModel
+from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
+
+FAMILIES = {
+    "llama": {},
+    "qwen3": {"head_dim": 64},
+    "qwen3_5_text": {
+        "head_dim": 64,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+    },
+}
+
+
+def saved_bytes(model: torch.nn.Module, texts: TextBatch, thoughts: Thoughts, plan: ThoughtPlan) -> int:
+    """Bytes autograd keeps for the backward of one pass over trunk and thoughts, the weights left out."""
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        TreeModel(model, plan).features(texts, thoughts)  # type: ignore[arg-type]
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_estimated_activations_are_those_autograd_keeps(family: str, dtype: torch.dtype) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    settings = AutoConfig.for_model(family, **sizes, **heads, **FAMILIES[family])
+    model = AutoModelForCausalLM.from_config(settings).to(dtype)
+    rows, branches, steps, length = 1, 6, 12, 256
+    texts = TextBatch(
+        torch.full((rows, length), 5),
+        torch.zeros(rows, length, dtype=torch.long),
+        torch.arange(1, branches + 1).repeat(rows, 1) * 33,
+        torch.arange(branches).repeat(rows, 1),
+    )
+    whole = torch.ones(rows, branches, dtype=torch.bool)
+    thoughts = Thoughts(
+        torch.full((rows, branches, steps), 6),
+        torch.full((rows, branches), steps),
+        whole,
+        ~whole,
+        torch.zeros(rows, branches, steps),
+    )
+    measured = saved_bytes(model, texts, thoughts, ThoughtPlan(open_ids=(1,), close_ids=(2,)))
+
+    overrides = [f"text.sequence_length={length}", f"text.positions.per_text={branches}", "run.texts_per_pass=1"]
+    overrides += [f"model.compute={str(dtype).removeprefix('torch.')}"]
+    config = Config.load("qwen3.5-2b", overrides=overrides)
+    shape = shape_from(settings.to_dict(), "here")
+    critic = next(row for row in estimate(config, shape, on_gpu=False).rows if row.role == "critic 1")
+    assert critic.bytes["activations"] == pytest.approx(measured, rel=0.2)
+
+
+def small(**changes: object) -> ModelShape:
+    shape = find_shape("SmolLM2-135M-Instruct")
+    assert shape is not None
+    return replace(shape, **changes)  # type: ignore[arg-type]
+
+
+def test_node_counts_follow_the_layout() -> None:
+    nodes = Nodes(texts=2, S=100, P=3, R=6, T=4, K=2, H=5, delimiter=1)
+    assert nodes.path == 100 + 3 * 64 + 6 * 16
+    assert nodes.policy == 100 + 6 * (1 + 4)
+    assert nodes.score == nodes.policy + 6 * 2 * (1 + 5 - 1)
+
+
+def test_memory_of_a_t5_run_adds_up_by_hand() -> None:
+    config = Config.load("qwen3-1.7b")
+    shape = find_shape(config.model.name)
+    assert shape is not None
+    table = estimate(config, shape, on_gpu=True)
+    rows = {row.role: row.bytes for row in table.rows}
+    assert set(rows) == {"frozen base", "actor", "rollout and scoring", "critic 1", "critic 2"}
+    count = shape.parameters
+    assert (rows["actor"]["weights"], rows["actor"]["moments"], rows["actor"]["gradients"]) == (
+        6 * count,
+        8 * count,
+        4 * count,
+    )
+    assert rows["frozen base"]["weights"] == 2 * count
+    assert rows["rollout and scoring"]["weights"] == 0
+    nodes = nodes_of(config)
+    keys_and_values = 28 * 2 * 8 * 128
+    assert rows["rollout and scoring"]["states"] == 8 * nodes.policy * keys_and_values * 2
+    lasting = sum(row[column] for row in rows.values() for column in COLUMNS[:3])
+    transient = max(row["activations"] + row["states"] for row in rows.values())
+    assert (table.lasting, table.transient, table.total) == (lasting, transient, lasting + transient)
+    for row in table.rows:
+        assert {column for column, amount in row.bytes.items() if amount} == set(row.how)
+
+
+def test_hybrids_keep_recurrent_states() -> None:
+    config = Config.load("qwen3.5-2b")
+    shape = find_shape(config.model.name)
+    assert shape is not None
+    rows = {row.role: row for row in estimate(config, shape, on_gpu=True).rows}
+    # 18 linear layers, 16 heads of 128 × 128, and 3 steps of 6144 convolved channels, all float32
+    recurrent = 4 * (16 + 8) * 18 * (16 * 128 * 128 + 3 * 6144) * 4
+    attention = 4 * nodes_of(config).policy * (6 * 2 * 2 * 256) * 2
+    assert rows["rollout and scoring"].bytes["states"] == recurrent + attention
+
+
+@pytest.mark.parametrize(
+    ("overrides", "roles"),
+    [
+        (["method=base"], {"model"}),
+        (["method=ntp"], {"actor"}),
+        (["method=quiet-star-ppo"], {"actor", "rollout and scoring", "critic 1"}),
+        (["method=rlp", "thought.group=8"], {"actor", "rollout and scoring", "EMA teacher"}),
+        (
+            ["critic.adapt=head"],
+            {"actor", "rollout and scoring", "features for critics (of the frozen base)", "critic 1", "critic 2"},
+        ),
+    ],
+)
+def test_each_method_has_its_roles(overrides: list[str], roles: set[str]) -> None:
+    config = Config.load("qwen3-1.7b", overrides=overrides)
+    assert {row.role for row in estimate(config, small(), on_gpu=True).rows} == roles | {"frozen base"}
+
+
+def test_cheaper_choices_cost_less() -> None:
+    def total(*overrides: str) -> int:
+        return estimate(Config.load("qwen3-1.7b", overrides=overrides), small(), on_gpu=True).total
+
+    full = total()
+    assert total("critic.adapt=top") < full
+    assert total("critic.adapt=lora") < total("critic.adapt=top")
+    assert total("critic.adapt=head") < total("critic.adapt=lora")
+    assert total("engine.activation_checkpointing=true") < full
+    assert total("run.texts_per_pass=2") < full
+    assert total("optimizer.bf16_update=stochastic") < full
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (2048, "2.00 KiB"), (3 * 2**20, "3.00 MiB"), (2**30, "1.00 GiB")]
+)
+def test_bytes_are_readable(count: int, text: str) -> None:
+    assert readable_bytes(count) == text
