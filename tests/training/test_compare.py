@@ -124,7 +124,7 @@ def test_an_unfinished_cell_goes_on(
     monkeypatch.setattr(CheckpointStore, "save", once)
     cells = compare.cells_of([str(home / "tiny.toml")], ["ntp"], [0], SETTINGS, out)
     # The first checkpoint is there, the run is not: what a killed process leaves.
-    monkeypatch.setattr(compare, "_criterion", lambda cell, status: "unfinished")
+    monkeypatch.setattr(compare, "_judge", lambda cell, status: "unfinished")
     compare.run_cells(cells)
     assert compare.write_study(out, cells, {})[0].state == "unfinished"
     monkeypatch.undo()
