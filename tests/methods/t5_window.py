@@ -73,7 +73,7 @@ def decide_tests(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def script(*given: bool) -> None:
         left = list(given)
-        monkeypatch.setattr(Qualifier, "_judge", lambda *_: (left.pop(0) if left else True, "as the test says"))
+        monkeypatch.setattr(Qualifier, "_criterion", lambda *_: (left.pop(0) if left else True, "as the test says"))
 
     script()
     return script

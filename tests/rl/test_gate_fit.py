@@ -213,7 +213,7 @@ def test_a_measurement_hands_over_the_predictions_it_made(engine: TreeModel, bat
     base_BR = torch.zeros(batch.positions_BP.shape)
     _, thoughts = measure(
         engine, batch, SamplingSettings(), base_no_thought_BR=base_BR, seed=1, rows=2,
-        seen=lambda name, texts, some, scores: kept[name].append(Experts.of(scores, texts, some)),
+        on_scores=lambda name, texts, some, scores: kept[name].append(Experts.of(scores, texts, some)),
     )  # fmt: skip
     for name, given in (("own", thoughts), ("other", foreign(thoughts))):
         wanted, found = experts(engine, batch, given, rows=5), Experts.joined(kept[name])

@@ -44,7 +44,7 @@ def trained(home: Path) -> Path:
     """A whole tiny run with learned delimiters, so that every part there is has been trained."""
     with pytest.MonkeyPatch.context() as patch:
         # Critics of this size qualify by luck alone; here it only matters that the actor moves.
-        patch.setattr(Qualifier, "_judge", lambda *_: (True, "let through"))
+        patch.setattr(Qualifier, "_criterion", lambda *_: (True, "let through"))
         start.train(configure(home, "window.windows=1", "thought.delimiters=learned"), home / "run", quiet=True)
     return home / "run"
 

@@ -36,7 +36,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def qualified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Qualifier, "_judge", lambda *_: (True, "let through"))
+    monkeypatch.setattr(Qualifier, "_criterion", lambda *_: (True, "let through"))
 
 
 def command(home: Path, out: Path | None, *overrides: str) -> str | None:
