@@ -94,10 +94,10 @@ def test_the_commands_page_shows_every_command() -> None:
         inner = getattr(command, "commands", None)
         return [path] if inner is None else [found for name in inner for found in below(inner[name], f"{path} {name}")]
 
-    text = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    text = (ROOT / "docs" / "howto" / "commands.md").read_text("utf-8")
     assert [command for command in below(get_command(cli.app), "tfive") if f"\n{command}" not in text] == []
 
 
 def test_the_configuration_page_names_every_preset() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+    text = (ROOT / "docs" / "howto" / "configure.md").read_text("utf-8")
     assert [name for name in (*presets(), *variants()) if f"`{name}`" not in text] == []
