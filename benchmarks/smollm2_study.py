@@ -3,7 +3,7 @@
     python benchmarks/smollm2_study.py list search           # cells that have no result yet
     python benchmarks/smollm2_study.py all search            # run them, one after another, on a device of their own
     python benchmarks/smollm2_study.py cell t5 0             # one run with its benchmarks; prints JSON
-    python benchmarks/smollm2_study.py table             # results/smollm2-study.json and its page in docs/studies
+    python benchmarks/smollm2_study.py table                 # results/smollm2-study.json and its page in docs/studies
 
 Only a cell's folder under `--runs` counts, and it holds no weights. `search` tries three settings of every method on
 development texts of its own and takes the one with the largest gain against the base model; `main`, `ablations` and
