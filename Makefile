@@ -38,7 +38,7 @@ docs-check: $(VENV)/test.stamp
 	@$(VENV)/bin/python tests/docs_check.py
 
 docs: $(SITE)/docs.stamp
-	@$(SITE)/bin/mkdocs --quiet build --strict
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs --quiet build --strict
 	@echo "build/site/index.html"
 
 reference: $(VENV)/run.stamp
