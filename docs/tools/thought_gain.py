@@ -76,7 +76,7 @@ def picture() -> str:
         box(360, 110, 190, THOUGHT, dashed=True),
         text(386, 132, "( 1480 + 296 )", fill=THOUGHT, font=MONO),
         line(550, 120, 620, 78, THOUGHT, arrow=True),
-        text(566, 132, "sampled and read by the model, never shown", fill=THOUGHT, size=13),
+        text(566, 132, "sampled, read, never shown", fill=THOUGHT, size=13),
         text(20, 196, "loss of the next H tokens", size=13),
         bar(184, 210, PLAIN, "without the thought"),
         bar(208, 128, THOUGHT, "with the thought"),
