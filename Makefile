@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 MIN := .venv-min
+SITE := .venv-docs
 PIP_FLAGS := --quiet --disable-pip-version-check
 MIN_PINS := transformers==5.17.0 huggingface_hub==1.33.0
 TORCH := torch==2.13.0
 
-.PHONY: train test test-min lint docs-check clean help
+.PHONY: train test test-min lint docs docs-check reference clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -14,7 +15,9 @@ help:
 	@echo "make test        lint, types, all tests, and the short documentation check"
 	@echo "make test-min    the model-facing tests with the oldest supported transformers"
 	@echo "make lint        ruff and mypy"
-	@echo "make docs-check  every command shown in README and docs, run as a reader would"
+	@echo "make docs        the documentation site in build/site; broken links fail"
+	@echo "make docs-check  every command and link of README and docs, run as a reader would"
+	@echo "make reference   write docs/reference from the source"
 	@echo "make clean       remove environments and caches; runs/ is kept"
 
 train: $(VENV)/run.stamp
@@ -34,6 +37,13 @@ lint: $(VENV)/lint.stamp
 
 docs-check: $(VENV)/test.stamp
 	@$(VENV)/bin/python tests/docs_check.py
+
+docs: $(SITE)/docs.stamp
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs --quiet build --strict
+	@echo "build/site/index.html"
+
+reference: $(VENV)/run.stamp
+	@$(VENV)/bin/python docs/tools/reference.py
 
 # The exact torch goes in first: an unpinned one would be replaced, at the cost of a second large download.
 $(VENV)/run.stamp: pyproject.toml constraints.txt
@@ -60,6 +70,13 @@ $(MIN)/test.stamp: pyproject.toml constraints.txt
 	@$(MIN)/bin/pip install $(PIP_FLAGS) -c $(MIN)/constraints.txt $(MIN_PINS) -e ".[test]"
 	@touch $@
 
+# The site needs MkDocs alone: the pages of docs/reference are committed.
+$(SITE)/docs.stamp: constraints.txt
+	@echo "setting up $(SITE) (once)"
+	@$(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/pip install $(PIP_FLAGS) -c constraints.txt mkdocs-material
+	@touch $@
+
 clean:
-	@rm -rf $(VENV) $(MIN) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
-	@find src tests benchmarks recipes -name __pycache__ -type d -prune -exec rm -rf {} +
+	@rm -rf $(VENV) $(MIN) $(SITE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	@find src tests benchmarks studies recipes docs -name __pycache__ -type d -prune -exec rm -rf {} +

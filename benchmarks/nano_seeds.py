@@ -1,7 +1,7 @@
 """`tfive train nano` over several seeds: `python benchmarks/nano_seeds.py --seeds 5 --out results/nano-seeds.json`.
 
 Runs one seed after another in `--runs` (finished ones are kept), then writes every summary and prints the table that
-docs/nano.md shows. Nothing is selected: all seeds are listed.
+docs/studies/nano.md shows. Nothing is selected: all seeds are listed.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
     python benchmarks/smollm2_study.py list search           # cells that have no result yet
     python benchmarks/smollm2_study.py all search            # run them, one after another, on a device of their own
     python benchmarks/smollm2_study.py cell t5 0             # one run with its benchmarks; prints JSON
-    python benchmarks/smollm2_study.py table                 # results/smollm2-study.json and docs/smollm2-results.md
+    python benchmarks/smollm2_study.py table                 # results/smollm2-study.json and its page in docs/studies
 
 Only a cell's folder under `--runs` counts, and it holds no weights. `search` tries three settings of every method on
 development texts of its own and takes the one with the largest gain against the base model; `main`, `ablations` and
 `changes` use what was taken and are measured on other development texts; `clock` times a few windows of every method on
 a device of its own, because cells of the other studies may share one; `openings` measures the untrained model with
 other words before its thoughts. Run where the preset's files are: the wheel (or
-`--set model.name=…`) and the folders `corpora` and `benchmarks` (docs/smollm2-study.md).
+`--set model.name=…`) and the folders `corpora` and `benchmarks` (docs/studies/smollm2-study.md).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ CHANGES = (
     "t5+reward.reference=foreign+window.reading=3",
     "t5+anchor.mixture=0.5",
 )
-"""What the first seed suggested (docs/smollm2-study.md), each beside its method as `main` ran it."""
+"""What the first seed suggested (docs/studies/smollm2-study.md), each beside its method as `main` ran it."""
 OPENINGS = (
     "(", "(that is,", "(in other words,", "(keywords:", "(next:", "(this is about",
     "(note: the following text will say", "—",
@@ -604,7 +604,7 @@ def samples(found: Sequence[Run]) -> list[dict[str, Any]]:
 def blocks_of(found: dict[str, Any], folder: Path) -> list[Block]:
     """The page of results."""
     intro = "Tables and figures of the study of [smollm2-study](smollm2-study.md), drawn from"
-    blocks = [paragraph(intro, "[results/smollm2-study.json](../results/smollm2-study.json) by `table --render`.")]
+    blocks = [paragraph(intro, "[results/smollm2-study.json](../../results/smollm2-study.json) by `table --render`.")]
     if found["costs"]:
         rows = [(r["study"], str(r["cells"]), str(r["failed"]), f"{r['seconds']:,}") for r in found["costs"]]
         blocks += [heading("What it cost"), table(("study", "cells", "failed", "seconds, all cells"), rows)]
@@ -952,7 +952,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     last = commands.add_parser("table", help="tabulate all cells and draw the page")
     last.add_argument("--render", action="store_true", help="only draw the page from the results")
     last.add_argument("--out", type=Path, default=ROOT / "results" / "smollm2-study.json")
-    last.add_argument("--page", type=Path, default=ROOT / "docs" / "smollm2-results.md")
+    last.add_argument("--page", type=Path, default=ROOT / "docs" / "studies" / "smollm2-results.md")
     for command in (one, some, every, last):
         command.add_argument("--runs", type=Path, default=Path("runs/smollm2-study"))
     return parser.parse_args(given)

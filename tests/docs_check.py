@@ -1,4 +1,4 @@
-"""Runs every command shown in the README and the docs, so that no page can promise what does not work.
+"""Runs every command shown in the README and the docs and follows their links: no page promises what does not work.
 
 Fenced blocks tagged `sh` or `python` run in one empty folder per page, one after the other, as a reader of that page
 would. A block whose tag line also says `gpu`, `hub` or `long` (```` ```sh long ````) is only parsed: every `tfive`
@@ -23,6 +23,14 @@ PARSED_ONLY = {"gpu", "hub", "long"}
 RUNNABLE = {"sh", "bash", "python"}
 LIMIT_SECONDS = 600
 _FENCE = re.compile(r"^(?P<ticks>`{3,})(?P<tag>[^`]*)$")
+_FENCED = re.compile(r"^(`{3,})[^\n]*\n.*?^\1[ \t]*$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_OUTSIDE = re.compile(r"https?:|mailto:")
+
+
+def pages() -> list[Path]:
+    """Every page a reader may open: README, CONTRIBUTING and all of docs/."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,34 @@ def blocks_of(page: str, text: str) -> list[Block]:
     if fence:
         raise SystemExit(f"{page}:{start}: this block is never closed")
     return found
+
+
+def anchors_of(text: str) -> set[str]:
+    """Names of a page's headings in links: lower case, words joined by hyphens, a number where a name comes again."""
+    seen: dict[str, int] = {}
+    for heading in re.findall(r"^#{1,6} +(.+?) *#*$", _FENCED.sub("", text), re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        count = seen.get(name, 0)
+        seen[name] = count + 1
+        if count:
+            seen[f"{name}-{count}"] = 1
+    return set(seen)
+
+
+def link_problems(path: Path) -> list[str]:
+    """One line per relative link of a page that leads to no file, or to no heading of a page."""
+    problems: list[str] = []
+    for link in _LINK.findall(_FENCED.sub("", path.read_text("utf-8"))):
+        if _OUTSIDE.match(link):
+            continue
+        target, _, anchor = link.partition("#")
+        there = (path.parent / target).resolve() if target else path
+        if not there.exists():
+            problems.append(f"{path.name} points to {link}, which is not there")
+        elif anchor and there.suffix == ".md" and anchor not in anchors_of(there.read_text("utf-8")):
+            problems.append(f"{path.name} points to {link}, but {there.name} has no such heading")
+    return problems
 
 
 def commands_of(block: Block) -> list[list[str]]:
@@ -139,17 +175,18 @@ def check_page(page: str, text: str, makefile: str, *, short: bool = False) -> l
 
 
 def main() -> int:
-    """Check every page; 1 if any command does not work."""
+    """Check every page; 1 if a command does not work or a link leads nowhere."""
     short = sys.argv[1:] == ["--short"]
     if sys.argv[1:] and not short:
         raise SystemExit(f"{sys.argv[1]}: the only option is --short")
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     makefile = (ROOT / "Makefile").read_text("utf-8")
+    found = pages()
     problems: list[str] = []
-    for page in pages:
+    for page in found:
+        problems += link_problems(page)
         problems += check_page(str(page.relative_to(ROOT)), page.read_text("utf-8"), makefile, short=short)
     done = "every command exists" if short else "every command works"
-    print("\n".join(problems) if problems else f"{len(pages)} pages, {done}")
+    print("\n".join(problems) if problems else f"{len(found)} pages, {done}, every link leads somewhere")
     return 1 if problems else 0
 
 

@@ -205,7 +205,7 @@ def test_committed_results_say_what_they_are(path: Path) -> None:
     report = json.loads(path.read_text("utf-8"))
     assert report["model"] == "SmolLM2-135M-Instruct (Q4_1, de-quantised)"
     assert len(report["model_sha256"]) == len(report["text"]["sha256"]) == 64
-    shown = (ROOT / "docs" / "real-model.md").read_text("utf-8")
+    shown = (ROOT / "docs" / "studies" / "real-model.md").read_text("utf-8")
     assert path.name in shown
     differences = [part["max_abs"] for part in report.get("tree_against_plain", {}).values() if isinstance(part, dict)]
     assert all(difference < 1e-4 for difference in differences)

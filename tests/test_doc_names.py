@@ -15,8 +15,8 @@ from tfive.config.config import Config
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(tfive.__file__).parent
 ROOMS = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("algorithm", "diagnostics", "tuning")]
-PAGES += sorted((ROOT / "docs" / "methods").glob("*.md"))
+PAGES = [ROOT / "docs" / name for name in ("explanation/algorithm.md", "howto/diagnostics.md", "howto/tune.md")]
+PAGES += sorted((ROOT / "docs" / "explanation" / "methods").glob("*.md"))
 
 
 def quoted(page: Path) -> list[str]:
@@ -74,7 +74,7 @@ def test_resolution_can_fail() -> None:
 def test_the_algorithm_page_covers_every_phase_and_paper_line() -> None:
     from tfive.methods.registry import spec_of
 
-    text = (ROOT / "docs" / "algorithm.md").read_text("utf-8")
+    text = (ROOT / "docs" / "explanation" / "algorithm.md").read_text("utf-8")
     assert [phase for phase in spec_of("t5").phases if f"`methods.t5.T5.{phase}`" not in text] == []
     labels = set(re.findall(r"`((?:eq|alg|app|sec|prop|lem|thm|cor):[a-z0-9-]+)`", text))
     assert {"alg:t5-training", "eq:value-loss", "eq:holdout-r2", "eq:calibrated-weight", "eq:twin-advantage"} <= labels

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import runpy
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +18,12 @@ from tfive.cli import app as cli
 from tfive.config.config import presets, variants
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = docs_check.pages()
 MAKEFILE = ".PHONY: test train\ntest:\n"
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 def page(*blocks: str) -> str:
@@ -77,7 +85,7 @@ def test_a_short_check_runs_the_first_block_and_parses_the_others() -> None:
     assert docs_check.check_page("page", text, MAKEFILE, short=True) == ["page:19: tfive has no command trian"]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=shown)
 def test_every_command_on_a_page_exists(path: Path) -> None:
     targets = docs_check.make_targets((ROOT / "Makefile").read_text("utf-8"))
     for block in docs_check.blocks_of(path.name, path.read_text("utf-8")):
@@ -88,21 +96,63 @@ def test_every_command_on_a_page_exists(path: Path) -> None:
             assert docs_check.parse_error(words, targets) is None, f"{path.name}:{block.line}: {' '.join(words)}"
 
 
-@pytest.mark.parametrize("path", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "CHANGELOG.md"], ids=shown)
 def test_links_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text("utf-8")):
-        assert (path.parent / target).exists(), f"{path.name} points to {target}"
+    assert docs_check.link_problems(path) == []
 
 
-def test_the_commands_page_shows_every_command() -> None:
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# Two words, `T = 1`\n\n## Again\n\n## Again\n\n```sh\n# no heading\n```\n")
+    here = tmp_path / "page.md"
+    here.write_text(
+        "# Here\n[a](other.md#two-words-t--1) [b](other.md#again-1) [c](#here) [d](https://example.org)\n"
+        "[e](absent.md) [f](other.md#no-heading) [g](#there)\n```text\n[h](absent.md)\n```\n"
+    )
+    assert [problem.split(" points to ")[1].split(",")[0] for problem in docs_check.link_problems(here)] == [
+        "absent.md",
+        "other.md#no-heading",
+        "#there",
+    ]
+
+
+def test_the_site_has_every_page_in_its_menu() -> None:
+    menu = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE))
+    assert menu == {str(path.relative_to(ROOT / "docs")) for path in PAGES if path.is_relative_to(ROOT / "docs")}
+
+
+def test_the_reference_is_what_the_source_says() -> None:
+    # A process of its own: the pages must not depend on what other tests imported or registered.
+    script = ROOT / "docs" / "tools" / "reference.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}: run make reference"
+
+
+def test_the_picture_is_what_its_script_draws() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "tools" / "thought_gain.py"))["picture"]()
+    assert (ROOT / "docs" / "figures" / "thought-gain.svg").read_text("utf-8") == drawn
+
+
+def test_the_site_shows_paths_that_it_has_no_page_for() -> None:
+    on_page = runpy.run_path(str(ROOT / "docs" / "tools" / "site.py"))["on_page_markdown"]
+    text = (
+        "[results/a.json](../../results/a.json) [why](../../tests/x.py) [in](../howto/tune.md#a)\n```sh long\nls\n```\n"
+    )
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="studies/nano.md"))
+    assert on_page(text, page=page) == (
+        "`results/a.json` why (`tests/x.py`) [in](../howto/tune.md#a)\n```sh\nls\n```\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["howto/commands.md", "reference/commands.md"])
+def test_both_pages_of_commands_show_every_command(name: str) -> None:
     def below(command: Any, path: str) -> list[str]:
         inner = getattr(command, "commands", None)
         return [path] if inner is None else [found for name in inner for found in below(inner[name], f"{path} {name}")]
 
-    text = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    text = (ROOT / "docs" / name).read_text("utf-8")
     assert [command for command in below(get_command(cli.app), "tfive") if f"\n{command}" not in text] == []
 
 
 def test_the_configuration_page_names_every_preset() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+    text = (ROOT / "docs" / "howto" / "configure.md").read_text("utf-8")
     assert [name for name in (*presets(), *variants()) if f"`{name}`" not in text] == []

@@ -139,7 +139,7 @@ class Positions(Section):
 
 
 class Decontaminate(Section):
-    """Leave out documents that share runs of words with benchmark items (see docs/evaluation.md)."""
+    """Leave out documents that share runs of words with benchmark items (see docs/howto/evaluate.md)."""
 
     tasks: tuple[str, ...] = ()
     """Tasks and suites, e.g. `["primary"]`; none means that nothing is left out."""
