@@ -61,4 +61,4 @@ $(MIN)/test.stamp: pyproject.toml constraints.txt
 
 clean:
 	@rm -rf $(VENV) $(MIN) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
-	@find src tests benchmarks recipes examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src tests benchmarks studies recipes -name __pycache__ -type d -prune -exec rm -rf {} +

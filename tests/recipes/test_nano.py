@@ -11,9 +11,19 @@ import sys
 import tomllib
 from pathlib import Path
 
+import asides
+import make_text
+import measure
+import muon
 import numpy as np
+import phrases
+import plain_thoughts
 import pytest
+import ship
 import torch
+import train_model
+import train_tokenizer
+import worked_prose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -21,19 +31,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).parents[2]
 NANO = ROOT / "src" / "tfive" / "data" / "nano"
-sys.path.insert(0, str(ROOT / "recipes" / "nano"))
-
-import asides  # noqa: E402
-import make_text  # noqa: E402
-import measure  # noqa: E402
-import muon  # noqa: E402
-import phrases  # noqa: E402
-import plain_thoughts  # noqa: E402
-import ship  # noqa: E402
-import train_model  # noqa: E402
-import train_tokenizer  # noqa: E402
-import worked_prose  # noqa: E402
-
 REDISTRIBUTABLE = re.compile(r"CC0 1\.0|CC BY(-SA)? \d\.\d|public domain \(USA\)")
 
 

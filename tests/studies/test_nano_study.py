@@ -1,4 +1,4 @@
-"""`benchmarks/nano_study.py`: the page it draws from stored tables, failures included."""
+"""`studies/nano/compare.py`: the page it draws from stored tables, failures included."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return scripts.benchmark("nano_study")
+    return scripts.script("studies/nano/compare.py")
 
 
 @pytest.fixture
