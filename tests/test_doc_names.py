@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tfive
-from tfive.config.schema import Config
+from tfive.config.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(tfive.__file__).parent
@@ -72,9 +72,9 @@ def test_resolution_can_fail() -> None:
 
 
 def test_the_algorithm_page_covers_every_phase_and_paper_line() -> None:
-    from tfive.methods.t5 import PHASES
+    from tfive.methods.registry import spec_of
 
     text = (ROOT / "docs" / "algorithm.md").read_text("utf-8")
-    assert [phase for phase in PHASES if f"`methods.t5.T5._{phase}`" not in text] == []
+    assert [phase for phase in spec_of("t5").phases if f"`methods.t5.T5.{phase}`" not in text] == []
     labels = set(re.findall(r"`((?:eq|alg|app|sec|prop|lem|thm|cor):[a-z0-9-]+)`", text))
     assert {"alg:t5-training", "eq:value-loss", "eq:holdout-r2", "eq:calibrated-weight", "eq:twin-advantage"} <= labels

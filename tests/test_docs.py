@@ -11,7 +11,7 @@ from typer.main import get_command
 
 import docs_check
 from tfive.cli import app as cli
-from tfive.config.schema import presets, variants
+from tfive.config.config import presets, variants
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

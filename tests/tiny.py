@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tfive.config.schema import Config
+from tfive.config.config import Config
 
 WORDS = ("river", "mill", "farm", "boat", "grain", "salt", "paper", "town", "rain", "wind", "seven", "(", ")", ".")
 

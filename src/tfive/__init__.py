@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfive.config.schema import Config as Config
+    from tfive.config.config import Config as Config
     from tfive.errors import RunFailed as RunFailed
     from tfive.errors import UserError as UserError
     from tfive.inference.thought_model import ThoughtModel as ThoughtModel
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Config": "tfive.config.schema",
+    "Config": "tfive.config.config",
     "RunFailed": "tfive.errors",
     "ThoughtModel": "tfive.inference.thought_model",
     "UserError": "tfive.errors",

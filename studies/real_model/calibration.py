@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from tfive.cli.options import script
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.errors import RunFailed
 from tfive.methods.t5 import T5
 from tfive.models.load import Loaded, load_model

@@ -13,7 +13,7 @@ from plan import CONTROL, OPENINGS, PRESET, RESULT, SCORED, STUDIES, WRITTEN, op
 from search import chosen, trials
 
 from tfive.cli.report import tabulated
-from tfive.config.schema import read_source
+from tfive.config.config import read_source
 from tfive.errors import UserError
 from tfive.report.runs import Run, done, read_json, training_seconds
 from tfive.report.statistics import mean_interval

@@ -16,7 +16,7 @@ from plan import LONGEST, RESULT, SCORED, WRITTEN, cells, folder_name
 from search import configuration, taken_pair
 
 from tfive.cli.evaluate_suite import Wanted, evaluate
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.evaluate.compare import answers_of
 from tfive.evaluate.suite import generated_values, option_values

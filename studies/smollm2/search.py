@@ -8,7 +8,7 @@ from typing import Any
 
 from plan import PRESET, RESULT, SETTINGS, TRIALS
 
-from tfive.config.schema import Config, read_source
+from tfive.config.config import Config, read_source
 from tfive.errors import UserError
 from tfive.report.runs import read_json
 from tfive.training.compare import configured

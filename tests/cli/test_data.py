@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tfive.cli import app as cli
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.rl.roles import Ledger
 from tfive.training.corpus import base_entropies, cache_folder, corpus_of, inspect, prepare, stats, weights_fingerprint

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tfive.cli import app as cli
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.text.settings import TextSettings
 from tfive.training.corpus import corpus_of, exclusion_of, stats
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tfive.cli import doctor
-from tfive.config.schema import Config, presets
+from tfive.config.config import Config, presets
 from tfive.errors import UserError
 from tfive.models.shape import ModelShape, find_shape, known_shapes, shape_from
 from tfive.training.memory import COLUMNS, Nodes, estimate, nodes_of, readable_bytes
@@ -157,17 +157,18 @@ def test_memory_of_a_t5_run_adds_up_by_hand() -> None:
     assert shape is not None
     table = estimate(config, shape, on_gpu=True)
     rows = {row.role: row.bytes for row in table.rows}
-    assert set(rows) == {"actor", "rollout copy = scorer", "critic 1", "critic 2"}
+    assert set(rows) == {"frozen base", "actor", "rollout and scoring", "critic 1", "critic 2"}
     count = shape.parameters
     assert (rows["actor"]["weights"], rows["actor"]["moments"], rows["actor"]["gradients"]) == (
         6 * count,
         8 * count,
         4 * count,
     )
-    assert rows["rollout copy = scorer"]["weights"] == 2 * count
+    assert rows["frozen base"]["weights"] == 2 * count
+    assert rows["rollout and scoring"]["weights"] == 0
     nodes = nodes_of(config)
     keys_and_values = 28 * 2 * 8 * 128
-    assert rows["rollout copy = scorer"]["states"] == 8 * nodes.policy * keys_and_values * 2
+    assert rows["rollout and scoring"]["states"] == 8 * nodes.policy * keys_and_values * 2
     lasting = sum(row[column] for row in rows.values() for column in COLUMNS[:3])
     transient = max(row["activations"] + row["states"] for row in rows.values())
     assert (table.lasting, table.transient, table.total) == (lasting, transient, lasting + transient)
@@ -183,25 +184,25 @@ def test_hybrids_keep_recurrent_states() -> None:
     # 18 linear layers, 16 heads of 128 × 128, and 3 steps of 6144 convolved channels, all float32
     recurrent = 4 * (16 + 8) * 18 * (16 * 128 * 128 + 3 * 6144) * 4
     attention = 4 * nodes_of(config).policy * (6 * 2 * 2 * 256) * 2
-    assert rows["rollout copy = scorer"].bytes["states"] == recurrent + attention
+    assert rows["rollout and scoring"].bytes["states"] == recurrent + attention
 
 
 @pytest.mark.parametrize(
     ("overrides", "roles"),
     [
-        (["method=base"], set()),
+        (["method=base"], {"model"}),
         (["method=ntp"], {"actor"}),
-        (["method=quiet-star-ppo"], {"actor", "rollout copy = scorer", "critic 1"}),
-        (["method=rlp", "thought.group=8"], {"actor", "rollout copy = scorer", "EMA teacher"}),
+        (["method=quiet-star-ppo"], {"actor", "rollout and scoring", "critic 1"}),
+        (["method=rlp", "thought.group=8"], {"actor", "rollout and scoring", "EMA teacher"}),
         (
             ["critic.adapt=head"],
-            {"actor", "rollout copy = scorer", "critic base (frozen, shared)", "critic 1", "critic 2"},
+            {"actor", "rollout and scoring", "features for critics (of the frozen base)", "critic 1", "critic 2"},
         ),
     ],
 )
 def test_each_method_has_its_roles(overrides: list[str], roles: set[str]) -> None:
     config = Config.load("qwen3-1.7b", overrides=overrides)
-    assert {row.role for row in estimate(config, small(), on_gpu=True).rows} == roles
+    assert {row.role for row in estimate(config, small(), on_gpu=True).rows} == roles | {"frozen base"}
 
 
 def test_cheaper_choices_cost_less() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfive.config import layers, rules
-from tfive.config.schema import Config, meanings, presets, resolve, variants
+from tfive.config.config import Config, meanings, presets, resolve, variants
 from tfive.errors import UserError
 from tfive.rl.settings import TRAINING_ROLES, WindowSettings
 
@@ -103,7 +103,7 @@ def test_values_of_set_are_toml_and_bare_words_are_text(bare: str) -> None:
         ("thought.length=12.5", ["thought.length = 12.5", "valid integer"]),
         ("thought.length='12'", ['thought.length = "12"', "valid integer"]),
         ("critic.bounded=1", ["critic.bounded = 1", "valid boolean"]),
-        ("method=t6", ['method = "t6"', "'t5'"]),
+        ("method=t6", ['method = "t6" (--set)', "must be one of base, ntp", "rlp, t5"]),
         ("qualify.eta=1.0", ["qualify.eta = 1.0", "less than 1"]),
         ("qualify.eta=-0.1", ["qualify.eta = -0.1", "greater than or equal to 0"]),
         ("calibration.kappa=1", ["calibration.kappa = 1", "less than 1"]),
@@ -249,7 +249,7 @@ def test_every_rule_has_a_name_and_can_break() -> None:
             "model.compute=float32",
             "run.develop_items=1",
         ],
-        ["method=quiet-star-ppo", "critic.pair=bracket", "ppo.frozen_windows=100", "qualify.mode=fixed"],
+        ["method=quiet-star-ppo", "critic.pair=bracket", "window.reading=100", "qualify.mode=fixed"],
         ["text.sources=[]"],
     ):
         config = resolve(["qwen3.5-2b"], overrides).config

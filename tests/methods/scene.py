@@ -13,15 +13,14 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from stage import CLOSE, PLAN, gpt2, rollout_of, texts
-from tfive.config.schema import GROUPED
-from tfive.methods.anchor_only import AnchorOnly
+from tfive.methods.controls import AnchorOnly, NextToken
 from tfive.methods.fitting import CriticParts
-from tfive.methods.ntp import NextToken
+from tfive.methods.method import Method, Parts
 from tfive.methods.quiet_star import QuietStarGRPO, QuietStarPPO
+from tfive.methods.registry import spec_of
 from tfive.methods.rlp import RLP, RLPParts
 from tfive.methods.settings import GrpoSettings, PpoSettings
 from tfive.methods.t5 import T5, T5Parts, T5Settings
-from tfive.methods.window import Parts, Window
 from tfive.rl.actor import Actor
 from tfive.rl.calibration.calibrator import Calibrator
 from tfive.rl.calibration.settings import CalibrationSettings, HeadSettings
@@ -56,10 +55,10 @@ def play(
     actor: ActorSettings | None = None,
     lr: float = 3e-3,
     **settings: Any,
-) -> Window[Any]:
+) -> Method[Any]:
     """The method `name` before its first window. `settings` are those of its own section."""
     model = model or writer()
-    plan = replace(PLAN, group=GROUP if name in GROUPED else 1)
+    plan = replace(PLAN, group=GROUP if spec_of(name).group > 1 else 1)
     engine = TreeModel(model, plan)
     heard = engine if name != "rlp" else TreeModel(model, replace(plan, checkpoints=(plan.length,), horizon=1))
     rollout = rollout_of(heard, lambda number: texts(rows=5, seed=number), rows=ROWS)
@@ -118,14 +117,14 @@ def critics(count: int) -> Critics:
     return Critics(FrozenBase(base, PLAN, CRITIC), chosen, CRITIC, alpha=1.0, seed=2, rows=ROWS)
 
 
-def until(method: Window[Any], phase: str) -> None:
+def until(method: Method[Any], phase: str) -> None:
     """Micro-steps until `phase` is next."""
     method.advance()
     while method.phase != phase:
         method.advance()
 
 
-def weights(method: Window[Any]) -> torch.Tensor:
+def weights(method: Method[Any]) -> torch.Tensor:
     """All of the actor's weights as one vector."""
     model = method.parts.actor.engine.model
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])

@@ -14,7 +14,7 @@ from scene import ANCHOR, GROUP, STEPS, play, until, weights, writer
 from torch import Tensor
 
 from stage import PLAN, Item, PlainModel, Tally, items_of, texts, thoughts_for
-from tfive.methods.window import Window
+from tfive.methods.method import Method
 from tfive.rl.groups import with_group_advantages
 from tfive.rl.optimizer import wide
 from tfive.rl.settings import ActorSettings, AnchorSettings
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.model
 NOTHING = AnchorSettings(next_token=0.0)
 
 
-def gradient(method: Window[Any], acting: Trajectories) -> dict[str, Tensor]:
+def gradient(method: Method[Any], acting: Trajectories) -> dict[str, Tensor]:
     """What one update of the method would give its optimizer."""
     optimizer = method.parts.actor.optimizer
     kept: dict[str, Tensor] = {}
@@ -36,7 +36,7 @@ def gradient(method: Window[Any], acting: Trajectories) -> dict[str, Tensor]:
         return optimizer.skip(0.0)
 
     optimizer.step = keep
-    method._learn(acting)
+    method.learn(acting)
     return kept
 
 
@@ -50,11 +50,11 @@ def close(found: dict[str, Tensor], model: torch.nn.Module, loss: Tensor) -> Non
     assert max(float(tensor.abs().max()) for tensor in found.values()) > 1e-4
 
 
-def items(method: Window[Any], acting: Trajectories) -> list[Item]:
+def items(method: Method[Any], acting: Trajectories) -> list[Item]:
     return list(items_of(acting.texts, acting.thoughts, method.parts.actor.engine.plan))
 
 
-def moved(method: Window[Any], by: float = 0.05) -> None:
+def moved(method: Method[Any], by: float = 0.05) -> None:
     """Let the policy differ from the one that sampled, so that ratios leave 1."""
     draw = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -67,7 +67,7 @@ def clipped(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
     return torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
 
 
-def ratios(method: Window[Any], acting: Trajectories) -> list[Tensor]:
+def ratios(method: Method[Any], acting: Trajectories) -> list[Tensor]:
     """Per thought, π_θ/π_old of its tokens: the plain model as it is now against what was recorded."""
     engine = method.parts.actor.engine
     plain, old = PlainModel(engine.model, engine.plan), acting.need("log_old_BRT")
@@ -75,7 +75,7 @@ def ratios(method: Window[Any], acting: Trajectories) -> list[Tensor]:
     return [(plain.actions(item) - old[item.row, item.branch, : len(item.thought)]).exp() for item in found]
 
 
-def surrogates(method: Window[Any], acting: Trajectories) -> list[Tensor]:
+def surrogates(method: Method[Any], acting: Trajectories) -> list[Tensor]:
     """Per thought, the clipped terms of its tokens; some are clipped, so that clipping is part of what is compared."""
     rule, found, outside = method.parts.actor.settings, [], 0
     for item, ratio in zip(items(method, acting), ratios(method, acting)):

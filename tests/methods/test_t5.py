@@ -16,7 +16,8 @@ from torch import Tensor
 from stage import Tally, workshop
 from tfive import rng
 from tfive.errors import RunFailed
-from tfive.methods.t5 import PHASES, T5
+from tfive.methods.registry import spec_of
+from tfive.methods.t5 import T5
 from tfive.rl.accounting import repeated_rollouts
 from tfive.rl.calibration.mixture import LearnedWeight
 from tfive.rl.qualify import Qualifier
@@ -108,7 +109,7 @@ def test_phases_come_in_the_declared_order(home: Path, verdicts: Any) -> None:
     assert done == [
         "open", *["fit"] * 3, *["qualify"] * 2, "pilot", "calibrate", "collect", *["update"] * 4, "close"
     ]  # fmt: skip
-    assert [phase for phase, _ in groupby(done)] == list(PHASES)
+    assert [phase for phase, _ in groupby(done)] == list(spec_of("t5").phases)
     assert [stage for stage, _ in groupby(stages)] == ["head warm-up", "full warm-up", "alternating"]
     # The value heads come first and alone; once admitted, one test and no more head passes.
     assert stages[: 2 + 1] == ["head warm-up"] * 2 + ["full warm-up"]
@@ -559,7 +560,7 @@ def test_the_account_adds_up(home: Path, verdicts: Any) -> None:
     assert [len(made[role]) for role in ("critic_fit", "qualify", "scale")] == [2, 2, 2]
     assert account["total"]["actor_tokens"] == roles["actor"]["generated_tokens"] == roles["actor"]["actor_tokens"]
     assert account["total"]["head_updates"] == roles["head_train"]["head_updates"] == 4
-    assert set(PHASES) | {"calibrate/validate"} <= set(account["seconds"])
+    assert set(spec_of("t5").phases) | {"calibrate/validate"} <= set(account["seconds"])
 
 
 def test_a_window_reports_every_diagnostic(home: Path, verdicts: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from stage import Tally, workshop
-from tfive.config.schema import GROUPED
+from tfive.methods.registry import spec_of
 from tfive.rl.gate import Gate
 from tfive.training.build import Workshop
 
@@ -26,7 +26,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shop_of(home: Path, method: str, *more: str) -> Workshop:
-    own = {"t5": QUICK, "quiet-star-ppo": PPO}.get(method, SMALL if method in GROUPED else ())
+    own = {"t5": QUICK, "quiet-star-ppo": PPO}.get(method, SMALL if spec_of(method).group > 1 else ())
     return workshop(home, f"method={method}", "anchor.conditioned=0.5", *own, *more)
 
 
@@ -141,7 +141,7 @@ def test_development_is_measured_with_one_thought_whatever_the_group(finished: A
     counts = set()
     for method, (shop, _, _) in finished.items():
         assert shop.reader.plan.group == shop.base.plan.group == 1
-        assert shop.actor.engine.plan.group == (2 if method in GROUPED else 1)
+        assert shop.actor.engine.plan.group == (2 if spec_of(method).group > 1 else 1)
         found, _ = shop.development.look(shop.reader, shop.gate)
         counts.add((found["items"], found["texts"]))
         assert ("mixed_gain" in found) == (method != "ntp")

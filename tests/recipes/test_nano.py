@@ -394,7 +394,9 @@ def test_the_shares_of_selected_positions():
 
 
 def test_the_mixture_is_the_one_the_preset_asks_for():
-    text = tomllib.loads((ROOT / "src" / "tfive" / "presets" / "nano.toml").read_text(encoding="utf-8"))["text"]
+    text = tomllib.loads((ROOT / "src" / "tfive" / "config" / "presets" / "nano.toml").read_text(encoding="utf-8"))[
+        "text"
+    ]
     positions, shares = text["positions"], {source["name"]: source["share"] for source in text["sources"]}
     assert positions["match"] / (positions["match"] + positions["uniform"]) == pytest.approx(measure.MATCH)
     assert shares["real"] / (shares["real"] + shares["worked"]) == pytest.approx(measure.REAL)

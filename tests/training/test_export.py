@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tfive.cli.app import _call
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import load_model

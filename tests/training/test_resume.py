@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.errors import UserError
-from tfive.methods.t5 import PHASES
+from tfive.methods.registry import spec_of
 from tfive.training import start
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.loop import CHECKPOINTS, Loop, Stopped
@@ -32,6 +32,7 @@ QUICK = (
     "run.checkpoint_phases=true",
     "run.keep=3",
 )
+PHASES = spec_of("t5").phases
 SAVES = ("before-write", "mid-write", "before-rename", "after-rename", "mid-prune")
 
 

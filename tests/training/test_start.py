@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tfive.cli.app import _call
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.rl.qualify import Qualifier
 from tfive.training import start

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tfive import __version__
+from tfive.config.config import Config, resolve
 from tfive.config.rules import problems
-from tfive.config.schema import Config, resolve
 from tfive.errors import UserError
 from tfive.models.shape import ModelShape, find_shape
 from tfive.training.memory import COLUMNS, Estimate, estimate, readable_bytes

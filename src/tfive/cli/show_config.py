@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from tfive.config.config import presets, resolve, variants
 from tfive.config.rules import RULES, problems
-from tfive.config.schema import presets, resolve, variants
 
 
 def show_config(sources: Sequence[str], overrides: Sequence[str], explain: bool, as_json: bool) -> str:

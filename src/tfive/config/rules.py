@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tfive.config.schema import GROUPED, Config
+from tfive.config.schema import Schema
 from tfive.rl.settings import TRAINING_ROLES
 
-Rule = Callable[[Config], str | None]
+Rule = Callable[[Schema], str | None]
 RULES: list[Rule] = []
 
 
@@ -21,13 +21,13 @@ def rule(function: Rule) -> Rule:
     return function
 
 
-def problems(config: Config) -> list[str]:
+def problems(config: Schema) -> list[str]:
     """One line per broken rule, in the order of declaration."""
-    return [message for check in RULES if (message := check(config)) is not None]
+    return [message for check in (*RULES, *config.spec.rules) if (message := check(config)) is not None]
 
 
 @rule
-def trace_decay_lies_between_0_and_1(config: Config) -> str | None:
+def trace_decay_lies_between_0_and_1(config: Schema) -> str | None:
     """`0 ≤ λ(L) = 1 − 1/(αL) ≤ 1` for every reachable thought length (`eq:masked-gae`)."""
     shortest = 1 if config.thought.variable_length else config.thought.length
     alpha = config.gae.alpha
@@ -41,7 +41,7 @@ def trace_decay_lies_between_0_and_1(config: Config) -> str | None:
 
 
 @rule
-def checkpoints_lie_in_the_thought(config: Config) -> str | None:
+def checkpoints_lie_in_the_thought(config: Schema) -> str | None:
     """Rising checkpoints from 1 to T, the last one T (`app:reward-details`)."""
     checkpoints, length = config.thought.checkpoints, config.thought.length
     rising = all(a < b for a, b in zip((0, *checkpoints), checkpoints))
@@ -51,7 +51,7 @@ def checkpoints_lie_in_the_thought(config: Config) -> str | None:
 
 
 @rule
-def variable_length_needs_a_close(config: Config) -> str | None:
+def variable_length_needs_a_close(config: Schema) -> str | None:
     """A thought can only end early by sampling its close."""
     if not config.thought.variable_length or config.thought.delimiters != "none":
         return None
@@ -59,7 +59,7 @@ def variable_length_needs_a_close(config: Config) -> str | None:
 
 
 @rule
-def continuation_fits_in_the_sequence(config: Config) -> str | None:
+def continuation_fits_in_the_sequence(config: Schema) -> str | None:
     """`p + H ≤ S` for at least the first allowed position."""
     horizon, length, first = config.thought.horizon, config.text.sequence_length, config.text.positions.min_context
     if first + horizon <= length:
@@ -71,7 +71,7 @@ def continuation_fits_in_the_sequence(config: Config) -> str | None:
 
 
 @rule
-def positions_fit_in_the_sequence(config: Config) -> str | None:
+def positions_fit_in_the_sequence(config: Schema) -> str | None:
     """P positions at their least distance, with a continuation after the last."""
     positions = config.text.positions
     gap = positions.min_gap or config.thought.horizon
@@ -84,13 +84,13 @@ def positions_fit_in_the_sequence(config: Config) -> str | None:
     )
 
 
-def texts_needed(config: Config, role: str) -> int:
+def texts_needed(config: Schema, role: str) -> int:
     """Sequences that `role` takes in one window when every sequence gives all its positions."""
     return math.ceil(config.window.count(role) / config.text.positions.per_text)
 
 
 @rule
-def training_roles_fit_in_the_training_split(config: Config) -> str | None:
+def training_roles_fit_in_the_training_split(config: Schema) -> str | None:
     """Roles go to whole texts and share none, so a window needs that many different ones."""
     needed = sum(texts_needed(config, role) for role in TRAINING_ROLES)
     available = config.text.sequences.train
@@ -104,7 +104,7 @@ def training_roles_fit_in_the_training_split(config: Config) -> str | None:
 
 
 @rule
-def qualification_fits_in_the_calibration_split(config: Config) -> str | None:
+def qualification_fits_in_the_calibration_split(config: Schema) -> str | None:
     """A fresh test takes its texts from the calibration split."""
     needed, available = texts_needed(config, "qualify"), config.text.sequences.calibration
     if needed <= available:
@@ -116,7 +116,7 @@ def qualification_fits_in_the_calibration_split(config: Config) -> str | None:
 
 
 @rule
-def development_items_exist(config: Config) -> str | None:
+def development_items_exist(config: Schema) -> str | None:
     """Progress is measured on items the development split can hold."""
     after = config.run.develop_after
     most = max(0, config.text.sequences.development - after) * config.text.positions.per_text
@@ -129,7 +129,7 @@ def development_items_exist(config: Config) -> str | None:
 
 
 @rule
-def development_items_lie_in_several_texts(config: Config) -> str | None:
+def development_items_lie_in_several_texts(config: Schema) -> str | None:
     """Content gain needs another text's thought for every item."""
     least = 2 * config.text.positions.per_text
     if config.run.develop_items >= least:
@@ -141,12 +141,9 @@ def development_items_lie_in_several_texts(config: Config) -> str | None:
 
 
 @rule
-def roles_of_the_method_are_filled(config: Config) -> str | None:
+def roles_of_the_method_are_filled(config: Schema) -> str | None:
     """Critics, normaliser and calibration each need trajectories of their own."""
-    wanted = {"quiet-star-ppo": ("critic_fit", "scale"), "quiet-star-grpo": ("scale",)}.get(config.method, ())
-    if config.method == "t5":
-        wanted = ("critic_fit", "qualify", "pilot", "scale")
-        wanted += ("head_train", "head_validate") if config.calibration.mode in ("learned", "state", "repeated") else ()
+    wanted = (*config.spec.roles_of(config), *config.spec.first_roles)
     empty = next((role for role in wanted if config.window.count(role) == 0), None)
     return (
         empty and f"window.{empty} = 0: method {config.method} needs trajectories of this role; give it a share above 0"
@@ -154,67 +151,66 @@ def roles_of_the_method_are_filled(config: Config) -> str | None:
 
 
 @rule
-def group_suits_the_method(config: Config) -> str | None:
+def group_suits_the_method(config: Schema) -> str | None:
     """Group-relative methods compare at least two thoughts; the others are single-rollout."""
-    group, method = config.group, config.method
-    if method in GROUPED and group < 2:
-        return f"thought.group = {group}: method {method} compares thoughts of one position; use thought.group = 8"
-    if method not in GROUPED and group > 1:
+    group, method, compares = config.group, config.method, config.spec.group > 1
+    if compares and group < 2:
+        least = config.spec.group
+        return (
+            f"thought.group = {group}: method {method} compares thoughts of one position; use thought.group = {least}"
+        )
+    if not compares and group > 1:
         return f"thought.group = {group}: method {method} samples one thought per position; use thought.group = 1"
     return None
 
 
 @rule
-def a_single_critic_is_no_pair(config: Config) -> str | None:
+def a_single_critic_is_no_pair(config: Schema) -> str | None:
     """Disjoint and bracketing pairs say how two critics differ."""
-    if config.method != "quiet-star-ppo" or config.critic.pair == "same":
+    if config.spec.critics != 1 or config.critic.pair == "same":
         return None
-    return f"critic.pair = {config.critic.pair}: method quiet-star-ppo has one critic; use critic.pair = same"
+    return f"critic.pair = {config.critic.pair}: method {config.method} has one critic; use critic.pair = same"
 
 
 @rule
-def the_actor_is_released_within_the_run(config: Config) -> str | None:
-    """Windows of reading, and PPO's frozen ones behind them, end before the run does."""
+def the_actor_is_released_within_the_run(config: Schema) -> str | None:
+    """Windows of reading end before the run does."""
     reading, windows = config.window.reading, config.window.windows
-    frozen = config.ppo.frozen_windows if config.method == "quiet-star-ppo" else 0
-    if config.method in ("base", "ntp", "anchor-only") or reading + frozen < windows:
+    if not config.spec.rewarded or reading < windows:
         return None
-    if reading >= windows:
-        return (
-            f"window.reading = {reading}: the run has {windows} windows and nothing would reward a thought; use fewer, "
-            "or method = anchor-only"
-        )
-    return f"ppo.frozen_windows = {frozen}: the actor would never move in {windows - reading} windows; use fewer"
+    return (
+        f"window.reading = {reading}: the run has {windows} windows and nothing would reward a thought; use fewer, "
+        "or method = anchor-only"
+    )
 
 
 @rule
-def ablations_of_t5_are_of_t5(config: Config) -> str | None:
-    """What changes T⁵'s calibration or gate would silently change nothing elsewhere."""
-    if config.method == "t5":
-        return None
+def ablations_change_something(config: Schema) -> str | None:
+    """What changes calibration or qualification would silently change nothing in a method without them."""
+    uses = config.spec.uses
     asked = {
         f"calibration.mode = {config.calibration.mode}": config.calibration.mode != "learned",
         "calibration.score_centering = true": config.calibration.score_centering,
         "calibration.certified = true": config.calibration.certified,
         "qualify.mode = fixed": config.qualify.mode == "fixed",
     }
-    key = next((key for key, is_asked in asked.items() if is_asked), None)
+    key = next((key for key, is_asked in asked.items() if is_asked and key.split(".")[0] not in uses), None)
     return key and f"{key}: method {config.method} has no such step; use method = t5 or leave it out"
 
 
 @rule
-def a_foreign_reference_needs_critics(config: Config) -> str | None:
+def a_foreign_reference_needs_critics(config: Schema) -> str | None:
     """Inside a group a reference that all share cancels, and without rewards there is none."""
-    if config.reward.reference == "no_thought" or config.method in ("t5", "quiet-star-ppo"):
+    if config.reward.reference == "no_thought" or config.spec.critics:
         return None
     return (
-        f"reward.reference = {config.reward.reference}: it changes nothing in method {config.method}; use method t5 or "
-        "quiet-star-ppo, or reward.reference = no_thought"
+        f"reward.reference = {config.reward.reference}: it changes nothing in method {config.method}, which has no "
+        "critic; use method t5 or quiet-star-ppo, or reward.reference = no_thought"
     )
 
 
 @rule
-def minibatches_are_not_empty(config: Config) -> str | None:
+def minibatches_are_not_empty(config: Schema) -> str | None:
     """Every PPO step gets at least one text."""
     texts = texts_needed(config, "actor")
     if config.actor.minibatches <= texts:
@@ -226,7 +222,7 @@ def minibatches_are_not_empty(config: Config) -> str | None:
 
 
 @rule
-def actor_steps_are_within_the_reuse(config: Config) -> str | None:
+def actor_steps_are_within_the_reuse(config: Schema) -> str | None:
     """Reuse is bounded: a window never takes more steps than its passes allow."""
     most = config.actor.reuse_passes * config.actor.minibatches
     if config.window.actor_steps <= most:
@@ -238,7 +234,7 @@ def actor_steps_are_within_the_reuse(config: Config) -> str | None:
 
 
 @rule
-def warmup_ends_within_the_run(config: Config) -> str | None:
+def warmup_ends_within_the_run(config: Schema) -> str | None:
     """The learning rate reaches its peak before the last step."""
     steps = config.window.windows * config.window.actor_steps
     if config.optimizer.warmup_steps < steps:
@@ -247,7 +243,7 @@ def warmup_ends_within_the_run(config: Config) -> str | None:
 
 
 @rule
-def ratio_correction_leaves_room(config: Config) -> str | None:
+def ratio_correction_leaves_room(config: Schema) -> str | None:
     """A cap of 1 would weigh or drop every action whose two log-probabilities differ at all."""
     if config.ratio.correction == "none" or config.ratio.cap > 1:
         return None
@@ -257,7 +253,7 @@ def ratio_correction_leaves_room(config: Config) -> str | None:
 
 
 @rule
-def bfloat16_weights_are_rounded_stochastically(config: Config) -> str | None:
+def bfloat16_weights_are_rounded_stochastically(config: Schema) -> str | None:
     """Weights kept in bfloat16 are allowed only with stochastic rounding, which in turn means nothing in float32."""
     if config.optimizer.bf16_update != "stochastic" or config.model.compute != "float32":
         return None
@@ -268,7 +264,7 @@ def bfloat16_weights_are_rounded_stochastically(config: Config) -> str | None:
 
 
 @rule
-def enforced_bounds_hold_by_construction(config: Config) -> str | None:
+def enforced_bounds_hold_by_construction(config: Schema) -> str | None:
     """Hoeffding limits may only be required where signal and mean head are bounded (`eq:moment-statistical-bound`)."""
     if config.calibration.bounds != "enforce" or (config.critic.bounded and config.heads.mean_bound is not None):
         return None
@@ -279,22 +275,25 @@ def enforced_bounds_hold_by_construction(config: Config) -> str | None:
 
 
 @rule
-def the_actor_learns_something(config: Config) -> str | None:
+def the_actor_learns_something(config: Schema) -> str | None:
     """Without a policy gradient an anchor must carry the method; mixing and reading are the conditioned anchor's."""
     anchor = config.anchor
     if anchor.mixture > 0 and anchor.conditioned == 0:
         return f"anchor.mixture = {anchor.mixture:g}: only the conditioned anchor mixes; set anchor.conditioned too"
     if config.window.reading > 0 and anchor.conditioned == 0:
         return f"window.reading = {config.window.reading}: nothing would teach reading; set anchor.conditioned too"
-    if config.method == "ntp" and anchor.next_token == 0:
-        return "anchor.next_token = 0: method ntp trains by this loss alone; use anchor.next_token = 1"
-    if config.method == "anchor-only" and anchor.next_token == anchor.conditioned == 0:
-        return "anchor.next_token = 0: method anchor-only needs an anchor; set anchor.next_token or anchor.conditioned"
+    spec, name = config.spec, config.method
+    if spec.rewarded or not spec.trains:
+        return None
+    if not spec.thinks and anchor.next_token == 0:
+        return f"anchor.next_token = 0: method {name} trains by this loss alone; use anchor.next_token = 1"
+    if anchor.next_token == anchor.conditioned == 0:
+        return f"anchor.next_token = 0: method {name} needs an anchor; set anchor.next_token or anchor.conditioned"
     return None
 
 
 @rule
-def there_is_text(config: Config) -> str | None:
+def there_is_text(config: Schema) -> str | None:
     """A run needs at least one source."""
     if config.text.sources:
         return None
@@ -302,11 +301,11 @@ def there_is_text(config: Config) -> str | None:
 
 
 @rule
-def parity_has_no_probes(config: Config) -> str | None:
+def parity_has_no_probes(config: Schema) -> str | None:
     """Probes and anchors continue begun thoughts, which parity sampling cannot."""
     if not config.sampling.parity:
         return None
-    if config.method == "t5" and config.calibration.mode == "repeated":
+    if config.calibration.mode == "repeated":
         return "calibration.mode = repeated: parity sampling draws whole thoughts; use calibration.mode = learned"
     if config.window.probe == 0:
         return None
@@ -314,7 +313,7 @@ def parity_has_no_probes(config: Config) -> str | None:
 
 
 @rule
-def bounds_hold_by_construction(config: Config) -> str | None:
+def bounds_hold_by_construction(config: Schema) -> str | None:
     """Hoeffding limits and certificates need bounds on the actual signal, which bounded heads give."""
     key = "certified" if config.calibration.certified else "bounds"
     if config.calibration.bounds != "enforce" and not config.calibration.certified:

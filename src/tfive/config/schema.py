@@ -1,23 +1,11 @@
-"""The whole configuration: every room's sections in one place, resolved from presets, TOML files and `--set`.
-
-Layers, weakest first: the defaults beside the code, then presets and files left to right, then `--set`. Every resolved
-value knows which of them it came from.
-"""
+"""The keys of a configuration: the sections that each room declares in its `settings.py`, in one place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
-from typing import Any, Literal
+from pydantic import field_validator
 
-from pydantic import ValidationError
-
-from tfive.config import layers
-from tfive.config.layers import Leaf
-from tfive.errors import UserError
-from tfive.methods.settings import GrpoSettings, PpoSettings, RlpSettings
+from tfive.methods.registry import methods, spec_of
+from tfive.methods.spec import MethodSpec
 from tfive.models.settings import ModelSettings
 from tfive.rl.calibration.settings import CalibrationSettings, HeadSettings
 from tfive.rl.settings import (
@@ -38,20 +26,12 @@ from tfive.text.settings import TextSettings
 from tfive.training.settings import RunSettings
 from tfive.tree.settings import EngineSettings, SamplingSettings, ThoughtSettings
 
-Method = Literal["base", "ntp", "anchor-only", "quiet-star-ppo", "quiet-star-grpo", "rlp", "t5"]
 
-GROUPED = ("quiet-star-grpo", "rlp")
-"""Methods that compare the thoughts of one position with each other; all others sample one."""
+class Schema(Section):
+    """Every key but those of single methods, which are added to `Config` from their declarations."""
 
-DEFAULT = "nano"
-"""The preset taken when none is named."""
-
-
-class Config(Section):
-    """Everything a run is told. Sections are documented where they are declared."""
-
-    method: Method = "t5"
-    """The training method."""
+    method: str = "t5"
+    """The training method; `tfive config methods` lists them."""
 
     model: ModelSettings = ModelSettings()
     text: TextSettings = TextSettings()
@@ -70,125 +50,22 @@ class Config(Section):
     critic: CriticSettings = CriticSettings()
     heads: HeadSettings = HeadSettings()
     gate: GateSettings = GateSettings()
-    ppo: PpoSettings = PpoSettings()
-    grpo: GrpoSettings = GrpoSettings()
-    rlp: RlpSettings = RlpSettings()
     window: WindowSettings = WindowSettings()
     run: RunSettings = RunSettings()
 
+    @field_validator("method")
     @classmethod
-    def load(cls, *sources: str | Path, overrides: Sequence[str] = ()) -> Config:
-        """The configuration of these presets and TOML files with these `key=value` overrides, checked by every rule."""
-        return resolve(sources, overrides).checked()
+    def _is_registered(cls, name: str) -> str:
+        if name not in methods():
+            raise ValueError(f"must be one of {', '.join(methods())}")
+        return name
+
+    @property
+    def spec(self) -> MethodSpec:
+        """What the chosen method declares."""
+        return spec_of(self.method)
 
     @property
     def group(self) -> int:
         """G, the thoughts sampled at each position: as set, or the method's own."""
-        return self.thought.group or (8 if self.method in GROUPED else 1)
-
-    def leaves(self) -> dict[str, Any]:
-        """Dotted key → plain value, in the order of declaration."""
-        document = self.model_dump(mode="json")
-        found = {}
-        for key in layers.leaf_fields(Config):
-            value: Any = document
-            for part in key.split("."):
-                value = value[part]
-            found[key] = value
-        return found
-
-    def to_toml(self) -> str:
-        """A TOML document from which `Config.load` gives an equal configuration."""
-        return layers.to_toml({key: Leaf(value, "") for key, value in self.leaves().items()}, comments=False)
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """A configuration, and for every dotted key where its value came from."""
-
-    config: Config
-    origins: dict[str, str]
-
-    def checked(self) -> Config:
-        """The configuration, once every cross-field rule holds."""
-        from tfive.config.rules import problems
-
-        found = problems(self.config)
-        if found:
-            rest = f" (and {len(found) - 1} more: see tfive config check)" if len(found) > 1 else ""
-            raise UserError(found[0] + rest)
-        return self.config
-
-    def to_toml(self, explain: bool = False) -> str:
-        """The configuration as TOML, each value with its origin as a comment, below its meaning if `explain`."""
-        leaves = {key: Leaf(value, self.origins[key]) for key, value in self.config.leaves().items()}
-        return layers.to_toml(leaves, meanings=meanings() if explain else {})
-
-    def to_dict(self, explain: bool = False) -> dict[str, dict[str, Any]]:
-        """Dotted key → value, origin and, if `explain`, meaning."""
-        meaning = meanings()
-        return {
-            key: {"value": value, "origin": self.origins[key]} | ({"meaning": meaning[key]} if explain else {})
-            for key, value in self.config.leaves().items()
-        }
-
-
-def meanings() -> dict[str, str]:
-    """Dotted key → what it means, as written below its declaration."""
-    return {key: " ".join((field.description or "").split()) for key, field in layers.leaf_fields(Config).items()}
-
-
-def presets() -> dict[str, str]:
-    """Name → TOML text of every preset of a whole run: a model, its text, its settings."""
-    return {name: text for name, text in _shipped().items() if _names_a_model(text)}
-
-
-def variants() -> dict[str, str]:
-    """Name → TOML text of every preset that changes a method and goes after one of a whole run."""
-    return {name: text for name, text in _shipped().items() if not _names_a_model(text)}
-
-
-def _shipped() -> dict[str, str]:
-    folder = files("tfive.config").joinpath("presets")
-    found = {entry.name.removesuffix(".toml"): entry for entry in folder.iterdir() if entry.name.endswith(".toml")}
-    return {name: found[name].read_text("utf-8") for name in sorted(found)}
-
-
-def _names_a_model(text: str) -> bool:
-    return "\n[model]\n" in text
-
-
-def read_source(source: str | Path) -> dict[str, Leaf]:
-    """The leaves of a preset (by name) or of a TOML file (by path)."""
-    path = Path(source)
-    known = _shipped()
-    name = str(source)
-    if name in known:
-        return layers.read_toml(known[name], Config, f"preset {name}", by_line=False)
-    if path.suffix == ".toml" or path.exists():
-        return layers.read_file(path, Config)
-    close = layers.nearest(name, list(known))
-    raise UserError(
-        f"{source}: no such preset; did you mean {close}? (presets: {', '.join(presets())}; "
-        "all with tfive config presets; files end in .toml)"
-    )
-
-
-def resolve(sources: Sequence[str | Path], overrides: Sequence[str] = ()) -> Resolved:
-    """Merge and validate; types and single values are judged here, cross-field rules by `Resolved.checked`."""
-    named = [str(source) for source in sources or (DEFAULT,)]
-    if all(name in variants() for name in named):
-        raise UserError(
-            f"{named[0]} is a variant and says nothing of model and text; name a whole run before it: "
-            f"{DEFAULT} {' '.join(named)}"
-        )
-    written = [read_source(source) for source in sources or (DEFAULT,)]
-    merged = layers.merge([*written, *(layers.read_override(argument, Config) for argument in overrides)])
-    try:
-        config = Config.model_validate_json(layers.as_json(merged), strict=True)
-    except ValidationError as error:
-        lines = layers.explain(error, merged, Config)
-        rest = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-        raise UserError(lines[0] + rest) from error
-    origins = {key: merged[key].origin if key in merged else "default" for key in layers.leaf_fields(Config)}
-    return Resolved(config, origins)
+        return self.thought.group or self.spec.group

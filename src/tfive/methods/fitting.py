@@ -1,11 +1,11 @@
-"""Windows with critics: how a round of fitting goes, pass by pass, whoever decides when the critics are good enough."""
+"""Methods with critics: how a round of fitting goes, whatever decides that the critics are good enough."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from tfive.methods.window import Parts, Window
+from tfive.methods.method import Method, Parts
 from tfive.rl.critics import Critics
 
 
@@ -19,12 +19,12 @@ class CriticParts(Parts):
 C = TypeVar("C", bound=CriticParts)
 
 
-class FittedWindow(Window[C]):
-    """A window whose critics are fitted in rounds: a fresh set of full returns, then passes over it."""
+class FittedMethod(Method[C]):
+    """A method whose critics are fitted in rounds: a fresh set of full returns, then passes over it."""
 
-    keeping: ClassVar[tuple[str, ...]] = (*Window.keeping, "critics")
+    stateful: ClassVar[tuple[str, ...]] = (*Method.stateful, "critics")
 
-    def _fit_pass(self, number: int, *, warmup: bool) -> bool:
+    def fit_pass(self, number: int, *, warmup: bool) -> bool:
         """One pass of this window's fitting round `number` (from 0); True when the round is over (eq:value-loss).
 
         The first passes of a run train the value heads alone; the blocks below are unfrozen behind them.

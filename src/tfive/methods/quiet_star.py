@@ -7,11 +7,11 @@ with the others of its position.
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Self, TypeVar
 
-from tfive.methods.fitting import CriticParts, FittedWindow
+from tfive.methods.fitting import CriticParts, FittedMethod
+from tfive.methods.method import Kit, Method, Parts, Phase
 from tfive.methods.settings import GrpoSettings, PpoSettings
-from tfive.methods.window import Parts, Window
 from tfive.rl.gae import PilotNormaliser
 from tfive.rl.groups import with_group_advantages
 from tfive.rl.qualify import r_squared
@@ -19,47 +19,46 @@ from tfive.rl.qualify import r_squared
 P = TypeVar("P", bound=Parts)
 
 
-class QuietStar(Window[P]):
+class QuietStar(Method[P]):
     """What both have in common: rewards at a scale that past thoughts have set."""
 
     made_by: ClassVar[tuple[str, ...]] = ("policy", "scorer", "scale")
 
-    def _open(self) -> str:
-        following = super()._open()
-        self._fix_scale()
-        return following
+    def open(self) -> str | None:
+        super().open()
+        self.fix_scale()
+        return None
 
-    def _close(self) -> str:
+    def close(self) -> str | None:
         """As every method does, and the scale goes on."""
         # The next window's scale: by then these thoughts are historical (eq:reward-scale), and none more are needed.
         self.parts.rollout.update_scale(self.held["actor"])
-        return super()._close()
+        return super().close()
 
 
 class QuietStarGRPO(QuietStar[Parts]):
     """Group-relative: no critic, every token of a thought gets the whole thought's advantage."""
 
-    name = "quiet-star-grpo"
-    phases = ("open", "collect", "update", "close")
-
     def __init__(self, settings: GrpoSettings, parts: Parts, *, actor_steps: int, reading: int = 0) -> None:
         super().__init__(parts, actor_steps=actor_steps, reading=reading)
         self.settings = settings
 
-    def _collect(self) -> str:
+    @classmethod
+    def assemble(cls, kit: Kit) -> Self:
+        return cls(kit.settings, Parts(**kit.common), **kit.windows)
+
+    def collect(self) -> str | None:
         """Φ_T of every thought, relative to its group."""
         acting = self.parts.rollout.collect("actor", self.window)
         whole_BR = acting.need("returns_BRT")[..., 0]
         group, rule = self.parts.actor.engine.plan.group, self.settings
-        return self._act(with_group_advantages(acting, whole_BR, group, rule.normalisation, rule.epsilon))
+        return self.act_on(with_group_advantages(acting, whole_BR, group, rule.normalisation, rule.epsilon))
 
 
-class QuietStarPPO(QuietStar[CriticParts], FittedWindow[CriticParts]):
+class QuietStarPPO(QuietStar[CriticParts], FittedMethod[CriticParts]):
     """One critic, standard PPO: GAE on its values, normalised over the window's own batch. Nothing is qualified."""
 
-    name = "quiet-star-ppo"
-    phases = ("open", "fit", "collect", "update", "close")
-    plain: ClassVar[tuple[str, ...]] = (*FittedWindow.plain, "round")
+    saved: ClassVar[tuple[str, ...]] = (*FittedMethod.saved, "round")
     made_by: ClassVar[tuple[str, ...]] = (*QuietStar.made_by, "critics")
 
     def __init__(self, settings: PpoSettings, parts: CriticParts, *, actor_steps: int, reading: int = 0) -> None:
@@ -68,19 +67,32 @@ class QuietStarPPO(QuietStar[CriticParts], FittedWindow[CriticParts]):
         self.round = 0
         """Fitting rounds of this window that are over."""
 
-    def _open(self) -> str:
-        self.round = 0
-        return super()._open()
+    @classmethod
+    def assemble(cls, kit: Kit) -> Self:
+        return cls(kit.settings, CriticParts(**kit.common, critics=kit.need_critics()), **kit.windows)
 
-    def _fit(self) -> str:
+    def phases(self) -> tuple[Phase, ...]:
+        return (
+            Phase("open", self.open),
+            Phase("fit", self.fit),
+            Phase("collect", self.collect),
+            Phase("update", self.update),
+            Phase("close", self.close),
+        )
+
+    def open(self) -> str | None:
+        self.round = 0
+        return super().open()
+
+    def fit(self) -> str | None:
         """One pass of the critic; after so many rounds the actor moves, whatever the critic predicts."""
-        if not self._fit_pass(self.round, warmup=self.first):
+        if not self.fit_pass(self.round, warmup=self.first):
             return "fit"
         self.round += 1
         self.step = 0
-        return "fit" if self.first and self.round < self.settings.warmup_rounds else "collect"
+        return "fit" if self.first and self.round < self.settings.warmup_rounds else None
 
-    def _collect(self) -> str:
+    def collect(self) -> str | None:
         """GAE of fresh thoughts (eq:masked-gae), normalised by their own mean and deviation."""
         parts = self.parts
         fresh = parts.rollout.collect("actor", self.window)
@@ -91,6 +103,6 @@ class QuietStarPPO(QuietStar[CriticParts], FittedWindow[CriticParts]):
         batch = PilotNormaliser.fit(gae_BRT, gae_BRT, mask_BRT, self.settings.epsilon)
         # Fresh texts, so this is how well the critic predicts; it decides nothing.
         self.report["r2"] = [r_squared(acting.need("returns_BRT"), judged.values_2BRT[0], mask_BRT).r2]
-        following = self._act(acting.having(advantage_BRT=batch.normalise(gae_BRT, mask_BRT)))
+        following = self.act_on(acting.having(advantage_BRT=batch.normalise(gae_BRT, mask_BRT)))
         frozen = self.window <= self.reading_windows + self.settings.frozen_windows
         return "close" if frozen else following

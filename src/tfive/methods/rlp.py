@@ -8,9 +8,9 @@ is the preset `rlp-native`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from tfive.methods.window import Parts, Window
+from tfive.methods.method import Kit, Method, Parts
 from tfive.rl.actor import StepStats
 from tfive.rl.groups import with_group_advantages
 from tfive.rl.teacher import Teacher
@@ -24,14 +24,18 @@ class RLPParts(Parts):
     teacher: Teacher
 
 
-class RLP(Window[RLPParts]):
+class RLP(Method[RLPParts]):
     """A group of thoughts per position, each credited with its information gain beyond the group's mean."""
 
-    name = "rlp"
-    phases = ("open", "collect", "update", "close")
-    keeping: ClassVar[tuple[str, ...]] = (*Window.keeping, "teacher")
+    stateful: ClassVar[tuple[str, ...]] = (*Method.stateful, "teacher")
 
-    def _collect(self) -> str:
+    @classmethod
+    def assemble(cls, kit: Kit) -> Self:
+        rollout = kit.common["rollout"]
+        teacher = Teacher.of(rollout.engine, decay=kit.settings.decay, rows=rollout.rows)
+        return cls(RLPParts(**kit.common, teacher=teacher), **kit.windows)
+
+    def collect(self) -> str | None:
         """The information gain of fresh thoughts against the teacher as it is now, relative to their group."""
         parts = self.parts
         if not parts.teacher.started:
@@ -40,9 +44,9 @@ class RLP(Window[RLPParts]):
         gain_BR = (parts.teacher.losses(acting.texts) - acting.final_loss_BR) * acting.thoughts.valid_BR
         self.report["information_gain"] = float(gain_BR.sum() / acting.count)
         # G/(G−1)·(r − group mean), no deviation: the mean of the others is the baseline.
-        return self._act(with_group_advantages(acting, gain_BR, parts.actor.engine.plan.group, "leave_one_out"))
+        return self.act_on(with_group_advantages(acting, gain_BR, parts.actor.engine.plan.group, "leave_one_out"))
 
-    def _learn(self, acting: Trajectories) -> StepStats:
+    def learn(self, acting: Trajectories) -> StepStats:
         """Clipped ratios of thought tokens, averaged per thought and then over thoughts; then the teacher follows."""
         stats = self.parts.actor.step(acting, aggregate="thought")
         self.parts.teacher.follow(self.parts.actor.optimizer.masters())

@@ -1,16 +1,18 @@
 """T⁵: twin-critic training for token-level thoughts. One window is Algorithm 1 of the paper (alg:t5-training).
 
-`advance` (methods/window.py) does one micro-step and leaves a state that can be saved: a phase is entered again with
-what is left of it.
+`T5.phases` lists the phases of a window in order; each function below is one of them. A phase does one micro-step and
+returns the phase that comes next, or None for the next one of the list; what is left of a phase is done when it is
+entered again, so that a run can be saved between any two micro-steps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from tfive.errors import RunFailed
-from tfive.methods.fitting import CriticParts, FittedWindow
+from tfive.methods.fitting import CriticParts, FittedMethod
+from tfive.methods.method import Kit, Phase
 from tfive.rl.calibration.calibrator import Calibrator
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, Mixture, fixed_mixture
 from tfive.rl.calibration.moments import CalibrationData
@@ -26,8 +28,6 @@ from tfive.rl.qualify import Qualifier, r_squared
 from tfive.rl.settings import CriticSettings, PilotSettings, QualifySettings, WindowSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import DIAGNOSE
-
-PHASES = ("open", "fit", "qualify", "pilot", "calibrate", "collect", "update", "close")
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,11 @@ class T5Parts(CriticParts):
     probe: Probe | None = None
 
 
-class T5(FittedWindow[T5Parts]):
+class T5(FittedMethod[T5Parts]):
     """Algorithm 1: fit, qualify, normalise, calibrate and validate; only then does the actor move."""
 
-    name = "t5"
-    phases = PHASES
-    plain: ClassVar[tuple[str, ...]] = (*FittedWindow.plain, "stage", "attempt", "tests")
-    keeping: ClassVar[tuple[str, ...]] = (*FittedWindow.keeping, "calibrator")
+    saved: ClassVar[tuple[str, ...]] = (*FittedMethod.saved, "stage", "attempt", "tests")
+    stateful: ClassVar[tuple[str, ...]] = (*FittedMethod.stateful, "calibrator")
     made_by: ClassVar[tuple[str, ...]] = ("policy", "scorer", "scale", "critics", "normaliser", "weight")
 
     def __init__(self, settings: T5Settings, parts: T5Parts) -> None:
@@ -72,26 +70,66 @@ class T5(FittedWindow[T5Parts]):
         self.normaliser: PilotNormaliser | None = None
         self.mixture: Mixture = FixedWeight()
 
+    @classmethod
+    def assemble(cls, kit: Kit) -> Self:
+        """T⁵ with the heads that mix the critics' advantages, and probes if the configuration asks for them."""
+        config, rollout, critics = kit.config, kit.common["rollout"], kit.need_critics()
+        calibrator = Calibrator(
+            rollout.engine,
+            critics.critics[0].head.last.in_features,
+            config.heads,
+            config.calibration,
+            seed=config.run.seed,
+            rows=config.run.rollout_texts,
+        )
+        probe = Probe(
+            rollout,
+            critics,
+            calibrator,
+            continuations=config.calibration.continuations,
+            clip=(config.actor.clip_low, config.actor.clip_high),
+            ratio=config.ratio,
+        )
+        settings = T5Settings(config.window, config.critic, config.qualify, config.pilot, config.calibration)
+        probing = probe if config.window.probe else None
+        return cls(settings, T5Parts(**kit.common, critics=critics, calibrator=calibrator, probe=probing))
+
+    def phases(self) -> tuple[Phase, ...]:
+        """One window of Algorithm 1."""
+        return (
+            Phase("open", self.open),
+            Phase("fit", self.fit),
+            Phase("qualify", self.qualify),
+            Phase("pilot", self.pilot),
+            Phase("calibrate", self.calibrate),
+            Phase("collect", self.collect),
+            Phase("update", self.update),
+            Phase("close", self.close),
+        )
+
     # Open: rollout copy = π_old = scorer = actor weights; the reward scale is fixed.
-    def _open(self) -> str:
+    def open(self) -> str | None:
+        """A window begins with nothing fitted and nothing tested."""
         self.attempt = self.tests = 0
-        super()._open()
-        self._fix_scale()
-        return "fit"
+        super().open()
+        self.fix_scale()
+        return None
 
     # Line 1: warm up the value heads, then the full critics, on full returns (eq:value-loss).
-    def _fit(self) -> str:
+    def fit(self) -> str | None:
+        """One pass of both critics over the fitting set."""
         critics = self.parts.critics
         heads_alone = critics.head_only
-        over = self._fit_pass(self.attempt, warmup=self.stage != "alternating")
+        over = self.fit_pass(self.attempt, warmup=self.stage != "alternating")
         if heads_alone and not critics.head_only:
             self._enter("full warm-up")
             for event in self.qualifier.reset("the critics' blocks were unfrozen"):
-                self._tell(f"qualification: {event.kind}", event.detail)
-        return "qualify" if over else "fit"
+                self.log(f"qualification: {event.kind}", event.detail)
+        return None if over else "fit"
 
     # Line 2: m fresh tests with min(R²) ≥ η (eq:holdout-r2); if not, the actor waits and the critics are refitted.
-    def _qualify(self) -> str:
+    def qualify(self) -> str | None:
+        """One fresh test of both critics, and what follows from it."""
         parts = self.parts
         fresh = parts.rollout.collect("qualify", self.window, self.tests)
         values_2BRT = parts.critics.judge(fresh).values_2BRT
@@ -105,10 +143,10 @@ class T5(FittedWindow[T5Parts]):
             return self._unqualified()
         events = self.qualifier.test(f"window {self.window} test {self.tests - 1}", first, second)
         for event in events:
-            self._tell(f"qualification: {event.kind}", event.detail)
+            self.log(f"qualification: {event.kind}", event.detail)
         if self.qualifier.admitted:
             self._enter("alternating")
-            return "pilot"
+            return None
         if self.qualifier.exhausted:
             raise RunFailed(
                 f"critics did not qualify in {self.qualifier.attempts} attempts: {events[0].detail}; raise "
@@ -121,31 +159,33 @@ class T5(FittedWindow[T5Parts]):
         self.attempt += 1
         return "fit"
 
-    def _unqualified(self) -> str:
+    def _unqualified(self) -> str | None:
         """An ablation of the gate: so many rounds before the actor's first step, one in every later window."""
         self.attempt += 1
         if self.first and self.attempt < self.settings.qualify.rounds:
             return "fit"
         self._enter("alternating")
-        return "pilot"
+        return None
 
     # The critics are frozen; one normaliser for both, from independent trajectories (app:advantage-snapshots).
-    def _pilot(self) -> str:
+    def pilot(self) -> str | None:
+        """Mean and deviation of both critics' GAEs on the pilot set."""
         parts = self.parts
         pilot, _ = self._judged("pilot", states=False)
         first, second = pilot.need("gae_2BRT")
         self.normaliser = PilotNormaliser.fit(first, second, pilot.mask_BRT, self.settings.pilot.epsilon)
         parts.snapshots.renew("normaliser")
         self.report["pilot_deviation"] = self.normaliser.deviation
-        return "calibrate"
+        return None
 
     # Line 3: learn w and h on the constrained saddle (eq:calibrated-weight).
-    def _calibrate(self) -> str:
+    def calibrate(self) -> str | None:
+        """The rule by which this window mixes the two advantages: fixed, or learned and validated."""
         parts, mode = self.parts, self.settings.calibration.mode
         fixed = fixed_mixture(mode)
         if fixed is not None:
             self.mixture = fixed
-            return "collect"
+            return None
         candidate = parts.calibrator.learn(self._calibration_data("head_train"), self.window)
         parts.telemetry.count("head_train", head_updates=int(candidate.trace[-1]["step"]))
         parts.snapshots.renew("weight")
@@ -153,7 +193,7 @@ class T5(FittedWindow[T5Parts]):
         self.report |= {"multiplier": candidate.multiplier, "head_moment": candidate.risk}
         with parts.telemetry.phase("validate"):
             self._validate(candidate)
-        return "collect"
+        return None
 
     # Line 4: the frozen candidate keeps Ĉ ≤ κQ̂ on other texts, or the fixed average is used (app:moment-validation).
     def _validate(self, candidate: Candidate) -> None:
@@ -174,10 +214,11 @@ class T5(FittedWindow[T5Parts]):
             )
             self.report |= {"risk_upper": certificate.risk_upper, "drift_upper": certificate.drift_upper}
         if not verdict.accepted:
-            self._tell(f"validation: {verdict.reason}", f"the fixed average is used; Ĉ/Q̂ = {verdict.retention}")
+            self.log(f"validation: {verdict.reason}", f"the fixed average is used; Ĉ/Q̂ = {verdict.retention}")
 
     # Line 5: fresh trajectories and their mixed, detached advantages (eq:twin-advantage).
-    def _collect(self) -> str:
+    def collect(self) -> str | None:
+        """The actor's set with its frozen advantages, the next window's reward scale, and the probes."""
         parts = self.parts
         acting, judged = self._judged("actor")
         acting = parts.calibrator.advantage(acting, judged, self._normaliser(), self.mixture)
@@ -187,18 +228,19 @@ class T5(FittedWindow[T5Parts]):
             with parts.telemetry.phase(DIAGNOSE):
                 self.held["probe"] = parts.probe.draw(self.window, self.mixture, self._normaliser())
                 self.report |= parts.probe.report(self.held["probe"], self._normaliser(), "first")
-        return self._act(acting.having(snapshots=parts.snapshots.current("weight", "validation")))
+        return self.act_on(acting.having(snapshots=parts.snapshots.current("weight", "validation")))
 
-    # Line 6: clipped PPO (eq:ppo) in `Window._update`; only θ moves.
+    # Line 6: clipped PPO (eq:ppo) in `Method.update`; only θ moves.
 
     # Close: diagnose the last reuse step, then as every method does.
-    def _close(self) -> str:
+    def close(self) -> str | None:
+        """What the window came to."""
         probe = self.parts.probe
         if probe is not None and "probe" in self.held:
             with self.parts.telemetry.phase(DIAGNOSE):
                 self.report |= probe.report(self.held["probe"], self._normaliser(), "last")
         self.report |= {"stage": self.stage, "mixture": self.mixture.name}
-        return super()._close()
+        return super().close()
 
     def _signal_bounds(self) -> SignalBounds | None:
         """|Ã| ≤ K and |h| ≤ K_h where construction enforces them: bounded critics and a bounded mean head.
@@ -240,7 +282,7 @@ class T5(FittedWindow[T5Parts]):
     def _enter(self, stage: str) -> None:
         if stage != self.stage:
             self.stage = stage
-            self._tell("stage", stage)
+            self.log("stage", stage)
 
     def state_dict(self) -> dict[str, Any]:
         weight: dict[str, Any] | None = None

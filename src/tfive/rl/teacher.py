@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -19,6 +20,13 @@ class Teacher:
     def __init__(self, engine: TreeModel, *, decay: float, rows: int) -> None:
         self.engine, self.rows = engine, rows
         self.average = Ema(decay)
+
+    @classmethod
+    def of(cls, student: TreeModel, *, decay: float, rows: int) -> Self:
+        """A teacher with a frozen copy of the student's model, under the student's plan."""
+        model = copy.deepcopy(student.model).requires_grad_(False)
+        delimiters = None if student.delimiters is None else copy.deepcopy(student.delimiters).requires_grad_(False)
+        return cls(TreeModel(model, student.plan, student.engine, delimiters), decay=decay, rows=rows)
 
     @property
     def started(self) -> bool:

@@ -8,31 +8,21 @@ from typing import Any
 
 import torch
 
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.inference.thought_model import plan_for
-from tfive.methods.anchor_only import AnchorOnly
-from tfive.methods.fitting import CriticParts
-from tfive.methods.ntp import NextToken
-from tfive.methods.quiet_star import QuietStarGRPO, QuietStarPPO
-from tfive.methods.rlp import RLP, RLPParts
-from tfive.methods.t5 import T5, T5Parts, T5Settings
-from tfive.methods.untrained import Untrained
-from tfive.methods.window import Parts, Window
+from tfive.methods.method import Kit, Method
 from tfive.models.load import Loaded
 from tfive.rl.actor import Actor, under
-from tfive.rl.calibration.calibrator import Calibrator
 from tfive.rl.critic import FrozenBase, build_pair
 from tfive.rl.critic_files import load_critics
 from tfive.rl.critics import Critics
-from tfive.rl.drift_probe import Probe
 from tfive.rl.gate import Gate
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.roles import Ledger
 from tfive.rl.rollout import Rollout
 from tfive.rl.settings import AnchorSettings
 from tfive.rl.snapshots import Snapshots
-from tfive.rl.teacher import Teacher
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.develop import Development
@@ -54,7 +44,7 @@ class Workshop:
     """The frozen base model: critics read it, and its loss without a thought is the yardstick."""
     gate: Gate | None
     critics: Critics | None
-    method: Window[Any]
+    method: Method[Any]
     development: Development
 
     @property
@@ -78,66 +68,19 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
         admit(base, corpus.sequence_length + plan.reach)
     actor = _actor(config, loaded, plan)
     ledger, snapshots = Ledger(corpus, config.window, seed=config.run.seed), Snapshots()
-    thinks = config.method not in ("base", "ntp")
+    spec, engine = config.spec, actor.engine
     gate = None
-    if config.gate.enabled and thinks:
+    if config.gate.enabled and spec.thinks:
         gate = Gate(base.width, config.gate, seed=config.run.seed, device=base.device)
-    engine = actor.engine
-    if config.method == "rlp":
-        # Its reward is the next token after the whole thought; nothing else is scored.
+    if spec.scoring == "next_token":
         engine = under(engine, replace(plan, checkpoints=(plan.length,), horizon=1))
     rollout = _rollout(config, engine, corpus, ledger, snapshots, telemetry)
     critics = _critics(config, frozen, single)
-    shared = {"rollout": rollout, "actor": actor, "snapshots": snapshots, "telemetry": telemetry, "gate": gate}
-    method = _method(config, shared, critics)
+    common = {"rollout": rollout, "actor": actor, "snapshots": snapshots, "telemetry": telemetry, "gate": gate}
+    method: Method[Any] = spec.load().assemble(Kit(config, common, critics))
     return Workshop(
         config, loaded, corpus, ledger, actor, base, gate, critics, method, _development(config, corpus, base)
     )
-
-
-def _method(config: Config, shared: dict[str, Any], critics: Critics | None) -> Window[Any]:
-    """The method over its parts."""
-    name, steps, reading = config.method, config.window.actor_steps, config.window.reading
-    if name == "t5" and critics is not None:
-        return _t5(config, shared, critics)
-    if name == "quiet-star-ppo" and critics is not None:
-        return QuietStarPPO(config.ppo, CriticParts(**shared, critics=critics), actor_steps=steps, reading=reading)
-    if name == "quiet-star-grpo":
-        return QuietStarGRPO(config.grpo, Parts(**shared), actor_steps=steps, reading=reading)
-    if name == "rlp":
-        taught = RLPParts(**shared, teacher=_teacher(config, shared["rollout"].engine))
-        return RLP(taught, actor_steps=steps, reading=reading)
-    simple = {"base": Untrained, "ntp": NextToken, "anchor-only": AnchorOnly}
-    return simple[name](Parts(**shared), actor_steps=steps)
-
-
-def _teacher(config: Config, student: TreeModel) -> Teacher:
-    model = copy.deepcopy(student.model).requires_grad_(False)
-    engine = TreeModel(model, student.plan, config.engine, _delimiters(model, student.plan, trainable=False))
-    return Teacher(engine, decay=config.rlp.decay, rows=config.run.rollout_texts)
-
-
-def _t5(config: Config, shared: dict[str, Any], critics: Critics) -> T5:
-    rollout = shared["rollout"]
-    calibrator = Calibrator(
-        rollout.engine,
-        critics.critics[0].head.last.in_features,
-        config.heads,
-        config.calibration,
-        seed=config.run.seed,
-        rows=config.run.rollout_texts,
-    )
-    probe = Probe(
-        rollout,
-        critics,
-        calibrator,
-        continuations=config.calibration.continuations,
-        clip=(config.actor.clip_low, config.actor.clip_high),
-        ratio=config.ratio,
-    )
-    settings = T5Settings(config.window, config.critic, config.qualify, config.pilot, config.calibration)
-    probing = probe if config.window.probe else None
-    return T5(settings, T5Parts(**shared, critics=critics, calibrator=calibrator, probe=probing))
 
 
 def _rollout(
@@ -163,7 +106,7 @@ def _rollout(
 
 def _critics(config: Config, frozen: Any, plan: ThoughtPlan) -> Critics | None:
     """As many critics as the method has, fresh from the base model or from a saved pair."""
-    count = {"t5": 2, "quiet-star-ppo": 1}.get(config.method, 0)
+    count = config.spec.critics
     if not count:
         return None
     seed, clip = config.run.seed, config.reward.clip
@@ -188,12 +131,12 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan) -> Actor:
         optimizer,
         config.actor,
         config.ratio,
-        # NTP writes no thoughts, so there is nothing to condition on.
-        AnchorSettings(next_token=config.anchor.next_token) if config.method == "ntp" else config.anchor,
+        # Without thoughts there is nothing to condition on.
+        config.anchor if config.spec.thinks else AnchorSettings(next_token=config.anchor.next_token),
         seed=config.run.seed,
         rows=config.run.texts_per_pass,
         parity=config.sampling.parity,
-        centre=config.sampling if config.method == "t5" and config.calibration.score_centering else None,
+        centre=config.sampling if config.calibration.score_centering else None,
     )
 
 

@@ -19,10 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, get_args
+from typing import Any
 
-from tfive.config.schema import DEFAULT, Config, Method, variants
+from tfive.config.config import DEFAULT, Config, variants
 from tfive.errors import RunFailed, UserError
+from tfive.methods.registry import methods
 from tfive.report.runs import STUDY, Run, read_study
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Watch
@@ -90,11 +91,12 @@ def configured(sources: Sequence[str], label: str, seed: int, overrides: Sequenc
     Without a method in front (`rlp-native`), the presets say which it is.
     """
     first, *others = label.split("+")
-    named = first in get_args(Method)
+    known = methods()
+    named = first in known
     if not named and first not in variants() and not first.endswith(".toml"):
         raise UserError(
             f"--methods {label}: no method, variant or .toml file is called {first}; methods: "
-            f"{', '.join(get_args(Method))}; variants: tfive config presets"
+            f"{', '.join(known)}; variants: tfive config presets"
         )
     layers = others if named else [first, *others]
     presets = [part for part in layers if "=" not in part]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.evaluate.overlap import Index
 from tfive.evaluate.tasks import find_tasks, load_items

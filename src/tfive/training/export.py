@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import Loaded, load_model

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.rl.accounting import auxiliary_rollouts
 from tfive.telemetry import DIAGNOSE
 from tfive.training.build import Workshop

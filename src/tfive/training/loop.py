@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.rl.critic_files import save_critics
 from tfive.training.build import Workshop
@@ -146,7 +146,7 @@ class Loop:
         first, last, report = self.history[0], self.history[-1], self.shop.method.report
         account = self.recorder.account()
         return {
-            "method": self.shop.method.name,
+            "method": self.shop.config.method,
             "model": self.shop.loaded.name,
             "seed": self.shop.config.run.seed,
             "dev_thought_gain_start": first["thought_gain"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.models.shape import ModelShape
 
 COLUMNS = ("weights", "moments", "gradients", "activations", "states")
@@ -109,26 +109,36 @@ def estimate(config: Config, shape: ModelShape, on_gpu: bool) -> Estimate:
     """Bytes per role of `config.method` on a model of this shape."""
     compute = {"bfloat16": 2, "float32": 4, "auto": 2 if on_gpu else 4}[config.model.compute]
     nodes = nodes_of(config)
-    method = config.method
-    rows: list[Row] = []
-    if method != "base":
+    spec = config.spec
+    rows: list[Row] = [_base(shape, compute)]
+    if spec.trains:
         rows.append(_actor(config, shape, nodes, compute))
-    if method not in ("base", "ntp"):
+    else:
+        measured = Row("model")
+        measured.add("weights", compute * shape.parameters, f"P {_n(shape.parameters)} × {compute}")
+        rows.append(measured)
+    if spec.thinks:
         rows.append(_rollout(config, shape, replace(nodes, texts=config.run.rollout_texts), compute))
-    critics = {"t5": 2, "quiet-star-ppo": 1}.get(method, 0)
-    rows += _critics(config, shape, nodes, compute, critics)
-    if method == "rlp":
-        teacher = Row("EMA teacher")
+    rows += _critics(config, shape, nodes, compute, spec.critics)
+    for name in spec.averages:
+        average = Row(name)
         count = f"P {_n(shape.parameters)}"
-        teacher.add("weights", (4 + compute) * shape.parameters, f"{count} × (4 float32 + {compute} compute copy)")
-        rows.append(teacher)
+        average.add("weights", (4 + compute) * shape.parameters, f"{count} × (4 float32 + {compute} compute copy)")
+        rows.append(average)
     lasting = sum(row.bytes[column] for row in rows for column in LASTING)
     transient = max((row.bytes["activations"] + row.bytes["states"] for row in rows), default=0)
     return Estimate(rows, lasting, transient)
 
 
+def _base(shape: ModelShape, compute: int) -> Row:
+    """The frozen base model: the yardstick of every measurement, and what critics read."""
+    row = Row("frozen base")
+    row.add("weights", compute * shape.parameters, f"P {_n(shape.parameters)} × {compute}")
+    return row
+
+
 def _trained(row: Row, config: Config, parameters: int, compute: int) -> None:
-    """Weights, AdamW moments and accumulated gradients of trained parameters (SPEC 5, numerics)."""
+    """Weights, AdamW moments and accumulated gradients of trained parameters."""
     count = f"P {_n(parameters)}"
     if compute == 2 and config.optimizer.bf16_update == "stochastic":
         row.add("weights", 2 * parameters, f"{count} × 2 (bfloat16, stochastic rounding)")
@@ -169,12 +179,14 @@ def _mask(row: Row, shape: ModelShape, texts: int, length: int, compute: int) ->
 
 
 def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row:
-    row, nodes = Row("actor"), replace(nodes, anchored=config.anchor.conditioned > 0 and config.method != "ntp")
+    row, nodes = Row("actor"), replace(nodes, anchored=config.anchor.conditioned > 0 and config.spec.thinks)
     _trained(row, config, shape.parameters, compute)
     _kept(row, config, shape, nodes, compute)
     _mask(row, shape, nodes.texts, nodes.policy, compute)
     head = _head_bytes(config, shape, nodes)
     row.add("activations", 2 * head, f"vocabulary chunk and its gradient 2 × {readable_bytes(head)}")
+    if config.calibration.score_centering:
+        row.add("weights", compute * shape.parameters, f"π_old P {_n(shape.parameters)} × {compute}")
     return row
 
 
@@ -186,9 +198,8 @@ def _head_bytes(config: Config, shape: ModelShape, nodes: Nodes) -> int:
 
 
 def _rollout(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row:
-    """The frozen copy that samples and scores within a window; its passes keep nothing for a backward."""
-    row = Row("rollout copy = scorer")
-    row.add("weights", compute * shape.parameters, f"P {_n(shape.parameters)} × {compute}")
+    """Sampling and scoring with the actor's own compute copy; these passes keep nothing for a backward."""
+    row = Row("rollout and scoring")
     one = max(shape.kept_per_node(compute))
     row.add("activations", nodes.texts * nodes.score * one, f"one block, {nodes.texts} × {nodes.score} × {_n(one)} B")
     _mask(row, shape, nodes.texts, nodes.score, compute)
@@ -221,8 +232,7 @@ def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, coun
         trained, share = head, 0.0
     rows = []
     if count and settings.adapt != "full":
-        base = Row("critic base (frozen, shared)")
-        base.add("weights", compute * shape.backbone, f"P {_n(shape.backbone)} × {compute}")
+        base = Row("features for critics (of the frozen base)")
         tokens = config.window.count("critic_fit") * nodes.T
         if settings.adapt == "head":
             base.add("states", tokens * shape.hidden * compute, f"features {_n(tokens)} × {shape.hidden} × {compute}")

@@ -1,4 +1,4 @@
-"""What a step costs by counting: nodes read by whole forward passes, per actor item, of T⁵ and of group methods.
+"""What a step costs by counting: nodes read by whole forward passes, per actor item, by a method's declaration.
 
 A node is one token of a tree row; a backward pass counts as two forward passes; a share of the blocks counts as that
 share. Launches, attention's growth with the row, the vocabulary head, optimizers and the small heads are left out, so
@@ -7,12 +7,8 @@ this says where the work lies and not how long it takes.
 
 from __future__ import annotations
 
-from tfive.config.schema import GROUPED, Config
-
-RECORDED = ("head_train", "head_validate", "actor")
-"""Roles whose old law is recorded; the heads' features of them come from the same passes."""
-JUDGED = ("critic_fit", "qualify", "pilot", "head_train", "head_validate", "actor")
-"""Roles that both critics judge."""
+from tfive.config.config import Config
+from tfive.methods.spec import CRITIC_ROLES
 
 
 def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
@@ -24,20 +20,21 @@ def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
     # Anchors are read off the policy's rows; continuations hang behind one thought a position, whatever the group.
     after = delimiter + thought.horizon - 1.0 if config.anchor.conditioned else 0.0
     found = {"update": 3.0 * passes * row, "anchor": 3.0 * passes * after}
-    if config.method == "rlp":
-        return found | {"sample": row, "score": float(config.group), "old law": row, "teacher": trunk}
-    scored = config.group * len(thought.checkpoints) * (delimiter + thought.horizon - 1.0)
-    if config.method in GROUPED:
-        return found | {"sample": row, "score": scored, "old law": row}
-    share = {role: config.window.count(role) / config.window.items for role in (*JUDGED, "scale")}
+    spec = config.spec
+    share = {role: config.window.count(role) / config.window.items for role in spec.roles_of(config)}
     drawn = sum(share.values())
-    recorded, judged = (sum(share[role] for role in roles) for roles in (RECORDED, JUDGED))
-    adapted = {"head": 0.0, "full": 1.0}.get(config.critic.adapt, config.critic.blocks / layers)
-    fitting = 3.0 * config.critic.passes * share["critic_fit"] + judged
-    return found | {
+    scored = config.group * len(thought.checkpoints) * (delimiter + thought.horizon - 1.0)
+    found |= {
         "sample": drawn * row,
-        "score": drawn * scored,
-        "old law": recorded * row,
-        "lower features": judged * row * (1 - adapted),
-        "critics": 2.0 * fitting * row * adapted,
+        "score": float(config.group) if spec.scoring == "next_token" else drawn * scored,
+        "old law": sum(share.get(role, 0.0) for role in spec.recorded) * row,
     }
+    if spec.averages:
+        found["teacher"] = len(spec.averages) * trunk
+    if spec.critics:
+        seen = sum(share.get(role, 0.0) for role in CRITIC_ROLES)
+        adapted = {"head": 0.0, "full": 1.0}.get(config.critic.adapt, config.critic.blocks / layers)
+        fitting = 3.0 * config.critic.passes * share.get("critic_fit", 0.0) + seen
+        found["lower features"] = seen * row * (1 - adapted)
+        found["critics"] = spec.critics * fitting * row * adapted
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.models.shape import ModelShape, known_shapes, shape_from
 from tfive.training.memory import estimate

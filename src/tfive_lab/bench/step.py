@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.models.load import Loaded, load_model, load_tokenizer, tokenizer_fingerprint
 from tfive.models.precision import choose_device, choose_dtype

@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.errors import UserError
 
 GOAL = 0.589

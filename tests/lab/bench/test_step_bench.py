@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tfive.config.schema import Config
+from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.models.load import load_model
 from tfive.models.shape import known_shapes, shape_from

@@ -1,0 +1,154 @@
+"""The whole configuration, resolved from presets, TOML files and `--set`.
+
+Layers, weakest first: the defaults beside the code, then presets and files left to right, then `--set`. Every resolved
+value knows which of them it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from tfive.config import layers
+from tfive.config.layers import Leaf
+from tfive.config.rules import problems
+from tfive.config.schema import Schema
+from tfive.errors import UserError
+from tfive.methods.registry import on_register
+from tfive.methods.spec import MethodSpec
+
+DEFAULT = "nano"
+"""The preset taken when none is named."""
+
+
+class Config(Schema):
+    """Everything a run is told. Sections are documented where they are declared; each method adds its own."""
+
+    @classmethod
+    def load(cls, *sources: str | Path, overrides: Sequence[str] = ()) -> Config:
+        """The configuration of these presets and TOML files with these `key=value` overrides, checked by every rule."""
+        return resolve(sources, overrides).checked()
+
+    def leaves(self) -> dict[str, Any]:
+        """Dotted key → plain value, in the order of declaration."""
+        document = self.model_dump(mode="json")
+        found = {}
+        for key in layers.leaf_fields(Config):
+            value: Any = document
+            for part in key.split("."):
+                value = value[part]
+            found[key] = value
+        return found
+
+    def to_toml(self) -> str:
+        """A TOML document from which `Config.load` gives an equal configuration."""
+        return layers.to_toml({key: Leaf(value, "") for key, value in self.leaves().items()}, comments=False)
+
+
+def _add_section(spec: MethodSpec) -> None:
+    """Give `Config` the section of a method, with its defaults."""
+    if spec.settings is None or spec.section in Config.model_fields:
+        return
+    field = FieldInfo.from_annotated_attribute(spec.settings, spec.settings())
+    Config.__pydantic_fields__[spec.section] = field
+    Config.__annotations__[spec.section] = spec.settings
+    Config.model_rebuild(force=True)
+
+
+on_register(_add_section)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration, and for every dotted key where its value came from."""
+
+    config: Config
+    origins: dict[str, str]
+
+    def checked(self) -> Config:
+        """The configuration, once every cross-field rule holds."""
+        found = problems(self.config)
+        if found:
+            rest = f" (and {len(found) - 1} more: see tfive config check)" if len(found) > 1 else ""
+            raise UserError(found[0] + rest)
+        return self.config
+
+    def to_toml(self, explain: bool = False) -> str:
+        """The configuration as TOML, each value with its origin as a comment, below its meaning if `explain`."""
+        leaves = {key: Leaf(value, self.origins[key]) for key, value in self.config.leaves().items()}
+        return layers.to_toml(leaves, meanings=meanings() if explain else {})
+
+    def to_dict(self, explain: bool = False) -> dict[str, dict[str, Any]]:
+        """Dotted key → value, origin and, if `explain`, meaning."""
+        meaning = meanings()
+        return {
+            key: {"value": value, "origin": self.origins[key]} | ({"meaning": meaning[key]} if explain else {})
+            for key, value in self.config.leaves().items()
+        }
+
+
+def meanings() -> dict[str, str]:
+    """Dotted key → what it means, as written below its declaration."""
+    return {key: " ".join((field.description or "").split()) for key, field in layers.leaf_fields(Config).items()}
+
+
+def presets() -> dict[str, str]:
+    """Name → TOML text of every preset of a whole run: a model, its text, its settings."""
+    return {name: text for name, text in _shipped().items() if _names_a_model(text)}
+
+
+def variants() -> dict[str, str]:
+    """Name → TOML text of every preset that changes a method and goes after one of a whole run."""
+    return {name: text for name, text in _shipped().items() if not _names_a_model(text)}
+
+
+def _shipped() -> dict[str, str]:
+    folder = files("tfive.config").joinpath("presets")
+    found = {entry.name.removesuffix(".toml"): entry for entry in folder.iterdir() if entry.name.endswith(".toml")}
+    return {name: found[name].read_text("utf-8") for name in sorted(found)}
+
+
+def _names_a_model(text: str) -> bool:
+    return "\n[model]\n" in text
+
+
+def read_source(source: str | Path) -> dict[str, Leaf]:
+    """The leaves of a preset (by name) or of a TOML file (by path)."""
+    path = Path(source)
+    known = _shipped()
+    name = str(source)
+    if name in known:
+        return layers.read_toml(known[name], Config, f"preset {name}", by_line=False)
+    if path.suffix == ".toml" or path.exists():
+        return layers.read_file(path, Config)
+    close = layers.nearest(name, list(known))
+    raise UserError(
+        f"{source}: no such preset; did you mean {close}? (presets: {', '.join(presets())}; "
+        "all with tfive config presets; files end in .toml)"
+    )
+
+
+def resolve(sources: Sequence[str | Path], overrides: Sequence[str] = ()) -> Resolved:
+    """Merge and validate; types and single values are judged here, cross-field rules by `Resolved.checked`."""
+    named = [str(source) for source in sources or (DEFAULT,)]
+    if all(name in variants() for name in named):
+        raise UserError(
+            f"{named[0]} is a variant and says nothing of model and text; name a whole run before it: "
+            f"{DEFAULT} {' '.join(named)}"
+        )
+    written = [read_source(source) for source in sources or (DEFAULT,)]
+    merged = layers.merge([*written, *(layers.read_override(argument, Config) for argument in overrides)])
+    try:
+        config = Config.model_validate_json(layers.as_json(merged), strict=True)
+    except ValidationError as error:
+        lines = layers.explain(error, merged, Config)
+        rest = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        raise UserError(lines[0] + rest) from error
+    origins = {key: merged[key].origin if key in merged else "default" for key in layers.leaf_fields(Config)}
+    return Resolved(config, origins)

@@ -1,0 +1,104 @@
+"""The methods that ship with the package, each as its declaration. Importing this imports no model library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfive.methods.settings import GrpoSettings, PpoSettings, RlpSettings
+from tfive.methods.spec import MethodSpec
+
+
+def _t5_roles(config: Any) -> tuple[str, ...]:
+    """Heads have roles of their own only where a weight is learned."""
+    learns = config.calibration.mode in ("learned", "state", "repeated")
+    heads = ("head_train", "head_validate") if learns else ()
+    return ("critic_fit", "qualify", "pilot", *heads, "actor", "scale")
+
+
+def _ppo_moves_within_the_run(config: Any) -> str | None:
+    frozen, windows = config.ppo.frozen_windows, config.window.windows - config.window.reading
+    if frozen == 0 or frozen < windows:
+        return None
+    return f"ppo.frozen_windows = {frozen}: the actor would never move in {windows} windows; use fewer"
+
+
+BASE = MethodSpec(
+    name="base",
+    summary="the model as it came, measured and never updated (control)",
+    method="tfive.methods.controls:Base",
+    page="explanation/methods/controls.md",
+    trains=False,
+    thinks=False,
+    rewarded=False,
+    roles=(),
+    recorded=(),
+)
+
+NTP = MethodSpec(
+    name="ntp",
+    summary="next-token likelihood on the same texts, no thoughts",
+    method="tfive.methods.controls:NextToken",
+    page="explanation/methods/controls.md",
+    thinks=False,
+    rewarded=False,
+    recorded=(),
+)
+
+ANCHOR_ONLY = MethodSpec(
+    name="anchor-only",
+    summary="thoughts and anchors without a policy gradient (control)",
+    method="tfive.methods.controls:AnchorOnly",
+    page="explanation/methods/controls.md",
+    rewarded=False,
+    recorded=(),
+)
+
+QUIET_STAR_PPO = MethodSpec(
+    name="quiet-star-ppo",
+    summary="Quiet-STaR's thoughts, one critic, clipped PPO, warm-up of fixed length",
+    method="tfive.methods.quiet_star:QuietStarPPO",
+    page="explanation/methods/quiet-star.md",
+    settings=PpoSettings,
+    section="ppo",
+    uses=("critic", "gae"),
+    critics=1,
+    roles=("critic_fit", "actor"),
+    first_roles=("scale",),
+    rules=(_ppo_moves_within_the_run,),
+)
+
+QUIET_STAR_GRPO = MethodSpec(
+    name="quiet-star-grpo",
+    summary="Quiet-STaR's thoughts, group-relative advantages",
+    method="tfive.methods.quiet_star:QuietStarGRPO",
+    page="explanation/methods/quiet-star.md",
+    settings=GrpoSettings,
+    section="grpo",
+    group=8,
+    first_roles=("scale",),
+)
+
+RLP = MethodSpec(
+    name="rlp",
+    summary="information gain of the next token against a moving average that does not think",
+    method="tfive.methods.rlp:RLP",
+    page="explanation/methods/rlp.md",
+    settings=RlpSettings,
+    section="rlp",
+    group=8,
+    scoring="next_token",
+    averages=("EMA teacher",),
+)
+
+T5 = MethodSpec(
+    name="t5",
+    summary="two qualified critics, a calibrated mix of their advantages, clipped PPO",
+    method="tfive.methods.t5:T5",
+    page="explanation/methods/t5.md",
+    uses=("critic", "gae", "qualify", "pilot", "heads", "calibration"),
+    critics=2,
+    roles=_t5_roles,
+    recorded=("head_train", "head_validate", "actor"),
+)
+
+SPECS = (BASE, NTP, ANCHOR_ONLY, QUIET_STAR_PPO, QUIET_STAR_GRPO, RLP, T5)
