@@ -56,7 +56,7 @@ UPDATES = 24
 
 
 def make_world(setting: Setting, seed: int, number: int) -> World:
-    """World `number` under this setting; random numbers are the same at every setting, so only the parameter differs."""
+    """World `number` of this setting; random numbers are the same at every setting, only the parameter differs."""
     shape = Shape(
         texts=2, hidden=2, actions=3, horizon=2, checkpoints=(1, 2),
         mismatch=setting.mismatch, lag=setting.lag, disagreement=setting.disagreement,
