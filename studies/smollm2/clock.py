@@ -33,7 +33,7 @@ class Clock:
     @classmethod
     def of(cls, laps: Sequence[dict[str, Any]]) -> Clock:
         """From a summary's `laps`, whose seconds and thoughts add up from the start of the run."""
-        each = [_spent_in(lap, before) for before, lap in pairwise([None, *laps])]
+        each = [_spent_in(lap, before) for before, lap in pairwise([None, *laps]) if lap is not None]
         drawn = [after - before for before, after in pairwise([0, *(lap["trajectories"] for lap in laps)])]
         return cls(each, drawn)
 
@@ -96,7 +96,8 @@ class Clocked(Run):
 
 def clocks(runs: Path) -> dict[str, Clock]:
     """The clock of every method; empty if any method of `main` lacks one, as charged and own seconds do not compare."""
-    found, asked = {}, set()
+    found: dict[str, Clock] = {}
+    asked: set[str] = set()
     for path in sorted((runs / "main").glob(f"*/{RESULT}")):
         result = read_json(path)
         if result["label"] in asked or result["label"] == "base" or not (path.parent / SUMMARY).is_file():

@@ -87,7 +87,7 @@ def score_rows(found: Sequence[Run]) -> list[dict[str, Any]]:
             verdict_SI = np.array([[int(one) for one in verdicts] for verdicts in asked], dtype=float)
             estimate = mean_interval(verdict_SI, np.arange(verdict_SI.shape[1])).rounded()
             each = [round(float(value), 5) for value in verdict_SI.mean(1)]
-            row = {"label": label, "task": task, **estimate, "each": each}
+            row: dict[str, Any] = {"label": label, "task": task, **estimate, "each": each}
             if task in base and label != "base":
                 apart_SI = verdict_SI - np.array([int(one) for one in base[task]], dtype=float)
                 row["minus_base"] = mean_interval(apart_SI, np.arange(apart_SI.shape[1])).rounded()
@@ -101,7 +101,8 @@ def score_course(found: Sequence[Run]) -> list[dict[str, Any]]:
     def mean(verdicts: dict[str, str]) -> float:
         return round(statistics.fmean(verdicts[task].count("1") / len(verdicts[task]) for task in SCORED), 5)
 
-    rows, start = [], None
+    rows: list[dict[str, Any]] = []
+    start: float | None = None
     for run in done(found):
         result = read_json(run.folder / RESULT)
         if "verdicts" not in result:

@@ -176,7 +176,9 @@ def figures_in(text: str) -> list[int]:
     counts = []
     for found in re.finditer(phrases.MATCH_PATTERN, text):
         operands = [int(n) for n in re.findall(r"\d+", found.group())]
-        result = int(re.match(r" (\d+) ", text[found.end() :]).group(1))
+        follows = re.match(r" (\d+) ", text[found.end() :])
+        assert follows is not None
+        result = int(follows.group(1))
         if len(operands) == 3:
             containers, each, loose = sorted(operands)
             assert result == containers * each + loose
@@ -247,7 +249,8 @@ def without_asides(tokens: list[int], book: asides.Book) -> list[int]:
 def test_text_goes_on_after_an_aside_as_if_nothing_had_been_said(book):
     for number in range(60):
         rng = random.Random(number)
-        plain, figures = [], {}
+        plain: list[int] = []
+        figures: dict[int, worked_prose.Figure] = {}
         for piece in worked_prose.draw_document(1, "strew", number, reckoned=0.0, held_out=False):
             if piece.figure:
                 figures[len(plain)] = piece.figure

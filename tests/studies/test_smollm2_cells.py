@@ -95,7 +95,8 @@ class Trainer:
     """Stands in for `train`: notes what was asked for and writes what a run would, or fails."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.error, self.asked = error, []
+        self.error = error
+        self.asked: list[str] = []
 
     def __call__(self, config: Any, folder: Path, *, quiet: bool) -> None:
         self.asked.append(config.method)

@@ -73,7 +73,8 @@ def test_seconds_of_two_kinds_do_not_meet(tmp_path: Path) -> None:
     (other / "cell.json").write_text((tmp_path / "clock" / "t5-seed0" / "cell.json").read_text("utf-8"), "utf-8")
     assert set(clock.clocks(tmp_path)) == {"t5", "rlp"}
     summary = json.loads((other / "summary.json").read_text("utf-8"))
-    for change in ({"place": {"device_name": "another"}}, {"laps": []}):
+    changes: list[dict[str, Any]] = [{"place": {"device_name": "another"}}, {"laps": []}]
+    for change in changes:
         (other / "summary.json").write_text(json.dumps(summary | change), "utf-8")
         assert clock.clocks(tmp_path) == {}
 
