@@ -3,7 +3,7 @@
 Three studies, each run as `tfive compare` would: every method and the control; the warm-up sweep
 (app:warmup-ablation); the naive-PPO diagnostic (app:historical-naive-ppo). Given again, the command continues where it
 stopped; `--jobs N` runs N cells at a time on two cores each and marks their seconds as disturbed. Results go to
-`results/nano-study.json`; `--render` draws `docs/comparison.md` and its figures from that file alone.
+`results/nano-study.json`; `--render` draws `docs/studies/comparison.md` and its figures from that file alone.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     parser.add_argument("--runs", type=Path, default=Path("runs/nano-study"))
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "nano-study.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "comparison.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "studies" / "comparison.md")
     parser.add_argument("--render", action="store_true", help="only draw the page from the results")
     asked = parser.parse_args(given)
     known = {*STUDIES, "ablations"}

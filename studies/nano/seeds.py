@@ -1,7 +1,7 @@
 """`tfive train nano` over several seeds: `python studies/nano/seeds.py --seeds 5 --out results/nano-seeds.json`.
 
 Runs one seed after another in `--runs` (finished ones are kept), then writes every summary and prints the table of
-docs/nano.md. All seeds are listed, none is selected.
+docs/studies/nano.md. All seeds are listed, none is selected.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tfive_lab.study_files import draw_study_figures
 def blocks_of(found: dict[str, Any], folder: Path) -> list[Block]:
     """The page, section by section; figures go into `folder`."""
     intro = "Tables and figures of the study of [smollm2-study](smollm2-study.md), drawn from"
-    blocks = [paragraph(intro, "[results/smollm2-study.json](../results/smollm2-study.json) by `table --render`.")]
+    blocks = [paragraph(intro, "[results/smollm2-study.json](../../results/smollm2-study.json) by `table --render`.")]
     if found["costs"]:
         rows = [(r["study"], str(r["cells"]), str(r["failed"]), f"{r['seconds']:,}") for r in found["costs"]]
         blocks += [heading("What it cost"), table(("study", "cells", "failed", "seconds, all cells"), rows)]

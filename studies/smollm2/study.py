@@ -3,7 +3,7 @@
     python studies/smollm2/study.py list search           # cells that have no result yet
     python studies/smollm2/study.py all search            # run them, one after another, on a device of their own
     python studies/smollm2/study.py cell t5 0             # one run with its benchmarks; prints JSON
-    python studies/smollm2/study.py table                 # results/smollm2-study.json and docs/smollm2-results.md
+    python studies/smollm2/study.py table                 # results/smollm2-study.json and its page in docs/studies
 
 A cell's folder under `--runs` holds all that `table` reads, and no weights: copy the folders of several machines
 together before tabulating. README.md beside this file lists the studies and the commands in order.
@@ -50,7 +50,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     last = commands.add_parser("table", help="tabulate all cells and draw the page")
     last.add_argument("--render", action="store_true", help="only draw the page from the results")
     last.add_argument("--out", type=Path, default=ROOT / "results" / "smollm2-study.json")
-    last.add_argument("--page", type=Path, default=ROOT / "docs" / "smollm2-results.md")
+    last.add_argument("--page", type=Path, default=ROOT / "docs" / "studies" / "smollm2-results.md")
     for command in (one, some, every, last):
         command.add_argument("--runs", type=Path, default=Path("runs/smollm2-study"))
     return parser.parse_args(given)
