@@ -18,7 +18,7 @@ from tfive.models.precision import choose_device, choose_dtype
 from tfive.tree.settings import EngineSettings
 from tfive_lab.bench import engine as bench
 from tfive_lab.bench import selfcheck as bench_selfcheck
-from tfive_lab.bench.sides import PHASES, tree_side
+from tfive_lab.bench.phases import PHASES, tree_phases
 from tfive_lab.bench.work import SHAPES, SMALL, Work, find_model
 
 
@@ -45,7 +45,7 @@ def profile(work: Work, asked: argparse.Namespace, settings: EngineSettings) -> 
     """Where the device's time goes in each phase of the tree: kernels by time."""
     device = choose_device(asked.device)
     model, _ = find_model(asked.shape, device, choose_dtype(asked.compute, device))
-    side = tree_side(model, work, settings)
+    side = tree_phases(model, work, settings)
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)

@@ -1,7 +1,8 @@
-"""The scripts of benchmarks/ as modules, for the tests of what they compute."""
+"""The scripts of benchmarks/ and studies/ as modules, for the tests of what they compute."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from functools import cache
@@ -12,12 +13,18 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @cache
-def benchmark(name: str) -> ModuleType:
-    """`benchmarks/NAME.py`, loaded once."""
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", ROOT / "benchmarks" / f"{name}.py")
+def script(path: str) -> ModuleType:
+    """The script at `path` from the root, loaded once; its folder comes first on the path, as when it is run."""
+    file = ROOT / path
+    name = f"{file.parent.name}_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    sys.path.insert(0, str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(file.parent))
     return module

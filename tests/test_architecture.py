@@ -172,7 +172,9 @@ def test_settings_import_nothing_heavy() -> None:
 
 
 def test_files_stay_short_and_well_named() -> None:
-    scripts = [path for folder in ("benchmarks", "recipes") for path in (SOURCE.parents[1] / folder).rglob("*.py")]
+    scripts = [
+        path for folder in ("benchmarks", "studies", "recipes") for path in (SOURCE.parents[1] / folder).rglob("*.py")
+    ]
     for path in [*modules(), *scripts]:
         assert len(path.read_text("utf-8").splitlines()) <= MAX_LINES, path
         assert path.stem not in {"utils", "util", "helpers", "helper", "misc", "common"}, path

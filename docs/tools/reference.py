@@ -25,8 +25,8 @@ from typer.main import get_command
 
 import tfive
 from tfive.cli.app import app
+from tfive.config.config import Config
 from tfive.config.layers import section_of, toml_value
-from tfive.config.schema import Config
 from tfive.section import Section
 
 FOLDER = Path(__file__).resolve().parents[1] / "reference"

@@ -53,7 +53,10 @@ class Book:
     documents: list[Tokens]
 
     def __post_init__(self) -> None:
-        self.end = self.tokenizer.token_to_id("<|endoftext|>")
+        end = self.tokenizer.token_to_id("<|endoftext|>")
+        if end is None:
+            raise ValueError("the tokenizer has no token <|endoftext|>; make it with train_tokenizer.py")
+        self.end = end
         (self.open,) = self.tokenizer.encode(" (").ids
         (self.close,) = self.tokenizer.encode(")").ids
         self.size = self.tokenizer.get_vocab_size()

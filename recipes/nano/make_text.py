@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import worked_prose
 
@@ -140,9 +141,10 @@ def select_real(rows: list[Row], known: set[str], per_source: int) -> list[Row]:
     return chosen
 
 
-def make(real: Path, out: Path, seed: int, per_source: int, worked_documents: int) -> dict[str, object]:
+def make(real: Path, out: Path, seed: int, per_source: int, worked_documents: int) -> dict[str, Any]:
     """Write everything the docstring above names; returns the content of `inputs.json`."""
-    pretrain, midtrain = [], []
+    pretrain: list[dict[str, str]] = []
+    midtrain: list[dict[str, str]] = []
     for row in read_rows(real):
         (midtrain if share_of(row["id"]) < MIDTRAIN_SHARE else pretrain).append(row)
     chosen = select_real(midtrain, beginnings(pretrain), per_source)
@@ -150,7 +152,7 @@ def make(real: Path, out: Path, seed: int, per_source: int, worked_documents: in
     write_rows(out / "corpus" / "real.jsonl.gz", chosen)
     write_rows(out / "corpus" / "worked.jsonl.gz", list(worked_rows(seed, worked_documents)))
     written = ("pretrain_real.jsonl.gz", "corpus/real.jsonl.gz", "corpus/worked.jsonl.gz")
-    record: dict[str, object] = {
+    record: dict[str, Any] = {
         "seed": seed,
         "read": {name: sha256(real / name) for name in FILES},
         "written": {name: sha256(out / name) for name in written},

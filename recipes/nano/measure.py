@@ -19,6 +19,7 @@ import random
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import torch
 import worked_prose
@@ -156,14 +157,14 @@ def measure(
     places: list[Place],
     seed: int,
     selected: dict[str, float] | None = None,
-) -> dict[str, dict[str, object]]:
+) -> dict[str, dict[str, Any]]:
     """Per kind of place, and over `selected` shares of them: no-thought loss, every gain with its standard error, and
     what the sampled thoughts look like.
     """
     law = thought_law(tokenizer)
     thoughts = sample(model, places, law, torch.Generator().manual_seed(seed))
     workings = [list(place.working) for place in places]
-    sets = {
+    sets: dict[str, list[list[int]]] = {
         "sampled": thoughts,
         "empty": [[] for _ in places],
         **control_thoughts(places, thoughts, law, len(tokenizer), seed),
@@ -172,14 +173,14 @@ def measure(
     base = losses(model, places, None, law)
     gains = {name: (base - losses(model, places, inner, law)).tolist() for name, inner in sets.items()}
     gains["content"] = [own - other for own, other in zip(gains["sampled"], gains["other"], strict=True)]
-    shown = [tokenizer.decode(thought) for thought in thoughts]
+    shown = [str(tokenizer.decode(thought)) for thought in thoughts]
     plain = {
         "no-thought loss": base.tolist(),
         "mean length": [float(min(LONGEST, len(thought) + 1)) for thought in thoughts],
         "share of workings": [float(bool(re.fullmatch(r"\d+ \+ \d+", text))) for text in shown],
         "share of true workings": [float(a == b != []) for a, b in zip(thoughts, workings, strict=True)],
     }
-    table: dict[str, dict[str, object]] = {}
+    table: dict[str, dict[str, Any]] = {}
     weights = {kind: {kind: 1.0} for kind in KINDS} | {
         RESULTS: result_shares(),
         SELECTED: selected or selected_shares(),

@@ -39,7 +39,7 @@ class MuonWithAdamW:
             others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0, fused=on_gpu, capturable=on_gpu
         )
         shapes = sorted({tuple(p.shape) for p in matrices})
-        self.stacks = [[p for p in matrices if tuple(p.shape) == shape] for shape in shapes]
+        self.stacks: list[list[Tensor]] = [[p for p in matrices if tuple(p.shape) == shape] for shape in shapes]
         self.averages = [torch.zeros(len(stack), *stack[0].shape, device=lr.device) for stack in self.stacks]
 
     def zero_grad(self) -> None:

@@ -56,7 +56,7 @@ def gain_table(table: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def text_table(inputs: dict[str, dict[str, int]]) -> str:
+def text_table(inputs: dict[str, Any]) -> str:
     lines = ["| source | licence | pre-training documents | corpus sample passages |", "|---|---|---|---|"]
     for name, licence in LICENCES.items():
         trained, shipped = inputs["pretrain_documents"].get(name, 0), inputs["midtrain_passages"].get(name, 0)
@@ -145,8 +145,8 @@ def write_card(out: Path, card: dict[str, Any], device: str) -> None:
 def ship(trained: Path, text: Path, out: Path, per_kind: int, device: str) -> None:
     """Everything the package holds of the model, in `out`."""
     (out / "corpus").mkdir(parents=True, exist_ok=True)
-    for folder, names in ((trained, MODEL_FILES), (text / "tokenizer", TOKENIZER_FILES), (text, CORPUS_FILES)):
-        for name in names:
+    for folder, some in ((trained, MODEL_FILES), (text / "tokenizer", TOKENIZER_FILES), (text, CORPUS_FILES)):
+        for name in some:
             shutil.copyfile(folder / name, out / name)
     tokenizer = AutoTokenizer.from_pretrained(out)
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()

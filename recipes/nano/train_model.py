@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import asides
 import numpy as np
@@ -65,6 +66,7 @@ def shards(count: int, seed: int, tokens: int, workers: int) -> Iterator[asides.
 
 def build_model(vocabulary: int, end: int, seed: int, shape: dict[str, int]) -> LlamaForCausalLM:
     torch.manual_seed(seed)
+    sizes: dict[str, Any] = dict(shape)
     config = LlamaConfig(
         vocab_size=vocabulary,
         max_position_embeddings=CONTEXT,
@@ -73,7 +75,7 @@ def build_model(vocabulary: int, end: int, seed: int, shape: dict[str, int]) -> 
         eos_token_id=end,
         initializer_range=0.02,
         attention_dropout=0.0,
-        **shape,
+        **sizes,
     )
     return LlamaForCausalLM(config)
 
@@ -84,7 +86,8 @@ def hidden_states(model: LlamaForCausalLM, tokens: Tensor, dtype: torch.dtype) -
     Written out for speed: float32 weights are cast where they are used, projections are joined, norms are fused, and
     the host is never waited for. A test holds it to the stock forward.
     """
-    config, decoder = model.config, model.model
+    config: Any = model.config
+    decoder = model.model
     rows, length = tokens.shape
     heads, shared, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     hidden = functional.embedding(tokens, decoder.embed_tokens.weight).to(dtype)
@@ -100,9 +103,8 @@ def hidden_states(model: LlamaForCausalLM, tokens: Tensor, dtype: torch.dtype) -
         turned = turning * cos + torch.cat([-second, first], dim=-1) * sin
         query, key = turned.split([heads, shared], dim=2)
         key, value = (x.repeat_interleave(heads // shared, dim=2) for x in (key, value))
-        mixed = functional.scaled_dot_product_attention(
-            *(x.transpose(1, 2) for x in (query, key, value)), is_causal=True
-        )
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         mixed = mixed.transpose(1, 2).reshape(rows, length, heads * size)
         hidden = hidden + functional.linear(mixed, attention.o_proj.weight.to(dtype))
         seen = _norm(hidden, layer.post_attention_layernorm.weight, config.rms_norm_eps)
@@ -221,7 +223,7 @@ def train(args: argparse.Namespace) -> dict[str, float]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
         "--text", type=Path, required=True, help="folder written by make_text.py and train_tokenizer.py"
     )

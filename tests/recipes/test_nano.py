@@ -11,9 +11,19 @@ import sys
 import tomllib
 from pathlib import Path
 
+import asides
+import make_text
+import measure
+import muon
 import numpy as np
+import phrases
+import plain_thoughts
 import pytest
+import ship
 import torch
+import train_model
+import train_tokenizer
+import worked_prose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -21,19 +31,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).parents[2]
 NANO = ROOT / "src" / "tfive" / "data" / "nano"
-sys.path.insert(0, str(ROOT / "recipes" / "nano"))
-
-import asides  # noqa: E402
-import make_text  # noqa: E402
-import measure  # noqa: E402
-import muon  # noqa: E402
-import phrases  # noqa: E402
-import plain_thoughts  # noqa: E402
-import ship  # noqa: E402
-import train_model  # noqa: E402
-import train_tokenizer  # noqa: E402
-import worked_prose  # noqa: E402
-
 REDISTRIBUTABLE = re.compile(r"CC0 1\.0|CC BY(-SA)? \d\.\d|public domain \(USA\)")
 
 
@@ -179,7 +176,9 @@ def figures_in(text: str) -> list[int]:
     counts = []
     for found in re.finditer(phrases.MATCH_PATTERN, text):
         operands = [int(n) for n in re.findall(r"\d+", found.group())]
-        result = int(re.match(r" (\d+) ", text[found.end() :]).group(1))
+        follows = re.match(r" (\d+) ", text[found.end() :])
+        assert follows is not None
+        result = int(follows.group(1))
         if len(operands) == 3:
             containers, each, loose = sorted(operands)
             assert result == containers * each + loose
@@ -250,7 +249,8 @@ def without_asides(tokens: list[int], book: asides.Book) -> list[int]:
 def test_text_goes_on_after_an_aside_as_if_nothing_had_been_said(book):
     for number in range(60):
         rng = random.Random(number)
-        plain, figures = [], {}
+        plain: list[int] = []
+        figures: dict[int, worked_prose.Figure] = {}
         for piece in worked_prose.draw_document(1, "strew", number, reckoned=0.0, held_out=False):
             if piece.figure:
                 figures[len(plain)] = piece.figure

@@ -1,6 +1,6 @@
-"""`tfive bench engine`: the tree against the plain path on the same work, in one run, outputs compared.
+"""`tfive bench engine`: the tree engine against plain rows on the same work, in one run, outputs compared.
 
-Both paths use the same weights, the same thoughts and the same precision. Sampling reads the text and writes all
+Both use the same weights, the same thoughts and the same precision. Sampling reads the text and writes all
 thoughts; scoring gives the loss of every checkpoint and of no thought; actor is the forward and backward pass of the
 thoughts' log-probabilities; values is a critic's forward pass. `whole` is all four in a row.
 """
@@ -19,31 +19,31 @@ from transformers import PreTrainedModel
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.tree.fast.delta_kernel import choose_rule
 from tfive.tree.settings import EngineSettings
-from tfive_lab.bench.floors import floors, weight_bytes
-from tfive_lab.bench.plain import PlainPath
-from tfive_lab.bench.sides import PHASES, Clock, Measured, PlainSide, TreeSide, empty, repeat, tree_side
+from tfive_lab.bench.phases import PHASES, Clock, Measured, PlainPhases, TreePhases, empty, repeat, tree_phases
+from tfive_lab.bench.plain_rows import PlainRows
+from tfive_lab.bench.roofline import floors, weight_bytes
 from tfive_lab.bench.work import SMALL, Work, find_model
 
 
-def _apart(mine: Tensor, other: Tensor) -> dict[str, float]:
+def _differences(mine: Tensor, other: Tensor) -> dict[str, float]:
     gap = (mine.double() - other.double()).abs()
     return {"max": float(gap.max()), "mean": float(gap.mean())}
 
 
-def _gradients_apart(mine: list[Tensor], other: list[Tensor]) -> float:
+def _gradient_difference(mine: list[Tensor], other: list[Tensor]) -> float:
     """|a − b| / |b| over all parameters together."""
     gap = sum(float((a.float() - b.float()).square().sum()) for a, b in zip(mine, other, strict=True))
     return (gap / sum(float(b.float().square().sum()) for b in other)) ** 0.5
 
 
 def compare(tree: Measured, plain: Measured) -> dict[str, Any]:
-    """How far apart the two sides' outputs are, on the same thoughts."""
+    """Differences between the outputs of both implementations on the same thoughts."""
     return {
-        "log_prob": _apart(tree.results["actor"], plain.results["actor"]),
-        "no_thought_loss": _apart(tree.results["scoring"][0], plain.results["scoring"][0]),
-        "checkpoint_loss": _apart(tree.results["scoring"][1], plain.results["scoring"][1]),
-        "value": _apart(tree.results["values"], plain.results["values"]),
-        "gradient_relative": _gradients_apart(tree.gradients, plain.gradients),
+        "log_prob": _differences(tree.results["actor"], plain.results["actor"]),
+        "no_thought_loss": _differences(tree.results["scoring"][0], plain.results["scoring"][0]),
+        "checkpoint_loss": _differences(tree.results["scoring"][1], plain.results["scoring"][1]),
+        "value": _differences(tree.results["values"], plain.results["values"]),
+        "gradient_relative": _gradient_difference(tree.gradients, plain.gradients),
     }
 
 
@@ -54,20 +54,20 @@ def mismatch(log_q: Tensor, log_prob: Tensor) -> dict[str, float]:
 
 
 def _spread(log_prob_QT: Tensor) -> dict[str, float]:
-    """Mean log-probability of an action and its standard error over thoughts: both samplers must agree in it."""
+    """Mean log-probability of an action and its standard error over thoughts; samplers must agree in it."""
     per_thought = log_prob_QT.double().mean(1)
     count = len(per_thought)
     return {"mean": float(per_thought.mean()), "se": float(per_thought.std(correction=count > 1) / count**0.5)}
 
 
-def _extras(side: TreeSide, work: Work, clock: Clock, alone: dict[str, float], seed: int) -> dict[str, Any]:
+def _extras(side: TreePhases, work: Work, clock: Clock, alone: dict[str, float], seed: int) -> dict[str, Any]:
     """What doubling the positions and recomputing activations cost."""
-    wider = tree_side(side.model, replace(work, positions=2 * work.positions), side.engine, seed)
+    wider = tree_phases(side.model, replace(work, positions=2 * work.positions), side.engine, seed)
     repeat(wider, clock, 1)
     doubled = repeat(wider, clock, 3)[0]
     del wider
     empty(clock)
-    lean = tree_side(side.model, work, side.engine.model_copy(update={"activation_checkpointing": True}), seed)
+    lean = tree_phases(side.model, work, side.engine.model_copy(update={"activation_checkpointing": True}), seed)
     lean.thoughts = side.thoughts
     lean.actor()
     seconds = statistics.median(clock("recomputing", lean.actor)[0] for _ in range(3))
@@ -78,8 +78,10 @@ def _extras(side: TreeSide, work: Work, clock: Clock, alone: dict[str, float], s
     }
 
 
-def measure_tree(side: TreeSide, name: str, work: Work, clock: Clock, repeats: int) -> tuple[Measured, dict[str, Any]]:
-    """The tree's side alone: its measurements, and its part of the report."""
+def measure_tree(
+    side: TreePhases, name: str, work: Work, clock: Clock, repeats: int
+) -> tuple[Measured, dict[str, Any]]:
+    """The tree engine's measurements, and its part of the report."""
     repeat(side, clock, 1)
     tree = Measured.of(side, side.model, clock, repeats)
     loop_s = statistics.median(clock("steps", side.steps)[0] for _ in range(repeats))
@@ -116,7 +118,7 @@ def measure(
     seed: int = 0,
 ) -> dict[str, Any]:
     """The report for a given model object. `extras` adds doubled positions and activation checkpointing."""
-    side = tree_side(model, work, engine or EngineSettings(), seed)
+    side = tree_phases(model, work, engine or EngineSettings(), seed)
     clock = Clock(side.tree.device)
     tree, report = measure_tree(side, name, work, clock, repeats)
     if extras:
@@ -127,7 +129,7 @@ def measure(
     side.forget()
     empty(clock)
 
-    other = PlainSide(PlainPath(model, side.texts, side.plan), tokens_QT, {})
+    other = PlainPhases(PlainRows(model, side.texts, side.plan), tokens_QT, {})
     sweep = other.sweep(tuple(sorted({min(size, work.branches) for size in batch_sizes})), clock)
     rows = Measured.of(other, model, clock, plain_repeats or repeats)
     with torch.no_grad():
@@ -175,7 +177,7 @@ def engine(
     plain: bool = True,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The tree against the plain path; with no argument the embedded model on the best device, under a minute.
+    """Time the tree engine against plain rows; by default the embedded model on the best device, under a minute.
 
     `shape` names a random model instead. Numbers left open depend on the device: the full work of the paper's setting
     and ten repeats on a GPU, a small work and three repeats on a CPU. Without `plain` the tree is timed alone.

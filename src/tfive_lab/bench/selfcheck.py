@@ -1,7 +1,7 @@
-"""`tfive bench selfcheck`: every fast path of this device against the slow one it must equal, on small random models.
+"""`tfive bench selfcheck`: every fast path of this device against the slow path it must equal, on small random models.
 
 The reference is plain rows through the stock model in float32 (and the tree by masked attention, which must equal it).
-Paths that need a GPU are skipped elsewhere, and said to be.
+Paths that need a GPU are listed as skipped elsewhere.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tfive.tree.fast.hf_fused import AttentionPart
 from tfive.tree.head import log_normaliser, normaliser_kernel
 from tfive.tree.recurrent.delta_rule import read_paths, unit_rows
 from tfive.tree.settings import EngineSettings, SamplingSettings
-from tfive_lab.bench.plain import PlainPath
-from tfive_lab.bench.sides import TreeSide, tree_side
+from tfive_lab.bench.phases import TreePhases, tree_phases
+from tfive_lab.bench.plain_rows import PlainRows
 from tfive_lab.bench.work import Work, random_model, value_head
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -94,7 +94,7 @@ def _relative(mine: list[Tensor], other: list[Tensor]) -> float:
 
 @dataclass(frozen=True)
 class Outputs:
-    """All a side computes from given thoughts."""
+    """Everything that one implementation computes from given thoughts."""
 
     log_prob_QT: Tensor
     loss_QK: Tensor
@@ -107,7 +107,7 @@ class Outputs:
         return max(_gap(getattr(self, n), getattr(other, n)) for n in names)
 
 
-def _of_tree(side: TreeSide) -> Outputs:
+def _of_tree(side: TreePhases) -> Outputs:
     side.reading = side.tree.read(side.texts)
     none_Q, loss_QK = side.scoring()
     log_prob_QT = side.actor()
@@ -115,8 +115,8 @@ def _of_tree(side: TreeSide) -> Outputs:
     return Outputs(log_prob_QT, torch.cat([none_Q[:, None], loss_QK], 1), side.values(), gradients)
 
 
-def _of_rows(model: PreTrainedModel, side: TreeSide, tokens_QT: Tensor) -> Outputs:
-    path = PlainPath(model, side.texts, side.plan)
+def _of_rows(model: PreTrainedModel, side: TreePhases, tokens_QT: Tensor) -> Outputs:
+    path = PlainRows(model, side.texts, side.plan)
     none_Q, loss_QK = path.score(tokens_QT, 8)
     model.zero_grad(set_to_none=True)
     log_prob_QT = path.policy(tokens_QT, 8, 1 / tokens_QT.numel())
@@ -128,7 +128,7 @@ def _of_rows(model: PreTrainedModel, side: TreeSide, tokens_QT: Tensor) -> Outpu
 def _engine_checks(kind: str, device: torch.device) -> Iterator[Check]:
     model = random_model(MODELS[kind], device, torch.float32)
     eager = EngineSettings(attention="sdpa", delta_rule="torch", fused_blocks="off", cuda_graphs=False)
-    side = tree_side(model, WORK, eager)
+    side = tree_phases(model, WORK, eager)
     thoughts = side.sampling()
     tokens_QT = thoughts.tokens_BRT.flatten(0, 1)
     reference, rows = _of_tree(side), _of_rows(model, side, tokens_QT)
@@ -143,7 +143,7 @@ def _engine_checks(kind: str, device: torch.device) -> Iterator[Check]:
         yield Check(kind, "flex attention", None, None, "no backward pass on this device")
 
     yield from _kernels(kind, side, reference)
-    fast = tree_side(model, WORK, EngineSettings())
+    fast = tree_phases(model, WORK, EngineSettings())
     again = fast.sampling()
     how = "captured sampling" if cuda else "sampling by default settings"
     same = float((again.tokens_BRT != thoughts.tokens_BRT).float().mean())
@@ -153,9 +153,9 @@ def _engine_checks(kind: str, device: torch.device) -> Iterator[Check]:
     yield from _half(kind, device, reference, thoughts)
 
 
-def _attention(kind: str, attention: str, side: TreeSide, reference: Outputs) -> Iterator[Check]:
+def _attention(kind: str, attention: str, side: TreePhases, reference: Outputs) -> Iterator[Check]:
     """Another attention kernel against masked attention."""
-    other = tree_side(side.model, WORK, side.engine.model_copy(update={"attention": attention}))
+    other = tree_phases(side.model, WORK, side.engine.model_copy(update={"attention": attention}))
     other.thoughts = side.thoughts
     try:
         found = _of_tree(other)
@@ -169,11 +169,11 @@ def _attention(kind: str, attention: str, side: TreeSide, reference: Outputs) ->
     yield Check(kind, f"{attention} gradients, relative", _relative(found.gradients, reference.gradients), 1e-3)
 
 
-def _kernels(kind: str, side: TreeSide, reference: Outputs) -> Iterator[Check]:
+def _kernels(kind: str, side: TreePhases, reference: Outputs) -> Iterator[Check]:
     """Fused blocks against the model's own, and every Triton kernel they use against PyTorch at the model's heads."""
     device = side.tree.device
     setting = "auto" if device.type == "cuda" else "on"
-    fused = tree_side(side.model, WORK, side.engine.model_copy(update={"fused_blocks": setting}))
+    fused = tree_phases(side.model, WORK, side.engine.model_copy(update={"fused_blocks": setting}))
     fused.thoughts = side.thoughts
     choice = fused.tree.fusion
     if choice.fusion is None:
@@ -198,7 +198,7 @@ def _kernels(kind: str, side: TreeSide, reference: Outputs) -> Iterator[Check]:
         yield Check(kind, "log-normaliser", _gap(log_normaliser(logits_xV), wanted), 1e-5, used)
 
 
-def _parity(kind: str, side: TreeSide) -> Iterator[Check]:
+def _parity(kind: str, side: TreePhases) -> Iterator[Check]:
     """In parity mode sampling and training compute the same numbers, to the last bit."""
     side.law = SamplingSettings(parity=True)
     thoughts = side.tree.sample(side.texts, side.uniforms_BRT, side.law)
@@ -211,7 +211,7 @@ def _parity(kind: str, side: TreeSide) -> Iterator[Check]:
 
 def _half(kind: str, device: torch.device, reference: Outputs, thoughts: Any) -> Iterator[Check]:
     half = random_model(MODELS[kind], device, torch.float32).bfloat16()
-    side = tree_side(half, WORK, EngineSettings())
+    side = tree_phases(half, WORK, EngineSettings())
     side.thoughts = thoughts
     found = _of_tree(side)
     mean = float((found.log_prob_QT - reference.log_prob_QT).abs().mean())

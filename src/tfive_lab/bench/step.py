@@ -1,8 +1,8 @@
 """`tfive bench step`: seconds of a training step of each method at equal actor items, in one run, on one device.
 
-Every method runs the very code of `tfive train` on the same model, text and engine; only checkpoints and development
-measurements are left out. Models of a named shape have random weights, whose critics can never qualify: every phase
-runs at its declared counts, and the transition to the actor is forced and labelled so.
+Every method runs the code of `tfive train` on the same model, text and engine, without checkpoints and development
+measurements. Models of a named shape have random weights, whose critics never qualify: every phase runs with its
+declared counts, failed tests are overruled, and the report lists them as forced.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from tfive_lab.bench.work import SHAPES, find_model
 
 VERBS = ("read", "sample", "score", "policy", "features")
 Keep = Callable[[dict[str, Any]], None]
+Clock = Callable[[], float]
+"""Seconds from some origin, as `time.perf_counter` counts them."""
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """What a step is: N actor items each, so many steps a window, thoughts of one length."""
+    """The size of a step: actor items, steps a window, length of thoughts and texts."""
 
     items: int = 128
     """N, actor items of a step."""
@@ -82,13 +84,13 @@ TIMED = (
     "calibration.cross_fit=false",
     "anchor.conditioned=0.0",
 )
-"""The timed settings are those of the preset `nano` (one adapted block above shared lower features, its head updates),
-the shares of SPEC 6, and for every method neither the gate nor what is only reported."""
+"""What is set beside the preset `nano`: a share of fresh qualification thoughts, no gate, no conditioned anchor,
+and none of the measurements that are only reported."""
 SMALL = StepWork(items=16, steps=4, length=12, positions=6, tokens=128, horizon=5)
 
 
 class Forced(Qualifier):
-    """Lets every test pass, as random weights need, and remembers how many would not have."""
+    """A qualifier that passes every test, since random weights would fail, and counts those that failed."""
 
     forced = 0
 
@@ -99,19 +101,21 @@ class Forced(Qualifier):
 
 
 class Timed(Recorder):
-    """A recorder whose clock waits for the device, with events kept."""
+    """A recorder without files whose clock waits for the device; events are kept in a list."""
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(None, quiet=True, clock=_clock(device))
-        self.told: list[str] = []
-        self.on_event = lambda what, detail: self.told.append(f"{what}: {detail}")
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(None, quiet=True, clock=clock)
+        self.events: list[str] = []
+        self.on_event = lambda what, detail: self.events.append(f"{what}: {detail}")
 
     def phases(self) -> dict[str, float]:
         """Seconds so far of every phase."""
         return {phase: sum(roles.values()) for phase, roles in self.account()["seconds"].items()}
 
 
-def _clock(device: torch.device) -> Callable[[], float]:
+def device_clock(device: torch.device) -> Clock:
+    """A clock that is read when all work queued on the device is done."""
+
     def now() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -127,7 +131,7 @@ def configure(method: str, work: StepWork, overrides: Sequence[str], device: str
 
 
 def _loaded(shape: str | None, device: torch.device, dtype: torch.dtype) -> Loaded:
-    """The embedded model, or a random one of a shape with the embedded tokenizer: any ids will do for speed."""
+    """The embedded model, or a random one of a shape with the embedded tokenizer, whose ids suffice for timing."""
     if shape is None:
         return load_model("nano", device=device, dtype=dtype)
     model, name = find_model(shape, device, dtype)
@@ -136,22 +140,32 @@ def _loaded(shape: str | None, device: torch.device, dtype: torch.dtype) -> Load
 
 
 def time_method(
-    config: Config, shape: str | None, corpus: PreparedCorpus, *, windows: int, deadline: float | None = None
+    config: Config,
+    shape: str | None,
+    corpus: PreparedCorpus,
+    *,
+    windows: int,
+    deadline: float | None = None,
+    clock: Clock | None = None,
 ) -> dict[str, Any]:
-    """Windows of one method: the first is start-up, the others are the steady state."""
+    """Seconds of one method by phase: the first window is start-up, the others are the steady state.
+
+    From the third on, no window begins that would end after `deadline` on the clock (`device_clock` unless given).
+    """
     device = choose_device(config.model.device)
     loaded = _loaded(shape, device, choose_dtype(config.model.compute, device))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    recorder = Timed(device)
+    clock = clock or device_clock(device)
+    recorder = Timed(clock)
     with recorder:
         shop = build(config, loaded, corpus, recorder)
         if isinstance(getattr(shop.method, "qualifier", None), Qualifier):
             rule = config.qualify
             shop.method.qualifier = Forced(rule.eta, rule.consecutive, rule.patience, rule.attempts)  # type: ignore[attr-defined]
         with _timed_verbs(shop, recorder) as verbs:
-            laps = _laps(shop, recorder, verbs, windows, deadline)
-        found = _told(config, shop, recorder, laps)
+            laps = _laps(shop, recorder, verbs, windows, deadline, clock)
+        found = _report(config, shop, recorder, laps)
         found["counted_nodes_per_item"] = nodes_per_item(config, shop.base.block_count)
     if device.type == "cuda":
         found["peak_bytes"] = torch.cuda.max_memory_allocated(device)
@@ -164,7 +178,7 @@ def time_method(
 
 @contextmanager
 def _timed_verbs(shop: Workshop, recorder: Timed) -> Iterator[dict[str, float]]:
-    """Seconds inside the engine's verbs (outermost calls; a backward pass lies outside them)."""
+    """Collects the seconds spent in the engine's verbs; nested calls count once, backward passes not at all."""
     spent = dict.fromkeys(VERBS, 0.0)
     depth = [0]
 
@@ -191,16 +205,16 @@ def _timed_verbs(shop: Workshop, recorder: Timed) -> Iterator[dict[str, float]]:
 
 
 def _laps(
-    shop: Workshop, recorder: Timed, verbs: dict[str, float], windows: int, deadline: float | None
+    shop: Workshop, recorder: Timed, verbs: dict[str, float], windows: int, deadline: float | None, clock: Clock
 ) -> list[dict[str, Any]]:
-    """Seconds by phase and by verb of each window; none after the second is begun that would end after `deadline`."""
+    """Seconds of each window, by phase and by verb of the engine."""
     laps: list[dict[str, Any]] = []
     while len(laps) < windows:
-        before, inside, began = recorder.phases(), dict(verbs), time.perf_counter()
+        before, inside, began = recorder.phases(), dict(verbs), clock()
         shop.method.advance()
         while not shop.method.closed:
             shop.method.advance()
-        after, took = recorder.phases(), time.perf_counter() - began
+        after, took = recorder.phases(), clock() - began
         phases = {name: after[name] - before.get(name, 0.0) for name in after if name != "admit"}
         laps.append(
             {
@@ -209,12 +223,12 @@ def _laps(
                 "verbs": {name: verbs[name] - inside[name] for name in verbs},
             }
         )
-        if deadline is not None and len(laps) >= 2 and time.perf_counter() + took > deadline:
+        if deadline is not None and len(laps) >= 2 and clock() + took > deadline:
             break
     return laps
 
 
-def _told(config: Config, shop: Workshop, recorder: Timed, laps: list[dict[str, Any]]) -> dict[str, Any]:
+def _report(config: Config, shop: Workshop, recorder: Timed, laps: list[dict[str, Any]]) -> dict[str, Any]:
     steps, items = config.window.actor_steps, config.window.items * len(laps)
     steady = laps[1:]
     qualifier = getattr(shop.method, "qualifier", None)
@@ -237,7 +251,7 @@ def _told(config: Config, shop: Workshop, recorder: Timed, laps: list[dict[str, 
         "auxiliary_per_item": auxiliary / items,
         "tokens": account["roles"],
         "forced_tests": getattr(qualifier, "forced", 0),
-        "events": recorder.told,
+        "events": recorder.events,
     }
 
 

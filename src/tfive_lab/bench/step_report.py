@@ -1,4 +1,4 @@
-"""What `tfive bench step` says about its measurements: ratios, the settings' digest, a run that used them, tables."""
+"""The report of `tfive bench step`: ratios, a digest of the settings, a training run that used them, tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def protocol_hash(config: Config) -> str:
 
 
 def witness_of(folder: str | None, config: Config) -> dict[str, Any]:
-    """Whether a run on a real model with these very settings qualified its critics and passed retention."""
+    """What a training run on a real model with these settings reached: critics' R² and retention."""
     if folder is None:
         return {"run": None, "note": "no run of these settings on a real model was named"}
     path = Path(folder)
@@ -46,7 +46,7 @@ def witness_of(folder: str | None, config: Config) -> dict[str, Any]:
 
 
 def ratios(methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """T⁵ over RLP: steady state, all windows run, and start-up spread over a run of a hundred windows."""
+    """Step time of T⁵ over RLP's: steady state, all windows run, and start-up spread over 100 windows."""
     mine, other = methods.get("t5"), methods.get("rlp")
     if mine is None or other is None or mine["steady_step_s"] is None or other["steady_step_s"] is None:
         return {}

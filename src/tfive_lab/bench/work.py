@@ -1,4 +1,4 @@
-"""What `tfive bench` computes with: random models by the name of their shape, random texts, and the amount of work."""
+"""The workload of `tfive bench`: random models by the name of their shape, random texts, and how much of both."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NANO = {
 
 @dataclass(frozen=True)
 class Work:
-    """What both paths do: how many texts of which length, positions in each, and the shape of a thought."""
+    """How many texts of which length, how many positions in each, and the shape of a thought."""
 
     texts: int = 8
     tokens: int = 512
@@ -54,7 +54,7 @@ class Work:
 
 
 SMALL = Work(texts=2, tokens=128, positions=6)
-"""What the default does without a GPU, to end within a minute."""
+"""The default without a GPU, which ends within a minute."""
 
 
 def random_model(config: dict[str, Any], device: torch.device, dtype: torch.dtype, seed: int = 0) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""How value errors travel through GAE, and why one-step TD is no substitute for it."""
+"""How value errors enter GAE, and why one-step TD errors cannot replace it."""
 
 from __future__ import annotations
 

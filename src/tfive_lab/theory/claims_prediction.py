@@ -1,4 +1,4 @@
-"""Rewards, return prediction and what a qualified critic does and does not promise."""
+"""Rewards, return prediction, and what qualification of a critic does and does not guarantee."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def saddle_boundary_cases() -> Iterator[float]:
     yield equal(pinned.weight_NT, torch.full_like(pinned.weight_NT, 0.5))
     yield equal(pinned.risk, pinned.reference_risk)
     yield exceeds(float(math.isinf(pinned.multiplier)), 0.5)
-    # Q = 0 is diagnosed, not celebrated.
+    # Q = 0 means that there is no signal: it is reported, and not counted as an offset of zero.
     quiet = silent()
     verdict = Validator(0.1, 0.05).validate(learned(*table_heads(quiet)), quiet.calibration_data(), "silent")
     yield exceeds(float(verdict.reason == "no_signal" and not verdict.accepted), 0.5)

@@ -1,4 +1,4 @@
-"""Where the guarantees end: other prefix distributions, and what the auxiliary trajectories cost."""
+"""The limits of the guarantees: other prefix distributions, and the cost of auxiliary trajectories."""
 
 from __future__ import annotations
 

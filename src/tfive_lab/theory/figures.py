@@ -166,7 +166,7 @@ def _hidden_variance(world: World) -> float:
 
 
 def _panels(path: Path, points: list[dict[str, Any]], key: str, without: str, label: str) -> None:
-    """One panel a dial (but the one that has no bearing on `key`), one line a rule."""
+    """One panel for each parameter that matters to `key`, one line for each rule."""
     figure, axes = _figure(9, 5, 3, 2)
     rules = (*RULES, "true") if key == "gain" else RULES
     for panel, (axis, name) in zip(axes.flatten(), ((a, n) for a, n in AXIS_NAMES.items() if a != without)):

@@ -1,4 +1,4 @@
-"""A map of when calibration helps: the same exact worlds, one dial turned at a time, every rule of mixing compared.
+"""A map of when calibration helps: exact worlds, one parameter varied at a time, every rule of mixing compared.
 
 For each setting and world: how much of the fixed average's offset the best feasible weight removes, how far each rule's
 clipped update is from the true policy gradient, and what return exact updates by that rule reach.
@@ -30,7 +30,7 @@ RULES = ("average", "single", "minimum", "centering", "t5")
 
 @dataclass(frozen=True)
 class Setting:
-    """The dials. `offset` is the critics' shared error, `disagreement` each one's own, in units of the return."""
+    """Parameters of the map. `offset` is the critics' shared error, `disagreement` their own, relative to returns."""
 
     disagreement: float = 0.5
     offset: float = 0.4
@@ -57,7 +57,7 @@ UPDATES = 24
 
 
 def make_world(setting: Setting, seed: int, number: int) -> World:
-    """World `number` under this setting: the same random numbers at every setting, so that only the dial moves."""
+    """World `number` of this setting; random numbers are the same at every setting, only the parameter differs."""
     shape = Shape(
         texts=2, hidden=2, actions=3, horizon=2, checkpoints=(1, 2),
         mismatch=setting.mismatch, lag=setting.lag, disagreement=setting.disagreement,
@@ -174,16 +174,16 @@ class _Tally:
 
 
 def point(axis: str, value: float, worlds: int, seed: int = 0, updates: int = UPDATES) -> Point:
-    """One setting of the map: the default dials with one of them turned to `value`.
+    """One setting of the map: the default parameters with one of them set to `value`.
 
-    Two axes are not dials of the world: `matched` turns mismatch and lag to zero, where every offset cancels by itself,
+    Two axes are no parameters of a world: `matched` sets mismatch and lag to zero, where every offset cancels,
     and `reuse` is the number of updates per window.
     """
-    dials = Setting() if axis == "reuse" else replace(Setting(), **{axis: value}) if axis != "matched" else MATCHED
+    setting = Setting() if axis == "reuse" else replace(Setting(), **{axis: value}) if axis != "matched" else MATCHED
     steps = int(value) if axis == "reuse" else 4
     tally = _Tally([], [], [], {rule: [] for rule in RULES}, {rule: [] for rule in (*RULES, "true")})
     for number in range(worlds):
-        world = make_world(dials, seed, number)
+        world = make_world(setting, seed, number)
         _measure(world, tally)
         start = expected_return(world.change(theta_P=torch.zeros_like(world.theta_P)))
         for rule, gains in tally.gains.items():

@@ -50,7 +50,7 @@ Row = tuple[int, int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class World:
-    """Everything given: laws, losses, critics, normaliser, a frozen weight, clip bounds. All else is derived."""
+    """A world is given by laws, losses, critics, normaliser, a frozen weight and clip bounds; all else is computed."""
 
     name: str
     horizon: int
@@ -82,7 +82,7 @@ class World:
     kappa: float = 0.1
     seed: int = 0
     number: int = 0
-    """Where the random functions that statements try on this world come from."""
+    """With `seed`, what the random functions that statements try on this world are drawn from."""
 
     # Laws -------------------------------------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class World:
         return self.draws().normal(name, int(self.context_NT.max()) + 1)[self.context_NT]
 
     def change(self, **changes: object) -> World:
-        """A copy with some givens changed (a matched sampler, another weight …)."""
+        """A copy with some fields replaced (a matched sampler, another weight …)."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 

@@ -17,10 +17,10 @@ from tfive.errors import UserError
 from tfive.tree.settings import EngineSettings
 from tfive_lab.bench import engine as bench
 from tfive_lab.bench import selfcheck as bench_selfcheck
-from tfive_lab.bench.floors import floors
-from tfive_lab.bench.plain import PlainPath
+from tfive_lab.bench.phases import PHASES, Clock, PlainPhases, tree_phases
+from tfive_lab.bench.plain_rows import PlainRows
+from tfive_lab.bench.roofline import floors
 from tfive_lab.bench.selfcheck import MODELS
-from tfive_lab.bench.sides import PHASES, Clock, PlainSide, tree_side
 from tfive_lab.bench.work import Work, find_model, make_plan, make_texts, make_uniforms, random_model
 
 pytestmark = pytest.mark.model
@@ -69,7 +69,7 @@ def test_a_wrong_tree_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plain_rows_do_not_depend_on_batching() -> None:
     model, work = tiny("attention"), TINY
     texts, plan = make_texts(work, 67), make_plan(work, 67)
-    path = PlainPath(model, texts, plan)
+    path = PlainRows(model, texts, plan)
     tokens = torch.randint(60, (work.branches, plan.length), generator=torch.Generator().manual_seed(0))
     for one, other in zip(path.score(tokens, 1), path.score(tokens, 5)):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
@@ -84,20 +84,20 @@ def test_a_position_without_room_is_refused() -> None:
     texts = make_texts(work, 67)
     texts.positions_BP[0, 0] = 17
     with pytest.raises(ValueError, match="fewer than 4"):
-        PlainPath(tiny("attention"), texts, make_plan(work, 67))
+        PlainRows(tiny("attention"), texts, make_plan(work, 67))
 
 
 def test_sweep_stops_where_memory_ends() -> None:
-    side = tree_side(tiny("attention"), TINY, EngineSettings())
-    path = PlainPath(side.model, side.texts, side.plan)
+    side = tree_phases(tiny("attention"), TINY, EngineSettings())
+    path = PlainRows(side.model, side.texts, side.plan)
 
-    class Cramped(PlainPath):
+    class Cramped(PlainRows):
         def policy(self, tokens_QT: Tensor, rows: int, scale: float | None = None) -> Tensor:
             if rows > 4:
                 raise torch.OutOfMemoryError
             return path.policy(tokens_QT, rows, scale)
 
-    other = PlainSide(Cramped(side.model, side.texts, side.plan), side.sampling().tokens_BRT.flatten(0, 1), {})
+    other = PlainPhases(Cramped(side.model, side.texts, side.plan), side.sampling().tokens_BRT.flatten(0, 1), {})
     found = other.sweep((4, 8), Clock(CPU))
     assert set(found["actor"]) == {4}
     assert other.rows["actor"] == 4
@@ -121,7 +121,7 @@ def test_unknown_shape_and_unknown_peaks() -> None:
 
 
 def test_floors_count_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfive_lab.bench.floors.peaks", lambda device: (1e12, 1e9))
+    monkeypatch.setattr("tfive_lab.bench.roofline.peaks", lambda device: (1e12, 1e9))
     model = tiny("attention")
     blocks = sum(p.numel() for n, p in model.named_parameters() if "embed" not in n)
     got = floors(model, TINY, make_plan(TINY, 67), CPU)
@@ -148,7 +148,7 @@ def test_the_tree_alone() -> None:
 
 
 def script() -> ModuleType:
-    return scripts.benchmark("engine")
+    return scripts.script("benchmarks/engine.py")
 
 
 def test_script_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The two sides of `tfive bench engine`: the same four phases by the tree and by the plain path, and the clock."""
+"""The four phases that `tfive bench engine` times, by the tree engine and by plain rows, and the clock for them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from tfive.errors import UserError
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.settings import EngineSettings, SamplingSettings
-from tfive_lab.bench.plain import PlainPath
+from tfive_lab.bench.plain_rows import PlainRows
 from tfive_lab.bench.work import Work, make_plan, make_texts, make_uniforms, value_head
 
 PHASES = ("sampling", "scoring", "actor", "values")
 
 
 class Clock:
-    """Seconds and peak memory of a call, the device's queue drained on both sides."""
+    """Seconds and peak memory of a call; the device's queue is drained before and after it."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda, self.device = device.type == "cuda", device
         self.peak: dict[str, int] = {}
 
     def __call__(self, name: str, call: Callable[[], Any]) -> tuple[float, Any]:
+        """Seconds and result of `call`; the peak is kept in `peak[name]`."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -46,7 +47,7 @@ class Clock:
 
 
 def _resident_peak() -> int:
-    """Largest memory of this process so far, in bytes (0 where the system does not say)."""
+    """Largest resident memory of this process so far, in bytes (0 where the system does not report it)."""
     if platform.system() == "Windows":
         return 0
     import resource
@@ -56,7 +57,7 @@ def _resident_peak() -> int:
 
 
 @dataclass
-class TreeSide:
+class TreePhases:
     """The four phases by the tree engine."""
 
     model: PreTrainedModel
@@ -82,14 +83,14 @@ class TreeSide:
         return self.tree.sample(self.texts, self.uniforms_BRT, self.law, self.reading)
 
     def ten_steps(self) -> None:
-        """Ten steps of all branches, each at the last place of its thought, after `steps`."""
+        """Ten sampling steps of all branches, each at the last position of its thought; call `steps` first."""
         if self.tree.sampler is None:
             raise RuntimeError("sampling comes first")
         for _ in range(10):
             self.tree.sampler.step()
 
     def scoring(self) -> tuple[Tensor, Tensor]:
-        """Losses without a thought `[Q]` and per checkpoint `[Q, K]`, from the reading that sampling made."""
+        """Losses without a thought `[Q]` and per checkpoint `[Q, K]`, reusing the texts' cache from sampling."""
         scores = self.tree.score(self.texts, self._thoughts(), self.reading)
         return scores.no_thought_BR.flatten(), scores.losses_BRK.flatten(0, 1)
 
@@ -108,7 +109,7 @@ class TreeSide:
             return self.tree.values(self.texts, self._thoughts(), value_head).flatten(0, 1)
 
     def forget(self) -> None:
-        """Give back the buffers of sampling and the reading."""
+        """Free the sampling buffers and the texts' cache."""
         self.reading, self.thoughts = None, None
         self.tree = TreeModel(self.model, self.plan, self.engine)
 
@@ -118,20 +119,20 @@ class TreeSide:
         return self.thoughts
 
 
-def tree_side(model: PreTrainedModel, work: Work, engine: EngineSettings, seed: int = 0) -> TreeSide:
-    """The tree's side of `work` on `model`."""
+def tree_phases(model: PreTrainedModel, work: Work, engine: EngineSettings, seed: int = 0) -> TreePhases:
+    """The tree engine's phases of `work` on `model`."""
     vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[index]
     device, plan = next(model.parameters()).device, make_plan(work, int(vocabulary))
     texts = make_texts(work, int(vocabulary), seed)
     uniforms_BRT = make_uniforms(texts, plan, seed).to(device)
-    return TreeSide(model, plan, texts.to(device), uniforms_BRT, engine, SamplingSettings())
+    return TreePhases(model, plan, texts.to(device), uniforms_BRT, engine, SamplingSettings())
 
 
 @dataclass
-class PlainSide:
-    """The four phases by the plain path, on the thoughts the tree wrote; each phase at its own number of rows."""
+class PlainPhases:
+    """The four phases by plain rows, on the thoughts that the tree sampled; each phase has a batch size of its own."""
 
-    path: PlainPath
+    path: PlainRows
     tokens_QT: Tensor
     rows: dict[str, int]
 
@@ -153,7 +154,7 @@ class PlainSide:
         return self.path.values(self.tokens_QT, value_head, self.rows["values"])
 
     def _try(self, phase: str, clock: Clock) -> float | None:
-        """Seconds of one phase, None when it does not fit."""
+        """Seconds of one phase, None when memory runs out."""
         try:
             return clock("sweep", getattr(self, phase))[0]
         except torch.OutOfMemoryError:
@@ -161,7 +162,10 @@ class PlainSide:
             return None
 
     def sweep(self, sizes: tuple[int, ...], clock: Clock) -> dict[str, dict[int, float]]:
-        """Seconds of every phase by rows at once; the fastest is kept, what does not fit or is much slower ends it."""
+        """Seconds of every phase by batch size; the fastest size is kept.
+
+        Larger sizes are not tried after one that runs out of memory or is 1.3 times slower than the best.
+        """
         found: dict[str, dict[int, float]] = {}
         for phase in PHASES:
             seconds: dict[int, float] = {}
@@ -169,7 +173,7 @@ class PlainSide:
                 self.rows[phase] = size
                 taken = self._try(phase, clock)
                 if taken is None:
-                    # Only here is the failed call's memory free to go: its frames have been let go of.
+                    # Here, not in the handler: the failed call's frames hold its memory until `_try` has returned.
                     empty(clock)
                     break
                 seconds[size] = taken
@@ -183,14 +187,14 @@ class PlainSide:
 
 
 def empty(clock: Clock) -> None:
-    """Give memory back to the device."""
+    """Return unused memory to the device."""
     gc.collect()
     if clock.cuda:
         torch.cuda.empty_cache()
 
 
-def repeat(side: TreeSide | PlainSide, clock: Clock, repeats: int) -> tuple[dict[str, float], dict[str, Any]]:
-    """Median seconds of every phase and of all in a row, and the last results."""
+def repeat(side: TreePhases | PlainPhases, clock: Clock, repeats: int) -> tuple[dict[str, float], dict[str, Any]]:
+    """Median seconds of every phase, of all four and of the first three, and the last results."""
     seconds: dict[str, list[float]] = {phase: [] for phase in (*PHASES, "whole", "without_values")}
     results: dict[str, Any] = {}
     for _ in range(repeats):
@@ -206,7 +210,7 @@ def repeat(side: TreeSide | PlainSide, clock: Clock, repeats: int) -> tuple[dict
 
 @dataclass(frozen=True)
 class Measured:
-    """One side's medians, last results, peaks and gradients."""
+    """Median seconds, last results, peak memory and gradients of one implementation."""
 
     seconds: dict[str, float]
     results: dict[str, Any]
@@ -214,8 +218,8 @@ class Measured:
     gradients: list[Tensor]
 
     @staticmethod
-    def of(side: TreeSide | PlainSide, model: PreTrainedModel, clock: Clock, repeats: int) -> Measured:
-        """`repeats` rounds of all phases, after whatever warming up was needed."""
+    def of(side: TreePhases | PlainPhases, model: PreTrainedModel, clock: Clock, repeats: int) -> Measured:
+        """Measure `repeats` rounds of all phases; the caller has warmed up."""
         clock.peak.clear()
         seconds, results = repeat(side, clock, repeats)
         gradients = [p.grad for p in model.parameters() if p.grad is not None]

@@ -1,4 +1,4 @@
-"""`benchmarks/gains.py` on a tiny random model: what it reports is right, and a tree that is wrong would show."""
+"""`studies/real_model/gains.py` on a tiny random model: what it reports is right; a wrong tree would show."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ import scripts
 from tfive.errors import UserError
 
 pytestmark = pytest.mark.model
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WORDS = ("river", "mill", "farm", "boat", "grain", "salt", "paper", "town", "rain", "wind", "(", ")", ".")
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return scripts.benchmark("gains")
+    return scripts.script("studies/real_model/gains.py")
 
 
 def document(number: int) -> str:
@@ -102,7 +102,7 @@ def test_the_report_holds_what_it_promises(
         }
     assert report["gains"]["none"]["empty_gain"]["mean"] == pytest.approx(0, abs=1e-5)
     assert report["gains"]["dashes"]["empty_gain"]["mean"] != pytest.approx(0, abs=1e-3)
-    assert "/" not in report["command"].replace("benchmarks/gains.py", "")
+    assert "/" not in report["command"].replace("studies/real_model/gains.py", "")
     assert " --same-text --rows 2 " in report["command"]
     assert report["admission"]["dtype"] == "float32"
     assert "thought_gain" in capsys.readouterr().out

@@ -21,7 +21,7 @@ from tfive.tree.layout import TextBatch, Thoughts
 
 @pytest.fixture(scope="module")
 def study() -> ModuleType:
-    return scripts.benchmark("calibration")
+    return scripts.script("studies/real_model/calibration.py")
 
 
 def test_contexts_stand_side_by_side_and_missing_ones_are_left_out(study: ModuleType) -> None:
@@ -85,7 +85,7 @@ def test_the_choice_goes_by_the_weaker_of_both_reductions(study: ModuleType) -> 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     command = [
         sys.executable,
-        str(scripts.ROOT / "benchmarks" / "calibration.py"),
+        str(scripts.ROOT / "studies" / "real_model" / "calibration.py"),
         "nano",
         "--set",
         "critic.pairs=same",

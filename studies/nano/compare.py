@@ -1,9 +1,9 @@
-"""All methods on the embedded model, and the paper's two small studies: `python benchmarks/nano_study.py`.
+"""All methods on the embedded model, and the paper's two small studies: `python studies/nano/compare.py`.
 
-Three studies of `tfive compare`: every method and the control; the warm-up sweep (app:warmup-ablation); the naive-PPO
-diagnostic (app:historical-naive-ppo). The same command goes on where it stopped; `--jobs N` runs N cells at a time on
-two cores each and marks their seconds as disturbed. What is committed is `results/nano-study.json`; `--render` draws
-`docs/studies/comparison.md` and its figures from that file alone.
+Three studies, each run as `tfive compare` would: every method and the control; the warm-up sweep
+(app:warmup-ablation); the naive-PPO diagnostic (app:historical-naive-ppo). Given again, the command continues where it
+stopped; `--jobs N` runs N cells at a time on two cores each and marks their seconds as disturbed. Results go to
+`results/nano-study.json`; `--render` draws `docs/studies/comparison.md` and its figures from that file alone.
 """
 
 from __future__ import annotations
@@ -21,34 +21,36 @@ from tfive.report.page import Block, command, heading, markdown, paragraph, pict
 from tfive.report.runs import Run
 from tfive.report.sections import TITLES, number, study_blocks
 from tfive.training.compare import compare
+from tfive_lab.study_files import METHODS, draw_study_figures, write_json
 
-METHODS = ("t5", "rlp", "quiet-star-grpo", "quiet-star-ppo", "anchor-only", "ntp", "base")
 BARS = (0.0, 0.05, 0.1, 0.2, 0.4)
-"""η of the warm-up sweep."""
+"""Thresholds η of the warm-up sweep."""
 FROZEN = 20
+"""Steps of the diagnostic during which the actor is frozen."""
 SETTINGS = ("run.develop_every=2",)
+"""What all studies but the diagnostic set beside the preset."""
 NAIVE = (
     "window.windows=60", "window.actor_steps=1", "window.items=48", "actor.reuse_passes=1", "actor.minibatches=1",
     f"ppo.frozen_windows={FROZEN}", "ppo.warmup_rounds=1", "run.develop_every=10", "run.checkpoint_every=10",
 )  # fmt: skip
-"""One critic, one step a window, the actor frozen for the first 20 of 60 steps, measured every ten."""
-ROOT = Path(__file__).resolve().parents[1]
+"""The diagnostic: one critic, one step a window, the actor frozen for the first 20 of 60 steps, measured every ten."""
+ROOT = Path(__file__).resolve().parents[2]
 STUDIES = ("main", "warmup", "naive")
-"""What the command does; `--only ablations` adds the ablations of T⁵."""
+"""Studies that are run unless `--only` says otherwise; `--only ablations` runs the ablations of T⁵."""
 ABLATIONS = (
     "fixed-average", "minimum", "single-critic", "no-qualification", "no-calibration", "state-only", "pair-disjoint",
     "pair-bracket", "repeated-prefix", "score-centering",
 )  # fmt: skip
-"""Presets `ablation-…`; `pair-same` is what T⁵ does anyway."""
+"""Presets `ablation-…`; `pair-same` is left out because T⁵ has that pair by default."""
 
 
 def bar_label(eta: float) -> str:
-    """The sweep's cell of a bar."""
+    """The label of the sweep's run with this threshold."""
     return f"t5+qualify.eta={eta:g}"
 
 
 def run_study(name: str, asked: argparse.Namespace) -> list[Run]:
-    """Run or go on with one of the three; returns its runs."""
+    """Run one of the studies, or what is left of it; returns all its runs."""
     methods, settings = {
         "main": (METHODS, SETTINGS),
         "warmup": (tuple(bar_label(eta) for eta in BARS), SETTINGS),
@@ -61,18 +63,17 @@ def run_study(name: str, asked: argparse.Namespace) -> list[Run]:
 
 
 def results(asked: argparse.Namespace) -> dict[str, Any]:
-    """The tables of the studies asked for, added to what the file already holds."""
+    """Run the studies asked for and merge their tables into the results file, which is written after each."""
     found: dict[str, Any] = json.loads(asked.out.read_text("utf-8")) if asked.out.is_file() else {}
     for name in asked.only:
         found[name] = tabulated(run_study(name, asked))
-        found["command"] = "python benchmarks/nano_study.py"
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        found["command"] = "python studies/nano/compare.py"
+        write_json(asked.out, found)
     return found
 
 
 def warmup_points(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """One point a run of the sweep: its bar, its measured warm-up, where it ended, or why it did not."""
+    """One point for each run of the sweep: its threshold, its measured warm-up and its final scores, or its failure."""
     points = []
     for run in found["runs"]:
         eta = float(run["label"].rpartition("=")[2])
@@ -150,7 +151,7 @@ def ablation_blocks(found: dict[str, Any]) -> list[Block]:
         heading("Ablations of T⁵"),
         paragraph("Presets of T⁵ with one part replaced; `fixed-average` keeps the machinery and sets κ to 0."),
         command(
-            f"python benchmarks/nano_study.py --only ablations --seeds {max(len(r['seeds']) for r in found['methods'])}"
+            f"python studies/nano/compare.py --only ablations --seeds {max(len(r['seeds']) for r in found['methods'])}"
         ),
         *inner[1:],
     ]
@@ -168,7 +169,7 @@ def intro(found: dict[str, Any]) -> list[Block]:
             "runs that differ in weights, precision, text, positions, actor texts, steps a window or evaluation. Group "
             "methods train on eight thoughts a position and are measured with one, like the others."
         ),
-        command("python benchmarks/nano_study.py\npython benchmarks/nano_study.py --jobs 8"),
+        command("python studies/nano/compare.py\npython studies/nano/compare.py --jobs 8"),
         paragraph(
             "The first command needs two cores and goes on where it stopped. The second is for a machine with many; "
             "every run still has two of its own, and its seconds are marked as disturbed.",
@@ -194,21 +195,11 @@ def render(found: dict[str, Any], page: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     blocks = intro(found)
     if "main" in found:
-        blocks += study_blocks(found["main"], _figures(found["main"], folder))
+        blocks += study_blocks(found["main"], draw_study_figures(found["main"], folder, "comparison"))
     blocks += warmup_blocks(found["warmup"], folder) if "warmup" in found else []
     blocks += naive_blocks(found["naive"], folder) if "naive" in found else []
     blocks += ablation_blocks(found["ablations"]) if "ablations" in found else []
     page.write_text(markdown("Comparison of methods", blocks), "utf-8")
-
-
-def _figures(found: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
-    if not figures.available():
-        return []
-    drawn = []
-    for name, caption in figures.draw_study(found, folder):
-        (folder / name).replace(folder / f"comparison-{name}")
-        drawn.append((f"figures/comparison-{name}", caption))
-    return drawn
 
 
 def main(given: list[str] | None = None) -> int:

@@ -1,10 +1,10 @@
-"""Gains of a model that never learned to think, with every control, and the tree against plain rows on its weights.
+"""Thought gains of a model as it is, with every control, and the tree engine against plain rows on its weights.
 
-    python benchmarks/gains.py --model MODEL.gguf --corpus web.jsonl.gz=85 math.jsonl.gz=15 --texts 40 --out gains.json
+    python studies/real_model/gains.py --model MODEL.gguf --corpus web.jsonl.gz=85 math.jsonl.gz=15 --out gains.json
 
 Texts are the first `--tokens` tokens of documents that are at least as long, drawn at random from each file in
-proportion to its share, one text per document. The plain side of the comparison is the stock model in float32, one row
-per thought, without a tree, a cache or padding.
+proportion to its share, one text per document. The tree is compared with the stock model in float32, one row per
+thought, without a tree, a cache or padding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import copy
 import hashlib
 import json
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -22,10 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor
 
-from tfive import __version__
 from tfive.cli.evaluate_gains import parse_corpus
 from tfive.cli.options import script
 from tfive.errors import UserError
@@ -44,6 +41,7 @@ from tfive.tree.admission import admit
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.settings import SamplingSettings, ThoughtSettings
+from tfive_lab.study_files import file_sha256, software_versions, without_folders, write_json
 
 DELIMITERS: dict[str, dict[str, str]] = {
     "parenthesis": {"open": " (", "close": ")"},
@@ -55,7 +53,7 @@ DELIMITERS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Sampled:
-    """The texts of a measurement, and what says which they are."""
+    """The texts of a measurement, the file each comes from, and digests that identify them."""
 
     texts: TextBatch
     source_B: list[str]
@@ -121,14 +119,17 @@ def sample_texts(asked: argparse.Namespace, loaded: Loaded) -> Sampled:
 
 
 def plan_of(asked: argparse.Namespace, name: str, loaded: Loaded) -> ThoughtPlan:
-    """The plan a run would make of these thoughts."""
+    """The thought plan that a training run with these delimiters would have."""
     settings: dict[str, Any] = {"length": asked.length, "checkpoints": asked.checkpoints, "horizon": asked.horizon}
     thought = ThoughtSettings.model_validate(settings | DELIMITERS[name])
     return plan_for(thought, loaded.model, loaded.tokenizer)
 
 
 def gains_report(gains: Gains, select_I: Tensor | None = None) -> dict[str, Any]:
-    """Means with their text-clustered errors and intervals. The model is its own base: those gains say nothing new."""
+    """Means with text-clustered errors and intervals, of `select_I` alone if given.
+
+    Gains against the base model are left out: the model is its own base.
+    """
     chosen_I = torch.ones_like(gains.text_I, dtype=torch.bool) if select_I is None else select_I
     found: dict[str, Any] = {}
     for name, estimate in gains.estimates(chosen_I).items():
@@ -154,7 +155,7 @@ def shifted(thoughts: Thoughts) -> Thoughts:
 
 @torch.no_grad()
 def same_text_report(engine: TreeModel, texts: TextBatch, own: Thoughts, gains: Gains, rows: int) -> dict[str, Any]:
-    """What a thought of another position of the same text costs, and by how much one's own is better than it."""
+    """Gain with the thought of another position of the same text, and how much better a position's own thought is."""
     lent, parts = shifted(own), []
     for part in micro_batches(len(texts.tokens_BS), rows):
         scores = engine.score(texts.rows(part.start, part.stop), lent.rows(part.start, part.stop))
@@ -174,7 +175,7 @@ def estimate_report(estimate: Estimate) -> dict[str, Any]:
 
 
 def measured(engine: TreeModel, sampled: Sampled, asked: argparse.Namespace) -> tuple[dict[str, Any], Thoughts]:
-    """The gains of one delimiter, all together and file by file, and the thoughts."""
+    """The gains with one pair of delimiters, overall and file by file, and the thoughts."""
     texts = sampled.texts.to(engine.device)
     names = sorted(set(sampled.source_B))
     number_B1 = torch.tensor([names.index(name) for name in sampled.source_B])[:, None]
@@ -197,12 +198,12 @@ def measured(engine: TreeModel, sampled: Sampled, asked: argparse.Namespace) -> 
 
 
 def plain_rows(model: Any, plan: ThoughtPlan, texts: TextBatch, thoughts: Thoughts) -> dict[str, list[Tensor]]:
-    """The same numbers from the stock model, each thought a row of token ids of its own, read whole."""
+    """Log-probabilities and losses from the stock model, one row of token ids per thought and no cache."""
 
     def log_prob(row: list[int], count: int, forbidden: list[int]) -> Tensor:
         """Log-probability of the last `count` ids of a row."""
         logits = model(input_ids=torch.tensor([row], device=model.device), use_cache=False).logits[0]
-        # PyTorch's float32 log-softmax on the CPU is off by about 1e-5, always to the same side, at 49,152 entries.
+        # At 49,152 entries PyTorch's float32 log-softmax on the CPU has a bias of about 1e-5.
         logits = logits[-count - 1 : -1].double()
         logits[:, forbidden] = float("-inf")
         return logits.log_softmax(-1)[torch.arange(count), torch.tensor(row[-count:])].cpu()
@@ -249,35 +250,28 @@ def against_plain(engine: TreeModel, stock: Any, texts: TextBatch, thoughts: Tho
 
 
 def command_of(asked: argparse.Namespace) -> str:
-    """The command with all its defaults, without the folders of the machine it ran on."""
-    words = ["python", "benchmarks/gains.py"]
+    """The command with all its defaults, absolute paths reduced to their last part."""
+    words = ["python", "studies/real_model/gains.py"]
     for name, value in vars(asked).items():
         values = value if isinstance(value, list) else [value]
         if value is True:
             words.append(f"--{name.replace('_', '-')}")
         elif value is not None and value is not False:
-            shown = [Path(str(v)).name if Path(str(v)).is_absolute() else str(v) for v in values]
-            words += [f"--{name.replace('_', '-')}", *shown]
+            words += [f"--{name.replace('_', '-')}", *without_folders([str(one) for one in values])]
     return " ".join(words)
 
 
 def origin(asked: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:
     """Which model, which software, which command."""
-    path = Path(asked.model)
     return {
         "model": loaded.name,
-        "model_sha256": hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None,
+        "model_sha256": file_sha256(Path(asked.model)),
         "compute": str(loaded.model.dtype).removeprefix("torch."),
         "device": str(next(loaded.model.parameters()).device),
         "threads": torch.get_num_threads(),
         "seed": asked.seed,
         "command": command_of(asked),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "tfive": __version__,
-        },
+        "versions": software_versions(),
     }
 
 
@@ -290,7 +284,7 @@ def report_of(asked: argparse.Namespace, say: Callable[[str], None]) -> dict[str
     report["text"] = {"tokens": asked.tokens, "only": asked.only, "files": sampled.files, "sha256": sampled.sha256}
     report["thought"] = {name: getattr(asked, name) for name in ("length", "checkpoints", "horizon", "positions")}
     report["sampling"] = SamplingSettings().model_dump()
-    # The stock side is a copy made before anything of ours has touched the model.
+    # A copy for the plain rows, made before the engine has touched the model.
     stock = copy.deepcopy(loaded.model)
     report["gains"] = {}
     for name in asked.delimiters:
@@ -323,7 +317,7 @@ def main(given: list[str] | None = None) -> int:
         raise UserError(f"--out {asked.out}: there is no folder {asked.out.parent}; make it first")
     report = report_of(asked, print)
     if asked.out is not None:
-        asked.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(asked.out, report)
     return 0
 
 

@@ -1,17 +1,20 @@
-"""`tfive train nano` over several seeds: `python benchmarks/nano_seeds.py --seeds 5 --out results/nano-seeds.json`.
+"""`tfive train nano` over several seeds: `python studies/nano/seeds.py --seeds 5 --out results/nano-seeds.json`.
 
-Runs one seed after another in `--runs` (finished ones are kept), then writes every summary and prints the table that
-docs/studies/nano.md shows. Nothing is selected: all seeds are listed.
+Runs one seed after another in `--runs` (finished ones are kept), then writes every summary and prints the table of
+docs/studies/nano.md. All seeds are listed, none is selected.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from tfive.report.runs import read_json
+from tfive_lab.study_files import write_json
 
 SHOWN = (
     ("thought gain, start", "dev_thought_gain_start", None),
@@ -29,40 +32,41 @@ SHOWN = (
     ("length", "mean_thought_length", None),
     ("seconds", "seconds", None),
 )
+"""Columns: title, the key in a run's summary, and the key of its interval where it has one."""
 
 
-def run(seed: int, folder: Path) -> dict[str, object]:
-    """The summary of one seed, trained now unless it is there."""
+def run(seed: int, folder: Path) -> dict[str, Any]:
+    """The summary of one seed, which is trained first unless its folder holds one."""
     done = folder / "summary.json"
     if not done.exists():
         command = [sys.executable, "-m", "tfive", "train", "nano", "--set", f"run.seed={seed}"]
         subprocess.run([*command, "--out", str(folder)], check=True)
-    summary: dict[str, object] = json.loads(done.read_text("utf-8"))
-    return summary
+    return read_json(done)
 
 
-def row(summary: dict[str, object]) -> str:
+def row(summary: dict[str, Any]) -> str:
+    """One seed's line of the table."""
     cells = [str(summary["seed"])]
     for _, key, interval in SHOWN:
         value = summary[key]
         cell = f"{value:+.3f}" if isinstance(value, float) and key != "seconds" else f"{value}"
         if interval is not None:
-            low, high = summary[interval]  # type: ignore[misc]
+            low, high = summary[interval]
             cell += f" ({low:+.3f} … {high:+.3f})"
         cells.append(cell)
     return "| " + " | ".join(cells) + " |"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Train the seeds, write the results file, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--runs", type=Path, default=Path("runs/nano-seeds"))
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     summaries = [run(seed, arguments.runs / f"s{seed}") for seed in range(arguments.seeds)]
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    content = {"command": "python benchmarks/nano_seeds.py", "cores": os.cpu_count(), "seeds": summaries}
-    arguments.out.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    content = {"command": "python studies/nano/seeds.py", "cores": os.cpu_count(), "seeds": summaries}
+    write_json(arguments.out, content)
     print("| seed | " + " | ".join(title for title, _, _ in SHOWN) + " |")
     print("|---" * (len(SHOWN) + 1) + "|")
     for summary in summaries:

@@ -1,46 +1,44 @@
-"""Our evaluation beside lm-evaluation-harness on the same items and prompts, and its speed.
+"""`tfive eval` against lm-evaluation-harness on the same items and prompts, and the speed of generation.
 
-    python benchmarks/evaluation.py reference --model MODEL.gguf --data BENCHMARKS --out reference
-    python benchmarks/evaluation.py measure --model MODEL.gguf --data BENCHMARKS --out measured --summary found.json
-    python benchmarks/evaluation.py agree --out measured --reference reference --summary found.json
+    python studies/real_model/evaluation.py reference --model MODEL.gguf --data BENCHMARKS --out reference
+    python studies/real_model/evaluation.py measure --model MODEL.gguf --data BENCHMARKS --out measured \\
+        --summary found.json
+    python studies/real_model/evaluation.py agree --out measured --reference reference --summary found.json
 
-`reference` needs the package lm_eval: its own task declarations are run by its own Hugging Face model class, only the
-dataset is read from local files. `measure` asks the same items through `tfive eval`, generates GSM8K answers, measures
+`reference` needs the package lm_eval: its task declarations are run by its Hugging Face model class, only the dataset
+is read from local files. `measure` evaluates the same items with `tfive eval`, generates GSM8K answers, and measures
 tokens a second and how often an output depends on its batch. `agree` compares every log-likelihood with the reference
-and adds what it finds to the summary.
+and adds the differences to the summary.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import platform
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
-from tfive import __version__
 from tfive.cli.evaluate_suite import Wanted, evaluate
 from tfive.cli.options import script
 from tfive.errors import UserError
 from tfive.evaluate.records import OPTIONS, answers_file, read_answers
 from tfive.evaluate.tasks import LETTERS, TASKS, Item, load_items
 from tfive.models.load import load_model
+from tfive_lab.study_files import file_sha256, software_versions, without_folders, write_json
 
 TWINS = {
     "piqa": ("piqa/piqa.yaml",),
     "arc_challenge": ("arc/arc_easy.yaml", "arc/arc_challenge.yaml"),
     "csqa": ("commonsense_qa/default.yaml",),
 }
-"""Tasks both sides have, with the declarations of lm-evaluation-harness (later ones add to earlier ones)."""
+"""Tasks both evaluations have, with their declarations in lm-evaluation-harness (later files add to earlier ones)."""
 
 ELSEWHERE = ("include", "tag", "training_split", "test_split", "dataset_name", "fewshot_split")
-"""Keys of a declaration that speak of the hub's dataset."""
+"""Keys of a declaration that name the hub's dataset; they are dropped, since items are read from a local file."""
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
@@ -161,7 +159,7 @@ def agreement(task: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]
 
 
 def measure(asked: argparse.Namespace) -> dict[str, Any]:
-    """Ask, generate and time."""
+    """Score the options, generate answers, and time it."""
     began = time.perf_counter()
     report = origin(asked)
     shared: dict[str, Any] = {"data": asked.data, "device": asked.device, "limit": asked.limit}
@@ -170,7 +168,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     )
     report["options"] = evaluate(wanted)
     report["model"] = report["options"]["model"]["name"]
-    say(report["options"])
+    print_scores(report["options"])
     report["generated"] = {}
     kinds = [(compute, form) for compute in asked.compute for form in asked.forms if asked.generate != "none"]
     for compute, form in kinds:
@@ -190,7 +188,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         found = report["generated"][f"{compute} {form}"] = evaluate(wanted)
         own = found["tasks"][asked.generate]
         own["tokens_per_second"] = own["written_tokens"] / max(own["seconds"], 1e-9)
-        say(found)
+        print_scores(found)
         speed = f"{own['tokens_per_second']:.0f} new tokens a second"
         print(compute, form, speed, "flips", found.get("flips"), flush=True)
     report["seconds"] = round(time.perf_counter() - began, 1)
@@ -240,8 +238,8 @@ def tables(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def say(scores: dict[str, Any]) -> None:
-    """A line per task."""
+def print_scores(scores: dict[str, Any]) -> None:
+    """Print one line per task."""
     for name, task in scores["tasks"].items():
         shown = {key: round(one["mean"], 4) for key, one in task["scores"].items()}
         print(name, task["items"], "items", f"{task['seconds']} s", shown, flush=True)
@@ -249,14 +247,10 @@ def say(scores: dict[str, Any]) -> None:
 
 def origin(asked: argparse.Namespace) -> dict[str, Any]:
     """Which model, which software, which machine."""
-    path = Path(asked.model)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
     device = torch.cuda.get_device_name() if torch.cuda.is_available() and asked.device != "cpu" else "cpu"
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    versions |= {"transformers": transformers.__version__, "tfive": __version__}
-    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
-    command = " ".join(["python benchmarks/evaluation.py", *words])
-    return {"command": command, "model_sha256": digest, "device": device, "versions": versions}
+    command = " ".join(["python studies/real_model/evaluation.py", *without_folders(sys.argv[1:])])
+    digest = file_sha256(Path(asked.model))
+    return {"command": command, "model_sha256": digest, "device": device, "versions": software_versions()}
 
 
 def main(given: list[str] | None = None) -> int:
@@ -268,7 +262,7 @@ def main(given: list[str] | None = None) -> int:
     report = agree(asked) if asked.command == "agree" else measure(asked)
     print(tables(report), f"{report['seconds']} seconds in all", sep="\n\n")
     if asked.summary is not None:
-        asked.summary.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        write_json(asked.summary, report)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""How fast the work could be on a device at best: arithmetic and memory traffic that no implementation avoids."""
+"""The roofline of the benchmark's work: seconds it takes at a device's peak arithmetic and memory bandwidth."""
 
 from __future__ import annotations
 

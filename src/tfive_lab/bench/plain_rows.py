@@ -1,7 +1,7 @@
-"""The plain path the tree is measured against: one row a thought, left-padded, through a stock transformers model.
+"""The baseline of the engine benchmark: one left-padded row per thought through a stock transformers model.
 
-It is written to be as fast as rows allow (rows sorted by length, logits only where they are read, inference mode where
-no gradient is needed) and knows nothing of the tree. Thoughts have full length here.
+It is as fast as such rows allow (sorted by length, logits only where they are used, inference mode where no gradient is
+needed) and shares no code with the tree engine. All thoughts have full length.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tfive.tree.layout import TextBatch, ThoughtPlan
 Rows = list[Tensor]
 
 
-class PlainPath:
+class PlainRows:
     """Sampling, scoring, log-probabilities and values of thoughts, each thought in a row of its own.
 
-    `rows` is how many rows go through the model at once. Results are in the order of the branches, `[B·R, …]`.
+    `rows` is the batch size. Results are in the order of the branches, `[B·R, …]`.
     """
 
     def __init__(self, model: PreTrainedModel, texts: TextBatch, plan: ThoughtPlan) -> None:

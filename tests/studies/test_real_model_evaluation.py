@@ -1,9 +1,8 @@
-"""The comparison of benchmarks/evaluation.py: differences are found, and the harness gets the fields it reads."""
+"""`studies/real_model/evaluation.py`: differences are found, and the harness gets the fields it reads."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,12 +12,10 @@ import scripts
 from tfive.errors import UserError
 from tfive.evaluate.tasks import Item
 
-ROOT = Path(__file__).parents[1]
-
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    return scripts.benchmark("evaluation")
+    return scripts.script("studies/real_model/evaluation.py")
 
 
 def ours(name: str, values: list[float], right: bool, normed: bool) -> dict[str, Any]:

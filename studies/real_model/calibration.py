@@ -1,12 +1,14 @@
-"""What a learned weight is worth on a real model: its offset against that of the fixed average, every attempt listed.
+"""What a learned weight is worth on a real model: its offset against the fixed average's, every attempt listed.
 
-    python benchmarks/calibration.py smollm2-135m benchmarks/calibration.toml --pairs same bracket:0.7 --out found.json
+    python studies/real_model/calibration.py smollm2-135m studies/real_model/calibration.toml study.toml \\
+        --pairs same bracket:0.7 --out found.json
 
-For each pair of critics: fit, qualify, pilot (Algorithm 1 up to line 2, critics of one seed), then learn a weight by
-each route on the same head-training texts. All attempts are judged on development texts (roles `head_validate` and
-`probe`) by the unbiased estimator (products over independent continuations of one prefix) and by the cross-fitted one
-(total and visible part); whole documents are the units of every error and fold. The attempt with the clearest reduction
-on *both* there is confirmed once, on the documents of the role `actor`, which nothing here has touched before.
+For each pair of critics: fit, qualify, pilot (Algorithm 1 up to line 2, critics of one seed), then learn a weight with
+each set of calibration settings (`--routes`) on the same head-training texts. All attempts are measured on development
+texts (roles `head_validate` and `probe`) by the unbiased estimator (products over independent continuations of one
+prefix) and by the cross-fitted one (total and visible part); whole documents are the units of every error and fold. The
+attempt with the clearest reduction by *both* there is measured once more, on the documents of the role `actor`, which
+nothing here has used before.
 """
 
 from __future__ import annotations
@@ -22,10 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 
-from tfive import __version__
 from tfive.cli.options import script
 from tfive.config.config import Config
 from tfive.errors import RunFailed
@@ -47,6 +47,7 @@ from tfive.training.build import build
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import place
 from tfive.training.recorder import Recorder
+from tfive_lab.study_files import software_versions, write_json
 
 ROUTES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -56,7 +57,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "wide": {"weight_width": 256, "mean_width": 256, "dropout": 0.3},
     "slow": {"weight_lr": 3e-4, "steps": 1200, "evaluate_every": 60},
 }
-"""What is changed of `[calibration]`, by name. `time-only` is a lazy weight: it sees the step alone."""
+"""What each route sets of `[calibration]`. `time-only` is a control: its weight sees nothing but the step."""
 
 
 class TimeOnly(nn.Module):
@@ -83,7 +84,7 @@ class TimeOnly(nn.Module):
 
 @dataclass
 class Stage:
-    """Frozen critics and normaliser of one pair, the heads' training data, and the texts that judge a candidate."""
+    """Algorithm 1 after the pilot with one pair of critics: everything frozen but the calibration heads."""
 
     pair: str
     method: T5
@@ -107,7 +108,7 @@ class Stage:
         return made
 
     def data(self, role: str, window: int) -> CalibrationData:
-        """A role's fresh trajectories as the heads read them, with whole documents as their units."""
+        """Fresh trajectories of a role as the heads read them; their clusters are whole documents."""
         parts, normaliser = self.method.parts, self.method.normaliser
         assert normaliser is not None
         fresh = parts.rollout.collect(role, window)
@@ -125,18 +126,19 @@ class Stage:
 
 
 class Untouched:
-    """Hands out the actor's texts for the judging roles: the actor never moves here, so nothing has seen them."""
+    """A ledger that hands out the actor's texts for any role: the actor is not trained here, so they are unused."""
 
     def __init__(self, corpus: PreparedCorpus) -> None:
         self.numbers = corpus.sequences("train", "actor")
 
     def draw(self, role: str, window: int, attempt: int = 0) -> Any:
+        """All of the actor's sequences."""
         return self.numbers
 
 
 @dataclass
 class Judges:
-    """One window's judging sets: single trajectories for the cross-fitted estimator, continuations for the unbiased."""
+    """What candidates are measured on: trajectories (cross-fitted estimator) and continuations (unbiased one)."""
 
     data: CalibrationData
     probe: Trajectories
@@ -144,6 +146,7 @@ class Judges:
 
     @classmethod
     def drawn(cls, stage: Stage, window: int) -> Judges:
+        """Fresh ones of a window."""
         parts, normaliser = stage.method.parts, stage.method.normaliser
         assert parts.probe is not None
         assert normaliser is not None
@@ -198,7 +201,7 @@ def line(estimate: Estimate) -> dict[str, Any]:
 def judge(
     stage: Stage, calibrator: Calibrator, candidate: Candidate, judges: Judges, window: int, *, whole: bool = False
 ) -> dict[str, Any]:
-    """What is said of a frozen candidate on one window's judging texts; `whole` adds both cross-fitted offsets."""
+    """The offsets of a frozen candidate and of the fixed average; `whole` adds both cross-fitted offsets."""
     normaliser = stage.method.normaliser
     assert normaliser is not None
     many = stage.config.calibration.continuations
@@ -226,7 +229,10 @@ def judge(
 
 
 def clearest(attempts: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The attempt whose weaker reduction (unbiased; visible, cross-fitted) stands out most on development texts."""
+    """The attempt whose weaker reduction (unbiased or cross-fitted visible, in standard errors) is largest.
+
+    Controls, attempts that kept the average, and attempts beyond κ are no candidates; None without one.
+    """
 
     def weaker(attempt: dict[str, Any]) -> float:
         found = attempt["development"]
@@ -241,22 +247,19 @@ def clearest(attempts: list[dict[str, Any]]) -> dict[str, Any] | None:
     return min(moved, key=weaker, default=None)
 
 
-def provenance(asked: argparse.Namespace, config: Config, corpus: PreparedCorpus, device: torch.device) -> dict:
+def provenance(
+    asked: argparse.Namespace, config: Config, corpus: PreparedCorpus, device: torch.device
+) -> dict[str, Any]:
     """What it takes to repeat the study."""
     return {
-        "command": "python benchmarks/calibration.py",
+        "command": "python studies/real_model/calibration.py",
         "configuration": config.leaves(),
         "config_sha256": hashlib.sha256(config.to_toml().encode()).hexdigest(),
         "pairs": asked.pairs,
         "routes": {name: ROUTES[name] for name in asked.routes},
         "corpus": corpus.fingerprint,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
-        "versions": {
-            "tfive": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "versions": software_versions(),
     }
 
 
@@ -311,12 +314,12 @@ def main() -> int:
             best["confirmation"] = judge(stage, calibrator, candidate, judges, 2, whole=True)
             show(best, "confirmation")
     document = {**provenance(asked, config, corpus, placement.device), "critics": pairs, "attempts": attempts}
-    asked.out.write_text(json.dumps(document, indent=1) + "\n")
+    write_json(asked.out, document)
     return 0
 
 
 def show(attempt: dict[str, Any], where: str) -> None:
-    """One line of an attempt."""
+    """Print one line for an attempt."""
     found = attempt[where]
     change, cross = found["unbiased_change"], found["cross_fitted"]
     parts = [f"{attempt['pair']:12} {attempt['route']:10} {where[:7]}"]
