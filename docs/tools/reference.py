@@ -26,7 +26,7 @@ from typer.main import get_command
 import tfive
 from tfive.cli.app import app
 from tfive.config.config import Config
-from tfive.config.layers import section_of, toml_value
+from tfive.config.layers import section_of, toml_item
 from tfive.section import Section
 
 FOLDER = Path(__file__).resolve().parents[1] / "reference"
@@ -118,7 +118,7 @@ def type_name(annotation: Any) -> str:
     if origin is Annotated:
         return type_name(inside[0])
     if origin is Literal:
-        return " or ".join(f"`{toml_value(value)}`" for value in inside)
+        return " or ".join(f"`{toml_item(value).as_string()}`" for value in inside)
     if origin in (Union, types.UnionType):
         return " or ".join(type_name(part) for part in inside)
     if origin in (tuple, list):
@@ -132,7 +132,7 @@ def default(field: FieldInfo) -> str:
     """The default as TOML, `none` where the key is empty, – where it must be given."""
     if field.is_required():
         return "–"
-    return "none" if field.default is None else f"`{cell(toml_value(field.default))}`"
+    return "none" if field.default is None else f"`{cell(toml_item(field.default).as_string())}`"
 
 
 # ── commands ───────────────────────────────────────────────────────────────────────────────────────────────────────
