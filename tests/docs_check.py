@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,7 +118,7 @@ def parse_error(words: list[str], targets: set[str]) -> str | None:
         return None
     path = [word for word in words[1:] if not word.startswith("-")]
     for depth in (2, 1):
-        done = _tfive([*path[:depth], "--help"])
+        done = _help(tuple(path[:depth]))
         if done.returncode == 0:
             offered = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", done.stdout))
             options = [word.partition("=")[0] for word in words[1:] if re.match(r"--?[A-Za-z]", word)]
@@ -126,8 +127,11 @@ def parse_error(words: list[str], targets: set[str]) -> str | None:
     return f"tfive has no command {path[0] if path else ''}"
 
 
-def _tfive(words: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "tfive", *words], capture_output=True, text=True, check=False)
+@cache
+def _help(path: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    # Pages show the same few commands again and again.
+    words = [sys.executable, "-m", "tfive", *path, "--help"]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
 def run(block: Block, folder: Path) -> str | None:
