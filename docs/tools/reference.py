@@ -34,7 +34,12 @@ NOTE = (
     "<!-- Written by docs/tools/reference.py from the source; change the docstring there, then run: make reference -->"
 )
 
-FURTHER = {"tfive.inference.results": ("Prediction", "Generation", "TextScores", "TokenScores", "Thought")}
+FURTHER = {
+    "tfive.inference.results": ("Prediction", "Generation", "TextScores", "TokenScores", "Thought"),
+    "tfive.methods.spec": ("MethodSpec",),
+    "tfive.methods.registry": ("register",),
+    "tfive.methods.method": ("Method", "Phase", "Kit"),
+}
 """Module → names that the public ones return or take, shown after them."""
 
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
