@@ -104,7 +104,7 @@ def killer(phase: str, point: str) -> Callable[[str], None]:
                         die()
                     return grown(self, *arguments, **options)
 
-                TreeModel._grow = dying  # type: ignore[method-assign]
+                TreeModel._grow = dying  # type: ignore[method-assign, assignment]
         elif seen["phase"] and where == point:
             die()
 
@@ -144,7 +144,8 @@ def test_thirty_kills_in_one_run(
     plan += [(phase, SAVES[number % len(SAVES)]) for number, phase in enumerate((*PHASES, *PHASES))]
     order = {phase: number for number, phase in enumerate(PHASES)}
     plan.sort(key=lambda pair: order[pair[0]])
-    folder, killed = home / "killed", Counter()
+    folder = home / "killed"
+    killed: Counter[str] = Counter()
     for phase, point in plan:
         status = in_a_child(folder, config, killer(phase, point), monkeypatch)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
