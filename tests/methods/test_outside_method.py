@@ -22,8 +22,8 @@ pytestmark = pytest.mark.model
 
 OUTSIDE = Path(__file__).parent / "outside" / "leave_one_out.py"
 SMALL = (
-    "window.items=32", "window.windows=2", "window.actor_steps=2", "actor.minibatches=2", "actor.reuse_passes=1",
-    "run.develop_items=32", "gate.passes=1", "critic.passes=1", "thought.length=4", "thought.checkpoints=[4]",
+    "window.items=16", "window.windows=2", "window.actor_steps=2", "actor.minibatches=2", "actor.reuse_passes=1",
+    "run.develop_items=12", "gate.passes=1", "critic.passes=1", "thought.length=4", "thought.checkpoints=[4]",
     "window.probe=0",
 )  # fmt: skip
 QUICK_T5 = "t5+qualify.mode=fixed+qualify.rounds=1+calibration.mode=average"
@@ -87,13 +87,13 @@ def test_it_is_compared_with_t5_and_resumes_to_the_same_numbers(site: Path, tmp_
     study = tmp_path / "study"
     methods = f"{QUICK_T5},leave-one-out"
     tfive_command(site, "compare", "nano", "--methods", methods, "--seeds", "1", *settings(), "--out", str(study))
-    page = (study / "report.md").read_text("utf-8")
+    page = (study / "report" / "report.md").read_text("utf-8")
     assert "leave-one-out" in page
     ran = summary_of(study / "cells" / "leave-one-out-seed0")
     assert ran["method"] == "leave-one-out"
     assert ran["windows"] == 2
-    # Two windows of 32 items, four thoughts each.
-    assert ran["account"]["roles"]["actor"]["trajectories"] == 2 * 32 * 4
+    # Two windows of 16 items, four thoughts each.
+    assert ran["account"]["roles"]["actor"]["trajectories"] == 2 * 16 * 4
 
     # The same run, stopped after its first checkpoint and resumed.
     run = tmp_path / "run"

@@ -89,7 +89,7 @@ def test_loss_and_statistics_match_a_loop(
     log_prob.requires_grad_(True)
     terms = policy_terms(log_prob, log_old, log_q, advantage, mask, aggregate=aggregate, **options)
     (gradient,) = torch.autograd.grad(terms.loss_sum, log_prob)
-    loss = clipped = kl = k3 = mismatch = 0.0
+    loss = clipped = kl = k3 = mismatch = mismatch_k3 = 0.0
     want_gradient = torch.zeros_like(gradient)
     for i in range(mask.shape[0]):
         length = int(mask[i].sum())
@@ -106,6 +106,7 @@ def test_loss_and_statistics_match_a_loop(
             kl += -math.log(rho)
             k3 += rho - 1 - math.log(rho)
             mismatch += q - old
+            mismatch_k3 += math.exp(old - q) - 1 - (old - q)
     assert float(terms.loss_sum.detach()) == pytest.approx(loss, abs=1e-12)
     torch.testing.assert_close(gradient, want_gradient, atol=1e-12, rtol=0)
     assert int(terms.clipped) == clipped
@@ -113,7 +114,7 @@ def test_loss_and_statistics_match_a_loop(
     assert float(terms.kl) == pytest.approx(kl, abs=1e-12)
     assert float(terms.kl_positive) == pytest.approx(k3, abs=1e-12)
     assert float(terms.mismatch) == pytest.approx(mismatch, abs=1e-12)
-    assert float(terms.mismatch_positive) >= 0
+    assert float(terms.mismatch_positive) == pytest.approx(mismatch_k3, abs=1e-12)
     assert int(terms.tokens) == int(mask.sum())
     assert int(terms.count) == (int(mask.any(-1).sum()) if aggregate == "thought" else int(mask.sum()))
 
