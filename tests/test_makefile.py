@@ -1,9 +1,11 @@
-"""The Makefile: what `make test` runs and in which order, and what `make clean` removes."""
+"""The Makefile: what `make test` runs and in which order, which files mypy sees, and what `make clean` removes."""
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,18 @@ def test_make_test_runs_all_that_contributing_promises_in_order(checkout: Path) 
         "python -m pytest",
         "python tests/docs_check.py --short",
     ]
+
+
+def test_types_are_checked_in_every_folder_with_python_files() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["mypy"]
+    visible = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    present = {file for folder in visible if folder.name not in ("build", "runs") for file in folder.rglob("*.py")}
+    checked = {file for name in settings["files"] for file in (ROOT / name).rglob("*.py")}
+    assert present == checked
+    # mypy leaves out the rooms' conftest.py, which share one name: fixtures live in modules with names of their own.
+    for file in (ROOT / "tests").glob("*/**/conftest.py"):
+        defined = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)]
+        assert not defined, f"{file}: move {defined[0].name} to a module and import it here"
 
 
 def test_ci_runs_make_test() -> None:

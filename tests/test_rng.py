@@ -18,18 +18,20 @@ from tfive import rng
         ),
     ],
 )
-def test_known_answers(monkeypatch, counter, key, words):
+def test_known_answers(
+    monkeypatch: pytest.MonkeyPatch, counter: tuple[int, ...], key: tuple[int, int], words: tuple[int, ...]
+) -> None:
     monkeypatch.setattr(rng, "_key", lambda seed, role: key)
     assert tuple(int(w) for w in rng.philox(0, "any", *counter)) == words
 
 
-def test_numbers_do_not_depend_on_batching():
+def test_numbers_do_not_depend_on_batching() -> None:
     whole = rng.uniforms(7, "actor", 3, np.arange(20)[:, None], 0, np.arange(12))
     parts = [rng.uniforms(7, "actor", 3, item, 0, np.arange(12)) for item in range(20)]
     np.testing.assert_array_equal(whole, np.stack(parts))
 
 
-def test_every_coordinate_matters():
+def test_every_coordinate_matters() -> None:
     base = rng.uniforms(1, "actor", 1, 1, 1, 1)
     others = [
         rng.uniforms(2, "actor", 1, 1, 1, 1),
@@ -40,7 +42,7 @@ def test_every_coordinate_matters():
     assert len({float(o) for o in others}) == len(others)
 
 
-def test_uniform_in_the_open_interval():
+def test_uniform_in_the_open_interval() -> None:
     draws = rng.uniforms(0, "actor", 0, np.arange(200_000))
     assert draws.min() > 0
     assert draws.max() < 1
@@ -49,13 +51,13 @@ def test_uniform_in_the_open_interval():
     assert chi_square < 95  # the 0.9999 quantile at 49 degrees of freedom is about 96
 
 
-def test_permutation_is_one():
+def test_permutation_is_one() -> None:
     order = rng.permutation(5, "actor", 2, 1000)
     assert sorted(order) == list(range(1000))
     assert (order != np.arange(1000)).mean() > 0.9
     assert (rng.permutation(5, "actor", 3, 1000) != order).any()
 
 
-def test_counters_out_of_range_are_refused():
+def test_counters_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="must lie in"):
         rng.uniforms(0, "actor", -1, 0)

@@ -3,6 +3,8 @@ different values have different ones."""
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -109,9 +111,9 @@ def test_powers_of_ten(digits: int, power: int) -> None:
 
 
 @given(st.lists(st.integers(-99, 99), min_size=2, max_size=4, unique=True), st.randoms(use_true_random=False))
-def test_the_order_of_a_list_or_set_says_nothing_and_that_of_a_tuple_does(numbers: list[int], random: object) -> None:
+def test_the_order_of_a_list_or_set_says_nothing_and_that_of_a_tuple_does(numbers: list[int], rng: Random) -> None:
     shuffled = list(numbers)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    rng.shuffle(shuffled)
     words, others = [str(n) for n in numbers], [str(n) for n in shuffled]
     gold = ", ".join(words)
     alike(gold, ",".join(others), ", ".join(others), ", ".join(others[:-1]) + f" and {others[-1]}")

@@ -55,15 +55,21 @@ def test_extraction_of_options() -> None:
     assert found == dict(CHOSEN)
 
 
+def letter(text: str, options: tuple[str, ...]) -> str:
+    found = extract_choice(text, options)
+    assert found is not None
+    return found[1]
+
+
 def test_options_that_only_differ_in_signs_or_case_are_told_apart() -> None:
     assert extract_choice("The answer is +1.", ("-1", "+1", "0")) == ("+1.", "B", "after “answer is”")
-    assert extract_choice("The answer is rr", ("RR", "Rr", "rr"))[1] == "C"  # type: ignore[index]
+    assert letter("The answer is rr", ("RR", "Rr", "rr")) == "C"
     assert extract_choice("The answer is the same", ("the same", "The same")) is not None
     assert extract_choice("The answer is mortal", ("mortal", "divine", "mortal")) is None
 
 
 def test_a_letter_that_is_also_an_option_means_the_letter() -> None:
-    assert extract_choice("The answer is C.", ("C", "D", "A"))[1] == "C"  # type: ignore[index]
+    assert letter("The answer is C.", ("C", "D", "A")) == "C"
 
 
 def test_a_verdict_tells_every_step() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_greedy_outputs_in_few_rows_are_transformers_own(
     found = written(thinker, Decoding(rows=2))
     for request in requests():
         ids = torch.tensor([tokenizer.encode(request.prompt)])
-        stock = lively.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False)
+        stock = cast(Any, lively).generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False)
         output = found[request.id, 0]
         assert list(output.ids) == stock[0, ids.shape[1] :].tolist()
         assert output.prompt_tokens == ids.shape[1]
@@ -97,8 +97,8 @@ def test_stops_cut_the_text_and_the_tokens(thinker: ThoughtModel, tokenizer: Pre
             assert output.ended == "stop"
             assert output.text == free[key].text[: free[key].text.find(stop)]
             assert output.ids == free[key].ids[: len(output.ids)]
-            assert stop in tokenizer.decode(output.ids)
-            assert stop not in tokenizer.decode(output.ids[:-1])
+            assert stop in tokenizer.decode(list(output.ids))
+            assert stop not in tokenizer.decode(list(output.ids[:-1]))
         else:
             assert output == free[key]
     assert found[name].ended == "stop"

@@ -73,7 +73,8 @@ def test_requests_are_answered_in_their_order(harness: Any, thinker: ThoughtMode
     for pair, (total, _) in zip(pairs, found, strict=True):
         ((_, (alone,)),) = log_likelihoods(thinker, [[pair]], when=when, seed=3)
         assert total == pytest.approx(alone.total, abs=1e-3)
-    short, long = {"until": ["e"], "max_gen_toks": 4}, {"until": [], "max_gen_toks": 6}
+    short: dict[str, Any] = {"until": ["e"], "max_gen_toks": 4}
+    long: dict[str, Any] = {"until": [], "max_gen_toks": 6}
     asked = [("The river", long), ("Seven", short), ("A", long)]
     written = model.generate_until([Asked(one) for one in asked])
     for number, (text, settings) in enumerate(asked):

@@ -54,7 +54,7 @@ def test_a_continuation_the_model_would_write_is_the_likeliest(
     ids = torch.tensor([tokenizer.encode("One red")])
     with torch.no_grad():
         best = lively(ids).logits[0, -1].argsort(descending=True)
-    words = [tokenizer.decode([int(i)]) for i in best]
+    words = [str(tokenizer.decode([int(i)])) for i in best]
     good = next(
         word for word in words if encoded_pair(tokenizer, "One red", word)[1] == (int(best[words.index(word)]),)
     )
@@ -131,7 +131,7 @@ def test_pairs_are_split_where_the_context_ends(tokenizer: PreTrainedTokenizerFa
     assert list(before) == tokenizer.encode("Two")
     begin, all_of_it = encoded_pair(tokenizer, "", "Two boxes")
     assert begin == (tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id,)
-    assert tokenizer.decode(all_of_it) == "Two boxes"
+    assert tokenizer.decode(list(all_of_it)) == "Two boxes"
 
 
 def test_what_cannot_be_scored_is_one_line(thinker: ThoughtModel) -> None:

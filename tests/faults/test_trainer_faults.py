@@ -193,7 +193,8 @@ def _swapped_critics(original: Any, self: Critics, trajectories: Any, judged: An
 
 
 def _own_batch(original: Any, self: Calibrator, acting: Any, judged: Any, normaliser: Any, mixture: Any) -> Any:
-    return original(self, acting, judged, PilotNormaliser.fit(*acting.need("gae_2BRT"), acting.mask_BRT), mixture)
+    first, second = acting.need("gae_2BRT")
+    return original(self, acting, judged, PilotNormaliser.fit(first, second, acting.mask_BRT, 1e-6), mixture)
 
 
 def _validation_on_training_texts(original: Any, self: T5, role: str) -> Any:

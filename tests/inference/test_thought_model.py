@@ -4,10 +4,11 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def spread(model: PreTrainedModel) -> Any:
 def settings(kind: str = "text", variable: bool = False) -> ThoughtSettings:
     return ThoughtSettings(
         length=T, checkpoints=(2, T), horizon=H, delimiters=kind, variable_length=variable, open=" (", close=")"
-    )  # type: ignore[arg-type]
+    )
 
 
 def opinionated(width: int) -> PredictionGate:
@@ -202,7 +203,7 @@ def test_prediction_is_that_of_plain_rows(
     assert {thought.closed for thought in found.thoughts} == ({False, True} if variable else {False})
     for thought in found.thoughts:
         assert thought.closed == (thought.ids[-1] == model.plan.stop_id)
-        assert thought.text == tokenizer.decode(thought.ids[: len(thought.ids) - thought.closed])
+        assert thought.text == tokenizer.decode(list(thought.ids[: len(thought.ids) - thought.closed]))
 
 
 @pytest.mark.parametrize("family", sorted(_FAMILIES))
@@ -286,9 +287,9 @@ def test_the_newest_thought_wins_and_is_dropped_after_its_horizon(
     both = model.predict(TEXT, positions=[5, 7])
     older, newer = model.predict(TEXT, positions=[5]), model.predict(TEXT, positions=[7])
     assert both.thoughts == (*older.thoughts, *newer.thoughts)
-    near = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}
-    torch.testing.assert_close(both.thoughtful[:7], older.thoughtful[:7], **near)
-    torch.testing.assert_close(both.thoughtful[7:], newer.thoughtful[7:], **near)
+    close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5, equal_nan=True)
+    close(both.thoughtful[:7], older.thoughtful[:7])
+    close(both.thoughtful[7:], newer.thoughtful[7:])
     assert not torch.allclose(older.thoughtful[7:9], newer.thoughtful[7:9], atol=1e-2)
     assert both.served.nonzero().flatten().tolist() == list(range(5, 7 + H))
     assert both.mixed[~both.served].equal(both.plain[~both.served])
@@ -321,10 +322,11 @@ def test_writing_many_and_predicting_agree(
         torch.testing.assert_close(scores.gate[first:], written.log_probs[:, 2], atol=1e-5, rtol=1e-5)
         if when.entropy_above is not None:
             entropy = scores.entropy[first:]
-            (again,) = model.score(
-                rows, lambda _, e, first=first: [first + p for p in uncertain_places(e[first:], 1.0, H)],
-                seed=8, items=[number],
-            )  # fmt: skip
+
+            def uncertain(_: int, found: Tensor, first: int = first) -> list[int]:
+                return [first + p for p in uncertain_places(found[first:], 1.0, H)]
+
+            (again,) = model.score(rows, uncertain, seed=8, items=[number])
             assert [t.position for t in again.thoughts] == places[0]
             assert all(entropy[p - first] > 1.0 for p in places[0])
     assert len({tuple(written.ids) for written in found.values()}) == len(requests)
@@ -357,7 +359,7 @@ def test_without_thoughts_greedy_writing_is_transformers_own(
     prompts = ["A thought is", "37 boxes", "the lines, and"]
     for prompt in prompts:
         ids = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False)])
-        stock = lively.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
+        stock = cast(Any, lively).generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
         written = model.generate(prompt, max_new_tokens=20, every=0, temperature=0)
         assert list(written.ids) == stock[0, ids.shape[1] :].tolist()
         assert written.thoughts == ()
@@ -402,7 +404,7 @@ def test_ends_and_stops(lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizer
     model = thought_model(lively, tokenizer)
     free = model.generate("the text", max_new_tokens=16, seed=3)
     assert free.finish_reason == "length"
-    assert free.text == tokenizer.decode(free.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert free.text == tokenizer.decode(list(free.ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     word = free.text[9:12]
     stopped = model.generate("the text", max_new_tokens=16, seed=3, stop=["never there", word])
     assert stopped.finish_reason == "stop"
@@ -416,14 +418,16 @@ def test_ends_and_stops(lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizer
         lively.generation_config.eos_token_id = 0
     assert ended.finish_reason == "end"
     assert ended.ids == free.ids[: free.ids.index(end) + 1]
-    assert ended.text == tokenizer.decode(ended.ids[:-1], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert ended.text == tokenizer.decode(
+        list(ended.ids[:-1]), skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
 
 
 def test_shown_thoughts_stand_where_they_were_had(lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     model = thought_model(lively, tokenizer)
     hidden, shown = (model.generate("37 boxes", max_new_tokens=9, seed=4, show=show) for show in (False, True))
-    text, ids = shown.text, hidden.ids
-    pieces = [tokenizer.decode(ids[a:b], clean_up_tokenization_spaces=False) for a, b in ((0, 4), (4, 8), (8, 9))]
+    text, ids = shown.text, list(hidden.ids)
+    pieces = [str(tokenizer.decode(ids[a:b], clean_up_tokenization_spaces=False)) for a, b in ((0, 4), (4, 8), (8, 9))]
     if "".join(pieces) != hidden.text:
         pytest.fail("choose another seed: a thought stands inside a character here")
     assert text == "".join(f"⟨{thought.text}⟩{piece}" for thought, piece in zip(shown.thoughts, pieces))

@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import Tensor
 
 from stage import Tally
+from tfive.methods.method import Method
 from tfive.methods.t5 import T5
 from tfive.rl.qualify import Qualifier
 from tfive.rl.trajectory import Trajectories
+from tfive.training.build import Workshop
 
 PLAIN = ("calibration.mode=average", "window.probe=0", "gate.enabled=false")
 """Enough of a window for what does not concern heads, probes or gate."""
 QUICK = ("calibration.cross_fit=false",)
 
 
-def advance_to(method: T5, phase: str) -> list[str]:
+def t5_of(run: Workshop) -> T5:
+    """The run's method, which is T⁵."""
+    assert isinstance(run.method, T5)
+    return run.method
+
+
+def advance_to(method: Method[Any], phase: str) -> list[str]:
     """Micro-steps until `phase` is next."""
-    done = []
+    done: list[str] = []
     while method.phase != phase or not done:
         done.append(method.advance())
     return done
 
 
-def window(method: T5) -> list[str]:
+def window(method: Method[Any]) -> list[str]:
     """One whole window."""
     return advance_to(method, "open")
 
@@ -60,12 +69,24 @@ def changing(run: Any, role: str, change: Callable[[Trajectories], Trajectories]
         found = collect(asked, *arguments, **options)
         return change(found) if asked == role else found
 
-    run.method.parts.rollout.collect = changed  # type: ignore[method-assign]
+    run.method.parts.rollout.collect = changed
+
+
+def noting(records: list[Trajectories]) -> Callable[[Trajectories], Trajectories]:
+    """A change that keeps each set in `records` and leaves it as it is."""
+
+    def note(record: Trajectories) -> Trajectories:
+        records.append(record)
+        return record
+
+    return note
 
 
 def other_outcomes(record: Trajectories) -> Trajectories:
-    names = ("rewards_BRT", "returns_BRT")
-    return record.having(**{name: (record.need(name) * -2 + 1) * record.mask_BRT for name in names})
+    rewards_BRT, returns_BRT = (
+        (record.need(name) * -2 + 1) * record.mask_BRT for name in ("rewards_BRT", "returns_BRT")
+    )
+    return record.having(rewards_BRT=rewards_BRT, returns_BRT=returns_BRT)
 
 
 def decide_tests(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
@@ -77,3 +98,14 @@ def decide_tests(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     script()
     return script
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tiny")
+
+
+@pytest.fixture
+def verdicts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Decide the outcome of every qualification test; after the given ones all pass."""
+    return decide_tests(monkeypatch)

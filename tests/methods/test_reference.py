@@ -252,7 +252,7 @@ def test_the_teacher_starts_at_the_model_and_follows_every_step() -> None:
 
 
 def test_a_bfloat16_model_has_a_float32_teacher() -> None:
-    model = writer().to(torch.bfloat16)
+    model = writer().bfloat16()
     teacher = Teacher(TreeModel(copy.deepcopy(model), PLAN), decay=0.999, rows=2)
     masters = {name: parameter.detach().float() for name, parameter in model.named_parameters()}
     teacher.follow(masters)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from t5_window import QUICK, advance_to, changing, window
+from t5_window import QUICK, advance_to, changing, noting, window
 
 from stage import workshop
 from tfive.methods.registry import spec_of
@@ -23,7 +23,7 @@ def test_the_account_adds_up(home: Path, verdicts: Any) -> None:
         run = workshop(home, *QUICK, telemetry=recorder)
         made: dict[str, list[Trajectories]] = {}
         for role in ("critic_fit", "qualify", "pilot", "head_train", "head_validate", "actor", "scale", "probe"):
-            changing(run, role, lambda record, role=role: made.setdefault(role, []).append(record) or record)  # type: ignore[misc]
+            changing(run, role, noting(made.setdefault(role, [])))
         advance_to(run.method, "update")
         probe = run.method.held["probe"]
         window(run.method)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from t5_window import PLAIN, QUICK, actor_weights, advance_to, logged, same, window
+from t5_window import PLAIN, QUICK, actor_weights, advance_to, logged, same, t5_of, window
 
 from stage import Tally, workshop
 from tfive.rl.calibration.mixture import LearnedWeight
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.model
 @pytest.mark.parametrize(("mode", "weight"), [("average", 0.5), ("single", 1.0), ("minimum", 0.0)])
 def test_fixed_mixtures_need_no_heads(home: Path, verdicts: Any, mode: str, weight: float) -> None:
     run = workshop(home, f"calibration.mode={mode}", *QUICK)
-    method = run.method
+    method = t5_of(run)
     before = copy.deepcopy(method.parts.calibrator.state_dict())
     advance_to(method, "update")
     acting = method.held["actor"]
@@ -34,7 +34,7 @@ def test_fixed_mixtures_need_no_heads(home: Path, verdicts: Any, mode: str, weig
     tally = method.parts.telemetry
     assert isinstance(tally, Tally)
     assert not {"head_train", "head_validate"} & set(tally.amounts)
-    other = workshop(home, f"calibration.mode={mode}", *QUICK).method
+    other = t5_of(workshop(home, f"calibration.mode={mode}", *QUICK))
     other.load_state_dict(method.state_dict())
     assert other.mixture == method.mixture
 
@@ -42,7 +42,7 @@ def test_fixed_mixtures_need_no_heads(home: Path, verdicts: Any, mode: str, weig
 @pytest.mark.parametrize("mode", ["learned", "state", "repeated"])
 def test_learned_mixtures_are_validated_or_fall_back(home: Path, verdicts: Any, mode: str) -> None:
     run = workshop(home, f"calibration.mode={mode}", "calibration.kappa=0.9", "calibration.weight_lr=0.03", *QUICK)
-    method = run.method
+    method = t5_of(run)
     window(method)
     report = method.report
     assert 0 <= report["retention"] <= 0.9 or report["mixture"] == "average"
@@ -53,9 +53,9 @@ def test_learned_mixtures_are_validated_or_fall_back(home: Path, verdicts: Any, 
     # A weight that a validation accepted is the one a resumed run goes on with.
     head = method.parts.calibrator.fresh_weight_head()
     with torch.no_grad():
-        head.joined.last.bias += 1.0
+        head.joined.last.bias.add_(1.0)
     method.mixture = LearnedWeight(head, mode == "state", mode)
-    other = workshop(home, f"calibration.mode={mode}", *QUICK).method
+    other = t5_of(workshop(home, f"calibration.mode={mode}", *QUICK))
     other.load_state_dict(method.state_dict())
     assert isinstance(other.mixture, LearnedWeight)
     assert (other.mixture.name, other.mixture.state_only) == (mode, mode == "state")
@@ -74,7 +74,7 @@ def test_a_candidate_that_keeps_too_little_signal_is_replaced_by_the_average(hom
             head.joined.last.bias += 2.0
         return type(candidate)(LearnedWeight(head), candidate.mean_head, 0.0, 0.0, 0, candidate.trace)
 
-    run.method.parts.calibrator.learn = learned  # type: ignore[method-assign]
+    run.method.parts.calibrator.learn = learned
     window(run.method)
     assert run.method.report["mixture"] == "average"
     assert run.method.report["accepted"] is False

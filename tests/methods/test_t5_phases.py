@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from t5_window import PLAIN, QUICK, actor_weights, advance_to, changing, logged, same, window
+from t5_window import PLAIN, QUICK, actor_weights, advance_to, changing, logged, noting, same, t5_of, window
 
 from stage import workshop
 from tfive.errors import RunFailed
@@ -19,8 +19,9 @@ pytestmark = pytest.mark.model
 
 def test_phases_come_in_the_declared_order(home: Path, verdicts: Any) -> None:
     run = workshop(home, "qualify.consecutive=2", "critic.passes=2", *QUICK)
-    method, stages = run.method, []
-    done = []
+    method = t5_of(run)
+    stages: list[str] = []
+    done: list[str] = []
     while not done or method.phase != "open":
         stages.append(method.stage)
         done.append(method.advance())
@@ -46,7 +47,7 @@ def test_phases_come_in_the_declared_order(home: Path, verdicts: Any) -> None:
 def test_without_a_warm_up_the_first_window_fits_no_longer_than_the_next(
     home: Path, verdicts: Any, overrides: tuple[str, ...]
 ) -> None:
-    method = workshop(home, "critic.passes=2", *overrides, *PLAIN).method
+    method = t5_of(workshop(home, "critic.passes=2", *overrides, *PLAIN))
     assert advance_to(method, "qualify") == ["open", "fit", "fit"]
     assert method.stage == "full warm-up"
 
@@ -69,7 +70,7 @@ def test_every_attempt_fits_and_tests_on_fresh_trajectories(home: Path, verdicts
     run = workshop(home, "qualify.consecutive=2", *PLAIN)
     drawn: list[Trajectories] = []
     for role in ("critic_fit", "qualify"):
-        changing(run, role, lambda record: drawn.append(record) or record)  # type: ignore[func-returns-value]
+        changing(run, role, noting(drawn))
     done = advance_to(run.method, "pilot")
     # A failure in between starts the row of passes again, after another fit.
     assert done == ["open", "fit", "fit", "qualify", "fit", "qualify", "qualify", "fit", "qualify", "qualify"]
@@ -82,7 +83,7 @@ def test_every_attempt_fits_and_tests_on_fresh_trajectories(home: Path, verdicts
 
 def test_a_sustained_failure_pauses_the_actor_and_recovery_readmits_it(home: Path, verdicts: Any) -> None:
     run = workshop(home, "qualify.patience=2", *PLAIN)
-    method = run.method
+    method = t5_of(run)
     window(method)
     verdicts(False)
     before = actor_weights(run)
@@ -111,7 +112,7 @@ def test_a_sustained_failure_pauses_the_actor_and_recovery_readmits_it(home: Pat
 def test_a_fixed_warm_up_asks_nobody(home: Path, verdicts: Any) -> None:
     verdicts(*[False] * 9)
     run = workshop(home, "qualify.mode=fixed", "qualify.rounds=3", "qualify.attempts=1", *PLAIN)
-    method = run.method
+    method = t5_of(run)
     warm = ["open", "fit", "fit", "qualify", "fit", "qualify", "fit", "qualify"]
     assert window(method) == [*warm, "pilot", "calibrate", "collect", *["update"] * 4, "close"]
     assert window(method) == ["open", "fit", "qualify", "pilot", "calibrate", "collect", *["update"] * 4, "close"]

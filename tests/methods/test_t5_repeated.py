@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from t5_window import QUICK, advance_to, changing, other_outcomes, same
+from t5_window import QUICK, advance_to, changing, other_outcomes, same, t5_of
 
 from stage import Tally, workshop
 from tfive import rng
@@ -29,7 +29,7 @@ def changing_continuations(run: Any, role: str) -> None:
         found = rewarded(scored)
         return other_outcomes(found) if scored.role == role and scored.probe_step_BR is not None else found
 
-    rollout.rewarded = changed  # type: ignore[method-assign]
+    rollout.rewarded = changed
 
 
 def test_repeated_continuations_keep_the_roles_apart(home: Path, verdicts: Any) -> None:
@@ -42,7 +42,7 @@ def test_repeated_continuations_keep_the_roles_apart(home: Path, verdicts: Any) 
     changing(runs[3], "actor", other_outcomes)
     for run in runs:
         advance_to(run.method, "update")
-    plain, taught, validated, acted = (run.method for run in runs)
+    plain, taught, validated, acted = map(t5_of, runs)
     heads = [method.parts.calibrator.state_dict() for method in (plain, taught, validated, acted)]
     assert not same(heads[1], heads[0])
     assert same(heads[2], heads[0])
@@ -68,7 +68,7 @@ def test_repeated_prefixes_are_paid_for_under_their_roles(home: Path, verdicts: 
         counts.setdefault(f"{scored.role} tokens", []).append(int(scored.mask_BRT.sum()) - given)
         return rewarded(scored)
 
-    run.method.parts.rollout.rewarded = noting  # type: ignore[method-assign]
+    run.method.parts.rollout.rewarded = noting
     advance_to(run.method, "update")
     tally = run.method.parts.telemetry
     assert isinstance(tally, Tally)

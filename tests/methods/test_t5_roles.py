@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from t5_window import PLAIN, QUICK, actor_weights, advance_to, changing, other_outcomes, same, window
+from t5_window import PLAIN, QUICK, actor_weights, advance_to, changing, other_outcomes, same, t5_of, window
 
 from stage import workshop
 from tfive.rl.snapshots import WrongSnapshot
@@ -21,7 +21,8 @@ pytestmark = pytest.mark.model
 
 def test_only_the_actor_moves_while_it_is_updated(home: Path, verdicts: Any) -> None:
     run = workshop(home, *QUICK)
-    method, parts = run.method, run.method.parts
+    method = t5_of(run)
+    parts = method.parts
     advance_to(method, "update")
     assert parts.gate is not None
 
@@ -117,7 +118,7 @@ def test_the_pilot_alone_sets_the_normaliser(home: Path, verdicts: Any) -> None:
     changing(runs[2], "actor", other_outcomes)
     for run in runs:
         advance_to(run.method, "update")
-    plain, pilot, actor = (run.method for run in runs)
+    plain, pilot, actor = map(t5_of, runs)
     assert pilot.normaliser != plain.normaliser
     assert actor.normaliser == plain.normaliser
     assert plain.normaliser is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stage import Tally, workshop
 from tfive.methods.registry import spec_of
-from tfive.rl.gate import Gate
+from tfive.rl.gate import Experts, Gate
 from tfive.training.build import Workshop
 
 pytestmark = pytest.mark.model
@@ -39,7 +39,8 @@ def finished(home: Path) -> dict[str, tuple[Workshop, list[dict[str, Any]], list
     """Two windows of every method, with the actor's items as they were drawn."""
     found = {}
     for method in METHODS:
-        shop, drawn = shop_of(home, method), []
+        shop = shop_of(home, method)
+        drawn: list[Any] = []
         texts_of = shop.method.parts.rollout.texts_of
 
         def noting(numbers: Any, texts_of: Any = texts_of, drawn: list[Any] = drawn) -> Any:
@@ -71,7 +72,7 @@ def test_the_account_counts_every_thought_of_a_group(finished: Any) -> None:
         tally = shop.method.parts.telemetry
         assert isinstance(tally, Tally)
         count = sum(int((batch >= 0).sum()) for batch in batches)
-        booked = tally.amounts.get("actor", {})
+        booked: dict[str, Any] = tally.amounts.get("actor", {})
         assert booked.get("trajectories", 0) == (0 if method == "ntp" else count * shop.config.group), method
         extra = set(tally.amounts) - {"actor"}
         assert (
@@ -145,9 +146,14 @@ def test_development_is_measured_with_one_thought_whatever_the_group(finished: A
 
 
 def test_the_gate_learns_from_one_thought_an_item(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    seen: list[Experts] = []
     fit = Gate.fit
-    monkeypatch.setattr(Gate, "fit", lambda self, found, window: seen.append(found) or fit(self, found, window))
+
+    def noted(self: Gate, found: Experts, window: int) -> Any:
+        seen.append(found)
+        return fit(self, found, window)
+
+    monkeypatch.setattr(Gate, "fit", noted)
     for method in ("anchor-only", "quiet-star-grpo"):
         run(shop_of(home, method), 1)
     single, grouped = seen

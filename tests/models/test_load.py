@@ -5,7 +5,9 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -144,7 +146,9 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
-def test_damaged_folder_is_one_line(saved: Path, damage, capfd: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+def test_damaged_folder_is_one_line(
+    saved: Path, damage: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
+) -> None:
     damage(saved)
     with pytest.raises(UserError) as error:
         load_model(saved, device="cpu")
@@ -222,10 +226,13 @@ def write_gguf(path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokeniz
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
+    assert config.num_key_value_heads is not None
+    assert config.head_dim is not None
+    rope: Any = config.rope_parameters
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
     writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     content = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
@@ -249,11 +256,12 @@ def write_gguf(path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokeniz
     writer.close()
 
 
-def _gguf_tensors(model: LlamaForCausalLM):  # type: ignore[no-untyped-def]
+def _gguf_tensors(model: LlamaForCausalLM) -> Iterator[tuple[str, np.ndarray]]:
     def interleaved(weight: torch.Tensor, heads: int) -> np.ndarray:
         return weight.view(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape).contiguous().numpy()
 
     config = model.config
+    assert config.num_key_value_heads is not None
     yield "token_embd.weight", model.model.embed_tokens.weight.detach().numpy()
     yield "output_norm.weight", model.model.norm.weight.detach().numpy()
     for number, layer in enumerate(model.model.layers):

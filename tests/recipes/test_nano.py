@@ -10,6 +10,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import asides
 import make_text
@@ -27,7 +28,7 @@ import worked_prose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 ROOT = Path(__file__).parents[2]
 NANO = ROOT / "src" / "tfive" / "data" / "nano"
@@ -35,17 +36,17 @@ REDISTRIBUTABLE = re.compile(r"CC0 1\.0|CC BY(-SA)? \d\.\d|public domain \(USA\)
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
+def tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(NANO)
 
 
 @pytest.fixture(scope="module")
-def model():
+def model() -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(NANO, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
-def card():
+def card() -> dict[str, Any]:
     return json.loads((NANO / "card.json").read_text(encoding="utf-8"))
 
 
@@ -57,28 +58,28 @@ def corpus(name: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.model
-def test_it_is_a_stock_llama_of_about_five_million_tied_parameters(model):
+def test_it_is_a_stock_llama_of_about_five_million_tied_parameters(model: PreTrainedModel) -> None:
     assert type(model).__name__ == "LlamaForCausalLM"
     assert 4e6 < model.num_parameters() < 6e6
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
     assert model.config.max_position_embeddings == 512
 
 
-def test_weights_are_bf16_and_small():
+def test_weights_are_bf16_and_small() -> None:
     path = NANO / "model.safetensors"
     assert path.stat().st_size < 12e6
     with safe_open(path, framework="pt") as stored:
         assert {stored.get_tensor(name).dtype for name in stored.keys()} == {torch.bfloat16}  # noqa: SIM118
 
 
-def test_every_shipped_file_has_its_recorded_sha256(card):
+def test_every_shipped_file_has_its_recorded_sha256(card: dict[str, Any]) -> None:
     for name, digest in card["files"].items():
         assert hashlib.sha256((NANO / name).read_bytes()).hexdigest() == digest, name
     shipped = {str(path.relative_to(NANO)) for path in NANO.rglob("*") if path.is_file()}
     assert shipped == {*card["files"], "card.json", "README.md"}
 
 
-def test_the_card_states_what_was_measured(card):
+def test_the_card_states_what_was_measured(card: dict[str, Any]) -> None:
     page = (NANO / "README.md").read_text(encoding="utf-8")
     assert tuple(card["measured"]) == measure.ROWS
     for kind, row in card["measured"].items():
@@ -90,7 +91,7 @@ def test_the_card_states_what_was_measured(card):
     assert f"{card['log']['tokens']:,} tokens" in page
 
 
-def test_the_card_states_hashes_licences_commands_and_limits(card):
+def test_the_card_states_hashes_licences_commands_and_limits(card: dict[str, Any]) -> None:
     page = (NANO / "README.md").read_text(encoding="utf-8")
     for name, digest in card["files"].items():
         assert f"| `{name}` | `{digest}` |" in page
@@ -101,7 +102,7 @@ def test_the_card_states_hashes_licences_commands_and_limits(card):
     assert "\n## Limits\n- " in page
 
 
-def test_the_card_belongs_to_this_recipe(card):
+def test_the_card_belongs_to_this_recipe(card: dict[str, Any]) -> None:
     """Settings are recorded when the model is trained; the recipe beside it must not have moved on."""
     for name, value in card["text"].items():
         current = getattr(asides, name.upper())
@@ -116,7 +117,7 @@ def test_the_card_belongs_to_this_recipe(card):
 # --- tokenizer ------------------------------------------------------------------------------------------------------
 
 
-def test_digits_and_parentheses_stand_alone(tokenizer):
+def test_digits_and_parentheses_stand_alone(tokenizer: PreTrainedTokenizerBase) -> None:
     assert tokenizer.tokenize("1480 + 296") == ["1", "4", "8", "0", "Ġ+", "Ġ2", "9", "6"]
     for token in tokenizer.get_vocab():
         plain = token.lstrip("Ġ")
@@ -126,12 +127,12 @@ def test_digits_and_parentheses_stand_alone(tokenizer):
 
 @given(st.text(max_size=60))
 @settings(max_examples=60, deadline=None)
-def test_the_tokenizer_gives_text_back(tokenizer, text):
+def test_the_tokenizer_gives_text_back(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     text = text.replace("<|endoftext|>", "")
     assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
-def test_every_working_fits_in_a_thought(tokenizer):
+def test_every_working_fits_in_a_thought(tokenizer: PreTrainedTokenizerBase) -> None:
     rng = random.Random(0)
     lengths = [
         len(tokenizer(worked_prose.draw_figure(rng, kind, held_out=True).working).input_ids)
@@ -144,7 +145,7 @@ def test_every_working_fits_in_a_thought(tokenizer):
 # --- corpus ---------------------------------------------------------------------------------------------------------
 
 
-def test_corpus_rows_are_licensed_and_distinct():
+def test_corpus_rows_are_licensed_and_distinct() -> None:
     rows = corpus("real") + corpus("worked")
     assert all(REDISTRIBUTABLE.fullmatch(row["licence"]) for row in rows)
     assert all(row["licence"] == make_text.LICENCES[make_text.family(row["source"])] for row in rows)
@@ -152,7 +153,7 @@ def test_corpus_rows_are_licensed_and_distinct():
     assert sum(path.stat().st_size for path in (NANO / "corpus").iterdir()) < 3e6
 
 
-def test_worked_prose_of_the_corpus_shows_no_working_and_no_learnt_product():
+def test_worked_prose_of_the_corpus_shows_no_working_and_no_learnt_product() -> None:
     for row in corpus("worked"):
         assert not re.search(r"[()+]|that is", row["text"])
         for found in re.finditer(phrases.MATCH_PATTERN, row["text"]):
@@ -160,13 +161,13 @@ def test_worked_prose_of_the_corpus_shows_no_working_and_no_learnt_product():
             assert len(operands) != 2 or worked_prose.pair_is_held_out(*operands)
 
 
-def test_pre_training_multiplies_no_held_out_pair():
+def test_pre_training_multiplies_no_held_out_pair() -> None:
     rng = random.Random(1)
     for _ in range(500):
         assert not worked_prose.pair_is_held_out(*worked_prose.draw_figure(rng, "product", held_out=False).operands)
 
 
-def test_the_corpus_is_what_the_recipe_draws(card):
+def test_the_corpus_is_what_the_recipe_draws(card: dict[str, Any]) -> None:
     rows = list(make_text.worked_rows(card["inputs"]["seed"], 300))
     assert rows == corpus("worked")[:300]
 
@@ -189,13 +190,13 @@ def figures_in(text: str) -> list[int]:
     return counts
 
 
-def test_results_of_the_corpus_are_right_found_by_the_pattern_and_of_the_stated_kinds():
+def test_results_of_the_corpus_are_right_found_by_the_pattern_and_of_the_stated_kinds() -> None:
     seen = [count for row in corpus("worked") for count in figures_in(row["text"])]
     assert set(seen) == {2, 4}  # products and sums, no loads
     assert seen.count(2) / len(seen) == pytest.approx(1 / 3, abs=0.02)
 
 
-def test_results_of_pre_training_prose_are_right_and_of_three_kinds_alike():
+def test_results_of_pre_training_prose_are_right_and_of_three_kinds_alike() -> None:
     pieces = [worked_prose.draw_document(5, "test", n, reckoned=0.0, held_out=False) for n in range(600)]
     seen = [count for one in pieces for count in figures_in(worked_prose.document_text(one))]
     assert set(seen) == {2, 3, 4}
@@ -203,14 +204,14 @@ def test_results_of_pre_training_prose_are_right_and_of_three_kinds_alike():
         assert seen.count(operands) / len(seen) == pytest.approx(1 / 3, abs=0.05)
 
 
-def test_the_pattern_hardly_occurs_in_real_text():
+def test_the_pattern_hardly_occurs_in_real_text() -> None:
     assert sum(bool(re.search(phrases.MATCH_PATTERN, row["text"])) for row in corpus("real")) <= 3
 
 
 # --- the world ------------------------------------------------------------------------------------------------------
 
 
-def test_documents_depend_on_their_number_alone():
+def test_documents_depend_on_their_number_alone() -> None:
     def draw(number: int) -> str:
         return worked_prose.document_text(worked_prose.draw_document(3, "test", number, reckoned=0.3, held_out=False))
 
@@ -219,7 +220,7 @@ def test_documents_depend_on_their_number_alone():
     assert len(set(forwards)) == 50
 
 
-def test_notebooks_are_right():
+def test_notebooks_are_right() -> None:
     for number in range(50):
         for line in worked_prose.draw_notebook(1, "test", number).split("\n"):
             values = {eval(side.replace(" x ", " * ")) for side in line.split(" = ")}
@@ -227,7 +228,7 @@ def test_notebooks_are_right():
 
 
 @pytest.fixture(scope="module")
-def book(tokenizer):
+def book(tokenizer: PreTrainedTokenizerBase) -> asides.Book:
     documents = [np.array(tokenizer(row["text"]).input_ids, dtype=np.uint16) for row in corpus("real")[:40]]
     return asides.Book(tokenizer.backend_tokenizer, documents)
 
@@ -246,7 +247,7 @@ def without_asides(tokens: list[int], book: asides.Book) -> list[int]:
     return out
 
 
-def test_text_goes_on_after_an_aside_as_if_nothing_had_been_said(book):
+def test_text_goes_on_after_an_aside_as_if_nothing_had_been_said(book: asides.Book) -> None:
     for number in range(60):
         rng = random.Random(number)
         plain: list[int] = []
@@ -260,7 +261,7 @@ def test_text_goes_on_after_an_aside_as_if_nothing_had_been_said(book):
         assert all(token < asides.SILENT for token in without_asides(strewn, book))
 
 
-def test_asides_before_results_have_the_stated_shares_and_only_true_workings_are_taught(book):
+def test_asides_before_results_have_the_stated_shares_and_only_true_workings_are_taught(book: asides.Book) -> None:
     rng = random.Random(7)
     counts = {"silent": 0, "working": 0}
     for _ in range(4000):
@@ -282,7 +283,7 @@ def test_asides_before_results_have_the_stated_shares_and_only_true_workings_are
     assert counts["working"] / 4000 == pytest.approx(shares["working"], abs=0.02)
 
 
-def test_shards_are_reproducible_and_exact_in_size(book):
+def test_shards_are_reproducible_and_exact_in_size(book: asides.Book) -> None:
     first = asides.make_shard(1, 3, 5000, book)
     assert first.shape == (5000,)
     assert (first == asides.make_shard(1, 3, 5000, book)).all()
@@ -293,14 +294,14 @@ def test_shards_are_reproducible_and_exact_in_size(book):
 
 
 @pytest.mark.model
-def test_the_fast_forward_is_the_stock_forward():
+def test_the_fast_forward_is_the_stock_forward() -> None:
     small = train_model.build_model(300, 0, 1, train_model.SHAPE | {"num_hidden_layers": 2})
     tokens = torch.randint(0, 300, (2, 21), generator=torch.Generator().manual_seed(0))
     stock = small.model(tokens).last_hidden_state
     torch.testing.assert_close(train_model.hidden_states(small, tokens, torch.float32), stock, rtol=1e-5, atol=1e-5)
 
 
-def test_silent_tokens_are_no_targets():
+def test_silent_tokens_are_no_targets() -> None:
     small = train_model.build_model(50, 0, 1, train_model.SHAPE | {"num_hidden_layers": 1})
     rows = torch.randint(1, 50, (2, 12), generator=torch.Generator().manual_seed(0))
     marked = rows.clone()
@@ -309,7 +310,7 @@ def test_silent_tokens_are_no_targets():
     torch.testing.assert_close(train_model.stream_loss(small, marked), full)
 
 
-def test_muon_makes_matrices_nearly_orthogonal_and_moves_by_the_stated_amount():
+def test_muon_makes_matrices_nearly_orthogonal_and_moves_by_the_stated_amount() -> None:
     stack = torch.randn(2, 24, 60, generator=torch.Generator().manual_seed(0))
     values = torch.linalg.svdvals(muon.orthogonal(stack))
     assert values.min() > 0.6
@@ -330,7 +331,7 @@ def write_gzip(path: Path, rows: list[dict[str, str]]) -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def test_the_whole_recipe_runs_small_on_a_cpu(tmp_path, monkeypatch):
+def test_the_whole_recipe_runs_small_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sentence = "The harbour of this small town was built by fishermen who had come from the north many years ago. "
     rows = [
         {"id": f"doc-{n}", "text": f"Town {n}\n\n" + sentence.replace("town", f"town {n}") * 4, "source": source}
@@ -372,7 +373,7 @@ def place_of(kind: str, text: int) -> plain_thoughts.Place:
     return plain_thoughts.Place(text, kind, (1,), (2,))
 
 
-def test_means_have_texts_as_their_unit():
+def test_means_have_texts_as_their_unit() -> None:
     values = [1.0, 2.0, 4.0, 7.0]
     mean, error = measure.mean_and_error(values, [place_of("x", n) for n in range(4)], {"x": 1.0})
     assert mean == pytest.approx(3.5)
@@ -381,14 +382,14 @@ def test_means_have_texts_as_their_unit():
     assert doubled == pytest.approx((mean, error))  # the same texts again tell nothing new
 
 
-def test_a_mixture_weighs_kinds_not_places():
+def test_a_mixture_weighs_kinds_not_places() -> None:
     places = [place_of("x", 0), place_of("x", 1), place_of("x", 2), place_of("y", 3), place_of("y", 4)]
     mean, error = measure.mean_and_error([1.0, 2.0, 3.0, 10.0, 20.0], places, {"x": 0.75, "y": 0.25})
     assert mean == pytest.approx(0.75 * 2 + 0.25 * 15)
     assert error == pytest.approx(((2 * 0.25**2 + 2 * 0.625**2) * 5 / 4) ** 0.5)  # what each text adds to the mean
 
 
-def test_the_shares_of_selected_positions():
+def test_the_shares_of_selected_positions() -> None:
     shares = measure.selected_shares(match=0.6, real=0.25)
     assert measure.result_shares() == pytest.approx({"product result": 1 / 3, "sum result": 2 / 3})
     assert shares == pytest.approx(
@@ -396,7 +397,7 @@ def test_the_shares_of_selected_positions():
     )
 
 
-def test_the_mixture_is_the_one_the_preset_asks_for():
+def test_the_mixture_is_the_one_the_preset_asks_for() -> None:
     text = tomllib.loads((ROOT / "src" / "tfive" / "config" / "presets" / "nano.toml").read_text(encoding="utf-8"))[
         "text"
     ]
@@ -407,7 +408,9 @@ def test_the_mixture_is_the_one_the_preset_asks_for():
 
 
 @pytest.mark.model
-def test_the_plain_scorer_is_the_loss_of_the_written_out_row(model, tokenizer):
+def test_the_plain_scorer_is_the_loss_of_the_written_out_row(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
     law = measure.thought_law(tokenizer)
     asked = ("Anna packed 37 boxes of 48 pencils each, which makes", " 37 boxes of 48 pencils each, which makes")
     after, inner = " 1776 pencils", ("1480 + 296", "")
@@ -426,7 +429,7 @@ def test_the_plain_scorer_is_the_loss_of_the_written_out_row(model, tokenizer):
             assert loss.item() == pytest.approx(expected, abs=1e-4), row
 
 
-def test_the_card_meets_the_design_condition(card):
+def test_the_card_meets_the_design_condition(card: dict[str, Any]) -> None:
     """At every kind of result the true working helps by at least 0.2 nats a token; untrained thoughts hurt on average
     over the selected positions, beyond the error of measurement.
     """
@@ -443,7 +446,9 @@ def test_the_card_meets_the_design_condition(card):
 
 
 @pytest.mark.model
-def test_a_fresh_sample_agrees_with_the_card(model, tokenizer, card):
+def test_a_fresh_sample_agrees_with_the_card(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, card: dict[str, Any]
+) -> None:
     """Other places and other random numbers than the card's; thrice the standard error of a sample of this size."""
     places = measure.all_places(NANO / "corpus", tokenizer, 24, seed=3, skip=3000)[: 3 * 24]
     places += measure.all_places(NANO / "corpus", tokenizer, 24, seed=3, skip=600)[3 * 24 :]

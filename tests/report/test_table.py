@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 
 import pytest
-from recorded import run
 
+from recorded import run
 from tfive.cli.report import report_command, tabulated
 from tfive.errors import UserError
 from tfive.report import figures

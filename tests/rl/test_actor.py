@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPT2LMHeadModel
+from transformers import GPT2LMHeadModel, PreTrainedModel
 
 from stage import FIXED, PLAN, PlainModel, gpt2, items_of, texts, thoughts_for
 from tfive.errors import RunFailed
@@ -33,7 +33,7 @@ BOTH = AnchorSettings(next_token=0.7, conditioned=1.3)
 
 
 def actor_on(
-    model: torch.nn.Module,
+    model: PreTrainedModel,
     *,
     rows: int = 8,
     anchor: AnchorSettings = NOTHING,
@@ -68,6 +68,15 @@ def policy_pass(actor: Actor, record: Trajectories) -> dict[str, float]:
 def anchor_pass(actor: Actor, record: Trajectories) -> tuple[float, float]:
     found = actor._backward(actor.reader, actor._first_thoughts(record), aggregate=None, anchored=True)
     return found.text, found.conditioned
+
+
+def slopes(model: PreTrainedModel) -> dict[str, Tensor]:
+    """What `backward` left in every parameter."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        found[name] = parameter.grad
+    return found
 
 
 def gradients(actor: Actor) -> dict[str, Tensor]:
@@ -173,7 +182,7 @@ def test_the_first_step_is_reinforce_on_the_plain_model() -> None:
     count = int(record.mask_BRT.sum())
     total = total / count
     total.backward()
-    close(found, {name: parameter.grad for name, parameter in model.named_parameters()}, 1e-9)
+    close(found, slopes(model), 1e-9)
     # Every ratio is one: nothing is clipped, the policy has not moved, and the loss is minus the mean advantage.
     assert sums["clipped"] == 0
     assert sums["kl_positive"] == pytest.approx(0, abs=1e-12)
@@ -223,7 +232,7 @@ def test_anchors_are_the_losses_of_plain_rows() -> None:
     (0.7 * text + 1.3 * after).backward()
     assert text_loss == pytest.approx(text.item())
     assert after_loss == pytest.approx(after.item())
-    close(found, {name: parameter.grad for name, parameter in model.named_parameters()}, 1e-9)
+    close(found, slopes(model), 1e-9)
 
 
 @pytest.mark.parametrize("horizon", [1, 3, 12])
@@ -259,7 +268,9 @@ def test_what_is_no_number_is_skipped_and_counted(harm: str) -> None:
     def bad_step() -> StepStats:
         if harm == "loss":
             return actor.step(broken(good))
-        hook = model.transformer.h[0].mlp.c_fc.weight.register_hook(lambda gradient: gradient * float("inf"))
+        hook = model.get_parameter("transformer.h.0.mlp.c_fc.weight").register_hook(
+            lambda gradient: gradient * float("inf")
+        )
         stats = actor.step(good)
         hook.remove()
         return stats
@@ -331,7 +342,9 @@ def test_score_centring_by_enumeration_of_all_actions(ratio: RatioSettings) -> N
     old = PlainModel(gpt2())
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
-            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)).double()
+            parameter.data += (
+                0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)).double()
+            )
     policy_pass(actor, record)
     centred = gradients(actor)
     actor.centring = None
@@ -357,7 +370,7 @@ def test_score_centring_by_enumeration_of_all_actions(ratio: RatioSettings) -> N
                     factor = factor * min(float(log_old[action].detach().exp() / q_V[action]), ratio.cap)
                 total = total + advantage * q_V[action] * factor * log_new[action]
     (total / int(record.mask_BRT.sum())).backward()
-    wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
+    wanted = slopes(model)
     close({name: centred[name] - plainly[name] for name in centred}, wanted, 1e-9)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from test_actor import BATCH, BOTH, NOTHING, acting, actor_on, anchor_pass, close, gradients, policy_pass
+from transformers import PreTrainedModel
 
 from stage import PLAN, PlainModel, gpt2, items_of
 from tfive.rl.sampling import sample
@@ -20,7 +21,7 @@ from tfive.tree.settings import SamplingSettings
 pytestmark = pytest.mark.model
 
 
-def sampled_in_parity(model: torch.nn.Module) -> Trajectories:
+def sampled_in_parity(model: PreTrainedModel) -> Trajectories:
     """Thoughts drawn one text at a time, with advantages of both signs."""
     law = SamplingSettings(parity=True)
     drawn = sample(TreeModel(model, PLAN), BATCH, law, seed=1, role="actor", window=1, rows=8)
@@ -57,7 +58,7 @@ def test_a_step_in_parity_mode_sums_the_gradients_of_policy_and_anchors() -> Non
         found.update({name: gradient.clone() for name, gradient in actor.optimizer.gradients()})
         return step()
 
-    actor.optimizer.step = keep  # type: ignore[method-assign]
+    actor.optimizer.step = keep  # type: ignore[method-assign, assignment]
     actor.step(record)
     close(found, wanted)
 

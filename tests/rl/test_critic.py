@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ B, S, R, T, VOCABULARY = 2, 20, 3, 4, 31
 
 def tiny(kind: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     torch.manual_seed(1)
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "tie_word_embeddings": True,
         "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
@@ -31,12 +32,13 @@ def tiny(kind: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     if kind == "llama":
         model: PreTrainedModel = LlamaForCausalLM(LlamaConfig(**sizes))
     else:
-        linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
+        linear: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
         linear |= {"linear_key_head_dim": 4, "linear_value_head_dim": 4, "full_attention_interval": 2}
         model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes, **linear))
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape)
-    return model.to(dtype).eval().requires_grad_(False)
+    filled: PreTrainedModel = cast(Any, model).to(dtype)
+    return filled.eval().requires_grad_(False)
 
 
 def batch(variable: bool = False) -> tuple[TextBatch, Thoughts]:
@@ -129,13 +131,13 @@ def test_gradients_of_adapted_blocks_agree_with_the_plain_model(adapt: str) -> N
     with torch.no_grad():
         for _, parameter in critic.trainable():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(4)))
-    whole = copy.deepcopy(base)
-    assert critic.body is not None
+    whole: Any = copy.deepcopy(base)
+    body: Any = critic.body
     for number in range(critic.first_block, 4):
-        whole.model.layers[number] = critic.body.layers[number]
-    whole.model.norm = critic.body.norm
+        whole.model.layers[number] = body.layers[number]
+    whole.model.norm = body.norm
     if adapt == "full":
-        whole.model.embed_tokens = critic.body.embed_tokens
+        whole.model.embed_tokens = body.embed_tokens
     parameters = [parameter for _, parameter in critic.trainable()]
     values = critic.values(texts, thoughts, frozen.read(texts, thoughts))
     tree = torch.autograd.grad(values.square().sum(), parameters)

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch import Tensor
 
 from tfive.rl.drift import (
     drift_parts,
@@ -17,14 +18,14 @@ from tfive.rl.drift import (
 )
 
 
-def _population():
+def _population() -> tuple[Tensor, Tensor]:
     """Three equally likely continuations with advantages and two-dimensional update factors."""
     advantage = torch.tensor([1.0, -0.5, 0.8], dtype=torch.float64)
     factor = torch.tensor([[0.2, 1.0], [-0.4, 0.3], [0.7, -0.1]], dtype=torch.float64)
     return advantage, factor
 
 
-def _every_sample(count: int):
+def _every_sample(count: int) -> tuple[Tensor, Tensor]:
     index = torch.tensor(list(itertools.product(range(3), repeat=count)))
     advantage, factor = _population()
     return advantage[index], factor[index]

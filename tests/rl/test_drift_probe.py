@@ -44,7 +44,7 @@ def probe_on(rows: int, law: SamplingSettings | None = None, closing: float = 0.
     """A probe of a model that ends some thoughts early."""
     model = llama(seed=4)
     with torch.no_grad():
-        model.get_input_embeddings().weight[CLOSE] *= closing
+        model.get_input_embeddings().get_parameter("weight")[CLOSE] *= closing
     rollout = rollout_of(
         TreeModel(model, PLAN), lambda number: texts(rows=rows, seed=number), rows=16, law=law or SamplingSettings()
     )
@@ -180,8 +180,10 @@ def test_the_offset_is_that_of_all_thoughts_enumerated() -> None:
     rows = 100
 
     def copies(number: int) -> TextBatch:
-        return TextBatch(*(getattr(one, name).repeat(rows, 1) for name in ("tokens_BS", "document_BS", "positions_BP")),
-                         torch.arange(rows)[:, None])  # fmt: skip
+        tokens_BS, document_BS, positions_BP = (
+            tensor.repeat(rows, 1) for tensor in (one.tokens_BS, one.document_BS, one.positions_BP)
+        )
+        return TextBatch(tokens_BS, document_BS, positions_BP, torch.arange(rows)[:, None])
 
     rollout = rollout_of(engine, copies, rows=rows)
     base, settings = llama().requires_grad_(False), CriticSettings(adapt="head", width=8)
@@ -250,7 +252,7 @@ def test_exact_ratios_induce_nothing_and_clipping_does() -> None:
     assert naive.mean() > 4 * naive.std() / len(naive) ** 0.5
     with torch.no_grad():
         for parameter in probe.engine.model.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * parameter
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * parameter
     moved = probe.report(constant, NORMALISER, "last")
     assert moved["probe_clip_fraction_last"] > 0.1
     assert significance(moved, "last") > 4

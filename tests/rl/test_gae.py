@@ -7,7 +7,7 @@ from tfive.rl.gae import adaptive_gae, masked_gae, trace
 from tfive.rl.reward import returns_to_go
 
 
-def _reference(reward, value, length, lam, gamma):
+def _reference(reward: list[float], value: list[float], length: int, lam: float, gamma: float) -> list[float]:
     advantage = [0.0] * len(reward)
     for t in range(length):
         total, weight = 0.0, 1.0

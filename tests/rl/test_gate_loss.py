@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from tfive.rl.gate import (
     best_constant_gate,
@@ -14,7 +15,7 @@ from tfive.rl.gate import (
 )
 
 
-def _case():
+def _case() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     logit = torch.randn(3, 5, generator=generator, dtype=torch.float64)
     log_with, log_without = (-torch.rand(3, 5, generator=generator, dtype=torch.float64) * 4 for _ in range(2))
@@ -47,6 +48,7 @@ def test_gate_opens_where_thoughts_help_and_shuts_where_they_hurt() -> None:
     logit = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     with_thought, without = torch.tensor([-1.0, -3.0]), torch.tensor([-3.0, -1.0])
     gate_terms(logit, with_thought, without, torch.ones(2, dtype=torch.bool)).loss_sum.backward()
+    assert logit.grad is not None
     assert logit.grad[0] < 0 < logit.grad[1]
 
 

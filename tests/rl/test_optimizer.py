@@ -4,6 +4,7 @@ import copy
 import gc
 import math
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tfive.rl.optimizer import MasterOptimizer, learning_rate, noise16, round_stochastically
+from tfive.rl.optimizer import Bf16Update, MasterOptimizer, learning_rate, noise16, round_stochastically
 from tfive.rl.settings import OptimizerSettings
 from tfive.rl.teacher import Ema
 
@@ -35,7 +36,7 @@ def constant_pull(parameter: nn.Parameter, signs: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("dtype", "bf16_update"), PRECISIONS)
-def test_hundred_small_steps_move_the_expected_distance(dtype: torch.dtype, bf16_update: str) -> None:
+def test_hundred_small_steps_move_the_expected_distance(dtype: torch.dtype, bf16_update: Bf16Update) -> None:
     parameter = weights(dtype)
     signs = torch.where(torch.rand(parameter.shape, generator=torch.Generator().manual_seed(5)) < 0.5, -1.0, 1.0)
     optimizer = MasterOptimizer([("w", parameter)], lr=1e-6, clip_norm=None, bf16_update=bf16_update, seed=1)
@@ -65,7 +66,7 @@ def test_plain_bfloat16_adamw_fails_the_same_check() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "bf16_update"), PRECISIONS)
-def test_an_average_at_0_999_moves_as_it_should(dtype: torch.dtype, bf16_update: str) -> None:
+def test_an_average_at_0_999_moves_as_it_should(dtype: torch.dtype, bf16_update: Bf16Update) -> None:
     parameter = weights(dtype)
     optimizer = MasterOptimizer([("w", parameter)], lr=1e-6, clip_norm=None, bf16_update=bf16_update, seed=1)
     ema = Ema(0.999)
@@ -123,7 +124,7 @@ def test_float32_agrees_with_torch_adamw(weight_decay: float) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "bf16_update"), PRECISIONS)
-def test_micro_batches_accumulate_in_float32(dtype: torch.dtype, bf16_update: str) -> None:
+def test_micro_batches_accumulate_in_float32(dtype: torch.dtype, bf16_update: Bf16Update) -> None:
     """A large gradient followed by many small ones: a bfloat16 sum would swallow the small ones."""
     parameter = nn.Parameter(torch.zeros(4, dtype=dtype))
     optimizer = MasterOptimizer([("w", parameter)], lr=1e-3, bf16_update=bf16_update)
@@ -153,11 +154,17 @@ def test_divide_by_makes_eight_batches_of_one_equal_one_of_eight() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "bf16_update"), PRECISIONS)
-def test_state_goes_on_bit_exactly_even_between_micro_batches(dtype: torch.dtype, bf16_update: str) -> None:
+def test_state_goes_on_bit_exactly_even_between_micro_batches(dtype: torch.dtype, bf16_update: Bf16Update) -> None:
     def build() -> tuple[nn.Module, MasterOptimizer]:
         torch.manual_seed(2)
         net = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 1)).to(dtype)
-        options = {"schedule": "cosine", "warmup_steps": 2, "total_steps": 9, "bf16_update": bf16_update, "seed": 4}
+        options: dict[str, Any] = {
+            "schedule": "cosine",
+            "warmup_steps": 2,
+            "total_steps": 9,
+            "bf16_update": bf16_update,
+            "seed": 4,
+        }
         return net, MasterOptimizer(net.named_parameters(), lr=1e-2, weight_decay=0.1, **options)
 
     def micro_step(net: nn.Module, optimizer: MasterOptimizer, number: int) -> None:
@@ -201,18 +208,18 @@ def test_non_finite_gradient_changes_nothing_and_is_counted() -> None:
 def test_frozen_part_holds_no_moments_and_stays() -> None:
     net = nn.ModuleDict({"body": nn.Linear(3, 3).to(torch.bfloat16), "head": nn.Linear(3, 1)})
     optimizer = MasterOptimizer(net.named_parameters(), lr=0.1, weight_decay=0.5, lr_multipliers={"head": 2.0})
-    body = net["body"].weight.detach().clone()
+    body = net.get_parameter("body.weight").detach().clone()
     net["body"].requires_grad_(False)
     net["head"](net["body"](torch.ones(2, 3, dtype=torch.bfloat16)).float()).sum().backward()
-    bias = net["head"].bias.detach().clone()
+    bias = net.get_parameter("head.bias").detach().clone()
     optimizer.step()
-    assert net["body"].weight.equal(body)
-    assert (bias - net["head"].bias).item() == pytest.approx(0.2, rel=1e-4)
+    assert net.get_parameter("body.weight").equal(body)
+    assert (bias - net.get_parameter("head.bias")).item() == pytest.approx(0.2, rel=1e-4)
     assert "first" not in optimizer.state_dict()["parameters"]["body.weight"]
     net["body"].requires_grad_(True)
     net["head"](net["body"](torch.ones(2, 3, dtype=torch.bfloat16)).float()).sum().backward()
     optimizer.step()
-    assert not net["body"].weight.equal(body)
+    assert not net.get_parameter("body.weight").equal(body)
     assert optimizer.state_dict()["parameters"]["body.weight"]["steps"] == 1
 
 
@@ -267,7 +274,7 @@ def test_state_of_other_parameters_or_precision_is_refused() -> None:
 
 
 def test_schedules() -> None:
-    options = {"lr": 2.0, "warmup_steps": 4, "total_steps": 14, "final_fraction": 0.1}
+    options: dict[str, Any] = {"lr": 2.0, "warmup_steps": 4, "total_steps": 14, "final_fraction": 0.1}
     assert [learning_rate(k, schedule="constant", **options) for k in (0, 3, 4, 99)] == [0.5, 2.0, 2.0, 2.0]
     assert learning_rate(9, schedule="linear", **options) == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))
     assert learning_rate(9, schedule="cosine", **options) == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))

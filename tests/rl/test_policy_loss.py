@@ -8,8 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tfive.rl.losses import (
+    Aggregate,
+    Correction,
+    Denominator,
     active_mask,
     centering_term,
     clipped_surrogate,
@@ -51,7 +55,7 @@ def test_mask_conventions() -> None:
     assert active_mask(ratio, advantage, LOW, HIGH).tolist() == [False, True, False, True, True, True]
 
 
-def _batch(seed: int = 0, rows: int = 8, steps: int = 5):
+def _batch(seed: int = 0, rows: int = 8, steps: int = 5) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     base = torch.randn(rows, steps, generator=generator, dtype=torch.float64)
     log_prob = -base.abs() - 0.1
@@ -67,9 +71,17 @@ def _batch(seed: int = 0, rows: int = 8, steps: int = 5):
 @pytest.mark.parametrize("denominator", ["recomputed", "sampler"])
 @pytest.mark.parametrize("correction", ["none", "truncated", "mask"])
 @pytest.mark.parametrize("aggregate", ["token", "thought"])
-def test_loss_and_statistics_match_a_loop(denominator, correction, aggregate) -> None:
+def test_loss_and_statistics_match_a_loop(
+    denominator: Denominator, correction: Correction, aggregate: Aggregate
+) -> None:
     log_prob, log_old, log_q, advantage, mask = _batch()
-    options = {"low": LOW, "high": HIGH, "denominator": denominator, "correction": correction, "cap": 1.2}
+    options: dict[str, Any] = {
+        "low": LOW,
+        "high": HIGH,
+        "denominator": denominator,
+        "correction": correction,
+        "cap": 1.2,
+    }
     if denominator == "sampler" and correction != "none":
         with pytest.raises(ValueError, match="already exact"):
             policy_terms(log_prob, log_old, log_q, advantage, mask, aggregate=aggregate, **options)
@@ -77,7 +89,7 @@ def test_loss_and_statistics_match_a_loop(denominator, correction, aggregate) ->
     log_prob.requires_grad_(True)
     terms = policy_terms(log_prob, log_old, log_q, advantage, mask, aggregate=aggregate, **options)
     (gradient,) = torch.autograd.grad(terms.loss_sum, log_prob)
-    loss = clipped = kl = k3 = mismatch = 0.0
+    loss = clipped = kl = k3 = mismatch = mismatch_k3 = 0.0
     want_gradient = torch.zeros_like(gradient)
     for i in range(mask.shape[0]):
         length = int(mask[i].sum())
@@ -94,6 +106,7 @@ def test_loss_and_statistics_match_a_loop(denominator, correction, aggregate) ->
             kl += -math.log(rho)
             k3 += rho - 1 - math.log(rho)
             mismatch += q - old
+            mismatch_k3 += math.exp(old - q) - 1 - (old - q)
     assert float(terms.loss_sum.detach()) == pytest.approx(loss, abs=1e-12)
     torch.testing.assert_close(gradient, want_gradient, atol=1e-12, rtol=0)
     assert int(terms.clipped) == clipped
@@ -101,13 +114,13 @@ def test_loss_and_statistics_match_a_loop(denominator, correction, aggregate) ->
     assert float(terms.kl) == pytest.approx(kl, abs=1e-12)
     assert float(terms.kl_positive) == pytest.approx(k3, abs=1e-12)
     assert float(terms.mismatch) == pytest.approx(mismatch, abs=1e-12)
-    assert float(terms.mismatch_positive) >= 0
+    assert float(terms.mismatch_positive) == pytest.approx(mismatch_k3, abs=1e-12)
     assert int(terms.tokens) == int(mask.sum())
     assert int(terms.count) == (int(mask.any(-1).sum()) if aggregate == "thought" else int(mask.sum()))
 
 
 @pytest.mark.parametrize("aggregate", ["token", "thought"])
-def test_one_batch_of_eight_equals_eight_of_one(aggregate) -> None:
+def test_one_batch_of_eight_equals_eight_of_one(aggregate: Aggregate) -> None:
     log_prob, log_old, log_q, advantage, mask = _batch(4)
     parts = []
     for rows in ([slice(None)], [slice(i, i + 1) for i in range(8)]):
@@ -125,8 +138,10 @@ def test_one_batch_of_eight_equals_eight_of_one(aggregate) -> None:
 def test_masked_positions_are_inert() -> None:
     log_prob, log_old, log_q, advantage, mask = _batch(5)
     before = policy_terms(log_prob, log_old, log_q, advantage, mask)
-    noisy = [torch.where(mask, x, torch.full_like(x, 50.0)) for x in (log_prob, log_old, log_q, advantage)]
-    after = policy_terms(*noisy, mask)
+    log_prob, log_old, log_q, advantage = (
+        torch.where(mask, x, torch.full_like(x, 50.0)) for x in (log_prob, log_old, log_q, advantage)
+    )
+    after = policy_terms(log_prob, log_old, log_q, advantage, mask)
     for name in vars(before):
         assert torch.equal(getattr(before, name), getattr(after, name)), name
 
@@ -177,10 +192,10 @@ def test_centering_makes_the_mean_of_the_actual_update_zero(denominator: str, co
     (centre,) = torch.autograd.grad(term, logits)
     total = torch.zeros(9, dtype=torch.float64)
     for action in torch.isfinite(log_q).nonzero().flatten().tolist():
-        chosen = [law[action].view(1, 1) for law in (logits.log_softmax(-1), log_old, log_q)]
+        new, old, sampler = (law[action].view(1, 1) for law in (logits.log_softmax(-1), log_old, log_q))
         one = torch.ones(1, 1, dtype=torch.float64)
         # Limits far apart: nothing is clipped.
-        terms = policy_terms(*chosen, one, one.bool(), low=1e-9, high=1e9, **ratios)
+        terms = policy_terms(new, old, sampler, one, one.bool(), low=1e-9, high=1e9, **ratios)
         (slope,) = torch.autograd.grad(terms.loss_sum, logits)
         total += log_q[action].exp() * slope
     assert total.abs().max() > 1e-3

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from tfive.rl.reward import (
     RewardScale,
@@ -13,7 +14,7 @@ from tfive.rl.reward import (
 )
 
 
-def _ragged(seed: int = 0):
+def _ragged(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Thoughts of lengths 0 … 12 with checkpoints 4, 8, 12 below the length, then the length itself."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor([[12, 4, 5], [1, 0, 9]])
@@ -30,7 +31,9 @@ def _ragged(seed: int = 0):
     return lengths, checkpoint, mask, no_thought, losses
 
 
-def _reference(no_thought, losses, checkpoint, mask, scale, clip, steps):
+def _reference(
+    no_thought: Tensor, losses: Tensor, checkpoint: Tensor, mask: Tensor, scale: float, clip: float, steps: int
+) -> tuple[Tensor, Tensor]:
     """Φ_t step by step, carried forward, then differences."""
     reward = torch.zeros(*no_thought.shape, steps, dtype=torch.float64)
     before = torch.zeros_like(reward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -87,11 +88,13 @@ def test_rewards_may_be_held_against_thoughts_of_other_texts() -> None:
     tally = rollout.telemetry
     assert isinstance(tally, Tally)
     before = on(gpt2(closing=1.5))
+    earlier = before.telemetry
+    assert isinstance(earlier, Tally)
     same = before.collect("actor", 1)
     assert same.foreign_BR is None
     assert same.thoughts.tokens_BRT.equal(found.thoughts.tokens_BRT)
     assert same.gain_BR.equal(found.gain_BR), "what a thought gains is told against no thought, whatever is rewarded"
-    more = tally.amounts["actor"]["scored_tokens"] - before.telemetry.amounts["actor"]["scored_tokens"]  # type: ignore[attr-defined]
+    more = tally.amounts["actor"]["scored_tokens"] - earlier.amounts["actor"]["scored_tokens"]
     assert more == len(items) * PLAN.horizon
     rollout.scale = type(rollout.scale)(0.9, 1e-8)
     assert rollout.update_scale(found) == pytest.approx(math.sqrt(sum(g**2 for g in gains) / len(gains) + 1e-8))
@@ -99,9 +102,13 @@ def test_rewards_may_be_held_against_thoughts_of_other_texts() -> None:
     assert begun.reference_BR[:, 0].equal(found.reference_BR[:, 0])
 
 
+def one_row(count: int) -> Callable[[int], TextBatch]:
+    return lambda _: texts(rows=1, count=count, width=30)
+
+
 def test_a_foreign_reference_of_a_single_text_is_the_thought_of_the_place_before() -> None:
     for count in (3, 1):
-        alone = rollout_of(TreeModel(gpt2(), PLAN), lambda number, count=count: texts(rows=1, count=count, width=30))
+        alone = rollout_of(TreeModel(gpt2(), PLAN), one_row(count))
         alone.reward = alone.reward.model_copy(update={"reference": "foreign"})
         if count == 1:
             with pytest.raises(RunFailed, match=r"one thought and no other; raise window\.items or window\.pilot"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +23,8 @@ def engine() -> TreeModel:
     return TreeModel(gpt2(), PLAN)
 
 
-def drawn(engine: TreeModel, rows: int = 3, law: SamplingSettings = LAW, **changes: object) -> Trajectories:
-    options = {"seed": 5, "role": "actor", "window": 2, "scored": True} | changes
+def drawn(engine: TreeModel, rows: int = 3, law: SamplingSettings = LAW, **changes: Any) -> Trajectories:
+    options: dict[str, Any] = {"seed": 5, "role": "actor", "window": 2, "scored": True} | changes
     return sample(engine, texts(rows=6), law, rows=rows, **options)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stage import texts, thoughts_for
 from tfive.rl.trajectory import Trajectories, last_loss
+from tfive.tree.layout import TextBatch, Thoughts
 
 
 def whole() -> Trajectories:
@@ -45,7 +46,7 @@ def whole() -> Trajectories:
 
 def tensors(record: Trajectories) -> dict[str, Tensor]:
     own = {f.name: getattr(record, f.name) for f in fields(record) if isinstance(getattr(record, f.name), Tensor)}
-    parts = {"texts": record.texts, "thoughts": record.thoughts}
+    parts: dict[str, TextBatch | Thoughts] = {"texts": record.texts, "thoughts": record.thoughts}
     return own | {f"{p}.{f.name}": getattr(part, f.name) for p, part in parts.items() for f in fields(part)}
 
 

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from tfive.rl.losses import clipped_value_loss, expectile_value_loss, squared_value_loss
 
 
-def _case():
+def _case() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     value, target, frozen = (torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(3))
     mask = torch.rand(6, 4, generator=generator) < 0.6

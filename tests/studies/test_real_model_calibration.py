@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -82,17 +81,16 @@ def test_the_choice_goes_by_the_weaker_of_both_reductions(study: ModuleType) -> 
     assert study.clearest([lazy, loose, average]) is None
 
 
-def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(scripts.ROOT / "studies" / "real_model" / "calibration.py"),
-        "nano",
-        "--set",
-        "critic.pairs=same",
-    ]
-    done = subprocess.run([*command, "--out", str(tmp_path / "out.json")], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("calibration.py: error: ")
-    assert "critic.pair" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_bad_input_is_one_line(
+    study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["nano", "--set", "critic.pairs=same", "--out", str(tmp_path / "out.json")]
+    monkeypatch.setattr(sys, "argv", [str(study.__file__), *words])
+    with pytest.raises(SystemExit) as ended:
+        study.script(study.main)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("calibration.py: error: ")
+    assert "critic.pair" in said
+    assert len(said.strip().splitlines()) == 1
     assert not (tmp_path / "out.json").exists()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tfive.text.prepared import PreparedCorpus
 from tfive.text.settings import TextSettings
 
 SAMPLE = (
@@ -17,6 +18,9 @@ SAMPLE = (
     "where people count apples add numbers and write letters about rain wind snow light 12 37 48 café naïve 日本 🙂"
 )
 WORDS = SAMPLE.split()
+
+Prepare = Callable[..., PreparedCorpus]
+"""Prepares a corpus of the given settings; keywords change the other arguments of `prepare`."""
 
 ROLES = {
     "train": {"actor": 2.0, "critic_fit": 1.0, "pilot": 1.0},

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from material import ROLES, document, text_settings, write_jsonl
+from material import ROLES, Prepare, document, text_settings, write_jsonl
 
-from conftest import Prepare
 from tfive.errors import UserError
 from tfive.text import corpus as corpus_module
 from tfive.text import sequences
@@ -248,14 +247,14 @@ def test_too_little_text_is_refused_or_used_up(tmp_path: Path, prepared: Prepare
     assert corpus.manifest["counts"]["tokens"] == corpus.tokens.size
 
 
-BAD: dict[str, Callable[[Path], None]] = {
+BAD: dict[str, Callable[[Path], object]] = {
     "missing file": lambda folder: None,
-    "empty file": lambda folder: (folder / "a.jsonl").write_bytes(b"") and None,
-    "only blank rows": lambda folder: (folder / "a.jsonl").write_bytes(b'{"text": " "}\n' * 9) and None,
-    "binary junk": lambda folder: (folder / "a.jsonl").write_bytes(bytes(range(256)) * 9) and None,
-    "invalid utf-8": lambda folder: (folder / "a.jsonl").write_bytes(b'{"text": "\xc3("}\n') and None,
-    "no text": lambda folder: (folder / "a.jsonl").write_bytes(b'{"txet": "a"}\n') and None,
-    "one short text": lambda folder: (folder / "a.jsonl").write_bytes(b'{"text": "a b"}\n') and None,
+    "empty file": lambda folder: (folder / "a.jsonl").write_bytes(b""),
+    "only blank rows": lambda folder: (folder / "a.jsonl").write_bytes(b'{"text": " "}\n' * 9),
+    "binary junk": lambda folder: (folder / "a.jsonl").write_bytes(bytes(range(256)) * 9),
+    "invalid utf-8": lambda folder: (folder / "a.jsonl").write_bytes(b'{"text": "\xc3("}\n'),
+    "no text": lambda folder: (folder / "a.jsonl").write_bytes(b'{"txet": "a"}\n'),
+    "one short text": lambda folder: (folder / "a.jsonl").write_bytes(b'{"text": "a b"}\n'),
 }
 
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from material import document, text_settings, write_jsonl
+from material import Prepare, document, text_settings, write_jsonl
 
-from conftest import Prepare
 from tfive.errors import UserError
 from tfive.text import corpus as corpus_module
 from tfive.text.files import ArrayWriter, Staging, write_errors

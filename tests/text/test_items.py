@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from material import document, text_settings, write_jsonl
+from material import Prepare, document, text_settings, write_jsonl
 from pydantic import ValidationError
 
 from tfive.errors import UserError
@@ -125,7 +126,7 @@ def test_documents_of_a_row_do_not_see_each_other(tokenizer: TextTokenizer) -> N
     assert after_pattern(ids, 0 * owner, tokenizer, r"boats.*carry", 256).any()
 
 
-def test_positions_of_a_corpus(tmp_path, prepared) -> None:  # type: ignore[no-untyped-def]
+def test_positions_of_a_corpus(tmp_path: Path, prepared: Prepare) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [document(n) for n in range(200)])
     positions = {
         "per_text": 4,
@@ -164,7 +165,7 @@ def entropies(tokens_BS: np.ndarray, document_BS: np.ndarray) -> np.ndarray:
     return np.where(tokens_BS % 2 == 0, 3.0, 1.0) + tokens_BS * 1e-4
 
 
-def test_entropy_chooses_uncertain_positions(tmp_path, prepared) -> None:  # type: ignore[no-untyped-def]
+def test_entropy_chooses_uncertain_positions(tmp_path: Path, prepared: Prepare) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [document(n) for n in range(200)])
     settings = text_settings(
         [{"name": "s", "path": str(path)}],
@@ -183,7 +184,7 @@ def test_entropy_chooses_uncertain_positions(tmp_path, prepared) -> None:  # typ
     assert prepared(settings, entropies=entropies, base_model="other").folder != corpus.folder
 
 
-def test_entropies_must_be_numbers(tmp_path, prepared) -> None:  # type: ignore[no-untyped-def]
+def test_entropies_must_be_numbers(tmp_path: Path, prepared: Prepare) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [document(n) for n in range(200)])
     settings = text_settings([{"name": "s", "path": str(path)}], positions={"per_text": 2, "uniform": 0, "entropy": 1})
     with pytest.raises(UserError, match="not finite"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from tfive.text.settings import TextSource, Where
 from tfive.text.sources import BadRow, Reader, SourceFile, local_files, text_of
 
 
-def row_file(**options: object) -> SourceFile:
-    return SourceFile("s", Path("a.jsonl"), "a.jsonl", **options)  # type: ignore[arg-type]
+def row_file(**options: Any) -> SourceFile:
+    return SourceFile("s", Path("a.jsonl"), "a.jsonl", **options)
 
 
 def line(value: object) -> bytes:

@@ -12,9 +12,8 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-from material import document, text_settings
+from material import Prepare, document, text_settings
 
-from conftest import Prepare
 from tfive.errors import UserError
 from tfive.telemetry import Silent
 from tfive.text.settings import TextSource

@@ -49,10 +49,16 @@ def same(a: Any, b: Any) -> bool:
     return a == b
 
 
+def newest_tree(store: CheckpointStore) -> Any:
+    found = store.newest().checkpoint
+    assert found is not None
+    return found.tree
+
+
 @st.composite
 def tensors(draw: st.DrawFn) -> Tensor:
     dtype = draw(st.sampled_from(DTYPES))
-    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    shape: list[int] = draw(st.lists(st.integers(0, 3), max_size=3))
     count = math.prod(shape)
     width = torch.empty(0, dtype=dtype).element_size()
     raw = draw(st.binary(min_size=count * width, max_size=count * width))
@@ -61,7 +67,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
     if dtype == torch.bool:
         raw = bytes(byte & 1 for byte in raw)
     tensor = torch.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
-    return tensor.transpose(0, -1) if shape and draw(st.booleans()) else tensor
+    return tensor.transpose(0, -1) if bool(shape) and draw(st.booleans()) else tensor
 
 
 arrays = st.builds(
@@ -147,7 +153,7 @@ def test_tied_tensors_are_stored_once_and_views_apart(tmp_path: Path) -> None:
     assert len(found) == 3
     store = CheckpointStore(tmp_path)
     store.save({"embed": weight, "head": nn.Parameter(weight), "slice": weight[:10], "turned": weight.T})
-    tree = store.newest().checkpoint.tree  # type: ignore[union-attr]
+    tree = newest_tree(store)
     assert all(tree[name].equal(weight) for name in ("embed", "head"))
     assert tree["slice"].equal(weight[:10])
     assert tree["turned"].equal(weight.T)
@@ -169,7 +175,7 @@ def test_newest_is_used_and_a_bounded_number_kept(tmp_path: Path) -> None:
         store.save(state(number))
     assert [path.name for path in store.paths()] == ["checkpoint-00000004", "checkpoint-00000005"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in store.paths()]
-    assert store.newest().checkpoint.tree["window"] == 4  # type: ignore[union-attr]
+    assert newest_tree(store)["window"] == 4
     with pytest.raises(ValueError, match="at least one"):
         CheckpointStore(tmp_path, keep=0)
 
@@ -227,7 +233,7 @@ def test_any_damage_to_any_file_is_noticed(
         assert same(found.checkpoint.tree, state(1))
     finally:
         (newest / name).write_bytes(kept)
-    assert same(store.newest().checkpoint.tree, state(2))  # type: ignore[union-attr]
+    assert same(newest_tree(store), state(2))
 
 
 def test_a_flipped_bit_in_any_byte_of_the_manifest_is_noticed(two_checkpoints: Path) -> None:
@@ -250,11 +256,12 @@ def test_a_newer_save_outranks_a_damaged_one(tmp_path: Path) -> None:
     for number in (1, 2):
         store.save(state(number))
     _flip(store.paths()[-1] / "tree.json", 0.5)
-    assert store.newest().checkpoint.tree["window"] == 1  # type: ignore[union-attr]
+    assert newest_tree(store)["window"] == 1
     store.save(state(7))
     found = store.newest()
     assert found.damaged == ()
-    assert found.checkpoint.tree["window"] == 7  # type: ignore[union-attr]
+    assert found.checkpoint is not None
+    assert found.checkpoint.tree["window"] == 7
     for path in store.paths():
         shutil.rmtree(path)
         path.mkdir()
@@ -285,7 +292,7 @@ def test_full_disk_leaves_the_older_checkpoint(tmp_path: Path) -> None:
         CheckpointStore(tmp_path, faults=full).save(state(2))
     assert "\n" not in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]
-    assert same(CheckpointStore(tmp_path).newest().checkpoint.tree, state(1))  # type: ignore[union-attr]
+    assert same(newest_tree(CheckpointStore(tmp_path)), state(1))
 
 
 def killed_while_saving(root: Path, tree: Any, point: str, occurrence: int) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tfive.config.config import Config
 from tfive.models.shape import ModelShape, find_shape, shape_from
@@ -27,7 +28,7 @@ FAMILIES = {
 }
 
 
-def saved_bytes(model: torch.nn.Module, texts: TextBatch, thoughts: Thoughts, plan: ThoughtPlan) -> int:
+def saved_bytes(model: PreTrainedModel, texts: TextBatch, thoughts: Thoughts, plan: ThoughtPlan) -> int:
     """Bytes autograd keeps for the backward of one pass over trunk and thoughts, the weights left out."""
     weights = {parameter.data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
@@ -38,7 +39,7 @@ def saved_bytes(model: torch.nn.Module, texts: TextBatch, thoughts: Thoughts, pl
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        TreeModel(model, plan).features(texts, thoughts)  # type: ignore[arg-type]
+        TreeModel(model, plan).features(texts, thoughts)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
@@ -75,10 +76,10 @@ def test_estimated_activations_are_those_autograd_keeps(family: str, dtype: torc
     assert critic.bytes["activations"] == pytest.approx(measured, rel=0.2)
 
 
-def small(**changes: object) -> ModelShape:
+def small(**changes: Any) -> ModelShape:
     shape = find_shape("SmolLM2-135M-Instruct")
     assert shape is not None
-    return replace(shape, **changes)  # type: ignore[arg-type]
+    return replace(shape, **changes)
 
 
 def test_node_counts_follow_the_layout() -> None:

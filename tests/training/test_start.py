@@ -188,7 +188,12 @@ def test_a_run_is_resumed_only_where_there_is_one(tmp_path: Path) -> None:
 
 def test_without_json_nothing_is_returned(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Config, Path | None]] = []
-    monkeypatch.setattr(start, "train", lambda config, out, quiet: seen.append((config, out)) or {"a": 1})
+
+    def train(config: Config, out: Path | None, quiet: bool) -> dict[str, int]:
+        seen.append((config, out))
+        return {"a": 1}
+
+    monkeypatch.setattr(start, "train", train)
     assert start.run_command([str(home / "tiny.toml")], OVERRIDES, None, as_json=False, quiet=True) is None
     assert start.run_command([str(home / "tiny.toml")], OVERRIDES, "o", as_json=True, quiet=True) == '{"a": 1}'
     assert [out for _, out in seen] == [None, Path("o")]

@@ -62,14 +62,14 @@ def by_tree(model: PreTrainedModel, case: Case, slopes: bool = True, engine: Eng
     scores, mask = tree.score(texts, thoughts), out.mask_BRT
     values = tree.values(texts, thoughts, head)[mask]
     numbers = {
-        "log_prob": out.log_prob_BRT[mask],
-        "entropy": out.entropy_BRT[mask],
+        "log_prob": out.need("log_prob_BRT")[mask],
+        "entropy": out.need("entropy_BRT")[mask],
         "value": values,
         "no_thought": scores.no_thought_BR[thoughts.valid_BR],
         "loss": scores.losses_BRK[scores.mask_BRK],
         "token_loss": scores.token_BRH[scores.token_mask_BRH],
-        "conditioned": -out.continuation_log_prob_BRH.sum()[None],
-        "text": -out.text_log_prob_BS.sum()[None],
+        "conditioned": -out.need("continuation_log_prob_BRH").sum()[None],
+        "text": -out.need("text_log_prob_BS").sum()[None],
     }
     return _numbers(numbers, slopes, [m for m in (model, delimiters, head) if m is not None])
 

@@ -71,6 +71,7 @@ class PlainModel:
 
     def _delimiter(self, ids: tuple[int, ...], which: int) -> Tensor:
         if self.plan.learned:
+            assert self.delimiters is not None
             return self.delimiters[which : which + 1].to(self.model.dtype)
         return self._embed(list(ids))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -56,9 +57,9 @@ def test_dynamic_rotary_embeddings_are_refused_beyond_their_limit_only() -> None
 
 
 def test_an_ignored_window_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    attend = Attending.attend
+    attend: Callable[..., Tensor] = Attending.attend
 
-    def careless(self: Attending, *args: Any) -> Tensor:
+    def careless(self: Attending, *args: Any) -> Any:
         return attend(self, *args[:5], None, *args[6:])
 
     monkeypatch.setattr(Attending, "attend", careless)
@@ -70,7 +71,7 @@ def test_an_ignored_window_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_ignored_cap_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    attend = Attending.attend
+    attend: Callable[..., Tensor] = Attending.attend
     monkeypatch.setattr(Attending, "attend", lambda self, *args: attend(self, *args[:6], None))
     with pytest.raises(UserError, match=r"block 0 \(Gemma2DecoderLayer\)"):
         admit(TreeModel(tiny("gemma2", torch.float32), PLAN), longest=48)

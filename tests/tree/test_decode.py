@@ -207,10 +207,10 @@ def test_parity_does_not_depend_on_batching(law: SamplingSettings) -> None:
         assert torch.equal(alone.log_q_BRT, together.log_q_BRT[row : row + 1])
     policy = tree.policy(case.texts, together, parity=True, entropy=True)
     if law.temperature == 1:
-        assert torch.equal(policy.log_prob_BRT.detach(), together.log_q_BRT)
+        assert torch.equal(policy.need("log_prob_BRT").detach(), together.log_q_BRT)
     batch = tree.policy(case.texts, together, entropy=True)
-    assert apart(policy.entropy_BRT, batch.entropy_BRT) < 1e-5
-    assert apart(policy.log_prob_BRT, batch.log_prob_BRT) < 1e-5
+    assert apart(policy.need("entropy_BRT"), batch.need("entropy_BRT")) < 1e-5
+    assert apart(policy.need("log_prob_BRT"), batch.need("log_prob_BRT")) < 1e-5
 
 
 @pytest.mark.model
@@ -220,7 +220,7 @@ def test_mismatch_outside_parity_is_small_and_measured() -> None:
     for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 0.2)):
         tree = TreeModel(tiny("llama", dtype), case.plan)
         thoughts = tree.sample(case.texts, u, SamplingSettings())
-        gap = (tree.policy(case.texts, thoughts).log_prob_BRT - thoughts.log_q_BRT)[thoughts.mask_BRT]
+        gap = (tree.policy(case.texts, thoughts).need("log_prob_BRT") - thoughts.log_q_BRT)[thoughts.mask_BRT]
         assert float(gap.detach().abs().mean()) < bound
         parity = tree.sample(case.texts, u, SamplingSettings(parity=True))
         flips = (parity.tokens_BRT != thoughts.tokens_BRT)[thoughts.mask_BRT].float().mean()

@@ -3,6 +3,8 @@ the choice of the rule with that recurrence standing in for a kernel."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,18 +19,26 @@ from tfive.tree.recurrent.delta_rule import BranchMemory, DeltaTrace, UnitLowerI
 E, F, HEADS = 4, 6, 2
 
 
-def random_inputs(paths: int, length: int, seed: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def random_inputs(
+    paths: int, length: int, seed: int, dtype: torch.dtype = torch.float64, learning: bool = False
+) -> Inputs:
     """Query, key, value, decay and write strength of random paths, ready for the rule."""
     g = torch.Generator().manual_seed(seed)
     query, key = (torch.randn(paths, length, HEADS, E, generator=g, dtype=torch.float64) for _ in range(2))
     value = torch.randn(paths, length, HEADS, F, generator=g, dtype=torch.float64)
     decay = -3 * torch.rand(paths, length, HEADS, generator=g, dtype=torch.float64) ** 3
     beta = torch.rand(paths, length, HEADS, generator=g, dtype=torch.float64)
-    return [x.to(dtype) for x in (unit_rows(query) * E**-0.5, unit_rows(key), value, decay, beta)]
+    query, key, value, decay, beta = (
+        x.to(dtype).requires_grad_(learning) for x in (unit_rows(query) * E**-0.5, unit_rows(key), value, decay, beta)
+    )
+    return query, key, value, decay, beta
 
 
 def literal(
-    inputs: list[Tensor], state: Tensor | None = None, starts: Tensor | None = None
+    inputs: Sequence[Tensor], state: Tensor | None = None, starts: Tensor | None = None
 ) -> tuple[Tensor, list[Tensor]]:
     """The recurrence as it is written down, one token at a time; all states, the initial one first."""
     query, key, value, decay, beta = inputs
@@ -44,6 +54,11 @@ def literal(
         outputs.append(torch.einsum("qief,qie->qif", S, query[:, t]))
         states.append(S)
     return torch.stack(outputs, 1), states
+
+
+def gradient(of: Tensor) -> Tensor:
+    assert of.grad is not None
+    return of.grad
 
 
 def relative(got: Tensor, want: Tensor) -> float:
@@ -73,26 +88,26 @@ def test_outputs_and_every_state_equal_the_recurrence(
 
 
 def test_gradients_reach_every_input_through_outputs_and_forks() -> None:
-    inputs = [x.requires_grad_() for x in random_inputs(2, 150, 3)]
+    inputs = random_inputs(2, 150, 3, learning=True)
     state = torch.randn(2, HEADS, E, F, dtype=torch.float64, requires_grad=True)
     path, count = torch.tensor([0, 1, 1, 0]), torch.tensor([64, 37, 149, 0])
     weight = torch.randn(4, HEADS, E, F, dtype=torch.float64)
 
     output, trace = read_paths(*inputs, state)
     (output.square().sum() + (trace.state_after(path, count) * weight).sum()).backward()
-    got = [x.grad.clone() for x in (*inputs, state)]
+    got = [gradient(x).clone() for x in (*inputs, state)]
     for x in (*inputs, state):
         x.grad = None
     output, states = literal(inputs, state)
     forked = torch.stack([states[c][p] for p, c in zip(path.tolist(), count.tolist())])
     (output.square().sum() + (forked * weight).sum()).backward()
     for mine, x in zip(got, (*inputs, state)):
-        assert relative(mine, x.grad) < 1e-10
+        assert relative(mine, gradient(x)) < 1e-10
 
 
 @pytest.mark.parametrize("length", [13, 100])
 def test_paths_of_a_group_share_one_initial_state(length: int) -> None:
-    inputs = [x.requires_grad_() for x in random_inputs(6, length, 5)]
+    inputs = random_inputs(6, length, 5, learning=True)
     shared = torch.randn(2, HEADS, E, F, dtype=torch.float64, requires_grad=True)
     index, count = torch.arange(6), torch.arange(6) * 2
     results = []
@@ -151,7 +166,8 @@ def test_steps_equal_the_recurrence(shared: int, window: int) -> None:
         for t in range(9):
             if t and t % window == 0:
                 memory.fold()
-            got.append(memory.step(*(x[:, t] for x in inputs), place=torch.tensor([t % window])))
+            query, key, value, decay, beta = (x[:, t] for x in inputs)
+            got.append(memory.step(query, key, value, decay, beta, torch.tensor([t % window])))
         want, _ = literal(inputs, state.repeat_interleave(6 // shared, 0))
         torch.testing.assert_close(torch.stack(got, 1), want, rtol=1e-10, atol=1e-12)
 
@@ -202,7 +218,7 @@ def refusing(*inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_adapter_equals_the_recurrence(packed: bool) -> None:
-    inputs = [x.requires_grad_() for x in random_inputs(3, 140, 1)]
+    inputs = random_inputs(3, 140, 1, learning=True)
     starts = torch.rand(3, 140, generator=torch.Generator().manual_seed(2)) < 0.05 if packed else None
     path, count = torch.tensor([0, 2, 1, 0]), torch.tensor([140, 77, 1, 0])
     output, trace = KernelRule(sound)(*inputs, None, starts)

@@ -60,7 +60,7 @@ def tiny_model(seed: int = 0) -> Qwen3_5ForCausalLM:
         tie_word_embeddings=True,
     )
     torch.manual_seed(seed)
-    model = Qwen3_5ForCausalLM(config).to(torch.float64).eval()
+    model = Qwen3_5ForCausalLM(config).double().eval()
     for name, parameter in model.named_parameters():
         if name.endswith("A_log"):
             parameter.data.uniform_(-6, -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
@@ -27,9 +28,9 @@ class Ledger:
     readings: list[tuple[int, int]] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
 
-    def rule(self, *inputs: Tensor) -> tuple[Tensor, _Counted]:
+    def rule(self, *inputs: Any, **options: Any) -> tuple[Tensor, _Counted]:
         """Our rule, counted."""
-        output, trace = read_paths(*inputs)
+        output, trace = read_paths(*inputs, **options)
         self.readings.append((inputs[0].shape[0], inputs[0].shape[1]))
         return output, _Counted(trace, self.states)
 

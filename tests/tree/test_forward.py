@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -30,8 +31,8 @@ def outputs(tree: TreeModel, texts: TextBatch, thoughts: Thoughts) -> dict[str, 
         values = tree.values(texts, thoughts, head)
     scores = tree.score(texts, thoughts)
     return {
-        "log_prob": policy.log_prob_BRT,
-        "entropy": policy.entropy_BRT,
+        "log_prob": policy.need("log_prob_BRT"),
+        "entropy": policy.need("entropy_BRT"),
         "value": values,
         "loss": scores.losses_BRK,
         "no_thought": scores.no_thought_BR,
@@ -81,8 +82,8 @@ def test_documents_of_a_row_do_not_see_each_other() -> None:
         assert torch.equal(value[0, later[0]], after[name][0, later[0]]), name
 
 
-def same(some: object, other: object, bound: float = 1e-12) -> None:
-    for f in fields(some):  # type: ignore[arg-type]
+def same(some: Any, other: Any, bound: float = 1e-12) -> None:
+    for f in fields(some):
         mine, theirs = getattr(some, f.name), getattr(other, f.name)
         assert (mine is None) == (theirs is None)
         if mine is not None:
@@ -113,8 +114,8 @@ def test_continuations_behind_the_first_of_a_group_are_those_of_one_thought(fami
         loss = (
             output.need("continuation_log_prob_BRH").sum() + output.need("log_prob_BRT")[:, :: engine.plan.group].sum()
         )
-        slopes = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
-        found.append((output, [slope for slope in slopes if slope is not None]))
+        gradients = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
+        found.append((output, [slope for slope in gradients if slope is not None]))
     (mine, slopes), (theirs, wanted) = found
     bound = 1e-9 if family != "qwen3_5" else 1e-5
     assert torch.equal(mine.need("continuation_mask_BRH"), theirs.need("continuation_mask_BRH"))
@@ -160,7 +161,8 @@ def test_scores_after_the_whole_thought_alone_are_the_last_of_all(family: str, e
     case = random_case(4, "text2", variable=True, group=2)
     tree, thoughts = TreeModel(tiny(family), case.plan), case.thoughts
     if empty:
-        thoughts = replace(no_thoughts(*thoughts.length_BR.shape, case.plan, "cpu"), valid_BR=thoughts.valid_BR)
+        rows, branches = thoughts.length_BR.shape
+        thoughts = replace(no_thoughts(rows, branches, case.plan, "cpu"), valid_BR=thoughts.valid_BR)
     bound = 1e-12 if family != "qwen3_5" else 1e-5
     every = tree.score(case.texts, thoughts, features=True)
     alone = tree.score(case.texts, thoughts, features=True, whole=True)
@@ -252,9 +254,9 @@ def test_dropout_is_off() -> None:
     case = random_case(10)
     model = tiny("gpt2", resid_pdrop=0.5, attn_pdrop=0.5, embd_pdrop=0.5)
     tree = TreeModel(model, case.plan)
-    quiet = tree.policy(case.texts, case.thoughts).log_prob_BRT
+    quiet = tree.policy(case.texts, case.thoughts).need("log_prob_BRT")
     model.train()
-    assert torch.equal(tree.policy(case.texts, case.thoughts).log_prob_BRT, quiet)
+    assert torch.equal(tree.policy(case.texts, case.thoughts).need("log_prob_BRT"), quiet)
 
 
 def test_positions_beyond_the_table_are_refused() -> None:
@@ -268,7 +270,7 @@ def test_learned_delimiters_start_from_their_text() -> None:
     model = tiny("llama")
     with pytest.raises(ValueError, match="learned"):
         TreeModel(model, case.plan)
-    table = model.get_input_embeddings().weight
+    table = model.get_input_embeddings().get_parameter("weight")
     delimiters = Delimiters.from_model(model, case.plan)
     assert torch.equal(delimiters.weight_2D, torch.stack([table[[7, 8]].mean(0), table[9]]).float())
 
@@ -277,17 +279,17 @@ def test_the_centre_is_the_mean_score_under_the_sampling_law() -> None:
     case = random_case(12, "text")
     new, old = TreeModel(tiny("llama"), case.plan), TreeModel(tiny("llama", seed=1), case.plan)
     law = SamplingSettings(temperature=0.7, top_k=9)
-    weight = new.backbone.blocks[0].mlp.up_proj.weight
+    weight = new.backbone.blocks[0].get_parameter("mlp.up_proj.weight")
 
     def log_p(tree: TreeModel) -> Tensor:
         logits = tree.head.module(tree.features(case.texts, case.thoughts)[0, 0, 1])
         return logits.masked_fill(tree.forbidden_V, float("-inf")).log_softmax(-1)
 
     with lifted():
-        centre = new.policy(case.texts, case.thoughts, centring=Centring(old, law, centering_term)).centre_BRT
+        centre = new.policy(case.texts, case.thoughts, centring=Centring(old, law, centering_term)).need("centre_BRT")
         (found,) = torch.autograd.grad(centre[0, 0, 1], weight)
         matched = Centring(new, SamplingSettings(), centering_term)
-        itself = new.policy(case.texts, case.thoughts, centring=matched).centre_BRT
+        itself = new.policy(case.texts, case.thoughts, centring=matched).need("centre_BRT")
         (nothing,) = torch.autograd.grad(itself[0, 0, 1], weight)
         log_new, log_old = log_p(new), log_p(old).detach()
         kept = log_old.topk(9).indices

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -65,7 +67,8 @@ def check(found: Reduced, wanted: Reduced, leaves: list[Tensor]) -> None:
     for name, value in wanted.items():
         assert torch.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
     totals = [
-        sum((v * weights).sum() * (i + 1) for i, v in enumerate(side[n] for n in wanted)) for side in (found, wanted)
+        torch.stack([(side[name] * weights).sum() * (i + 1) for i, name in enumerate(wanted)]).sum()
+        for side in (found, wanted)
     ]
     mine, theirs = (torch.autograd.grad(t, leaves, allow_unused=True) for t in totals)
     for some, other in zip(mine, theirs):
@@ -102,7 +105,7 @@ def test_log_normaliser_and_no_rows() -> None:
     head, (hidden, target, _) = heads("biased"), inputs()
     found = reduce_vocabulary([Source(head, hidden)], target_log_prob, {"target": target}, 4)
     wanted = {"log_normaliser": whole_logits(head, hidden).logsumexp(-1)}
-    check({"log_normaliser": found["log_normaliser"]}, wanted, [hidden, head.module.bias])
+    check({"log_normaliser": found["log_normaliser"]}, wanted, [hidden, head.module.get_parameter("bias")])
     none = reduce_vocabulary([Source(head, hidden[:0])], target_log_prob, {"target": target[:0]})
     assert none["log_prob"].shape == (0,)
 
@@ -113,7 +116,8 @@ def test_divergence_of_two_models() -> None:
     found = reduce_vocabulary([Source(one, hidden, forbidden), Source(two, other, forbidden)], divergence, None, 4)
     p, r = (whole_logits(h, x)[:, ~forbidden].log_softmax(-1) for h, x in ((one, hidden), (two, other)))
     wanted = {"kl": F.kl_div(r, p, log_target=True, reduction="none").sum(-1)}
-    check(found, wanted, [hidden, other, one.module.weight, two.module.weight, two.module.bias])
+    weights = [one.module.get_parameter("weight"), *(two.module.get_parameter(name) for name in ("weight", "bias"))]
+    check(found, wanted, [hidden, other, *weights])
 
 
 def test_a_gate_mixes_probabilities() -> None:
@@ -140,7 +144,8 @@ def test_logits_are_never_held_beyond_a_chunk(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(VocabularyHead, "project", watched)
     budget = 4 * VOCABULARY * 3
     found = reduce_vocabulary([Source(head, hidden)], target_log_prob, {"target": target}, budget=budget)
-    kept = found["log_prob"].grad_fn.saved_tensors
+    node: Any = found["log_prob"].grad_fn
+    kept = node.saved_tensors
     found["log_prob"].sum().backward()
     assert sizes == [3, 3, 3, 2] * 2
     assert max(t.numel() for t in kept) < ROWS * VOCABULARY
@@ -156,6 +161,7 @@ def test_the_weight_gradient_is_summed_in_float32() -> None:
         found = reduce_vocabulary([Source(VocabularyHead(linear), hidden)], target_log_prob, {"target": target}, chunk)
         assert found["log_prob"].dtype == torch.float32
         found["log_prob"].sum().backward()
+        assert linear.weight.grad is not None
         return linear.weight.grad.float()
 
     exact = torch.zeros(VOCABULARY, FEATURES)
@@ -177,8 +183,8 @@ def test_autocast_is_the_same_forward_and_backward() -> None:
         found = reduce_vocabulary([Source(head, hidden)], target_log_prob, {"target": target}, 4)["log_prob"]
     (mine,) = torch.autograd.grad(found.sum(), hidden)
     rounded = hidden.detach().bfloat16().requires_grad_()
-    weight = head.module.weight.detach().bfloat16()
-    logits = (rounded @ weight.t()).float() + head.module.bias.detach()
+    weight = head.module.get_parameter("weight").detach().bfloat16()
+    logits = (rounded @ weight.t()).float() + head.module.get_parameter("bias").detach()
     log_p = logits.log_softmax(-1)[torch.arange(ROWS), target]
     assert torch.allclose(found, log_p)
     (theirs,) = torch.autograd.grad(log_p.sum(), rounded)

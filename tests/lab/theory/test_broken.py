@@ -3,9 +3,11 @@ code."""
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tfive.rl import drift, gae, losses, qualify, reward, roles
 from tfive.rl.calibration import mixture, moments, validation
@@ -30,13 +32,13 @@ def _patch(target: object, name: str, value: object) -> Fault:
     return lambda monkeypatch: monkeypatch.setattr(target, name, value)
 
 
-def _undifferenced_rewards(phi, checkpoint, mask, steps):
+def _undifferenced_rewards(phi: Tensor, checkpoint: Tensor, mask: Tensor, steps: int) -> Tensor:
     """Pays the whole potential at every checkpoint."""
     good = reward.checkpoint_rewards(phi, checkpoint, mask, steps)
     return good.cumsum(-1) * (good != 0)
 
 
-def _return_so_far(rewards, mask):
+def _return_so_far(rewards: Tensor, mask: Tensor) -> Tensor:
     """Sums rewards up to t instead of from t."""
     return torch.where(mask, rewards.cumsum(-1), torch.zeros_like(rewards))
 
@@ -46,68 +48,68 @@ def _peeking_critic(self: World, which: int) -> torch.Tensor:
     return torch.where(self.mask_NT, self.value_S2[self.state_NT, which] + self.token_NT, 0.0)
 
 
-def _all_seeing_pair(self: World, monte_carlo: bool = False, trace: float | None = None):
+def _all_seeing_pair(self: World, monte_carlo: bool = False, trace: float | None = None) -> tuple[Tensor, Tensor]:
     """Critics that read the scoring text."""
     exact = self.pilot.normalise(self.return_NT - self.true_value_NT, self.mask_NT)
     centred = exact + self.pilot.mean / self.pilot.deviation
     return centred, centred
 
 
-def _unweighted_r_squared(target, guess, mask, weight=None):
+def _unweighted_r_squared(target: Tensor, guess: Tensor, mask: Tensor, weight: Tensor | None = None) -> qualify.Score:
     return qualify.r_squared(target, guess + 0.1, mask, None)
 
 
-def _unclipped(ratio, advantage, low, high):
+def _unclipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
     return ratio * advantage
 
 
-def _always_clipped(ratio, advantage, low, high):
+def _always_clipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
     """Clips both signs on both sides."""
     return ratio.clamp(low, high) * advantage
 
 
-def _lopsided(ratio, advantage, low, high):
+def _lopsided(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
     """Positive advantages count twice."""
     return losses.clipped_surrogate(ratio, torch.where(advantage > 0, 2 * advantage, advantage), low, high)
 
 
-def _loud(ratio, advantage, low, high):
+def _loud(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
     return 25 * losses.clipped_surrogate(ratio, advantage, low, high)
 
 
-def _factor_without_ratio(ratio, advantage, score, low, high):
+def _factor_without_ratio(ratio: Tensor, advantage: Tensor, score: Tensor, low: float, high: float) -> Tensor:
     return drift.update_factor(torch.ones_like(ratio), advantage, score, low, high)
 
 
-def _factor_of_another_mask(ratio, advantage, score, low, high):
+def _factor_of_another_mask(ratio: Tensor, advantage: Tensor, score: Tensor, low: float, high: float) -> Tensor:
     """The mask of the opposite advantage, three times too large."""
     return 3 * drift.update_factor(ratio, -advantage, score, low, high)
 
 
-def _trace_ignored(rewards, values, mask, lam, discount=1.0):
+def _trace_ignored(rewards: Tensor, values: Tensor, mask: Tensor, lam: Any, discount: float = 1.0) -> Tensor:
     return gae.masked_gae(rewards, values, mask, 1.0, discount)
 
 
-def _amplified_gae(rewards, values, mask, lam, discount=1.0):
+def _amplified_gae(rewards: Tensor, values: Tensor, mask: Tensor, lam: Any, discount: float = 1.0) -> Tensor:
     return 3 * gae.masked_gae(rewards, values, mask, lam, discount)
 
 
-def _maximum(self, inputs, first, second):
+def _maximum(self: object, inputs: object, first: Tensor, second: Tensor) -> Tensor:
     return torch.maximum(first, second)
 
 
-def _swapped_mix(weight, first, second):
+def _swapped_mix(weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return mixture.mix(1 - weight, first, second)
 
 
-def _naive_parts(advantage, factor):
+def _naive_parts(advantage: Tensor, factor: Tensor) -> drift.DriftParts:
     """The product of two sample means over the same continuations."""
     good = drift.drift_parts(advantage, factor)
     induced = advantage.mean(-1, keepdim=True) * factor.mean(-2)
     return dataclasses.replace(good, mean_induced_ND=induced, covariance_ND=good.total_ND - induced)
 
 
-def _heavy_moment(mean, mixed):
+def _heavy_moment(mean: Tensor, mixed: Tensor) -> Tensor:
     return 2 * mean * mixed - 2 * mean.square()
 
 
@@ -117,25 +119,29 @@ def _unweighted_mean(self: World, value: torch.Tensor) -> torch.Tensor:
     return even.given(value, self.context_NT)
 
 
-def _per_token_mean(self, value):
+def _per_token_mean(self: World, value: Tensor) -> Tensor:
     """Divides by each trajectory's own length instead of T_max."""
     length = self.mask_NT.sum(-1).clamp(min=1)
     return torch.where(self.mask_NT, value, torch.zeros_like(value)).sum(-1) / length
 
 
-def _free_displacement(weight, first, second):
+def _free_displacement(weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return 0.02 * moments.displacement(weight, first, second)
 
 
-def _unconstrained_saddle(weight, mean, first, second, multiplier, kappa):
+def _unconstrained_saddle(
+    weight: Tensor, mean: Tensor, first: Tensor, second: Tensor, multiplier: float, kappa: float
+) -> Tensor:
     return moments.saddle_integrand(weight, mean, first, second, -multiplier, kappa)
 
 
-def _optimistic_certificate(report, approximation, optimisation, sensitivity):
+def _optimistic_certificate(
+    report: Any, approximation: float, optimisation: float, sensitivity: float
+) -> validation.Certificate:
     return validation.certify(report, 0.0, 0.0, sensitivity)
 
 
-def _thin_risk_bound(*arguments):
+def _thin_risk_bound(*arguments: Any) -> qualify.RiskBound:
     bound = qualify.value_risk_bound(*arguments)
     return dataclasses.replace(bound, slack=0.1 * bound.slack)
 
@@ -143,16 +149,16 @@ def _thin_risk_bound(*arguments):
 _SLACK, _SHIFT = validation.moment_slack, claims_scope._shift
 
 
-def _thin_slack(*arguments):
+def _thin_slack(*arguments: Any) -> float:
     return 0.1 * _SLACK(*arguments)
 
 
-def _small_shift(world: World):
+def _small_shift(world: World) -> tuple[Tensor, Tensor, Tensor]:
     local, kl, risk = _SHIFT(world)
     return 0.01 * local, kl, risk
 
 
-def _small_divergence(world: World):
+def _small_divergence(world: World) -> tuple[Tensor, Tensor, Tensor]:
     local, kl, risk = _SHIFT(world)
     return local, 0.01 * kl, risk
 

@@ -9,7 +9,7 @@ import torch
 from tfive.rl.calibration.mixture import mix
 from tfive_lab.theory.examples import centred_mixture, collapse
 from tfive_lab.theory.saddle import box_least_squares, solve
-from tfive_lab.theory.worlds import random_world
+from tfive_lab.theory.worlds import World, random_world
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -30,7 +30,7 @@ def test_box_least_squares_meets_its_optimality_conditions(seed: int) -> None:
 
 @pytest.mark.parametrize("world", [centred_mixture(), collapse(1.0)], ids=lambda w: w.name)
 @pytest.mark.parametrize("kappa", [0.02, 0.1, 0.8])
-def test_no_grid_point_is_better(world, kappa: float) -> None:
+def test_no_grid_point_is_better(world: World, kappa: float) -> None:
     best = solve(world, kappa)
     first, second = world.pair()
     gates = len(np.unique(world.gate_NT))

@@ -167,7 +167,8 @@ def test_the_mean_reads_no_log_probability_and_no_later_outcome(world: World) ->
     record, judged = world.made()
     before = calibrator.data(record, judged, NORMALISER)
     changed = record.having(log_old_BRT=record.need("log_old_BRT") - 1)
-    changed = changed.having(**{name: changed.need(name) * -3 for name in ("rewards_BRT", "returns_BRT", "gae_2BRT")})
+    others: dict[str, Any] = {name: changed.need(name) * -3 for name in ("rewards_BRT", "returns_BRT", "gae_2BRT")}
+    changed = changed.having(**others)
     after = calibrator.data(changed, judged, NORMALISER)
     assert all(equal(before.mean_inputs, after.mean_inputs).values())
     assert not before.weight_inputs.log_prob_NT.equal(after.weight_inputs.log_prob_NT)
@@ -196,6 +197,7 @@ def test_a_learned_candidate_keeps_to_the_same_rules(
     weight = candidate.mixture.weight
     assert weight(data.weight_inputs)[:, :2].equal(weight(later.weight_inputs)[:, :2])
     response = candidate.mean_head
+    assert response is not None
     assert response(data.mean_inputs)[:, :3].equal(response(later.mean_inputs)[:, :3])
     hidden = all_data(world, calibrator, other_scoring_text(world))
     assert weight(data.weight_inputs).equal(weight(hidden.weight_inputs))
@@ -268,6 +270,7 @@ def test_the_mixed_advantage_by_hand(world: World, rule: str) -> None:
             if isinstance(mixture, Minimum):
                 expected = min(first, second)
             else:
+                assert weight_NT is not None
                 w = float(weight_NT[number, t])
                 expected = w * first + (1 - w) * second
                 assert float(found.need("weight_BRT")[at]) == pytest.approx(w)

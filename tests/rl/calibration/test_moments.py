@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch import Tensor
 
-from tfive.rl.calibration.mixture import FixedWeight, MeanInputs, Minimum, WeightInputs, fixed_mixture, mix
+from tfive.rl.calibration.mixture import FixedWeight, MeanInputs, Minimum, Mixture, WeightInputs, fixed_mixture, mix
 from tfive.rl.calibration.moments import (
     CalibrationData,
     Occupation,
@@ -17,7 +18,7 @@ from tfive.rl.calibration.moments import (
 KAPPA, BETA, HORIZON = 0.1, 0.7, 6
 
 
-def _case(seed: int = 0):
+def _case(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     first, second, mean = (torch.randn(5, 4, generator=generator, dtype=torch.float64) for _ in range(3))
     logit = torch.randn(5, 4, generator=generator, dtype=torch.float64)
@@ -25,7 +26,7 @@ def _case(seed: int = 0):
     return first, second, mean, logit, mask
 
 
-def _loop(first, second, mean, weight, mask) -> float:
+def _loop(first: Tensor, second: Tensor, mean: Tensor, weight: Tensor, mask: Tensor) -> float:
     total = 0.0
     for i in range(5):
         for t in range(4):
@@ -75,9 +76,9 @@ def test_parts_agree_with_the_whole() -> None:
 def test_importance_weighs_trajectories_and_the_denominator_is_fixed() -> None:
     first, _, _, _, mask = _case(2)
     occupation = Occupation(mask, torch.arange(5), HORIZON, torch.tensor([2.0, 0.5, 0.5, 1.0, 1.0]))
-    want = sum(
-        float(occupation.importance_N[i]) * sum(float(first[i, t]) for t in range(4) if mask[i, t]) for i in range(5)
-    )
+    importance_N = occupation.importance_N
+    assert importance_N is not None
+    want = sum(float(importance_N[i]) * sum(float(first[i, t]) for t in range(4) if mask[i, t]) for i in range(5))
     assert float(occupation.mean(first)) == pytest.approx(want / 5 / HORIZON, abs=1e-12)
     assert float(Occupation(mask, torch.arange(5), HORIZON).mean(torch.ones(5, 4))) == pytest.approx(10 / 30)
     with pytest.raises(ValueError, match="longer than the horizon"):
@@ -108,7 +109,8 @@ def test_fixed_mixtures() -> None:
     assert single is not None
     torch.testing.assert_close(single.mixed(inputs, first, second), first, atol=1e-12, rtol=0)
     assert torch.equal(Minimum().mixed(inputs, first, second), torch.minimum(first, second))
-    assert Minimum().weight(inputs) is None
+    smaller: Mixture = Minimum()
+    assert smaller.weight(inputs) is None
     assert fixed_mixture("learned") is None
 
 

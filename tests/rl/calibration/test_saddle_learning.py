@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tfive.errors import UserError
 from tfive.rl.calibration.mean import MeanResponse, cross_fit_offset, regress_mean
-from tfive.rl.calibration.mixture import FixedWeight, MeanInputs, WeightInputs, mix
+from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, MeanInputs, WeightInputs, mix
 from tfive.rl.calibration.moments import CalibrationData, Occupation, displacement, moment, offset_change
 from tfive.rl.calibration.repeated import calibrate_repeated, mean_of_others
 from tfive.rl.calibration.saddle import CalibrationPlan, calibrate
@@ -137,6 +137,7 @@ def test_sampled_calibration_lowers_the_offset_on_fresh_texts_and_respects_reten
     assert _risk(mixed, fresh) < 0.75 * _risk(average, fresh)
     moved = float(displacement(weight, fresh.first_NT, fresh.second_NT).mean())
     assert moved <= 0.25 * float(average.square().mean())
+    assert isinstance(candidate.mixture, LearnedWeight)
     assert not any(p.requires_grad for p in candidate.mixture.head.parameters())
     assert candidate.trace[0]["step"] == 0
 
@@ -148,6 +149,7 @@ def test_calibration_repeats_exactly_and_leaves_global_randomness_alone() -> Non
         weight_head, mean_head = _LinearWeight(), _MeanNet()
         torch.manual_seed(123)
         candidate = calibrate(weight_head, mean_head, _sampled(40), plan, seed=5, window=2)
+        assert isinstance(candidate.mixture, LearnedWeight)
         states.append((candidate.mixture.head.state_dict(), float(torch.rand(()))))
     assert all(torch.equal(states[0][0][name], states[1][0][name]) for name in states[0][0])
     torch.manual_seed(123)
@@ -305,6 +307,7 @@ def test_a_bounded_mean_head_bounds_the_response() -> None:
         bound = 0.05
 
     candidate = calibrate(_LinearWeight(), Bounded(), _sampled(60), _plan(steps=20, warm_steps=40), seed=0)
+    assert candidate.mean_head is not None
     with torch.no_grad():
         found = candidate.mean_head(_sampled(60, seed=5).mean_inputs)
     assert candidate.change < 0
