@@ -18,9 +18,9 @@ from tfive.tree.delimiters import Delimiters
 from tfive.tree.fast.fused import Division, Heads, TorchOps, choose_ops, differences, output_gate
 from tfive.tree.fast.hf_fused import choose_fusion
 from tfive.tree.forward import TreeModel
-from tfive.tree.settings import EngineSettings, SamplingSettings
+from tfive.tree.settings import EngineOptions, SamplingSettings
 
-FUSED = EngineSettings(fused_blocks="on")
+FUSED = EngineOptions(fused_blocks="on")
 CPU = torch.device("cpu")
 
 
@@ -31,7 +31,7 @@ def test_sampling_and_scoring_by_fused_blocks(family: str, kind: str) -> None:
     case = random_case(1, kind, group=2)
     model = tiny(family)
     delimiters = Delimiters.from_model(model, case.plan).double() if kind == "learned" else None
-    stock, fused = (TreeModel(model, case.plan, engine, delimiters) for engine in (EngineSettings(), FUSED))
+    stock, fused = (TreeModel(model, case.plan, engine, delimiters) for engine in (EngineOptions(), FUSED))
     u = numbers(case.texts, 2, case.plan.length)
     with lifted():
         assert fused.fusion.fusion is not None

@@ -23,7 +23,7 @@ from tfive.rl.gains import Gains, foreign, measure, no_thought_losses
 from tfive.rl.gate import Gate, PredictionGate, best_constant_gate, experts, mixed_gains
 from tfive.rl.settings import GateSettings
 from tfive.text.candidates import apportion
-from tfive.text.items import PositionChooser
+from tfive.text.items import ENTROPY_QUANTILE, PositionChooser
 from tfive.text.settings import KINDS, Positions
 from tfive.text.sources import Reader, SourceFile
 from tfive.text.tokens import TextTokenizer
@@ -89,7 +89,7 @@ def sample_texts(
     for row, tokens_S in enumerate(tokens_BS):
         uncertain = None
         if entropy_BS is not None:
-            uncertain = entropy_BS[row] >= np.quantile(entropy_BS, positions.entropy_quantile)
+            uncertain = entropy_BS[row] >= np.quantile(entropy_BS, ENTROPY_QUANTILE)
         chosen = chooser.row(row, tokens_S, np.zeros_like(tokens_S), uncertain)
         place_BP[row, : len(chosen)] = [place for place, _ in chosen]
         kind_BP[row, : len(chosen)] = [kind for _, kind in chosen]
