@@ -1,4 +1,4 @@
-"""Keys that configurations once had, and what became of each: a file or `--set` that still names one is refused with it."""
+"""Keys that configurations once had. A file or `--set` that still names one is refused with what became of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORMER_KEYS: dict[str, str] = {
     "text.positions.pattern_reach": f"{_FIXED} (256 characters)",
     "text.positions.min_context": f"{_FIXED} (1 token)",
     "engine.attention": "gone; engine.fast = off is transformers' masked attention, anything else folded",
-    "engine.delta_rule": "gone; engine.fast = off is the PyTorch rule, anything else flash-linear-attention where sound",
+    "engine.delta_rule": "gone; engine.fast = off is the PyTorch rule, else flash-linear-attention where sound",
     "engine.fused_norms": "now part of engine.fast (auto, on or off)",
     "engine.fused_blocks": "now part of engine.fast (auto, on or off)",
     "engine.cuda_graphs": "now part of engine.fast (auto, on or off)",
@@ -46,6 +46,7 @@ FORMER_KEYS: dict[str, str] = {
     "critic.lora_alpha": f"{_FIXED} (32)",
     "critic.warmup_loss": "gone; the loss of a warm-up is squared, critic.loss is that of later windows",
     "critic.weight_decay": f"{_FIXED} (0)",
+    "gate.enabled": "gone; gate.passes = 0 is a run without a gate",
     "gate.width": f"{_FIXED} (64)",
     "gate.weight_decay": f"{_FIXED} (0.01)",
     "gate.batch": f"{_FIXED} (64)",

@@ -180,7 +180,7 @@ def _mixed(
     engine: TreeModel, own: PredictionGate, texts: TextBatch, thoughts: Thoughts, gains: Gains, rows: int
 ) -> tuple[dict[str, Tensor], dict[str, float | None]]:
     """Mixed gains item by item. The constant gate is fitted on the first half of the texts and measured on the rest."""
-    gate = Gate(own.features, GateSettings(width=own.last.in_features), seed=0, device=engine.device)
+    gate = Gate(own.features, GateSettings(), seed=0, device=engine.device, width=own.last.in_features)
     gate.gate.load_state_dict(own.state_dict())
     half = max(1, len(texts.tokens_BS) // 2)
     predictions, with_foreign = (experts(engine, texts, some, rows=rows) for some in (thoughts, foreign(thoughts)))

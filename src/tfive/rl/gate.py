@@ -186,9 +186,18 @@ def experts(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, *, rows: in
 class Gate:
     """β_g with its optimizer, and the best constant β of its last training set for comparison."""
 
-    def __init__(self, features: int, settings: GateSettings, *, seed: int, device: torch.device) -> None:
-        self.settings, self.seed = settings, seed
-        self.gate = PredictionGate(features, seed=seed).to(device)
+    def __init__(
+        self,
+        features: int,
+        settings: GateSettings,
+        *,
+        seed: int,
+        device: torch.device,
+        width: int = WIDTH,
+        batch: int = BATCH,
+    ) -> None:
+        self.settings, self.seed, self.batch = settings, seed, batch
+        self.gate = PredictionGate(features, width=width, seed=seed).to(device)
         self.optimizer = MasterOptimizer(
             [(f"gate.{name}", p) for name, p in self.gate.named_parameters()],
             lr=settings.lr,
@@ -203,7 +212,7 @@ class Gate:
         for number in range(self.settings.passes):
             order = torch.from_numpy(rng.permutation(self.seed, f"gate/{number}", window, count))
             total = tokens = 0.0
-            for part in micro_batches(count, BATCH):
+            for part in micro_batches(count, self.batch):
                 some = predictions.items(order[part].to(predictions.text_I.device))
                 terms = gate_terms(
                     self.gate(some.with_IHD, some.without_IHD),

@@ -76,8 +76,9 @@ class Ledger:
             needed = self._window.count(role)
             held = int(self._items[self._texts[role]].sum()) if role in self._texts else 0
             if needed > held:
+                key = self._window.key_of(role)
                 raise UserError(
-                    f"{self._window.key_of(role)}: a window needs {needed} items of the role {role}, the prepared text holds {held}; "
+                    f"{key}: a window needs {needed} items of the role {role}, the prepared text holds {held}; "
                     "lower window.items or prepare more text (text.sequences)"
                 )
 

@@ -106,8 +106,8 @@ class CriticSettings(Section):
     """Folder of a saved critic pair to start from; none means fresh critics from the base model."""
 
     loss: Literal["clipped", "squared"] = "clipped"
-    """Value loss of alternating training: clipped around the pre-fit prediction (eq:value-loss), or half-squared. In the
-    warm-ups it is always half-squared: the pre-fit prediction is not yet worth staying near."""
+    """Value loss of alternating training: clipped around the pre-fit prediction (eq:value-loss), or half-squared.
+    Warm-ups always take the latter: the pre-fit prediction is not yet worth staying near."""
 
     clip: float = Field(0.2, gt=0)
     """ε_v of the clipped loss, in units of the shaped return."""
@@ -236,9 +236,6 @@ class OptimizerSettings(Section):
 class GateSettings(Section):
     """The prediction gate β_g and its loss (app:gate-behavior)."""
 
-    enabled: bool = True
-    """Whether a gate is trained and mixed gain is reported."""
-
     no_harm: float = Field(1.0, ge=0)
     """Weight of the penalty on predictions that the mixture makes worse."""
 
@@ -248,5 +245,5 @@ class GateSettings(Section):
     lr: float = Field(1e-3, gt=0)
     """Learning rate of the gate."""
 
-    passes: int = Field(2, ge=1)
-    """Passes over a window's actor trajectories."""
+    passes: int = Field(2, ge=0)
+    """Passes over a window's actor trajectories; with 0 there is no gate, and no mixed gain is reported."""

@@ -70,7 +70,7 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
     ledger, snapshots = Ledger(corpus, config.window, seed=config.run.seed), Snapshots()
     spec, engine = config.spec, actor.engine
     gate = None
-    if config.gate.enabled and spec.thinks:
+    if config.gate.passes and spec.thinks:
         gate = Gate(base.width, config.gate, seed=config.run.seed, device=base.device)
     if spec.scoring == "next_token":
         engine = under(engine, replace(plan, checkpoints=(plan.length,), horizon=1))

@@ -27,7 +27,7 @@ from tfive.tree.fast.fused import KERNEL_BOUNDS, TritonOps, differences, triton_
 from tfive.tree.fast.hf_fused import AttentionPart
 from tfive.tree.head import log_normaliser, normaliser_kernel
 from tfive.tree.recurrent.delta_rule import read_paths, unit_rows
-from tfive.tree.settings import EngineOptions, SamplingSettings
+from tfive.tree.settings import Attention, EngineOptions, SamplingSettings, Switch
 from tfive_lab.bench.phases import TreePhases, tree_phases
 from tfive_lab.bench.plain_rows import PlainRows
 from tfive_lab.bench.work import Work, random_model, value_head
@@ -153,7 +153,7 @@ def _engine_checks(kind: str, device: torch.device) -> Iterator[Check]:
     yield from _half(kind, device, reference, thoughts)
 
 
-def _attention(kind: str, attention: str, side: TreePhases, reference: Outputs) -> Iterator[Check]:
+def _attention(kind: str, attention: Attention, side: TreePhases, reference: Outputs) -> Iterator[Check]:
     """Another attention kernel against masked attention."""
     other = tree_phases(side.model, WORK, replace(side.engine, attention=attention))
     other.thoughts = side.thoughts
@@ -172,7 +172,7 @@ def _attention(kind: str, attention: str, side: TreePhases, reference: Outputs) 
 def _kernels(kind: str, side: TreePhases, reference: Outputs) -> Iterator[Check]:
     """Fused blocks against the model's own, and every Triton kernel they use against PyTorch at the model's heads."""
     device = side.tree.device
-    setting = "auto" if device.type == "cuda" else "on"
+    setting: Switch = "auto" if device.type == "cuda" else "on"
     fused = tree_phases(side.model, WORK, replace(side.engine, fused_blocks=setting))
     fused.thoughts = side.thoughts
     choice = fused.tree.fusion

@@ -188,7 +188,7 @@ def _fla_trouble(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def choose_rule(setting: str, device: torch.device, dtype: torch.dtype) -> RuleChoice:
-    """The rule for the option `delta_rule`: `torch`, `fla` (refused where unsound), or `auto` (fla only where sound)."""
+    """The rule for option `delta_rule`: `torch`, `fla` (refused where unsound), or `auto` (fla only where sound)."""
     if setting == "torch":
         return RuleChoice(read_paths, "torch", "asked for")
     trouble = _fla_trouble(device, dtype)
