@@ -87,7 +87,7 @@ def test_it_is_compared_with_t5_and_resumes_to_the_same_numbers(site: Path, tmp_
     study = tmp_path / "study"
     methods = f"{QUICK_T5},leave-one-out"
     tfive_command(site, "compare", "nano", "--methods", methods, "--seeds", "1", *settings(), "--out", str(study))
-    page = (study / "report.md").read_text("utf-8")
+    page = (study / "report" / "report.md").read_text("utf-8")
     assert "leave-one-out" in page
     ran = summary_of(study / "cells" / "leave-one-out-seed0")
     assert ran["method"] == "leave-one-out"
