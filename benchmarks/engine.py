@@ -15,7 +15,7 @@ import torch
 
 from tfive.cli.options import script
 from tfive.models.precision import choose_device, choose_dtype
-from tfive.tree.settings import EngineSettings
+from tfive.tree.settings import EngineOptions
 from tfive_lab.bench import engine as bench
 from tfive_lab.bench import selfcheck as bench_selfcheck
 from tfive_lab.bench.phases import PHASES, tree_phases
@@ -28,8 +28,8 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", choices=["nano", *SHAPES], help="a random model of this shape")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compute", default="auto", help="auto, float32 or bfloat16")
-    parser.add_argument("--attention", default="auto", help="auto, sdpa, folded or flex")
-    parser.add_argument("--delta-rule", default="auto", help="auto, torch or fla")
+    parser.add_argument("--attention", default="auto", choices=["auto", "sdpa", "folded", "flex"])
+    parser.add_argument("--delta-rule", default="auto", choices=["auto", "torch", "fla"])
     parser.add_argument("--repeats", type=int, help="rounds per side (median)")
     parser.add_argument("--plain-repeats", type=int, help="rounds of the plain side")
     for name in ("texts", "tokens", "positions", "group"):
@@ -41,7 +41,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def profile(work: Work, asked: argparse.Namespace, settings: EngineSettings) -> str:
+def profile(work: Work, asked: argparse.Namespace, settings: EngineOptions) -> str:
     """Where the device's time goes in each phase of the tree: kernels by time."""
     device = choose_device(asked.device)
     model, _ = find_model(asked.shape, device, choose_dtype(asked.compute, device))
@@ -64,7 +64,7 @@ def profile(work: Work, asked: argparse.Namespace, settings: EngineSettings) -> 
 def main(given: list[str] | None = None) -> int:
     """Run, print, write."""
     asked = arguments(given)
-    settings = EngineSettings(attention=asked.attention, delta_rule=asked.delta_rule)
+    settings = EngineOptions(attention=asked.attention, delta_rule=asked.delta_rule)
     work = Work() if choose_device(asked.device).type == "cuda" else SMALL
     changes = {name: getattr(asked, name) for name in ("texts", "tokens", "positions", "group")}
     work = replace(work, **{name: value for name, value in changes.items() if value is not None})

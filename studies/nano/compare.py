@@ -31,7 +31,7 @@ SETTINGS = ("run.develop_every=2",)
 """What all studies but the diagnostic set beside the preset."""
 NAIVE = (
     "window.windows=60", "window.actor_steps=1", "window.items=48", "actor.reuse_passes=1", "actor.minibatches=1",
-    f"ppo.frozen_windows={FROZEN}", "ppo.warmup_rounds=1", "run.develop_every=10", "run.checkpoint_every=10",
+    f"ppo.frozen_windows={FROZEN}", "critic.warmup_rounds=1", "run.develop_every=10", "run.checkpoint_every=10",
 )  # fmt: skip
 """The diagnostic: one critic, one step a window, the actor frozen for the first 20 of 60 steps, measured every ten."""
 ROOT = Path(__file__).resolve().parents[2]

@@ -54,7 +54,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "state-only": {"mode": "state"},
     "time-only": {},
     "tight": {"kappa": 0.02},
-    "wide": {"weight_width": 256, "mean_width": 256, "dropout": 0.3},
+    "wide": {"width": 256, "dropout": 0.3},
     "slow": {"weight_lr": 3e-4, "steps": 1200, "evaluate_every": 60},
 }
 """What each route sets of `[calibration]`. `time-only` is a control: its weight sees nothing but the step."""
@@ -98,7 +98,6 @@ class Stage:
         made = Calibrator(
             parts.rollout.engine,
             parts.critics.critics[0].head.last.in_features,
-            self.config.heads,
             settings,
             seed=self.config.run.seed,
             rows=self.config.run.texts_per_pass,

@@ -78,10 +78,10 @@ def test_none_empties_a_key_and_stays_a_word_where_it_is_one(bare: str) -> None:
 def test_values_of_set_are_toml_and_bare_words_are_text(bare: str) -> None:
     config = resolve(
         [bare],
-        ["run.project = my project", "run.out='a=b'", "optimizer.lr=3e-6", "thought.variable_length= true",
+        ["run.project = my project", "critic.start='a=b'", "optimizer.lr=3e-6", "thought.variable_length= true",
          'thought.open=" ["'],
     ).config  # fmt: skip
-    assert (config.run.project, config.run.out, config.optimizer.lr) == ("my project", "a=b", 3e-6)
+    assert (config.run.project, config.critic.start, config.optimizer.lr) == ("my project", "a=b", 3e-6)
     assert config.thought.open == " ["
     assert config.thought.variable_length
 
@@ -206,7 +206,7 @@ def test_several_broken_rules_are_counted() -> None:
         ["qualify.eta=0"],
         ["calibration.kappa=0"],
         ["method=rlp", "thought.group=2"],
-        ["calibration.mode=average", "window.head_train=0", "window.head_validate=0"],
+        ["calibration.mode=average", "window.head_train=0"],
     ],
 )
 def test_the_edge_of_a_rule_is_allowed(overrides: list[str]) -> None:
@@ -253,16 +253,7 @@ def test_every_rule_has_a_name_and_can_break() -> None:
     ):
         config = resolve(["qwen3.5-2b"], overrides).config
         broken |= {check.__name__ for check in rules.RULES if check(config) is not None}
-    inside_their_section = {"checkpoints_lie_in_the_thought", "variable_length_needs_a_close"}
-    assert broken == {check.__name__ for check in rules.RULES} - inside_their_section
-
-
-def test_rules_that_repeat_a_section_hold_for_configurations_built_by_hand() -> None:
-    config = resolve(["qwen3.5-2b"]).config
-    wrong = config.thought.model_copy(update={"checkpoints": (4, 8), "variable_length": True, "delimiters": "none"})
-    found = rules.problems(config.model_copy(update={"thought": wrong}))
-    assert any("thought.checkpoints = [4, 8]" in line for line in found)
-    assert any("thought.variable_length = true" in line for line in found)
+    assert broken == {check.__name__ for check in rules.RULES}
 
 
 def test_every_key_says_what_it_means() -> None:
@@ -274,7 +265,7 @@ def test_every_key_says_what_it_means() -> None:
 
 @pytest.mark.parametrize("name", presets())
 def test_toml_and_json_round_trip(name: str, tmp_path: Path) -> None:
-    resolved = resolve([name], ["optimizer.clip_norm=none", "run.out='a \"quoted\" \\ name ü'"])
+    resolved = resolve([name], ["optimizer.clip_norm=none", "critic.start='a \"quoted\" \\ name ü'"])
     with_origins, plain = tmp_path / "origins.toml", tmp_path / "plain.toml"
     with_origins.write_text(resolved.to_toml(explain=True), encoding="utf-8")
     plain.write_text(resolved.config.to_toml(), encoding="utf-8")

@@ -8,6 +8,8 @@ import pytest
 
 from tfive.config.config import Config, presets, resolve, variants
 from tfive.errors import UserError
+from tfive.rl.gae import PILOT_EPSILON
+from tfive.rl.reward import SCALE_EPSILON
 from tfive.rl.settings import TRAINING_ROLES, WindowSettings
 
 
@@ -72,13 +74,8 @@ def test_defaults_are_those_of_the_specification(tmp_path: Path) -> None:
         2,
         5,
     )
-    assert (config.calibration.kappa, config.reward.clip, config.reward.decay, config.reward.epsilon) == (
-        0.1,
-        3,
-        0.9,
-        1e-8,
-    )
-    assert (config.pilot.epsilon, config.gae.alpha) == (1e-6, 1)
+    assert (config.calibration.kappa, config.reward.clip, config.reward.decay, SCALE_EPSILON) == (0.1, 3, 0.9, 1e-8)
+    assert (PILOT_EPSILON, config.gae.alpha) == (1e-6, 1)
     assert (config.actor.clip_low, config.actor.clip_high) == (0.8, 1.28)
     assert (config.actor.reuse_passes, config.actor.minibatches) == (2, 4)
     assert (config.ratio.denominator, config.ratio.correction) == ("recomputed", "none")
@@ -98,4 +95,5 @@ def test_roles_share_a_window_as_specified() -> None:
         "qualify": 256,
     }
     assert WindowSettings(items=2).count("pilot") == 1
-    assert WindowSettings(items=2, pilot=0).count("pilot") == 0
+    none = WindowSettings(items=2, pilot=0, head_train=0)
+    assert [none.count(role) for role in ("pilot", "scale", "head_train", "head_validate")] == [0, 0, 0, 0]

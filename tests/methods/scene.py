@@ -23,7 +23,7 @@ from tfive.methods.settings import GrpoSettings, PpoSettings
 from tfive.methods.t5 import T5, T5Parts, T5Settings
 from tfive.rl.actor import Actor
 from tfive.rl.calibration.calibrator import Calibrator
-from tfive.rl.calibration.settings import CalibrationSettings, HeadSettings
+from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.rl.critic import FrozenBase, build_pair
 from tfive.rl.critics import Critics
 from tfive.rl.optimizer import MasterOptimizer
@@ -31,7 +31,6 @@ from tfive.rl.settings import (
     ActorSettings,
     AnchorSettings,
     CriticSettings,
-    PilotSettings,
     QualifySettings,
     RatioSettings,
     WindowSettings,
@@ -43,7 +42,7 @@ GROUP, STEPS, ROWS = 4, 2, 3
 ANCHOR = AnchorSettings(next_token=0.7, conditioned=0.4)
 CRITIC = CriticSettings(adapt="top", blocks=1, width=8, lr=1e-3, head_lr=1e-2, passes=1, minibatches=2, loss="squared")
 CALIBRATION = CalibrationSettings(
-    mode="average", steps=4, warm_steps=4, evaluate_every=2, batch=8, weight_width=6, mean_width=6, cross_fit=False
+    mode="average", steps=4, warm_steps=4, evaluate_every=2, batch=8, width=6, cross_fit=False
 )
 
 
@@ -54,6 +53,7 @@ def play(
     anchor: AnchorSettings = ANCHOR,
     actor: ActorSettings | None = None,
     lr: float = 3e-3,
+    warmup_rounds: int | None = None,
     **settings: Any,
 ) -> Method[Any]:
     """The method `name` before its first window. `settings` are those of its own section."""
@@ -79,13 +79,13 @@ def play(
         teacher = Teacher(TreeModel(writer(seed=9), heard.plan), rows=ROWS, **({"decay": 0.999} | settings))
         return RLP(RLPParts(**shared, teacher=teacher), actor_steps=STEPS)
     if name == "quiet-star-ppo":
-        return QuietStarPPO(PpoSettings(**settings), CriticParts(**shared, critics=critics(1)), actor_steps=STEPS)
-    pair = critics(2)
+        return QuietStarPPO(
+            PpoSettings(**settings), CriticParts(**shared, critics=critics(1, warmup_rounds or 3)), actor_steps=STEPS
+        )
+    pair = critics(2, warmup_rounds or 2)
     calibration = CALIBRATION.model_copy(update=settings)
-    calibrator = Calibrator(engine, 8, HeadSettings(action_width=3), calibration, seed=4, rows=ROWS)
-    course = T5Settings(
-        WindowSettings(actor_steps=STEPS), CRITIC, QualifySettings(mode="fixed", rounds=2), PilotSettings(), calibration
-    )
+    calibrator = Calibrator(engine, 8, calibration, seed=4, rows=ROWS, action_width=3)
+    course = T5Settings(WindowSettings(actor_steps=STEPS), pair.settings, QualifySettings(mode="fixed"), calibration)
     return T5(course, T5Parts(**shared, critics=pair, calibrator=calibrator))
 
 
@@ -108,13 +108,14 @@ def writer(seed: int = 0) -> GPT2LMHeadModel:
     return model
 
 
-def critics(count: int) -> Critics:
+def critics(count: int, warmup_rounds: int) -> Critics:
     """One critic or a pair, their heads in float64 like everything else here."""
+    settings = CRITIC.model_copy(update={"warmup_rounds": warmup_rounds})
     base = writer(seed=9).requires_grad_(False)
-    chosen = [critic.double() for critic in build_pair(base, PLAN, CRITIC, seed=1)[:count]]
+    chosen = [critic.double() for critic in build_pair(base, PLAN, settings, seed=1)[:count]]
     for number, critic in enumerate(chosen):
         settle(critic.head, number)
-    return Critics(FrozenBase(base, PLAN, CRITIC), chosen, CRITIC, alpha=1.0, seed=2, rows=ROWS)
+    return Critics(FrozenBase(base, PLAN, settings), chosen, settings, alpha=1.0, seed=2, rows=ROWS)
 
 
 def until(method: Method[Any], phase: str) -> None:

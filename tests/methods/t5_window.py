@@ -16,7 +16,7 @@ from tfive.rl.qualify import Qualifier
 from tfive.rl.trajectory import Trajectories
 from tfive.training.build import Workshop
 
-PLAIN = ("calibration.mode=average", "window.probe=0", "gate.enabled=false")
+PLAIN = ("calibration.mode=average", "window.probe=0", "gate.passes=0")
 """Enough of a window for what does not concern heads, probes or gate."""
 QUICK = ("calibration.cross_fit=false",)
 

@@ -111,7 +111,7 @@ def test_a_sustained_failure_pauses_the_actor_and_recovery_readmits_it(home: Pat
 
 def test_a_fixed_warm_up_asks_nobody(home: Path, verdicts: Any) -> None:
     verdicts(*[False] * 9)
-    run = workshop(home, "qualify.mode=fixed", "qualify.rounds=3", "qualify.attempts=1", *PLAIN)
+    run = workshop(home, "qualify.mode=fixed", "critic.warmup_rounds=3", "qualify.attempts=1", *PLAIN)
     method = t5_of(run)
     warm = ["open", "fit", "fit", "qualify", "fit", "qualify", "fit", "qualify"]
     assert window(method) == [*warm, "pilot", "calibrate", "collect", *["update"] * 4, "close"]

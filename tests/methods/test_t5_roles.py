@@ -66,7 +66,7 @@ def test_the_actor_set_of_any_stale_snapshot_is_refused(home: Path, verdicts: An
 
 @pytest.mark.parametrize("kind", ["policy", "scorer", "scale"])
 def test_fitting_scale_and_probe_sets_of_a_stale_snapshot_are_refused(home: Path, verdicts: Any, kind: str) -> None:
-    method = workshop(home, "calibration.mode=average", "gate.enabled=false").method
+    method = workshop(home, "calibration.mode=average", "gate.passes=0").method
     snapshots = method.parts.snapshots
     advance_to(method, "fit")
     method.advance()

@@ -16,8 +16,14 @@ from tfive.training.build import Workshop
 pytestmark = pytest.mark.model
 METHODS = ("ntp", "anchor-only", "quiet-star-ppo", "quiet-star-grpo", "rlp", "t5")
 SMALL = ("thought.group=2",)
-QUICK = ("calibration.mode=average", "window.probe=0.125", "qualify.mode=fixed", "qualify.rounds=1", "window.windows=2")
-PPO = ("ppo.warmup_rounds=2",)
+QUICK = (
+    "calibration.mode=average",
+    "window.probe=0.125",
+    "qualify.mode=fixed",
+    "critic.warmup_rounds=1",
+    "window.windows=2",
+)
+PPO = ("critic.warmup_rounds=2",)
 
 
 def shop_of(home: Path, method: str, *more: str) -> Workshop:

@@ -13,7 +13,7 @@ from stage import CLOSE, PLAN, Tally, V, gpt2, llama, rollout_of, texts
 from tfive import rng
 from tfive.rl.calibration.calibrator import Calibrator
 from tfive.rl.calibration.mixture import FixedWeight
-from tfive.rl.calibration.settings import CalibrationSettings, HeadSettings
+from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.rl.continuations import at_step, side_by_side
 from tfive.rl.critic import FrozenBase, build_pair
 from tfive.rl.critics import Critics
@@ -51,8 +51,8 @@ def probe_on(rows: int, law: SamplingSettings | None = None, closing: float = 0.
     base, settings = llama().requires_grad_(False), CriticSettings(adapt="head", width=8)
     pair = build_pair(base, PLAN, settings, seed=1)
     critics = Critics(FrozenBase(base, PLAN, settings), pair, settings, alpha=1.0, seed=2, rows=16)
-    narrow = CalibrationSettings(weight_width=4, mean_width=4)
-    calibrator = Calibrator(rollout.engine, 8, HeadSettings(), narrow, seed=4, rows=16)
+    narrow = CalibrationSettings(width=4)
+    calibrator = Calibrator(rollout.engine, 8, narrow, seed=4, rows=16)
     return Probe(rollout, critics, calibrator, continuations=M, clip=(0.8, 1.28), **options)
 
 
@@ -189,7 +189,7 @@ def test_the_offset_is_that_of_all_thoughts_enumerated() -> None:
     base, settings = llama().requires_grad_(False), CriticSettings(adapt="head", width=8)
     critics = Critics(FrozenBase(base, plan, settings), build_pair(base, plan, settings, seed=1), settings, alpha=1.0,
                       seed=2, rows=8)  # fmt: skip
-    calibrator = Calibrator(engine, 8, HeadSettings(), CalibrationSettings(weight_width=4), seed=4, rows=rows)
+    calibrator = Calibrator(engine, 8, CalibrationSettings(width=4), seed=4, rows=rows)
     probe = Probe(rollout, critics, calibrator, continuations=M, clip=(0.8, 1.28))
 
     thoughts = [[CLOSE], *([a, b] for a in few[1:] for b in few)]

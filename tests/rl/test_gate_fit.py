@@ -37,9 +37,9 @@ def thoughts(batch: TextBatch) -> Thoughts:
     return thoughts_for(batch, SHORT)
 
 
-def gate_of(bias: float | None = None, **changes: float) -> Gate:
+def gate_of(bias: float | None = None, batch: int = 4, **changes: float) -> Gate:
     """A gate; with `bias` it is constant."""
-    gate = Gate(16, GateSettings(**({"width": 8, "batch": 4, "lr": 3e-2} | changes)), seed=1, device=CPU)
+    gate = Gate(16, GateSettings(**({"lr": 3e-2} | changes)), seed=1, device=CPU, width=8, batch=batch)
     if bias is not None:
         with torch.no_grad():
             gate.gate.last.weight.zero_()

@@ -25,7 +25,7 @@ def _case() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def test_gate_mixes_probabilities_and_its_loss_matches_a_loop() -> None:
     logit, log_with, log_without, mask = _case()
-    terms = gate_terms(logit, log_with, log_without, mask, no_harm=0.7, utility=0.3, utility_scale=2.0)
+    terms = gate_terms(logit, log_with, log_without, mask, no_harm=0.7, utility=0.3)
     want = 0.0
     for i in range(3):
         for j in range(5):
@@ -35,7 +35,7 @@ def test_gate_mixes_probabilities_and_its_loss_matches_a_loop() -> None:
             a, b = float(log_with[i, j].detach()), float(log_without[i, j].detach())
             mixed = math.log(beta * math.exp(a) + (1 - beta) * math.exp(b))
             assert float(mixed_log_prob(logit, log_with, log_without)[i, j].detach()) == pytest.approx(mixed, abs=1e-12)
-            want += -mixed + 0.7 * max(0.0, b - mixed) - 0.3 * beta * (a - b) / 2.0
+            want += -mixed + 0.7 * max(0.0, b - mixed) - 0.3 * beta * (a - b)
     assert float(terms.loss_sum.detach()) == pytest.approx(want, abs=1e-12)
     terms.loss_sum.backward()
     assert logit.grad is not None

@@ -13,7 +13,16 @@ from material import Prepare, document, text_settings, write_jsonl
 from pydantic import ValidationError
 
 from tfive.errors import UserError
-from tfive.text.items import PositionChooser, after_pattern, choose, eligible, every_step, kind_counts, segments
+from tfive.text.items import (
+    ENTROPY_QUANTILE,
+    PositionChooser,
+    after_pattern,
+    choose,
+    eligible,
+    every_step,
+    kind_counts,
+    segments,
+)
 from tfive.text.prepared import PreparedCorpus
 from tfive.text.settings import KINDS, Positions
 from tfive.text.tokens import TextTokenizer
@@ -25,17 +34,13 @@ def owners(sizes: list[int]) -> np.ndarray:
     return np.repeat(np.arange(5, 5 + len(sizes)), sizes)
 
 
-@given(lengths, st.integers(1, 8), st.integers(1, 4))
-def test_eligible_positions_have_context_and_continuation(sizes: list[int], horizon: int, context: int) -> None:
+@given(lengths, st.integers(1, 8))
+def test_eligible_positions_have_a_continuation_in_their_document(sizes: list[int], horizon: int) -> None:
     document_S = owners(sizes)
     expected = [
-        p + horizon < len(document_S)
-        and document_S[p + horizon] == document_S[p]
-        and p - context + 1 >= 0
-        and document_S[p - context + 1] == document_S[p]
-        for p in range(len(document_S))
+        p + horizon < len(document_S) and document_S[p + horizon] == document_S[p] for p in range(len(document_S))
     ]
-    assert eligible(document_S, horizon, context).tolist() == expected
+    assert eligible(document_S, horizon).tolist() == expected
 
 
 @given(lengths, st.integers(1, 7))
@@ -135,7 +140,6 @@ def test_positions_of_a_corpus(tmp_path: Path, prepared: Prepare) -> None:
         "every": 0.25,
         "pattern": " and",
         "step": 3,
-        "min_context": 2,
     }
     corpus: PreparedCorpus = prepared(text_settings([{"name": "s", "path": str(path)}], positions=positions), horizon=5)
     kinds = dict.fromkeys(KINDS, 0)
@@ -144,7 +148,7 @@ def test_positions_of_a_corpus(tmp_path: Path, prepared: Prepare) -> None:
         assert places == sorted(places)
         assert corpus.positions[row].tolist() == places + [-1] * (4 - len(places))
         assert all(b - a >= 5 for a, b in pairwise(places))
-        allowed = eligible(corpus.document[row], 5, 2)
+        allowed = eligible(corpus.document[row], 5)
         assert allowed[places].all()
         for p, kind in zip(places, corpus.kinds[row].tolist()):
             kinds[KINDS[kind]] += 1
@@ -169,14 +173,14 @@ def test_entropy_chooses_uncertain_positions(tmp_path: Path, prepared: Prepare) 
     path = write_jsonl(tmp_path / "a.jsonl", [document(n) for n in range(200)])
     settings = text_settings(
         [{"name": "s", "path": str(path)}],
-        positions={"per_text": 3, "uniform": 0, "entropy": 1, "entropy_quantile": 0.7},
+        positions={"per_text": 3, "uniform": 0, "entropy": 1},
     )
     with pytest.raises(UserError, match=r"text\.positions\.entropy needs a base model"):
         prepared(settings)
     corpus: PreparedCorpus = prepared(settings, entropies=entropies, base_model="stand-in")
     threshold = corpus.manifest["entropy_threshold"]
-    everywhere = np.concatenate([entropies(t, t)[eligible(d, 4, 1)] for t, d in zip(corpus.tokens, corpus.document)])
-    assert threshold == pytest.approx(np.quantile(everywhere.astype(np.float32), 0.7), rel=1e-6)
+    everywhere = np.concatenate([entropies(t, t)[eligible(d, 4)] for t, d in zip(corpus.tokens, corpus.document)])
+    assert threshold == pytest.approx(np.quantile(everywhere.astype(np.float32), ENTROPY_QUANTILE), rel=1e-6)
     for row in range(len(corpus)):
         for p in corpus.positions[row][corpus.positions[row] >= 0]:
             assert entropies(corpus.tokens[row], corpus.tokens[row])[p] >= threshold - 1e-6
@@ -202,7 +206,6 @@ def test_entropies_must_be_numbers(tmp_path: Path, prepared: Prepare) -> None:
         {"match": 0.5, "pattern": "("},
         {"match": 0.5, "pattern": "(?i)x"},
         {"min_gap": 0},
-        {"entropy_quantile": 1.0},
         {"step": 0},
     ],
 )

@@ -108,7 +108,7 @@ def test_a_summary_of_one_text_is_still_json(home: Path, tmp_path: Path, monkeyp
 @pytest.mark.usefixtures("qualified")
 def test_a_callback_hears_of_every_window(home: Path, tmp_path: Path) -> None:
     heard: list[int] = []
-    config = configure(home, "calibration.mode=average", "window.probe=0", "gate.enabled=false")
+    config = configure(home, "calibration.mode=average", "window.probe=0", "gate.passes=0")
     summary = start.train(config, tmp_path / "run", on_window=lambda report: heard.append(report["window"]), quiet=True)
     assert heard == [1, 2]
     assert summary["windows"] == 2

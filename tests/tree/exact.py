@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tfive.tree.forward import Delimiters, TreeModel
-from tfive.tree.settings import EngineSettings
+from tfive.tree.settings import EngineOptions
 
 
 class StepValue(nn.Module):
@@ -54,7 +54,7 @@ def _parts(model: PreTrainedModel, case: Case) -> tuple[Delimiters | None, StepV
     return delimiters, StepValue(model.config.hidden_size, case.plan.length, model.dtype)
 
 
-def by_tree(model: PreTrainedModel, case: Case, slopes: bool = True, engine: EngineSettings | None = None) -> Numbers:
+def by_tree(model: PreTrainedModel, case: Case, slopes: bool = True, engine: EngineOptions | None = None) -> Numbers:
     delimiters, head = _parts(model, case)
     tree = TreeModel(model, case.plan, engine, delimiters)
     texts, thoughts = case.texts, case.thoughts

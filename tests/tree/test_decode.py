@@ -20,7 +20,7 @@ from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.head import OUT_OF_REACH
 from tfive.tree.law import BLOCK, draw, law_logits
 from tfive.tree.layout import TextBatch, Thoughts
-from tfive.tree.settings import EngineSettings, SamplingSettings
+from tfive.tree.settings import Attention, EngineOptions, SamplingSettings
 
 
 def numbers(texts: TextBatch, group: int, length: int, window: int = 0) -> Tensor:
@@ -120,7 +120,7 @@ def check_against_plain(tree: TreeModel, case: Case, thoughts: Thoughts, law: Sa
 @pytest.mark.parametrize("law", [LAWS[0], LAWS[4]], ids=str)
 def test_sampled_thoughts_against_plain_rows(family: str, law: SamplingSettings) -> None:
     case = random_case(1, "text2", variable=True, group=2)
-    tree = TreeModel(tiny(family), case.plan, EngineSettings(head_chunk=5))
+    tree = TreeModel(tiny(family), case.plan, EngineOptions(head_bytes=5 * 4 * VOCABULARY))
     u = numbers(case.texts, 2, case.plan.length)
     with lifted():
         thoughts = tree.sample(case.texts, u, law)
@@ -131,11 +131,11 @@ def test_sampled_thoughts_against_plain_rows(family: str, law: SamplingSettings)
 @pytest.mark.model
 @pytest.mark.parametrize("kind", ["none", "text", "learned"])
 @pytest.mark.parametrize("attention", ["folded", "sdpa"])
-def test_sampling_with_every_delimiter(kind: str, attention: str) -> None:
+def test_sampling_with_every_delimiter(kind: str, attention: Attention) -> None:
     case = random_case(2, kind)
     model = tiny("qwen3")
     delimiters = Delimiters.from_model(model, case.plan).double() if kind == "learned" else None
-    tree = TreeModel(model, case.plan, EngineSettings(attention=attention), delimiters)
+    tree = TreeModel(model, case.plan, EngineOptions(attention=attention), delimiters)
     u = numbers(case.texts, 1, case.plan.length)
     reading = tree.read(case.texts)
     thoughts = tree.sample(case.texts, u, SamplingSettings(), reading)

@@ -10,14 +10,14 @@ import pytest
 import torch
 from cases import Case, cases, lifted, random_case
 from exact import Numbers, by_plain, by_tree, differences
-from families import DENSE, HYBRID, WINDOWED, tiny
+from families import DENSE, HYBRID, VOCABULARY, WINDOWED, tiny
 from hypothesis import HealthCheck, given, settings
 from transformers import PreTrainedModel
 
 from tfive.tree import reader, scoring
 from tfive.tree.grow import grow
 from tfive.tree.layout import CLOSE, TEXT, Layout
-from tfive.tree.settings import EngineSettings
+from tfive.tree.settings import Attention, EngineOptions
 
 pytestmark = pytest.mark.model
 
@@ -45,11 +45,13 @@ def test_stock_modules(family: str, dtype: torch.dtype, bound: float) -> None:
 
 @pytest.mark.parametrize("kind", ["none", "text", "text3", "learned"])
 @pytest.mark.parametrize("attention", ["sdpa", "folded"])
-def test_both_kernels_with_every_delimiter(kind: str, attention: str) -> None:
+def test_both_kernels_with_every_delimiter(kind: str, attention: Attention) -> None:
     case = random_case(4, kind, variable=kind == "learned", group=2)
     model = tiny("qwen3")
     with lifted():
-        tree = by_tree(model, case, engine=EngineSettings(attention=attention, head_chunk=7, max_nodes=40))
+        tree = by_tree(
+            model, case, engine=EngineOptions(attention=attention, head_bytes=7 * 4 * VOCABULARY, max_nodes=40)
+        )
         found = differences(tree, by_plain(model, case))
     assert max(found.values()) < 1e-9, found
 
@@ -58,7 +60,7 @@ def test_flex_attention_forward() -> None:
     case = random_case(5, "text2", variable=True)
     model = tiny("llama")
     with lifted(), torch.no_grad():
-        tree = by_tree(model, case, slopes=False, engine=EngineSettings(attention="flex"))
+        tree = by_tree(model, case, slopes=False, engine=EngineOptions(attention="flex"))
         found = differences(tree, by_plain(model, case, slopes=False))
     assert max(found.values()) < 1e-9, found
 
@@ -68,7 +70,7 @@ def test_recomputed_activations_change_nothing(family: str) -> None:
     case = random_case(6, "text2", group=2)
     model = tiny(family)
     kept = by_tree(model, case)
-    again = by_tree(model, case, engine=EngineSettings(activation_checkpointing=True))
+    again = by_tree(model, case, engine=EngineOptions(activation_checkpointing=True))
     assert max(differences(again, kept).values()) < 1e-12
 
 

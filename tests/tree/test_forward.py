@@ -19,7 +19,7 @@ from tfive.rl.trajectory import last_loss
 from tfive.tree.forward import Centring, Delimiters, TreeModel
 from tfive.tree.grow import no_thoughts
 from tfive.tree.layout import TextBatch, Thoughts
-from tfive.tree.settings import EngineSettings, SamplingSettings
+from tfive.tree.settings import EngineOptions, SamplingSettings
 
 pytestmark = pytest.mark.model
 
@@ -97,7 +97,7 @@ def test_few_branches_at_a_time_and_a_shared_reading(family: str) -> None:
     model = tiny(family)
     bound = 1e-12 if family != "qwen3_5" else 1e-5
     whole = TreeModel(model, case.plan).score(case.texts, case.thoughts, features=True)
-    few = TreeModel(model, case.plan, EngineSettings(max_nodes=1))
+    few = TreeModel(model, case.plan, EngineOptions(max_nodes=1))
     same(few.score(case.texts, case.thoughts, reading=few.read(case.texts), features=True), whole, bound)
 
 
@@ -306,8 +306,8 @@ def test_the_centre_is_the_mean_score_under_the_sampling_law() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", *HYBRID])
 def test_fused_norms_compute_what_the_modules_compute(family: str) -> None:
     case = random_case(5)
-    stock = TreeModel(tiny(family, torch.float64), case.plan, EngineSettings(fused_norms="off"))
-    fused = TreeModel(stock.model, case.plan, EngineSettings(fused_norms="on"))
+    stock = TreeModel(tiny(family, torch.float64), case.plan, EngineOptions(fused_norms="off"))
+    fused = TreeModel(stock.model, case.plan, EngineOptions(fused_norms="on"))
     with fused.backbone._attached():
         pass
     assert fused.backbone._fused, "no norm of this family was recognised"
@@ -318,7 +318,7 @@ def test_fused_norms_compute_what_the_modules_compute(family: str) -> None:
 
 
 def test_other_norms_are_left_alone() -> None:
-    backbone = TreeModel(tiny("gpt2"), random_case(5).plan, EngineSettings(fused_norms="on")).backbone
+    backbone = TreeModel(tiny("gpt2"), random_case(5).plan, EngineOptions(fused_norms="on")).backbone
     with backbone._attached():
         pass
     assert backbone._fused == []

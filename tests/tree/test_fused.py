@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,9 +19,9 @@ from tfive.tree.delimiters import Delimiters
 from tfive.tree.fast.fused import Division, Heads, TorchOps, choose_ops, differences, output_gate
 from tfive.tree.fast.hf_fused import choose_fusion
 from tfive.tree.forward import TreeModel
-from tfive.tree.settings import EngineSettings, SamplingSettings
+from tfive.tree.settings import EngineOptions, EngineSettings, SamplingSettings
 
-FUSED = EngineSettings(fused_blocks="on")
+FUSED = EngineOptions(fused_blocks="on")
 CPU = torch.device("cpu")
 
 
@@ -31,7 +32,7 @@ def test_sampling_and_scoring_by_fused_blocks(family: str, kind: str) -> None:
     case = random_case(1, kind, group=2)
     model = tiny(family)
     delimiters = Delimiters.from_model(model, case.plan).double() if kind == "learned" else None
-    stock, fused = (TreeModel(model, case.plan, engine, delimiters) for engine in (EngineSettings(), FUSED))
+    stock, fused = (TreeModel(model, case.plan, engine, delimiters) for engine in (EngineOptions(), FUSED))
     u = numbers(case.texts, 2, case.plan.length)
     with lifted():
         assert fused.fusion.fusion is not None
@@ -41,6 +42,28 @@ def test_sampling_and_scoring_by_fused_blocks(family: str, kind: str) -> None:
         scores, again = (tree.score(case.texts, thoughts) for tree in (stock, fused))
         torch.testing.assert_close(again.losses_BRK, scores.losses_BRK, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(again.no_thought_BR, scores.no_thought_BR, rtol=1e-9, atol=1e-9)
+
+
+def test_one_key_switches_every_fast_path() -> None:
+    assert EngineSettings().options() == EngineOptions()
+    assert EngineSettings(fast="on").options() == EngineOptions(fused_norms="on", fused_blocks="on")
+    plain = EngineOptions("sdpa", "torch", fused_norms="off", fused_blocks="off", cuda_graphs=False)
+    assert EngineSettings(fast="off").options() == plain
+    lean = EngineSettings(fast="off", activation_checkpointing=True).options()
+    assert lean == replace(plain, activation_checkpointing=True)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("family", ["llama", "qwen3_5"])
+def test_fast_or_not_computes_the_same(family: str) -> None:
+    case = random_case(2, "text", group=2)
+    model = tiny(family)
+    with lifted():
+        on, off = (TreeModel(model, case.plan, EngineSettings(fast=fast).options()) for fast in ("on", "off"))
+        scores, plain = (tree.score(case.texts, case.thoughts) for tree in (on, off))
+    assert on.fusion.fusion is not None
+    assert off.fusion.fusion is None
+    torch.testing.assert_close(scores.losses_BRK, plain.losses_BRK, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.model

@@ -21,6 +21,8 @@ from tfive.tree.head import (
 )
 
 ROWS, FEATURES, VOCABULARY = 11, 6, 17
+ROW = 4 * VOCABULARY
+"""Bytes of one row of float32 logits."""
 
 
 class LowRank(nn.Module):
@@ -80,7 +82,9 @@ def check(found: Reduced, wanted: Reduced, leaves: list[Tensor]) -> None:
 @pytest.mark.parametrize("chunk", [1, 4, 11, 100])
 def test_log_prob_and_entropy_of_every_head(kind: str, chunk: int) -> None:
     head, (hidden, target, forbidden) = heads(kind), inputs()
-    found = reduce_vocabulary([Source(head, hidden, forbidden)], target_log_prob_and_entropy, {"target": target}, chunk)
+    found = reduce_vocabulary(
+        [Source(head, hidden, forbidden)], target_log_prob_and_entropy, {"target": target}, chunk * ROW
+    )
     log_p = whole_logits(head, hidden, forbidden).log_softmax(-1)
     legal = log_p[:, ~forbidden]
     entropy = -(legal.exp() * legal).sum(-1)
@@ -94,7 +98,7 @@ def test_a_tied_head_shares_its_gradient_with_the_embedding() -> None:
     linear.weight = embedding.weight
     target = torch.arange(ROWS)
     found = reduce_vocabulary(
-        [Source(VocabularyHead(linear), embedding(target).sin())], target_log_prob, {"target": target}, 3
+        [Source(VocabularyHead(linear), embedding(target).sin())], target_log_prob, {"target": target}, 3 * ROW
     )
     hidden = embedding(target).sin()
     log_p = (hidden @ embedding.weight.t()).log_softmax(-1)
@@ -103,7 +107,7 @@ def test_a_tied_head_shares_its_gradient_with_the_embedding() -> None:
 
 def test_log_normaliser_and_no_rows() -> None:
     head, (hidden, target, _) = heads("biased"), inputs()
-    found = reduce_vocabulary([Source(head, hidden)], target_log_prob, {"target": target}, 4)
+    found = reduce_vocabulary([Source(head, hidden)], target_log_prob, {"target": target}, 4 * ROW)
     wanted = {"log_normaliser": whole_logits(head, hidden).logsumexp(-1)}
     check({"log_normaliser": found["log_normaliser"]}, wanted, [hidden, head.module.get_parameter("bias")])
     none = reduce_vocabulary([Source(head, hidden[:0])], target_log_prob, {"target": target[:0]})
@@ -113,7 +117,9 @@ def test_log_normaliser_and_no_rows() -> None:
 def test_divergence_of_two_models() -> None:
     (hidden, _, forbidden), one, two = inputs(), heads("untied"), heads("biased")
     other = hidden.detach().cos().requires_grad_()
-    found = reduce_vocabulary([Source(one, hidden, forbidden), Source(two, other, forbidden)], divergence, None, 4)
+    found = reduce_vocabulary(
+        [Source(one, hidden, forbidden), Source(two, other, forbidden)], divergence, None, 8 * ROW
+    )
     p, r = (whole_logits(h, x)[:, ~forbidden].log_softmax(-1) for h, x in ((one, hidden), (two, other)))
     wanted = {"kl": F.kl_div(r, p, log_target=True, reduction="none").sum(-1)}
     weights = [one.module.get_parameter("weight"), *(two.module.get_parameter(name) for name in ("weight", "bias"))]
@@ -125,7 +131,7 @@ def test_a_gate_mixes_probabilities() -> None:
     other = hidden.detach().cos()
     gate = torch.linspace(0, 1, ROWS, dtype=torch.float64).requires_grad_()
     sources = [Source(head, hidden.detach()), Source(head, other)]
-    found = reduce_vocabulary(sources, gate_mixture, {"target": target, "gate": gate}, 4)
+    found = reduce_vocabulary(sources, gate_mixture, {"target": target, "gate": gate}, 8 * ROW)
     p, r = (whole_logits(head, x).detach().softmax(-1)[torch.arange(ROWS), target] for x in (hidden, other))
     check({"log_prob": found["log_prob"]}, {"log_prob": ((1 - gate) * p + gate * r).log()}, [gate])
     assert torch.allclose(found["plain_log_prob"], p.log())
@@ -142,7 +148,7 @@ def test_logits_are_never_held_beyond_a_chunk(monkeypatch: pytest.MonkeyPatch) -
         return project(self, rows)
 
     monkeypatch.setattr(VocabularyHead, "project", watched)
-    budget = 4 * VOCABULARY * 3
+    budget = 3 * ROW
     found = reduce_vocabulary([Source(head, hidden)], target_log_prob, {"target": target}, budget=budget)
     node: Any = found["log_prob"].grad_fn
     kept = node.saved_tensors
@@ -158,7 +164,9 @@ def test_the_weight_gradient_is_summed_in_float32() -> None:
 
     def slope(chunk: int) -> Tensor:
         linear.zero_grad()
-        found = reduce_vocabulary([Source(VocabularyHead(linear), hidden)], target_log_prob, {"target": target}, chunk)
+        found = reduce_vocabulary(
+            [Source(VocabularyHead(linear), hidden)], target_log_prob, {"target": target}, chunk * ROW
+        )
         assert found["log_prob"].dtype == torch.float32
         found["log_prob"].sum().backward()
         assert linear.weight.grad is not None
@@ -180,7 +188,7 @@ def test_autocast_is_the_same_forward_and_backward() -> None:
     head, (_, target, _) = VocabularyHead(nn.Linear(FEATURES, VOCABULARY)), inputs()
     hidden = torch.randn(ROWS, FEATURES, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
-        found = reduce_vocabulary([Source(head, hidden)], target_log_prob, {"target": target}, 4)["log_prob"]
+        found = reduce_vocabulary([Source(head, hidden)], target_log_prob, {"target": target}, 4 * ROW)["log_prob"]
     (mine,) = torch.autograd.grad(found.sum(), hidden)
     rounded = hidden.detach().bfloat16().requires_grad_()
     weight = head.module.get_parameter("weight").detach().bfloat16()

@@ -67,13 +67,15 @@ def nearest(key: str, valid: Iterable[str]) -> str:
     return max(valid, key=likeness)
 
 
-def unknown_key(key: str, origin: str, valid: Iterable[str]) -> UserError:
-    """The refusal of a key that does not exist."""
+def unknown_key(key: str, origin: str, valid: Iterable[str], former: Mapping[str, str]) -> UserError:
+    """The refusal of a key that does not exist; for one that once did, with what became of it."""
+    if key in former:
+        return UserError(f"{key} ({origin}): {former[key]}")
     return UserError(f"{key} ({origin}): no such key; did you mean {nearest(key, valid)}?")
 
 
 def flatten(
-    table: Mapping[str, Any], model: type[BaseModel], origin_of: Mapping[str, str], default: str
+    table: Mapping[str, Any], model: type[Section], origin_of: Mapping[str, str], default: str
 ) -> dict[str, Leaf]:
     """Leaves of a parsed TOML document; a key that `model` does not declare is refused by name."""
     everything = leaf_fields(model)
@@ -85,7 +87,8 @@ def flatten(
             origin = origin_of.get(key, default)
             field = within.model_fields.get(name)
             if field is None:
-                raise unknown_key(_full_name(key, value), origin, everything)
+                full = _full_name(key, value)
+                raise unknown_key(full, origin_of.get(full, origin), everything, model.former_keys)
             inner = section_of(field)
             if inner is None:
                 leaves[key] = Leaf(_null(value, field), origin)
@@ -132,7 +135,7 @@ def key_lines(text: str) -> dict[str, int]:
     return found
 
 
-def read_toml(text: str, model: type[BaseModel], name: str, by_line: bool) -> dict[str, Leaf]:
+def read_toml(text: str, model: type[Section], name: str, by_line: bool) -> dict[str, Leaf]:
     """Leaves of a TOML text called `name` in messages; `by_line` adds the line to each origin."""
     try:
         table = tomllib.loads(text)
@@ -142,7 +145,7 @@ def read_toml(text: str, model: type[BaseModel], name: str, by_line: bool) -> di
     return flatten(table, model, lines, name)
 
 
-def read_file(path: Path, model: type[BaseModel]) -> dict[str, Leaf]:
+def read_file(path: Path, model: type[Section]) -> dict[str, Leaf]:
     """Leaves of a TOML file."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -153,7 +156,7 @@ def read_file(path: Path, model: type[BaseModel]) -> dict[str, Leaf]:
     return read_toml(text, model, str(path), by_line=True)
 
 
-def read_override(argument: str, model: type[BaseModel]) -> dict[str, Leaf]:
+def read_override(argument: str, model: type[Section]) -> dict[str, Leaf]:
     """The leaf of one `--set key=value`: the value in TOML syntax, or a bare word taken as a string."""
     before, equals, after = argument.partition("=")
     key, raw = before.strip(), after.strip()

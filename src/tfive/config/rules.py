@@ -41,32 +41,14 @@ def trace_decay_lies_between_0_and_1(config: Schema) -> str | None:
 
 
 @rule
-def checkpoints_lie_in_the_thought(config: Schema) -> str | None:
-    """Rising checkpoints from 1 to T, the last one T (`app:reward-details`)."""
-    checkpoints, length = config.thought.checkpoints, config.thought.length
-    rising = all(a < b for a, b in zip((0, *checkpoints), checkpoints))
-    if rising and checkpoints and checkpoints[-1] == length:
-        return None
-    return f"thought.checkpoints = {list(checkpoints)}: must rise from 1 and end at thought.length = {length}"
-
-
-@rule
-def variable_length_needs_a_close(config: Schema) -> str | None:
-    """A thought can only end early by sampling its close."""
-    if not config.thought.variable_length or config.thought.delimiters != "none":
-        return None
-    return "thought.variable_length = true: needs a close to sample; set thought.delimiters to text or learned"
-
-
-@rule
 def continuation_fits_in_the_sequence(config: Schema) -> str | None:
     """`p + H ≤ S` for at least the first allowed position."""
-    horizon, length, first = config.thought.horizon, config.text.sequence_length, config.text.positions.min_context
-    if first + horizon <= length:
+    horizon, length = config.thought.horizon, config.text.sequence_length
+    if horizon < length:
         return None
     return (
-        f"thought.horizon = {horizon}: p + H ≤ S fails already at position {first} of sequences of {length} tokens; "
-        f"use thought.horizon ≤ {max(length - first, 1)} or a longer text.sequence_length"
+        f"thought.horizon = {horizon}: p + H ≤ S fails already at position 1 of sequences of {length} tokens; "
+        f"use thought.horizon ≤ {length - 1} or a longer text.sequence_length"
     )
 
 
@@ -75,7 +57,7 @@ def positions_fit_in_the_sequence(config: Schema) -> str | None:
     """P positions at their least distance, with a continuation after the last."""
     positions = config.text.positions
     gap = positions.min_gap or config.thought.horizon
-    most = (config.text.sequence_length - config.thought.horizon - positions.min_context) // gap + 1
+    most = (config.text.sequence_length - config.thought.horizon - 1) // gap + 1
     if positions.per_text <= most or most < 1:
         return None
     return (
@@ -145,9 +127,10 @@ def roles_of_the_method_are_filled(config: Schema) -> str | None:
     """Critics, normaliser and calibration each need trajectories of their own."""
     wanted = (*config.spec.roles_of(config), *config.spec.first_roles)
     empty = next((role for role in wanted if config.window.count(role) == 0), None)
-    return (
-        empty and f"window.{empty} = 0: method {config.method} needs trajectories of this role; give it a share above 0"
-    )
+    if empty is None:
+        return None
+    key = config.window.key_of(empty)
+    return f"{key} = 0: method {config.method} needs trajectories of the role {empty}; give it a share above 0"
 
 
 @rule
@@ -264,17 +247,6 @@ def bfloat16_weights_are_rounded_stochastically(config: Schema) -> str | None:
 
 
 @rule
-def enforced_bounds_hold_by_construction(config: Schema) -> str | None:
-    """Hoeffding limits may only be required where signal and mean head are bounded (`eq:moment-statistical-bound`)."""
-    if config.calibration.bounds != "enforce" or (config.critic.bounded and config.heads.mean_bound is not None):
-        return None
-    return (
-        "calibration.bounds = enforce: needs bounds by construction; "
-        "set critic.bounded = true and heads.mean_bound, or use calibration.bounds = report"
-    )
-
-
-@rule
 def the_actor_learns_something(config: Schema) -> str | None:
     """Without a policy gradient an anchor must carry the method; mixing and reading are the conditioned anchor's."""
     anchor = config.anchor
@@ -314,11 +286,12 @@ def parity_has_no_probes(config: Schema) -> str | None:
 
 @rule
 def bounds_hold_by_construction(config: Schema) -> str | None:
-    """Hoeffding limits and certificates need bounds on the actual signal, which bounded heads give."""
-    key = "certified" if config.calibration.certified else "bounds"
-    if config.calibration.bounds != "enforce" and not config.calibration.certified:
+    """Hoeffding limits and certificates need bounds on the actual signal, which bounded heads give
+    (`eq:moment-statistical-bound`)."""
+    settings = config.calibration
+    if settings.bounds != "enforce" and not settings.certified:
         return None
-    if config.critic.bounded and config.heads.mean_bound is not None:
+    if config.critic.bounded and settings.mean_bound is not None:
         return None
-    value = "true" if key == "certified" else "enforce"
-    return f"calibration.{key} = {value}: nothing bounds the signal; set critic.bounded = true and heads.mean_bound"
+    key = "certified = true" if settings.certified else "bounds = enforce"
+    return f"calibration.{key}: nothing bounds the signal; set critic.bounded = true and calibration.mean_bound"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import field_validator
 
+from tfive.config.former_keys import FORMER_KEYS
 from tfive.methods.registry import methods, spec_of
 from tfive.methods.spec import MethodSpec
 from tfive.models.settings import ModelSettings
-from tfive.rl.calibration.settings import CalibrationSettings, HeadSettings
+from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.rl.settings import (
     ActorSettings,
     AnchorSettings,
@@ -15,7 +19,6 @@ from tfive.rl.settings import (
     GaeSettings,
     GateSettings,
     OptimizerSettings,
-    PilotSettings,
     QualifySettings,
     RatioSettings,
     RewardSettings,
@@ -30,6 +33,8 @@ from tfive.tree.settings import EngineSettings, SamplingSettings, ThoughtSetting
 class Schema(Section):
     """Every key but those of single methods, which are added to `Config` from their declarations."""
 
+    former_keys: ClassVar[Mapping[str, str]] = FORMER_KEYS
+
     method: str = "t5"
     """The training method; `tfive config methods` lists them."""
 
@@ -42,13 +47,11 @@ class Schema(Section):
     reward: RewardSettings = RewardSettings()
     qualify: QualifySettings = QualifySettings()
     gae: GaeSettings = GaeSettings()
-    pilot: PilotSettings = PilotSettings()
     calibration: CalibrationSettings = CalibrationSettings()
     actor: ActorSettings = ActorSettings()
     anchor: AnchorSettings = AnchorSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     critic: CriticSettings = CriticSettings()
-    heads: HeadSettings = HeadSettings()
     gate: GateSettings = GateSettings()
     window: WindowSettings = WindowSettings()
     run: RunSettings = RunSettings()

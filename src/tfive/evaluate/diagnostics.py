@@ -23,7 +23,7 @@ from tfive.rl.gains import Gains, foreign, measure, no_thought_losses
 from tfive.rl.gate import Gate, PredictionGate, best_constant_gate, experts, mixed_gains
 from tfive.rl.settings import GateSettings
 from tfive.text.candidates import apportion
-from tfive.text.items import PositionChooser
+from tfive.text.items import ENTROPY_QUANTILE, PositionChooser
 from tfive.text.settings import KINDS, Positions
 from tfive.text.sources import Reader, SourceFile
 from tfive.text.tokens import TextTokenizer
@@ -89,7 +89,7 @@ def sample_texts(
     for row, tokens_S in enumerate(tokens_BS):
         uncertain = None
         if entropy_BS is not None:
-            uncertain = entropy_BS[row] >= np.quantile(entropy_BS, positions.entropy_quantile)
+            uncertain = entropy_BS[row] >= np.quantile(entropy_BS, ENTROPY_QUANTILE)
         chosen = chooser.row(row, tokens_S, np.zeros_like(tokens_S), uncertain)
         place_BP[row, : len(chosen)] = [place for place, _ in chosen]
         kind_BP[row, : len(chosen)] = [kind for _, kind in chosen]
@@ -180,7 +180,7 @@ def _mixed(
     engine: TreeModel, own: PredictionGate, texts: TextBatch, thoughts: Thoughts, gains: Gains, rows: int
 ) -> tuple[dict[str, Tensor], dict[str, float | None]]:
     """Mixed gains item by item. The constant gate is fitted on the first half of the texts and measured on the rest."""
-    gate = Gate(own.features, GateSettings(width=own.last.in_features), seed=0, device=engine.device)
+    gate = Gate(own.features, GateSettings(), seed=0, device=engine.device, width=own.last.in_features)
     gate.gate.load_state_dict(own.state_dict())
     half = max(1, len(texts.tokens_BS) // 2)
     predictions, with_foreign = (experts(engine, texts, some, rows=rows) for some in (thoughts, foreign(thoughts)))

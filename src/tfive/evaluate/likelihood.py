@@ -7,7 +7,7 @@ in generation, each serves the next H tokens, and the gate mixes the two predict
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -176,8 +176,7 @@ def _score_without_thoughts(model: ThoughtModel, batch: list[_ContextRow]) -> li
     group, length = max(len(row.options) for row in batch), max(len(c) for row in batch for c in row.continuations)
     plan = ThoughtPlan(length=length, checkpoints=(length,), horizon=1, group=group)
     # Unfused: this engine lives for one pass, and fused modules would be checked against plain ones each time.
-    unfused = {"fused_norms": "off", "fused_blocks": "off"}
-    engine = TreeModel(model.model, plan, model.settings.model_copy(update=unfused))
+    engine = TreeModel(model.model, plan, replace(model.settings, fused_norms="off", fused_blocks="off"))
     device = engine.device
     width = max(len(row.context) for row in batch)
     tokens_BS = torch.tensor([[*row.context, *[0] * (width - len(row.context))] for row in batch], device=device)
@@ -195,7 +194,7 @@ def _score_without_thoughts(model: ThoughtModel, batch: list[_ContextRow]) -> li
     hidden_BRTD = engine.features(TextBatch(tokens_BS, document_BS, last_B1, last_B1), thoughts)
     source = Source(engine.head, hidden_BRTD[mask_BRT])
     reduced = reduce_vocabulary(
-        [source], _log_prob_and_likeliest, {"target": tokens_BRT[mask_BRT]}, 0, engine.engine.head_bytes
+        [source], _log_prob_and_likeliest, {"target": tokens_BRT[mask_BRT]}, engine.engine.head_bytes
     )
     log_BRT, best_BRT = zeros_BRT.double(), torch.ones_like(mask_BRT)
     log_BRT[mask_BRT] = reduced["log_prob"].double()

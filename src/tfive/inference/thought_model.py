@@ -28,7 +28,7 @@ from tfive.tree.decode import Reading
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.head import Source, mix_log_probs, reduce_vocabulary, target_log_prob_and_entropy
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts, plan_thoughts
-from tfive.tree.settings import EngineSettings, SamplingSettings, ThoughtSettings
+from tfive.tree.settings import EngineOptions, SamplingSettings, ThoughtSettings
 
 _PASS_NODES = 4096
 """Branch nodes scored in one pass: keeps the mask of a long text small."""
@@ -60,7 +60,7 @@ class ThoughtModel:
         gate: PredictionGate | None = None,
         delimiters: Delimiters | None = None,
         *,
-        engine: EngineSettings | None = None,
+        engine: EngineOptions | None = None,
         origin: dict[str, Any] | None = None,
     ) -> None:
         """`sampling` is the law of thought tokens. Without a `gate` a thought is trusted fully where it serves."""
@@ -80,7 +80,7 @@ class ThoughtModel:
         self.origin = origin or {}
         self.plan = replace(plan_for(thought, model, tokenizer), checkpoints=(thought.length,), group=1)
         # Engines are made for a call: admitting fused blocks, which asks for a trial, would not pay.
-        self.settings = engine or EngineSettings(max_nodes=_PASS_NODES, fused_blocks="off")
+        self.settings = engine or EngineOptions(max_nodes=_PASS_NODES, fused_blocks="off")
 
     @classmethod
     def from_pretrained(
@@ -332,9 +332,7 @@ def _plain(engine: TreeModel, texts: TextBatch, reading: Reading) -> tuple[Tenso
     """Log-probability and entropy `[B, S−1]` of every token's plain prediction."""
     target_BS = texts.tokens_BS[:, 1:]
     source, target = Source(engine.head, reading.hidden_BSD[:, :-1].flatten(0, 1)), {"target": target_BS.flatten()}
-    found = reduce_vocabulary(
-        [source], target_log_prob_and_entropy, target, engine.engine.head_chunk, engine.engine.head_bytes
-    )
+    found = reduce_vocabulary([source], target_log_prob_and_entropy, target, engine.engine.head_bytes)
     return found["log_prob"].view(target_BS.shape).cpu(), found["entropy"].view(target_BS.shape).cpu()
 
 

@@ -51,8 +51,8 @@ class QuietStarGRPO(QuietStar[Parts]):
         """Φ_T of every thought, relative to its group."""
         acting = self.parts.rollout.collect("actor", self.window)
         whole_BR = acting.need("returns_BRT")[..., 0]
-        group, rule = self.parts.actor.engine.plan.group, self.settings
-        return self.act_on(with_group_advantages(acting, whole_BR, group, rule.normalisation, rule.epsilon))
+        group = self.parts.actor.engine.plan.group
+        return self.act_on(with_group_advantages(acting, whole_BR, group, self.settings.normalisation))
 
 
 class QuietStarPPO(QuietStar[CriticParts], FittedMethod[CriticParts]):
@@ -90,7 +90,7 @@ class QuietStarPPO(QuietStar[CriticParts], FittedMethod[CriticParts]):
             return "fit"
         self.round += 1
         self.step = 0
-        return "fit" if self.first and self.round < self.settings.warmup_rounds else None
+        return "fit" if self.first and self.round < self.parts.critics.settings.warmup_rounds else None
 
     def collect(self) -> str | None:
         """GAE of fresh thoughts (eq:masked-gae), normalised by their own mean and deviation."""
@@ -100,7 +100,7 @@ class QuietStarPPO(QuietStar[CriticParts], FittedMethod[CriticParts]):
         parts.critics.release()
         acting = parts.critics.advantages(fresh, values).having(snapshots=parts.snapshots.current("critics"))
         (gae_BRT,), mask_BRT = acting.need("gae_2BRT"), acting.mask_BRT
-        batch = PilotNormaliser.fit(gae_BRT, gae_BRT, mask_BRT, self.settings.epsilon)
+        batch = PilotNormaliser.fit(gae_BRT, gae_BRT, mask_BRT)
         # Fresh texts, so this is how well the critic predicts; it decides nothing.
         self.report["r2"] = [r_squared(acting.need("returns_BRT"), values.values_2BRT[0], mask_BRT).r2]
         following = self.act_on(acting.having(advantage_BRT=batch.normalise(gae_BRT, mask_BRT)))

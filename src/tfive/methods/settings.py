@@ -12,15 +12,8 @@ from tfive.section import Section
 class PpoSettings(Section):
     """`quiet-star-ppo`: one critic whose warm-up has a fixed length, whatever it predicts by then."""
 
-    warmup_rounds: int = Field(3, ge=1)
-    """Fitting rounds (a fresh set, `critic.passes` passes over it) before the actor's first step; later windows have
-    one each."""
-
     frozen_windows: int = Field(0, ge=0)
     """First windows in which the actor takes no step at all (app:historical-naive-ppo froze it for 20 of 60 steps)."""
-
-    epsilon: float = Field(1e-6, gt=0)
-    """Added to the variance by which a window's advantages are normalised."""
 
 
 class GrpoSettings(Section):
@@ -28,9 +21,6 @@ class GrpoSettings(Section):
 
     normalisation: Literal["std", "none", "leave_one_out"] = "std"
     """`std`: (r − mean) / (deviation + ε). `none`: r − mean. `leave_one_out`: r − mean of the others."""
-
-    epsilon: float = Field(1e-6, gt=0)
-    """ε, added to a group's standard deviation."""
 
 
 class RlpSettings(Section):

@@ -64,7 +64,8 @@ class MethodSpec:
     """How many critics it fits."""
 
     roles: Callable[[Any], tuple[str, ...]] | tuple[str, ...] = ("actor",)
-    """Roles drawn in every window, by configuration where that matters; their shares are `window.ROLE`."""
+    """Roles drawn in every window, by configuration where that matters. How many trajectories each gets is
+    `WindowSettings.count`, the same for every method, since the methods of a comparison share one prepared corpus."""
 
     first_roles: tuple[str, ...] = ()
     """Roles drawn once, in a run's first window."""

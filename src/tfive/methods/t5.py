@@ -25,7 +25,7 @@ from tfive.rl.diagnosis import agreement, calibration_numbers, step_scores
 from tfive.rl.drift_probe import Probe
 from tfive.rl.gae import PilotNormaliser
 from tfive.rl.qualify import Qualifier, r_squared
-from tfive.rl.settings import CriticSettings, PilotSettings, QualifySettings, WindowSettings
+from tfive.rl.settings import CriticSettings, QualifySettings, WindowSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import DIAGNOSE
 
@@ -37,7 +37,6 @@ class T5Settings:
     window: WindowSettings
     critic: CriticSettings
     qualify: QualifySettings
-    pilot: PilotSettings
     calibration: CalibrationSettings
 
 
@@ -77,7 +76,6 @@ class T5(FittedMethod[T5Parts]):
         calibrator = Calibrator(
             rollout.engine,
             critics.critics[0].head.last.in_features,
-            config.heads,
             config.calibration,
             seed=config.run.seed,
             rows=config.run.rollout_texts,
@@ -90,7 +88,7 @@ class T5(FittedMethod[T5Parts]):
             clip=(config.actor.clip_low, config.actor.clip_high),
             ratio=config.ratio,
         )
-        settings = T5Settings(config.window, config.critic, config.qualify, config.pilot, config.calibration)
+        settings = T5Settings(config.window, config.critic, config.qualify, config.calibration)
         probing = probe if config.window.probe else None
         return cls(settings, T5Parts(**kit.common, critics=critics, calibrator=calibrator, probe=probing))
 
@@ -162,7 +160,7 @@ class T5(FittedMethod[T5Parts]):
     def _unqualified(self) -> str | None:
         """An ablation of the gate: so many rounds before the actor's first step, one in every later window."""
         self.attempt += 1
-        if self.first and self.attempt < self.settings.qualify.rounds:
+        if self.first and self.attempt < self.settings.critic.warmup_rounds:
             return "fit"
         self._enter("alternating")
         return None
@@ -173,7 +171,7 @@ class T5(FittedMethod[T5Parts]):
         parts = self.parts
         pilot, _ = self._evaluated("pilot", states=False)
         first, second = pilot.need("gae_2BRT")
-        self.normaliser = PilotNormaliser.fit(first, second, pilot.mask_BRT, self.settings.pilot.epsilon)
+        self.normaliser = PilotNormaliser.fit(first, second, pilot.mask_BRT)
         parts.snapshots.renew("normaliser")
         self.report["pilot_deviation"] = self.normaliser.deviation
         return None

@@ -253,7 +253,11 @@ def _explained(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         own_code = "trust_remote_code" in str(error)
-        remedy = "set model.trust_remote_code = true if you trust it" if own_code else "check the name and the files"
+        remedy = (
+            "if you trust it, load it by load_model(…, trust_remote_code=True) and give it to train(…, model=…)"
+            if own_code
+            else "check the name and the files"
+        )
         raise UserError(f"{what} cannot be loaded: {_first_line(error)}; {remedy}") from error
 
 

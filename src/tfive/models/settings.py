@@ -18,9 +18,6 @@ class ModelSettings(Section):
     revision: str | None = None
     """Branch, tag or commit of a hub id; none means its default branch."""
 
-    trust_remote_code: bool = False
-    """Whether a hub model may run Python code of its own."""
-
     device: str = "auto"
     """`auto` (CUDA where there is one, else the CPU), `cpu`, `cuda` or `cuda:N`."""
 

@@ -25,7 +25,10 @@ from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.hf import Backbone
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower
-from tfive.tree.settings import EngineSettings
+from tfive.tree.settings import EngineOptions
+
+LORA_ALPHA = 32.0
+"""Low-rank updates are scaled by this over their rank: twice the update at the default rank of 16, the usual choice."""
 
 
 class LoraLinear(nn.Module):
@@ -149,7 +152,7 @@ class FrozenBase:
     """The frozen base model below the critics: run without gradients, once per trajectory."""
 
     def __init__(
-        self, base: PreTrainedModel, plan: ThoughtPlan, settings: CriticSettings, engine: EngineSettings | None = None
+        self, base: PreTrainedModel, plan: ThoughtPlan, settings: CriticSettings, engine: EngineOptions | None = None
     ) -> None:
         self.tree = TreeModel(base, plan, engine, _delimiters(base, plan))
         self.first_block = first_block(self.tree.block_count, settings)
@@ -178,7 +181,7 @@ class Critic(nn.Module):
         plan: ThoughtPlan,
         settings: CriticSettings,
         *,
-        engine: EngineSettings | None = None,
+        engine: EngineOptions | None = None,
         reward_clip: float = 3.0,
         seed: int = 0,
     ) -> None:
@@ -233,7 +236,7 @@ def build_pair(
     plan: ThoughtPlan,
     settings: CriticSettings,
     *,
-    engine: EngineSettings | None = None,
+    engine: EngineOptions | None = None,
     reward_clip: float = 3.0,
     seed: int = 0,
 ) -> tuple[Critic, Critic]:
@@ -267,7 +270,7 @@ def _body(backbone: Backbone, first: int, settings: CriticSettings, seed: int) -
         instead |= {id(weight): nn.Parameter(weight.detach(), False) for weight in backbone.base.parameters()}
     body: PreTrainedModel = copy.deepcopy(backbone.base, instead)
     body.requires_grad_(True)
-    if settings.adapt == "lora" and not with_lora(body, settings.lora_rank, settings.lora_alpha, seed):
+    if settings.adapt == "lora" and not with_lora(body, settings.lora_rank, LORA_ALPHA, seed):
         raise UserError(f"critic.adapt = 'lora': {backbone.name} has no linear layers in its last blocks; use top")
     return body
 

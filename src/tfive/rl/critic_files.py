@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tfive.errors import UserError
-from tfive.rl.critic import Critic
+from tfive.rl.critic import LORA_ALPHA, Critic
 
 _DESCRIPTION = "critics.json"
 _VERSION = 1
@@ -26,7 +26,7 @@ def description(critic: Critic) -> dict[str, Any]:
     shape = {"adapt": settings.adapt, "width": settings.width, "bound": critic.head.bound, "steps": critic.plan.length}
     shape |= {"features": critic.head.features, "first_block": critic.first_block}
     if settings.adapt == "lora":
-        shape |= {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha}
+        shape |= {"lora_rank": settings.lora_rank, "lora_alpha": LORA_ALPHA}
     return shape
 
 

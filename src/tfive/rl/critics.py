@@ -60,7 +60,6 @@ class Critics:
         return MasterOptimizer(
             critic.trainable(),
             lr=self.settings.lr,
-            weight_decay=self.settings.weight_decay,
             lr_multipliers={"head.": head},
             seed=self.seed,
         )
@@ -178,7 +177,7 @@ class Critics:
         if self.settings.pair == "bracket":
             expectile = self.settings.expectile if critic else 1 - self.settings.expectile
             return expectile_value_loss(value, target, mask, expectile)[0]
-        if (self.settings.warmup_loss if warmup else self.settings.loss) == "squared":
+        if warmup or self.settings.loss == "squared":
             return squared_value_loss(value, target, mask)[0]
         return clipped_value_loss(value, target, frozen_2BRT[critic][rows].to(value.dtype), mask, self.settings.clip)[0]
 

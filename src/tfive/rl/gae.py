@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PILOT_EPSILON = 1e-6
+"""ε_A, added to the variance of the pilot's advantages under the root (app:advantage-snapshots)."""
+
 
 def trace(length: Tensor, alpha: float) -> Tensor:
     """λ(L) = 1 − 1/(αL) (eq:masked-gae) for each realised length, in float64; an empty thought counts as L = 1."""
@@ -52,7 +55,7 @@ class PilotNormaliser:
     tokens: int
 
     @classmethod
-    def fit(cls, first: Tensor, second: Tensor, mask: Tensor, epsilon: float) -> PilotNormaliser:
+    def fit(cls, first: Tensor, second: Tensor, mask: Tensor, epsilon: float = PILOT_EPSILON) -> PilotNormaliser:
         """Pool both critics' raw GAEs on valid tokens with equal weight; σ_pilot = √(variance + ε_A)."""
         if not epsilon > 0:
             raise ValueError(f"the pilot's epsilon must be positive, got {epsilon}")

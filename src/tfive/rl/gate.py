@@ -24,6 +24,15 @@ from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.outputs import Scores
 
+WIDTH = 64
+"""Units each feature vector is projected to, and of the hidden layer: the gate learns from one window's thoughts."""
+
+WEIGHT_DECAY = 1e-2
+"""AdamW decay of the gate, which is fitted to the same thoughts several times."""
+
+BATCH = 64
+"""Items of one optimizer step: tens of steps a pass for a window of a thousand items."""
+
 
 class PredictionGate(nn.Module):
     """β_g = sigmoid of the returned logits; starts near ½, with a last layer that is small but not zero.
@@ -32,7 +41,7 @@ class PredictionGate(nn.Module):
     the gate reads both projections and their difference.
     """
 
-    def __init__(self, features: int, *, width: int = 64, seed: int = 0) -> None:
+    def __init__(self, features: int, *, width: int = WIDTH, seed: int = 0) -> None:
         """`features` is the width D of the hidden states."""
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
@@ -81,21 +90,18 @@ def gate_terms(
     *,
     no_harm: float = 1.0,
     utility: float = 0.1,
-    utility_scale: float = 1.0,
 ) -> GateTerms:
     """Mixed NLL + no-harm + utility-aware loss (app:gate-behavior), [..., H]; only the gate gets gradients.
 
-    No-harm: how much worse the mixture predicts than the model without the thought. Utility-aware: ``−β_g U/σ_u`` with
+    No-harm: how much worse the mixture predicts than the model without the thought. Utility-aware: ``−β_g U`` with
     U = log p_thought − log p_no-thought, which opens the gate where thoughts help and shuts it where they hurt.
     """
-    if not utility_scale > 0:
-        raise ValueError(f"utility_scale must be positive, got {utility_scale}")
     log_with, log_without = log_with.detach(), log_without.detach()
     zero = torch.zeros_like(gate_logit)
     mixed = mixed_log_prob(gate_logit, log_with, log_without)
     nll = torch.where(mask, -mixed, zero).sum()
     harm = torch.where(mask, (log_without - mixed).clamp(min=0), zero).sum()
-    gain = torch.where(mask, log_with - log_without, zero) / utility_scale
+    gain = torch.where(mask, log_with - log_without, zero)
     useful = -(torch.sigmoid(gate_logit) * gain).sum()
     loss = nll + no_harm * harm + utility * useful
     return GateTerms(loss, nll.detach(), harm.detach(), useful.detach(), mask.sum())
@@ -180,13 +186,22 @@ def experts(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, *, rows: in
 class Gate:
     """β_g with its optimizer, and the best constant β of its last training set for comparison."""
 
-    def __init__(self, features: int, settings: GateSettings, *, seed: int, device: torch.device) -> None:
-        self.settings, self.seed = settings, seed
-        self.gate = PredictionGate(features, width=settings.width, seed=seed).to(device)
+    def __init__(
+        self,
+        features: int,
+        settings: GateSettings,
+        *,
+        seed: int,
+        device: torch.device,
+        width: int = WIDTH,
+        batch: int = BATCH,
+    ) -> None:
+        self.settings, self.seed, self.batch = settings, seed, batch
+        self.gate = PredictionGate(features, width=width, seed=seed).to(device)
         self.optimizer = MasterOptimizer(
             [(f"gate.{name}", p) for name, p in self.gate.named_parameters()],
             lr=settings.lr,
-            weight_decay=settings.weight_decay,
+            weight_decay=WEIGHT_DECAY,
             seed=seed,
         )
         self.constant = 0.0
@@ -197,7 +212,7 @@ class Gate:
         for number in range(self.settings.passes):
             order = torch.from_numpy(rng.permutation(self.seed, f"gate/{number}", window, count))
             total = tokens = 0.0
-            for part in micro_batches(count, self.settings.batch):
+            for part in micro_batches(count, self.batch):
                 some = predictions.items(order[part].to(predictions.text_I.device))
                 terms = gate_terms(
                     self.gate(some.with_IHD, some.without_IHD),
@@ -206,7 +221,6 @@ class Gate:
                     some.mask_IH,
                     no_harm=self.settings.no_harm,
                     utility=self.settings.utility,
-                    utility_scale=self.settings.utility_scale,
                 )
                 (terms.loss_sum / terms.count.clamp(min=1)).backward()
                 self.optimizer.step()

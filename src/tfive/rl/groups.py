@@ -9,9 +9,7 @@ from tfive.rl.losses import Baseline, group_advantages
 from tfive.rl.trajectory import Trajectories
 
 
-def with_group_advantages(
-    acting: Trajectories, reward_BR: Tensor, group: int, baseline: Baseline, epsilon: float = 1e-6
-) -> Trajectories:
+def with_group_advantages(acting: Trajectories, reward_BR: Tensor, group: int, baseline: Baseline) -> Trajectories:
     """The trajectories with an advantage for every action: that of its whole thought within the group at its position.
 
     Branch r = p·G + g: the group member is the faster index.
@@ -20,7 +18,7 @@ def with_group_advantages(
     if baseline == "std":
         # Dividing by a deviation that is only rounding would give advantages of ±1.
         reward_BPG = _equal_for_equal_thoughts(reward_BPG, acting, group)
-    advantage_BR = group_advantages(reward_BPG, baseline, valid_BPG, epsilon).flatten(1)
+    advantage_BR = group_advantages(reward_BPG, baseline, valid_BPG).flatten(1)
     return acting.having(advantage_BRT=advantage_BR[..., None] * acting.mask_BRT)
 
 

@@ -15,6 +15,9 @@ Correction = Literal["none", "truncated", "mask"]
 Aggregate = Literal["token", "thought"]
 Baseline = Literal["std", "none", "leave_one_out"]
 
+GROUP_EPSILON = 1e-6
+"""Added to a group's standard deviation; small beside any that is not rounding."""
+
 _ROUNDING = 64
 """Units of the last place by which equal returns may differ: losses are means of many terms, divided by σ_r."""
 
@@ -158,7 +161,7 @@ def centering_loss(centre: Tensor, advantage: Tensor, mask: Tensor, aggregate: A
 
 
 def group_advantages(
-    return_G: Tensor, baseline: Baseline, mask_G: Tensor | None = None, epsilon: float = 1e-6
+    return_G: Tensor, baseline: Baseline, mask_G: Tensor | None = None, epsilon: float = GROUP_EPSILON
 ) -> Tensor:
     """Group-relative advantages over the last dimension, zero where masked.
 

@@ -29,6 +29,12 @@ _CHUNK = 1 << 24
 
 _LOW16 = 0xFFFF
 
+BETAS = (0.9, 0.95)
+"""Decay of AdamW's moments: the second forgets within tens of steps, because a window has few and changes the data."""
+
+EPS = 1e-8
+"""Added to the root of the second moment; AdamW's usual value."""
+
 
 def learning_rate(
     step: int, *, lr: float, schedule: Schedule, warmup_steps: int, total_steps: int, final_fraction: float
@@ -124,8 +130,8 @@ class MasterOptimizer:
         named_parameters: Iterable[tuple[str, nn.Parameter]],
         *,
         lr: float,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
+        betas: tuple[float, float] = BETAS,
+        eps: float = EPS,
         weight_decay: float = 0.0,
         clip_norm: float | None = 1.0,
         schedule: Schedule = "constant",

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SCALE_EPSILON = 1e-8
+"""ε under the root of σ_r (eq:reward-scale): gains of a tenth of a thousandth of a nat are not told from none."""
+
 
 def gains(no_thought: Tensor, losses_K: Tensor, mask_K: Tensor) -> Tensor:
     """Ψ_τ = ℓ_0 − ℓ_τ at every checkpoint (eq:dense-reward), zero where there is none. `no_thought` has shape [...]."""
@@ -81,7 +84,7 @@ class RewardScale:
     batch sets the moment outright.
     """
 
-    def __init__(self, decay: float, epsilon: float) -> None:
+    def __init__(self, decay: float, epsilon: float = SCALE_EPSILON) -> None:
         if not 0 <= decay < 1 or not epsilon > 0:
             raise ValueError(f"need 0 ≤ decay < 1 and epsilon > 0, got decay={decay}, epsilon={epsilon}")
         self.decay, self.epsilon = decay, epsilon

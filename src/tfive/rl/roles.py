@@ -76,7 +76,7 @@ class Ledger:
             needed = self._window.count(role)
             held = int(self._items[self._texts[role]].sum()) if role in self._texts else 0
             if needed > held:
-                key = "window.items" if role == "actor" else f"window.{role}"
+                key = self._window.key_of(role)
                 raise UserError(
                     f"{key}: a window needs {needed} items of the role {role}, the prepared text holds {held}; "
                     "lower window.items or prepare more text (text.sequences)"

@@ -52,7 +52,7 @@ class Rollout:
     ) -> None:
         self.engine, self.texts_of, self.ledger, self.snapshots, self.law = engine, texts_of, ledger, snapshots, law
         self.reward, self.telemetry, self.seed, self.rows = reward, telemetry, seed, rows
-        self.scale = RewardScale(reward.decay, reward.epsilon)
+        self.scale = RewardScale(reward.decay)
 
     def collect(
         self,
@@ -150,15 +150,15 @@ class Rollout:
         """Update σ_r with the whole-thought gains of a disjoint set (eq:reward-scale), or set it `afresh` from them
         alone; a scale of practically zero stops the run."""
         if afresh:
-            self.scale = RewardScale(self.reward.decay, self.reward.epsilon)
+            self.scale = RewardScale(self.reward.decay)
         self.snapshots.require(scored.snapshots, ("policy", "scorer"), what=f"the {scored.role} set")
         gain_BR = final_gain(scored.reference_BR, scored.need("losses_BRK"), scored.need("checkpoint_mask_BRK"))
         value = self.scale.update(gain_BR, scored.thoughts.valid_BR)
         self.snapshots.renew("scale")
         if self.scale.is_flat:
             raise RunFailed(
-                f"reward scale {value:.2e}: thoughts change the continuation loss by less than reward.epsilon = "
-                f"{self.reward.epsilon:g} allows; the scorer ignores thoughts, so nothing can be learned from them"
+                f"reward scale {value:.2e}: thoughts change the continuation loss by less than ε = "
+                f"{self.scale.epsilon:g} allows; the scorer ignores thoughts, so nothing can be learned from them"
             )
         return value
 

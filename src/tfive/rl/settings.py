@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -10,6 +10,10 @@ from tfive.section import Section
 
 TRAINING_ROLES = ("critic_fit", "pilot", "head_train", "head_validate", "actor", "scale", "probe")
 """Roles filled from the training split; `qualify` is filled from the calibration split."""
+
+DERIVED_ROLES = {"scale": ("pilot", 1.0), "head_validate": ("head_train", 0.5)}
+"""Role → the key of `[window]` it follows, and its part of that: the paper's N/8 and N/8, N/2 and N/4. They do not
+depend on the method, because all methods of a comparison share one prepared corpus."""
 
 
 class WindowSettings(Section):
@@ -35,16 +39,12 @@ class WindowSettings(Section):
     """Held-out trajectories per actor item in one qualification test (N/4)."""
 
     pilot: float = Field(0.125, ge=0)
-    """Pilot trajectories per actor item for the advantage normaliser (N/8)."""
+    """Pilot trajectories per actor item for the advantage normaliser (N/8); as many more (role `scale`) set the next
+    window's reward scale."""
 
     head_train: float = Field(0.5, ge=0)
-    """Trajectories per actor item that teach the weight and mean heads (N/2)."""
-
-    head_validate: float = Field(0.25, ge=0)
-    """Trajectories per actor item that judge the frozen candidate (N/4)."""
-
-    scale: float = Field(0.125, ge=0)
-    """Trajectories per actor item that set the next window's reward scale (N/8)."""
+    """Trajectories per actor item that teach the weight and mean heads (N/2); half as many (role `head_validate`, N/4)
+    validate the frozen candidate."""
 
     probe: float = Field(0.03125, ge=0)
     """Probe contexts per actor item for the drift diagnostics (N/32); continuations count as extra, 0 is none."""
@@ -53,8 +53,14 @@ class WindowSettings(Section):
         """Trajectories of `role` in one window; a role with a positive share gets at least one."""
         if role == "actor":
             return self.items
-        share: float = getattr(self, role)
+        key, factor = DERIVED_ROLES.get(role, (role, 1.0))
+        share: float = factor * getattr(self, key)
         return max(1, round(self.items * share)) if share > 0 else 0
+
+    @staticmethod
+    def key_of(role: str) -> str:
+        """The key that decides how many trajectories a role gets."""
+        return "window.items" if role == "actor" else f"window.{DERIVED_ROLES.get(role, (role, 1.0))[0]}"
 
 
 class RewardSettings(Section):
@@ -71,9 +77,6 @@ class RewardSettings(Section):
     decay: float = Field(0.9, ge=0, lt=1)
     """Decay of the second moment of whole-thought gains across windows."""
 
-    epsilon: float = Field(1e-8, gt=0)
-    """Added to the second moment under the root."""
-
 
 class CriticSettings(Section):
     """How a state-value critic is made from the base model, and how the two of a pair differ."""
@@ -86,9 +89,6 @@ class CriticSettings(Section):
 
     lora_rank: int = Field(16, ge=1)
     """Rank of each low-rank update."""
-
-    lora_alpha: float = Field(32.0, gt=0)
-    """Updates are scaled by `lora_alpha / lora_rank`."""
 
     width: int = Field(256, ge=0)
     """Hidden units of the value head; 0 makes it linear in the normalised features, with one bias a step."""
@@ -106,10 +106,8 @@ class CriticSettings(Section):
     """Folder of a saved critic pair to start from; none means fresh critics from the base model."""
 
     loss: Literal["clipped", "squared"] = "clipped"
-    """Value loss of alternating training: clipped around the pre-fit prediction (eq:value-loss), or half-squared."""
-
-    warmup_loss: Literal["clipped", "squared"] = "squared"
-    """Value loss of both warm-ups, where the pre-fit prediction is not yet worth staying near."""
+    """Value loss of alternating training: clipped around the pre-fit prediction (eq:value-loss), or half-squared.
+    Warm-ups always take the latter: the pre-fit prediction is not yet worth staying near."""
 
     clip: float = Field(0.2, gt=0)
     """ε_v of the clipped loss, in units of the shaped return."""
@@ -120,9 +118,6 @@ class CriticSettings(Section):
     head_lr: float = Field(1e-3, gt=0)
     """Learning rate of the value head."""
 
-    weight_decay: float = Field(0.0, ge=0)
-    """AdamW decay of both."""
-
     head_passes: int = Field(1, ge=0)
     """Passes of the value-head warm-up over its fitting set, before the blocks are unfrozen."""
 
@@ -132,16 +127,17 @@ class CriticSettings(Section):
     minibatches: int = Field(8, ge=1)
     """Optimizer steps per pass."""
 
+    warmup_rounds: int = Field(3, ge=1)
+    """Fitting rounds (a fresh set, `passes` passes over it) before the actor's first step where no test decides that:
+    `quiet-star-ppo`, and T⁵ with `qualify.mode = fixed`. Later windows have one each."""
+
 
 class QualifySettings(Section):
     """When critics are good enough for the actor to move."""
 
     mode: Literal["gate", "fixed"] = "gate"
-    """`gate`: the actor waits for critics that pass. `fixed`: it waits for `rounds`, and tests are only reported (an
-    ablation)."""
-
-    rounds: int = Field(3, ge=1)
-    """Fitting rounds before the actor's first step in `fixed` mode; later windows have one each."""
+    """`gate`: the actor waits for critics that pass. `fixed`: it waits for `critic.warmup_rounds`, and tests are only
+    reported (an ablation)."""
 
     eta: float = Field(0.1, ge=0, lt=1)
     """The weaker critic's held-out R² must reach this."""
@@ -155,22 +151,12 @@ class QualifySettings(Section):
     attempts: int = Field(5, ge=1)
     """Failed tests before admission after which the run stops."""
 
-    delta: float = Field(0.05, gt=0, lt=1)
-    """Failure probability of the reported value-risk bound (bounded heads only)."""
-
 
 class GaeSettings(Section):
     """Length-adaptive traces (eq:masked-gae)."""
 
     alpha: float = Field(1.0, gt=0)
     """λ(L) = 1 − 1/(αL); every reachable length must keep λ in [0, 1]."""
-
-
-class PilotSettings(Section):
-    """The shared normaliser of both critics' advantages."""
-
-    epsilon: float = Field(1e-6, gt=0)
-    """ε_A, added to the pilot variance under the root."""
 
 
 class RatioSettings(Section):
@@ -231,12 +217,6 @@ class OptimizerSettings(Section):
     lr: float = Field(1e-5, gt=0)
     """Peak learning rate."""
 
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    """Decay of the first and second moments, each in [0, 1)."""
-
-    eps: float = Field(1e-8, gt=0)
-    """Added to the root of the second moment."""
-
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled decay; norms, biases and other vectors are left out."""
 
@@ -244,13 +224,10 @@ class OptimizerSettings(Section):
     """Largest global gradient norm; none = no clipping."""
 
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up."""
+    """Course of the learning rate after the warm-up; `linear` and `cosine` end at 0."""
 
     warmup_steps: int = Field(0, ge=0)
     """Updates of linear warm-up."""
-
-    final_fraction: float = Field(0.0, ge=0, le=1)
-    """Where a linear or cosine schedule ends, as a fraction of `lr`."""
 
     bf16_update: Literal["master", "stochastic"] = "master"
     """How bfloat16 weights are trained: with a float32 master copy, or alone (4 bytes less) by stochastic rounding."""
@@ -259,29 +236,14 @@ class OptimizerSettings(Section):
 class GateSettings(Section):
     """The prediction gate β_g and its loss (app:gate-behavior)."""
 
-    enabled: bool = True
-    """Whether a gate is trained and mixed gain is reported."""
-
-    width: int = Field(64, ge=1)
-    """Units each feature vector is projected to, and of the hidden layer."""
-
     no_harm: float = Field(1.0, ge=0)
     """Weight of the penalty on predictions that the mixture makes worse."""
 
     utility: float = Field(0.1, ge=0)
-    """Weight of the term that ties the gate to the signed utility of the thought."""
+    """Weight per nat of the term that ties the gate to the signed utility of the thought."""
 
     lr: float = Field(1e-3, gt=0)
     """Learning rate of the gate."""
 
-    weight_decay: float = Field(1e-2, ge=0)
-    """AdamW decay of the gate."""
-
-    passes: int = Field(2, ge=1)
-    """Passes over a window's actor trajectories."""
-
-    batch: int = Field(64, ge=1)
-    """Items of one optimizer step."""
-
-    utility_scale: float = Field(1.0, gt=0)
-    """σ_u, the utility in nats that counts as one."""
+    passes: int = Field(2, ge=0)
+    """Passes over a window's actor trajectories; with 0 there is no gate, and no mixed gain is reported."""

@@ -21,7 +21,7 @@ from tfive.errors import UserError
 from tfive.telemetry import Silent, Telemetry
 from tfive.text.candidates import BYTES_PER_TOKEN_KEPT, Groups, Shares, apportion, scan
 from tfive.text.files import Staging, sha256
-from tfive.text.items import Entropies, PositionChooser
+from tfive.text.items import ENTROPY_QUANTILE, PATTERN_REACH, Entropies, PositionChooser
 from tfive.text.prepared import ARRAYS, FORMAT, MANIFEST, TOKENIZER, PreparedCorpus, SequenceRange
 from tfive.text.sequences import Share, TokenStore, check_filled, fill, pack
 from tfive.text.settings import SPLITS, TextSettings, TextSource
@@ -31,6 +31,9 @@ from tfive.text.tokens import Encoder, TextTokenizer, encoder
 
 MOST_SEQUENCES = 2**32 - 1
 """Items are numbered by 32-bit counters of the random-number generator."""
+
+SEED = 0
+"""Seed of splits, roles, selection and positions; apart from the run's seed, so that runs share one corpus."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def prepare(
     text_tokenizer = (
         tokenizer if isinstance(tokenizer, TextTokenizer) else TextTokenizer.of(tokenizer, settings.end_of_document)
     )
-    chooser = PositionChooser(settings.positions, horizon, settings.seed, text_tokenizer, entropies)
+    chooser = PositionChooser(settings.positions, horizon, SEED, text_tokenizer, entropies)
     opened = _open(settings, cache, telemetry)
     identity = _identity(settings, horizon, roles, text_tokenizer, opened, base_model)
     if exclusion is not None:
@@ -146,6 +149,8 @@ def _identity(
 ) -> dict[str, Any]:
     """Everything the prepared bytes depend on: contents of files, never their paths."""
     plain = settings.model_dump(mode="json", exclude={"sources", "cache", "workers", "decontaminate"})
+    plain["seed"] = SEED
+    plain["positions"] |= {"entropy_quantile": ENTROPY_QUANTILE, "pattern_reach": PATTERN_REACH, "min_context": 1}
     sources = []
     for source in sorted(settings.sources, key=lambda one: one.name):
         described = source.model_dump(mode="json", exclude={"path", "revision", "sha256"}, exclude_none=True)
@@ -187,7 +192,7 @@ def _build(
     """Write all arrays into `folder`; returns what the manifest says beside the identity."""
     scratch = folder / "scratch"
     scratch.mkdir()
-    groups = Groups(settings.sequences, roles, settings.seed)
+    groups = Groups(settings.sequences, roles, SEED)
     shares = shares_of(sorted(settings.sources, key=lambda one: one.name))
     names = list(shares)
     quotas = [apportion(group.sequences * settings.sequence_length, list(shares.values())) for group in groups.all]

@@ -31,6 +31,13 @@ BLOCK = 64
 SAMPLED_ROWS = 4096
 """Most rows that the entropy quantile is taken from."""
 
+ENTROPY_QUANTILE = 0.8
+"""Positions whose entropy lies above this quantile of the corpus count as uncertain: the uncertain fifth of a text is
+several times what any mixture of kinds asks for, so the draw among them stays random."""
+
+PATTERN_REACH = 256
+"""How many characters before a position a match may start: phrases are shorter, and every position is matched anew."""
+
 
 def segments(document_S: Ints) -> list[tuple[int, int]]:
     """Start and end of each document's part of a row."""
@@ -39,11 +46,11 @@ def segments(document_S: Ints) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def eligible(document_S: Ints, horizon: int, min_context: int) -> Mask:
-    """Positions with enough of their document before them and p … p+H inside it."""
+def eligible(document_S: Ints, horizon: int) -> Mask:
+    """Positions with p … p+H inside one document."""
     allowed = np.zeros(len(document_S), dtype=bool)
     for start, end in segments(document_S):
-        allowed[start + min_context - 1 : max(end - horizon, start)] = True
+        allowed[start : max(end - horizon, start)] = True
     return allowed
 
 
@@ -125,13 +132,11 @@ class PositionChooser:
 
     def row(self, number: int, tokens_S: Ints, document_S: Ints, uncertain_S: Mask | None) -> list[tuple[int, int]]:
         """Positions and kinds of one row."""
-        allowed = eligible(document_S, self.horizon, self.settings.min_context)
+        allowed = eligible(document_S, self.horizon)
         shares = self.settings.shares()
         candidates: dict[str, Mask] = {}
         if shares["match"] > 0:
-            matched = after_pattern(
-                tokens_S, document_S, self.tokenizer, self.settings.pattern, self.settings.pattern_reach
-            )
+            matched = after_pattern(tokens_S, document_S, self.tokenizer, self.settings.pattern, PATTERN_REACH)
             candidates["match"] = allowed & matched
         if shares["entropy"] > 0 and uncertain_S is not None:
             candidates["entropy"] = allowed & uncertain_S
@@ -168,11 +173,9 @@ class PositionChooser:
 
     def _threshold(self, entropy: npt.NDArray[np.floating], document: Ints) -> float:
         rows = np.linspace(0, len(entropy) - 1, min(len(entropy), SAMPLED_ROWS)).astype(np.int64)
-        values = [
-            entropy[row][eligible(document[row], self.horizon, self.settings.min_context)] for row in np.unique(rows)
-        ]
+        values = [entropy[row][eligible(document[row], self.horizon)] for row in np.unique(rows)]
         together = np.concatenate(values)
-        return float(np.quantile(together, self.settings.entropy_quantile)) if len(together) else 0.0
+        return float(np.quantile(together, ENTROPY_QUANTILE)) if len(together) else 0.0
 
 
 def _measured(

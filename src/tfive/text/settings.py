@@ -100,19 +100,13 @@ class Positions(Section):
     """Share of positions chosen among every `step`-th token of a document."""
     match: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Share of positions chosen right after `pattern`."""
-    entropy_quantile: float = Field(0.8, ge=0, lt=1)
-    """Positions whose entropy lies above this quantile of the corpus count as uncertain."""
     step: int = Field(16, ge=1)
     """Distance of the `every` kind, counted from the start of the document in the sequence."""
     pattern: str = ""
     """Regular expression of the `match` kind. It is matched against the decoded text up to and including the position's
-    token and must end where that token ends; it can see nothing later."""
-    pattern_reach: int = Field(256, ge=1)
-    """How many characters before the position a match may start."""
+    token and must end where that token ends; it can see nothing later. A match may be 256 characters long."""
     min_gap: int | None = Field(None, ge=1)
     """Least distance of two positions of one sequence in tokens; none means the horizon H."""
-    min_context: int = Field(1, ge=1)
-    """Least number of tokens of the same document up to and including the position."""
 
     @field_validator("pattern")
     @classmethod
@@ -158,8 +152,6 @@ class TextSettings(Section):
     """Sequences of each split."""
     positions: Positions = Positions()
     """Where thoughts may stand."""
-    seed: int = Field(0, ge=0, lt=2**63)
-    """Seed of splits, roles, selection and positions; apart from the run's seed, so that runs share one corpus."""
     end_of_document: str = "auto"
     """Token put after every document: a token of the vocabulary, `none`, or `auto` (`<|endoftext|>` where the tokenizer
     knows it, else its end-of-sequence token, else none)."""

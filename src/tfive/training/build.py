@@ -63,14 +63,14 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=config.group)
     single = replace(plan, group=1)
     frozen = copy.deepcopy(loaded.model).requires_grad_(False)
-    base = TreeModel(frozen, single, config.engine, _delimiters(frozen, single, trainable=False))
+    base = TreeModel(frozen, single, config.engine.options(), _delimiters(frozen, single, trainable=False))
     with telemetry.phase("admit"):
         admit(base, corpus.sequence_length + plan.reach)
     actor = _actor(config, loaded, plan)
     ledger, snapshots = Ledger(corpus, config.window, seed=config.run.seed), Snapshots()
     spec, engine = config.spec, actor.engine
     gate = None
-    if config.gate.enabled and spec.thinks:
+    if config.gate.passes and spec.thinks:
         gate = Gate(base.width, config.gate, seed=config.run.seed, device=base.device)
     if spec.scoring == "next_token":
         engine = under(engine, replace(plan, checkpoints=(plan.length,), horizon=1))
@@ -110,17 +110,17 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan) -> Critics | None:
     if not count:
         return None
     seed, clip = config.run.seed, config.reward.clip
-    own = build_pair(frozen, plan, config.critic, engine=config.engine, reward_clip=clip, seed=seed)[:count]
+    own = build_pair(frozen, plan, config.critic, engine=config.engine.options(), reward_clip=clip, seed=seed)[:count]
     if config.critic.start is not None:
         load_critics(config.critic.start, own)
-    base = FrozenBase(frozen, plan, config.critic, config.engine)
+    base = FrozenBase(frozen, plan, config.critic, config.engine.options())
     rows = config.run.texts_per_pass
     return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows)
 
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan) -> Actor:
     model = loaded.model.requires_grad_(True)
-    engine = TreeModel(model, plan, config.engine, _delimiters(model, plan, trainable=True))
+    engine = TreeModel(model, plan, config.engine.options(), _delimiters(model, plan, trainable=True))
     named = list(model.named_parameters())
     if engine.delimiters is not None:
         named += [(f"delimiters.{name}", parameter) for name, parameter in engine.delimiters.named_parameters()]

@@ -64,7 +64,6 @@ def corpus_of(
             config.model.name,
             device=device,
             dtype=choose_dtype(config.model.compute, device),
-            trust_remote_code=config.model.trust_remote_code,
             revision=config.model.revision,
         )
     tokenizer: Any = loaded.tokenizer if loaded else load_tokenizer(config.model.name, revision=config.model.revision)

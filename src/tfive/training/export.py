@@ -45,7 +45,6 @@ def export(
         config.model.name,
         device="cpu",
         dtype=next(iter(weights.values())).dtype,
-        trust_remote_code=config.model.trust_remote_code,
         revision=config.model.revision,
     )
     try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from tfive.config.config import Config
 from tfive.models.shape import ModelShape
+from tfive.tree.settings import HEAD_BYTES
 
 COLUMNS = ("weights", "moments", "gradients", "activations", "states")
 LASTING = ("weights", "moments", "gradients")
@@ -192,9 +193,7 @@ def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row
 
 def _head_bytes(config: Config, shape: ModelShape, nodes: Nodes) -> int:
     """Float32 vocabulary logits held at once; fewer where the pass has fewer rows than the chunk would hold."""
-    chunk = config.engine.head_chunk
-    most = 4 * chunk * shape.vocabulary if chunk else config.engine.head_bytes
-    return min(most, 4 * shape.vocabulary * nodes.texts * nodes.policy)
+    return min(HEAD_BYTES, 4 * shape.vocabulary * nodes.texts * nodes.policy)
 
 
 def _rollout(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row:

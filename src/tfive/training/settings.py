@@ -1,4 +1,4 @@
-"""What the run itself needs to know: its seed, where it writes, how often it saves, who is told."""
+"""What the run itself needs to know: its seed, how often it saves and measures, where it logs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ Tracker = Literal["tensorboard", "wandb", "trackio"]
 
 
 class RunSettings(Section):
-    """Seed, output folder, checkpoints and trackers of one run."""
+    """Seed, checkpoints, measurements and trackers of one run."""
 
     seed: int = Field(0, ge=0, lt=2**63)
     """Every random number of the run is a function of this seed and of what is drawn."""
-
-    out: str | None = None
-    """Folder for everything the run writes; none means runs/NAME-METHOD-seedSEED."""
 
     texts_per_pass: int = Field(8, ge=1)
     """Texts in one forward or backward pass; it decides speed and memory, never what is computed."""

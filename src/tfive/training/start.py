@@ -34,9 +34,7 @@ def train(
     `model` and `texts` are the caller's own, instead of `model.name` and `text.sources`; such a run cannot be resumed
     by the command line, which could not find them again. `on_window` gets each window's report.
     """
-    folder = out or Path(
-        config.run.out or f"runs/{config.model.name.replace('/', '-')}-{config.method}-seed{config.run.seed}"
-    )
+    folder = out or Path(f"runs/{config.model.name.replace('/', '-')}-{config.method}-seed{config.run.seed}")
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError(f"{folder}: {nearest} is no folder that can be written to; name another with --out")
@@ -74,7 +72,6 @@ def _run(
         config.model.name,
         device=placement.device,
         dtype=placement.compute,
-        trust_remote_code=config.model.trust_remote_code,
         revision=config.model.revision,
     )
     with Recorder(None, quiet=quiet) as preparing:

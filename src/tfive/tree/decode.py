@@ -26,7 +26,7 @@ from tfive.tree.hf import Backbone
 from tfive.tree.law import Draw, draw, draw_token
 from tfive.tree.layout import Layout, Thoughts
 from tfive.tree.recurrent.deltanet import ForkMemory, StepRecurrence
-from tfive.tree.settings import EngineSettings, SamplingSettings
+from tfive.tree.settings import EngineOptions, SamplingSettings
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class DecodeLoop(ABC):
     def __init__(
         self,
         head: VocabularyHead,
-        engine: EngineSettings,
+        engine: EngineOptions,
         device: torch.device,
         forbidden_V: Tensor | None,
         by: Draw = draw,
@@ -180,7 +180,7 @@ class Sampler(DecodeLoop):
         backbone: Backbone,
         head: VocabularyHead,
         embed: Callable[[Tensor, Tensor], Tensor],
-        engine: EngineSettings,
+        engine: EngineOptions,
         law: SamplingSettings,
         forbidden_V: Tensor | None,
         layout: Layout,
@@ -191,7 +191,7 @@ class Sampler(DecodeLoop):
         super().__init__(head, engine, device, forbidden_V, by)
         self.backbone, self.embed, self.law = backbone, embed, law
         self.blocks = None if fusion is None else fusion.hold()
-        self.rows = chunk_rows(head.vocabulary, 1, engine.head_chunk, engine.head_bytes)
+        self.rows = chunk_rows(head.vocabulary, 1, engine.head_bytes)
         self.tree = StepPass(layout, reading, "sdpa" if engine.attention == "sdpa" else "folded")
         shape = layout.position_BR.shape
         self.token_BR = torch.zeros(shape, dtype=torch.int64, device=device)

@@ -31,7 +31,7 @@ from tfive.tree.outputs import Lower, PolicyOutput, Scores
 from tfive.tree.picks import Picks
 from tfive.tree.reader import TreeReader
 from tfive.tree.scoring import Scoring
-from tfive.tree.settings import EngineSettings, SamplingSettings
+from tfive.tree.settings import EngineOptions, SamplingSettings
 
 _SAMPLERS = 4
 """How many shapes of batch keep their sampling buffers."""
@@ -57,7 +57,7 @@ class TreeModel(TreeReader):
         self,
         model: PreTrainedModel,
         plan: ThoughtPlan,
-        engine: EngineSettings | None = None,
+        engine: EngineOptions | None = None,
         delimiters: Delimiters | None = None,
     ) -> None:
         super().__init__(model, plan, engine, delimiters)
@@ -131,7 +131,7 @@ class TreeModel(TreeReader):
     ) -> Scores:
         """Losses of every checkpoint's continuation and of no thought, from one reading of the text.
 
-        With `engine.max_nodes` the branches are scored a few at a time, each time after the same reading. `whole`
+        With `max_nodes` the branches are scored a few at a time, each time after the same reading. `whole`
         scores after the whole thought alone, where no reward is needed.
         """
         texts, thoughts = texts.to(self.device), thoughts.to(self.device)
@@ -226,7 +226,7 @@ class TreeModel(TreeReader):
             Source(old.head, before, old.forbidden_V),
         ]
         reducer = score_centre(lambda logits: law_logits(logits, centring.law), centring.term)
-        found = reduce_vocabulary(sources, reducer, None, self.engine.head_chunk, self.engine.head_bytes)
+        found = reduce_vocabulary(sources, reducer, None, self.engine.head_bytes)
         return picks.spread(found["centre"])
 
     def features(self, texts: TextBatch, thoughts: Thoughts, lower: Lower | None = None) -> Tensor:

@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from tfive.tree.settings import HEAD_BYTES
+
 OUT_OF_REACH = -1e9
 """Logit of a forbidden entry: its probability is exactly 0, and products with it stay numbers, unlike those with −∞."""
 
@@ -226,21 +228,20 @@ def _chunk_slopes(
     return list(found[:offset]), [next(rest) if r.requires_grad else None for r in rows]
 
 
-def chunk_rows(vocabulary: int, sources: int, rows: int, budget: int) -> int:
-    """How many rows to take at once when `rows` is 0: as many as `budget` bytes of float32 logits hold."""
-    return rows or max(1, budget // (4 * vocabulary * sources))
+def chunk_rows(vocabulary: int, sources: int, budget: int) -> int:
+    """How many rows to take at once: as many as `budget` bytes of float32 logits hold."""
+    return max(1, budget // (4 * vocabulary * sources))
 
 
 def reduce_vocabulary(
     sources: Sequence[Source],
     reducer: Reducer,
     rows: Mapping[str, Tensor] | None = None,
-    chunk: int = 0,
-    budget: int = 1 << 28,
+    budget: int = HEAD_BYTES,
 ) -> Reduced:
     """The reducer's numbers for every row `[X]`, differentiable in hidden states, heads and per-row tensors."""
     rows = rows or {}
-    size = chunk_rows(sources[0].head.vocabulary, len(sources), chunk, budget)
+    size = chunk_rows(sources[0].head.vocabulary, len(sources), budget)
     job = _Job(tuple(s.head for s in sources), tuple(s.forbidden_V for s in sources), reducer, tuple(rows), size)
     names: list[str] = []
     parameters = [p for source in sources for p in source.head.parameters]

@@ -21,7 +21,7 @@ from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower
 from tfive.tree.picks import Picks
 from tfive.tree.recurrent.deltanet import TreeRecurrence
-from tfive.tree.settings import EngineSettings
+from tfive.tree.settings import EngineOptions
 
 
 class TreeReader:
@@ -31,13 +31,13 @@ class TreeReader:
         self,
         model: PreTrainedModel,
         plan: ThoughtPlan,
-        engine: EngineSettings | None = None,
+        engine: EngineOptions | None = None,
         delimiters: Delimiters | None = None,
     ) -> None:
         if plan.learned and delimiters is None:
             raise ValueError("learned delimiters need a Delimiters module")
         self.model, self.plan, self.delimiters = model, plan, delimiters
-        self.engine = engine or EngineSettings()
+        self.engine = engine or EngineOptions()
         choice = self.engine.fused_norms
         self.backbone = Backbone(model, lambda device: choice == "on" or (choice == "auto" and device.type == "cuda"))
         self._forbidden_V: Tensor | None = None
@@ -135,9 +135,7 @@ class TreeReader:
     def reduce(self, hidden_BND: Tensor, picks: Picks, reducer: Reducer, forbidden: bool = False) -> dict[str, Tensor]:
         """The reducer's numbers at the picked nodes, in the picks' shape."""
         source = Source(self.head, picks.rows(hidden_BND), self.forbidden_V if forbidden else None)
-        found = reduce_vocabulary(
-            [source], reducer, {"target": picks.target}, self.engine.head_chunk, self.engine.head_bytes
-        )
+        found = reduce_vocabulary([source], reducer, {"target": picks.target}, self.engine.head_bytes)
         return {name: picks.spread(values) for name, values in found.items()}
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -61,27 +62,59 @@ class SamplingSettings(Section):
     """Sample from the training forward itself, so that the first ratio is exactly 1 (slow; for checking)."""
 
 
+Attention = Literal["auto", "sdpa", "folded", "flex"]
+Switch = Literal["auto", "on", "off"]
+
+HEAD_BYTES = 1 << 28
+"""Bytes of float32 vocabulary logits held at once: 256 MiB keep the products of the vocabulary head large and are a
+small part of any device's memory."""
+
+
 class EngineSettings(Section):
     """How the tree is computed; none of these changes what is computed."""
 
-    attention: Literal["auto", "sdpa", "folded", "flex"] = "auto"
+    fast: Switch = "auto"
+    """Folded attention, fused norms, fused blocks for passes without gradients, CUDA graphs, flash-linear-attention:
+    `auto` uses each where it helps and was found to compute the same; `on` also refuses models whose blocks
+    cannot be fused; `off` is transformers' own attention and plain PyTorch, launched kernel by kernel."""
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass instead of keeping its activations."""
+
+    def options(self) -> EngineOptions:
+        """These settings with one switch for each part that `fast` turns on or off."""
+        checkpointing = self.activation_checkpointing
+        if self.fast == "off":
+            return EngineOptions(
+                attention="sdpa",
+                delta_rule="torch",
+                fused_norms="off",
+                fused_blocks="off",
+                activation_checkpointing=checkpointing,
+                cuda_graphs=False,
+            )
+        return EngineOptions(fused_norms=self.fast, fused_blocks=self.fast, activation_checkpointing=checkpointing)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What the engine is built with. Runs make it from `EngineSettings`; self-checks, benchmarks, tests and inference
+    switch single parts."""
+
+    attention: Attention = "auto"
     """`sdpa`: transformers' masked attention (the reference); `folded`: the same without repeating keys and values for
     grouped queries; `flex`: FlexAttention (no CPU backward); `auto`: folded."""
     delta_rule: Literal["auto", "torch", "fla"] = "auto"
     """The rule of recurrent layers: pure PyTorch, flash-linear-attention, or (`auto`) the latter where it is sound."""
-    head_chunk: int = Field(0, ge=0)
-    """How many rows of vocabulary logits are held at once (0: as many as fit in `head_bytes`)."""
-    head_bytes: int = Field(1 << 28, gt=0)
-    """Bytes of float32 vocabulary logits held at once when `head_chunk` is 0."""
-    max_nodes: int = Field(0, ge=0)
+    head_bytes: int = HEAD_BYTES
+    """Bytes of float32 vocabulary logits held at once."""
+    max_nodes: int = 0
     """Most branch nodes of one text in one scoring pass (0: twice the text's); more are scored in several passes."""
-    fused_norms: Literal["auto", "on", "off"] = "auto"
+    fused_norms: Switch = "auto"
     """Compute root-mean-square norms by one kernel instead of several: `auto` does so on CUDA, where launches cost."""
-    fused_blocks: Literal["auto", "on", "off"] = "auto"
+    fused_blocks: Switch = "auto"
     """Run blocks without gradients (reading, sampling, scoring) by a few kernels each: `auto` does so on CUDA, for
     models whose blocks were found to compute the same. Sampling then holds a copy of the weights that read the
     residual stream."""
     activation_checkpointing: bool = False
-    """Recompute each block in the backward pass instead of keeping its activations."""
     cuda_graphs: bool = True
     """Capture sampling steps and those of the calibration heads as CUDA graphs (on CUDA devices only)."""

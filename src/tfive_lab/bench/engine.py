@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.tree.fast.delta_kernel import choose_rule
-from tfive.tree.settings import EngineSettings
+from tfive.tree.settings import EngineOptions
 from tfive_lab.bench.phases import PHASES, Clock, Measured, PlainPhases, TreePhases, empty, repeat, tree_phases
 from tfive_lab.bench.plain_rows import PlainRows
 from tfive_lab.bench.roofline import floors, weight_bytes
@@ -67,7 +67,7 @@ def _extras(side: TreePhases, work: Work, clock: Clock, alone: dict[str, float],
     doubled = repeat(wider, clock, 3)[0]
     del wider
     empty(clock)
-    lean = tree_phases(side.model, work, side.engine.model_copy(update={"activation_checkpointing": True}), seed)
+    lean = tree_phases(side.model, work, replace(side.engine, activation_checkpointing=True), seed)
     lean.thoughts = side.thoughts
     lean.actor()
     seconds = statistics.median(clock("recomputing", lean.actor)[0] for _ in range(3))
@@ -109,7 +109,7 @@ def measure(
     name: str,
     work: Work,
     *,
-    engine: EngineSettings | None = None,
+    engine: EngineOptions | None = None,
     repeats: int = 10,
     plain_repeats: int | None = None,
     batch_sizes: tuple[int, ...] = (32, 64, 128),
@@ -118,7 +118,7 @@ def measure(
     seed: int = 0,
 ) -> dict[str, Any]:
     """The report for a given model object. `extras` adds doubled positions and activation checkpointing."""
-    side = tree_phases(model, work, engine or EngineSettings(), seed)
+    side = tree_phases(model, work, engine or EngineOptions(), seed)
     clock = Clock(side.tree.device)
     tree, report = measure_tree(side, name, work, clock, repeats)
     if extras:
@@ -150,7 +150,7 @@ def measure(
 
 
 def _circumstances(
-    model: PreTrainedModel, name: str, work: Work, engine: EngineSettings, device: torch.device
+    model: PreTrainedModel, name: str, work: Work, engine: EngineOptions, device: torch.device
 ) -> dict[str, Any]:
     return {
         "model": name,
@@ -160,7 +160,7 @@ def _circumstances(
         "dtype": str(model.dtype).removeprefix("torch."),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "work": asdict(work),
-        "engine": engine.model_dump(),
+        "engine": asdict(engine),
     }
 
 
@@ -172,7 +172,7 @@ def engine(
     work: Work | None = None,
     repeats: int | None = None,
     plain_repeats: int | None = None,
-    settings: EngineSettings | None = None,
+    settings: EngineOptions | None = None,
     extras: bool | None = None,
     plain: bool = True,
     seed: int = 0,

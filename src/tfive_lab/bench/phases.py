@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from tfive.errors import UserError
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
-from tfive.tree.settings import EngineSettings, SamplingSettings
+from tfive.tree.settings import EngineOptions, SamplingSettings
 from tfive_lab.bench.plain_rows import PlainRows
 from tfive_lab.bench.work import Work, make_plan, make_texts, make_uniforms, value_head
 
@@ -64,7 +64,7 @@ class TreePhases:
     plan: ThoughtPlan
     texts: TextBatch
     uniforms_BRT: Tensor
-    engine: EngineSettings
+    engine: EngineOptions
     law: SamplingSettings
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ class TreePhases:
         return self.thoughts
 
 
-def tree_phases(model: PreTrainedModel, work: Work, engine: EngineSettings, seed: int = 0) -> TreePhases:
+def tree_phases(model: PreTrainedModel, work: Work, engine: EngineOptions, seed: int = 0) -> TreePhases:
     """The tree engine's phases of `work` on `model`."""
     vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[index]
     device, plan = next(model.parameters()).device, make_plan(work, int(vocabulary))

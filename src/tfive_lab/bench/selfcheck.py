@@ -7,7 +7,7 @@ Paths that need a GPU are listed as skipped elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from tfive.tree.fast.fused import KERNEL_BOUNDS, TritonOps, differences, triton_
 from tfive.tree.fast.hf_fused import AttentionPart
 from tfive.tree.head import log_normaliser, normaliser_kernel
 from tfive.tree.recurrent.delta_rule import read_paths, unit_rows
-from tfive.tree.settings import EngineSettings, SamplingSettings
+from tfive.tree.settings import Attention, EngineOptions, SamplingSettings, Switch
 from tfive_lab.bench.phases import TreePhases, tree_phases
 from tfive_lab.bench.plain_rows import PlainRows
 from tfive_lab.bench.work import Work, random_model, value_head
@@ -127,7 +127,7 @@ def _of_rows(model: PreTrainedModel, side: TreePhases, tokens_QT: Tensor) -> Out
 
 def _engine_checks(kind: str, device: torch.device) -> Iterator[Check]:
     model = random_model(MODELS[kind], device, torch.float32)
-    eager = EngineSettings(attention="sdpa", delta_rule="torch", fused_blocks="off", cuda_graphs=False)
+    eager = EngineOptions(attention="sdpa", delta_rule="torch", fused_blocks="off", cuda_graphs=False)
     side = tree_phases(model, WORK, eager)
     thoughts = side.sampling()
     tokens_QT = thoughts.tokens_BRT.flatten(0, 1)
@@ -143,7 +143,7 @@ def _engine_checks(kind: str, device: torch.device) -> Iterator[Check]:
         yield Check(kind, "flex attention", None, None, "no backward pass on this device")
 
     yield from _kernels(kind, side, reference)
-    fast = tree_phases(model, WORK, EngineSettings())
+    fast = tree_phases(model, WORK, EngineOptions())
     again = fast.sampling()
     how = "captured sampling" if cuda else "sampling by default settings"
     same = float((again.tokens_BRT != thoughts.tokens_BRT).float().mean())
@@ -153,9 +153,9 @@ def _engine_checks(kind: str, device: torch.device) -> Iterator[Check]:
     yield from _half(kind, device, reference, thoughts)
 
 
-def _attention(kind: str, attention: str, side: TreePhases, reference: Outputs) -> Iterator[Check]:
+def _attention(kind: str, attention: Attention, side: TreePhases, reference: Outputs) -> Iterator[Check]:
     """Another attention kernel against masked attention."""
-    other = tree_phases(side.model, WORK, side.engine.model_copy(update={"attention": attention}))
+    other = tree_phases(side.model, WORK, replace(side.engine, attention=attention))
     other.thoughts = side.thoughts
     try:
         found = _of_tree(other)
@@ -172,8 +172,8 @@ def _attention(kind: str, attention: str, side: TreePhases, reference: Outputs) 
 def _kernels(kind: str, side: TreePhases, reference: Outputs) -> Iterator[Check]:
     """Fused blocks against the model's own, and every Triton kernel they use against PyTorch at the model's heads."""
     device = side.tree.device
-    setting = "auto" if device.type == "cuda" else "on"
-    fused = tree_phases(side.model, WORK, side.engine.model_copy(update={"fused_blocks": setting}))
+    setting: Switch = "auto" if device.type == "cuda" else "on"
+    fused = tree_phases(side.model, WORK, replace(side.engine, fused_blocks=setting))
     fused.thoughts = side.thoughts
     choice = fused.tree.fusion
     if choice.fusion is None:
@@ -211,7 +211,7 @@ def _parity(kind: str, side: TreePhases) -> Iterator[Check]:
 
 def _half(kind: str, device: torch.device, reference: Outputs, thoughts: Any) -> Iterator[Check]:
     half = random_model(MODELS[kind], device, torch.float32).bfloat16()
-    side = tree_phases(half, WORK, EngineSettings())
+    side = tree_phases(half, WORK, EngineOptions())
     side.thoughts = thoughts
     found = _of_tree(side)
     mean = float((found.log_prob_QT - reference.log_prob_QT).abs().mean())

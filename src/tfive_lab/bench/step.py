@@ -80,7 +80,7 @@ class StepWork:
 TIMED = (
     "window.qualify=0.25",
     "window.probe=0",
-    "gate.enabled=false",
+    "gate.passes=0",
     "calibration.cross_fit=false",
     "anchor.conditioned=0.0",
 )

@@ -246,11 +246,11 @@ class DataPoint:
 
 def learned_from(trajectories: int, worlds: int, seed: int = 0) -> DataPoint:
     """Tabular heads fitted by the trainer's own loop on sampled trajectories, judged exactly."""
-    settings = CalibrationSettings(
+    plan = replace(
+        CalibrationPlan.of(CalibrationSettings()),
         kappa=Setting().kappa, steps=150, batch=10**6, weight_lr=0.1, mean_lr=0.1, multiplier_lr=1.0,
         mean_steps=2, warm_steps=100, weight_decay=0.0, stop_share=0.25, evaluate_every=10, patience=15,
     )  # fmt: skip
-    plan = CalibrationPlan.of(settings)
     attained, retention = [], []
     for number in range(worlds):
         world = make_world(Setting(), seed, number)

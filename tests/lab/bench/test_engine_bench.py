@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 import scripts
 from tfive.errors import UserError
-from tfive.tree.settings import EngineSettings
+from tfive.tree.settings import EngineOptions
 from tfive_lab.bench import engine as bench
 from tfive_lab.bench import selfcheck as bench_selfcheck
 from tfive_lab.bench.phases import PHASES, Clock, PlainPhases, tree_phases
@@ -88,7 +88,7 @@ def test_a_position_without_room_is_refused() -> None:
 
 
 def test_sweep_stops_where_memory_ends() -> None:
-    side = tree_phases(tiny("attention"), TINY, EngineSettings())
+    side = tree_phases(tiny("attention"), TINY, EngineOptions())
     path = PlainRows(side.model, side.texts, side.plan)
 
     class Cramped(PlainRows):

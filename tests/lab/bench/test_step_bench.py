@@ -25,7 +25,7 @@ pytestmark = pytest.mark.model
 
 
 def timed(folder: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    config = configure(folder, f"method={method}", "qualify.eta=0.99", "window.probe=0", "gate.enabled=false")
+    config = configure(folder, f"method={method}", "qualify.eta=0.99", "window.probe=0", "gate.passes=0")
     loaded = load_model(config.model.name, device="cpu", dtype=torch.float32)
     monkeypatch.setattr(bench_step, "_loaded", lambda *_: loaded)
     ticks = count()

@@ -11,7 +11,7 @@ import torch
 from stage import PLAN, V, llama, rollout_of, texts
 from tfive.rl.calibration.calibrator import Calibrator
 from tfive.rl.calibration.moments import CalibrationData
-from tfive.rl.calibration.settings import CalibrationSettings, HeadSettings
+from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.rl.critic import FrozenBase, build_pair
 from tfive.rl.critics import Critics, CriticValues
 from tfive.rl.gae import PilotNormaliser
@@ -25,7 +25,7 @@ from tfive.tree.layout import TextBatch, Thoughts
 ROWS = 10
 NORMALISER = PilotNormaliser(mean=0.1, deviation=0.7, tokens=10)
 QUICK = {
-    "steps": 6, "warm_steps": 6, "evaluate_every": 2, "batch": 16, "weight_width": 6, "mean_width": 6, "kappa": 0.5,
+    "steps": 6, "warm_steps": 6, "evaluate_every": 2, "batch": 16, "width": 6, "kappa": 0.5,
     "weight_lr": 3e-2, "dropout": 0.0,
 }  # fmt: skip
 
@@ -41,7 +41,7 @@ class World:
 
     def calibrator(self, **changes: Any) -> Calibrator:
         settings = CalibrationSettings(**(QUICK | changes))
-        return Calibrator(self.rollout.engine, 8, HeadSettings(action_width=3), settings, seed=4, rows=3)
+        return Calibrator(self.rollout.engine, 8, settings, seed=4, rows=3, action_width=3)
 
     def made(
         self, batch: TextBatch | None = None, thoughts: Thoughts | None = None

@@ -25,7 +25,7 @@ from tfive_lab.theory.worlds import World, random_world
 
 def _plan(**numbers: Any) -> CalibrationPlan:
     """The settings' defaults, but for what is named."""
-    return CalibrationPlan.of(CalibrationSettings(**numbers))
+    return dataclasses.replace(CalibrationPlan.of(CalibrationSettings()), **numbers)
 
 
 KAPPA = 0.1

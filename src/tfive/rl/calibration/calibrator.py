@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from tfive.errors import RunFailed
-from tfive.rl.calibration.heads import MeanHead, WeightHead
+from tfive.rl.calibration.heads import ACTION_WIDTH, MeanHead, WeightHead
 from tfive.rl.calibration.mean import MeanPlan, cross_fit_change, cross_fit_offset
 from tfive.rl.calibration.mixture import FixedWeight, MeanInputs, Mixture, WeightInputs
 from tfive.rl.calibration.moments import CalibrationData, Occupation
 from tfive.rl.calibration.repeated import calibrate_repeated
 from tfive.rl.calibration.saddle import CalibrationPlan, Candidate, calibrate
-from tfive.rl.calibration.settings import CalibrationSettings, HeadSettings
+from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.rl.critics import CriticValues
 from tfive.rl.drift import offset_split
 from tfive.rl.gae import PilotNormaliser
@@ -27,6 +27,9 @@ from tfive.rl.trajectory import Trajectories
 from tfive.tree.fast.cuda_graph import CudaGraphs
 from tfive.tree.forward import TreeModel
 
+FOLDS = 2
+"""Folds of texts of the cross-fitted offset: with two, each half is predicted by heads fitted to the other."""
+
 
 class Calibrator:
     """Collects head inputs under frozen policy, scorer and critics, and learns the weight (eq:calibrated-weight)."""
@@ -35,11 +38,11 @@ class Calibrator:
         self,
         engine: TreeModel,
         critic_features: int,
-        heads: HeadSettings,
         settings: CalibrationSettings,
         *,
         seed: int,
         rows: int,
+        action_width: int = ACTION_WIDTH,
     ) -> None:
         self.engine, self.settings, self.seed, self.rows = engine, settings, seed, rows
         features = engine.width
@@ -48,19 +51,17 @@ class Calibrator:
         self.weight_head = WeightHead(
             prefix,
             features,
-            width=settings.weight_width,
-            depth=settings.layers,
-            action_width=heads.action_width,
+            width=settings.width,
+            action_width=action_width,
             dropout=settings.dropout,
             seed=seed,
         )
         self.mean_head = MeanHead(
             prefix,
             scoring,
-            width=settings.mean_width,
-            depth=settings.layers,
+            width=settings.width,
             dropout=settings.dropout,
-            bound=heads.mean_bound,
+            bound=settings.mean_bound,
             seed=seed + 1,
         )
         self.weight_head.to(engine.device)
@@ -161,20 +162,19 @@ class Calibrator:
         Each is in expectation a lower bound on R, from mean heads fitted to that mixture on other texts. Empty with
         fewer texts than folds.
         """
-        if data.occupation.text_N.unique().numel() < self.settings.folds:
+        if data.occupation.text_N.unique().numel() < FOLDS:
             return {}
         with self._plan() as plan:
             found = self._offsets(data, mixture, window, plan.mean_plan())
         return found | self.changes(data, mixture, window)
 
     def _offsets(self, data: CalibrationData, mixture: Mixture, window: int, plan: MeanPlan) -> dict[str, float]:
-        folds = self.settings.folds
         found: dict[str, float] = {}
         for name, rule in (("mixture", mixture), ("average", FixedWeight())):
             mixed = rule.mixed(data.weight_inputs, data.first_NT, data.second_NT)
             total, visible = (
                 cross_fit_offset(
-                    self._fresh_mean_head, inputs, mixed, data.occupation, plan, folds, self.seed, window
+                    self._fresh_mean_head, inputs, mixed, data.occupation, plan, FOLDS, self.seed, window
                 ).value_NT
                 for inputs in (data.mean_inputs, data.mean_inputs.visible())
             )
@@ -207,7 +207,7 @@ class Calibrator:
                     data.second_NT,
                     data.occupation,
                     plan.mean_plan(),
-                    self.settings.folds,
+                    FOLDS,
                     self.seed,
                     window,
                 ).estimate

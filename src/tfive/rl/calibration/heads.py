@@ -13,6 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+LAYERS = 2
+"""Hidden layers of both heads: one that joins the paths and one more, so that features can interact."""
+
+ACTION_WIDTH = 16
+"""Units the action's embedding is projected to before the weight head reads it: few, since w is learned from hundreds
+of trajectories."""
+
 
 class _VisibleInputs(Protocol):
     @property
@@ -133,8 +140,8 @@ class WeightHead(nn.Module):
         action: int,
         *,
         width: int = 64,
-        depth: int = 2,
-        action_width: int = 16,
+        depth: int = LAYERS,
+        action_width: int = ACTION_WIDTH,
         dropout: float = 0.0,
         seed: int = 0,
     ) -> None:
@@ -170,7 +177,7 @@ class MeanHead(nn.Module):
         scoring: int,
         *,
         width: int = 64,
-        depth: int = 2,
+        depth: int = LAYERS,
         dropout: float = 0.1,
         bound: float | None = None,
         seed: int = 0,

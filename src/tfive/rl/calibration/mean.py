@@ -25,7 +25,7 @@ from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep
 class MeanPlan:
     """How a mean head is fitted: AdamW steps on minibatches of trajectories, early stopping on a share of the texts.
 
-    Defaults are those of `CalibrationSettings`, through `CalibrationPlan.mean_plan`.
+    Runs make it by `CalibrationPlan.mean_plan`.
     """
 
     steps: int

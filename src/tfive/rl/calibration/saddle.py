@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Protocol
 
 import torch
@@ -24,29 +24,36 @@ from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep
 
 @dataclass(frozen=True)
 class CalibrationPlan:
-    """The hyperparameters of head learning. Their meaning and defaults are those of `CalibrationSettings`."""
+    """The hyperparameters of head learning: those of `CalibrationSettings`, and below them those that no run varies."""
 
     kappa: float
     steps: int
     batch: int
     weight_lr: float
-    mean_lr: float
-    multiplier_lr: float
-    multiplier_start: float
-    multiplier_damping: float
     mean_steps: int
     warm_steps: int
-    weight_decay: float
-    stop_share: float
     evaluate_every: int
-    patience: int
+    mean_lr: float = 1e-3
+    """Learning rate of the mean heads; h follows w by more steps (`mean_steps`), not by larger ones."""
+    multiplier_lr: float = 0.5
+    """Step of the projected multiplier β, per unit of violation C/Q − κ."""
+    multiplier_start: float = 1.0
+    """β before the first step of the first window."""
+    multiplier_damping: float = 5.0
+    """How much of the present violation is added to β as pressure on the weight; keeps the two from oscillating."""
+    weight_decay: float = 1e-2
+    """AdamW decay of both heads."""
+    stop_share: float = 0.25
+    """Share of head-training texts held out to select the step; with 0 the last step is taken."""
+    patience: int = 8
+    """Evaluations without improvement that end head learning."""
     recorder: CudaGraphs | None = None
     """Captures steps as CUDA graphs; without one they are launched kernel by kernel."""
 
     @classmethod
     def of(cls, settings: object, recorder: CudaGraphs | None = None) -> CalibrationPlan:
         """The plan of a settings section, read by field name: this file of pure mathematics imports no settings."""
-        numbers = {f.name: getattr(settings, f.name) for f in fields(cls) if f.name != "recorder"}
+        numbers = {f.name: getattr(settings, f.name) for f in fields(cls) if f.default is MISSING}
         return cls(**numbers, recorder=recorder)
 
     def mean_plan(self) -> MeanPlan:

@@ -9,16 +9,6 @@ from pydantic import Field, model_validator
 from tfive.section import Section
 
 
-class HeadSettings(Section):
-    """Further shape of the weight head w(s, a) and the mean head h(c); width, depth and dropout are `calibration`'s."""
-
-    action_width: int = Field(16, ge=1)
-    """Units the action's embedding is projected to before the weight head reads it."""
-
-    mean_bound: float | None = Field(None, gt=0)
-    """Keep |h| below this by construction (for the Hoeffding bounds); none leaves it free."""
-
-
 class CalibrationSettings(Section):
     """Learning and judging the advantage weight (eq:calibrated-weight)."""
 
@@ -29,14 +19,11 @@ class CalibrationSettings(Section):
     kappa: float = Field(0.1, ge=0, lt=1)
     """Largest displacement from the fixed average, as a share of its energy."""
 
-    weight_width: int = Field(64, ge=1)
-    """Hidden width of the weight head."""
+    width: int = Field(64, ge=1)
+    """Hidden width of the weight head w(s, a) and of the mean head h(c)."""
 
-    mean_width: int = Field(64, ge=1)
-    """Hidden width of the mean head."""
-
-    layers: int = Field(2, ge=1)
-    """Hidden layers of both heads."""
+    mean_bound: float | None = Field(None, gt=0)
+    """Keep |h| below this by construction (for the Hoeffding bounds); none leaves it free."""
 
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout inside both heads while they learn; a mean head without restraint memorises."""
@@ -50,35 +37,14 @@ class CalibrationSettings(Section):
     weight_lr: float = Field(1e-3, gt=0)
     """Learning rate of the weight head."""
 
-    mean_lr: float = Field(1e-3, gt=0)
-    """Learning rate of the mean head."""
-
-    multiplier_lr: float = Field(0.5, gt=0)
-    """Step of the projected multiplier β, per unit of violation C/Q − κ."""
-
-    multiplier_start: float = Field(1.0, ge=0)
-    """β before the first step of the first window."""
-
-    multiplier_damping: float = Field(5.0, ge=0)
-    """How much of the present violation is added to β as pressure on the weight; keeps the two from circling."""
-
     mean_steps: int = Field(1, ge=1)
     """Steps of the mean response's moving part per step of the weight."""
 
     warm_steps: int = Field(400, ge=0)
     """Longest regression of each part of the mean response before the weight moves."""
 
-    weight_decay: float = Field(1e-2, ge=0)
-    """AdamW decay of both heads."""
-
-    stop_share: float = Field(0.25, ge=0, lt=1)
-    """Share of head-training texts kept back to choose the step."""
-
     evaluate_every: int = Field(20, ge=1)
-    """Steps between looks at the kept-back texts."""
-
-    patience: int = Field(8, ge=1)
-    """Looks without improvement that end head learning."""
+    """Steps between evaluations on the held-out quarter of the head-training texts, which selects the step."""
 
     delta: float = Field(0.05, gt=0, lt=1)
     """Total failure probability spent over all validation checks of a run."""
@@ -100,9 +66,6 @@ class CalibrationSettings(Section):
 
     cross_fit: bool = True
     """Report the cross-fitted offset of the mixture and the average, visible and hidden parts, on validation texts."""
-
-    folds: int = Field(2, ge=2)
-    """Folds of texts of the cross-fitted offset."""
 
     continuations: int = Field(4, ge=2)
     """Independent continuations per probe context, and per anchor in `repeated` mode (head_train, head_validate)."""

@@ -188,12 +188,12 @@ def _fla_trouble(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def choose_rule(setting: str, device: torch.device, dtype: torch.dtype) -> RuleChoice:
-    """The rule for `engine.delta_rule`: `torch`, `fla` (refused where unsound), or `auto` (fla only where sound)."""
+    """The rule for option `delta_rule`: `torch`, `fla` (refused where unsound), or `auto` (fla only where sound)."""
     if setting == "torch":
         return RuleChoice(read_paths, "torch", "asked for")
     trouble = _fla_trouble(device, dtype)
     if trouble is None:
         return RuleChoice(KernelRule(fla_kernel()), "fla", "agrees with the PyTorch rule on this device")
     if setting == "fla":
-        raise UserError(f"engine.delta_rule: 'fla' is of no use here: {trouble}; set it to 'torch' or 'auto'")
+        raise UserError(f"delta_rule = fla: of no use here: {trouble}; use torch or auto")
     return RuleChoice(read_paths, "torch", f"flash-linear-attention is not used: {trouble}")

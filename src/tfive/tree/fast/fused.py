@@ -262,12 +262,12 @@ def triton_trouble(heads: Heads, device: torch.device, dtype: torch.dtype) -> st
 
 
 def choose_ops(setting: str, heads: Heads, device: torch.device, dtype: torch.dtype) -> tuple[Ops | None, str]:
-    """The operations for `engine.fused_blocks`, or None, and why."""
+    """The operations for the option `fused_blocks`, or None, and why."""
     if setting == "off":
         return None, "switched off"
     trouble = triton_trouble(heads, device, dtype)
     if trouble is None:
         return TritonOps(), "Triton's kernels agree with PyTorch on this device"
     if setting == "on" and device.type == "cuda":
-        raise UserError(f"engine.fused_blocks: 'on' is of no use here: {trouble}; set it to 'auto' or 'off'")
+        raise UserError(f"engine.fast = on: of no use here: {trouble}; set it to auto or off")
     return (TorchOps(), "asked for") if setting == "on" else (None, trouble)

@@ -361,7 +361,7 @@ class FusionChoice:
 
 @torch.no_grad()
 def choose_fusion(setting: str, backbone: Backbone, layout: Layout, recurrence: Any) -> FusionChoice:
-    """The fused blocks for `engine.fused_blocks`; `layout` is a small trunk to compare on."""
+    """The fused blocks for the option `fused_blocks`; `layout` is a small trunk to compare on."""
     first = next(backbone.base.parameters())
     if setting == "off" or (setting == "auto" and first.device.type != "cuda"):
         return FusionChoice(None, "switched off" if setting == "off" else f"no use on {first.device.type}")
@@ -371,9 +371,7 @@ def choose_fusion(setting: str, backbone: Backbone, layout: Layout, recurrence: 
         blocks = [_examined(backbone, index, angles, tree) for index in range(len(backbone.blocks))]
     except Unfit as unfit:
         if setting == "on":
-            raise UserError(
-                f"engine.fused_blocks: 'on' is not for {backbone.name}: {unfit}; set it to 'auto'"
-            ) from None
+            raise UserError(f"engine.fast = on: not for {backbone.name}: {unfit}; set it to auto") from None
         return FusionChoice(None, f"{backbone.name}: {unfit}")
     ops: Ops | None = None
     reason = "there is no attention in it"
