@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,8 +16,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tfive.errors import UserError
+from tfive.tree.admission import admit
 from tfive.tree.forward import Delimiters, TreeModel
-from tfive.tree.gated import ReadingGates
+from tfive.tree.gated import GatedReading, ReadingGates
+from tfive.tree.layout import Layout
 from tfive.tree.outputs import PolicyOutput
 from tfive.tree.settings import EngineSettings
 
@@ -24,7 +28,7 @@ pytestmark = pytest.mark.model
 
 def opened(model: PreTrainedModel, seed: int = 3) -> ReadingGates:
     """Gates of every size and sign, in the model's precision."""
-    gates = ReadingGates.of(model.config)
+    gates = ReadingGates.of(model)
     draw = torch.Generator().manual_seed(seed)
     gates.gate.data.copy_(torch.randn(gates.gate.shape, generator=draw))
     return gates.to(model.dtype)
@@ -137,7 +141,7 @@ def test_recomputed_activations_change_nothing() -> None:
 def test_shut_gates_predict_as_without_a_thought_bit_for_bit(family: str, dtype: torch.dtype) -> None:
     case, model = gated_case(25, "text2", group=2), tiny(family, dtype)
     inline = TreeModel(model, replace(case.plan, gated=False)).score(case.texts, case.thoughts, features=True)
-    tree = TreeModel(model, case.plan, None, None, ReadingGates.of(model.config))
+    tree = TreeModel(model, case.plan, None, None, ReadingGates.of(model))
     scores = tree.score(case.texts, case.thoughts, features=True)
     assert scores.mask_BRK.any()
     assert torch.equal(scores.mask_BRK, inline.mask_BRK)
@@ -153,7 +157,7 @@ def test_shut_gates_predict_as_without_a_thought_bit_for_bit(family: str, dtype:
 
 def test_shut_gates_are_the_limit_of_open_ones_and_have_gradients() -> None:
     case, model = gated_case(26), tiny("llama")
-    gates = ReadingGates.of(model.config).double()
+    gates = ReadingGates.of(model).double()
     tree = TreeModel(model, case.plan, None, None, gates)
     step = 1e-6
     with lifted():
@@ -184,6 +188,36 @@ def test_thoughts_that_differ_matter_only_through_open_gates(seed: int) -> None:
     some, others = (tree.score(case.texts, thoughts) for thoughts in (case.thoughts, other))
     assert not torch.allclose(some.losses_BRK, others.losses_BRK, rtol=1e-3)
     assert torch.equal(some.no_thought_BR, others.no_thought_BR)
+
+
+@pytest.mark.parametrize("family", DENSE + WINDOWED)
+def test_gated_reading_is_admitted(family: str) -> None:
+    found = admit(TreeModel(tiny(family, torch.float32), gated_case(0, "text2", True).plan), longest=48)
+    assert found.reading is not None
+    assert found.reading < 1e-5
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda reading: reading.seen_Bst.logical_not_(),
+        lambda reading: reading.seen_Bst[..., -1:].zero_(),
+        lambda reading: reading.gates.gate.data.neg_(),
+    ],
+    ids=["the wrong nodes", "no close", "gates of the wrong sign"],
+)
+def test_a_mistake_in_gated_reading_is_caught(
+    mistake: Callable[[GatedReading], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = GatedReading.__init__
+
+    def wrong(self: GatedReading, layout: Layout, start: int, gates: ReadingGates) -> None:
+        right(self, layout, start, copy.deepcopy(gates))
+        mistake(self)
+
+    monkeypatch.setattr(GatedReading, "__init__", wrong)
+    with pytest.raises(UserError, match=r"thought\.reading = gated.*set thought\.reading = inline"):
+        admit(TreeModel(tiny("llama", torch.float32), gated_case(0).plan), longest=48)
 
 
 def test_a_hybrid_is_refused_with_a_remedy() -> None:

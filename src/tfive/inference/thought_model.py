@@ -36,8 +36,6 @@ _PASS_NODES = 4096
 
 def plan_for(thought: ThoughtSettings, model: PreTrainedModel, tokenizer: Any) -> ThoughtPlan:
     """The plan of `thought` in this vocabulary; special tokens, and rows beyond the tokenizer, are never an action."""
-    if thought.reading == "gated":
-        raise UserError("thought.reading = gated: not in training yet; set thought.reading = inline")
     embedding: Any = model.get_input_embeddings()
     vocabulary = embedding.num_embeddings
     special = {i for i in tokenizer.all_special_ids if i < vocabulary} | set(range(len(tokenizer), vocabulary))

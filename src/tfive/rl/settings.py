@@ -226,10 +226,13 @@ class AnchorSettings(Section):
 
 
 class OptimizerSettings(Section):
-    """AdamW and its schedule. The keys are the keyword arguments of `rl.optimizer.MasterOptimizer`."""
+    """AdamW and its schedule. All keys but `gate_lr` are keyword arguments of `rl.optimizer.MasterOptimizer`."""
 
     lr: float = Field(1e-5, gt=0)
     """Peak learning rate."""
+
+    gate_lr: float = Field(1e-2, gt=0)
+    """Peak learning rate of the reading gates (`thought.reading = gated`); it follows the same schedule as `lr`."""
 
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     """Decay of the first and second moments, each in [0, 1)."""

@@ -16,8 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from tfive.tree.layout import CLOSE, Layout
+
+GATES = "reading_gates."
+"""What the names of gates begin with among the parameters of a run."""
 
 
 class ReadingGates(nn.Module):
@@ -30,9 +34,11 @@ class ReadingGates(nn.Module):
         self.gate = nn.Parameter(torch.zeros(layers * heads, dtype=torch.float32))
 
     @staticmethod
-    def of(config: Any, device: torch.device | str | None = None) -> ReadingGates:
-        """Shut gates for a model of this transformers configuration."""
-        return ReadingGates(int(config.num_hidden_layers), int(config.num_attention_heads)).to(device)
+    def of(model: PreTrainedModel) -> ReadingGates:
+        """Shut gates for this model, on its device."""
+        config: Any = model.base_model.config
+        gates = ReadingGates(int(config.num_hidden_layers), int(config.num_attention_heads))
+        return gates.to(next(model.parameters()).device)
 
     @property
     def gate_LY(self) -> Tensor:
