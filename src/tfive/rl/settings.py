@@ -23,7 +23,7 @@ class WindowSettings(Section):
 
     reading: int = Field(0, ge=0)
     """Windows at the start in which the anchors alone move the model: it learns to read its thoughts before anything
-    rewards them. No critic is fitted meanwhile."""
+    rewards them. No critic is fitted meanwhile. With gated reading it is at least 1 where thoughts are rewarded."""
 
     actor_steps: int = Field(8, ge=1)
     """PPO steps of a window, in which only the actor moves; at most actor.reuse_passes × actor.minibatches."""

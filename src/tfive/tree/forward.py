@@ -139,7 +139,7 @@ class TreeModel(TreeReader):
         """
         texts, thoughts = texts.to(self.device), thoughts.to(self.device)
         scoring = Scoring(self, texts, reading or self.read(texts), features, whole)
-        if self._unread:
+        if self.unread:
             return scoring.unread(thoughts)
         # Masked attention asks every node for every key of its pass, seen or not; with twice the trunk's nodes in a
         # pass that waste stays bounded and the products stay large.
@@ -213,7 +213,7 @@ class TreeModel(TreeReader):
     def _after_thoughts(self, hidden_BND: Tensor, after: Picks, without: Picks, no_thought: bool) -> dict[str, Tensor]:
         """Log-probabilities of continuation tokens after the thought, and without it where asked for."""
         log_prob_BRH = self.reduce(hidden_BND, after, target_log_prob)["log_prob"]
-        found, unread = {"continuation_mask_BRH": after.keep}, self._unread
+        found, unread = {"continuation_mask_BRH": after.keep}, self.unread
         if no_thought or unread:
             with torch.no_grad():
                 plain_BRH = self.reduce(hidden_BND, without, target_log_prob)["log_prob"]

@@ -66,7 +66,7 @@ def read_thought(
     """
     rows, heads, segments, queries, features = query_BYsHE.shape
     shared = key_BXstE.shape[1]
-    folded = query_BYsHE.view(rows, shared, -1, segments, queries, features).transpose(2, 3)
+    folded = query_BYsHE.unflatten(1, (shared, -1)).transpose(2, 3)
     scores = folded.flatten(3, 4) @ key_BXstE.transpose(-1, -2) * scale
     if cap is not None:
         scores = cap * torch.tanh(scores / cap)
@@ -117,7 +117,7 @@ class GatedReading:
         layout, closing = self.layout, self.layout.plan.close_width
         query_BYsWE = query_BYnE[:, :, self.segment :].unflatten(2, (layout.segments, -1))
         read_BsHYE = read_thought(
-            query_BYsWE[..., closing:, :].contiguous(),
+            query_BYsWE[..., closing:, :],
             self._of_thoughts(key_BXnE),
             self._of_thoughts(value_BXnE),
             self.seen_Bst,

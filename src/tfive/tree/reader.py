@@ -54,7 +54,7 @@ class TreeReader:
         self._fusion: FusionChoice | None = None
 
     @property
-    def _unread(self) -> bool:
+    def unread(self) -> bool:
         """Whether shut gates keep every thought out of what is predicted."""
         return self.plan.gated and self.gates is not None and self.gates.shut
 
