@@ -183,6 +183,7 @@ def test_missing_files_folders_and_unknown_presets_are_refused(tmp_path: Path) -
         (["window.reading=4", "window.windows=4"], ["window.reading = 4", "anchor-only"]),
         (["method=rlp", "reward.reference=foreign"], ["reward.reference = foreign", "rlp"]),
         (["window.reading=1", "anchor.conditioned=0"], ["window.reading = 1", "anchor.conditioned"]),
+        (["thought.reading=gated", "anchor.conditioned=0"], ["thought.reading = gated", "anchor.conditioned = 1"]),
         (["text.sources=[]"], ["text.sources = []", "no text"]),
         (["calibration.certified=true"], ["certified", "approximation_bound"]),
     ],
@@ -250,6 +251,7 @@ def test_every_rule_has_a_name_and_can_break() -> None:
         ],
         ["method=quiet-star-ppo", "critic.pair=bracket", "window.reading=100", "qualify.mode=fixed"],
         ["text.sources=[]"],
+        ["thought.reading=gated", "anchor.conditioned=0"],
     ):
         config = resolve(["qwen3.5-2b"], overrides).config
         broken |= {check.__name__ for check in rules.RULES if check(config) is not None}

@@ -158,9 +158,14 @@ def a_single_critic_is_no_pair(config: Schema) -> str | None:
 @rule
 def the_actor_is_released_within_the_run(config: Schema) -> str | None:
     """Windows of reading end before the run does."""
-    reading, windows = config.window.reading, config.window.windows
+    reading, windows = config.reading_windows, config.window.windows
     if not config.spec.rewarded or reading < windows:
         return None
+    if reading > config.window.reading:
+        return (
+            f"window.windows = {windows}: with thought.reading = gated the first {reading} only opens the gates and "
+            f"nothing would reward a thought; use window.windows = {reading + 1} or more"
+        )
     return (
         f"window.reading = {reading}: the run has {windows} windows and nothing would reward a thought; use fewer, "
         "or method = anchor-only"
@@ -262,6 +267,18 @@ def the_actor_learns_something(config: Schema) -> str | None:
     if anchor.next_token == anchor.conditioned == 0:
         return f"anchor.next_token = 0: method {name} needs an anchor; set anchor.next_token or anchor.conditioned"
     return None
+
+
+@rule
+def gates_can_open(config: Schema) -> str | None:
+    """Only the conditioned anchor reads thoughts with gradients, so only it opens gates that start shut."""
+    spec, anchor = config.spec, config.anchor
+    if config.thought.reading != "gated" or not (spec.trains and spec.thinks) or anchor.conditioned > 0:
+        return None
+    return (
+        "thought.reading = gated: the gates start shut and nothing would open them; set anchor.conditioned = 1, "
+        "or thought.reading = inline"
+    )
 
 
 @rule

@@ -69,6 +69,13 @@ class Schema(Section):
         return spec_of(self.method)
 
     @property
+    def reading_windows(self) -> int:
+        """How many windows at the start only learn to read: as set, with gated reading at least one where thoughts are
+        rewarded, since behind shut gates all thoughts are worth the same and no critic could qualify."""
+        least = 1 if self.thought.reading == "gated" and self.spec.rewarded else 0
+        return max(self.window.reading, least)
+
+    @property
     def group(self) -> int:
         """G, the thoughts sampled at each position: as set, or the method's own."""
         return self.thought.group or self.spec.group

@@ -22,9 +22,11 @@ from tfive.errors import UserError
 from tfive.models.load import load_model, save_model, tokenizer_fingerprint
 from tfive.rl.gate import PredictionGate
 from tfive.tree.forward import Delimiters
+from tfive.tree.gated import ReadingGates
 from tfive.tree.settings import SamplingSettings, ThoughtSettings
 
 FOLDER, DESCRIPTION, GATE, DELIMITERS = "thoughts", "thought.json", "gate.safetensors", "delimiters.safetensors"
+READING_GATES = "reading_gates.safetensors"
 FORMAT = 1
 
 
@@ -40,6 +42,8 @@ class ThoughtModelParts:
     delimiters: Delimiters | None = None
     origin: dict[str, Any] = field(default_factory=dict)
     """Where it came from (base model, method, window, …), as plain values for a reader."""
+    gates: ReadingGates | None = None
+    """Of gated reading, with it alone."""
 
 
 def save_parts(parts: ThoughtModelParts, folder: str | os.PathLike[str]) -> None:
@@ -75,6 +79,8 @@ def _write_thoughts(parts: ThoughtModelParts, folder: Path) -> None:
         _save(gate, folder / GATE)
     if parts.delimiters is not None:
         _save(parts.delimiters, folder / DELIMITERS)
+    if parts.gates is not None:
+        _save(parts.gates, folder / READING_GATES)
 
 
 def _save(module: torch.nn.Module, path: Path) -> None:
@@ -104,9 +110,12 @@ def load_parts(
         embedding: Any = loaded.model.get_input_embeddings()
         delimiters = Delimiters(torch.zeros(2, embedding.embedding_dim))
         _fill(delimiters, source / FOLDER / DELIMITERS)
-    return ThoughtModelParts(
-        loaded.model, loaded.tokenizer, thought, sampling, gate, delimiters, dict(content.get("origin") or {})
-    )
+    gates = None
+    if thought.reading == "gated":
+        gates = ReadingGates.of(loaded.model)
+        _fill(gates, source / FOLDER / READING_GATES)
+    origin = dict(content.get("origin") or {})
+    return ThoughtModelParts(loaded.model, loaded.tokenizer, thought, sampling, gate, delimiters, origin, gates)
 
 
 def _description(source: Path) -> dict[str, Any]:

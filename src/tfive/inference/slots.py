@@ -2,8 +2,10 @@
 
 Every row of the buffers is a slot for one text. Its columns are first a branch of fixed width (a thought between its
 delimiters and the tokens it serves), then the text itself. Each pass takes one input per slot and stream: stream 0 goes
-on with the text, stream 1 with the branch, which sees the text up to where the thought stands and itself. Everything
-has a fixed shape and no step waits for the host, so the step that uses this pass can be captured as a CUDA graph.
+on with the text, stream 1 with the branch, which sees the text up to where the thought stands and itself. With gated
+reading the branch, once its thought is written, reads the text's last token again and goes on as the text does; it then
+sees the thought through the gates alone. Everything has a fixed shape and no step waits for the host, so the step that
+uses this pass can be captured as a CUDA graph.
 
 Local shape letters: B slots, n streams, m columns, X key/value heads, E head features, U channels and J remembered
 inputs of a recurrent layer's convolution.
@@ -18,6 +20,7 @@ from tfive.tree.attention import Attending, KeysValues
 from tfive.tree.decode import Reading
 from tfive.tree.fast.delta_kernel import choose_rule
 from tfive.tree.forward import TreeModel
+from tfive.tree.gated import read_thought
 from tfive.tree.recurrent.deltanet import ForkMemory, RecurrentParts, rule_inputs
 
 
@@ -38,6 +41,9 @@ class SlotCache(Attending):
             torch.zeros(rows, dtype=torch.int64, device=engine.device) for _ in range(3)
         )
         """Text tokens read; how many of them the newest thought sees; inputs of its branch read."""
+        self.thought_read_B = torch.zeros(rows, dtype=torch.int64, device=engine.device)
+        self.reads_B = torch.zeros(rows, dtype=torch.bool, device=engine.device)
+        """Gated reading: inputs of the branch that are its thought; whether the next one is text that reads it."""
         self.active_Bn = torch.zeros(rows, self.streams, dtype=torch.bool, device=engine.device)
         self._row_B1 = torch.arange(rows, device=engine.device)[:, None]
         if engine.backbone.recurrent:
@@ -68,7 +74,8 @@ class SlotCache(Attending):
     @property
     def position_Bn(self) -> Tensor:
         """Position ids of the next inputs."""
-        return torch.stack([self.length_B, self.fork_B + self.branch_read_B][: self.streams], 1)
+        branch_B = self.fork_B + self.branch_read_B - torch.where(self.reads_B, self.thought_read_B + 1, 0)
+        return torch.stack([self.length_B, branch_B][: self.streams], 1)
 
     def read(self, embeds_BnD: Tensor, active_Bn: Tensor) -> Tensor:
         """Final hidden states `[B, n, D]` of one more input per slot and stream; where a stream is not active the slot
@@ -98,12 +105,38 @@ class SlotCache(Attending):
         seen = [is_text_m & (text_m <= length_B1)]
         apart = [length_B1 - text_m]
         if self.streams == 2:
-            seen.append(torch.where(is_text_m, text_m < fork_B1, column_m <= branch_read_B1))
-            apart.append(torch.where(is_text_m, fork_B1 + branch_read_B1 - text_m, branch_read_B1 - column_m))
+            reads_B1 = self.reads_B[:, None]
+            before_B1 = torch.where(reads_B1, fork_B1 - 1, fork_B1)
+            first_B1 = torch.where(reads_B1, self.thought_read_B[:, None], 0)
+            own_Bm = (column_m >= first_B1) & (column_m <= branch_read_B1)
+            seen.append(torch.where(is_text_m, text_m < before_B1, own_Bm))
+            apart.append(torch.where(is_text_m, self.position_Bn[:, 1:] - text_m, branch_read_B1 - column_m))
         seen_Bnm = torch.stack(seen, 1)
         if window is not None:
             seen_Bnm = seen_Bnm & (torch.stack(apart, 1) < window)
         return seen_Bnm[:, None]
+
+    def attend(
+        self,
+        layer: int,
+        query_BYnE: Tensor,
+        key_BXnE: Tensor,
+        value_BXnE: Tensor,
+        scale: float | None,
+        window: int | None = None,
+        cap: float | None = None,
+    ) -> Tensor:
+        output_BnYE = super().attend(layer, query_BYnE, key_BXnE, value_BXnE, scale, window, cap)
+        gates = self.engine.gates
+        if gates is None or self.streams == 1:
+            return output_BnYE
+        key, value = (held[:, :, None, : self.branch_width] for held in self.keys_values[layer])
+        column_t = torch.arange(self.branch_width, device=output_BnYE.device)
+        seen_B1t = ((column_t < self.thought_read_B[:, None]) & self.reads_B[:, None])[:, None]
+        scale = query_BYnE.shape[-1] ** -0.5 if scale is None else scale
+        query_BY11E = query_BYnE[:, :, None, 1:]
+        read_B1YE = read_thought(query_BY11E, key, value, seen_B1t, gates.gate_LY[layer], scale, cap)[:, 0]
+        return torch.cat([output_BnYE[:, :1], output_BnYE[:, 1:] + read_B1YE], 1)
 
     def mix(self, parts: RecurrentParts, hidden_BnD: Tensor) -> Tensor:
         """A recurrent layer's output; states of active streams advance, and a branch starts from its text's state."""

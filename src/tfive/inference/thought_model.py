@@ -26,6 +26,7 @@ from tfive.inference.writer import write
 from tfive.rl.gate import PredictionGate
 from tfive.tree.decode import Reading
 from tfive.tree.forward import Delimiters, TreeModel
+from tfive.tree.gated import ReadingGates
 from tfive.tree.head import Source, mix_log_probs, reduce_vocabulary, target_log_prob_and_entropy
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts, plan_thoughts
 from tfive.tree.settings import EngineOptions, SamplingSettings, ThoughtSettings
@@ -60,14 +61,22 @@ class ThoughtModel:
         gate: PredictionGate | None = None,
         delimiters: Delimiters | None = None,
         *,
+        gates: ReadingGates | None = None,
         engine: EngineOptions | None = None,
         origin: dict[str, Any] | None = None,
     ) -> None:
-        """`sampling` is the law of thought tokens. Without a `gate` a thought is trusted fully where it serves."""
+        """`sampling` is the law of thought tokens. Without a `gate` a thought is trusted fully where it serves.
+        `gates` are those of gated reading, through which thoughts are read at all."""
         embedding: Any = model.get_input_embeddings()
         if (thought.delimiters == "learned") != (delimiters is not None):
             raise UserError(
                 f"thought.delimiters = {thought.delimiters!r}: learned delimiters, and only they, have weights"
+            )
+        if (thought.reading == "gated") != (gates is not None):
+            raise UserError(f"thought.reading = {thought.reading!r}: gated reading, and only it, has reading gates")
+        if gates is not None and gates.gate.shape != ReadingGates.of(model).gate.shape:
+            raise UserError(
+                f"the reading gates are of {gates.layers} layers of {gates.heads} heads, not of this model; use its own"
             )
         if gate is not None and gate.features != embedding.embedding_dim:
             raise UserError(
@@ -76,6 +85,7 @@ class ThoughtModel:
         self.model = model.eval()
         self.gate = None if gate is None else gate.to(model.device).eval()
         self.delimiters = None if delimiters is None else delimiters.to(model.device)
+        self.gates = None if gates is None else gates.to(model.device)
         self.tokenizer, self.thought, self.sampling = tokenizer, thought, sampling or SamplingSettings()
         self.origin = origin or {}
         self.plan = replace(plan_for(thought, model, tokenizer), checkpoints=(thought.length,), group=1)
@@ -93,11 +103,11 @@ class ThoughtModel:
         """The model in a folder that `save_pretrained` or `tfive export` wrote."""
         parts = load_parts(folder, device=device, dtype=dtype)
         thoughts = parts.thought, parts.sampling, parts.gate, parts.delimiters
-        return cls(parts.model, parts.tokenizer, *thoughts, origin=parts.origin)
+        return cls(parts.model, parts.tokenizer, *thoughts, gates=parts.gates, origin=parts.origin)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write a Hugging Face folder for the actor and, in `thoughts/`, everything else; refuses a full folder."""
-        parts = self.thought, self.sampling, self.gate, self.delimiters, self.origin
+        parts = self.thought, self.sampling, self.gate, self.delimiters, self.origin, self.gates
         save_parts(ThoughtModelParts(self.model, self.tokenizer, *parts), folder)
 
     @property
@@ -109,7 +119,7 @@ class ThoughtModel:
     def engine(self) -> TreeModel:
         """The model as a tree engine with this plan."""
         # A fresh one a call: it keeps sampling buffers for every shape it meets, and texts come in all lengths.
-        return TreeModel(self.model, self.plan, self.settings, self.delimiters)
+        return TreeModel(self.model, self.plan, self.settings, self.delimiters, self.gates)
 
     def _encode(self, text: str, least: int, what: str) -> list[int]:
         tokenizer: Any = self.tokenizer
@@ -185,7 +195,10 @@ class ThoughtModel:
             texts = _texts(rows, known, engine.device)
             reading = engine.read(texts)
         thoughtful, beta, thoughts = self._served(engine, texts, reading, seed, numbers, plain)
-        mixed = torch.where(thoughtful.isnan(), plain, mix_log_probs(plain, thoughtful.nan_to_num(), beta))
+        if engine.unread:
+            thoughtful = torch.where(thoughtful.isnan(), thoughtful, plain)  # bit for bit, whatever the head's chunks
+        as_plain = thoughtful.isnan() | (thoughtful == plain)
+        mixed = torch.where(as_plain, plain, mix_log_probs(plain, thoughtful.nan_to_num(), beta))
         return [
             TextScores(plain[n, :m], thoughtful[n, :m], beta[n, :m], mixed[n, :m], entropy[n, :m], tuple(thoughts[n]))
             for n, m in enumerate(lengths)

@@ -43,8 +43,11 @@ class TextWriter(DecodeLoop):
         self.plan, self.thinks = engine.plan, mode.when.ever
         plan, device = self.plan, engine.device
         self.thought_end = plan.open_width + plan.length + plan.close_width
+        self.branch_end = self.thought_end + (1 if plan.gated else 0)
+        """Place at which a branch serves: with gated reading the text's last token is read again after the thought."""
+        self.unread = engine.unread
         like = engine.read(_texts([[0]], device))
-        self.cache = SlotCache(engine, like, rows, width, self.thought_end + plan.horizon - 1 if self.thinks else 0)
+        self.cache = SlotCache(engine, like, rows, width, self.branch_end + plan.horizon - 1 if self.thinks else 0)
         self.plain_BD = like.hidden_BSD.new_zeros(rows, like.hidden_BSD.shape[-1])
         self.branch_BD = torch.zeros_like(self.plain_BD)
 
@@ -79,6 +82,7 @@ class TextWriter(DecodeLoop):
         reading: Reading = self.engine.read(_texts(texts, self.engine.device))
         self.cache.fill(row_b, reading, length_b)
         self.plain_BD[row_b] = reading.hidden_BSD[torch.arange(len(texts), device=row_b.device), length_b - 1]
+        self.token_B[row_b] = torch.tensor([ids[-1] for ids in texts], device=row_b.device)
         self.prompt_B[row_b], self.written_B[row_b], self.thought_count_B[row_b] = length_b, 0, 0
         self.limit_B[row_b] = torch.tensor(
             [request.max_new_tokens for request in requests.values()], device=row_b.device
@@ -187,6 +191,8 @@ class TextWriter(DecodeLoop):
         """Mixed log-probabilities, and what they were mixed from."""
         plain_BV, branch_BV = plain_BV.log_softmax(-1), branch_BV.log_softmax(-1)
         beta_B = torch.where(self.serves_B, self._gate_value().to(plain_BV.dtype), 0.0)
+        if self.unread:
+            return plain_BV, (plain_BV, plain_BV, beta_B)
         both_BV = mix_log_probs(plain_BV, branch_BV, beta_B[:, None])
         return torch.where(self.serves_B[:, None], both_BV, plain_BV), (plain_BV, branch_BV, beta_B)
 
@@ -233,15 +239,19 @@ class TextWriter(DecodeLoop):
             hidden_BnD = cache.read(self.engine.embed(self.token_B[:, None]), writes_B[:, None])
             self.plain_BD.copy_(torch.where(writes_B[:, None], hidden_BnD[:, 0], self.plain_BD))
             return
+        if plan.gated:
+            again_B = self.thinking_B & (self.place_B == self.thought_end)
+            cache.thought_read_B.copy_(torch.where(again_B, cache.branch_read_B, cache.thought_read_B))
+            cache.reads_B.copy_(again_B | self.serves_B)
         # While a text goes on, its branch reads the text's token.
-        branch_B = torch.where(self.thinking_B, self.branch_token_B, self.token_B)
+        branch_B = torch.where(self.thinking_B & ~cache.reads_B, self.branch_token_B, self.token_B)
         token_Bn = torch.stack([self.token_B, branch_B], 1)
         active_Bn = torch.stack([writes_B, self.thinking_B | (self.serves_B & writes_B)], 1)
         hidden_BnD = cache.read(self.engine.embed(token_Bn, self._marks()), active_Bn)
         self.plain_BD.copy_(torch.where(writes_B[:, None], hidden_BnD[:, 0], self.plain_BD))
         self.branch_BD.copy_(torch.where(active_Bn[:, 1:], hidden_BnD[:, 1], self.branch_BD))
         self.place_B.copy_(torch.where(self.closes_B, self.thought_end, self.place_B + self.thinking_B))
-        done_B = self.thinking_B & (self.place_B >= self.thought_end)
+        done_B = self.thinking_B & (self.place_B >= self.branch_end)
         self.thinking_B.logical_and_(~done_B)
         self.serves_B.logical_or_(done_B).logical_and_(cache.length_B - cache.fork_B < plan.horizon)
         self.fresh_B.copy_(writes_B)

@@ -16,7 +16,7 @@ def _t5_roles(config: Any) -> tuple[str, ...]:
 
 
 def _ppo_moves_within_the_run(config: Any) -> str | None:
-    frozen, windows = config.ppo.frozen_windows, config.window.windows - config.window.reading
+    frozen, windows = config.ppo.frozen_windows, config.window.windows - config.reading_windows
     if frozen == 0 or frozen < windows:
         return None
     return f"ppo.frozen_windows = {frozen}: the actor would never move in {windows} windows; use fewer"

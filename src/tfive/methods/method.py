@@ -64,7 +64,7 @@ class Kit:
     @property
     def windows(self) -> dict[str, int]:
         """The arguments of `Method` that say how a run's windows go."""
-        return {"actor_steps": self.config.window.actor_steps, "reading": self.config.window.reading}
+        return {"actor_steps": self.config.window.actor_steps, "reading": self.config.reading_windows}
 
     def need_critics(self) -> Critics:
         """The critics of a method that declares some."""
@@ -166,8 +166,13 @@ class Method(Generic[P]):
         raise NotImplementedError(f"{type(self).__name__} collects nothing; define collect or other phases")
 
     def fix_scale(self) -> None:
-        """The reward scale of this window; the run's first comes from a set of its own (eq:reward-scale)."""
+        """The reward scale of this window; the run's first comes from a set of its own (eq:reward-scale).
+
+        A window that opens reading gates has none: behind shut gates every thought gains 0.
+        """
         rollout = self.parts.rollout
+        if self.reading and self.parts.actor.engine.unread:
+            return
         if rollout.scale.updates == 0:
             rollout.update_scale(rollout.collect("scale", self.window, rewarded=False))
         self.report["reward_scale"] = rollout.scale.value

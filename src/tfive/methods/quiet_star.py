@@ -32,7 +32,9 @@ class QuietStar(Method[P]):
     def close(self) -> str | None:
         """As every method does, and the scale goes on."""
         # The next window's scale: by then these thoughts are historical (eq:reward-scale), and none more are needed.
-        self.parts.rollout.update_scale(self.held["actor"])
+        # Thoughts that were scored behind shut gates say nothing about it.
+        if self.parts.rollout.scale.updates:
+            self.parts.rollout.update_scale(self.held["actor"])
         return super().close()
 
 

@@ -88,7 +88,8 @@ class T5(FittedMethod[T5Parts]):
             clip=(config.actor.clip_low, config.actor.clip_high),
             ratio=config.ratio,
         )
-        settings = T5Settings(config.window, config.critic, config.qualify, config.calibration)
+        window = config.window.model_copy(update={"reading": config.reading_windows})
+        settings = T5Settings(window, config.critic, config.qualify, config.calibration)
         probing = probe if config.window.probe else None
         return cls(settings, T5Parts(**kit.common, critics=critics, calibrator=calibrator, probe=probing))
 

@@ -292,7 +292,8 @@ def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]
     blocks = [
         paragraph(
             f"{run.summary['method']} on {run.summary['model']}, seed {run.seed}: {run.summary['windows']} windows, "
-            f"{run.summary['seconds']:.0f} s, {run.summary['generated_tokens']:,} thought tokens."
+            f"{run.summary['seconds']:.0f} s, {run.summary['generated_tokens']:,} thought tokens, "
+            f"{run.summary.get('reading', 'inline')} reading."
         ),
         heading("Development texts"),
         _run_gains(run),

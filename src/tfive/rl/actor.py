@@ -98,6 +98,7 @@ class Actor:
             old.model.load_state_dict(engine.model.state_dict())
             if old.delimiters is not None and engine.delimiters is not None:
                 old.delimiters.load_state_dict(engine.delimiters.state_dict())
+            # Centring compares actions, which no reading gate touches.
 
     def minibatches(self, texts: int, window: int, reuse: int) -> list[Tensor]:
         """The rows of each optimizer step of one pass over the window's texts: a fresh order per pass."""
@@ -235,6 +236,8 @@ class Actor:
         }
         if self.engine.delimiters is not None:
             state["delimiters"] = dict(self.engine.delimiters.state_dict())
+        if self.engine.gates is not None:
+            state["reading_gates"] = dict(self.engine.gates.state_dict())
         if self.centring is not None:
             old = self.centring.old
             state["old_model"] = dict(old.model.state_dict())
@@ -246,6 +249,8 @@ class Actor:
         self.engine.model.load_state_dict(state["model"])
         if self.engine.delimiters is not None:
             self.engine.delimiters.load_state_dict(state["delimiters"])
+        if self.engine.gates is not None:
+            self.engine.gates.load_state_dict(state["reading_gates"])
         if self.centring is not None:
             old = self.centring.old
             old.model.load_state_dict(state["old_model"])
@@ -257,7 +262,9 @@ class Actor:
 
 def under(engine: TreeModel, plan: ThoughtPlan) -> TreeModel:
     """The same weights under another plan."""
-    return engine if plan == engine.plan else TreeModel(engine.model, plan, engine.engine, engine.delimiters)
+    if plan == engine.plan:
+        return engine
+    return TreeModel(engine.model, plan, engine.engine, engine.delimiters, engine.gates)
 
 
 def _centring(engine: TreeModel, ratio: RatioSettings, law: SamplingSettings) -> Centring:

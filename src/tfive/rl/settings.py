@@ -27,7 +27,7 @@ class WindowSettings(Section):
 
     reading: int = Field(0, ge=0)
     """Windows at the start in which the anchors alone move the model: it learns to read its thoughts before anything
-    rewards them. No critic is fitted meanwhile."""
+    rewards them. No critic is fitted meanwhile. With gated reading it is at least 1 where thoughts are rewarded."""
 
     actor_steps: int = Field(8, ge=1)
     """PPO steps of a window, in which only the actor moves; at most actor.reuse_passes × actor.minibatches."""
@@ -212,10 +212,13 @@ class AnchorSettings(Section):
 
 
 class OptimizerSettings(Section):
-    """AdamW and its schedule. The keys are the keyword arguments of `rl.optimizer.MasterOptimizer`."""
+    """AdamW and its schedule. All keys but `gate_lr` are keyword arguments of `rl.optimizer.MasterOptimizer`."""
 
     lr: float = Field(1e-5, gt=0)
     """Peak learning rate."""
+
+    gate_lr: float = Field(1e-2, gt=0)
+    """Peak learning rate of the reading gates (`thought.reading = gated`); it follows the same schedule as `lr`."""
 
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled decay; norms, biases and other vectors are left out."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from tfive.rl.gains import no_thought_losses
 from tfive.rl.optimizer import wide
 from tfive.tree.forward import TreeModel
+from tfive.tree.gated import GATES
 from tfive.tree.layout import TextBatch
 
 
@@ -83,8 +84,11 @@ class Teacher:
         return self.average.updates > 0
 
     def follow(self, weights: Mapping[str, Tensor]) -> None:
-        """Update the average with the actor's exact weights (`MasterOptimizer.masters()`); the first call sets it."""
-        self.average.update(weights)
+        """Update the average with the actor's exact weights (`MasterOptimizer.masters()`); the first call sets it.
+
+        Reading gates are left out: the teacher reads no thought.
+        """
+        self.average.update({name: weight for name, weight in weights.items() if not name.startswith(GATES)})
 
     def losses(self, texts: TextBatch) -> Tensor:
         """−log p_φ of the plan's continuation of every item without a thought, `[B, R]`."""

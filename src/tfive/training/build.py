@@ -28,6 +28,7 @@ from tfive.text.prepared import PreparedCorpus
 from tfive.training.develop import Development
 from tfive.tree.admission import admit
 from tfive.tree.forward import Delimiters, TreeModel
+from tfive.tree.gated import GATES, ReadingGates
 from tfive.tree.layout import ThoughtPlan
 
 
@@ -63,7 +64,9 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=config.group)
     single = replace(plan, group=1)
     frozen = copy.deepcopy(loaded.model).requires_grad_(False)
-    base = TreeModel(frozen, single, config.engine.options(), _delimiters(frozen, single, trainable=False))
+    # Gates that stay shut: the base model is measured without thoughts.
+    shut = _gates(frozen, single, trainable=False)
+    base = TreeModel(frozen, single, config.engine.options(), _delimiters(frozen, single, trainable=False), shut)
     with telemetry.phase("admit"):
         admit(base, corpus.sequence_length + plan.reach)
     actor = _actor(config, loaded, plan)
@@ -120,12 +123,17 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan) -> Critics | None:
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan) -> Actor:
     model = loaded.model.requires_grad_(True)
-    engine = TreeModel(model, plan, config.engine.options(), _delimiters(model, plan, trainable=True))
+    delimiters, gates = _delimiters(model, plan, trainable=True), _gates(model, plan, trainable=True)
+    engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
     named = list(model.named_parameters())
-    if engine.delimiters is not None:
-        named += [(f"delimiters.{name}", parameter) for name, parameter in engine.delimiters.named_parameters()]
+    if delimiters is not None:
+        named += [(f"delimiters.{name}", parameter) for name, parameter in delimiters.named_parameters()]
+    if gates is not None:
+        named += [(f"{GATES}{name}", parameter) for name, parameter in gates.named_parameters()]
     total = config.window.windows * config.window.actor_steps
-    optimizer = MasterOptimizer(named, total_steps=total, seed=config.run.seed, **config.optimizer.model_dump())
+    settings = config.optimizer.model_dump(exclude={"gate_lr"})
+    rates = {GATES: config.optimizer.gate_lr / config.optimizer.lr}
+    optimizer = MasterOptimizer(named, total_steps=total, seed=config.run.seed, lr_multipliers=rates, **settings)
     return Actor(
         engine,
         optimizer,
@@ -142,6 +150,10 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan) -> Actor:
 
 def _delimiters(model: Any, plan: ThoughtPlan, *, trainable: bool) -> Delimiters | None:
     return Delimiters.from_model(model, plan).requires_grad_(trainable) if plan.learned else None
+
+
+def _gates(model: Any, plan: ThoughtPlan, *, trainable: bool) -> ReadingGates | None:
+    return ReadingGates.of(model).requires_grad_(trainable) if plan.gated else None
 
 
 def _development(config: Config, corpus: PreparedCorpus, base: TreeModel) -> Development:

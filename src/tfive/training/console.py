@@ -51,7 +51,7 @@ class Console:
         windows = "1 window" if summary["windows"] == 1 else f"{summary['windows']} windows"
         self.say("")
         self.say(f"{windows}, {summary['seconds']:.0f} s, {summary['generated_tokens']:,} thought tokens")
-        self.say("development texts, nats per token (positive is better)")
+        self.say(f"development texts, nats per token (positive is better), {summary['reading']} reading of thoughts")
         for title, line in (
             ("thought gain", f"{summary['dev_thought_gain_start']:+.4f} → {summary['dev_thought_gain_end']:+.4f}"),
             (

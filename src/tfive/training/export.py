@@ -1,4 +1,4 @@
-"""Export of a run's newest checkpoint: the actor as a Hugging Face folder, delimiters and gate for `ThoughtModel`."""
+"""Export of a run's newest checkpoint: the actor as a Hugging Face folder; delimiters and gates for `ThoughtModel`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tfive.rl.gate import PredictionGate
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.loop import CHECKPOINTS, read_config
 from tfive.tree.forward import Delimiters
+from tfive.tree.gated import ReadingGates
 
 
 def export(
@@ -25,7 +26,7 @@ def export(
     exact: bool = False,
     model: Loaded | None = None,
 ) -> dict[str, Any]:
-    """Write the actor, delimiters and gate of a finished or stopped run to `out`; returns a record of what was written.
+    """Write the actor, delimiters and gates of a finished or stopped run to `out`; returns a record of what it wrote.
 
     Weights are the compute copy that sampled and was measured; with `exact` the float32 masters behind it, where the
     run kept any. `model` is the base model of a run started with the caller's own; its weights are replaced.
@@ -37,6 +38,7 @@ def export(
     checkpoint, state, damaged = _newest(folder)
     try:
         weights, gate, delimiters = _learned(state, exact)
+        opened: dict[str, Tensor] | None = state["actor"].get("reading_gates")
         progress = {name: state[name] for name in ("window", "phase")}
         updates = 0 if gate is None else int(state["gate"]["optimizer"]["steps"])
     except (KeyError, TypeError, RuntimeError) as error:
@@ -49,6 +51,9 @@ def export(
     )
     try:
         loaded.model.load_state_dict(weights)
+        gates = None if opened is None else ReadingGates.of(loaded.model)
+        if gates is not None and opened is not None:
+            gates.load_state_dict(opened)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
@@ -57,7 +62,7 @@ def export(
     record = {"base": loaded.name, "method": config.method, "seed": config.run.seed, **progress}
     record |= {"checkpoint": checkpoint, "gate_updates": updates}
     thinker = ThoughtModel(
-        loaded.model, loaded.tokenizer, config.thought, config.sampling, gate, delimiters, origin=record
+        loaded.model, loaded.tokenizer, config.thought, config.sampling, gate, delimiters, gates=gates, origin=record
     )
     thinker.save_pretrained(target)
     return {**record, "gate": gate is not None, "out": str(target), "damaged": damaged}

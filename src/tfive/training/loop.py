@@ -154,6 +154,7 @@ class Loop:
             "method": self.assembly.config.method,
             "model": self.assembly.loaded.name,
             "seed": self.assembly.config.run.seed,
+            "reading": self.assembly.config.thought.reading,
             "dev_thought_gain_start": first["thought_gain"],
             "dev_thought_gain_end": last["thought_gain"],
             "dev_thought_gain_interval": last["thought_gain_interval"],

@@ -32,13 +32,15 @@ class Nodes:
     H: int
     delimiter: int
     """Tokens of an opening or closing delimiter, taken as one each."""
+    reread: int = 0
+    """Text tokens that are read again before a continuation: 1 with gated reading."""
     anchored: bool = False
     """Whether a continuation hangs behind one thought of each position (`anchor.conditioned`)."""
 
     @property
     def after(self) -> int:
-        """Nodes of one scored continuation: close + H − 1."""
-        return self.delimiter + self.H - 1
+        """Nodes of one scored continuation: close + H − 1, one more with gated reading."""
+        return self.delimiter + self.reread + self.H - 1
 
     @property
     def policy(self) -> int:
@@ -103,6 +105,7 @@ def nodes_of(config: Config) -> Nodes:
         K=len(thought.checkpoints),
         H=thought.horizon,
         delimiter=0 if thought.delimiters == "none" else 1,
+        reread=1 if thought.reading == "gated" else 0,
     )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tfive.errors import UserError
 from tfive.rng import uniforms
+from tfive.tree.admission_gated import reading_pairs
 from tfive.tree.attention import TreePass
 from tfive.tree.forward import TreeModel
 from tfive.tree.grow import grow
@@ -46,6 +47,8 @@ class Admission:
     """Largest relative change of a branch when what it must not see was changed."""
     sampling: float
     """Mean absolute difference of thought log-probabilities between sampling step and training forward."""
+    reading: float | None = None
+    """Largest relative difference between tree and plain rows in gated reading, where the plan asks for it."""
 
 
 def admit(tree: TreeModel, longest: int, copy_bytes: int = 8 << 30) -> Admission:
@@ -53,7 +56,7 @@ def admit(tree: TreeModel, longest: int, copy_bytes: int = 8 << 30) -> Admission
 
     Half-precision weights are checked in float32 if such a copy takes at most `copy_bytes`: rounding hides mistakes.
     """
-    tree = _small_copy(tree, copy_bytes)
+    gated, tree = tree.plan.gated, _small_copy(tree, copy_bytes)
     backbone, plan, device = tree.backbone, tree.plan, tree.device
     room = longest - plan.reach
     needed = max((w + 8 for w in backbone.windows if w < longest), default=0)
@@ -68,14 +71,16 @@ def admit(tree: TreeModel, longest: int, copy_bytes: int = 8 << 30) -> Admission
         # Both delta rules run in float32 whatever the weights, in different orders of summation.
         bound = max(bound, 1e-3)
     with torch.no_grad():
-        return _compare(tree, texts, thoughts, layout, shift, bound)
+        found = _compare(tree, texts, thoughts, layout, shift, bound)
+        return replace(found, reading=_reading_gap(tree, texts, thoughts, shift, bound)) if gated else found
 
 
 def _small_copy(tree: TreeModel, copy_bytes: int) -> TreeModel:
-    """The same model with a small plan, in float32 where that is affordable."""
+    """The same model with a small plan and inline reading, in float32 where that is affordable."""
     plan, model = tree.plan, tree.model
     length = min(3, plan.length)
-    small = replace(plan, length=length, checkpoints=tuple(sorted({1, length})), horizon=min(3, plan.horizon), group=2)
+    checkpoints, horizon = tuple(sorted({1, length})), min(3, plan.horizon)
+    small = replace(plan, length=length, checkpoints=checkpoints, horizon=horizon, group=2, gated=False)
     if model.dtype in _HALF and 4 * sum(p.numel() for p in model.parameters()) <= copy_bytes:
         model = copy.deepcopy(model).float()
     return TreeModel(model, small, tree.engine, tree.delimiters)
@@ -197,6 +202,16 @@ def _compare(
     if not sampling <= 10 * bound:
         raise UserError(f"model {name}: sampling step and training forward differ by {sampling:.2g} nats on average")
     return Admission(str(tree.model.dtype).removeprefix("torch."), tuple(errors), log_prob, leak, sampling)
+
+
+def _reading_gap(tree: TreeModel, texts: TextBatch, thoughts: Thoughts, shift: int, bound: float) -> float:
+    gap = max(_apart(ours, theirs) for ours, theirs in reading_pairs(tree, texts, thoughts, shift))
+    if not gap <= bound:
+        raise UserError(
+            f"thought.reading = gated: tree and plain rows of model {tree.backbone.name} differ by {gap:.2g} of its "
+            f"activations (bound {bound:.0e}); set thought.reading = inline"
+        )
+    return gap
 
 
 def _log_prob_gap(tree: TreeModel, hidden_nD: Tensor, logits_nV: Tensor) -> float:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfive.tree.fast.fused import Heads, Ops, output_gate
+from tfive.tree.gated import GatedReading, ReadingGates
 from tfive.tree.layout import Layout
 
 KeysValues = tuple[Tensor, Tensor]
@@ -163,7 +164,8 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, blocks: Any, scale: float, 
 class TreePass(Attending):
     """A pass over all nodes of a layout, or, given the trunk's keys and values, over its branches alone.
 
-    With `keep`, the trunk's keys and values of every attention layer are left in `kept`.
+    With `keep`, the trunk's keys and values of every attention layer are left in `kept`. `gates` are needed where the
+    plan's reading is gated and there are continuations.
     """
 
     def __init__(
@@ -173,11 +175,32 @@ class TreePass(Attending):
         trunk: dict[int, KeysValues] | None = None,
         keep: bool = False,
         recurrence: Recurrence | None = None,
+        gates: ReadingGates | None = None,
     ) -> None:
         super().__init__(kernel, recurrence)
         self.layout, self.trunk, self.keep = layout, trunk, keep
         self.start = layout.trunk_width if trunk is not None else 0
         self.kept: dict[int, KeysValues] = {}
+        self.reading: GatedReading | None = None
+        if layout.plan.gated and layout.segments:
+            if gates is None:
+                raise ValueError("gated reading of continuations needs a ReadingGates module")
+            self.reading = GatedReading(layout, self.start, gates)
+
+    def attend(
+        self,
+        layer: int,
+        query_BYnE: Tensor,
+        key_BXnE: Tensor,
+        value_BXnE: Tensor,
+        scale: float | None,
+        window: int | None = None,
+        cap: float | None = None,
+    ) -> Tensor:
+        output_BnYE = super().attend(layer, query_BYnE, key_BXnE, value_BXnE, scale, window, cap)
+        if self.reading is None:
+            return output_BnYE
+        return self.reading.onto(output_BnYE, layer, query_BYnE, key_BXnE, value_BXnE, scale, cap)
 
     def visible(self, window: int | None) -> Tensor:
         return self.layout.mask(self.start, window)

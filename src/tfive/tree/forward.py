@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from tfive.tree.decode import Reading, Sampler, ended
 from tfive.tree.delimiters import Delimiters
+from tfive.tree.gated import ReadingGates
 from tfive.tree.grow import full_thoughts
 from tfive.tree.head import (
     Source,
@@ -59,8 +60,9 @@ class TreeModel(TreeReader):
         plan: ThoughtPlan,
         engine: EngineOptions | None = None,
         delimiters: Delimiters | None = None,
+        gates: ReadingGates | None = None,
     ) -> None:
-        super().__init__(model, plan, engine, delimiters)
+        super().__init__(model, plan, engine, delimiters, gates)
         self._samplers: dict[Any, Sampler] = {}
         self.sampler: Sampler | None = None  # the one used last
 
@@ -132,10 +134,13 @@ class TreeModel(TreeReader):
         """Losses of every checkpoint's continuation and of no thought, from one reading of the text.
 
         With `max_nodes` the branches are scored a few at a time, each time after the same reading. `whole`
-        scores after the whole thought alone, where no reward is needed.
+        scores after the whole thought alone, where no reward is needed. While all reading gates are shut, the losses
+        with a thought are those without one, bit for bit.
         """
         texts, thoughts = texts.to(self.device), thoughts.to(self.device)
         scoring = Scoring(self, texts, reading or self.read(texts), features, whole)
+        if self.unread:
+            return scoring.unread(thoughts)
         # Masked attention asks every node for every key of its pass, seen or not; with twice the trunk's nodes in a
         # pass that waste stays bounded and the products stay large.
         step = max(1, (self.engine.max_nodes or 2 * texts.tokens_BS.shape[1]) // self.plan.scored_nodes(whole))
@@ -202,17 +207,23 @@ class TreeModel(TreeReader):
             found["text_log_prob_BS"] = self.reduce(hidden_BND, next_tokens, target_log_prob)["log_prob"]
             found["text_mask_BS"] = next_tokens.keep
         if after is not None:
-            found |= self._after_thoughts(hidden_BND, after, after.without_thought(layout) if no_thought else None)
+            found |= self._after_thoughts(hidden_BND, after, after.without_thought(layout), no_thought)
         return PolicyOutput(mask_BRT=layout.action_mask_BRT, **found)
 
-    def _after_thoughts(self, hidden_BND: Tensor, after: Picks, without: Picks | None) -> dict[str, Tensor]:
+    def _after_thoughts(self, hidden_BND: Tensor, after: Picks, without: Picks, no_thought: bool) -> dict[str, Tensor]:
         """Log-probabilities of continuation tokens after the thought, and without it where asked for."""
         log_prob_BRH = self.reduce(hidden_BND, after, target_log_prob)["log_prob"]
-        found = {"continuation_log_prob_BRH": log_prob_BRH, "continuation_mask_BRH": after.keep}
-        if without is not None:
+        found, unread = {"continuation_mask_BRH": after.keep}, self.unread
+        if no_thought or unread:
             with torch.no_grad():
-                found["no_thought_log_prob_BRH"] = self.reduce(hidden_BND, without, target_log_prob)["log_prob"]
-        return found
+                plain_BRH = self.reduce(hidden_BND, without, target_log_prob)["log_prob"]
+        if unread:
+            # Behind shut gates both differ by rounding alone: the value is that without a thought, bit for bit, and the
+            # gradient (shut gates have one) that of the reading.
+            log_prob_BRH = plain_BRH + (log_prob_BRH - log_prob_BRH.detach())
+        if no_thought:
+            found["no_thought_log_prob_BRH"] = plain_BRH
+        return found | {"continuation_log_prob_BRH": log_prob_BRH}
 
     def _centre(
         self, texts: TextBatch, hidden_BND: Tensor, picks: Picks, centring: Centring, thoughts: Thoughts

@@ -196,7 +196,7 @@ def _segments(
     present_BR = position_BR >= 0
     checkpoint_BRK, exists_BRK = _checkpoints(plan, thoughts.length_BR, segments)
     exists_BRK = exists_BRK & present_BR[..., None]
-    count, span = exists_BRK.shape[-1], closing + horizon - 1
+    count, span = exists_BRK.shape[-1], plan.segment_width
 
     ahead_BRH = position_BR[..., None] + 1 + torch.arange(horizon, device=device)
     document_BR1 = _at(trunk.document, position_BR)[..., None]
@@ -214,28 +214,41 @@ def _segments(
     close_BRK1 = (needs_close_BRK & (closing > 0))[..., None]
     is_close_W = place_W < closing
 
-    def after_close(closes: Tensor, continuation_BRH: Tensor) -> Tensor:
-        ahead_BRKH = continuation_BRH[:, :, None, :-1].expand(-1, -1, count, -1)
-        return torch.cat([closes.expand(rows, branches, count, closing), ahead_BRKH], -1)
+    def after_close(closes: Tensor, continuation_BRx: Tensor) -> Tensor:
+        ahead_BRKx = continuation_BRx[:, :, None].expand(-1, -1, count, -1)
+        return torch.cat([closes.expand(rows, branches, count, closing), ahead_BRKx], -1)
 
     parent = torch.where((place_W == 0) | ((place_W == closing) & ~close_BRK1), fork_BRK[..., None], own_node_RKW - 1)
     skipped = torch.where(close_BRK1, 0, closing)
+    at_p_BR11 = _at(trunk.position, position_BR)[..., None, None]
+    position = at_p_BR11 + 2 + last_BRK[..., None] + place_W - skipped
+    trunk_limit, step_limit = position_BR[..., None, None], last_BRK[..., None]
+    token_BRx, read_BRx = target_BRH[..., :-1], loss_mask_BRH[..., :-1]
+    if plan.gated:
+        # As without a thought, from token p on: it is read once more, so that the first prediction can use the thought.
+        token_BRx, read_BRx = torch.cat([_at(trunk.token, position_BR)[..., None], token_BRx], -1), loss_mask_BRH
+        parent = torch.where(place_W == closing, _at(trunk.parent, position_BR)[..., None, None], parent)
+        position = torch.where(is_close_W, position, at_p_BR11 + place_W - closing)
+        trunk_limit = torch.where(is_close_W, trunk_limit, trunk_limit - 1)
+        step_limit = torch.where(is_close_W, step_limit, -1)
     nodes = _Nodes.of(
-        exists_BRK[..., None] & after_close(close_BRK1, loss_mask_BRH),
-        after_close(_delimiter_tokens(plan.close_ids, plan.learned, device), target_BRH),
+        exists_BRK[..., None] & after_close(close_BRK1, read_BRx),
+        after_close(_delimiter_tokens(plan.close_ids, plan.learned, device), token_BRx),
         torch.where(is_close_W, CLOSE, CONTINUATION),
-        (_at(trunk.position, position_BR)[..., None] + 2 + last_BRK)[..., None] + place_W - skipped,
+        position,
         delimiter=torch.where(is_close_W & plan.learned, 1, -1),
         document=document_BR1[..., None],
         parent=parent,
-        trunk_limit=position_BR[..., None, None],
+        trunk_limit=trunk_limit,
         branch=owner_R1[..., None],
         place=place_W,
-        step_limit=last_BRK[..., None],
+        step_limit=step_limit,
         segment=segment_RK[..., None],
     )
-    first = torch.where(close_BRK1, own_node_RKW[..., :1] + closing - 1 if span else 0, fork_BRK[..., None])
-    loss_node_BRKH = torch.cat([first, own_node_RKW[..., closing:].expand(rows, -1, -1, -1)], -1)
+    loss_node_BRKH = own_node_RKW[..., closing:].expand(rows, -1, -1, -1)
+    if not plan.gated:
+        first = torch.where(close_BRK1, own_node_RKW[..., :1] + closing - 1 if span else 0, fork_BRK[..., None])
+        loss_node_BRKH = torch.cat([first, loss_node_BRKH], -1)
     kept = exists_BRK[..., None] & loss_mask_BRH[:, :, None]
     return nodes, {
         "checkpoint_BRK": torch.where(exists_BRK, checkpoint_BRK, 0),

@@ -5,12 +5,16 @@ T thought tokens; for every branch and scored checkpoint the close and the first
 A node sees its ancestors and itself, nothing else, and its position id is its depth inside its document. `grow.py`
 makes layouts; this file says what they are.
 
+With gated reading a segment is the close, then the text's token p once more and the first H−1 continuation tokens. The
+latter H stand and see as they would without a thought (token p in place of the trunk's); `gated.py` says how they read
+it.
+
 Legend of shape letters, used by suffix all over the project:
     B texts (rows)             S text tokens of a row        P positions per text       G group members per position
     R = P·G branches per text, branch r = p·G + g            T thought steps            K scored checkpoints
     H continuation tokens      N nodes of a row              D features                 V vocabulary          Q paths
     O opening tokens           C closing tokens              A = O + T nodes of a thought
-    W = C + H − 1 nodes of a segment
+    W = C + H − 1 nodes of a segment (C + H with gated reading)
 """
 
 from __future__ import annotations
@@ -87,6 +91,8 @@ class ThoughtPlan:
     group: int = 1
     special_ids: tuple[int, ...] = ()
     """Vocabulary entries that may never be an action (end of text, padding, …)."""
+    gated: bool = False
+    """Whether continuations read thoughts through gates (`gated.py`) instead of as text before them."""
 
     def __post_init__(self) -> None:
         if not self.checkpoints or self.checkpoints[-1] != self.length:
@@ -103,6 +109,11 @@ class ThoughtPlan:
     def close_width(self) -> int:
         """C: nodes the close takes."""
         return 1 if self.learned else len(self.close_ids)
+
+    @property
+    def segment_width(self) -> int:
+        """W: nodes a scored continuation takes, its close included."""
+        return self.close_width + self.horizon - (0 if self.gated else 1)
 
     @property
     def stop_id(self) -> int | None:
@@ -122,7 +133,7 @@ class ThoughtPlan:
     def scored_nodes(self, whole: bool) -> int:
         """Nodes of a branch with its scored continuations: after every checkpoint, or after the `whole` thought."""
         segments = 1 if whole else len(self.checkpoints)
-        return self.open_width + self.length + segments * (self.close_width + self.horizon - 1)
+        return self.open_width + self.length + segments * self.segment_width
 
     @property
     def reach(self) -> int:
@@ -152,6 +163,7 @@ def plan_thoughts(
         variable_length=settings.variable_length,
         group=settings.group or 1,
         special_ids=tuple(special_ids),
+        gated=settings.reading == "gated",
     )
 
 
@@ -260,8 +272,8 @@ class Layout:
 
     @property
     def segment_width(self) -> int:
-        """W = C + H − 1."""
-        return self.plan.close_width + self.plan.horizon - 1
+        """W."""
+        return self.plan.segment_width
 
     @property
     def segments(self) -> int:
@@ -329,6 +341,9 @@ class Layout:
         trunk = (of_query(self.document_BN) == of_key(self.document_BN)) & (place <= of_query(self.trunk_limit_BN))
         thought = (of_query(self.branch_BN) == of_key(self.branch_BN)) & (place <= of_query(self.step_limit_BN))
         segment = (of_query(self.segment_BN) == of_key(self.segment_BN)) & (place <= of_query(self.place_BN))
+        if self.plan.gated:
+            # The close belongs to the thought, which a continuation reads through its gates alone.
+            segment = segment & (kind == of_query(self.kind_BN))
         seen = ((kind == TEXT) & trunk) | (((kind == OPEN) | (kind == THOUGHT)) & thought) | ((kind >= CLOSE) & segment)
         if window is not None:
             seen = seen & (of_query(self.position_BN) - of_key(self.position_BN) < window)

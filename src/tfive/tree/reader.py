@@ -14,6 +14,7 @@ from tfive.tree.decode import Reading
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.fast.delta_kernel import choose_rule
 from tfive.tree.fast.hf_fused import Fusion, FusionChoice, choose_fusion
+from tfive.tree.gated import ReadingGates
 from tfive.tree.grow import grow, small_texts
 from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary
 from tfive.tree.hf import Backbone
@@ -25,7 +26,8 @@ from tfive.tree.settings import EngineOptions
 
 
 class TreeReader:
-    """A language model over tree rows. It holds no weights of its own beyond the model's and the delimiters'."""
+    """A language model over tree rows. It holds no weights of its own beyond the model's, the delimiters' and the
+    reading gates'."""
 
     def __init__(
         self,
@@ -33,16 +35,28 @@ class TreeReader:
         plan: ThoughtPlan,
         engine: EngineOptions | None = None,
         delimiters: Delimiters | None = None,
+        gates: ReadingGates | None = None,
     ) -> None:
+        """`gates` are needed to read continuations by a plan whose reading is gated."""
         if plan.learned and delimiters is None:
             raise ValueError("learned delimiters need a Delimiters module")
-        self.model, self.plan, self.delimiters = model, plan, delimiters
+        self.model, self.plan, self.delimiters, self.gates = model, plan, delimiters, gates
         self.engine = engine or EngineOptions()
         choice = self.engine.fused_norms
         self.backbone = Backbone(model, lambda device: choice == "on" or (choice == "auto" and device.type == "cuda"))
+        if plan.gated and self.backbone.recurrent:
+            raise UserError(
+                f"thought.reading = gated: {self.backbone.name} ({type(model).__name__}) has recurrent layers, which "
+                "cannot read a thought through gates; set thought.reading = inline"
+            )
         self._forbidden_V: Tensor | None = None
         self._rule: Any = None
         self._fusion: FusionChoice | None = None
+
+    @property
+    def unread(self) -> bool:
+        """Whether shut gates keep every thought out of what is predicted."""
+        return self.plan.gated and self.gates is not None and self.gates.shut
 
     @property
     def device(self) -> torch.device:
@@ -123,7 +137,7 @@ class TreeReader:
 
     def _run(self, layout: Layout, lower: Lower | None = None, stop: int | None = None, fuse: bool = False) -> Tensor:
         """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for."""
-        tree = TreePass(layout, self.kernel, recurrence=self.recurrence(layout))
+        tree = TreePass(layout, self.kernel, recurrence=self.recurrence(layout), gates=self.gates)
         recompute = self.engine.activation_checkpointing and torch.is_grad_enabled()
         if lower is not None:
             return self.backbone.run(lower.hidden_BND, layout.position_BN, tree, lower.block, recompute=recompute)

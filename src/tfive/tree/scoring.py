@@ -12,6 +12,7 @@ from tfive.tree.decode import Reading
 from tfive.tree.grow import grow, no_thoughts
 from tfive.tree.head import target_log_prob
 from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.outputs import Scores
 from tfive.tree.picks import Picks
 from tfive.tree.reader import TreeReader
 
@@ -42,6 +43,21 @@ class Scoring:
             found["no_thought_features_BRHD"] = seen_BPHD.repeat_interleave(group, 1) * valid_BR1[..., None]
         return found
 
+    def unread(self, thoughts: Thoughts) -> Scores:
+        """The scores of thoughts that shut gates keep out: those without a thought, and no branch is read."""
+        plain = self.plain(thoughts.valid_BR)
+        layout = grow(self.texts, self.tree.plan, thoughts, "last" if self.whole else "all")
+        found = {
+            "losses_BRK": plain["no_thought_BR"][..., None] * layout.segment_mask_BRK,
+            "checkpoint_BRK": layout.checkpoint_BRK,
+            "mask_BRK": layout.segment_mask_BRK,
+            "token_BRH": plain["no_thought_token_BRH"],
+            "token_mask_BRH": layout.loss_mask_BRH,
+        }
+        if self.features:
+            found["features_BRHD"] = plain["no_thought_features_BRHD"]
+        return Scores(**found, **plain)
+
     def branches(self, thoughts: Thoughts, start: int) -> dict[str, Tensor]:
         """The losses after each checkpoint (or the last alone) of these thoughts, the first of which is branch
         `start`."""
@@ -50,7 +66,7 @@ class Scoring:
         position_BR = texts.positions_BP.repeat_interleave(tree.plan.group, 1)[:, start:stop]
         layout = grow(texts, tree.plan, thoughts, "last" if self.whole else "all", position_BR)
         recurrence = tree.recurrence(layout, position_BP=texts.positions_BP, memory=reading.recurrent)
-        row = TreePass(layout, tree.kernel, trunk=reading.attention, recurrence=recurrence)
+        row = TreePass(layout, tree.kernel, trunk=reading.attention, recurrence=recurrence, gates=tree.gates)
         embeds = tree.embed(layout.token_BN[:, row.start :], layout.delimiter_BN[:, row.start :])
         own = tree.read_only(embeds, layout.position_BN[:, row.start :], row)
         hidden_BND = torch.cat([reading.hidden_BSD, own], 1)

@@ -28,6 +28,9 @@ class ThoughtSettings(Section):
     """`text`: `open`, `close` as vocabulary tokens; `none`: nothing; `learned`: input embeddings started from them."""
     variable_length: bool = False
     """Whether the model may end a thought early by sampling the close (then an action of its own)."""
+    reading: Literal["inline", "gated"] = "inline"
+    """How the text that follows reads a thought. `inline`: as text before it; `gated`: at the positions it has without
+    a thought, through gates per layer and head that start shut (a thought then changes nothing)."""
     group: int | None = Field(None, ge=1)
     """G: how many thoughts are sampled at each position; none is 8 for group-relative methods and 1 for the others."""
 
