@@ -10,7 +10,7 @@ import pytest
 import torch
 from cases import Case, lifted, random_case
 from exact import apart
-from families import DENSE, HYBRID, WINDOWED, tiny
+from families import DENSE, HYBRID, VOCABULARY, WINDOWED, tiny
 from plain_gated import HandWrittenLlama, PlainGatedModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
