@@ -20,7 +20,7 @@ from tfive.models.precision import choose_device, choose_dtype
 
 
 def refuse_several_processes() -> None:
-    """One process trains alone so far: each of several would train a private copy, so a distributed start is refused."""
+    """One process trains alone: each of several would train a private copy, so a distributed launch is refused."""
     for name, alone in (("WORLD_SIZE", "1"), ("RANK", "0")):
         value = os.environ.get(name, alone)
         if value != alone:
