@@ -161,13 +161,14 @@ def render(facts: dict[str, Any]) -> str:
 def render_fit(fit: dict[str, Any]) -> list[str]:
     """The memory table with its arithmetic."""
     model = fit["model"]
+    width = 2 + max(len(row["role"]) for row in fit["roles"])
     lines = [
         f"{' '.join(fit['sources']) or 'nano'}: method {fit['method']}, {model['name']}, "
         f"{model['parameters']:,} parameters (from {model['shape_from']})",
-        f"{'role':<30}" + "".join(f"{column:>14}" for column in COLUMNS),
+        f"{'part':<{width}}" + "".join(f"{column:>14}" for column in COLUMNS),
     ]
     for row in fit["roles"]:
-        lines.append(f"{row['role']:<30}" + "".join(f"{readable_bytes(row['bytes'][c]):>14}" for c in COLUMNS))
+        lines.append(f"{row['role']:<{width}}" + "".join(f"{readable_bytes(row['bytes'][c]):>14}" for c in COLUMNS))
     lines.append("how:")
     for row in fit["roles"]:
         lines += [f"  {row['role']}, {column}: {how}" for column, how in row["how"].items()]

@@ -148,7 +148,6 @@ def resolve(sources: Sequence[str | Path], overrides: Sequence[str] = ()) -> Res
         config = Config.model_validate_json(layers.as_json(merged), strict=True)
     except ValidationError as error:
         lines = layers.explain(error, merged, Config)
-        rest = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-        raise UserError(lines[0] + rest) from error
+        raise UserError("; ".join(lines)) from error
     origins = {key: merged[key].origin if key in merged else "default" for key in layers.leaf_fields(Config)}
     return Resolved(config, origins)

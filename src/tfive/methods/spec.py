@@ -43,7 +43,8 @@ class MethodSpec:
     """Name of that section."""
 
     uses: tuple[str, ...] = ()
-    """Sections of the configuration that change this method; a setting of another method's section is refused."""
+    """Sections of the configuration that this method reads beyond those of every method. Ablations that are asked of a
+    method without the section they change are refused."""
 
     trains: bool = True
     """Whether anything is updated."""

@@ -14,7 +14,7 @@ from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import Loaded, load_model
 from tfive.rl.gate import PredictionGate
 from tfive.training.checkpoint import CheckpointStore
-from tfive.training.loop import CHECKPOINTS, read_config
+from tfive.training.loop import CHECKPOINTS, SUMMARY, read_config
 from tfive.tree.forward import Delimiters
 from tfive.tree.gated import ReadingGates
 
@@ -60,7 +60,7 @@ def export(
             f"{folder}: its weights do not fit {loaded.name} ({reason}); use the run's own model"
         ) from error
     record = {"base": loaded.name, "method": config.method, "seed": config.run.seed, **progress}
-    record |= {"checkpoint": checkpoint, "gate_updates": updates}
+    record |= {"checkpoint": checkpoint, "gate_updates": updates, "finished": (Path(folder) / SUMMARY).is_file()}
     thinker = ThoughtModel(
         loaded.model, loaded.tokenizer, config.thought, config.sampling, gate, delimiters, gates=gates, origin=record
     )
@@ -109,6 +109,8 @@ def export_command(folder: str, out: str, *, exact: bool, as_json: bool) -> str:
         return json.dumps(record, ensure_ascii=False)
     gate = "no gate" if not record["gate"] else f"gate after {record['gate_updates']} updates"
     lines = [*record["damaged"], f"{out}: the actor of window {record['window']} ({record['checkpoint']}), {gate}"]
+    if not record["finished"]:
+        lines.append(f"the run is not finished; for the trained model go on first: tfive resume {folder}")
     return "\n".join(
         [*lines, f'use it: tfive.ThoughtModel.from_pretrained("{out}"), or plain transformers for the actor']
     )

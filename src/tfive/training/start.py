@@ -39,8 +39,10 @@ def train(
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError(f"{folder}: {nearest} is no folder that can be written to; name another with --out")
     if folder.exists() and any(folder.iterdir()):
-        remedy = f"tfive resume {folder}" if (folder / CHECKPOINTS).exists() else "another --out"
-        raise UserError(f"{folder}: already holds files; use {remedy}")
+        if (folder / SUMMARY).is_file():
+            raise UserError(f"{folder}: already holds a finished run; name another folder with --out")
+        begun = f"go on with tfive resume {folder}, or " if (folder / CHECKPOINTS).exists() else ""
+        raise UserError(f"{folder}: already holds files; {begun}name another folder with --out")
     return _run(config, folder, model, texts, on_window, quiet, resumed=False)
 
 
@@ -88,6 +90,9 @@ def _run(
             console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
         summary = loop.go()
     console.summary(summary)
+    console.say(
+        f"next: tfive report {folder}, tfive export {folder} OUT; what the numbers mean: docs/howto/diagnostics.md"
+    )
     return summary
 
 
@@ -110,5 +115,9 @@ def run_command(
 
 def resume_command(folder: str, *, as_json: bool, quiet: bool) -> str | None:
     """What `tfive resume` does; returns the last line to print, if any."""
+    over = (Path(folder) / SUMMARY).is_file()
     summary = resume(Path(folder), quiet=quiet)
-    return summary_text(summary) if as_json else None
+    if as_json:
+        return summary_text(summary)
+    done = f"{folder}: finished, {summary['windows']} windows; nothing to do; use it: tfive export {folder} OUT"
+    return done if over and not quiet else None
