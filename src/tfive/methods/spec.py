@@ -43,7 +43,9 @@ class MethodSpec:
     """Name of that section."""
 
     uses: tuple[str, ...] = ()
-    """Sections of the configuration that change this method; a setting of another method's section is refused."""
+    """Sections of the configuration that some methods alone read and this one does. A switch of calibration or
+    qualification is refused in a method without that section; other settings that a method does not read are ignored,
+    so that all methods of a comparison can share a file."""
 
     trains: bool = True
     """Whether anything is updated."""
@@ -85,8 +87,10 @@ class MethodSpec:
         return self.roles(config) if callable(self.roles) else self.roles
 
     def settings_of(self, config: Any) -> Any:
-        """Its own section of a configuration."""
-        return getattr(config, self.section)
+        """Its own section of a configuration; its defaults in one that was made before the method was registered."""
+        if self.settings is None:
+            raise ValueError(f"method {self.name} declares no settings; set MethodSpec.settings and section")
+        return getattr(config, self.section, None) or self.settings()
 
     @property
     def phases(self) -> tuple[str, ...]:
