@@ -109,6 +109,16 @@ def test_every_thought_method_reports_the_same(finished: Any) -> None:
         assert moved == (method not in ("ntp", "anchor-only")), method
 
 
+@pytest.mark.parametrize("method", ["ntp", "anchor-only"])
+def test_windows_of_reading_change_nothing_where_nothing_is_rewarded(
+    home: Path, method: str, finished: dict[str, tuple[Workshop, list[dict[str, Any]], list[Tensor]]]
+) -> None:
+    shop = shop_of(home, method, "window.reading=1")
+    assert run(shop) == finished[method][1]
+    if method == "ntp":
+        assert "actor" not in shop.method.parts.telemetry.amounts
+
+
 @pytest.mark.parametrize("method", ["t5", "quiet-star-ppo", "quiet-star-grpo", "rlp"])
 def test_a_window_of_reading_is_one_of_the_control_and_what_follows_is_the_first(home: Path, method: str) -> None:
     run, control = assembly_of(home, method, "window.reading=1", "window.windows=3"), assembly_of(home, "anchor-only")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+import tiny
+from stage import Tally, corpus_of
 from tfive.config.config import Config
+from tfive.models.load import load_model
 from tfive.models.shape import ModelShape, find_shape, shape_from
+from tfive.training.build import build
 from tfive.training.memory import COLUMNS, Nodes, estimate, nodes_of, readable_bytes
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
@@ -141,6 +147,54 @@ def test_hybrids_keep_recurrent_states() -> None:
 def test_each_method_has_its_roles(overrides: list[str], roles: set[str]) -> None:
     config = Config.load("qwen3-1.7b", overrides=overrides)
     assert {row.role for row in estimate(config, small(), on_gpu=True).rows} == roles | {"frozen base"}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["method=base"],
+        ["method=quiet-star-ppo", "critic.adapt=full"],
+        ["method=t5", "critic.adapt=full", "calibration.score_centering=true"],
+        ["method=t5", "critic.adapt=top"],
+    ],
+    ids=["base", "one full critic", "two full critics and the old policy", "top blocks"],
+)
+def test_estimated_weights_are_those_that_a_run_holds(overrides: list[str], tmp_path: Path) -> None:
+    config = tiny.configure(tmp_path, "model.compute=bfloat16", *overrides)
+    wider = AutoConfig.from_pretrained(
+        config.model.name, hidden_size=128, head_dim=64, intermediate_size=256, num_hidden_layers=3
+    )
+    AutoModelForCausalLM.from_config(wider).save_pretrained(config.model.name)
+    loaded = load_model(config.model.name, device="cpu", dtype=torch.bfloat16)
+    corpus = corpus_of(config, loaded=loaded)
+    before = storages()
+    run = build(config, loaded, corpus, Tally())
+    own = {parameter.untyped_storage().data_ptr() for parameter in loaded.model.parameters()}
+    made = {place: size for place, (size, _) in storages().items() if place in own or place not in before}
+    shape = find_shape(str(run.config.model.name))
+    assert shape is not None
+    estimated = sum(row.bytes["weights"] for row in estimate(run.config, shape, on_gpu=True).rows)
+    assert sum(made.values()) == pytest.approx(estimated, rel=0.05)  # small heads are left out
+
+
+def storages() -> dict[int, tuple[int, torch.Tensor]]:
+    """Bytes of all tensors' memory by address; the tensors are held, so that no address is used again."""
+    gc.collect()
+    found = {}
+    for thing in gc.get_objects():
+        if type(thing) in (torch.Tensor, torch.nn.Parameter):
+            storage = thing.untyped_storage()
+            found[storage.data_ptr()] = (storage.nbytes(), thing)
+    return found
+
+
+def test_next_token_training_reads_no_thoughts() -> None:
+    def activations(*overrides: str) -> int:
+        rows = estimate(Config.load("qwen3-1.7b", overrides=overrides), small(), on_gpu=True).rows
+        return next(row.bytes["activations"] for row in rows if row.role == "actor")
+
+    assert activations("method=ntp") == activations("method=ntp", "thought.length=64", "thought.checkpoints=[64]")
+    assert activations("method=ntp") < activations("method=anchor-only", "anchor.conditioned=1")
 
 
 def test_cheaper_choices_cost_less() -> None:

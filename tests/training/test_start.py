@@ -155,7 +155,7 @@ def test_a_bad_out_folder_is_one_line(home: Path, tmp_path: Path) -> None:
     used = tmp_path / "used"
     used.mkdir()
     (used / "notes.txt").write_text("mine", "utf-8")
-    with pytest.raises(UserError, match="already holds files; use another --out"):
+    with pytest.raises(UserError, match="already holds files; name another folder with --out"):
         command(home, used)
     for out in (file, file / "run"):
         with pytest.raises(UserError, match=r"file.*: .*--out"):

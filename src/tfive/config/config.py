@@ -20,7 +20,7 @@ from tfive.config.layers import Leaf
 from tfive.config.rules import problems
 from tfive.config.schema import Schema
 from tfive.errors import UserError
-from tfive.methods.registry import on_register
+from tfive.methods.registry import methods, on_register
 from tfive.methods.spec import MethodSpec
 
 DEFAULT = "nano"
@@ -37,7 +37,8 @@ class Config(Schema):
 
     def leaves(self) -> dict[str, Any]:
         """Dotted key → plain value, in the order of declaration."""
-        document = self.model_dump(mode="json")
+        # A method that was registered after this configuration was made has its defaults in it.
+        document = Config().model_dump(mode="json") | self.model_dump(mode="json")
         found = {}
         for key in layers.leaf_fields(Config):
             value: Any = document
@@ -53,8 +54,13 @@ class Config(Schema):
 
 def _add_section(spec: MethodSpec) -> None:
     """Give `Config` the section of a method, with its defaults."""
-    if spec.settings is None or spec.section in Config.model_fields:
+    if spec.settings is None:
         return
+    known = Config.model_fields.get(spec.section)
+    if known is not None and known.annotation is spec.settings:
+        return
+    if known is not None or hasattr(Config, spec.section):
+        raise UserError(f"method {spec.name}: section {spec.section} is taken by the configuration; use another name")
     field = FieldInfo.from_annotated_attribute(spec.settings, spec.settings())
     Config.__pydantic_fields__[spec.section] = field
     Config.__annotations__[spec.section] = spec.settings
@@ -126,12 +132,27 @@ def read_source(source: str | Path) -> dict[str, Leaf]:
     if name in known:
         return layers.read_toml(known[name], Config, f"preset {name}", by_line=False)
     if path.suffix == ".toml" or path.exists():
-        return layers.read_file(path, Config)
+        return _read_file(path)
     close = layers.nearest(name, list(known))
     raise UserError(
         f"{source}: no such preset; did you mean {close}? (presets: {', '.join(presets())}; "
         "all with tfive config presets; files end in .toml)"
     )
+
+
+def _read_file(path: Path) -> dict[str, Leaf]:
+    """The leaves of a file. If one is refused and the file's method is not known here, the method is the reason: its
+    section came from a package that is not installed."""
+    try:
+        return layers.read_file(path, Config)
+    except UserError as error:
+        method = layers.top_level_value(path, "method")
+        if not isinstance(method, str) or method in methods():
+            raise
+        raise UserError(
+            f"method = {method} ({path}): no such method here; install the package that registers it, or use one of "
+            f"{', '.join(methods())}"
+        ) from error
 
 
 def resolve(sources: Sequence[str | Path], overrides: Sequence[str] = ()) -> Resolved:

@@ -156,6 +156,14 @@ def read_file(path: Path, model: type[Section]) -> dict[str, Leaf]:
     return read_toml(text, model, str(path), by_line=True)
 
 
+def top_level_value(path: Path, key: str) -> Any:
+    """What a TOML file says of one of its topmost keys, None if nothing or if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8")).get(key)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return None
+
+
 def read_override(argument: str, model: type[Section]) -> dict[str, Leaf]:
     """The leaf of one `--set key=value`: the value in TOML syntax, or a bare word taken as a string."""
     before, equals, after = argument.partition("=")

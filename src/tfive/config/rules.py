@@ -126,6 +126,10 @@ def development_items_lie_in_several_texts(config: Schema) -> str | None:
 def roles_of_the_method_are_filled(config: Schema) -> str | None:
     """Critics, normaliser and calibration each need trajectories of their own."""
     wanted = (*config.spec.roles_of(config), *config.spec.first_roles)
+    known = (*TRAINING_ROLES, "qualify")
+    unknown = next((role for role in wanted if role not in known), None)
+    if unknown is not None:
+        return f"method = {config.method}: it declares the role {unknown}, which is none of {', '.join(known)}; mend it"
     empty = next((role for role in wanted if config.window.count(role) == 0), None)
     if empty is None:
         return None

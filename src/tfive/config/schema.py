@@ -70,10 +70,12 @@ class Schema(Section):
 
     @property
     def reading_windows(self) -> int:
-        """How many windows at the start only learn to read: as set, with gated reading at least one where thoughts are
-        rewarded, since behind shut gates all thoughts are worth the same and no critic could qualify."""
-        least = 1 if self.thought.reading == "gated" and self.spec.rewarded else 0
-        return max(self.window.reading, least)
+        """How many windows at the start only learn to read: as set, with gated reading at least one, since behind shut
+        gates all thoughts are worth the same and no critic could qualify. None where no thought is ever rewarded: there
+        the anchors alone move the model in every window."""
+        if not self.spec.rewarded:
+            return 0
+        return max(self.window.reading, 1 if self.thought.reading == "gated" else 0)
 
     @property
     def group(self) -> int:

@@ -86,8 +86,10 @@ class MethodSpec:
         return self.roles(config) if callable(self.roles) else self.roles
 
     def settings_of(self, config: Any) -> Any:
-        """Its own section of a configuration."""
-        return getattr(config, self.section)
+        """Its own section of a configuration; its defaults in one that was made before the method was registered."""
+        if self.settings is None:
+            raise ValueError(f"method {self.name} declares no settings; set MethodSpec.settings and section")
+        return getattr(config, self.section, None) or self.settings()
 
     @property
     def phases(self) -> tuple[str, ...]:

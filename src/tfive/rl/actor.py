@@ -131,7 +131,8 @@ class Actor:
         if self.skipped >= self.patience:
             raise RunFailed(
                 f"{self.skipped} actor updates in a row had losses or gradients that are not finite (last norm "
-                f"{report.gradient_norm}); lower optimizer.lr or look at the reward scale"
+                f"{report.gradient_norm}, losses: policy {sums.policy['loss_sum']:.4g}, next token {sums.text:.4g}, "
+                f"conditioned {sums.conditioned:.4g}); lower optimizer.lr or look at the reward scale"
             )
         terms = sums.policy
         tokens = max(terms["tokens"], 1.0)

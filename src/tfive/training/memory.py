@@ -119,7 +119,7 @@ def estimate(config: Config, shape: ModelShape, on_gpu: bool) -> Estimate:
         rows.append(_actor(config, shape, nodes, compute))
     else:
         measured = Row("model")
-        measured.add("weights", compute * shape.parameters, f"P {_n(shape.parameters)} × {compute}")
+        _weights(measured, config, shape.parameters, compute)
         rows.append(measured)
     if spec.thinks:
         rows.append(_rollout(config, shape, replace(nodes, texts=config.run.rollout_texts), compute))
@@ -141,8 +141,8 @@ def _base(shape: ModelShape, compute: int) -> Row:
     return row
 
 
-def _trained(row: Row, config: Config, parameters: int, compute: int) -> None:
-    """Weights, AdamW moments and accumulated gradients of trained parameters."""
+def _weights(row: Row, config: Config, parameters: int, compute: int) -> None:
+    """Weights that an optimizer holds, whether or not it ever steps."""
     count = f"P {_n(parameters)}"
     if compute == 2 and config.optimizer.bf16_update == "stochastic":
         row.add("weights", 2 * parameters, f"{count} × 2 (bfloat16, stochastic rounding)")
@@ -150,6 +150,12 @@ def _trained(row: Row, config: Config, parameters: int, compute: int) -> None:
         row.add("weights", 6 * parameters, f"{count} × (4 float32 + 2 bfloat16 copy)")
     else:
         row.add("weights", 4 * parameters, f"{count} × 4 (float32)")
+
+
+def _trained(row: Row, config: Config, parameters: int, compute: int) -> None:
+    """Weights, AdamW moments and accumulated gradients of trained parameters."""
+    _weights(row, config, parameters, compute)
+    count = f"P {_n(parameters)}"
     row.add("moments", 8 * parameters, f"{count} × 2 × 4 (float32)")
     row.add("gradients", 4 * parameters, f"{count} × 4 (float32)")
 
@@ -183,7 +189,10 @@ def _mask(row: Row, shape: ModelShape, texts: int, length: int, compute: int) ->
 
 
 def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row:
-    row, nodes = Row("actor"), replace(nodes, anchored=config.anchor.conditioned > 0 and config.spec.thinks)
+    row, conditioned = Row("actor"), config.anchor.conditioned > 0 and config.spec.thinks
+    nodes = replace(nodes, anchored=conditioned)
+    if not (config.spec.rewarded or conditioned):
+        nodes = replace(nodes, R=0)  # the next-token loss alone reads no thought
     _trained(row, config, shape.parameters, compute)
     _kept(row, config, shape, nodes, compute)
     _mask(row, shape, nodes.texts, nodes.policy, compute)

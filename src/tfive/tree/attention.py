@@ -8,7 +8,8 @@ Local shape letters: Y query heads, X key/value heads, E head features, n querie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -74,7 +75,7 @@ class Attending:
             fold = query_BYnE.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(fold, 1), value.repeat_interleave(fold, 1)
             seen = self._once(("seen", window), lambda: self.visible(window))
-            output = F.scaled_dot_product_attention(query_BYnE, key, value, attn_mask=seen, scale=scale)
+            output = _masked(query_BYnE, key, value, seen, scale)
         else:
             output = _folded(query_BYnE, key, value, self._bias(window, query_BYnE, key), scale)
         return output.transpose(1, 2)
@@ -124,10 +125,32 @@ def _fold(query_BYnE: Tensor, heads: int) -> Tensor:
     return query_BYnE.reshape(rows, heads, total // heads * queries, features)
 
 
+def _masked(query_BYnE: Tensor, key_BYmE: Tensor, value_BYmE: Tensor, mask_B1nm: Tensor, scale: float) -> Tensor:
+    """Masked attention by the kernel that torch takes for it, but never by one whose gradient can be no number."""
+    # On Hopper torch 2.11 and later prefer cuDNN. With a mask and half a tile of 128 keys left over, its backward pass
+    # (cuDNN 9.20, pytorch issue 196678) gives NaN in the queries of rows whose scores are all below about −89, and
+    # trained models have such rows.
+    if torch.is_grad_enabled() and key_BYmE.shape[2] % 128 == 64:
+        with _without_cudnn():
+            return F.scaled_dot_product_attention(query_BYnE, key_BYmE, value_BYmE, attn_mask=mask_B1nm, scale=scale)
+    return F.scaled_dot_product_attention(query_BYnE, key_BYmE, value_BYmE, attn_mask=mask_B1nm, scale=scale)
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Attention is not computed by cuDNN inside; every other kernel stays as the process has it."""
+    allowed = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(allowed)
+
+
 def _folded(query_BYnE: Tensor, key_BXmE: Tensor, value_BXmE: Tensor, bias: Tensor, scale: float) -> Tensor:
     """Masked attention in which grouped queries share their keys and values instead of repeating them."""
     folded = _fold(query_BYnE, key_BXmE.shape[1])
-    output = F.scaled_dot_product_attention(folded, key_BXmE, value_BXmE, attn_mask=bias, scale=scale)
+    output = _masked(folded, key_BXmE, value_BXmE, bias, scale)
     return output.reshape(*query_BYnE.shape[:-1], -1)
 
 

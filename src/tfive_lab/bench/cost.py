@@ -16,14 +16,17 @@ def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
     thought, positions = config.thought, config.text.positions.per_text
     delimiter = 0 if thought.delimiters == "none" else 1
     trunk, branch = config.text.sequence_length / positions, config.group * (delimiter + thought.length)
-    row, passes = trunk + branch, config.actor.reuse_passes
+    row, spec = trunk + branch, config.spec
+    # Gated reading reads the text's last token once more.
+    continuation = delimiter + thought.horizon - 1.0 + (thought.reading == "gated")
     # Anchors are read off the policy's rows; continuations hang behind one thought a position, whatever the group.
-    after = delimiter + thought.horizon - 1.0 if config.anchor.conditioned else 0.0
-    found = {"update": 3.0 * passes * row, "anchor": 3.0 * passes * after}
-    spec = config.spec
+    after = continuation if config.anchor.conditioned and spec.thinks else 0.0
+    read = row if spec.rewarded or after else trunk
+    passes = config.actor.reuse_passes if spec.trains else 0
+    found = {"update": 3.0 * passes * read, "anchor": 3.0 * passes * after}
     share = {role: config.window.count(role) / config.window.items for role in spec.roles_of(config)}
-    drawn = sum(share.values())
-    scored = config.group * len(thought.checkpoints) * (delimiter + thought.horizon - 1.0)
+    drawn = sum(share.values()) if spec.thinks else 0.0
+    scored = config.group * len(thought.checkpoints) * continuation
     found |= {
         "sample": drawn * row,
         "score": float(config.group) if spec.scoring == "next_token" else drawn * scored,

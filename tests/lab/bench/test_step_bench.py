@@ -131,6 +131,22 @@ def test_counted_nodes_by_hand() -> None:
     assert grouped["score"] == 8 * 3 * 16
 
 
+def test_only_what_a_method_reads_is_counted() -> None:
+    work = bench_step.StepWork(items=16, steps=4, length=12, positions=16, tokens=512, horizon=16)
+
+    def counted(method: str, *overrides: str) -> dict[str, float]:
+        config = bench_step.configure(method, work, ["anchor.conditioned=0.5", *overrides], "cpu", "float32")
+        return {name: nodes for name, nodes in nodes_per_item(config, 24).items() if nodes}
+
+    # Next-token training reads the text alone, whatever the anchors of the thought methods are.
+    assert counted("ntp") == {"update": 6 * 32}
+    assert counted("base") == {}
+    assert counted("anchor-only") == {"update": 6 * 45, "anchor": 6 * 16, "sample": 45, "score": 3 * 16}
+    # Gated reading reads the text's last token once more before every continuation.
+    gated = counted("anchor-only", "thought.reading=gated")
+    assert (gated["anchor"], gated["score"]) == (6 * 17, 3 * 17)
+
+
 def test_running_out_of_memory_halves_the_passes_and_then_recomputes() -> None:
     config = bench_step.configure("t5", bench_step.SMALL, ["run.texts_per_pass=2"], "cpu", "float32")
     once, twice = smaller(config), smaller(smaller(config))
