@@ -58,14 +58,14 @@ def cell_of(folder: Path) -> dict[str, Any]:
     group = spec_of(config["method"]).group if group == "none" else int(group)
     settings = {key: config[key.split(".")[0]][key.split(".")[1]] for key in SETTINGS}
     per_window = settings["window.items"] * group
-    tests = [line["event"].removeprefix("qualification: ") for line in lines if "qualification" in line.get("event", "")]
+    events = [line["event"] for line in lines if "event" in line]
     return {
         "method": config["method"],
         "status": _status(folder, lines),
         "settings": settings | {"group": group},
         "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "actor_thoughts_per_window": per_window,
-        "qualification": {name: tests.count(name) for name in ("passed", "failed")},
+        "qualification": {name: events.count(f"qualification: {name}") for name in ("passed", "failed")},
         "measured": [_measurement(line, settings, per_window) for line in lines if _is_measurement(line)],
         "windows": [
             {"window": line["step"]} | {key: _short(line[key]) for key in WINDOW if line.get(key) is not None}

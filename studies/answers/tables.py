@@ -45,10 +45,8 @@ def headroom(found: dict[str, Any]) -> str:
         for row in found["headroom"].get(name, ()):
             gains = (signed(row[key]) for key in ("own", "other", "empty", "true", "best16"))
             content = f"{signed(row['content'])} ± {row['content_error']:.3f}"
-            rows.append(
-                (start, MISSING[row["missing"]], str(row["items"]), f"{row['l0']:.3f}", *gains)
-                + (content, f"{row['right']:.0%}".replace("%", " %"))
-            )
+            known = (start, MISSING[row["missing"]], str(row["items"]), f"{row['l0']:.3f}")
+            rows.append((*known, *gains, content, f"{row['right']:.0%}".replace("%", " %")))
     return _table((*head, "content gain ± s.e.", "right number written"), rows)
 
 
@@ -101,7 +99,7 @@ def course(found: dict[str, Any]) -> str:
 
 def every(found: dict[str, Any]) -> str:
     """Every cell that was run, failed ones too."""
-    head = ("next-token anchor", "answers in it", "conditioned anchor", "method", "rate", "η", "how it ended")
+    head = ("next-token anchor", "answers in it", "conditioned anchor", "method", "rate", "η", "how far")
     rows = []
     for cell in sorted(found["cells"], key=lambda one: (one["settings"]["anchor.conditioned"] != 0.3, one["name"])):
         settings, last = cell["settings"], cell["measured"][-1]
