@@ -95,7 +95,7 @@ def _status(folder: Path, lines: Sequence[dict[str, Any]]) -> str:
     """How a run ended: the reason it gave, else the last window it completed."""
     if (folder / FAILURE).is_file():
         return f"failed: {(folder / FAILURE).read_text('utf-8').strip()}"
-    return f"stopped after {max(line['step'] for line in lines)} windows"
+    return f"{max(line['step'] for line in lines)} windows"
 
 
 def _short(value: float) -> float:

@@ -21,7 +21,6 @@ from tfive.models.load import load_model
 from tfive.rl.gains import emptied, foreign
 from tfive.rl.sampling import join_thoughts, micro_batches, sample
 from tfive.rl.trajectory import last_loss
-from tfive.text.prepared import PreparedCorpus
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import place
 from tfive.tree.forward import TreeModel
@@ -40,7 +39,7 @@ class LeftOut:
     answer: str
 
 
-def left_out(corpus: PreparedCorpus, texts: TextBatch, workings: dict[str, Any], decode: Any) -> dict[int, LeftOut]:
+def left_out(texts: TextBatch, workings: dict[str, Any], decode: Any) -> dict[int, LeftOut]:
     """What is missing at each item, by its number; items whose question is not known are left out."""
     found = {}
     for tokens, positions, items in zip(texts.tokens_BS.tolist(), texts.positions_BP.tolist(), texts.items_BP.tolist()):
@@ -91,7 +90,7 @@ def measure(config: Config, count: int) -> list[dict[str, Any]]:
     numbers = corpus.sequences("development")
     texts = corpus.batch(numbers[: int((corpus.items_in[numbers].cumsum() < count).sum()) + 1])
     with gzip.open(workings_file(config), "rt", encoding="utf-8") as file:
-        known = left_out(corpus, texts, json.load(file), tokenizer.decode)
+        known = left_out(texts, json.load(file), tokenizer.decode)
     plan = replace(plan_for(config.thought, loaded.model, tokenizer), group=1)
     texts = texts.to(placement.device)
     engine, rows = TreeModel(loaded.model, plan, config.engine.options()), config.run.rollout_texts

@@ -34,7 +34,10 @@ WORKED = (
     "9",
 )
 PLAIN = ("Sam has 8 apples and eats 3 of them. How many apples are left?", "5")
-HEADER = f"Question: {WORKED[0]}{ANSWER}{OPEN} {WORKED[1]}{END}{CLOSE}{WORKED[2]}\n\nQuestion: {PLAIN[0]}{ANSWER}{PLAIN[1]}\n\n"
+HEADER = (
+    f"Question: {WORKED[0]}{ANSWER}{OPEN} {WORKED[1]}{END}{CLOSE}{WORKED[2]}\n\n"
+    f"Question: {PLAIN[0]}{ANSWER}{PLAIN[1]}\n\n"
+)
 LEFT_OUT = ("1", "2", "all")
 """Lines of working that a sheet leaves out, in turn."""
 ROOM = 4
@@ -55,7 +58,8 @@ class Problem:
 def read_problems(path: Path) -> tuple[list[Problem], list[Problem]]:
     """GSM8K's training problems with answers of at most five digits, in an order of their own; and those that serve
     benchmarks as examples, whose questions only fill the ends of sheets."""
-    kept, spare = [], []
+    kept: list[Problem] = []
+    spare: list[Problem] = []
     with gzip.open(path, "rt", encoding="utf-8") as rows:
         for row in map(json.loads, rows):
             if row["source"] != "gsm8k_train":

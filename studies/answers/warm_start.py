@@ -119,7 +119,7 @@ def learn(model: Any, data: Sequence[Example], pad: int, *, steps: int, batch: i
         optimizer.zero_grad(set_to_none=True)
         course.append(float(loss.detach()))
         if step % 20 == 0 or step == steps - 1:
-            text, thought, after = (float(found[kind]) for kind in WEIGHTS)
+            text, thought, after = (float(found[kind].detach()) for kind in WEIGHTS)
             shown = f"text {text:.3f}, working {thought:.3f}, answer after it {after:.3f}"
             print(f"step {step}: {shown}, {time.monotonic() - began:.0f} s", flush=True)
     model.eval()
@@ -137,8 +137,8 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=1e-5)
     asked = parser.parse_args(given)
     loaded = load_model(asked.model, dtype=torch.float32)
-    device = next(loaded.model.parameters()).device
-    model = tied(loaded.model).to(device)
+    model: Any = tied(loaded.model)
+    model.to(next(loaded.model.parameters()).device)
     if asked.steps > 0:
         data = examples(asked.sheets, loaded.tokenizer)
         print(f"{len(data)} workings of at most {LONGEST} tokens")
