@@ -10,6 +10,7 @@ README.md beside this file has all commands in order.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -64,9 +65,15 @@ def headroom(asked: argparse.Namespace) -> None:
     (asked.runs / f"headroom-{asked.name}.json").write_text(json.dumps(items) + "\n", "utf-8")
 
 
+def folder_name(label: str) -> str:
+    """A label as the name of a folder; a long one is cut and told apart by its digest."""
+    name = re.sub(r"[^A-Za-z0-9._=-]", "_", label)
+    return name if len(name) <= 120 else f"{name[:100]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
+
+
 def cell(asked: argparse.Namespace) -> None:
     """Train one method in a folder named after it and its settings; why it failed is kept too."""
-    name = re.sub(r"[^A-Za-z0-9._=-]", "_", "+".join([asked.method, *asked.overrides]))
+    name = folder_name("+".join([asked.method, *asked.overrides]))
     config = Config.load(str(PRESET), overrides=[f"method={asked.method}", *asked.overrides])
     note_machine(asked.runs)
     try:

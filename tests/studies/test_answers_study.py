@@ -123,7 +123,7 @@ def test_the_warm_start_learns_workings_and_never_the_opening(place: Path, tmp_p
     model = warm.tied(loaded.model)
     assert torch.equal(model.get_input_embeddings().weight, head)
     assert model.get_input_embeddings().weight.data_ptr() == model.get_output_embeddings().weight.data_ptr()
-    course = warm.learn(model, data, 0, steps=12, batch=8, rate=1e-2)
+    course = warm.learn(model, data, 0, steps=40, batch=8, rate=2e-2)
     assert course[-1] < 0.8 * course[0]
     assert warm.main([str(place / "model"), "none", str(tmp_path / "folder"), "--steps", "0"]) == 0
     again = warm.load_model(str(tmp_path / "folder"), device="cpu", dtype=torch.float32).model
