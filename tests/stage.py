@@ -21,7 +21,7 @@ from tfive.rl.settings import RewardSettings
 from tfive.rl.snapshots import Snapshots
 from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import Silent
-from tfive.training.build import Workshop, build
+from tfive.training.build import Assembly, build
 from tfive.training.corpus import corpus_of
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
@@ -243,7 +243,7 @@ def flat(trajectories: Trajectories, tensor: Tensor) -> Tensor:
     return tensor[trajectories.thoughts.valid_BR]
 
 
-def workshop(home: Path, *overrides: str, telemetry: Any = None) -> Workshop:
+def assembled(home: Path, *overrides: str, telemetry: Any = None) -> Assembly:
     """All parts of the smallest whole run, ready to advance."""
     config = configure(home, *overrides)
     loaded = load_model(config.model.name, device="cpu", dtype=torch.float32)

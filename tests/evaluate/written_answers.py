@@ -343,7 +343,7 @@ CHOSEN: list[tuple[str, str | None]] = [
     ("The answer is a mall, since people go there.", "D"),
     ("The answer is New York", "E"),
     ("A revolving door is found at a bank.", "A"),
-    ("Thinking about it, people shop there.\nIt must be the department store", "C"),
+    ("Thinking about it, people run there.\nIt must be the department store", "C"),
     ("I would go to a bank.\nE", "E"),
     ("The answer is F.", None),
     ("The answer is unclear.", None),

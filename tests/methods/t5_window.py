@@ -14,14 +14,14 @@ from tfive.methods.method import Method
 from tfive.methods.t5 import T5
 from tfive.rl.qualify import Qualifier
 from tfive.rl.trajectory import Trajectories
-from tfive.training.build import Workshop
+from tfive.training.build import Assembly
 
 PLAIN = ("calibration.mode=average", "window.probe=0", "gate.passes=0")
 """Enough of a window for what does not concern heads, probes or gate."""
 QUICK = ("calibration.cross_fit=false",)
 
 
-def t5_of(run: Workshop) -> T5:
+def t5_of(run: Assembly) -> T5:
     """The run's method, which is T⁵."""
     assert isinstance(run.method, T5)
     return run.method

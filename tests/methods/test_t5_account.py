@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from t5_window import QUICK, advance_to, changing, noting, window
 
-from stage import workshop
+from stage import assembled
 from tfive.methods.registry import spec_of
 from tfive.rl.trajectory import Trajectories
 from tfive.training.recorder import AMOUNTS, Recorder
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.model
 def test_the_account_adds_up(home: Path, verdicts: Any) -> None:
     verdicts(False)
     with Recorder(quiet=True) as recorder:
-        run = workshop(home, *QUICK, telemetry=recorder)
+        run = assembled(home, *QUICK, telemetry=recorder)
         made: dict[str, list[Trajectories]] = {}
         for role in ("critic_fit", "qualify", "pilot", "head_train", "head_validate", "actor", "scale", "probe"):
             changing(run, role, noting(made.setdefault(role, [])))
@@ -46,7 +46,7 @@ def test_the_account_adds_up(home: Path, verdicts: Any) -> None:
 
 
 def test_a_window_reports_every_diagnostic(home: Path, verdicts: Any) -> None:
-    run = workshop(home, "calibration.continuations=4", "window.probe=0.5")
+    run = assembled(home, "calibration.continuations=4", "window.probe=0.5")
     window(run.method)
     wanted = {
         "window", "reward_scale", "critic_loss", "r2", "r2_per_step", "r2_within", "value_spread", "value_disagreement",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from t5_window import PLAIN, QUICK, actor_weights, advance_to, logged, same, t5_of, window
 
-from stage import Tally, workshop
+from stage import Tally, assembled
 from tfive.rl.calibration.mixture import LearnedWeight
 
 pytestmark = pytest.mark.model
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.model
 
 @pytest.mark.parametrize(("mode", "weight"), [("average", 0.5), ("single", 1.0), ("minimum", 0.0)])
 def test_fixed_mixtures_need_no_heads(home: Path, verdicts: Any, mode: str, weight: float) -> None:
-    run = workshop(home, f"calibration.mode={mode}", *QUICK)
+    run = assembled(home, f"calibration.mode={mode}", *QUICK)
     method = t5_of(run)
     before = copy.deepcopy(method.parts.calibrator.state_dict())
     advance_to(method, "update")
@@ -34,14 +34,14 @@ def test_fixed_mixtures_need_no_heads(home: Path, verdicts: Any, mode: str, weig
     tally = method.parts.telemetry
     assert isinstance(tally, Tally)
     assert not {"head_train", "head_validate"} & set(tally.amounts)
-    other = t5_of(workshop(home, f"calibration.mode={mode}", *QUICK))
+    other = t5_of(assembled(home, f"calibration.mode={mode}", *QUICK))
     other.load_state_dict(method.state_dict())
     assert other.mixture == method.mixture
 
 
 @pytest.mark.parametrize("mode", ["learned", "state", "repeated"])
 def test_learned_mixtures_are_validated_or_fall_back(home: Path, verdicts: Any, mode: str) -> None:
-    run = workshop(home, f"calibration.mode={mode}", "calibration.kappa=0.9", "calibration.weight_lr=0.03", *QUICK)
+    run = assembled(home, f"calibration.mode={mode}", "calibration.kappa=0.9", "calibration.weight_lr=0.03", *QUICK)
     method = t5_of(run)
     window(method)
     report = method.report
@@ -55,7 +55,7 @@ def test_learned_mixtures_are_validated_or_fall_back(home: Path, verdicts: Any, 
     with torch.no_grad():
         head.joined.last.bias.add_(1.0)
     method.mixture = LearnedWeight(head, mode == "state", mode)
-    other = t5_of(workshop(home, f"calibration.mode={mode}", *QUICK))
+    other = t5_of(assembled(home, f"calibration.mode={mode}", *QUICK))
     other.load_state_dict(method.state_dict())
     assert isinstance(other.mixture, LearnedWeight)
     assert (other.mixture.name, other.mixture.state_only) == (mode, mode == "state")
@@ -63,7 +63,7 @@ def test_learned_mixtures_are_validated_or_fall_back(home: Path, verdicts: Any, 
 
 
 def test_a_candidate_that_keeps_too_little_signal_is_replaced_by_the_average(home: Path, verdicts: Any) -> None:
-    run = workshop(home, "calibration.kappa=0.0", *QUICK)
+    run = assembled(home, "calibration.kappa=0.0", *QUICK)
     advance_to(run.method, "calibrate")
     learn = run.method.parts.calibrator.learn
 
@@ -83,7 +83,7 @@ def test_a_candidate_that_keeps_too_little_signal_is_replaced_by_the_average(hom
 
 def test_centred_scores_remember_the_opening_and_resume(home: Path, verdicts: Any) -> None:
     overrides = ("calibration.score_centering=true", "sampling.temperature=0.6", *PLAIN)
-    run = workshop(home, *overrides)
+    run = assembled(home, *overrides)
     window(run.method)
     opening = actor_weights(run)
     advance_to(run.method, "update")
@@ -91,9 +91,9 @@ def test_centred_scores_remember_the_opening_and_resume(home: Path, verdicts: An
     assert run.actor.centring is not None
     assert same(dict(run.actor.centring.old.model.state_dict()), opening)
     assert not same(actor_weights(run), opening)
-    other = workshop(home, *overrides)
+    other = assembled(home, *overrides)
     other.method.load_state_dict(copy.deepcopy(run.method.state_dict()))
-    plain = workshop(home, "sampling.temperature=0.6", *PLAIN)
+    plain = assembled(home, "sampling.temperature=0.6", *PLAIN)
     plain.method.load_state_dict(copy.deepcopy({**run.method.state_dict(), "window": run.method.window}))
     for one in (run, other, plain):
         while one.method.phase == "update":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from t5_window import PLAIN, QUICK, actor_weights, advance_to, changing, logged, noting, same, t5_of, window
 
-from stage import workshop
+from stage import assembled
 from tfive.errors import RunFailed
 from tfive.methods.registry import spec_of
 from tfive.rl.trajectory import Trajectories
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.model
 
 
 def test_phases_come_in_the_declared_order(home: Path, verdicts: Any) -> None:
-    run = workshop(home, "qualify.consecutive=2", "critic.passes=2", *QUICK)
+    run = assembled(home, "qualify.consecutive=2", "critic.passes=2", *QUICK)
     method = t5_of(run)
     stages: list[str] = []
     done: list[str] = []
@@ -47,14 +47,14 @@ def test_phases_come_in_the_declared_order(home: Path, verdicts: Any) -> None:
 def test_without_a_warm_up_the_first_window_fits_no_longer_than_the_next(
     home: Path, verdicts: Any, overrides: tuple[str, ...]
 ) -> None:
-    method = t5_of(workshop(home, "critic.passes=2", *overrides, *PLAIN))
+    method = t5_of(assembled(home, "critic.passes=2", *overrides, *PLAIN))
     assert advance_to(method, "qualify") == ["open", "fit", "fit"]
     assert method.stage == "full warm-up"
 
 
 def test_failing_goes_back_to_fitting_until_the_attempts_are_spent(home: Path, verdicts: Any) -> None:
     verdicts(*[False] * 9)
-    run = workshop(home, "qualify.attempts=3", *PLAIN)
+    run = assembled(home, "qualify.attempts=3", *PLAIN)
     before = actor_weights(run)
     assert advance_to(run.method, "qualify") == ["open", "fit", "fit"]
     for _ in range(2):
@@ -67,7 +67,7 @@ def test_failing_goes_back_to_fitting_until_the_attempts_are_spent(home: Path, v
 
 def test_every_attempt_fits_and_tests_on_fresh_trajectories(home: Path, verdicts: Any) -> None:
     verdicts(False, True, False)
-    run = workshop(home, "qualify.consecutive=2", *PLAIN)
+    run = assembled(home, "qualify.consecutive=2", *PLAIN)
     drawn: list[Trajectories] = []
     for role in ("critic_fit", "qualify"):
         changing(run, role, noting(drawn))
@@ -82,7 +82,7 @@ def test_every_attempt_fits_and_tests_on_fresh_trajectories(home: Path, verdicts
 
 
 def test_a_sustained_failure_pauses_the_actor_and_recovery_readmits_it(home: Path, verdicts: Any) -> None:
-    run = workshop(home, "qualify.patience=2", *PLAIN)
+    run = assembled(home, "qualify.patience=2", *PLAIN)
     method = t5_of(run)
     window(method)
     verdicts(False)
@@ -111,7 +111,7 @@ def test_a_sustained_failure_pauses_the_actor_and_recovery_readmits_it(home: Pat
 
 def test_a_fixed_warm_up_asks_nobody(home: Path, verdicts: Any) -> None:
     verdicts(*[False] * 9)
-    run = workshop(home, "qualify.mode=fixed", "critic.warmup_rounds=3", "qualify.attempts=1", *PLAIN)
+    run = assembled(home, "qualify.mode=fixed", "critic.warmup_rounds=3", "qualify.attempts=1", *PLAIN)
     method = t5_of(run)
     warm = ["open", "fit", "fit", "qualify", "fit", "qualify", "fit", "qualify"]
     assert window(method) == [*warm, "pilot", "calibrate", "collect", *["update"] * 4, "close"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from t5_window import QUICK, advance_to, changing, other_outcomes, same, t5_of
 
-from stage import Tally, workshop
+from stage import Tally, assembled
 from tfive import rng
 from tfive.errors import RunFailed
 from tfive.rl.calibration.mixture import LearnedWeight
@@ -35,7 +35,7 @@ def changing_continuations(run: Any, role: str) -> None:
 def test_repeated_continuations_keep_the_roles_apart(home: Path, verdicts: Any) -> None:
     """Outcomes of the anchors that validate, of the probes and of the actor never reach the weight; those that teach
     it do, and the weight of an action stays a function of what is visible."""
-    runs = [workshop(home, *REPEATED) for _ in range(4)]
+    runs = [assembled(home, *REPEATED) for _ in range(4)]
     changing_continuations(runs[1], "head_train")
     changing_continuations(runs[2], "head_validate")
     changing_continuations(runs[3], "probe")
@@ -58,7 +58,7 @@ def test_repeated_continuations_keep_the_roles_apart(home: Path, verdicts: Any) 
 
 def test_repeated_prefixes_are_paid_for_under_their_roles(home: Path, verdicts: Any) -> None:
     """eq:repeated-rollout-budget: anchors times continuations for calibration and for admission, and the rest."""
-    run = workshop(home, "calibration.continuations=3", "window.probe=0", *REPEATED)
+    run = assembled(home, "calibration.continuations=3", "window.probe=0", *REPEATED)
     counts: dict[str, list[int]] = {}
     rewarded = run.method.parts.rollout.rewarded
 
@@ -88,7 +88,7 @@ def test_repeated_prefixes_are_paid_for_under_their_roles(home: Path, verdicts: 
 
 
 def test_anchors_that_no_thought_reaches_are_named(home: Path, verdicts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = workshop(home, *REPEATED)
+    run = assembled(home, *REPEATED)
     advance_to(run.method, "calibrate")
     uniforms = rng.uniforms
     monkeypatch.setattr(

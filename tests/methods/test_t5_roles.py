@@ -12,7 +12,7 @@ import pytest
 import torch
 from t5_window import PLAIN, QUICK, actor_weights, advance_to, changing, other_outcomes, same, t5_of, window
 
-from stage import workshop
+from stage import assembled
 from tfive.rl.snapshots import WrongSnapshot
 from tfive.rl.trajectory import Trajectories
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.model
 
 
 def test_only_the_actor_moves_while_it_is_updated(home: Path, verdicts: Any) -> None:
-    run = workshop(home, *QUICK)
+    run = assembled(home, *QUICK)
     method = t5_of(run)
     parts = method.parts
     advance_to(method, "update")
@@ -44,7 +44,7 @@ def test_only_the_actor_moves_while_it_is_updated(home: Path, verdicts: Any) -> 
 
 
 def test_the_actor_set_of_any_stale_snapshot_is_refused(home: Path, verdicts: Any) -> None:
-    run = workshop(home, *QUICK)
+    run = assembled(home, *QUICK)
     method, snapshots = run.method, run.method.parts.snapshots
     advance_to(method, "update")
     method.advance()
@@ -56,7 +56,7 @@ def test_the_actor_set_of_any_stale_snapshot_is_refused(home: Path, verdicts: An
         assert same(actor_weights(run), before)
         snapshots.load_state_dict(current)
     # Renewed without use, nothing has changed: the window goes on as if it had not been.
-    other = workshop(home, *QUICK).method
+    other = assembled(home, *QUICK).method
     advance_to(other, "update")
     window(method)
     window(other)
@@ -66,7 +66,7 @@ def test_the_actor_set_of_any_stale_snapshot_is_refused(home: Path, verdicts: An
 
 @pytest.mark.parametrize("kind", ["policy", "scorer", "scale"])
 def test_fitting_scale_and_probe_sets_of_a_stale_snapshot_are_refused(home: Path, verdicts: Any, kind: str) -> None:
-    method = workshop(home, "calibration.mode=average", "gate.passes=0").method
+    method = assembled(home, "calibration.mode=average", "gate.passes=0").method
     snapshots = method.parts.snapshots
     advance_to(method, "fit")
     method.advance()
@@ -86,7 +86,7 @@ def test_fitting_scale_and_probe_sets_of_a_stale_snapshot_are_refused(home: Path
 
 
 def test_qualification_sees_fitting_outcomes_through_the_weights_alone(home: Path, verdicts: Any) -> None:
-    runs = [workshop(home, *PLAIN) for _ in range(3)]
+    runs = [assembled(home, *PLAIN) for _ in range(3)]
     for run in runs[1:]:
         changing(run, "critic_fit", other_outcomes)
     for run in runs:
@@ -102,7 +102,7 @@ def test_qualification_sees_fitting_outcomes_through_the_weights_alone(home: Pat
 
 
 def test_validation_outcomes_do_not_reach_the_candidate(home: Path, verdicts: Any) -> None:
-    runs = [workshop(home, *QUICK) for _ in range(2)]
+    runs = [assembled(home, *QUICK) for _ in range(2)]
     changing(runs[1], "head_validate", other_outcomes)
     for run in runs:
         advance_to(run.method, "collect")
@@ -113,7 +113,7 @@ def test_validation_outcomes_do_not_reach_the_candidate(home: Path, verdicts: An
 
 
 def test_the_pilot_alone_sets_the_normaliser(home: Path, verdicts: Any) -> None:
-    runs = [workshop(home, *PLAIN) for _ in range(3)]
+    runs = [assembled(home, *PLAIN) for _ in range(3)]
     changing(runs[1], "pilot", other_outcomes)
     changing(runs[2], "actor", other_outcomes)
     for run in runs:
@@ -130,7 +130,7 @@ def test_the_pilot_alone_sets_the_normaliser(home: Path, verdicts: Any) -> None:
 
 
 def test_the_next_scale_comes_from_its_own_disjoint_set(home: Path, verdicts: Any) -> None:
-    runs = [workshop(home, *PLAIN) for _ in range(3)]
+    runs = [assembled(home, *PLAIN) for _ in range(3)]
     for run in runs:
         advance_to(run.method, "close")
     plain, actor, scale = (run.method for run in runs)
@@ -154,7 +154,7 @@ def test_the_next_scale_comes_from_its_own_disjoint_set(home: Path, verdicts: An
 
 
 def test_no_text_serves_two_roles(home: Path, verdicts: Any) -> None:
-    run = workshop(home, *QUICK)
+    run = assembled(home, *QUICK)
     seen: dict[str, set[int]] = {}
 
     def noting(role: str) -> Callable[[Trajectories], Trajectories]:

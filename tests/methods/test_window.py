@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from stage import Tally, workshop
+from stage import Tally, assembled
 from tfive.methods.registry import spec_of
 from tfive.rl.gate import Experts, Gate
-from tfive.training.build import Workshop
+from tfive.training.build import Assembly
 
 pytestmark = pytest.mark.model
 METHODS = ("ntp", "anchor-only", "quiet-star-ppo", "quiet-star-grpo", "rlp", "t5")
@@ -26,37 +26,37 @@ QUICK = (
 PPO = ("critic.warmup_rounds=2",)
 
 
-def shop_of(home: Path, method: str, *more: str) -> Workshop:
+def assembly_of(home: Path, method: str, *more: str) -> Assembly:
     own = {"t5": QUICK, "quiet-star-ppo": PPO}.get(method, SMALL if spec_of(method).group > 1 else ())
-    return workshop(home, f"method={method}", "anchor.conditioned=0.5", *own, *more)
+    return assembled(home, f"method={method}", "anchor.conditioned=0.5", *own, *more)
 
 
-def run(shop: Workshop, windows: int = 2) -> list[dict[str, Any]]:
+def train(run: Assembly, windows: int = 2) -> list[dict[str, Any]]:
     reports = []
-    while not shop.method.finished(windows):
-        shop.method.advance()
-        if shop.method.closed:
-            reports.append(shop.method.report)
+    while not run.method.finished(windows):
+        run.method.advance()
+        if run.method.closed:
+            reports.append(run.method.report)
     return reports
 
 
 @pytest.fixture(scope="module")
-def finished(home: Path) -> dict[str, tuple[Workshop, list[dict[str, Any]], list[Tensor]]]:
+def finished(home: Path) -> dict[str, tuple[Assembly, list[dict[str, Any]], list[Tensor]]]:
     """Two windows of every method, with the actor's items as they were drawn."""
     found = {}
     for method in METHODS:
-        shop = shop_of(home, method)
+        run = assembly_of(home, method)
         drawn: list[Any] = []
-        texts_of = shop.method.parts.rollout.texts_of
+        texts_of = run.method.parts.rollout.texts_of
 
         def noting(numbers: Any, texts_of: Any = texts_of, drawn: list[Any] = drawn) -> Any:
             drawn.append((len(drawn), texts_of(numbers)))
             return drawn[-1][1]
 
-        shop.method.parts.rollout.texts_of = noting
-        reports = run(shop)
-        roles = [row["role"] for row in shop.ledger.rows()]
-        found[method] = (shop, reports, [batch.items_BP for n, batch in drawn if roles[n] == "actor"])
+        run.method.parts.rollout.texts_of = noting
+        reports = train(run)
+        roles = [row["role"] for row in run.ledger.rows()]
+        found[method] = (run, reports, [batch.items_BP for n, batch in drawn if roles[n] == "actor"])
     return found
 
 
@@ -69,17 +69,17 @@ def test_all_methods_meet_the_same_actor_items_in_the_same_order(finished: Any) 
 
 
 def test_all_methods_take_the_same_number_of_steps(finished: Any) -> None:
-    steps = {method: shop.actor.optimizer.steps for method, (shop, _, _) in finished.items()}
+    steps = {method: run.actor.optimizer.steps for method, (run, _, _) in finished.items()}
     assert set(steps.values()) == {2 * finished["t5"][0].config.window.actor_steps}
 
 
 def test_the_account_counts_every_thought_of_a_group(finished: Any) -> None:
-    for method, (shop, _, batches) in finished.items():
-        tally = shop.method.parts.telemetry
+    for method, (run, _, batches) in finished.items():
+        tally = run.method.parts.telemetry
         assert isinstance(tally, Tally)
         count = sum(int((batch >= 0).sum()) for batch in batches)
         booked: dict[str, Any] = tally.amounts.get("actor", {})
-        assert booked.get("trajectories", 0) == (0 if method == "ntp" else count * shop.config.group), method
+        assert booked.get("trajectories", 0) == (0 if method == "ntp" else count * run.config.group), method
         extra = set(tally.amounts) - {"actor"}
         assert (
             extra
@@ -111,40 +111,40 @@ def test_every_thought_method_reports_the_same(finished: Any) -> None:
 
 @pytest.mark.parametrize("method", ["t5", "quiet-star-ppo", "quiet-star-grpo", "rlp"])
 def test_a_window_of_reading_is_one_of_the_control_and_what_follows_is_the_first(home: Path, method: str) -> None:
-    shop, control = shop_of(home, method, "window.reading=1", "window.windows=3"), shop_of(home, "anchor-only")
+    run, control = assembly_of(home, method, "window.reading=1", "window.windows=3"), assembly_of(home, "anchor-only")
     done, gain_square = [], 0.0
-    while not shop.method.finished(1):
-        done.append(shop.method.advance())
-        if acting := shop.method.held.get("actor"):
+    while not run.method.finished(1):
+        done.append(run.method.advance())
+        if acting := run.method.held.get("actor"):
             gain_square = float(acting.gain_BR[acting.thoughts.valid_BR].double().square().mean())
-    assert done == ["open", "collect", *["update"] * shop.config.window.actor_steps, "close"]
-    run(control, 1)
-    mine, theirs = (one.actor.engine.model.state_dict() for one in (shop, control))
+    assert done == ["open", "collect", *["update"] * run.config.window.actor_steps, "close"]
+    train(control, 1)
+    mine, theirs = (one.actor.engine.model.state_dict() for one in (run, control))
     # A group draws more thoughts than the control, but the first of each is the same.
     assert all(mine[name].allclose(theirs[name], rtol=0, atol=1e-5) for name in mine)
-    assert shop.method.report["policy_loss"] == 0
+    assert run.method.report["policy_loss"] == 0
     if method != "rlp":
         # What was read sets the scale outright; the gains before it are another model's.
-        assert shop.method.parts.rollout.scale.updates == 1
-        assert shop.method.parts.rollout.scale.moment == pytest.approx(gain_square, rel=1e-6)
-    assert set(shop.method.parts.telemetry.amounts) <= {"actor", "scale"}
-    alone = shop_of(home, method, "window.windows=3")
+        assert run.method.parts.rollout.scale.updates == 1
+        assert run.method.parts.rollout.scale.moment == pytest.approx(gain_square, rel=1e-6)
+    assert set(run.method.parts.telemetry.amounts) <= {"actor", "scale"}
+    alone = assembly_of(home, method, "window.windows=3")
     phases = []
-    for one in (shop, alone):
+    for one in (run, alone):
         window, done = one.method.window + 1, []
         while not one.method.finished(window):
             done.append(one.method.advance())
         phases.append(done)
     assert phases[0] == phases[1], "warm-up belongs to the first window that is rewarded"
-    assert shop.method.report["policy_loss"] != 0
+    assert run.method.report["policy_loss"] != 0
 
 
 def test_development_is_measured_with_one_thought_whatever_the_group(finished: Any) -> None:
     counts = set()
-    for method, (shop, _, _) in finished.items():
-        assert shop.reader.plan.group == shop.base.plan.group == 1
-        assert shop.actor.engine.plan.group == (2 if spec_of(method).group > 1 else 1)
-        found, _ = shop.development.measure(shop.reader, shop.gate)
+    for method, (run, _, _) in finished.items():
+        assert run.reader.plan.group == run.base.plan.group == 1
+        assert run.actor.engine.plan.group == (2 if spec_of(method).group > 1 else 1)
+        found, _ = run.development.measure(run.reader, run.gate)
         counts.add((found["items"], found["texts"]))
         assert ("mixed_gain" in found) == (method != "ntp")
         assert {"thought_gain", "content_gain", "empty_gain", "random_gain", "gain_vs_base"} <= set(found)
@@ -161,18 +161,18 @@ def test_the_gate_learns_from_one_thought_an_item(home: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Gate, "fit", noted)
     for method in ("anchor-only", "quiet-star-grpo"):
-        run(shop_of(home, method), 1)
+        train(assembly_of(home, method), 1)
     single, grouped = seen
     assert len(single.text_I) == len(grouped.text_I) > 8
     assert single.text_I.equal(grouped.text_I)
 
 
 def test_the_untrained_row_is_over_before_it_begins(home: Path) -> None:
-    shop = shop_of(home, "base")
-    before = {name: tensor.clone() for name, tensor in shop.reader.model.state_dict().items()}
-    assert run(shop) == []
-    assert shop.ledger.rows() == []
-    assert shop.gate is shop.critics is None
-    found, _ = shop.development.measure(shop.reader, None)
+    run = assembly_of(home, "base")
+    before = {name: tensor.clone() for name, tensor in run.reader.model.state_dict().items()}
+    assert train(run) == []
+    assert run.ledger.rows() == []
+    assert run.gate is run.critics is None
+    found, _ = run.development.measure(run.reader, None)
     assert found["gain_vs_base"] == pytest.approx(found["thought_gain"], abs=1e-7)
-    assert all(tensor.equal(before[name]) for name, tensor in shop.reader.model.state_dict().items())
+    assert all(tensor.equal(before[name]) for name, tensor in run.reader.model.state_dict().items())

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from tfive.errors import UserError
-from tfive.training.devices import Placement, ProcessRank, place, usable_cores
+from tfive.training.devices import Placement, place, usable_cores
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +38,9 @@ def test_gpu_is_chosen_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulation=True: True)
-    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
-        monkeypatch.setenv(name, value)
+    assert place("cuda:1").device == torch.device("cuda", 1)
     chosen = place()
-    assert chosen.device == torch.device("cuda", 1)
+    assert chosen.device == torch.device("cuda", 0)
     assert chosen.compute == torch.bfloat16
     assert not chosen.deterministic
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulation=True: emulation)
@@ -74,23 +73,20 @@ def test_a_callers_autocast_does_not_reach_us() -> None:
 
 
 def test_description_is_plain_and_complete() -> None:
-    found = Placement(torch.device("cpu"), torch.bfloat16, 3, True, ProcessRank(1, 4, 1)).describe()
+    found = Placement(torch.device("cpu"), torch.bfloat16, 3, True).describe()
     assert found == {
         "device": "cpu", "device_name": "cpu", "compute": "bfloat16", "threads": 3, "deterministic": True,
-        "torch": torch.__version__, "transformers": transformers.__version__, "rank": 1, "world_size": 4,
+        "torch": torch.__version__, "transformers": transformers.__version__,
     }  # fmt: skip
 
 
-def test_rank_from_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ProcessRank.from_environment() == ProcessRank(0, 1, 0)
-    for name, value in (("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")):
-        monkeypatch.setenv(name, value)
-    assert ProcessRank.from_environment() == ProcessRank(3, 4, 1)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="RANK = 3"):
-        ProcessRank.from_environment()
-    monkeypatch.setenv("RANK", "x")
-    with pytest.raises(UserError, match="not a number"):
+@pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", "2"), ("RANK", "1"), ("WORLD_SIZE", "two")])
+def test_one_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    assert place("cpu").device == torch.device("cpu")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"{name} = {value}: tfive trains in one process"):
         place("cpu")
 
 

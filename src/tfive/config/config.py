@@ -28,7 +28,7 @@ DEFAULT = "nano"
 
 
 class Config(Schema):
-    """Everything a run is told. Sections are documented where they are declared; each method adds its own."""
+    """The whole configuration of a run. Sections are documented where they are declared; each method adds its own."""
 
     @classmethod
     def load(cls, *sources: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -1,6 +1,6 @@
 """Outputs of a model for prompts: many at once, several per prompt, with or without hidden thoughts.
 
-Random numbers depend on item, sample and step alone, so any order of work draws the same ones. In parity mode every
+Random numbers depend on item, sample and step alone, so any request of work draws the same ones. In parity mode every
 output is written by itself, in a shape of its own, so an item asked alone gives the same output as among others;
 elsewhere sums depend on the batch, and `flip_rate` measures how often that changes an output.
 """
@@ -115,16 +115,16 @@ def generate(
         for sample in range(decoding.samples)
         if (request.id, sample) not in done
     ]
-    orders = [_order(model, request, sample, decoding.when.ever) for request, sample in chosen]
-    manner = WritingMode(
+    in_tokens = [_token_request(model, request, sample, decoding.when.ever) for request, sample in chosen]
+    mode = WritingMode(
         text_law(decoding.temperature, decoding.top_k, decoding.top_p),
         model.sampling,
         decoding.when,
         tuple(model.ends),
         decoding.seed,
     )
-    finished = _written(model, orders, manner, stops, decoding)
-    for number, written in (telemetry or Silent()).progress(finished, label, len(orders)):
+    finished = _written(model, in_tokens, mode, stops, decoding)
+    for number, written in (telemetry or Silent()).progress(finished, label, len(in_tokens)):
         request, sample = chosen[number]
         yield (
             request,
@@ -133,7 +133,7 @@ def generate(
                 model.text_of(written, stops),
                 tuple(written.ids),
                 written.finish_reason,
-                len(orders[number].ids),
+                len(in_tokens[number].ids),
                 len(written.thoughts),
                 sum(len(tokens) for _, tokens, _ in written.thoughts),
             ),
@@ -143,24 +143,24 @@ def generate(
 def check_lengths(model: ThoughtModel, requests: Sequence[GenerationRequest], decoding: Decoding) -> None:
     """Refuse prompts that the model cannot take before anything is written."""
     for request in requests:
-        _order(model, request, 0, decoding.when.ever)
+        _token_request(model, request, 0, decoding.when.ever)
 
 
 def _written(
-    model: ThoughtModel, orders: list[TokenRequest], manner: WritingMode, stops: tuple[str, ...], decoding: Decoding
+    model: ThoughtModel, requests: list[TokenRequest], mode: WritingMode, stops: tuple[str, ...], decoding: Decoding
 ) -> Iterator[tuple[int, Completion]]:
-    if not orders:
+    if not requests:
         return
     if decoding.parity:
-        for number, order in enumerate(orders):
-            yield number, next(model.write([order], manner, stops))[1]
+        for number, request in enumerate(requests):
+            yield number, next(model.write([request], mode, stops))[1]
         return
     device = model.model.device.type
-    rows = decoding.rows or rows_that_fit(model, max(order.width for order in orders), decoding.when.ever)
-    yield from model.write(orders, manner, stops, rows=rows, poll=_POLL.get(device, 2))
+    rows = decoding.rows or rows_that_fit(model, max(request.width for request in requests), decoding.when.ever)
+    yield from model.write(requests, mode, stops, rows=rows, poll=_POLL.get(device, 2))
 
 
-def _order(model: ThoughtModel, request: GenerationRequest, sample: int, thinks: bool) -> TokenRequest:
+def _token_request(model: ThoughtModel, request: GenerationRequest, sample: int, thinks: bool) -> TokenRequest:
     """The request in tokens; where the model has fewer positions than asked for, the output is shorter."""
     ids, most = encoded(model.tokenizer, request.prompt), request.max_new_tokens
     if not ids:

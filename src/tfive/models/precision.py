@@ -9,7 +9,7 @@ from tfive.errors import UserError
 COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
+def choose_device(name: str = "auto") -> torch.device:
     """The named device, checked to exist; `auto` and `cuda` are this process's own GPU, `auto` the CPU without one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -21,7 +21,7 @@ def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
         raise UserError(f"model.device = {name!r} is not supported; use auto, cpu, cuda or cuda:N")
     if device.type == "cpu":
         return torch.device("cpu")
-    index = local_rank if device.index is None else device.index
+    index = device.index or 0
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if index >= count:
         raise UserError(

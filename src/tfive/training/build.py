@@ -32,7 +32,7 @@ from tfive.tree.layout import ThoughtPlan
 
 
 @dataclass
-class Workshop:
+class Assembly:
     """Everything a run works with."""
 
     config: Config
@@ -58,7 +58,7 @@ class Workshop:
         return self.base.plan
 
 
-def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Telemetry) -> Workshop:
+def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Telemetry) -> Assembly:
     """Admit the model by probe, copy the frozen base, and put the method's parts together."""
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=config.group)
     single = replace(plan, group=1)
@@ -80,7 +80,7 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
     critics = _critics(config, frozen, single)
     common = {"rollout": rollout, "actor": actor, "snapshots": snapshots, "telemetry": telemetry, "gate": gate}
     method: Method[Any] = spec.load().assemble(Kit(config, common, critics))
-    return Workshop(
+    return Assembly(
         config, loaded, corpus, ledger, actor, base, gate, critics, method, _development(config, corpus, base)
     )
 

@@ -1,4 +1,4 @@
-"""Where a run computes, how precisely, with how many threads, and as which of several processes.
+"""Where a run computes, how precisely, and with how many threads.
 
 The precision policy in one place: weights of the compute copy are in `compute`, and there is no autocast anywhere. What
 must be float32 (value heads, gates, log-softmax, master weights, moments, teachers) is float32 by construction.
@@ -19,28 +19,14 @@ from tfive.errors import UserError
 from tfive.models.precision import choose_device, choose_dtype
 
 
-@dataclass(frozen=True)
-class ProcessRank:
-    """This process among those that `torchrun` started; a plain start is the only one."""
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-
-    @staticmethod
-    def from_environment() -> ProcessRank:
-        """Rank, size and local rank as torchrun hands them over."""
-        names = {"rank": "RANK", "size": "WORLD_SIZE", "local_rank": "LOCAL_RANK"}
-        values = {}
-        for field, name in names.items():
-            text = os.environ.get(name, "1" if field == "size" else "0")
-            if not text.isdigit():
-                raise UserError(f"environment {name} = {text!r} is not a number; unset it or start with torchrun")
-            values[field] = int(text)
-        found = ProcessRank(**values)
-        if found.size < 1 or found.rank >= found.size:
-            raise UserError(f"environment RANK = {found.rank} does not fit WORLD_SIZE = {found.size}; use torchrun")
-        return found
+def refuse_several_processes() -> None:
+    """One process trains alone: each of several would train a private copy, so a distributed launch is refused."""
+    for name, alone in (("WORLD_SIZE", "1"), ("RANK", "0")):
+        value = os.environ.get(name, alone)
+        if value != alone:
+            raise UserError(
+                f"environment {name} = {value}: tfive trains in one process; start it without torchrun, or unset {name}"
+            )
 
 
 @dataclass(frozen=True)
@@ -51,7 +37,6 @@ class Placement:
     compute: torch.dtype
     threads: int
     deterministic: bool
-    process: ProcessRank = ProcessRank()
 
     def apply(self, seed: int) -> None:
         """Make the choice effective for this process.
@@ -88,8 +73,6 @@ class Placement:
             "deterministic": self.deterministic,
             "torch": torch.__version__,
             "transformers": version("transformers"),
-            "rank": self.process.rank,
-            "world_size": self.process.size,
         }
 
 
@@ -99,9 +82,9 @@ def place(device: str = "auto", compute: str = "auto") -> Placement:
     Deterministic kernels are on for the CPU, where they cost nothing and exact resume needs them, and off on GPUs,
     where they are slow.
     """
-    process = ProcessRank.from_environment()
-    chosen = choose_device(device, process.local_rank)
-    return Placement(chosen, choose_dtype(compute, chosen), usable_cores(), chosen.type == "cpu", process)
+    refuse_several_processes()
+    chosen = choose_device(device)
+    return Placement(chosen, choose_dtype(compute, chosen), usable_cores(), chosen.type == "cpu")
 
 
 def usable_cores() -> int:

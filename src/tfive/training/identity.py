@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tfive.config.config import Config
 from tfive.rl.roles import auxiliary_rollouts
 from tfive.telemetry import DIAGNOSE
-from tfive.training.build import Workshop
+from tfive.training.build import Assembly
 from tfive.training.corpus import weights_fingerprint
 from tfive.training.recorder import Recorder
 
@@ -35,7 +35,7 @@ def digest(*arrays: npt.NDArray[Any]) -> str:
     return sha.hexdigest()[:20]
 
 
-def identity(assembly: Workshop) -> dict[str, Any]:
+def identity(assembly: Assembly) -> dict[str, Any]:
     """What a comparison requires to be equal: base weights, corpus, positions, development items, precision, and how
     they are measured."""
     config, corpus, texts = assembly.config, assembly.corpus, assembly.development.texts
@@ -61,14 +61,14 @@ def evaluation(config: Config) -> dict[str, Any]:
     }
 
 
-def actor_items(assembly: Workshop, window: int) -> str | None:
+def actor_items(assembly: Assembly, window: int) -> str | None:
     """Which actor texts a window drew, as a digest; None where it drew none."""
     account = assembly.ledger.state_dict()
     chosen = np.flatnonzero((account["last"] == window) & (np.asarray(assembly.corpus.role_of) == "actor"))
     return digest(chosen) if len(chosen) else None
 
 
-def cost(assembly: Workshop, recorder: Recorder) -> dict[str, Any]:
+def cost(assembly: Assembly, recorder: Recorder) -> dict[str, Any]:
     """What the run has spent so far: training seconds per phase (without what is only measured and reported), thought
     tokens, corpus tokens, thoughts.
 

@@ -17,7 +17,7 @@ from typing import Any
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.rl.critic_files import save_critics
-from tfive.training.build import Workshop
+from tfive.training.build import Assembly
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.develop import save_items
 from tfive.training.identity import actor_items, cost, identity, rollouts
@@ -36,7 +36,7 @@ class Stopped(RunFailed):
 class Loop:
     """One run in one folder. `go` works until the last window is closed, or raises `Stopped` after saving."""
 
-    assembly: Workshop
+    assembly: Assembly
     recorder: Recorder
     folder: Path
     on_window: WindowCallback | None = None

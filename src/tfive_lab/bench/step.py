@@ -24,7 +24,7 @@ from tfive.models.precision import choose_device, choose_dtype
 from tfive.rl.qualify import Qualifier, Score
 from tfive.rl.roles import auxiliary_rollouts
 from tfive.text.prepared import PreparedCorpus
-from tfive.training.build import Workshop, build
+from tfive.training.build import Assembly, build
 from tfive.training.corpus import corpus_of
 from tfive.training.recorder import Recorder
 from tfive_lab.bench.cost import nodes_per_item
@@ -159,17 +159,17 @@ def time_method(
     clock = clock or device_clock(device)
     recorder = Timed(clock)
     with recorder:
-        shop = build(config, loaded, corpus, recorder)
-        if isinstance(getattr(shop.method, "qualifier", None), Qualifier):
+        assembly = build(config, loaded, corpus, recorder)
+        if isinstance(getattr(assembly.method, "qualifier", None), Qualifier):
             rule = config.qualify
-            shop.method.qualifier = Forced(rule.eta, rule.consecutive, rule.patience, rule.attempts)  # type: ignore[attr-defined]
-        with _timed_verbs(shop, recorder) as verbs:
-            laps = _laps(shop, recorder, verbs, windows, deadline, clock)
-        found = _report(config, shop, recorder, laps)
-        found["counted_nodes_per_item"] = nodes_per_item(config, shop.base.block_count)
+            assembly.method.qualifier = Forced(rule.eta, rule.consecutive, rule.patience, rule.attempts)  # type: ignore[attr-defined]
+        with _timed_verbs(assembly, recorder) as verbs:
+            window_costs = _window_costs(assembly, recorder, verbs, windows, deadline, clock)
+        found = _report(config, assembly, recorder, window_costs)
+        found["counted_nodes_per_item"] = nodes_per_item(config, assembly.base.block_count)
     if device.type == "cuda":
         found["peak_bytes"] = torch.cuda.max_memory_allocated(device)
-    del shop, loaded
+    del assembly, loaded
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -177,7 +177,7 @@ def time_method(
 
 
 @contextmanager
-def _timed_verbs(shop: Workshop, recorder: Timed) -> Iterator[dict[str, float]]:
+def _timed_verbs(assembly: Assembly, recorder: Timed) -> Iterator[dict[str, float]]:
     """Collects the seconds spent in the engine's verbs; nested calls count once, backward passes not at all."""
     spent = dict.fromkeys(VERBS, 0.0)
     depth = [0]
@@ -194,7 +194,9 @@ def _timed_verbs(shop: Workshop, recorder: Timed) -> Iterator[dict[str, float]]:
 
         return inner
 
-    engines = {id(engine): engine for engine in (shop.actor.engine, shop.method.parts.rollout.engine, shop.reader)}
+    engines = {
+        id(engine): engine for engine in (assembly.actor.engine, assembly.method.parts.rollout.engine, assembly.reader)
+    }
     for engine in engines.values():
         for name in VERBS:
             setattr(engine, name, timed(name, getattr(engine, name)))
@@ -204,34 +206,34 @@ def _timed_verbs(shop: Workshop, recorder: Timed) -> Iterator[dict[str, float]]:
             delattr(engine, name)
 
 
-def _laps(
-    shop: Workshop, recorder: Timed, verbs: dict[str, float], windows: int, deadline: float | None, clock: Clock
+def _window_costs(
+    assembly: Assembly, recorder: Timed, verbs: dict[str, float], windows: int, deadline: float | None, clock: Clock
 ) -> list[dict[str, Any]]:
     """Seconds of each window, by phase and by verb of the engine."""
-    laps: list[dict[str, Any]] = []
-    while len(laps) < windows:
+    window_costs: list[dict[str, Any]] = []
+    while len(window_costs) < windows:
         before, inside, began = recorder.phases(), dict(verbs), clock()
-        shop.method.advance()
-        while not shop.method.closed:
-            shop.method.advance()
+        assembly.method.advance()
+        while not assembly.method.closed:
+            assembly.method.advance()
         after, took = recorder.phases(), clock() - began
         phases = {name: after[name] - before.get(name, 0.0) for name in after if name != "admit"}
-        laps.append(
+        window_costs.append(
             {
                 "seconds": sum(value for name, value in phases.items() if "/" not in name),
                 "phases": phases,
                 "verbs": {name: verbs[name] - inside[name] for name in verbs},
             }
         )
-        if deadline is not None and len(laps) >= 2 and clock() + took > deadline:
+        if deadline is not None and len(window_costs) >= 2 and clock() + took > deadline:
             break
-    return laps
+    return window_costs
 
 
-def _report(config: Config, shop: Workshop, recorder: Timed, laps: list[dict[str, Any]]) -> dict[str, Any]:
-    steps, items = config.window.actor_steps, config.window.items * len(laps)
-    steady = laps[1:]
-    qualifier = getattr(shop.method, "qualifier", None)
+def _report(config: Config, assembly: Assembly, recorder: Timed, window_costs: list[dict[str, Any]]) -> dict[str, Any]:
+    steps, items = config.window.actor_steps, config.window.items * len(window_costs)
+    steady = window_costs[1:]
+    qualifier = getattr(assembly.method, "qualifier", None)
     account = recorder.account()
     auxiliary = auxiliary_rollouts({role: row["trajectories"] for role, row in account["roles"].items()})
     return {
@@ -241,13 +243,13 @@ def _report(config: Config, shop: Workshop, recorder: Timed, laps: list[dict[str
         "texts_per_pass": config.run.texts_per_pass,
         "texts_per_rollout": config.run.rollout_texts,
         "activation_checkpointing": config.engine.activation_checkpointing,
-        "windows": len(laps),
+        "windows": len(window_costs),
         "steady_step_s": statistics.fmean(lap["seconds"] for lap in steady) / steps if steady else None,
-        "all_in_step_s": statistics.fmean(lap["seconds"] for lap in laps) / steps,
-        "startup_s": laps[0]["seconds"],
-        "window_s": [round(lap["seconds"], 4) for lap in laps],
-        "phases_s": _means(steady or laps, "phases"),
-        "verbs_s": _means(steady or laps, "verbs"),
+        "all_in_step_s": statistics.fmean(lap["seconds"] for lap in window_costs) / steps,
+        "startup_s": window_costs[0]["seconds"],
+        "window_s": [round(lap["seconds"], 4) for lap in window_costs],
+        "phases_s": _means(steady or window_costs, "phases"),
+        "verbs_s": _means(steady or window_costs, "verbs"),
         "auxiliary_per_item": auxiliary / items,
         "tokens": account["roles"],
         "forced_tests": getattr(qualifier, "forced", 0),
@@ -255,9 +257,9 @@ def _report(config: Config, shop: Workshop, recorder: Timed, laps: list[dict[str
     }
 
 
-def _means(laps: list[dict[str, Any]], kind: str) -> dict[str, float]:
-    names = list(dict.fromkeys(name for lap in laps for name in lap[kind]))
-    return {name: round(statistics.fmean(lap[kind].get(name, 0.0) for lap in laps), 5) for name in names}
+def _means(window_costs: list[dict[str, Any]], kind: str) -> dict[str, float]:
+    names = list(dict.fromkeys(name for lap in window_costs for name in lap[kind]))
+    return {name: round(statistics.fmean(lap[kind].get(name, 0.0) for lap in window_costs), 5) for name in names}
 
 
 def step_times(
