@@ -111,12 +111,12 @@ def test_every_thought_method_reports_the_same(finished: Any) -> None:
 
 @pytest.mark.parametrize("method", ["ntp", "anchor-only"])
 def test_windows_of_reading_change_nothing_where_nothing_is_rewarded(
-    home: Path, method: str, finished: dict[str, tuple[Workshop, list[dict[str, Any]], list[Tensor]]]
+    home: Path, method: str, finished: dict[str, tuple[Assembly, list[dict[str, Any]], list[Tensor]]]
 ) -> None:
-    shop = shop_of(home, method, "window.reading=1")
-    assert run(shop) == finished[method][1]
+    run = assembly_of(home, method, "window.reading=1")
+    assert train(run) == finished[method][1]
     if method == "ntp":
-        assert "actor" not in shop.method.parts.telemetry.amounts
+        assert "actor" not in run.method.parts.telemetry.amounts
 
 
 @pytest.mark.parametrize("method", ["t5", "quiet-star-ppo", "quiet-star-grpo", "rlp"])

@@ -235,6 +235,31 @@ def test_anchors_are_the_losses_of_plain_rows() -> None:
     close(found, slopes(model), 1e-9)
 
 
+@pytest.mark.parametrize("rows", [3, 8])
+def test_answers_can_stay_out_of_the_next_token_anchor(rows: int) -> None:
+    """The mean over next tokens that follow no position within the horizon, by a loop over plain rows."""
+    model = gpt2()
+    actor = actor_on(model, rows=rows, anchor=AnchorSettings(next_token=1.0, answers=False))
+    text_loss, _ = anchor_pass(actor, acting(model))
+    found = gradients(actor)
+    actor.optimizer.release()
+    plain, kept, left_out = PlainModel(model), [], 0
+    for row in range(8):
+        documents = BATCH.document_BS[row]
+        answers = {p + h for p in BATCH.positions_BP[row].tolist() if p >= 0 for h in range(1, PLAN.horizon + 1)}
+        for document in sorted(set(documents.tolist()) - {-1}):
+            places = (documents == document).nonzero()[:, 0].tolist()
+            losses = -plain.log_probs(BATCH.tokens_BS[row][documents == document].tolist(), 1)
+            stay = torch.tensor([place not in answers for place in places[1:]])
+            kept.append(losses[stay])
+            left_out += int((~stay).sum())
+    assert left_out > 0
+    mean = torch.cat(kept).mean()
+    mean.backward()
+    assert text_loss == pytest.approx(mean.item())
+    close(found, slopes(model), 1e-9)
+
+
 @pytest.mark.parametrize("horizon", [1, 3, 12])
 def test_the_anchors_denominators_by_a_loop(horizon: int) -> None:
     text = after = 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tfive.rl.losses import anchor_counts, anchor_loss
+from tfive.rl.losses import anchor_counts, anchor_loss, before_answers
 
 
 def _case() -> tuple[Tensor, Tensor, Tensor]:
@@ -47,3 +47,19 @@ def test_counts_stop_at_the_ends_of_documents_and_rows() -> None:
     # Row 0: pairs (0,1) (1,2) (3,4); row 1: five. Behind 1: token 2; behind 3: token 4; behind 4: token 5.
     assert anchor_counts(document, positions, horizon=3) == (8, 3)
     assert anchor_counts(document, positions[:, 1:], horizon=1) == (8, 1)
+
+
+def test_answers_are_the_tokens_after_positions_up_to_the_row_s_end() -> None:
+    positions = torch.tensor([[1, 3], [4, -1]])
+    # The marked token is the one before an answer's: behind 1 stand 2 and 3, behind 3 stand 4 and 5, behind 4 stands 5.
+    assert before_answers(positions, 6, 2).int().tolist() == [[0, 1, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1]]
+    assert before_answers(positions, 6, 1).int().tolist() == [[0, 1, 0, 1, 0, 0], [0, 0, 0, 0, 1, 0]]
+    assert not before_answers(torch.full((2, 3), -1), 6, 4).any()
+
+
+def test_counts_without_answers_leave_out_what_follows_positions() -> None:
+    document = torch.tensor([[0, 0, 0, 1, 1, -1], [2, 2, 2, 2, 2, 2]])
+    positions = torch.tensor([[1, 3], [4, -1]])
+    # Of the pairs (0,1) (1,2) (3,4) only the first stays; of five in row 1 all but (4,5). The other count stays.
+    assert anchor_counts(document, positions, 1, answers=False) == (1 + 4, 3)
+    assert anchor_counts(document, positions, 1) == (8, 3)

@@ -1,8 +1,9 @@
-"""The modules of the SmolLM2 study can be imported, as when its script is run."""
+"""The modules of the studies can be imported by their names, as when a script beside them is run."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "studies" / "smollm2"))
+for study in ("answers", "smollm2"):
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "studies" / study))

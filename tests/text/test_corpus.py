@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from material import ROLES, Prepare, document, text_settings, write_jsonl
+from tokenizers import Tokenizer
 
 from tfive.errors import UserError
 from tfive.text import corpus as corpus_module
@@ -349,3 +350,44 @@ def test_a_source_that_states_its_content_takes_no_other(tmp_path: Path, prepare
         write_jsonl(folder / name, (document(number) for number in range(60)))
     with pytest.raises(UserError, match="a folder of 2 files, the source a asks for one file"):
         prepared(text_settings([{"name": "a", "path": str(folder), "sha256": right}]))
+
+
+def test_versions_of_one_problem_stay_in_one_split_and_role(
+    tmp_path: Path, prepared: Prepare, tokenizer: TextTokenizer
+) -> None:
+    versions = [f"Problem {n}? {document(10 * n + v, 20)}" for n in range(60) for v in range(4)]
+    source = [{"name": "s", "path": str(write_jsonl(tmp_path / "a.jsonl", versions))}]
+
+    def places(**changes: Any) -> dict[str, set[str]]:
+        """Split and role of every document of each problem."""
+        corpus = prepared(text_settings(source, allow_fewer=True, **changes))
+        found: dict[str, set[str]] = {}
+        for stretch in corpus.ranges:
+            for number in np.unique(np.asarray(corpus.document[stretch.numbers])):
+                ids = texts_of(corpus)[int(number)].tolist()
+                problem = Tokenizer.from_str(tokenizer.serialized).decode(ids).split("?")[0]
+                found.setdefault(problem, set()).add(f"{stretch.split}/{stretch.role}")
+        return found
+
+    together = places(split_by=r"(Problem \d+)\?")
+    assert len(together) > 20
+    assert all(len(where) == 1 for where in together.values())
+    assert len({next(iter(where)) for where in together.values()}) == 5, "all splits and roles have some"
+    assert any(len(where) > 1 for where in places().values())
+
+
+def test_a_document_without_a_match_goes_by_its_text(tmp_path: Path, prepared: Prepare) -> None:
+    texts = [document(n) for n in range(200)]
+    source = [{"name": "s", "path": str(write_jsonl(tmp_path / "a.jsonl", [*texts, "one of a (kind) only"]))}]
+    plain, split = (prepared(text_settings(source, split_by=key)) for key in (None, r"\((kind)\)"))
+    assert np.array_equal(plain.tokens, split.tokens)
+    assert plain.folder != split.folder
+
+
+def test_a_pattern_that_splits_nothing_is_refused(tmp_path: Path, prepared: Prepare) -> None:
+    source = [{"name": "s", "path": str(write_jsonl(tmp_path / "a.jsonl", [document(n) for n in range(50)]))}]
+    with pytest.raises(UserError, match=r"text\.split_by = 'Problem \(x\)' is found in no document; correct"):
+        prepared(text_settings(source, split_by="Problem (x)"))
+    for pattern, part in (("Problem", "has 0 groups"), ("(a)(b)", "has 2 groups"), ("(a", "not a regular expression")):
+        with pytest.raises(ValueError, match=part):
+            text_settings(source, split_by=pattern)

@@ -20,6 +20,7 @@ from tfive.rl.losses import (
     PolicyTerms,
     anchor_counts,
     anchor_loss,
+    before_answers,
     centering_loss,
     centering_term,
     policy_count,
@@ -171,9 +172,8 @@ class Actor:
         acting, after = aggregate is not None, weights.conditioned > 0
         texts = trajectories.texts
         total = 1 if aggregate is None else max(int(policy_count(trajectories.mask_BRT, aggregate)), 1)
-        text_total, after_total = (
-            max(count, 1) for count in anchor_counts(texts.document_BS, texts.positions_BP, engine.plan.horizon)
-        )
+        counts = anchor_counts(texts.document_BS, texts.positions_BP, engine.plan.horizon, weights.answers)
+        text_total, after_total = (max(count, 1) for count in counts)
         sums, text_sum, after_sum = dict(NO_TERMS), 0.0, 0.0
         for some in _parts(trajectories, self.rows):
             output = engine.policy(
@@ -194,7 +194,7 @@ class Actor:
                 for name in sums:
                     sums[name] += float(getattr(terms, name).detach())
             if output.text_log_prob_BS is not None:
-                text = anchor_loss(output.text_log_prob_BS, output.need("text_mask_BS"))
+                text = anchor_loss(output.text_log_prob_BS, self._text_mask(some, output))
                 loss = loss + weights.next_token * text / text_total
                 text_sum += float(text.detach())
             if output.continuation_log_prob_BRH is not None:
@@ -204,6 +204,14 @@ class Actor:
                 after_sum += float(conditioned.detach())
             loss.backward()
         return Sums(sums, text_sum / text_total, after_sum / after_total)
+
+    def _text_mask(self, some: Trajectories, output: PolicyOutput) -> Tensor:
+        """bool `[B, S]`: the tokens whose next one the next-token anchor takes."""
+        mask_BS = output.need("text_mask_BS")
+        if self.anchor.answers:
+            return mask_BS
+        left_out_BS = before_answers(some.texts.positions_BP, mask_BS.shape[1], self.engine.plan.horizon)
+        return mask_BS & ~left_out_BS.to(mask_BS.device)
 
     def _policy_loss(
         self, some: Trajectories, output: PolicyOutput, aggregate: Aggregate

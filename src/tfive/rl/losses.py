@@ -225,11 +225,24 @@ def anchor_loss(log_prob: Tensor, mask: Tensor, plain: Tensor | None = None, sha
     return -torch.where(mask, log_prob, torch.zeros_like(log_prob)).sum()
 
 
-def anchor_counts(document_BS: Tensor, positions_BP: Tensor, horizon: int) -> tuple[int, int]:
+def before_answers(positions_BP: Tensor, width: int, horizon: int) -> Tensor:
+    """bool `[B, S]`: tokens of texts of `width` tokens whose next one is among the `horizon` after a selected position,
+    which `anchor.answers = false` leaves out of the next-token anchor."""
+    ahead_BPH = positions_BP[..., None] + torch.arange(horizon, device=positions_BP.device)
+    inside_BPH = (positions_BP >= 0)[..., None] & (ahead_BPH < width)
+    found_BS = torch.zeros(len(positions_BP), width, dtype=torch.int64, device=positions_BP.device)
+    index_BPH = ahead_BPH.clamp(0, width - 1)
+    return found_BS.scatter_add(1, index_BPH.flatten(1), inside_BPH.long().flatten(1)) > 0
+
+
+def anchor_counts(document_BS: Tensor, positions_BP: Tensor, horizon: int, answers: bool = True) -> tuple[int, int]:
     """Next tokens inside documents, and continuation tokens behind one thought a position: how many tokens the anchors
-    of a whole step are means over, known before its first micro-batch is read."""
+    of a whole step are means over, known before its first micro-batch is read. Without `answers` the former leave out
+    the latter."""
     width = document_BS.shape[1]
     same_BS = (document_BS[:, 1:] == document_BS[:, :-1]) & (document_BS[:, 1:] >= 0)
+    if not answers:
+        same_BS = same_BS & ~before_answers(positions_BP, width, horizon)[:, :-1]
     ahead_BPH = positions_BP[..., None] + 1 + torch.arange(horizon, device=positions_BP.device)
     inside_BPH = ahead_BPH.clamp(max=width - 1)
     document_BPH = document_BS.gather(1, inside_BPH.flatten(1)).view(inside_BPH.shape)

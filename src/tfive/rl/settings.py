@@ -203,12 +203,20 @@ class AnchorSettings(Section):
     next_token: float = Field(1.0, ge=0)
     """Weight of the next-token loss on the text itself; 0 leaves it out."""
 
+    answers: bool = True
+    """Whether the next-token loss also takes the H tokens after every selected position; `false` leaves them out, so
+    that few answers that come again and again are not learned by heart."""
+
     conditioned: float = Field(0.0, ge=0)
     """Weight of the next-token loss on the continuation given the thought; 0 leaves it out."""
 
     mixture: float = Field(0.0, ge=0, lt=1)
     """Share of the prediction after the thought in a mixture with the one without it, whose loss the conditioned anchor
     takes; only the former learns from it. 0: the prediction after the thought stands alone."""
+
+    def without_thoughts(self) -> AnchorSettings:
+        """What of these a method without thoughts can use: the anchor on the text itself."""
+        return AnchorSettings(next_token=self.next_token, answers=self.answers)
 
 
 class OptimizerSettings(Section):

@@ -9,6 +9,7 @@ order, a little longer than its quota, and memory does not grow with the sources
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -62,8 +63,11 @@ def apportion(total: int, shares: Sequence[float]) -> list[int]:
 class Groups:
     """All groups in a fixed order, and the rule that sends a document to one of them."""
 
-    def __init__(self, sequences: Sequences, shares: Shares, seed: int) -> None:
+    def __init__(self, sequences: Sequences, shares: Shares, seed: int, split_by: str | None = None) -> None:
         self.seed = seed
+        self.split_by = None if split_by is None else re.compile(split_by)
+        self.matched = 0
+        """Documents in which `split_by` was found."""
         self.all: list[Group] = []
         self._split_bounds = _upper_bounds([getattr(sequences, split) for split in SPLITS])
         self._role_bounds: list[npt.NDArray[np.float64]] = []
@@ -89,6 +93,15 @@ class Groups:
             here = splits == split
             groups[here] = first + np.searchsorted(bounds, points[here], side="right")
         return groups
+
+    def of_texts(self, texts: Sequence[str], words: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+        """The same, but a document in which `split_by` is found goes by what its group holds."""
+        if self.split_by is None:
+            return self.of(words)
+        matches = [self.split_by.search(text) for text in texts]
+        shared = [None if match is None else match[1] for match in matches]
+        self.matched += sum(part is not None for part in shared)
+        return self.of(digest_words(text if part is None else part for text, part in zip(texts, shared)))
 
 
 def _upper_bounds(weights: Sequence[float]) -> npt.NDArray[np.float64]:
@@ -203,7 +216,7 @@ def _candidates(
     found["high"], found["low"] = halves[:, 0], halves[:, 1]
     found["file"], found["record"] = file, records
     found["bytes"] = [len(text.encode()) for text in texts]
-    return found, groups.of(words)
+    return found, groups.of_texts(texts, words)
 
 
 def _drop_across_sources(pools: list[list[Candidates]]) -> int:

@@ -152,6 +152,10 @@ class TextSettings(Section):
     """Sequences of each split."""
     positions: Positions = Positions()
     """Where thoughts may stand."""
+    split_by: str | None = None
+    """Regular expression with one group: documents whose first match has the same text in it stay in one split and
+    role, as several versions of one problem must. A document without a match goes by its whole text, as all do with
+    `none`."""
     end_of_document: str = "auto"
     """Token put after every document: a token of the vocabulary, `none`, or `auto` (`<|endoftext|>` where the tokenizer
     knows it, else its end-of-sequence token, else none)."""
@@ -165,6 +169,18 @@ class TextSettings(Section):
     """Folder of prepared corpora; none means the user's cache folder."""
     workers: int = Field(1, ge=1)
     """Processes that tokenize; the result does not depend on it."""
+
+    @field_validator("split_by")
+    @classmethod
+    def _one_group(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            try:
+                groups = re.compile(pattern).groups
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is not a regular expression ({error})") from error
+            if groups != 1:
+                raise ValueError(f"{pattern!r} has {groups} groups; mark the part that versions share with one (…)")
+        return pattern
 
     @field_validator("sources")
     @classmethod

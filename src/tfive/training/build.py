@@ -21,7 +21,6 @@ from tfive.rl.gate import Gate
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.roles import Ledger
 from tfive.rl.rollout import Rollout
-from tfive.rl.settings import AnchorSettings
 from tfive.rl.snapshots import Snapshots
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
@@ -140,7 +139,7 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan) -> Actor:
         config.actor,
         config.ratio,
         # Without thoughts there is nothing to condition on.
-        config.anchor if config.spec.thinks else AnchorSettings(next_token=config.anchor.next_token),
+        config.anchor if config.spec.thinks else config.anchor.without_thoughts(),
         seed=config.run.seed,
         rows=config.run.texts_per_pass,
         parity=config.sampling.parity,

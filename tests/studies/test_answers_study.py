@@ -1,0 +1,176 @@
+"""The study of thoughts before answers: sheets, warm start, headroom, a cell and its tables on a tiny random model; and
+the committed page shows the committed numbers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import scripts
+from tfive.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+LENGTH = 192
+SMALL = (
+    f"text.sequence_length={LENGTH}", "text.sequences.train=16", "text.sequences.calibration=4",
+    "text.sequences.development=8", "thought.length=8", "thought.checkpoints=[8]", "window.items=8", "window.windows=1",
+    "window.actor_steps=1", "actor.minibatches=1", "actor.reuse_passes=1", "run.develop_items=8", "run.develop_every=1",
+    "run.texts_per_rollout=4", "run.texts_per_pass=4", "model.device=cpu", "optimizer.warmup_steps=0",
+)  # fmt: skip
+
+
+def problem(number: int) -> dict[str, Any]:
+    draw = random.Random(number)
+    a, b, c = (draw.randrange(2, 40) for _ in range(3))
+    lines = (f"Ann has {a} + {b} = {a + b} pens.", f"With {c} more she has {a + b} + {c} = {a + b + c}.")
+    question = f"Ann buys {a} pens, then {b} pens and then {c} more. How many pens does she have?"
+    text = f"{question}\n\n" + "\n".join(lines) + f"\nThe answer is {a + b + c}."
+    return {"id": f"p{number}", "source": "gsm8k_train", "text": text, "fewshot": number < 5}
+
+
+def save_model(folder: Path, texts: list[str]) -> Path:
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+    torch.manual_seed(0)
+    shape = LlamaConfig(vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+                        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256,
+                        initializer_range=0.3, tie_word_embeddings=False)  # fmt: skip
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def render() -> ModuleType:
+    return scripts.script("studies/answers/render.py")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, render: ModuleType) -> Path:
+    """A model, problems and the sheets made of them."""
+    folder = tmp_path_factory.mktemp("answers")
+    rows = [problem(number) for number in range(400)]
+    other = {"id": "m1", "source": "math_train", "text": "x\n\ny\nThe answer is 1.", "fewshot": False}
+    with gzip.open(folder / "problems.jsonl.gz", "wt", encoding="utf-8") as out:
+        out.writelines(json.dumps(row) + "\n" for row in (*rows, other))
+    save_model(folder / "model", [row["text"] for row in rows] + [render.HEADER] * 50)
+    given = [str(folder / name) for name in ("model", "problems.jsonl.gz", "sheets")]
+    assert render.main([*given, "--length", str(LENGTH)]) == 0
+    return folder
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as rows:
+        return [json.loads(row) for row in rows]
+
+
+def test_sheets_fill_rows_and_share_no_problem(place: Path, render: ModuleType) -> None:
+    tokenizer = Tokenizer.from_file(str(place / "model" / "tokenizer.json"))
+    files = {name: rows_of(place / "sheets" / f"{name}.jsonl.gz") for name in ("test", "warm", "runs")}
+    seen: list[set[str]] = []
+    for rows in files.values():
+        assert rows
+        assert {len(tokenizer.encode(row["text"]).ids) for row in rows} == {LENGTH - 1}
+        seen.append({name for row in rows for name in row["problems"]})
+    assert sum(map(len, seen)) == len(set().union(*seen))
+    assert not {f"p{number}" for number in range(5)} & set().union(*seen)
+    text = files["runs"][0]["text"]
+    assert text.startswith(render.HEADER)
+    assert len(text.split(render.ANSWER)) - 1 == 2 + len(files["runs"][0]["problems"])
+
+
+def test_what_a_sheet_leaves_out_is_the_rest_of_the_working(render: ModuleType) -> None:
+    one = render.Problem("p", "How many?", ("a", "b", "c"), "7")
+    assert render.shown(one, "1") == ("Question: How many? So far: a. b.\nAnswer:\n", "c")
+    assert render.shown(one, "2") == ("Question: How many? So far: a.\nAnswer:\n", "b. c")
+    assert render.shown(one, "all") == ("Question: How many?\nAnswer:\n", "a. b. c")
+
+
+def test_a_file_without_problems_is_refused(tmp_path: Path, render: ModuleType) -> None:
+    with gzip.open(tmp_path / "none.jsonl.gz", "wt") as out:
+        out.write(json.dumps({"id": "m", "source": "math_train", "text": "x", "fewshot": False}) + "\n")
+    with pytest.raises(UserError, match="0 problems of gsm8k_train and 0 with fewshot"):
+        render.read_problems(tmp_path / "none.jsonl.gz")
+
+
+@pytest.mark.model
+def test_the_warm_start_learns_workings_and_never_the_opening(place: Path, tmp_path: Path) -> None:
+    warm = scripts.script("studies/answers/warm_start.py")
+    loaded = warm.load_model(str(place / "model"), device="cpu", dtype=torch.float32)
+    data = warm.examples(place / "sheets", loaded.tokenizer)
+    for ids, kinds in data[:20]:
+        text = loaded.tokenizer.decode([token for token, kind in zip(ids, kinds) if kind == warm.THOUGHT])
+        assert re.fullmatch(r"(?s) .*\n####", text)
+        assert warm.OPEN in loaded.tokenizer.decode([t for t, kind in zip(ids[1:], kinds[1:]) if kind == warm.NOTHING])
+    head = loaded.model.get_output_embeddings().weight.detach().clone()
+    model = warm.tied(loaded.model)
+    assert torch.equal(model.get_input_embeddings().weight, head)
+    assert model.get_input_embeddings().weight.data_ptr() == model.get_output_embeddings().weight.data_ptr()
+    course = warm.learn(model, data, 0, steps=40, batch=8, rate=2e-2)
+    assert course[-1] < 0.8 * course[0]
+    assert warm.main([str(place / "model"), "none", str(tmp_path / "folder"), "--steps", "0"]) == 0
+    again = warm.load_model(str(tmp_path / "folder"), device="cpu", dtype=torch.float32).model
+    assert torch.equal(again.get_input_embeddings().weight, head)
+
+
+@pytest.mark.model
+def test_headroom_a_cell_and_their_tables(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = scripts.script("studies/answers/run.py")
+    monkeypatch.chdir(place)
+    runs = tmp_path / "runs"
+    sets = [f"--set={one}" for one in (*SMALL, "model.name=model", f"text.cache={tmp_path / 'cache'}")]
+    assert run.main(["headroom", "warm", "--items", "12", "--runs", str(runs), *sets]) == 0
+    items = json.loads((runs / "headroom-warm.json").read_text("utf-8"))
+    assert 12 <= len(items) < 20
+    for item in items:
+        assert item["best16"] >= max(item["own"], item["mean16"])
+        assert 0 <= item["right"] <= 1
+        assert item["missing"] in ("1", "2", "all")
+    assert run.main(["cell", "anchor-only", "--runs", str(runs), *sets]) == 0
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n<!-- table: course -->\nold\n<!-- end of table -->\nAfter.\n", "utf-8")
+    asked = ["table", "--runs", str(runs), "--out", str(tmp_path / "found.json"), "--page", str(page)]
+    assert run.main(asked) == 0
+    found = json.loads((tmp_path / "found.json").read_text("utf-8"))
+    assert [row["missing"] for row in found["headroom"]["warm"]][-1] == "every"
+    (cell,) = found["cells"]
+    assert (cell["method"], cell["status"], cell["actor_thoughts_per_window"]) == ("anchor-only", "1 windows", 8)
+    assert [one["window"] for one in cell["measured"]] == [0, 1]
+    shown = page.read_text("utf-8")
+    assert "old" not in shown
+    assert f"{cell['measured'][1]['thought_gain'][0]:+.3f}".replace("-", "−") in shown
+    assert shown.startswith("Before.\n")
+    assert shown.endswith("After.\n")
+
+
+def test_a_failed_cell_says_why(tmp_path: Path) -> None:
+    collect = scripts.script("studies/answers/collect.py")
+    (tmp_path / collect.FAILURE).write_text("no number\n", "utf-8")
+    assert collect._status(tmp_path, [{"step": 0}]) == "failed: no number"
+
+
+def test_the_page_shows_the_committed_results() -> None:
+    tables = scripts.script("studies/answers/tables.py")
+    page = (ROOT / "docs" / "studies" / "answers.md").read_text("utf-8")
+    found = json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))
+    assert set(re.findall(r"<!-- table: (\w+) -->", page)) == set(tables.TABLES)
+    assert tables.draw(page, found) == page
+    t5 = next(cell for cell in tables.compared(found) if cell["method"] == "t5")["measured"][-1]
+    assert f"| {tables.signed(t5['thought_gain'][0])} |" in (ROOT / "README.md").read_text("utf-8")
