@@ -182,7 +182,7 @@ def storages() -> dict[int, tuple[int, torch.Tensor]]:
     gc.collect()
     found = {}
     for thing in gc.get_objects():
-        if type(thing) in (torch.Tensor, torch.nn.Parameter):
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided:
             storage = thing.untyped_storage()
             found[storage.data_ptr()] = (storage.nbytes(), thing)
     return found

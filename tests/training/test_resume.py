@@ -229,7 +229,7 @@ def test_a_damaged_checkpoint_is_skipped_or_refused(home: Path, undisturbed: Pat
 
 
 def test_a_folder_in_use_is_refused(undisturbed: Path, config: Config) -> None:
-    with pytest.raises(UserError, match="already holds files"):
+    with pytest.raises(UserError, match="already holds a finished run; name another folder with --out"):
         start.train(config, undisturbed, quiet=True)
 
 
