@@ -50,7 +50,7 @@ FORMER_KEYS: dict[str, str] = {
     "gate.width": f"{_FIXED} (64)",
     "gate.weight_decay": f"{_FIXED} (0.01)",
     "gate.batch": f"{_FIXED} (64)",
-    "gate.utility_scale": "gone; divide gate.utility by what it was",
+    "gate.utility_scale": "gone; divide gate.utility by the former scale",
     "window.scale": "gone; the role scale gets as many trajectories as window.pilot says",
     "window.head_validate": "gone; the role head_validate gets half of window.head_train",
     "run.out": "gone; name the folder by --out, or by train(…, out=…)",
