@@ -34,6 +34,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from tfive.errors import UserError
+from tfive.extras import install_hint
 from tfive.models.precision import choose_device, choose_dtype
 
 EMBEDDED = ("nano",)
@@ -184,7 +185,7 @@ def _existing(path: Path) -> Path:
         raise UserError(f"model.name = {str(path)!r}: there is no such file")
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
-            raise UserError(f"{path}: reading it needs the package {package}; pip install 'tfive[gguf]'")
+            raise UserError(f"{path}: reading it needs the package {package}; {install_hint('gguf')}")
     return path
 
 

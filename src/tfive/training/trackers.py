@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tfive.errors import UserError
+from tfive.extras import install_hint
 
 
 class Tracker(Protocol):
@@ -85,7 +86,7 @@ def open_trackers(
     """The trackers of `run.trackers`, and TensorBoard if it is installed; one that is named but missing is an error."""
     for kind in asked:
         if importlib.util.find_spec(kind) is None:
-            raise UserError(f"run.trackers = {kind}: not installed; pip install 'tfive[{kind}]' or leave it out")
+            raise UserError(f"run.trackers = {kind}: not installed; {install_hint(kind)} or leave it out")
     wanted = list(dict.fromkeys(asked))
     if "tensorboard" not in wanted and importlib.util.find_spec("tensorboard") is not None:
         wanted.append("tensorboard")
