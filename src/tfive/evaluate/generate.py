@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from tfive.errors import UserError
-from tfive.inference.requests import NEVER, Completion, TokenRequest, When, WritingMode
-from tfive.inference.thought_model import ThoughtModel, text_law
+from tfive.inference.requests import NEVER, Completion, TokenRequest, When, WritingMode, text_law
+from tfive.inference.thought_model import ThoughtModel
 from tfive.telemetry import Silent, Telemetry
 from tfive.tree.layout import TextBatch
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from tfive.errors import UserError
 from tfive.evaluate.generate import encoded
+from tfive.inference.places import uncertain_places
 from tfive.inference.requests import NEVER, When
-from tfive.inference.thought_model import ThoughtModel, uncertain_places
+from tfive.inference.thought_model import ThoughtModel
 from tfive.telemetry import Silent, Telemetry
 from tfive.tree.forward import TreeModel
 from tfive.tree.head import Reduced, Source, reduce_vocabulary, target_log_prob

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from pydantic import ValidationError
 from torch import Tensor
 
+from tfive.errors import UserError
 from tfive.tree.settings import SamplingSettings
 
 
@@ -71,3 +74,14 @@ class WritingMode:
     ends: tuple[int, ...]
     """Tokens that end a text."""
     seed: int = 0
+
+
+def text_law(temperature: float, top_k: int, top_p: float) -> SamplingSettings | None:
+    """The law of text tokens; None is the greedy one."""
+    if not 0 <= temperature < math.inf:
+        raise UserError(f"temperature = {temperature}: give 0 (always the most likely token) or more")
+    try:
+        return SamplingSettings(temperature=temperature, top_k=top_k, top_p=top_p) if temperature else None
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise UserError(f"{wrong['loc'][0]} = {wrong['input']}: {wrong['msg'].lower()}") from error

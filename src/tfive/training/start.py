@@ -21,20 +21,25 @@ from tfive.training.trackers import open_trackers
 
 
 def train(
-    config: Config,
-    out: Path | None = None,
+    config: Config | str | Path,
+    out: str | Path | None = None,
     *,
     model: Loaded | None = None,
     texts: Iterable[str] | None = None,
     on_window: WindowCallback | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Train from the start in a new folder and return the summary.
+    """Train from the start in a new folder and return the summary; `config` may also name a preset or a TOML file.
 
     `model` and `texts` are the caller's own, instead of `model.name` and `text.sources`; such a run cannot be resumed
     by the command line, which could not find them again. `on_window` gets each window's report.
     """
-    folder = out or Path(f"runs/{config.model.name.replace('/', '-')}-{config.method}-seed{config.run.seed}")
+    config = config if isinstance(config, Config) else Config.load(config)
+    folder = (
+        Path(out)
+        if out is not None
+        else Path(f"runs/{config.model.name.replace('/', '-')}-{config.method}-seed{config.run.seed}")
+    )
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError(f"{folder}: {nearest} is no folder that can be written to; name another with --out")
@@ -46,8 +51,9 @@ def train(
     return _run(config, folder, model, texts, on_window, quiet, resumed=False)
 
 
-def resume(folder: Path, *, on_window: WindowCallback | None = None, quiet: bool = False) -> dict[str, Any]:
+def resume(folder: str | Path, *, on_window: WindowCallback | None = None, quiet: bool = False) -> dict[str, Any]:
     """Go on with a stopped run from its newest valid checkpoint; a finished one gives its summary again."""
+    folder = Path(folder)
     if (folder / SUMMARY).is_file():
         summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text("utf-8"))
         return summary
