@@ -130,7 +130,11 @@ def test_only_the_end_is_saved_and_other_development_texts_are_measured(home: Pa
 
 def test_the_untrained_row_is_one_measurement(home: Path, tmp_path: Path) -> None:
     summary = start.train(configure(home, "method=base", "run.checkpoint_every=0"), tmp_path / "run", quiet=True)
-    assert export(tmp_path / "run", tmp_path / "out")["window"] == 0
+    with pytest.raises(UserError, match=r"never updated.*--untrained"):
+        export(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    record = export(tmp_path / "run", tmp_path / "out", untrained=True)
+    assert (record["window"], record["actor_updates"]) == (0, 0)
     assert (summary["method"], summary["windows"], summary["generated_tokens"]) == ("base", 0, 0)
     assert summary["dev_thought_gain_start"] == summary["dev_thought_gain_end"] != 0
     assert summary["dev_mixed_gain_end"] is summary["r2"] is None

@@ -85,6 +85,7 @@ def _write_thoughts(parts: ThoughtModelParts, folder: Path) -> None:
 
 def _save(module: torch.nn.Module, path: Path) -> None:
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}, path)
+    path.chmod((path.parent / DESCRIPTION).stat().st_mode & 0o777)  # safetensors leaves files to their owner alone
 
 
 def load_parts(

@@ -119,10 +119,17 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
             whole = Path(unfinished) / "model"
             model.save_pretrained(whole)
             tokenizer.save_pretrained(whole)
+            _readable(whole)
             os.replace(whole, target)
     except OSError as error:
         reason = _first_line(error)
         raise UserError(f"{target} cannot be written: {reason}; free space or choose another folder") from error
+
+
+def _readable(folder: Path) -> None:
+    """Give files the modes a newly written one has: safetensors leaves its own to their owner alone."""
+    for path in folder.rglob("*.safetensors"):
+        path.chmod((folder / "config.json").stat().st_mode & 0o777)
 
 
 def _folder_of(source: str) -> Path | None:

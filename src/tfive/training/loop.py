@@ -110,7 +110,9 @@ class Loop:
             )
             save_items(items, self.folder / ITEMS, window)
             ends = window in (0, self.assembly.config.window.windows)
-            samples = {"samples": self.assembly.development.samples(self._decode)} if ends else {}
+            shown = self.assembly.development.samples(self._decode)
+            samples = {"samples": shown} if ends else {}
+        self.recorder.samples(shown, window)
         self.history.append({"window": window, "cost": cost(self.assembly, self.recorder), **found, **samples})
         self.recorder.metrics(_flat({"development": found}), window)
         return found
