@@ -53,6 +53,7 @@ FORMER_KEYS: dict[str, str] = {
     "gate.utility_scale": "gone; divide gate.utility by the former scale",
     "window.scale": "gone; the role scale gets as many trajectories as window.pilot says",
     "window.head_validate": "gone; the role head_validate gets half of window.head_train",
+    "run.develop_after": "gone; results come from the test split (text.sequences.test), which no search looks at",
     "run.out": "gone; name the folder by --out, or by train(…, out=…)",
 }
 """Dotted key → one line: what to write instead, or why nothing."""

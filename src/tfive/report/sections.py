@@ -295,7 +295,7 @@ def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]
             f"{run.summary['seconds']:.0f} s, {run.summary['generated_tokens']:,} thought tokens, "
             f"{run.summary.get('reading', 'inline')} reading."
         ),
-        heading("Development texts"),
+        heading("Test texts"),
         _run_gains(run),
         *(picture(name, caption) for name, caption in figures),
         heading("Cost"),
@@ -312,7 +312,7 @@ def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]
 
 
 def _run_gains(run: Run) -> Block:
-    first, last = run.history[0], run.history[-1]
+    first, last = run.summary["test"]["before"], run.summary["test"]["after"]
     return table(
         ("number", "before", "after", "95 % interval (texts)"),
         (

@@ -30,13 +30,15 @@ KEPT = (*MEASURED, "no_thought_loss", "mean_thought_length", "mean_gate")
 RULES = (
     "The checkpoint is the last one of every run; this was fixed before anything was measured, and no run, seed or "
     "checkpoint was selected by its result.",
-    "Intervals (95 %) are a bootstrap over seeds and over development texts at once, widened as Student's law asks for "
+    "Results are those of test texts, measured once when a run is over; curves and equal-cost cuts are those of "
+    "development texts, measured on the way.",
+    "Intervals (95 %) are a bootstrap over seeds and over test texts at once, widened as Student's law asks for "
     "so few seeds; differences are paired by seed and position.",
 )
 LIMITS = (
     "Few seeds show the rough size of the seed's influence, no more; the interval of one seed is over texts alone.",
     "Development texts are held out from every update, but not from the choice of settings: progress on them was "
-    "watched while settings were chosen.",
+    "watched while settings were chosen. Test texts chose nothing.",
     "Equal steps are not equal compute, and equal seconds hold on the machine that was used. Methods share the "
     "settings they have in common; none was tuned by itself for this table.",
     "Gains are nats per token of the continuation, on this model and this text. They say nothing of benchmarks, of "
@@ -124,7 +126,7 @@ def _method(label: str, finished: Sequence[Run], asked: Sequence[Run], timed: Se
     }
     if not finished:
         return row
-    start = [run.history[0]["thought_gain"] for run in finished]
+    start = [run.summary["test"]["before"]["thought_gain"] for run in finished]
     return row | {
         "thought_gain_start": round(statistics.fmean(start), 6),
         "measured": {name: found for name in MEASURED if (found := _estimate(finished, name)) is not None},

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tfive.section import Section
 
-SPLITS = ("train", "calibration", "development")
+SPLITS = ("train", "calibration", "development", "test")
 KINDS = ("match", "entropy", "every", "uniform")
 """Kinds of position, in the order in which they choose; what one kind cannot fill goes to those after it."""
 
@@ -85,6 +85,8 @@ class Sequences(Section):
     """Sequences of the calibration split (critic qualification)."""
     development: int = Field(1_024, ge=1)
     """Sequences of the development split (progress and selection)."""
+    test: int = Field(128, ge=2)
+    """Sequences of the test split, all measured once when training is over (results; they choose nothing)."""
 
 
 class Positions(Section):
