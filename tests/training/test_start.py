@@ -14,6 +14,7 @@ from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.rl.qualify import Qualifier
 from tfive.training import start
+from tfive.training.console import Console
 from tfive.training.export import export
 from tiny import OVERRIDES, configure
 
@@ -142,6 +143,8 @@ def test_results_come_from_texts_that_nothing_looks_at_before_the_end(
     assert float(last["thought_gain"].mean()) == pytest.approx(first["test_thought_gain_end"], abs=1e-6)
     assert first["test_thought_gain_end"] != first["dev_thought_gain_end"]
     shown_text = capsys.readouterr().err
+    assert first["draws"] == {"actor": pytest.approx(3 * 16 / (2 * 96), rel=0.05)}
+    assert f"each training text is drawn {first['draws']['actor']:.2f} times for the actor\n" in shown_text
     assert f"thought gain              {first['test_thought_gain_start']:+.4f} → " in shown_text
     assert [path.name for path in (tmp_path / "first" / "checkpoints").iterdir()] == ["checkpoint-00000001"]
     shown = [list(one.get("samples", ())) for one in first["history"]]
@@ -219,3 +222,13 @@ def test_without_json_nothing_is_returned(home: Path, tmp_path: Path, monkeypatc
     assert start.run_command([str(home / "tiny.toml")], OVERRIDES, None, as_json=False, quiet=True) is None
     assert start.run_command([str(home / "tiny.toml")], OVERRIDES, "o", as_json=True, quiet=True) == '{"a": 1}'
     assert [out for _, out in seen] == [None, Path("o")]
+
+
+def test_texts_that_come_again_are_announced_before_training(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().draws({"actor": 1.49, "critic_fit": 1.5})
+    Console().draws({"actor": 0.99, "critic_fit": 1.0})
+    Console().draws({})
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("each training text is drawn 1.49 times for the actor, 1.50 times for the critics")
+    assert "warning: texts come again, raise text.sequences.train" in first
+    assert "warning" not in second

@@ -9,6 +9,7 @@ FORMER_KEYS: dict[str, str] = {
         "gone; load such a model by load_model(…, trust_remote_code=True) and give it to train(…, model=…)"
     ),
     "text.seed": "gone; all runs share one corpus, run.seed decides the rest",
+    "text.split_by": "now split_by of a source in text.sources",
     "text.positions.entropy_quantile": f"{_FIXED} (0.8)",
     "text.positions.pattern_reach": f"{_FIXED} (256 characters)",
     "text.positions.min_context": f"{_FIXED} (1 token)",
