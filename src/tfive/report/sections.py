@@ -8,7 +8,7 @@ from typing import Any
 from tfive.report.page import Block, heading, paragraph, picture, table
 from tfive.report.runs import Run
 from tfive.report.statistics import rolling_median
-from tfive.report.table import AXES, KEPT, PAIRED, StudyTable
+from tfive.report.table import AXES, KEPT, PAIRED, StudyTable, final
 
 TITLES = {
     "thought_gain": "thought gain", "content_gain": "content gain", "gain_vs_base": "vs base",
@@ -271,7 +271,7 @@ def _runs(found: StudyTable) -> Block:
     rows = []
     for run in found["runs"]:
         if run["state"] == "done":
-            last = run["curve"][-1]
+            last = final(run)
             shown = (number(last.get("thought_gain")), number(last.get("content_gain")), number(last.get("mixed_gain")))
             mark = "done, disturbed" if run["disturbed"] else "done"
             rows.append((run["label"], str(run["seed"]), mark, *shown, f"{run['seconds']:.0f}"))
