@@ -50,6 +50,14 @@ class Run:
         """Every measurement on development texts, the first before training."""
         return list(self.summary["history"])
 
+    @property
+    def test(self) -> dict[str, Any]:
+        """The measurements on test texts, `before` (the base model) and `after` training."""
+        if "test" not in self.summary:
+            raise UserError(f"{self.folder}: no test texts were measured (an earlier tfive wrote it); train it again")
+        found: dict[str, Any] = self.summary["test"]
+        return found
+
     @cached_property
     def items(self) -> ItemArrays:
         """The gains on test texts, item by item (the checkpoint rule: the last, whatever it shows)."""

@@ -312,7 +312,7 @@ def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]
 
 
 def _run_gains(run: Run) -> Block:
-    first, last = run.summary["test"]["before"], run.summary["test"]["after"]
+    first, last = run.test["before"], run.test["after"]
     return table(
         ("number", "before", "after", "95 % interval (texts)"),
         (

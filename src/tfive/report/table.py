@@ -126,7 +126,7 @@ def _method(label: str, finished: Sequence[Run], asked: Sequence[Run], timed: Se
     }
     if not finished:
         return row
-    start = [run.summary["test"]["before"]["thought_gain"] for run in finished]
+    start = [run.test["before"]["thought_gain"] for run in finished]
     return row | {
         "thought_gain_start": round(statistics.fmean(start), 6),
         "measured": {name: found for name in MEASURED if (found := _estimate(finished, name)) is not None},
@@ -243,7 +243,7 @@ def _run(run: Run) -> dict[str, Any]:
         "retention": run.summary.get("retention"),
         "step_seconds": [round(value, 4) for value in run.step_seconds],
         "step_seconds_median_15": [round(value, 4) for value in rolling_median(run.step_seconds)],
-        "test": _rounded(run.summary["test"]["after"]),
+        "test": _rounded(run.test["after"]),
         "curve": [{axis: round(spent(m, axis), 2) for axis in AXES} | _rounded(m) for m in run.history],
     }
 
@@ -253,7 +253,7 @@ def _rounded(measurement: dict[str, Any]) -> dict[str, float]:
 
 
 def final(row: dict[str, Any]) -> dict[str, float]:
-    """The result of a run of the table: that of test texts; of studies stored before there were any, the curve's end."""
+    """A run's result: that of test texts, or its curve's end in studies stored before there were any."""
     found: dict[str, float] = row.get("test") or row["curve"][-1]
     return found
 
