@@ -20,6 +20,7 @@ from tfive.report import figures
 from tfive.report.page import Block, command, heading, markdown, paragraph, picture, table
 from tfive.report.runs import Run
 from tfive.report.sections import TITLES, number, study_blocks
+from tfive.report.table import final
 from tfive.training.compare import compare
 from tfive_lab.study_files import METHODS, draw_study_figures, write_json
 
@@ -79,7 +80,7 @@ def warmup_points(found: dict[str, Any]) -> list[dict[str, Any]]:
         eta = float(run["label"].rpartition("=")[2])
         point = {"eta": eta, "seed": run["seed"], "state": run["state"], "failure": run.get("failure")}
         if run["state"] == "done":
-            last = run["curve"][-1]
+            last = final(run)
             point |= {name: last.get(name) for name in ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain")}
             point |= {"warmup_seconds": run["warmup_seconds"], "disturbed": run["disturbed"]}
         points.append(point)
@@ -166,7 +167,8 @@ def intro(found: dict[str, Any]) -> list[Block]:
             "Every method of the paper's comparison and the control `anchor-only` (thoughts and anchors, no policy "
             "gradient), on the embedded model and text. All start from the same weights and see the same corpus, "
             "positions, actor texts in the same order, anchors and evaluation; `tfive compare` refuses to tabulate "
-            "runs that differ in weights, precision, text, positions, actor texts, steps a window or evaluation. Group "
+            "runs that differ in weights, precision, text, positions, actor texts, steps a window or evaluation. "
+            "Results are those of test texts, curves and equal-cost cuts those of development texts. Group "
             "methods train on eight thoughts a position and are measured with one, like the others."
         ),
         command("python studies/nano/compare.py\npython studies/nano/compare.py --jobs 8"),

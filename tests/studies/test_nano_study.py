@@ -11,7 +11,9 @@ import pytest
 
 import scripts
 from recorded import run
+from stage import assembled
 from tfive.errors import UserError
+from tfive.inference.thought_model import ThoughtModel
 from tfive.report.runs import Run
 from tfive.report.table import study_table
 
@@ -83,3 +85,15 @@ def test_every_label_of_the_studies_is_a_configuration(script: ModuleType) -> No
     assert naive.leaves()["ppo.frozen_windows"] == 20
     with pytest.raises(UserError, match="--only other"):
         script.main(["--only", "other"])
+
+
+@pytest.mark.model
+def test_losses_by_split_and_role_are_those_that_a_run_measures(tmp_path: Path) -> None:
+    reuse = scripts.script("studies/nano/reuse.py")
+    run_ = assembled(tmp_path)
+    found = reuse.losses(ThoughtModel(run_.base.model, run_.loaded.tokenizer, run_.config.thought), run_.corpus)
+    assert list(found) == [f"{one.split}/{one.role}" for one in run_.corpus.ranges]
+    measured = run_.test.base_no_thought_BR[run_.test.texts.positions_BP >= 0]
+    assert found["test/test"] == pytest.approx(float(measured.mean()), abs=1e-4)
+    row = {"label": "t5", "seed": 0, "groups": {"train/pool_1": {"before": 1.785, "after": 0.991}}}
+    assert "| t5 | 0 | train/pool_1 | 1.785 | 0.991 |" in reuse.table([row])

@@ -74,7 +74,7 @@ def texts_needed(config: Schema, role: str) -> int:
 @rule
 def training_roles_fit_in_the_training_split(config: Schema) -> str | None:
     """Roles go to whole texts and share none, so a window needs that many different ones."""
-    needed = sum(texts_needed(config, role) for role in TRAINING_ROLES)
+    needed = sum(config.window.training_texts(config.text.positions.per_text).values())
     available = config.text.sequences.train
     if needed <= available:
         return None
@@ -100,14 +100,10 @@ def qualification_fits_in_the_calibration_split(config: Schema) -> str | None:
 @rule
 def development_items_exist(config: Schema) -> str | None:
     """Progress is measured on items the development split can hold."""
-    after = config.run.develop_after
-    most = max(0, config.text.sequences.development - after) * config.text.positions.per_text
+    most = config.text.sequences.development * config.text.positions.per_text
     if config.run.develop_items <= most:
         return None
-    rest = f" after the first {after} texts" if after else ""
-    return (
-        f"run.develop_items = {config.run.develop_items}: the development split holds {most} items{rest}; ask for fewer"
-    )
+    return f"run.develop_items = {config.run.develop_items}: the development split holds {most} items; ask for fewer"
 
 
 @rule

@@ -8,7 +8,7 @@ from typing import Any
 from tfive.report.page import Block, heading, paragraph, picture, table
 from tfive.report.runs import Run
 from tfive.report.statistics import rolling_median
-from tfive.report.table import AXES, KEPT, PAIRED, StudyTable
+from tfive.report.table import AXES, KEPT, PAIRED, StudyTable, final
 
 TITLES = {
     "thought_gain": "thought gain", "content_gain": "content gain", "gain_vs_base": "vs base",
@@ -271,7 +271,7 @@ def _runs(found: StudyTable) -> Block:
     rows = []
     for run in found["runs"]:
         if run["state"] == "done":
-            last = run["curve"][-1]
+            last = final(run)
             shown = (number(last.get("thought_gain")), number(last.get("content_gain")), number(last.get("mixed_gain")))
             mark = "done, disturbed" if run["disturbed"] else "done"
             rows.append((run["label"], str(run["seed"]), mark, *shown, f"{run['seconds']:.0f}"))
@@ -295,7 +295,7 @@ def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]
             f"{run.summary['seconds']:.0f} s, {run.summary['generated_tokens']:,} thought tokens, "
             f"{run.summary.get('reading', 'inline')} reading."
         ),
-        heading("Development texts"),
+        heading("Test texts"),
         _run_gains(run),
         *(picture(name, caption) for name, caption in figures),
         heading("Cost"),
@@ -312,7 +312,7 @@ def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]
 
 
 def _run_gains(run: Run) -> Block:
-    first, last = run.history[0], run.history[-1]
+    first, last = run.test["before"], run.test["after"]
     return table(
         ("number", "before", "after", "95 % interval (texts)"),
         (

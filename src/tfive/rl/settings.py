@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -10,6 +11,13 @@ from tfive.section import Section
 
 TRAINING_ROLES = ("critic_fit", "pilot", "head_train", "head_validate", "actor", "scale", "probe")
 """Roles filled from the training split; `qualify` is filled from the calibration split."""
+
+LEARNING = ("actor", "critic_fit")
+"""Roles that share a pool of training texts; each other one has texts of its own."""
+
+HALVES = ("pool_1", "pool_2")
+"""The two halves of the pool, as `tfive data` names them: in one window the actor learns from one and the critics from
+the other, in the next they change over."""
 
 DERIVED_ROLES = {"scale": ("pilot", 1.0), "head_validate": ("head_train", 0.5)}
 """Role → the key of `[window]` it follows, and its part of that: the paper's N/8 and N/8, N/2 and N/4. They do not
@@ -56,6 +64,15 @@ class WindowSettings(Section):
         key, factor = DERIVED_ROLES.get(role, (role, 1.0))
         share: float = factor * getattr(self, key)
         return max(1, round(self.items * share)) if share > 0 else 0
+
+    def training_texts(self, per_text: int) -> dict[str, int]:
+        """Texts that each group of the training split must hold for one window, at `per_text` positions a text.
+
+        A role that needs a few items still needs a whole text.
+        """
+        texts = {role: math.ceil(self.count(role) / per_text) for role in TRAINING_ROLES}
+        half = max(texts.pop(role) for role in LEARNING)
+        return dict.fromkeys(HALVES, half) | {role: count for role, count in texts.items() if count > 0}
 
     @staticmethod
     def key_of(role: str) -> str:

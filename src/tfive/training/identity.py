@@ -19,8 +19,8 @@ from tfive.training.build import Assembly
 from tfive.training.corpus import weights_fingerprint
 from tfive.training.recorder import Recorder
 
-NOT_TRAINING = ("admit", "develop")
-"""Phases that are no part of a step: the admission probe and measuring on development texts."""
+NOT_TRAINING = ("admit", "develop", "test")
+"""Phases that are no part of a step: the admission probe and measuring on development and test texts."""
 
 GROUP = 8
 """Thoughts per item of the group baselines, which n_aux is held against (eq:grpo-rollout-threshold)."""
@@ -36,36 +36,37 @@ def digest(*arrays: npt.NDArray[Any]) -> str:
 
 
 def identity(assembly: Assembly) -> dict[str, Any]:
-    """What a comparison requires to be equal: base weights, corpus, positions, development items, precision, and how
+    """What a comparison requires to be equal: base weights, corpus, positions, measured items, precision, and how
     they are measured."""
-    config, corpus, texts = assembly.config, assembly.corpus, assembly.development.texts
+    config, corpus = assembly.config, assembly.corpus
+    measured = {"development_items": assembly.development.texts, "test_items": assembly.test.texts}
     return {
         "base_weights": weights_fingerprint(assembly.base.model),
         "corpus": corpus.fingerprint,
         "positions": digest(np.asarray(corpus.positions)),
-        "development_items": digest(texts.items_BP.cpu().numpy(), texts.positions_BP.cpu().numpy()),
+        **{n: digest(one.items_BP.cpu().numpy(), one.positions_BP.cpu().numpy()) for n, one in measured.items()},
         "precision": str(assembly.base.model.dtype).removeprefix("torch."),
         **{f"evaluation.{key}": value for key, value in evaluation(config).items()},
     }
 
 
 def evaluation(config: Config) -> dict[str, Any]:
-    """How the development texts are measured; a group trains on several thoughts, but one is measured."""
+    """How texts are measured; a group trains on several thoughts, but one is measured."""
     leaves = config.leaves()
     kept = {key: value for key, value in leaves.items() if key.startswith(("thought.", "sampling."))}
     kept.pop("thought.group")
     return {
         **kept,
-        **{key: leaves[key] for key in ("run.develop_items", "run.develop_after")},
+        "run.develop_items": leaves["run.develop_items"],
         "checkpoint": "last",
     }
 
 
 def actor_items(assembly: Assembly, window: int) -> str | None:
-    """Which actor texts a window drew, as a digest; None where it drew none."""
-    account = assembly.ledger.state_dict()
-    chosen = np.flatnonzero((account["last"] == window) & (np.asarray(assembly.corpus.role_of) == "actor"))
-    return digest(chosen) if len(chosen) else None
+    """Which actor texts a window drew, as a digest; None where it drew none, or where methods need not agree because
+    this one has used up the texts that all have in common (`Ledger.shared_draw`)."""
+    chosen = assembly.ledger.shared_draw(window)
+    return None if chosen is None else digest(chosen)
 
 
 def cost(assembly: Assembly, recorder: Recorder) -> dict[str, Any]:

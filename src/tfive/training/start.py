@@ -94,6 +94,8 @@ def _run(
             for line in loop.restore():
                 console.say(line)
             console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
+        else:
+            console.draws(assembly.draws)
         summary = loop.go()
     console.summary(summary)
     console.say(

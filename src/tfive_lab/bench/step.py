@@ -69,6 +69,7 @@ class StepWork:
             f"text.sequences.train={max(24, 5 * texts)}",
             f"text.sequences.calibration={max(4, texts)}",
             "text.sequences.development=4",
+            "text.sequences.test=2",
             f"run.develop_items={2 * self.positions}",
             f"window.items={self.items * self.steps}",
             f"window.actor_steps={self.steps}",

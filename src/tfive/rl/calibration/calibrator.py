@@ -62,7 +62,7 @@ class Calibrator:
             width=settings.width,
             dropout=settings.dropout,
             bound=settings.mean_bound,
-            seed=seed + 1,
+            seed=seed,
         )
         self.weight_head.to(engine.device)
         self.mean_head.to(engine.device)
