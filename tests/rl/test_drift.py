@@ -95,6 +95,6 @@ def test_report_uses_the_actual_clipped_factor() -> None:
     report = drift_report(advantage, ratio, score, torch.tensor([0]), 0.8, 1.2)
     assert report.clip_fraction == 0.5
     parts = drift_parts(advantage, factor)
-    assert report.mean_induced_norm == pytest.approx(float(parts.mean_induced_ND.norm()), abs=1e-12)
+    assert report.net_norm == pytest.approx(float(parts.mean_induced_ND.norm()), abs=1e-12)
     assert report.alignment == pytest.approx(-1.0)
     assert report.drift_bound == pytest.approx(report.factor_bound * report.offset.mean**0.5, abs=1e-12)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfive.config.config import Config
-from tfive.rl.roles import auxiliary_rollouts
+from tfive.rl.roles import DEVELOP, auxiliary_rollouts
 from tfive.telemetry import DIAGNOSE
 from tfive.training.build import Assembly
 from tfive.training.corpus import weights_fingerprint
@@ -69,19 +69,20 @@ def actor_items(assembly: Assembly, window: int) -> str | None:
 
 
 def cost(assembly: Assembly, recorder: Recorder) -> dict[str, Any]:
-    """What the run has spent so far: training seconds per phase (without what is only measured and reported), thought
-    tokens, corpus tokens, thoughts.
+    """What training has spent so far: seconds per phase, thought tokens, corpus tokens, thoughts; none of what only
+    measures (development texts, diagnoses), which every method does alike.
 
     `corpus_tokens` are those of every text drawn, whatever its role; equal steps mean equal actor texts already.
     """
     account = recorder.account()
     drawn = sum(row["texts"] for row in assembly.ledger.rows())
     seconds = {phase: sum(roles.values()) for phase, roles in account["seconds"].items()}
+    measured = account["roles"].get(DEVELOP, {})
     return {
         "seconds": without_diagnoses({p: spent for p, spent in seconds.items() if p not in NOT_TRAINING}),
-        "thought_tokens": account["total"]["generated_tokens"],
+        "thought_tokens": account["total"]["generated_tokens"] - measured.get("generated_tokens", 0),
         "corpus_tokens": drawn * assembly.corpus.sequence_length,
-        "trajectories": account["total"]["trajectories"],
+        "trajectories": account["total"]["trajectories"] - measured.get("trajectories", 0),
     }
 
 
@@ -97,13 +98,19 @@ def without_diagnoses(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def rollouts(account: dict[str, Any], windows: int, items: int) -> dict[str, Any]:
-    """n_aux beside the (G − 1)·N below which fewer thoughts are generated than by groups of G
-    (eq:grpo-rollout-threshold)."""
+    """Thoughts that do not train the actor, beside the (G − 1)·N below which fewer are generated than by groups of G
+    (eq:grpo-rollout-threshold).
+
+    n_aux of eq:total-rollout-budget is `auxiliary` + `develop`. Measuring on development texts takes the same thoughts
+    whatever the method, so it stands on both sides of the threshold and is told apart.
+    """
     counts = {role: amounts["trajectories"] for role, amounts in account["roles"].items()}
+    measured = counts.get(DEVELOP, 0)
     return {
         "items": windows * items,
         "actor": counts.get("actor", 0),
-        "auxiliary": auxiliary_rollouts(counts),
+        "auxiliary": auxiliary_rollouts(counts) - measured,
+        "develop": measured,
         "group": GROUP,
         "threshold": (GROUP - 1) * windows * items,
     }

@@ -17,6 +17,7 @@ from typing import Any
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.rl.critic_files import save_critics
+from tfive.rl.roles import DEVELOP
 from tfive.training.build import Assembly
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.develop import save_items
@@ -109,6 +110,7 @@ class Loop:
                 self.assembly.reader, self.assembly.gate if window else None
             )
             save_items(items, self.folder / ITEMS, window)
+            self.recorder.count(DEVELOP, **self.assembly.development.amounts())
             ends = window in (0, self.assembly.config.window.windows)
             samples = {"samples": self.assembly.development.samples(self._decode)} if ends else {}
         self.history.append({"window": window, "cost": cost(self.assembly, self.recorder), **found, **samples})
@@ -151,6 +153,7 @@ class Loop:
         first, last, report = self.history[0], self.history[-1], self.assembly.method.report
         account = self.recorder.account()
         return {
+            "note": self.assembly.method.note,
             "method": self.assembly.config.method,
             "model": self.assembly.loaded.name,
             "seed": self.assembly.config.run.seed,
@@ -178,6 +181,7 @@ class Loop:
             "gate_deviation": last.get("gate_deviation"),
             "r2": report.get("r2"),
             "retention": report.get("retention"),
+            "actor_updates": getattr(self.assembly.method, "updates", None),
             "windows": self.assembly.method.window,
             "seconds": round(self.recorder.seconds, 1),
             "generated_tokens": account["total"]["generated_tokens"],
