@@ -131,7 +131,15 @@ def test_only_the_end_is_saved_and_other_development_texts_are_measured(home: Pa
 def test_the_untrained_row_is_one_measurement(home: Path, tmp_path: Path) -> None:
     summary = start.train(configure(home, "method=base", "run.checkpoint_every=0"), tmp_path / "run", quiet=True)
     assert export(tmp_path / "run", tmp_path / "out")["window"] == 0
-    assert (summary["method"], summary["windows"], summary["generated_tokens"]) == ("base", 0, 0)
+    assert (summary["method"], summary["windows"]) == ("base", 0)
+    # Measuring generates thoughts too: they are booked, and no cost of training.
+    measured = summary["account"]["roles"]
+    assert set(measured) == {"develop"}
+    assert measured["develop"]["trajectories"] == summary["rollouts"]["develop"] == summary["history"][0]["items"] > 0
+    assert summary["generated_tokens"] == measured["develop"]["generated_tokens"] > 0
+    assert measured["develop"]["scored_tokens"] == 5 * 3 * measured["develop"]["trajectories"]
+    assert summary["history"][0]["cost"]["thought_tokens"] == summary["history"][0]["cost"]["trajectories"] == 0
+    assert summary["rollouts"]["auxiliary"] == 0
     assert summary["dev_thought_gain_start"] == summary["dev_thought_gain_end"] != 0
     assert summary["dev_mixed_gain_end"] is summary["r2"] is None
     assert not (tmp_path / "run" / "critics").exists()

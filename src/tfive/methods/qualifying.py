@@ -7,7 +7,7 @@ that the paper leaves open: critics that do not pass however often they are refi
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from tfive.errors import RunFailed
 from tfive.methods.fitting import C, FittedMethod
@@ -31,12 +31,10 @@ class QualifiedMethod(FittedMethod[C]):
     made_by: ClassVar[tuple[str, ...]] = ("policy", "scorer", "scale")
     """All that is behind an actor's set that was credited without critics."""
 
-    def __init__(
-        self, parts: C, rule: QualifySettings, delta: float, *, actor_steps: int, reading: int = 0
-    ) -> None:
+    def __init__(self, parts: C, rule: QualifySettings, delta: float, *, actor_steps: int, reading: int = 0) -> None:
         """`delta` is the failure probability that all bounds on the critics' risk share."""
         super().__init__(parts, actor_steps=actor_steps, reading=reading)
-        lasting = "sustained" if rule.rule == "sustained" else "strict"
+        lasting: Literal["strict", "sustained"] = "sustained" if rule.rule == "sustained" else "strict"
         self.rule = rule
         self.qualifier = Qualifier(rule.eta, rule.consecutive, rule.patience, rule.attempts, lasting)
         self.risk_budget = ErrorBudget(delta)

@@ -81,8 +81,7 @@ class Probe:
         reached_BR = probe.thoughts.valid_BR
         score_BRD = (factor_BR * reached_BR)[..., None] * score_BRD
         advantage, ratio, score, text, reached = (
-            self._by_context(probe, x, reached=False)
-            for x in (advantage_BR, ratio_BR, score_BRD, text_BR, reached_BR)
+            self._by_context(probe, x, reached=False) for x in (advantage_BR, ratio_BR, score_BRD, text_BR, reached_BR)
         )
         found = drift_report(advantage, ratio, score, text[:, 0], *self.clip, reached_N=reached[:, 0])
         out = {

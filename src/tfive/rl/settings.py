@@ -136,9 +136,8 @@ class QualifySettings(Section):
     """When critics are good enough for the actor to move, and what happens while they are not."""
 
     rule: Literal["strict", "sustained", "fixed"] = "strict"
-    """`strict` (Algorithm 1): `consecutive` fresh passes in every window, and no step on critics that have not passed in
-    it. `sustained` (Section 4): once admitted, one test a window, and `patience` failures in a row pause the actor.
-    `fixed` (an ablation): the actor waits for `critic.warmup_rounds`; tests are made and decide nothing."""
+    """`strict` (Algorithm 1): `consecutive` fresh passes in every window; no step on critics that did not pass in it.
+    `sustained` (Section 4): once admitted, one test a window, and `patience` failures in a row pause the actor. `fixed` (an ablation): the actor waits for `critic.warmup_rounds`; tests are made and decide nothing."""
 
     eta: float = Field(0.1, ge=0, lt=1)
     """The weaker critic's held-out R² must reach this."""

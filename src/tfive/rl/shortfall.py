@@ -44,9 +44,7 @@ class Attempt:
     """Nats per token of the held-out continuations without a thought."""
 
     @classmethod
-    def of(
-        cls, tested: Trajectories, values_2BRT: Tensor, reward_scale: float, fit_r2: list[float] | None
-    ) -> Attempt:
+    def of(cls, tested: Trajectories, values_2BRT: Tensor, reward_scale: float, fit_r2: list[float] | None) -> Attempt:
         """The numbers of a test on these trajectories."""
         returns_BRT, mask_BRT, valid_BR = tested.need("returns_BRT"), tested.mask_BRT, tested.thoughts.valid_BR
         text_B11 = torch.arange(len(valid_BR), device=valid_BR.device)[:, None, None]

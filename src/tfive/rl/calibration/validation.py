@@ -163,7 +163,9 @@ class Validator:
             bounds.check(data, mean)
             report = self._report(occupation, value.mean, moved.mean - self.kappa * signal.mean, bounds)
         silent = signal.mean <= rounding**2
-        reason = "no_signal" if silent else self._reason(candidate, moved.mean, signal.mean, report if enforce else None)
+        reason = (
+            "no_signal" if silent else self._reason(candidate, moved.mean, signal.mean, report if enforce else None)
+        )
         accepted = reason == "retained"
         mixture: Mixture = candidate.mixture if accepted else FixedWeight()
         return ValidationResult(mixture, accepted, reason, value, moved, signal, report)
