@@ -148,8 +148,8 @@ def naive_blocks(found: dict[str, Any], folder: Path) -> list[Block]:
 def rule_blocks(found: dict[str, Any]) -> list[Block]:
     """Both rules of qualification."""
     text = (
-        "`t5` asks for fresh passes in every window (`qualify.rule = strict`, Algorithm 1); under `sustained` (Section 4) "
-        "critics that failed once may move the actor while patience lasts."
+        "`t5` asks for fresh passes in every window (`qualify.rule = strict`, Algorithm 1); under `sustained` "
+        "(Section 4) critics that failed once may move the actor while patience lasts."
     )
     return _variant_blocks(found, "Two rules of qualification", text, "rules")
 

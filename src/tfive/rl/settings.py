@@ -137,7 +137,8 @@ class QualifySettings(Section):
 
     rule: Literal["strict", "sustained", "fixed"] = "strict"
     """`strict` (Algorithm 1): `consecutive` fresh passes in every window; no step on critics that did not pass in it.
-    `sustained` (Section 4): once admitted, one test a window, and `patience` failures in a row pause the actor. `fixed` (an ablation): the actor waits for `critic.warmup_rounds`; tests are made and decide nothing."""
+    `sustained` (Section 4): once admitted, one test a window, and `patience` failures in a row pause the actor. `fixed`
+    (an ablation): the actor waits for `critic.warmup_rounds`; tests are made and decide nothing."""
 
     eta: float = Field(0.1, ge=0, lt=1)
     """The weaker critic's held-out R² must reach this."""
