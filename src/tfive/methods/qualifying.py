@@ -97,6 +97,8 @@ class QualifiedMethod(FittedMethod[C]):
             for one in found:
                 self.log("qualification: suggests", f"{one.suggests}; try {one.remedy}")
         self.attempt += 1
+        if self.stage == "alternating":
+            self.enter("recovery")
         if qualifier.exhausted and then == "stop":
             raise RunFailed(
                 f"critics did not qualify in {qualifier.limit} attempts: {detail}; {found[0].suggests}; try "
@@ -107,8 +109,6 @@ class QualifiedMethod(FittedMethod[C]):
         if qualifier.exhausted:
             self.log("qualification: waiting", f"the actor waits; {qualifier.attempts} more attempts in this window")
             qualifier.try_again()
-        if self.stage == "alternating":
-            self.enter("recovery")
         return "fit"
 
     def _go_on_without(self) -> str:
