@@ -159,7 +159,17 @@ def test_the_untrained_row_is_one_measurement(home: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
     record = export(tmp_path / "run", tmp_path / "out", untrained=True)
     assert (record["window"], record["actor_updates"]) == (0, 0)
-    assert (summary["method"], summary["windows"], summary["generated_tokens"]) == ("base", 0, 0)
+    assert (summary["method"], summary["windows"]) == ("base", 0)
+    # Measuring generates thoughts too: they are booked, and no cost of training.
+    measured = summary["account"]["roles"]
+    assert set(measured) == {"develop", "test"}
+    assert measured["develop"]["trajectories"] == summary["history"][0]["items"] > 0
+    booked = sum(one["trajectories"] for one in measured.values())
+    assert booked == summary["rollouts"]["measured"] > measured["develop"]["trajectories"]
+    assert summary["generated_tokens"] == sum(one["generated_tokens"] for one in measured.values()) > 0
+    assert measured["develop"]["scored_tokens"] == 5 * 3 * measured["develop"]["trajectories"]
+    assert summary["history"][0]["cost"]["thought_tokens"] == summary["history"][0]["cost"]["trajectories"] == 0
+    assert summary["rollouts"]["auxiliary"] == 0
     assert summary["test_thought_gain_start"] == summary["test_thought_gain_end"] != 0
     assert summary["test_mixed_gain_end"] is summary["r2"] is None
     assert summary["draws"] == {}

@@ -41,6 +41,7 @@ FORMER_KEYS: dict[str, str] = {
     "calibration.folds": f"{_FIXED} (2)",
     "heads.mean_bound": "now calibration.mean_bound",
     "heads.action_width": f"{_FIXED} (16)",
+    "qualify.mode": "now qualify.rule (strict, sustained or fixed); fixed is what mode = fixed was",
     "optimizer.betas": f"{_FIXED} (0.9, 0.95)",
     "optimizer.eps": f"{_FIXED} (1e-8)",
     "optimizer.final_fraction": "gone; linear and cosine schedules end at 0",

@@ -180,7 +180,7 @@ def ablations_change_something(config: Schema) -> str | None:
         f"calibration.mode = {config.calibration.mode}": config.calibration.mode != "learned",
         "calibration.score_centering = true": config.calibration.score_centering,
         "calibration.certified = true": config.calibration.certified,
-        "qualify.mode = fixed": config.qualify.mode == "fixed",
+        "qualify.rule = fixed": config.qualify.rule == "fixed",
     }
     key = next((key for key, is_asked in asked.items() if is_asked and key.split(".")[0] not in uses), None)
     return key and f"{key}: method {config.method} has no such step; use method = t5 or leave it out"

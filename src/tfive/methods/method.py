@@ -138,6 +138,11 @@ class Method(Generic[P]):
         """Whether a run of so many windows is over."""
         return self.closed and self.window >= windows
 
+    @property
+    def note(self) -> str | None:
+        """What a summary must say first: where the run departed from the method it is named after; usually nothing."""
+        return None
+
     def advance(self) -> str:
         """One micro-step; returns the phase it belonged to."""
         name = self.phase

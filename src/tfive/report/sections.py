@@ -274,6 +274,7 @@ def _runs(found: StudyTable) -> Block:
             last = final(run)
             shown = (number(last.get("thought_gain")), number(last.get("content_gain")), number(last.get("mixed_gain")))
             mark = "done, disturbed" if run["disturbed"] else "done"
+            mark += f"; {run['note']}" if "note" in run else ""
             rows.append((run["label"], str(run["seed"]), mark, *shown, f"{run['seconds']:.0f}"))
         else:
             reason = f"{run['state']}: {run['failure']}" if run.get("failure") else run["state"]
@@ -289,7 +290,9 @@ def _states(found: StudyTable) -> Block:
 def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
     """The page of one run: where it began, where it ended, what it cost, what happened."""
     events = [line for line in run.metrics() if "event" in line]
+    note = run.summary.get("note")
     blocks = [
+        *([paragraph(f"Note: {note}.")] if note else []),
         paragraph(
             f"{run.summary['method']} on {run.summary['model']}, seed {run.seed}: {run.summary['windows']} windows, "
             f"{run.summary['seconds']:.0f} s, {run.summary['generated_tokens']:,} thought tokens, "

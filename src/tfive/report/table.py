@@ -234,6 +234,8 @@ def _run(run: Run) -> dict[str, Any]:
     row: dict[str, Any] = {"label": run.label, "seed": run.seed, "state": run.state}
     if run.state != "done":
         return row | {"failure": run.failure}
+    if run.summary.get("note"):
+        row["note"] = run.summary["note"]
     return row | {
         "windows": run.summary["windows"],
         "seconds": run.summary["seconds"],

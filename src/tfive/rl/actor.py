@@ -52,6 +52,7 @@ class StepStats:
     skipped: bool
 
 
+NO_ANCHOR = AnchorSettings(next_token=0.0, conditioned=0.0)
 NO_TERMS = dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
 
 
@@ -166,27 +167,17 @@ class Actor:
     ) -> Sums:
         """Forward and backward passes over all texts: the policy's loss (unless `aggregate` is None), the next-token
         loss of the texts, and where asked for that of the continuations given the thoughts."""
-        weights = self.anchor if anchored else AnchorSettings(next_token=0.0, conditioned=0.0)
+        weights = self.anchor if anchored else NO_ANCHOR
         if aggregate is None and not (weights.next_token or weights.conditioned):
             return Sums()
-        acting, after = aggregate is not None, weights.conditioned > 0
+        acting = aggregate is not None
         texts = trajectories.texts
         total = 1 if aggregate is None else max(int(policy_count(trajectories.mask_BRT, aggregate)), 1)
         counts = anchor_counts(texts.document_BS, texts.positions_BP, engine.plan.horizon, weights.answers)
         text_total, after_total = (max(count, 1) for count in counts)
         sums, text_sum, after_sum = dict(NO_TERMS), 0.0, 0.0
         for some in _parts(trajectories, self.rows):
-            output = engine.policy(
-                some.texts,
-                some.thoughts if acting or after else None,
-                actions=acting,
-                centring=self.centring if acting else None,
-                text=weights.next_token > 0,
-                continuations=after,
-                no_thought=weights.mixture > 0,
-                of_first=True,
-                parity=self.parity and acting,
-            )
+            output = self._read(engine, some, weights, acting)
             loss = torch.zeros((), device=engine.device)
             if aggregate is not None:
                 terms, own = self._policy_loss(some, output, aggregate)
@@ -204,6 +195,29 @@ class Actor:
                 after_sum += float(conditioned.detach())
             loss.backward()
         return Sums(sums, text_sum / text_total, after_sum / after_total)
+
+    def _read(
+        self, engine: TreeModel, some: Trajectories, weights: AnchorSettings, acting: bool, features: bool = False
+    ) -> PolicyOutput:
+        """The forward pass of an update over these texts, with what its losses need."""
+        after = weights.conditioned > 0
+        return engine.policy(
+            some.texts,
+            some.thoughts if acting or after else None,
+            actions=acting,
+            features=features,
+            centring=self.centring if acting else None,
+            text=weights.next_token > 0,
+            continuations=after,
+            no_thought=weights.mixture > 0,
+            of_first=True,
+            parity=self.parity and acting,
+        )
+
+    def policy_of(self, some: Trajectories) -> PolicyOutput:
+        """What an update on these texts would see of the policy, by the very pass it would make (the row is longer
+        with continuations behind the thoughts, and rounds differently), and the final states of all actions."""
+        return self._read(self.engine, some, self.anchor if self._one_pass else NO_ANCHOR, True, features=True)
 
     def _text_mask(self, some: Trajectories, output: PolicyOutput) -> Tensor:
         """bool `[B, S]`: the tokens whose next one the next-token anchor takes."""

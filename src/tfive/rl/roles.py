@@ -224,8 +224,11 @@ def _one_role_per_document(corpus: PreparedCorpus) -> None:
         raise RoleViolation(f"document {int(served.argmax())} serves two roles; prepare the corpus again")
 
 
-AUXILIARY_ROLES = ("critic_fit", "qualify", "pilot", "head_train", "head_validate", "scale", "extra")
-"""Roles whose trajectories do not train the actor; retries, rejected attempts and probes are `extra`."""
+AUXILIARY_ROLES = (
+    "critic_fit", "qualify", "pilot", "head_train", "head_validate", "scale", "extra", *MEASURED.values(),
+)  # fmt: skip
+"""Roles whose trajectories do not train the actor. The paper's n_extra (retries, rejected attempts, diagnostics) is
+`extra`, which are the probes, and the measurements; a retry is counted under the role it repeats."""
 
 
 def auxiliary_rollouts(counts: Mapping[str, int]) -> int:

@@ -146,15 +146,16 @@ class CriticSettings(Section):
 
     warmup_rounds: int = Field(3, ge=1)
     """Fitting rounds (a fresh set, `passes` passes over it) before the actor's first step where no test decides that:
-    `quiet-star-ppo`, and T⁵ with `qualify.mode = fixed`. Later windows have one each."""
+    `quiet-star-ppo`, and T⁵ with `qualify.rule = fixed`. Later windows have one each."""
 
 
 class QualifySettings(Section):
-    """When critics are good enough for the actor to move."""
+    """When critics are good enough for the actor to move, and what happens while they are not."""
 
-    mode: Literal["gate", "fixed"] = "gate"
-    """`gate`: the actor waits for critics that pass. `fixed`: it waits for `critic.warmup_rounds`, and tests are only
-    reported (an ablation)."""
+    rule: Literal["strict", "sustained", "fixed"] = "strict"
+    """`strict` (Algorithm 1): `consecutive` fresh passes in every window; no step on critics that did not pass in it.
+    `sustained` (Section 4): once admitted, one test a window, and `patience` failures in a row pause the actor. `fixed`
+    (an ablation): the actor waits for `critic.warmup_rounds`; tests are made and decide nothing."""
 
     eta: float = Field(0.1, ge=0, lt=1)
     """The weaker critic's held-out R² must reach this."""
@@ -163,10 +164,16 @@ class QualifySettings(Section):
     """m: fresh tests in a row that admit."""
 
     patience: int = Field(2, ge=1)
-    """Failures in a row, once admitted, that pause the actor."""
+    """Failures in a row, once admitted, that pause the actor; `rule = sustained` alone reads it."""
 
     attempts: int = Field(5, ge=1)
-    """Failed tests before admission after which the run stops."""
+    """Failed tests of a window without admission after which `on_failure` decides."""
+
+    on_failure: Literal["stop", "wait", "baseline"] = "baseline"
+    """When the attempts are spent. `stop`: the run ends. `wait` (Algorithm 1): the actor waits and the critics are
+    refitted until they pass, however long. `baseline`: this window's update takes the mean return of the other thoughts
+    of the batch in place of critics; each later window gives the critics one attempt until they pass. Updates made so
+    are counted, and the first line of the summary says so."""
 
 
 class GaeSettings(Section):

@@ -61,6 +61,8 @@ class Console:
         low, high = summary["test_content_gain_interval"]
         windows = "1 window" if summary["windows"] == 1 else f"{summary['windows']} windows"
         self.say("")
+        if summary.get("note"):
+            self.say(f"note: {summary['note']}")
         self.say(f"{windows}, {summary['seconds']:.0f} s, {summary['generated_tokens']:,} thought tokens")
         self.say(f"test texts, nats per token (positive is better), {summary['reading']} reading of thoughts")
         for title, line in (

@@ -20,6 +20,9 @@ from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.outputs import Scores
 from tfive.tree.settings import SamplingSettings
 
+SCORED = 5
+"""Continuations scored per item: after its own thought, another's, an empty one and random tokens, and without one."""
+
 
 class MeasuredTexts:
     """The same items every time, with the same random numbers, so that two measurements differ by the model alone.
@@ -81,18 +84,32 @@ class MeasuredTexts:
             items |= mixed.gains_I
         return found, items
 
-    def samples(self, decode: Callable[[list[int]], str], count: int = 4) -> list[dict[str, str]]:
-        """A few thoughts of the last measurement as text, with what stands before and after them."""
+    def amounts(self) -> dict[str, int]:
+        """What the last measurement generated and scored: one thought an item, and the continuation after it, after
+        each of the three controls and without a thought."""
+        thoughts = self._measured()
+        count = int(thoughts.valid_BR.sum())
+        return {
+            "trajectories": count,
+            "generated_tokens": int(thoughts.length_BR[thoughts.valid_BR].sum()),
+            "scored_tokens": SCORED * count * self.base.plan.horizon,
+        }
+
+    def _measured(self) -> Thoughts:
         if self.thoughts is None:
             raise ValueError("nothing has been measured yet")
-        shown = []
-        for row, branch in self.thoughts.valid_BR.nonzero()[:count].tolist():
-            position, length = int(self.texts.positions_BP[row, branch]), int(self.thoughts.length_BR[row, branch])
+        return self.thoughts
+
+    def samples(self, decode: Callable[[list[int]], str], count: int = 4) -> list[dict[str, str]]:
+        """A few thoughts of the last measurement as text, with what stands before and after them."""
+        thoughts, shown = self._measured(), []
+        for row, branch in thoughts.valid_BR.nonzero()[:count].tolist():
+            position, length = int(self.texts.positions_BP[row, branch]), int(thoughts.length_BR[row, branch])
             text = self.texts.tokens_BS[row].tolist()
             shown.append(
                 {
                     "before": decode(text[max(0, position - 24) : position + 1]),
-                    "thought": decode(self.thoughts.tokens_BRT[row, branch, :length].tolist()),
+                    "thought": decode(thoughts.tokens_BRT[row, branch, :length].tolist()),
                     "after": decode(text[position + 1 : position + 1 + self.base.plan.horizon]),
                 }
             )

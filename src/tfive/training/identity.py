@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfive.config.config import Config
-from tfive.rl.roles import auxiliary_rollouts
+from tfive.rl.roles import MEASURED, auxiliary_rollouts
 from tfive.telemetry import DIAGNOSE
 from tfive.training.build import Assembly
 from tfive.training.corpus import weights_fingerprint
@@ -70,19 +70,24 @@ def actor_items(assembly: Assembly, window: int) -> str | None:
 
 
 def cost(assembly: Assembly, recorder: Recorder) -> dict[str, Any]:
-    """What the run has spent so far: training seconds per phase (without what is only measured and reported), thought
-    tokens, corpus tokens, thoughts.
+    """What training has spent so far: seconds per phase, thought tokens, corpus tokens, thoughts; none of what only
+    measures (development texts, diagnoses), which every method does alike.
 
     `corpus_tokens` are those of every text drawn, whatever its role; equal steps mean equal actor texts already.
     """
     account = recorder.account()
     drawn = sum(row["texts"] for row in assembly.ledger.rows())
     seconds = {phase: sum(roles.values()) for phase, roles in account["seconds"].items()}
+
+    def trained(amount: str) -> int:
+        measured = sum(account["roles"].get(role, {}).get(amount, 0) for role in MEASURED.values())
+        return int(account["total"][amount]) - measured
+
     return {
         "seconds": without_diagnoses({p: spent for p, spent in seconds.items() if p not in NOT_TRAINING}),
-        "thought_tokens": account["total"]["generated_tokens"],
+        "thought_tokens": trained("generated_tokens"),
         "corpus_tokens": drawn * assembly.corpus.sequence_length,
-        "trajectories": account["total"]["trajectories"],
+        "trajectories": trained("trajectories"),
     }
 
 
@@ -98,13 +103,19 @@ def without_diagnoses(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def rollouts(account: dict[str, Any], windows: int, items: int) -> dict[str, Any]:
-    """n_aux beside the (G − 1)·N below which fewer thoughts are generated than by groups of G
-    (eq:grpo-rollout-threshold)."""
+    """Thoughts that do not train the actor, beside the (G − 1)·N below which fewer are generated than by groups of G
+    (eq:grpo-rollout-threshold).
+
+    n_aux of eq:total-rollout-budget is `auxiliary` + `measured`. Measuring on development and test texts takes the same
+    thoughts whatever the method, so it stands on both sides of the threshold and is told apart.
+    """
     counts = {role: amounts["trajectories"] for role, amounts in account["roles"].items()}
+    measured = sum(counts.get(role, 0) for role in MEASURED.values())
     return {
         "items": windows * items,
         "actor": counts.get("actor", 0),
-        "auxiliary": auxiliary_rollouts(counts),
+        "auxiliary": auxiliary_rollouts(counts) - measured,
+        "measured": measured,
         "group": GROUP,
         "threshold": (GROUP - 1) * windows * items,
     }

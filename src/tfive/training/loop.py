@@ -117,12 +117,14 @@ class Loop:
     def _measured(self, texts: MeasuredTexts, window: int) -> dict[str, Any]:
         found, items = texts.measure(self.assembly.reader, self.assembly.gate if window else None)
         save_items(items, self.folder / texts.role, window)
+        self.recorder.count(texts.role, **texts.amounts())
         return found
 
     def _measure_test(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The base model and the trained one on texts that chose nothing, once, when all is over."""
         with self.recorder.phase("test", "test"):
             before, _ = self.assembly.test.measure(self.assembly.base, None)
+            self.recorder.count(self.assembly.test.role, **self.assembly.test.amounts())
             return before, self._measured(self.assembly.test, self.assembly.method.window)
 
     def save(self) -> Path:
@@ -162,6 +164,7 @@ class Loop:
         report = self.assembly.method.report
         account = self.recorder.account()
         return {
+            "note": self.assembly.method.note,
             "method": self.assembly.config.method,
             "model": self.assembly.loaded.name,
             "seed": self.assembly.config.run.seed,
@@ -170,6 +173,7 @@ class Loop:
             **headline("dev", self.history[0], self.history[-1]),
             "r2": report.get("r2"),
             "retention": report.get("retention"),
+            "actor_updates": getattr(self.assembly.method, "updates", None),
             "windows": self.assembly.method.window,
             "seconds": round(self.recorder.seconds, 1),
             "generated_tokens": account["total"]["generated_tokens"],

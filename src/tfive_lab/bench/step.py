@@ -163,7 +163,7 @@ def time_method(
         assembly = build(config, loaded, corpus, recorder)
         if isinstance(getattr(assembly.method, "qualifier", None), Qualifier):
             rule = config.qualify
-            assembly.method.qualifier = Forced(rule.eta, rule.consecutive, rule.patience, rule.attempts)  # type: ignore[attr-defined]
+            assembly.method.qualifier = Forced(rule.eta, rule.consecutive, rule.patience, rule.attempts, "strict")  # type: ignore[attr-defined]
         with _timed_verbs(assembly, recorder) as verbs:
             window_costs = _window_costs(assembly, recorder, verbs, windows, deadline, clock)
         found = _report(config, assembly, recorder, window_costs)

@@ -61,7 +61,7 @@ def test_every_phase_runs_at_its_declared_counts_and_forcing_is_logged(
 
 
 def test_forced_tests_are_counted_and_sound_ones_are_not() -> None:
-    judge = bench_step.Forced(eta=0.1, consecutive=1, patience=2, attempts=5)
+    judge = bench_step.Forced(eta=0.1, consecutive=1, patience=2, attempts=5, rule="strict")
     bad, good = Score(-0.2, 1.0, 1.0, 4), Score(0.3, 0.7, 1.0, 4)
     first = judge.test("first", good, bad)
     assert [event.kind for event in first] == ["passed", "admitted"]
