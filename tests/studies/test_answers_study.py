@@ -174,3 +174,42 @@ def test_the_page_shows_the_committed_results() -> None:
     assert tables.draw(page, found) == page
     t5 = next(cell for cell in tables.compared(found) if cell["method"] == "t5")["measured"][-1]
     assert f"| {tables.signed(t5['thought_gain'][0])} |" in (ROOT / "README.md").read_text("utf-8")
+
+
+@pytest.mark.model
+def test_accuracy_with_and_without_thoughts(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    accuracy = scripts.script("studies/answers/accuracy.py")
+    asked = [str(place / "model"), str(place / "sheets"), "--limit", "12", "--samples", "2", "--device", "cpu"]
+    sets = ["--set", "thought.length=8", "--set", "thought.checkpoints=[8]"]
+    assert accuracy.main([*asked, *sets, "--out", str(tmp_path / "a.json")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "a.json").read_text("utf-8")) == found
+    every = found["results"]["every"]
+    assert every["items"] == 12
+    assert set(every["accuracy"]) == {"none", "own", "sampled", "vote", "other", "empty", "true"}
+    assert set(found["verdicts"]["own"]) <= {"0", "1"}
+    with pytest.raises(UserError, match=r"workings\.json\.gz is missing"):
+        accuracy.read_items(tmp_path, None)
+
+
+def test_accuracy_is_paired_over_problems(place: Path) -> None:
+    accuracy = scripts.script("studies/answers/accuracy.py")
+    items = [accuracy.Item((), f"p{n // 2}", "1" if n % 2 else "all", (), str(n)) for n in range(8)]
+    assert [items[donor].missing for donor in accuracy.donors(items)] == [item.missing for item in items]
+    assert all(items[donor].problem != item.problem for donor, item in zip(accuracy.donors(items), items))
+    texts = [str(n) for n in range(8)]
+    wrong = ["Working: 3", *texts[1:4], *["9"] * 4]
+    written = {"none": [wrong], "own": [texts], "sampled": [texts, wrong, wrong]}
+    values, coverage = accuracy.scored(items, written)
+    assert values["own"] == [1.0] * 8
+    assert values["vote"] == [1.0] * 4 + [0.0] * 4
+    assert coverage["none"] == pytest.approx(7 / 8)
+    every = accuracy.summarised(items, values)["every"]
+    gap = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+    means = [sum(gap[n : n + 2]) / 2 for n in range(0, 8, 2)]
+    error = (sum((one - 0.625) ** 2 for one in means) / 3 / 4) ** 0.5
+    assert every["difference"]["own - none"] == pytest.approx(
+        [0.625, 0.625 - 1.96 * error, 0.625 + 1.96 * error], abs=1e-3
+    )
+    assert accuracy.right("$1,200.\n", "1200")
+    assert accuracy.right("Working: 5", "5") is None

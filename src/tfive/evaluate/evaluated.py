@@ -9,9 +9,11 @@ import torch
 from tfive.errors import UserError
 from tfive.inference.files import DESCRIPTION, FOLDER
 from tfive.inference.requests import NEVER, When
-from tfive.inference.thought_model import ThoughtModel
+from tfive.inference.thought_model import ThoughtModel, plan_for
 from tfive.models.load import load_model
-from tfive.tree.settings import ThoughtSettings
+from tfive.tree.forward import Delimiters
+from tfive.tree.gated import ReadingGates
+from tfive.tree.settings import SamplingSettings, ThoughtSettings
 
 _NO_THOUGHTS = ThoughtSettings(length=1, checkpoints=(1,), horizon=1, delimiters="none")
 """Smallest valid thought settings, for a plain model that never writes a thought."""
@@ -33,6 +35,24 @@ def parse_thoughts(text: str, horizon: int) -> When:
 def has_thoughts(source: str) -> bool:
     """Whether `source` is a folder of a model with thoughts."""
     return (Path(source).expanduser() / FOLDER / DESCRIPTION).is_file()
+
+
+def load_thinker(
+    source: str,
+    thought: ThoughtSettings,
+    sampling: SamplingSettings | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> ThoughtModel:
+    """An exported model with its own thoughts, or any other model with untrained ones of the given shape."""
+    if has_thoughts(source):
+        return ThoughtModel.from_pretrained(Path(source).expanduser(), device=device, dtype=dtype)
+    loaded = load_model(source, device=device, dtype=dtype)
+    delimiters = None
+    if thought.delimiters == "learned":
+        delimiters = Delimiters.from_model(loaded.model, plan_for(thought, loaded.model, loaded.tokenizer))
+    gates = ReadingGates.of(loaded.model) if thought.reading == "gated" else None
+    return ThoughtModel(loaded.model, loaded.tokenizer, thought, sampling, None, delimiters, gates=gates)
 
 
 def load_evaluated(
