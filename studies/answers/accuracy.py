@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from render import ANSWER, END
+from render import ANSWER, END, prefixes
 
 from tfive.cli.options import script
 from tfive.config.config import Config
@@ -35,6 +35,7 @@ from tfive.inference.requests import NEVER, Completion, TokenRequest, When, Writ
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.rl.clusters import clustered_mean
+from tfive.training.corpus import corpus_of
 from tfive.tree.settings import SamplingSettings
 from tfive_lab.study_files import software_versions
 
@@ -58,32 +59,44 @@ class Item:
     answer: str
 
 
-def read_items(folder: Path, tokenizer: Any, name: str = "test") -> list[Item]:
-    """The answers of `NAME.jsonl.gz` whose working is known, in the order of the file; every text once."""
-    path, left_out = folder / f"{name}.jsonl.gz", folder / "workings.json.gz"
-    if not path.is_file() or not left_out.is_file():
-        raise UserError(f"{folder}: {path.name} or {left_out.name} is missing; give the folder that render.py wrote")
-    with gzip.open(left_out, "rt", encoding="utf-8") as file:
+def test_texts(folder: Path) -> list[str]:
+    """The sheets of the test problems."""
+    with gzip.open(known_file(folder / "test.jsonl.gz"), "rt", encoding="utf-8") as rows:
+        return [json.loads(row)["text"] for row in rows]
+
+
+def development_texts(config: Config, tokenizer: Any) -> list[str]:
+    """The sheets on which a run is measured: for choices, which the test problems must not see."""
+    corpus = corpus_of(config)
+    tokens_BS = corpus.batch(corpus.sequences("development")).tokens_BS
+    return [str(tokenizer.decode(row)) for row in tokens_BS.tolist()]
+
+
+def known_file(path: Path) -> Path:
+    """The path, if there is such a file."""
+    if not path.is_file():
+        raise UserError(f"{path} is missing; give the folder that render.py wrote")
+    return path
+
+
+def read_items(folder: Path, texts: Sequence[str], tokenizer: Any) -> list[Item]:
+    """The answers of the sheets `texts` whose working is known, in their order; every question with its lines once."""
+    with gzip.open(known_file(folder / "workings.json.gz"), "rt", encoding="utf-8") as file:
         workings = json.load(file)
 
     def encode(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_special_tokens=False))
 
     found: dict[str, Item] = {}
-    with gzip.open(path, "rt", encoding="utf-8") as rows:
-        for text in (json.loads(row)["text"] for row in rows):
-            at = text.find(ANSWER)
-            while at >= 0:
-                before = text[: at + len(ANSWER)]
-                asked = before[before.rindex("Question: ") :]
-                known = workings.get(asked)
-                if known is not None and asked not in found:
-                    question = asked.partition(" So far:")[0].removesuffix(ANSWER)
-                    working = encode(f" {known['working']}{END}")
-                    found[asked] = Item(encode(before), question, known["missing"], working, known["answer"])
-                at = text.find(ANSWER, at + 1)
+    for before in (prefix for text in texts for prefix in prefixes(text)):
+        asked = before[before.rindex("Question: ") :]
+        known = workings.get(asked)
+        if known is not None and asked not in found:
+            question = asked.partition(" So far:")[0].removesuffix(ANSWER)
+            working = encode(f" {known['working']}{END}")
+            found[asked] = Item(encode(before), question, known["missing"], working, known["answer"])
     if not found:
-        raise UserError(f"{path}: no answer with a known working; render the sheets again")
+        raise UserError(f"{folder}: no answer with a known working; render the sheets again")
     return list(found.values())
 
 
@@ -153,7 +166,7 @@ def conditions(answers: Answers, samples: int) -> tuple[dict[str, list[list[str]
     if gate is not None:
         model.gate = gate
         written["mixed"] = [answers.texts(answers.write(once, thoughts=thoughts))]
-    return written, [model.tokenizer.decode(list(thought)) for thought in thoughts]
+    return written, [str(model.tokenizer.decode(list(thought))) for thought in thoughts]
 
 
 def vote(texts: Sequence[str], answer: str) -> bool:
@@ -199,13 +212,13 @@ def summarised(items: Sequence[Item], values: Mapping[str, list[float]]) -> dict
     return found
 
 
-def measure(model: ThoughtModel, sheets: Path, *, limit: int, samples: int, seed: int) -> dict[str, Any]:
-    """Accuracies of one model on the test problems, and some of what it wrote."""
+def measure(
+    model: ThoughtModel, sheets: Path, texts: Sequence[str], *, limit: int, samples: int, seed: int
+) -> dict[str, Any]:
+    """Accuracies of one model on the problems of `texts`, and some of what it wrote."""
     began = time.monotonic()
-    items = read_items(sheets, model.tokenizer)
-    if limit:
-        # Kinds of an item alternate by sheet, so the first sheets hold all of them.
-        items = items[:limit]
+    # Kinds of an item alternate by sheet, so the first sheets hold all of them.
+    items = read_items(sheets, texts, model.tokenizer)[: limit or None]
     answers = Answers(model, items, seed)
     written, thoughts = conditions(answers, samples)
     values, coverage = scored(items, written)
@@ -239,6 +252,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("model", help="model folder, .gguf file or export")
     parser.add_argument("sheets", type=Path, help="the folder that render.py wrote")
     parser.add_argument("--out", type=Path, help="file for the result as well")
+    parser.add_argument("--problems", choices=("test", "development"), default="test")
     parser.add_argument("--limit", type=int, default=0, help="only the first answers; 0: all")
     parser.add_argument("--samples", type=int, default=4, help="sampled thoughts an answer")
     parser.add_argument("--seed", type=int, default=0)
@@ -247,9 +261,13 @@ def main(given: list[str] | None = None) -> int:
     asked = parser.parse_args(given)
     if asked.samples < 1 or asked.limit < 0:
         raise UserError(f"--samples {asked.samples}, --limit {asked.limit}: give at least 1, and 0 or more")
-    model = load(asked.model, Config.load(str(PRESET), overrides=asked.overrides), asked.device)
-    found = {"model": Path(asked.model).name, "versions": software_versions()}
-    found |= measure(model, asked.sheets, limit=asked.limit, samples=asked.samples, seed=asked.seed)
+    config = Config.load(str(PRESET), overrides=asked.overrides)
+    model = load(asked.model, config, asked.device)
+    texts = test_texts(asked.sheets)
+    if asked.problems == "development":
+        texts = development_texts(config, model.tokenizer)
+    found = {"model": Path(asked.model).name, "problems": asked.problems, "versions": software_versions()}
+    found |= measure(model, asked.sheets, texts, limit=asked.limit, samples=asked.samples, seed=asked.seed)
     text = json.dumps(found, ensure_ascii=False)
     if asked.out is not None:
         asked.out.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,14 @@ def shown(problem: Problem, missing: str) -> tuple[str, str]:
     keep = 0 if missing == "all" else max(0, len(problem.lines) - int(missing))
     so_far = f" So far: {'. '.join(problem.lines[:keep])}." if keep else ""
     return f"Question: {problem.question}{so_far}{ANSWER}", ". ".join(problem.lines[keep:])
+
+
+def prefixes(text: str) -> Iterator[str]:
+    """The text up to and including each "Answer:"."""
+    at = text.find(ANSWER)
+    while at >= 0:
+        yield text[: at + len(ANSWER)]
+        at = text.find(ANSWER, at + 1)
 
 
 def grouped(problems: Sequence[Problem], count: Count, length: int) -> list[list[Problem]]:

@@ -66,8 +66,9 @@ def test_an_answer_goes_on_from_its_thought_to_the_end(
 ) -> None:
     model = thinker(lively, tokenizer, variable=variable)
     closing = list(model.plan.close_ids)
-    given = (tuple(tokenizer.encode("8 + 9", add_special_tokens=False))[:3], ())
-    for thoughts in ([None, None], list(given)):
+    given: list[tuple[int, ...] | None] = [tuple(tokenizer.encode("8 + 9", add_special_tokens=False))[:3], ()]
+    drawn: list[tuple[int, ...] | None] = [None, None]
+    for thoughts in (drawn, given):
         for prompt, found, thought in zip(PROMPTS, answers(model, thoughts), thoughts):
             assert len(found.thoughts) == 1
             position, written, closed = found.thoughts[0]
