@@ -149,7 +149,7 @@ class Answers:
 
 def conditions(answers: Answers, samples: int) -> tuple[dict[str, list[list[str]]], list[str]]:
     """Per condition the answers of every item (several where thoughts were sampled), and the greedy thoughts."""
-    model, items, once = answers.model, answers.items, When(at_answer=True)
+    model, items, once = answers.model, answers.items, When(at_answer="own")
     gate, model.gate = model.gate, None
     own = answers.write(once)
     thoughts = [tuple(one.thoughts[0][1]) for one in own]

@@ -48,7 +48,7 @@ def answers(model: ThoughtModel, thoughts: list[tuple[int, ...] | None], rows: i
         TokenRequest(tuple(tokenizer.encode(text, add_special_tokens=False)), MOST, number, thought=thought)
         for number, (text, thought) in enumerate(zip(PROMPTS, thoughts))
     ]
-    mode = WritingMode(None, GREEDY, When(at_answer=True), ())
+    mode = WritingMode(None, GREEDY, When(at_answer="own"), ())
     return [one for _, one in sorted(model.write(requests, mode, rows=rows))]
 
 

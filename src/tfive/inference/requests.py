@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -17,13 +18,14 @@ class When:
     """Think at its beginning and after each stride of this many new tokens; 0: never."""
     entropy_above: float | None = None
     """Instead: wherever the plain prediction is more uncertain than this, in nats, and no earlier thought serves."""
-    at_answer: bool = False
-    """Instead: once, at its beginning, right before the answer; that thought serves all that is written."""
+    at_answer: Literal["", "own", "other", "empty"] = ""
+    """Instead: once, at its beginning, right before the answer; that thought serves all that is written. It is drawn
+    (`own`), or a control that the requests bring: another request's, or nothing between the delimiters."""
 
     @property
     def ever(self) -> bool:
         """Whether there are thoughts at all."""
-        return self.every > 0 or self.entropy_above is not None or self.at_answer
+        return self.every > 0 or self.entropy_above is not None or bool(self.at_answer)
 
 
 NEVER = When()
