@@ -6,7 +6,8 @@ A sheet is one worked example, one plain one, then problems with their answers a
 opened by "Working:" and closed by "####" as in the example; the next token of the text is the answer's first digit. Of
 a solution of n lines a sheet keeps the first n − 1, n − 2 or none, so that every problem comes once with each. Written
 are test.jsonl.gz (8 % of the problems, in no other file), warm.jsonl.gz (a quarter of the rest, for the warm start),
-runs.jsonl.gz, and workings.json.gz: what was left out, by the text that stands before the answer.
+runs.jsonl.gz, and workings.json.gz: what was left out, by the text that stands before the answer. Rows hold it too, as
+`workings`, one for each match of the preset's pattern.
 """
 
 from __future__ import annotations
@@ -149,7 +150,12 @@ def sheets(
         for turn in range(len(LEFT_OUT)):
             text = filled(sheet(group, turn, workings), fillers, length, tokenizer, draw)
             if text is not None:
-                rows.append({"text": text, "source": "gsm8k_train", "problems": [one.name for one in group]})
+                left_out = [
+                    f" {shown(one, LEFT_OUT[(number + turn) % len(LEFT_OUT)])[1]}{END}"
+                    for number, one in enumerate(group)
+                ]
+                names = [one.name for one in group]
+                rows.append({"text": text, "source": "gsm8k_train", "problems": names, "workings": left_out})
         made.append(rows)
     return made
 

@@ -18,7 +18,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import scripts
+from tfive.config.config import Config
 from tfive.errors import UserError
+from tfive.text.workings import worked_texts
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTH = 192
@@ -248,3 +250,13 @@ def test_cells_run_side_by_side_and_a_broken_one_is_told(tmp_path: Path, monkeyp
     )
     broken = cells.run_side_by_side(both, tmp_path, 2)
     assert broken == [f"{both[1].name}: exit status 1: no memory"]
+
+
+def test_rows_hold_what_they_leave_out(place: Path, render: ModuleType) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(place / "model" / "tokenizer.json"))
+    pattern = re.compile(Config.load(str(ROOT / "studies" / "answers" / "answers.toml")).text.positions.pattern)
+    (first, *_) = worked_texts(place / "sheets" / "test.jsonl.gz", tokenizer, pattern, length=LENGTH, per_text=4)
+    row = rows_of(place / "sheets" / "test.jsonl.gz")[0]
+    assert [tokenizer.decode(list(working or ())) for working in first.workings] == row["workings"]
+    for at in first.positions:
+        assert str(tokenizer.decode(list(first.tokens[: at + 1]))).endswith(render.ANSWER)
