@@ -25,6 +25,7 @@ from tfive.rl.snapshots import Snapshots
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.develop import Development
+from tfive.training.warmstart import WarmStart
 from tfive.tree.admission import admit
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.gated import GATES, ReadingGates
@@ -46,6 +47,8 @@ class Assembly:
     critics: Critics | None
     method: Method[Any]
     development: Development
+    warmstart: dict[str, Any] | None = None
+    """What the warm start did, where there was one."""
 
     @property
     def reader(self) -> TreeModel:
@@ -58,8 +61,11 @@ class Assembly:
         return self.base.plan
 
 
-def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Telemetry) -> Assembly:
-    """Admit the model by probe, copy the frozen base, and put the method's parts together."""
+def build(
+    config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Telemetry, warmed: WarmStart | None = None
+) -> Assembly:
+    """Admit the model by probe, copy the frozen base, and put the method's parts together; `warmed`: what the run
+    begins with beside the weights."""
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=config.group)
     single = replace(plan, group=1)
     frozen = copy.deepcopy(loaded.model).requires_grad_(False)
@@ -68,7 +74,7 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
     base = TreeModel(frozen, single, config.engine.options(), _delimiters(frozen, single, trainable=False), shut)
     with telemetry.phase("admit"):
         admit(base, corpus.sequence_length + plan.reach)
-    actor = _actor(config, loaded, plan)
+    actor = _actor(config, loaded, plan, warmed)
     ledger, snapshots = Ledger(corpus, config.window, seed=config.run.seed), Snapshots()
     spec, engine = config.spec, actor.engine
     gate = None
@@ -80,9 +86,8 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
     critics = _critics(config, frozen, single)
     common = {"rollout": rollout, "actor": actor, "snapshots": snapshots, "telemetry": telemetry, "gate": gate}
     method: Method[Any] = spec.load().assemble(Kit(config, common, critics))
-    return Assembly(
-        config, loaded, corpus, ledger, actor, base, gate, critics, method, _development(config, corpus, base)
-    )
+    development, told = _development(config, corpus, base), None if warmed is None else warmed.report
+    return Assembly(config, loaded, corpus, ledger, actor, base, gate, critics, method, development, told)
 
 
 def _rollout(
@@ -120,9 +125,13 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan) -> Critics | None:
     return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows)
 
 
-def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan) -> Actor:
+def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None) -> Actor:
     model = loaded.model.requires_grad_(True)
     delimiters, gates = _delimiters(model, plan, trainable=True), _gates(model, plan, trainable=True)
+    if warmed is not None and delimiters is not None and warmed.delimiters is not None:
+        delimiters.load_state_dict(warmed.delimiters)
+    if warmed is not None and gates is not None and warmed.gates is not None:
+        gates.load_state_dict(warmed.gates)
     engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
     named = list(model.named_parameters())
     if delimiters is not None:

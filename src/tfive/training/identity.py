@@ -39,12 +39,15 @@ def identity(assembly: Assembly) -> dict[str, Any]:
     """What a comparison requires to be equal: base weights, corpus, positions, development items, precision, and how
     they are measured."""
     config, corpus, texts = assembly.config, assembly.corpus, assembly.development.texts
+    warmed = assembly.warmstart
     return {
-        "base_weights": weights_fingerprint(assembly.base.model),
+        # A warm start's weights differ by rounding from run to run; what it began with does not.
+        "base_weights": weights_fingerprint(assembly.base.model) if warmed is None else warmed["base"],
         "corpus": corpus.fingerprint,
         "positions": digest(np.asarray(corpus.positions)),
         "development_items": digest(texts.items_BP.cpu().numpy(), texts.positions_BP.cpu().numpy()),
         "precision": str(assembly.base.model.dtype).removeprefix("torch."),
+        **({} if warmed is None else {"warmstart": config.warmstart.model_dump(mode="json")}),
         **{f"evaluation.{key}": value for key, value in evaluation(config).items()},
     }
 
@@ -99,7 +102,7 @@ def without_diagnoses(seconds: dict[str, float]) -> dict[str, float]:
 def rollouts(account: dict[str, Any], windows: int, items: int) -> dict[str, Any]:
     """n_aux beside the (G − 1)·N below which fewer thoughts are generated than by groups of G
     (eq:grpo-rollout-threshold)."""
-    counts = {role: amounts["trajectories"] for role, amounts in account["roles"].items()}
+    counts = {role: amounts["trajectories"] for role, amounts in account["roles"].items() if role != "warmstart"}
     return {
         "items": windows * items,
         "actor": counts.get("actor", 0),

@@ -188,6 +188,7 @@ class Loop:
             "place": self.place,
             "history": self.history,
             "laps": self.window_costs,
+            **({} if self.assembly.warmstart is None else {"warmstart": self.assembly.warmstart}),
         }
 
     def _decode(self, tokens: list[int]) -> str:
