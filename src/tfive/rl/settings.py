@@ -203,6 +203,11 @@ class AnchorSettings(Section):
     next_token: float = Field(1.0, ge=0)
     """Weight of the next-token loss on the text itself; 0 leaves it out."""
 
+    lr: float | None = Field(None, gt=0)
+    """Peak learning rate of the anchors alone; none: one update of policy and anchors together by `optimizer.lr`. With
+    a rate each step is two updates with moments of their own, the policy's by `optimizer.lr`, then the anchors': AdamW
+    takes steps of the same size whatever a loss weighs, so weights alone cannot slow one of them down."""
+
     answers: bool = True
     """Whether the next-token loss also takes the H tokens after every selected position; `false` leaves them out, so
     that few answers that come again and again are not learned by heart."""

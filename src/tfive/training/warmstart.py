@@ -81,6 +81,7 @@ def warm_start(
         telemetry.event("warm start", f"round {number + 1}: {shown}", window=0)
     with telemetry.phase("develop", "develop"):
         after = teaching.measured()
+    teaching.optimizer.release()
     report = {"source": config.warmstart.source, "rounds": rounds, "before": before, "after": after, "base": base}
     found = WarmStart(
         report,
@@ -101,7 +102,7 @@ class Teaching:
         """Given thoughts do not change with the model: one round learns them all."""
         steps = self.settings.steps * self.rounds
         rates = {GATES: config.optimizer.gate_lr / self.settings.lr}
-        warmup, seed = max(1, steps // 10), config.run.seed
+        warmup, seed = max(steps > 1, steps // 10), config.run.seed
         self.optimizer = MasterOptimizer(
             self._named(), lr=self.settings.lr, schedule="linear", warmup_steps=warmup, total_steps=steps,
             lr_multipliers=rates, seed=seed,
