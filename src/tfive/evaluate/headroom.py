@@ -199,7 +199,7 @@ def explained(gain_BPG: Tensor, guess_BPG: Tensor, valid_BPG: Tensor) -> dict[st
 
 TITLES = {
     "items": "items", "loss": "loss without", "own": "own", "other": "another's", "empty": "empty", "mean": "mean",
-    "best": "best of all", "true": "true working", "content": "content gain",
+    "best": "best of all", "spread": "spread", "true": "true working", "content": "content gain",
 }  # fmt: skip
 
 

@@ -101,10 +101,14 @@ def learnable(
     stream: str,
     rows: int,
 ) -> Learnable:
-    """The best hindsight thought of every position that has a useful one; `engine`'s group says how many are drawn."""
+    """The best hindsight thought of every position that has a useful one; `engine`'s group says how many are drawn.
+
+    `rows` texts are scored in a pass; noted rows have one position each, so more of them are drawn in one.
+    """
     plan, group = engine.plan, engine.plan.group
     asked, places, continuations = noted(texts, plan.horizon, note)
-    drawn = sample(engine, asked, law, seed=seed, role=stream, window=0, rows=rows, record_old=False).thoughts
+    at_once = rows * texts.positions_BP.shape[1]
+    drawn = sample(engine, asked, law, seed=seed, role=stream, window=0, rows=at_once, record_old=False).thoughts
     branches = texts.positions_BP.shape[1] * group
     spread = {}
     for name in ("tokens_BRT", "length_BR", "valid_BR", "closed_BR", "log_q_BRT"):
