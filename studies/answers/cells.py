@@ -7,6 +7,7 @@ again. `cell-NAME.json` beside the folders holds all that the tables need, so th
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -26,14 +27,17 @@ from collect import FAILURE, cell_of
 
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
+from tfive.inference.thought_model import ThoughtModel
+from tfive.models.load import load_model
 from tfive.training.corpus import corpus_of
+from tfive.training.devices import place
 from tfive.training.export import export
 from tfive.training.loop import CHECKPOINTS, CRITICS, SUMMARY
 from tfive.training.start import resume, train
 from tfive_lab.study_files import software_versions, write_json
 
 PRESET = Path(__file__).with_name("answers.toml")
-EXPORTED = "exported"
+EXPORTED, ACCURACY = "exported", "accuracy.json"
 DIFFERENCES = ("own - none", "own - other", "own - empty")
 
 
@@ -66,14 +70,37 @@ class Cell:
         """The file that holds its result."""
         return runs / f"cell-{self.name}.json"
 
-    def command(self, runs: Path) -> list[str]:
+    def command(self, runs: Path, measuring: Measuring) -> list[str]:
         """How it is run by itself."""
         words = [sys.executable, str(Path(__file__).with_name("run.py")), "cell", self.label, "--seed", str(self.seed)]
-        return [*words, "--runs", str(runs), "--problems", "none", *(f"--set={one}" for one in self.overrides)]
+        words += ["--runs", str(runs), "--alone", *measuring.words()]
+        return [*words, *(f"--set={one}" for one in self.overrides)]
 
 
-def run_one(cell: Cell, runs: Path) -> None:
-    """Train a cell to its end, or go on with it; why it failed is kept too."""
+@dataclass(frozen=True)
+class Measuring:
+    """Whose accuracy is measured when a cell is trained, and what is kept of it."""
+
+    problems: str = "none"
+    limit: int = 0
+    samples: int = 1
+    models: bool = False
+
+    def words(self) -> list[str]:
+        """The same as options of the command."""
+        named = ["--problems", self.problems, "--limit", str(self.limit), "--samples", str(self.samples)]
+        return [*named, *(["--models"] if self.models else [])]
+
+    def accuracy(self, model: ThoughtModel, config: Config) -> dict[str, Any]:
+        """Accuracies of a trained model."""
+        sheets = Path(config.text.sources[0].path or "").parent
+        texts = test_texts(sheets) if self.problems == "test" else development_texts(config, model.tokenizer)
+        found = measure(model, sheets, texts, limit=self.limit, samples=self.samples, seed=config.run.seed)
+        return {"problems": self.problems, **found}
+
+
+def run_one(cell: Cell, runs: Path, measuring: Measuring) -> None:
+    """Train a cell to its end, or go on with it, and measure it; why it failed is kept too."""
     folder, config = runs / cell.name, cell.config()
     if (folder / SUMMARY).is_file() or (folder / FAILURE).is_file():
         return
@@ -84,12 +111,31 @@ def run_one(cell: Cell, runs: Path) -> None:
         if begun:
             resume(folder)
         else:
-            train(config, folder)
+            placement = place(config.model.device, config.model.compute)
+            loaded = load_model(
+                config.model.name,
+                device=placement.device,
+                dtype=placement.compute,
+                revision=config.model.revision,
+            )
+            train(config, folder, model=loaded)
+            if (
+                measuring.problems != "none"
+                and config.thought.reading == "inline"
+                and config.thought.delimiters == "text"
+            ):
+                # The model is there already; reading it back from a checkpoint would take longer than this.
+                gc.collect()
+                torch.cuda.empty_cache()
+                model = ThoughtModel(
+                    loaded.model.requires_grad_(False), loaded.tokenizer, config.thought, config.sampling
+                )
+                write_json(folder / ACCURACY, measuring.accuracy(model, config))
     except RunFailed as error:
         (folder / FAILURE).write_text(f"{error}\n", "utf-8")
 
 
-def run_side_by_side(cells: Sequence[Cell], runs: Path, jobs: int) -> list[str]:
+def run_side_by_side(cells: Sequence[Cell], runs: Path, jobs: int, measuring: Measuring) -> list[str]:
     """Each cell in a process of its own, at most `jobs` at once; returns a line for each that broke."""
     for config in {cell.config().text.model_dump_json(): cell.config() for cell in cells}.values():
         corpus_of(config)  # prepared once, not by all at once
@@ -99,7 +145,7 @@ def run_side_by_side(cells: Sequence[Cell], runs: Path, jobs: int) -> list[str]:
         while waiting and len(working) < jobs:
             cell = waiting.pop(0)
             with (runs / f"{cell.name}.log").open("wb") as log:
-                command = cell.command(runs)
+                command = cell.command(runs, measuring)
                 working[cell] = subprocess.Popen(
                     command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **threads}
                 )
@@ -115,23 +161,28 @@ def run_side_by_side(cells: Sequence[Cell], runs: Path, jobs: int) -> list[str]:
     return broken
 
 
-def keep(cell: Cell, runs: Path, problems: str, *, limit: int, samples: int, models: bool) -> dict[str, Any]:
-    """The cell's result: its course, and its accuracy on the problems asked for. Weights go unless `models` stay."""
+def keep(cell: Cell, runs: Path, measuring: Measuring) -> dict[str, Any]:
+    """The cell's result: its course, and its accuracy on the problems asked for. Weights go unless models stay."""
     folder, config = runs / cell.name, cell.config()
     found: dict[str, Any] = {"name": cell.name, **cell_of(folder), "versions": software_versions()}
     found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    if problems != "none" and (folder / SUMMARY).is_file():
-        if not (folder / EXPORTED).is_dir():
-            export(folder, folder / EXPORTED)
+    trained = (folder / SUMMARY).is_file()
+    measured = (folder / ACCURACY).is_file()
+    if (
+        trained
+        and not (folder / EXPORTED).is_dir()
+        and (measuring.models or (measuring.problems != "none" and not measured))
+    ):
+        export(folder, folder / EXPORTED)
+    if trained and measured:
+        found["accuracy"] = json.loads((folder / ACCURACY).read_text("utf-8"))
+    elif trained and measuring.problems != "none":
         model = load(str(folder / EXPORTED), config, config.model.device, config.model.compute)
-        sheets = Path(config.text.sources[0].path or "").parent
-        texts = test_texts(sheets) if problems == "test" else development_texts(config, model.tokenizer)
-        found["accuracy"] = {"problems": problems}
-        found["accuracy"] |= measure(model, sheets, texts, limit=limit, samples=samples, seed=cell.seed)
+        found["accuracy"] = measuring.accuracy(model, config)
         del model
         torch.cuda.empty_cache()
     write_json(cell.result(runs), found)
-    for name in (CRITICS, CHECKPOINTS, *(() if models else (EXPORTED,))):
+    for name in (CRITICS, CHECKPOINTS, *(() if measuring.models else (EXPORTED,))):
         shutil.rmtree(folder / name, ignore_errors=True)
     return found
 
@@ -160,26 +211,22 @@ def line_of(found: dict[str, Any]) -> str:
     return "  ".join(words)
 
 
-def run_cells(
-    cells: Sequence[Cell], runs: Path, *, jobs: int, problems: str, limit: int, samples: int, models: bool
-) -> None:
-    """All cells without a result, then their accuracies one after another, and a line for each cell."""
+def run_cells(cells: Sequence[Cell], runs: Path, jobs: int, measuring: Measuring) -> None:
+    """All cells without a result side by side, then what is left to measure of them, and lines for each cell."""
     runs.mkdir(parents=True, exist_ok=True)
     todo = [cell for cell in cells if not cell.result(runs).is_file()]
     broken: list[str] = []
     if len(todo) == 1:
-        run_one(todo[0], runs)
+        run_one(todo[0], runs, measuring)
     elif todo:
-        broken = run_side_by_side(todo, runs, jobs)
+        broken = run_side_by_side(todo, runs, jobs, measuring)
     for cell in cells:
         if cell.result(runs).is_file():
             found = json.loads(cell.result(runs).read_text("utf-8"))
         elif any(line.startswith(f"{cell.name}: ") for line in broken):
             continue
-        elif problems == "none" and len(cells) == 1:
-            return  # one of several: the command that started it keeps the result
         else:
-            found = keep(cell, runs, problems, limit=limit, samples=samples, models=models)
+            found = keep(cell, runs, measuring)
         print(line_of(found), flush=True)
     if broken:
         raise UserError("; ".join(broken))

@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 
 import torch
-from cells import PRESET, Cell, run_cells
+from cells import PRESET, Cell, Measuring, run_cells, run_one
 from collect import MACHINE, collect
 from headroom import measure
 from tables import draw
@@ -42,7 +42,8 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     one.add_argument("--jobs", type=int, default=4, help="most runs at once on the device")
     one.add_argument("--problems", choices=("none", "development", "test"), default="none", help="whose accuracy")
     one.add_argument("--limit", type=int, default=0, help="only the first answers; 0: all")
-    one.add_argument("--samples", type=int, default=2, help="sampled thoughts an answer")
+    one.add_argument("--samples", type=int, default=1, help="sampled thoughts an answer")
+    one.add_argument("--alone", action="store_true", help="leave the result to the command that started this one")
     one.add_argument("--models", action="store_true", help="keep the trained models as folders")
     for command in (before, one):
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
@@ -76,16 +77,13 @@ def cell(asked: argparse.Namespace) -> None:
     cells = [Cell(label, seed, tuple(asked.overrides)) for seed in asked.seed or [0] for label in asked.cells]
     for one in cells:
         one.config()  # a mistake in one of them is told before any begins
+    measuring = Measuring(asked.problems, asked.limit, asked.samples, asked.models)
+    if asked.alone:
+        for one in cells:
+            run_one(one, asked.runs, measuring)
+        return
     note_machine(asked.runs)
-    run_cells(
-        cells,
-        asked.runs,
-        jobs=asked.jobs,
-        problems=asked.problems,
-        limit=asked.limit,
-        samples=asked.samples,
-        models=asked.models,
-    )
+    run_cells(cells, asked.runs, asked.jobs, measuring)
 
 
 def table(asked: argparse.Namespace) -> None:

@@ -246,9 +246,9 @@ def test_cells_run_side_by_side_and_a_broken_one_is_told(tmp_path: Path, monkeyp
     monkeypatch.setattr(
         cells.Cell,
         "command",
-        lambda cell, runs: [sys.executable, "-c", waits + said, *(str(runs / name) for name in names[cell])],
+        lambda cell, runs, _: [sys.executable, "-c", waits + said, *(str(runs / name) for name in names[cell])],
     )
-    broken = cells.run_side_by_side(both, tmp_path, 2)
+    broken = cells.run_side_by_side(both, tmp_path, 2, cells.Measuring())
     assert broken == [f"{both[1].name}: exit status 1: no memory"]
 
 
