@@ -34,6 +34,7 @@ from tfive.training.devices import place
 from tfive.training.export import export
 from tfive.training.loop import CHECKPOINTS, CRITICS, SUMMARY
 from tfive.training.start import resume, train
+from tfive.training.warmstart import WEIGHTS
 from tfive_lab.study_files import software_versions, write_json
 
 PRESET = Path(__file__).with_name("answers.toml")
@@ -181,7 +182,11 @@ def keep(cell: Cell, runs: Path, measuring: Measuring) -> dict[str, Any]:
         found["accuracy"] = measuring.accuracy(model, config)
         del model
         torch.cuda.empty_cache()
+    if trained:
+        summary = json.loads((folder / SUMMARY).read_text("utf-8"))
+        found |= {name: summary[name] for name in ("warmstart", "seconds", "generated_tokens") if name in summary}
     write_json(cell.result(runs), found)
+    (folder / WEIGHTS).unlink(missing_ok=True)
     for name in (CRITICS, CHECKPOINTS, *(() if measuring.models else (EXPORTED,))):
         shutil.rmtree(folder / name, ignore_errors=True)
     return found
