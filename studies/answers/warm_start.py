@@ -15,12 +15,12 @@ import gzip
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from render import ANSWER, CLOSE, END, OPEN
+from render import CLOSE, END, OPEN, prefixes
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -60,14 +60,6 @@ def examples(folder: Path, tokenizer: Any) -> list[Example]:
         raise UserError(f"{folder}: no working of at most {LONGEST} tokens; render the sheets again")
     random.Random(0).shuffle(found)
     return found
-
-
-def prefixes(text: str) -> Iterator[str]:
-    """The text up to and including each "Answer:"."""
-    at = text.find(ANSWER)
-    while at >= 0:
-        yield text[: at + len(ANSWER)]
-        at = text.find(ANSWER, at + 1)
 
 
 def tied(model: PreTrainedModel) -> PreTrainedModel:

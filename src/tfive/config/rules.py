@@ -41,6 +41,28 @@ def trace_decay_lies_between_0_and_1(config: Schema) -> str | None:
 
 
 @rule
+def given_workings_have_places(config: Schema) -> str | None:
+    """A warm start from given workings needs the pattern they stand after."""
+    if config.warmstart.source != "given" or config.text.positions.pattern:
+        return None
+    return (
+        "warmstart.source = 'given': text.positions.pattern is empty, so no place is known for a working; set the "
+        "pattern they stand after, or warmstart.source = 'hindsight'"
+    )
+
+
+@rule
+def a_rate_of_anchors_has_anchors(config: Schema) -> str | None:
+    """`anchor.lr` is the rate of updates that something must make."""
+    if config.anchor.lr is None or config.anchor.next_token or config.anchor.conditioned:
+        return None
+    return (
+        f"anchor.lr = {config.anchor.lr:g}: both anchors are 0, nothing to update; set anchor.next_token or "
+        "anchor.conditioned, or leave anchor.lr out"
+    )
+
+
+@rule
 def continuation_fits_in_the_sequence(config: Schema) -> str | None:
     """`p + H ≤ S` for at least the first allowed position."""
     horizon, length = config.thought.horizon, config.text.sequence_length

@@ -26,7 +26,7 @@ from tfive.rl.losses import (
     policy_count,
     policy_terms,
 )
-from tfive.rl.optimizer import MasterOptimizer
+from tfive.rl.optimizer import MasterOptimizer, StepReport
 from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rl.trajectory import Trajectories
@@ -120,15 +120,10 @@ class Actor:
         Without `policy` the anchors alone move θ. `aggregate`: the mean is over valid tokens, or over each thought's
         tokens and then over thoughts.
         """
-        if policy and self._one_pass:
-            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=True)
+        if self.anchor.lr is not None:
+            sums, report = self._two_updates(trajectories, policy, aggregate)
         else:
-            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=False) if policy else Sums()
-            anchors = self._backward(self.reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
-            sums = replace(sums, text=anchors.text, conditioned=anchors.conditioned)
-        # A clipped token passes no gradient on, so a loss can be no number while every gradient is one.
-        sound = math.isfinite(sums.policy["loss_sum"] + sums.text + sums.conditioned)
-        report = self.optimizer.step() if sound else self.optimizer.skip()
+            sums, report = self._one_update(trajectories, policy, aggregate)
         self.skipped = 0 if report.applied else self.skipped + 1
         if self.skipped >= self.patience:
             raise RunFailed(
@@ -150,6 +145,35 @@ class Actor:
             tokens=int(terms["tokens"]),
             skipped=not report.applied,
         )
+
+    def _one_update(self, trajectories: Trajectories, policy: bool, aggregate: Aggregate) -> tuple[Sums, StepReport]:
+        """Policy and anchors as one loss."""
+        if policy and self._one_pass:
+            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=True)
+        else:
+            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=False) if policy else Sums()
+            anchors = self._backward(self.reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
+            sums = replace(sums, text=anchors.text, conditioned=anchors.conditioned)
+        return sums, self._applied(sums)
+
+    def _two_updates(self, trajectories: Trajectories, policy: bool, aggregate: Aggregate) -> tuple[Sums, StepReport]:
+        """The policy's update, then the anchors' by a rate of their own; the report is the policy's where there is
+        one."""
+        sums, report = Sums(), None
+        if policy:
+            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=False)
+            report = self._applied(sums, counted=False)
+        anchors = self._backward(self.reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
+        with self.optimizer.apart(self.anchor.lr or self.optimizer.lr):
+            own = self._applied(anchors)
+        sums = replace(sums, text=anchors.text, conditioned=anchors.conditioned)
+        return sums, own if report is None or not own.applied else report
+
+    def _applied(self, sums: Sums, *, counted: bool = True) -> StepReport:
+        """The update that the passes came to, dropped if a loss is no number."""
+        # A clipped token passes no gradient on, so a loss can be no number while every gradient is one.
+        sound = math.isfinite(sums.policy["loss_sum"] + sums.text + sums.conditioned)
+        return self.optimizer.step(counted=counted) if sound else self.optimizer.skip()
 
     @property
     def _one_pass(self) -> bool:

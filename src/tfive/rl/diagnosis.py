@@ -92,6 +92,26 @@ def calibration_numbers(result: ValidationResult, candidate: Candidate, data: Ca
     return out
 
 
+KL_RANGE = (1e-5, 0.05)
+"""KL(π_old‖π_θ) per token after a window's last step: below, the policy hardly moves; above, its thoughts are no longer
+those that were rewarded."""
+
+CLIP_RANGE = (0.0, 0.15)
+"""Share of tokens on the clipped side in a window: above, most of what a step asks for is thrown away."""
+
+
+def rates_outside(report: dict[str, Any]) -> list[str]:
+    """A sentence for each measure of the policy's movement that leaves its range: key, value, range, remedy."""
+    found = []
+    for key, (low, high) in (("policy_kl_last", KL_RANGE), ("clip_fraction", CLIP_RANGE)):
+        value = report[key]
+        if value > high:
+            found.append(f"{key} = {value:.3g} is above {high:g}; lower optimizer.lr or window.actor_steps")
+        elif value < low:
+            found.append(f"{key} = {value:.3g} is below {low:g}; raise optimizer.lr")
+    return found
+
+
 def mean_stats(steps: list[StepStats]) -> dict[str, Any]:
     """Means over a window's PPO steps, and the policy KL after the last one."""
     names = [f.name for f in fields(StepStats) if f.name not in ("skipped", "tokens")]

@@ -227,6 +227,11 @@ class AnchorSettings(Section):
     next_token: float = Field(1.0, ge=0)
     """Weight of the next-token loss on the text itself; 0 leaves it out."""
 
+    lr: float | None = Field(None, gt=0)
+    """Peak learning rate of the anchors alone; none: one update of policy and anchors together by `optimizer.lr`. With
+    a rate each step is two updates with moments of their own, the policy's by `optimizer.lr`, then the anchors': AdamW
+    takes steps of the same size whatever a loss weighs, so weights alone cannot slow one of them down."""
+
     answers: bool = True
     """Whether the next-token loss also takes the H tokens after every selected position; `false` leaves them out, so
     that few answers that come again and again are not learned by heart."""
@@ -266,6 +271,38 @@ class OptimizerSettings(Section):
 
     bf16_update: Literal["master", "stochastic"] = "master"
     """How bfloat16 weights are trained: with a float32 master copy, or alone (4 bytes less) by stochastic rounding."""
+
+
+class WarmstartSettings(Section):
+    """Thoughts learned by likelihood before the first window, whatever the method."""
+
+    source: Literal["off", "hindsight", "given"] = "off"
+    """Where they come from: drawn with the continuation in sight, without copies of it, kept where they help more than
+    thoughts of other texts; or workings in the rows of `path`, at the matches of `text.positions.pattern`."""
+
+    path: str | None = None
+    """File of rows with `text` and `workings` (one for each match, as it stands between the delimiters)."""
+
+    rounds: int = Field(2, ge=1)
+    """How often thoughts are drawn anew and learned; given ones are learned in one round."""
+
+    items: int = Field(512, ge=2)
+    """Positions at which thoughts are drawn in a round."""
+
+    samples: int = Field(8, ge=1)
+    """Thoughts drawn at each position, of which the best is learned."""
+
+    steps: int = Field(60, ge=1)
+    """Updates of a round, each on about 32 thoughts."""
+
+    lr: float = Field(1e-5, gt=0)
+    """Peak learning rate of these updates; it rises over a tenth of them and then falls to 0."""
+
+    @model_validator(mode="after")
+    def _has_a_path_for_given_ones(self) -> WarmstartSettings:
+        if (self.source == "given") != (self.path is not None):
+            raise ValueError("path names the file of given workings: set source to given and path, or neither")
+        return self
 
 
 class GateSettings(Section):

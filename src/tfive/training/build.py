@@ -24,6 +24,7 @@ from tfive.rl.snapshots import Snapshots
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.develop import MeasuredTexts
+from tfive.training.warmstart import WarmStart
 from tfive.tree.admission import admit
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.gated import GATES, ReadingGates
@@ -48,6 +49,8 @@ class Assembly:
     """Texts by which progress is watched and settings are chosen."""
     test: MeasuredTexts
     """Texts that choose nothing: measured once, when training is over."""
+    warmstart: dict[str, Any] | None = None
+    """What the warm start did, where there was one."""
 
     @property
     def reader(self) -> TreeModel:
@@ -65,8 +68,11 @@ class Assembly:
         return self.base.plan
 
 
-def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Telemetry) -> Assembly:
-    """Admit the model by probe, copy the frozen base, and put the method's parts together."""
+def build(
+    config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Telemetry, warmed: WarmStart | None = None
+) -> Assembly:
+    """Admit the model by probe, copy the frozen base, and put the method's parts together; `warmed`: what the run
+    begins with beside the weights."""
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=config.group)
     single = replace(plan, group=1)
     frozen = copy.deepcopy(loaded.model).requires_grad_(False)
@@ -75,7 +81,7 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
     base = TreeModel(frozen, single, config.engine.options(), _delimiters(frozen, single, trainable=False), shut)
     with telemetry.phase("admit"):
         admit(base, corpus.sequence_length + plan.reach)
-    actor = _actor(config, loaded, plan)
+    actor = _actor(config, loaded, plan, warmed)
     spec, engine, snapshots = config.spec, actor.engine, Snapshots()
     drawn = (*spec.roles_of(config), *spec.first_roles)
     ledger = Ledger(corpus, config.window, seed=config.run.seed, roles=drawn)
@@ -100,6 +106,7 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
         method,
         development=_measured(config, corpus, base, "development", config.run.develop_items),
         test=_measured(config, corpus, base, "test"),
+        warmstart=None if warmed is None else warmed.report,
     )
 
 
@@ -138,9 +145,13 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan) -> Critics | None:
     return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows)
 
 
-def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan) -> Actor:
+def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None) -> Actor:
     model = loaded.model.requires_grad_(True)
     delimiters, gates = _delimiters(model, plan, trainable=True), _gates(model, plan, trainable=True)
+    if warmed is not None and delimiters is not None and warmed.delimiters is not None:
+        delimiters.load_state_dict(warmed.delimiters)
+    if warmed is not None and gates is not None and warmed.gates is not None:
+        gates.load_state_dict(warmed.gates)
     engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
     named = list(model.named_parameters())
     if delimiters is not None:

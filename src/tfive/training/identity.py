@@ -38,14 +38,16 @@ def digest(*arrays: npt.NDArray[Any]) -> str:
 def identity(assembly: Assembly) -> dict[str, Any]:
     """What a comparison requires to be equal: base weights, corpus, positions, measured items, precision, and how
     they are measured."""
-    config, corpus = assembly.config, assembly.corpus
+    config, corpus, warmed = assembly.config, assembly.corpus, assembly.warmstart
     measured = {"development_items": assembly.development.texts, "test_items": assembly.test.texts}
     return {
-        "base_weights": weights_fingerprint(assembly.base.model),
+        # A warm start's weights differ by rounding from run to run; what it began with does not.
+        "base_weights": weights_fingerprint(assembly.base.model) if warmed is None else warmed["base"],
         "corpus": corpus.fingerprint,
         "positions": digest(np.asarray(corpus.positions)),
         **{n: digest(one.items_BP.cpu().numpy(), one.positions_BP.cpu().numpy()) for n, one in measured.items()},
         "precision": str(assembly.base.model.dtype).removeprefix("torch."),
+        **({} if warmed is None else {"warmstart": config.warmstart.model_dump(mode="json")}),
         **{f"evaluation.{key}": value for key, value in evaluation(config).items()},
     }
 
@@ -109,7 +111,7 @@ def rollouts(account: dict[str, Any], windows: int, items: int) -> dict[str, Any
     n_aux of eq:total-rollout-budget is `auxiliary` + `measured`. Measuring on development and test texts takes the same
     thoughts whatever the method, so it stands on both sides of the threshold and is told apart.
     """
-    counts = {role: amounts["trajectories"] for role, amounts in account["roles"].items()}
+    counts = {role: amounts["trajectories"] for role, amounts in account["roles"].items() if role != "warmstart"}
     measured = sum(counts.get(role, 0) for role in MEASURED.values())
     return {
         "items": windows * items,

@@ -186,6 +186,7 @@ class Loop:
             "test": {"before": before, "after": after},
             "history": self.history,
             "laps": self.window_costs,
+            **({} if self.assembly.warmstart is None else {"warmstart": self.assembly.warmstart}),
         }
 
     def _decode(self, tokens: list[int]) -> str:

@@ -12,12 +12,14 @@ from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.models.load import Loaded, load_model
 from tfive.training.build import build
+from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import place
 from tfive.training.loop import CHECKPOINTS, SUMMARY, Loop, WindowCallback, read_config, save_config, summary_text
-from tfive.training.recorder import Recorder
+from tfive.training.recorder import METRICS, Recorder
 from tfive.training.trackers import open_trackers
+from tfive.training.warmstart import REPORT, warm_start
 
 
 def train(
@@ -46,7 +48,8 @@ def train(
     if folder.exists() and any(folder.iterdir()):
         if (folder / SUMMARY).is_file():
             raise UserError(f"{folder}: already holds a finished run; name another folder with --out")
-        begun = f"go on with tfive resume {folder}, or " if (folder / CHECKPOINTS).exists() else ""
+        kept = (folder / CHECKPOINTS).exists() or (folder / REPORT).exists()
+        begun = f"go on with tfive resume {folder}, or " if kept else ""
         raise UserError(f"{folder}: already holds files; {begun}name another folder with --out")
     return _run(config, folder, model, texts, on_window, quiet, resumed=False)
 
@@ -85,12 +88,19 @@ def _run(
     with Recorder(None, quiet=quiet) as preparing:
         corpus = corpus_of(config, loaded=loaded, texts=texts, telemetry=preparing)
     save_config(config, folder)
+    # A run that was stopped in its warm start has no checkpoint, and everything it did comes out the same again.
+    begun = config.warmstart.source == "off" or bool(CheckpointStore(folder / CHECKPOINTS).paths())
+    if resumed and not begun:
+        (folder / METRICS).unlink(missing_ok=True)
     trackers = open_trackers(config.run.trackers, folder, folder.name, config.run.project, config.leaves())
     with Recorder(folder, trackers=trackers, quiet=quiet) as recorder, placement.no_autocast():
         recorder.on_event = console.event
-        assembly, shown = build(config, loaded, corpus, recorder), _both(console.window, on_window)
+        warmed = warm_start(config, loaded, corpus, recorder, folder)
+        assembly, shown = build(config, loaded, corpus, recorder, warmed), _both(console.window, on_window)
         loop = Loop(assembly, recorder, folder, on_window=shown, place=placement.describe())
-        if resumed:
+        if resumed and not begun:
+            console.say("no checkpoint yet; beginning again")
+        elif resumed:
             for line in loop.restore():
                 console.say(line)
             console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
