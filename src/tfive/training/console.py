@@ -50,7 +50,9 @@ class Console:
         self.say(f"  {what}: {detail}")
 
     def window(self, report: dict[str, Any]) -> None:
-        """One row of the table; the heading comes again every twenty rows."""
+        """One row of the table; the heading comes again every twenty rows. Gains are those of development texts."""
+        if self._rows == 0:
+            self.say("gains and ℓ₀ drift on development texts, where they were measured")
         if self._rows % 20 == 0:
             self.say("  ".join(f"{title:>8}" for title, _, _ in COLUMNS))
         self._rows += 1
