@@ -85,11 +85,12 @@ def findings(attempts: Sequence[Attempt], eta: float) -> list[Finding]:
     score, error = last.r2[number], last.r2_error[number]
     assert score is not None
     fitted = None if last.fit_r2 is None else last.fit_r2[number]
+    rising = _rising(attempts)
     found = [
         _few_tests(last, score, error, eta),
         _few_fits(fitted, score, error, eta),
-        _rising([one.r2[one.weaker] for one in attempts if one.weaker is not None], error),
-        _unpredictable(fitted, score, error, eta),
+        # Critics that still learn have not shown what the prefix tells.
+        rising or _unpredictable(fitted, score, error, eta),
         _no_room(last),
     ]
     return [one for one in found if one is not None] or [_UNKNOWN]
@@ -134,13 +135,14 @@ def _few_fits(fitted: float | None, score: float, error: float, eta: float) -> F
     )
 
 
-def _rising(scores: Sequence[float | None], error: float) -> Finding | None:
-    """R² that rose clearly from the first attempt to the last."""
-    known = [score for score in scores if score is not None]
-    if len(known) < 2 or known[-1] - known[0] <= CLEAR * math.sqrt(2) * error:
+def _rising(attempts: Sequence[Attempt]) -> Finding | None:
+    """R² of the weaker critic that rose clearly from the first attempt to the last."""
+    known = [(one.r2[one.weaker] or 0.0, one.r2_error[one.weaker]) for one in attempts if one.weaker is not None]
+    (first, doubt), (last, error) = known[0], known[-1]
+    if last - first <= CLEAR * math.hypot(doubt, error):
         return None
     return Finding(
-        f"too little fitting: R² rises from attempt to attempt ({known[0]:.3f} → {known[-1]:.3f})",
+        f"too little fitting: R² rises from attempt to attempt ({first:.3f} → {last:.3f})",
         "more qualify.attempts or critic.passes, or qualify.on_failure = wait",
     )
 
