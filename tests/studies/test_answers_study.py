@@ -118,7 +118,7 @@ def test_a_file_without_problems_is_refused(tmp_path: Path, render: ModuleType) 
 def test_the_warm_start_learns_workings_and_never_the_opening(place: Path, tmp_path: Path) -> None:
     warm = scripts.script("studies/answers/warm_start.py")
     loaded = warm.load_model(str(place / "model"), device="cpu", dtype=torch.float32)
-    data = warm.examples(place / "sheets", loaded.tokenizer)
+    data = warm.examples(place / "sheets", loaded.tokenizer, 62)
     for ids, kinds in data[:20]:
         text = loaded.tokenizer.decode([token for token, kind in zip(ids, kinds) if kind == warm.THOUGHT])
         assert re.fullmatch(r"(?s) .*\n####", text)

@@ -31,6 +31,7 @@ from tfive.rl.hindsight import NOTE, Learnable, learnable
 from tfive.rl.losses import anchor_counts, anchor_loss
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import micro_batches
+from tfive.rl.settings import HALVES
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.text.workings import batched, compiled, worked_texts
@@ -148,8 +149,8 @@ class Teaching:
         return found | {"loss_first": losses[0], "loss_last": losses[-1]}
 
     def _hindsight(self, number: int) -> Learnable:
-        """Thoughts of the next texts of the actor's role, drawn by the model as it is now."""
-        numbers = self.corpus.sequences("train", "actor")
+        """Thoughts of the next texts of the pool that runs learn from, drawn by the model as it is now."""
+        numbers = np.concatenate([self.corpus.sequences("train", half) for half in HALVES])
         order = rng.permutation(self.config.run.seed, ROLE, 0, len(numbers))
         items = self.corpus.items_in[numbers[order]]
         start = int((items.cumsum() <= number * self.settings.items).sum()) if number else 0
