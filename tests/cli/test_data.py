@@ -44,7 +44,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=320, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, head_dim=8
     )
     LlamaForCausalLM(shape).save_pretrained(folder / "model")
-    for name, numbers in (("a", range(150)), ("b", range(150, 300))):
+    for name, numbers in (("a", range(300)), ("b", range(300, 600))):
         rows = "".join(json.dumps({"text": passage(n)}) + "\n" for n in numbers)
         (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")
     (folder / "run.toml").write_text(
@@ -101,7 +101,7 @@ def test_stats_count_every_split_role_source_and_kind(home: Path) -> None:
     assert found["total"]["items"] == sum(row["items"] for row in rows)
     table = stats(toml(home), [], quiet=True)
     assert re.search(r"^calibration +qualify +4 .* 75\.0% +25\.0% ", table, re.MULTILINE)
-    assert "a: read 150 documents" in table
+    assert "a: read 300 documents" in table
     assert "\x1b" not in table
 
 

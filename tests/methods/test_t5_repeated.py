@@ -35,7 +35,8 @@ def changing_continuations(run: Any, role: str) -> None:
 def test_repeated_continuations_keep_the_roles_apart(home: Path, verdicts: Any) -> None:
     """Outcomes of the anchors that validate, of the probes and of the actor never reach the weight; those that teach
     it do, and the weight of an action stays a function of what is visible."""
-    runs = [assembled(home, *REPEATED) for _ in range(4)]
+    # A seed whose heads learn something: early stopping may also keep them as they began.
+    runs = [assembled(home, *REPEATED, "run.seed=5") for _ in range(4)]
     changing_continuations(runs[1], "head_train")
     changing_continuations(runs[2], "head_validate")
     changing_continuations(runs[3], "probe")
