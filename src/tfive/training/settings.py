@@ -17,6 +17,10 @@ class RunSettings(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     """Every random number of the run is a function of this seed and of what is drawn."""
 
+    deterministic: bool = False
+    """Deterministic kernels on GPUs, too: one seed then gives the same numbers again, and a run that was killed and
+    resumed those of an undisturbed one. It is slower; a kernel that cannot is named in one line. CPUs always do."""
+
     texts_per_pass: int = Field(8, ge=1)
     """Texts in one forward or backward pass; it decides speed and memory, never what is computed."""
 

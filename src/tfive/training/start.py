@@ -14,7 +14,7 @@ from tfive.models.load import Loaded, load_model
 from tfive.training.build import build
 from tfive.training.console import Console
 from tfive.training.corpus import corpus_of
-from tfive.training.devices import place
+from tfive.training.devices import kernels_named, place
 from tfive.training.loop import CHECKPOINTS, SUMMARY, Loop, WindowCallback, read_config, save_config, summary_text
 from tfive.training.recorder import Recorder
 from tfive.training.trackers import open_trackers
@@ -64,7 +64,7 @@ def _run(
     *,
     resumed: bool,
 ) -> dict[str, Any]:
-    placement = place(config.model.device, config.model.compute)
+    placement = place(config.model.device, config.model.compute, config.run.deterministic)
     placement.apply(config.run.seed)
     console = Console(quiet=quiet)
     console.say(
@@ -80,7 +80,7 @@ def _run(
         corpus = corpus_of(config, loaded=loaded, texts=texts, telemetry=preparing)
     save_config(config, folder)
     trackers = open_trackers(config.run.trackers, folder, folder.name, config.run.project, config.leaves())
-    with Recorder(folder, trackers=trackers, quiet=quiet) as recorder, placement.no_autocast():
+    with Recorder(folder, trackers=trackers, quiet=quiet) as recorder, placement.no_autocast(), kernels_named():
         recorder.on_event = console.event
         assembly, shown = build(config, loaded, corpus, recorder), _both(console.window, on_window)
         loop = Loop(assembly, recorder, folder, on_window=shown, place=placement.describe())
