@@ -28,7 +28,9 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lengths", default=None, help="thought lengths, e.g. 12,64")
     parser.add_argument("--steps", default=None, help="optimizer steps a window for each length, e.g. 4,2")
     parser.add_argument("--items", type=int, help="actor items a step")
-    parser.add_argument("--windows", type=int, help="windows a method (2); the first is start-up, of the others the median counts")
+    parser.add_argument(
+        "--windows", type=int, help="windows a method (2); the first is start-up, of the others the median counts"
+    )
     parser.add_argument("--budget", type=float, help="seconds to stay within")
     parser.add_argument("--critics", default="one-block", help="one-block, preset (whole critics) or both, by a comma")
     parser.add_argument("--short", action="store_true", help="64 items a step, 2 steps a window, 3 windows")
