@@ -94,7 +94,8 @@ def test_a_hub_dataset_is_fetched_once_per_configuration(hub: FakeHub, tmp_path:
     files, commit = hub_files(source, tmp_path, Silent())
     assert commit == COMMIT
     of_a, of_b = (texts_in(file.path) for file in files)
-    assert len(set(of_a)) == 3 and set(of_a) < {f"a{n}" for n in range(9)}
+    assert len(set(of_a)) == 3
+    assert set(of_a) < {f"a{n}" for n in range(9)}
     assert sorted(of_b) == ["b0", "b1"]
     assert [file.name for file in files] == ["a.jsonl.gz", "b.jsonl.gz"]
     assert hub.read == 5

@@ -63,7 +63,7 @@ def test_deterministic_kernels_are_asked_for_on_gpus_and_always_on_for_cpus(monk
 def test_a_kernel_that_is_not_deterministic_is_named() -> None:
     torch_says = "histc_cuda does not have a deterministic implementation, but you set 'torch.use_deterministic_…'"
     with (
-        pytest.raises(RunFailed, match="run.deterministic: the kernel histc_cuda has no .* run.deterministic=false"),
+        pytest.raises(RunFailed, match=r"run\.deterministic: the kernel histc_cuda has no .* run\.deterministic=false"),
         kernels_named(),
     ):
         raise RuntimeError(torch_says)

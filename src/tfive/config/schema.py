@@ -26,7 +26,7 @@ from tfive.rl.settings import (
 )
 from tfive.section import Section
 from tfive.text.settings import TextSettings
-from tfive.training.settings import RunSettings
+from tfive.training.settings import BenchmarkSettings, RunSettings
 from tfive.tree.settings import EngineSettings, SamplingSettings, ThoughtSettings
 
 
@@ -55,6 +55,7 @@ class Schema(Section):
     gate: GateSettings = GateSettings()
     window: WindowSettings = WindowSettings()
     run: RunSettings = RunSettings()
+    benchmarks: BenchmarkSettings = BenchmarkSettings()
 
     @field_validator("method")
     @classmethod

@@ -21,7 +21,6 @@ import torch
 from tfive.errors import RunFailed, UserError
 from tfive.models.precision import choose_device, choose_dtype
 
-
 _NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 """What torch says when deterministic kernels are required and there is none."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.models.load import Loaded, load_model
+from tfive.training.benchmarks import benchmarks_of
 from tfive.training.build import build
 from tfive.training.console import Console
 from tfive.training.corpus import corpus_of
@@ -76,6 +77,7 @@ def _run(
         dtype=placement.compute,
         revision=config.model.revision,
     )
+    benchmarks = benchmarks_of(config, loaded)
     with Recorder(None, quiet=quiet) as preparing:
         corpus = corpus_of(config, loaded=loaded, texts=texts, telemetry=preparing)
     save_config(config, folder)
@@ -83,7 +85,8 @@ def _run(
     with Recorder(folder, trackers=trackers, quiet=quiet) as recorder, placement.no_autocast(), kernels_named():
         recorder.on_event = console.event
         assembly, shown = build(config, loaded, corpus, recorder), _both(console.window, on_window)
-        loop = Loop(assembly, recorder, folder, on_window=shown, place=placement.describe())
+        where = placement.describe()
+        loop = Loop(assembly, recorder, folder, on_window=shown, place=where, benchmarks=benchmarks)
         if resumed:
             for line in loop.restore():
                 console.say(line)

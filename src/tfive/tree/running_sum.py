@@ -13,8 +13,8 @@ _WIDTH = 512
 def running_sum(values: Tensor) -> Tensor:
     """The cumulative sum over the last dimension.
 
-    In torch's deterministic mode `cumsum` of floating-point numbers raises an error on CUDA devices, because its scan of
-    one long row adds in an order that timing decides. There it is computed by matrix products, whose order is fixed.
+    In torch's deterministic mode `cumsum` of floating-point numbers raises an error on CUDA devices, because its scan
+    of one long row adds in an order that timing decides. There it is computed by matrix products of a fixed order.
     """
     if values.device.type == "cuda" and values.is_floating_point() and torch.are_deterministic_algorithms_enabled():
         return running_sum_by_products(values)

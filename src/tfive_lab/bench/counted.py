@@ -15,7 +15,7 @@ from tfive_lab.bench.cost import nodes_per_item
 PRESET = "qwen3.5-2b"
 """The preset whose critics are meant by `preset`: it follows the paper, which adapts whole critics."""
 ONE_BLOCK = "one-block"
-"""The critics of the preset `nano`, which the timed settings build on: one adapted block above shared frozen features."""
+"""The critics of the preset `nano`, which the timed settings build on: one adapted block above shared features."""
 
 
 def critic_overrides(name: str) -> list[str]:

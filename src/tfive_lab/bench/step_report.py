@@ -19,7 +19,7 @@ LASTING_RUN = 100
 
 def protocol_hash(config: Config) -> str:
     """A digest of everything that says how a method is trained; model, text, engine and run settings do not count."""
-    apart = ("model.", "text.", "engine.", "run.", "sampling.parity", "window.windows")
+    apart = ("model.", "text.", "engine.", "run.", "benchmarks.", "sampling.parity", "window.windows")
     kept = {key: value for key, value in config.leaves().items() if not key.startswith(apart)}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
