@@ -33,7 +33,7 @@ def test_elsewhere_it_is_cumsum_itself() -> None:
 
 def test_every_other_scan_goes_through_it() -> None:
     source = Path(tfive.__file__).parent
-    found = {}
+    found: dict[str, int] = {}
     for path in (*source.glob("tree/**/*.py"), source / "rl" / "reward.py", source / "rl" / "gae.py"):
         count = len(re.findall(r"(?<!tl)\.cumsum\(", path.read_text("utf-8")))
         found |= {path.relative_to(source).as_posix(): count} if count else {}
