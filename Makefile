@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 MIN := .venv-min
 SITE := .venv-docs
+CLEAN := .venv-dist
 PIP_FLAGS := --quiet --disable-pip-version-check
 MIN_PINS := transformers==5.17.0 huggingface_hub==1.33.0
 TORCH := torch==2.13.0
 
-.PHONY: train test test-min lint docs docs-check reference clean help
+.PHONY: train test test-min lint docs docs-check reference dist clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +19,7 @@ help:
 	@echo "make docs        the documentation site in build/site; broken links fail"
 	@echo "make docs-check  every command and link of README and docs, run as a reader would"
 	@echo "make reference   write docs/reference from the source"
+	@echo "make dist        wheel and sdist in dist/, tried in an environment of their own"
 	@echo "make clean       remove environments and caches; runs/ is kept"
 
 train: $(VENV)/run.stamp
@@ -44,6 +46,16 @@ docs: $(SITE)/docs.stamp
 
 reference: $(VENV)/run.stamp
 	@$(VENV)/bin/python docs/tools/reference.py
+
+# What a stranger gets from the wheel alone: commands, presets, the embedded model and its text.
+dist: $(VENV)/run.stamp
+	@rm -rf dist build/lib build/bdist* $(CLEAN)
+	@$(VENV)/bin/python -c 'from setuptools import build_meta as build; build.build_sdist("dist"); build.build_wheel("dist")' > /dev/null
+	@$(PYTHON) -m venv $(CLEAN)
+	@$(CLEAN)/bin/pip install $(PIP_FLAGS) -c constraints.txt $(TORCH)
+	@$(CLEAN)/bin/pip install $(PIP_FLAGS) -c constraints.txt dist/*.whl
+	@cd dist && ../$(CLEAN)/bin/tfive --version && ../$(CLEAN)/bin/tfive train nano --set window.windows=1 --out tried && rm -rf tried
+	@ls -1 dist
 
 # The exact torch goes in first: an unpinned one would be replaced, at the cost of a second large download.
 $(VENV)/run.stamp: pyproject.toml constraints.txt
@@ -78,5 +90,5 @@ $(SITE)/docs.stamp: constraints.txt
 	@touch $@
 
 clean:
-	@rm -rf $(VENV) $(MIN) $(SITE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	@rm -rf $(VENV) $(MIN) $(SITE) $(CLEAN) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	@find src tests benchmarks studies recipes docs -name __pycache__ -type d -prune -exec rm -rf {} +

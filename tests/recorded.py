@@ -43,8 +43,8 @@ def run(
 ) -> Path:
     """A finished run of two windows, `seconds` each, with the last gains around `level`."""
     folder.mkdir(parents=True)
-    (folder / "develop").mkdir()
-    save_file(items(level, seed, mixed), folder / "develop" / "window-00002.safetensors")
+    (folder / "test").mkdir()
+    save_file(items(level, seed, mixed), folder / "test" / "window-00002.safetensors")
     laps = []
     for window in (1, 2):
         spent = {"open": 1.0 * window, "fit": (seconds - 1) * window, "fit/inner": 50.0}
@@ -54,7 +54,9 @@ def run(
         "method": method, "model": "made-up", "seed": seed, "windows": 2, "seconds": 2 * seconds, "actor_steps": 2,
         "generated_tokens": 200, "identity": dict(IDENTITY), "place": {"device": "cpu"}, "account": account,
         "rollouts": {"items": 8, "actor": 8, "auxiliary": 20, "group": 8, "threshold": 56}, "laps": laps,
-        "history": [measurement(w, level * w / 2, seconds * w) for w in (0, 1, 2)], "r2": None, "retention": None,
+        "history": [measurement(w, level * w / 2, seconds * w) for w in (0, 1, 2)],
+        "test": {"before": measurement(0, 0.0, 0.0), "after": measurement(2, level, 2 * seconds)},
+        "r2": None, "retention": None,
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary | changes), "utf-8")
     return folder

@@ -61,3 +61,12 @@ def test_permutation_is_one() -> None:
 def test_counters_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="must lie in"):
         rng.uniforms(0, "actor", -1, 0)
+
+
+def test_normals_follow_their_law_and_a_longer_draw_begins_like_a_shorter_one() -> None:
+    many = rng.normals(5, "initial/x", (200, 501))
+    assert (rng.normals(5, "initial/x", (7,)) == many.reshape(-1)[:7]).all()
+    below = [(many < bound).mean() for bound in (-1.645, 0.0, 1.0)]
+    assert below == pytest.approx([0.05, 0.5, 0.8413], abs=0.006)
+    assert np.corrcoef(many.reshape(-1)[:-1], many.reshape(-1)[1:])[0, 1] == pytest.approx(0, abs=0.013)
+    assert rng.normals(5, "initial/x", (0, 3)).shape == (0, 3)

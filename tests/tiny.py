@@ -57,6 +57,7 @@ OVERRIDES = (
     "text.sequences.train=96",
     "text.sequences.calibration=12",
     "text.sequences.development=6",
+    "text.sequences.test=6",
     "text.positions.per_text=2",
     "text.allow_fewer=true",
     "thought.length=4",

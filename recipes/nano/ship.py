@@ -1,6 +1,7 @@
 """Put a trained model, its tokenizer and the corpus sample into the package, measure it, and write its card.
 
     python recipes/nano/ship.py --trained WORK/model --text WORK [--per-kind 1200]
+    python recipes/nano/ship.py                                   # only measure again what is in the package
 
 The card's figures are measured here on the weights and texts as shipped (bf16 weights, computed in float32).
 """
@@ -142,23 +143,15 @@ def write_card(out: Path, card: dict[str, Any], device: str) -> None:
     (out / "README.md").write_text(page, encoding="utf-8")
 
 
-def ship(trained: Path, text: Path, out: Path, per_kind: int, device: str) -> None:
-    """Everything the package holds of the model, in `out`."""
-    (out / "corpus").mkdir(parents=True, exist_ok=True)
-    for folder, some in ((trained, MODEL_FILES), (text / "tokenizer", TOKENIZER_FILES), (text, CORPUS_FILES)):
-        for name in some:
-            shutil.copyfile(folder / name, out / name)
+def measured(out: Path, per_kind: int) -> dict[str, Any]:
+    """The card's figures and hashes, of what is in `out`."""
     tokenizer = AutoTokenizer.from_pretrained(out)
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     table = measure.measure(model, tokenizer, measure.all_places(out / "corpus", tokenizer, per_kind, seed=0), seed=0)
     measure.show(table)
     held = train_model.held_out_texts(out, tokenizer.backend_tokenizer)
-    names = (*MODEL_FILES, *TOKENIZER_FILES, *CORPUS_FILES)
-    card = {
-        "files": {name: sha256(out / name) for name in names},
-        "inputs": json.loads((text / "inputs.json").read_text()),
-        "overlapping_passages": overlapping_passages(text),
-        **json.loads((trained / "training.json").read_text()),
+    return {
+        "files": {name: sha256(out / name) for name in (*MODEL_FILES, *TOKENIZER_FILES, *CORPUS_FILES)},
         "per_kind": per_kind,
         "selected": measure.selected_shares(),
         "measured": table,
@@ -166,19 +159,40 @@ def ship(trained: Path, text: Path, out: Path, per_kind: int, device: str) -> No
             name: train_model.plain_loss(model, texts, tokenizer.eos_token_id) for name, texts in held.items()
         },
     }
+
+
+def ship(trained: Path, text: Path, out: Path, per_kind: int, device: str) -> None:
+    """Everything the package holds of the model, in `out`."""
+    (out / "corpus").mkdir(parents=True, exist_ok=True)
+    for folder, some in ((trained, MODEL_FILES), (text / "tokenizer", TOKENIZER_FILES), (text, CORPUS_FILES)):
+        for name in some:
+            shutil.copyfile(folder / name, out / name)
+    card = {
+        "inputs": json.loads((text / "inputs.json").read_text()),
+        "overlapping_passages": overlapping_passages(text),
+        **json.loads((trained / "training.json").read_text()),
+    }
+    save_card(out, card | measured(out, per_kind), device)
+
+
+def save_card(out: Path, card: dict[str, Any], device: str) -> None:
     (out / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     write_card(out, card, device)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trained", type=Path, required=True, help="the folder that train_model.py wrote")
-    parser.add_argument("--text", type=Path, required=True, help="the folder that make_text.py wrote")
+    parser.add_argument("--trained", type=Path, help="the folder that train_model.py wrote")
+    parser.add_argument("--text", type=Path, help="the folder that make_text.py wrote; goes with --trained")
     parser.add_argument("--out", type=Path, default=measure.SHIPPED)
     parser.add_argument("--per-kind", type=int, default=1200)
     parser.add_argument("--device", default="NVIDIA H200", help="what the model was trained on, for the card")
     args = parser.parse_args()
-    ship(args.trained, args.text, args.out, args.per_kind, args.device)
+    if args.trained and args.text:
+        ship(args.trained, args.text, args.out, args.per_kind, args.device)
+    else:
+        card = json.loads((args.out / "card.json").read_text(encoding="utf-8"))
+        save_card(args.out, card | measured(args.out, args.per_kind), args.device)
 
 
 if __name__ == "__main__":

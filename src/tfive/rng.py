@@ -8,6 +8,7 @@ the same numbers.
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +46,12 @@ def uniforms(
 ) -> npt.NDArray[np.float64]:
     """One number in the open interval (0, 1) per counter, with 52 random bits."""
     words = philox(seed, role, window, item, sample, step)
-    bits = (words[..., 0] << np.uint64(20)) ^ (words[..., 1] >> np.uint64(12))
+    return _unit(words[..., 0], words[..., 1])
+
+
+def _unit(high: np.ndarray, low: np.ndarray) -> npt.NDArray[np.float64]:
+    """Pairs of 32-bit words as numbers in (0, 1)."""
+    bits = (high << np.uint64(20)) ^ (low >> np.uint64(12))
     return (bits.astype(np.float64) + 0.5) * 2.0**-52
 
 
@@ -53,3 +59,12 @@ def permutation(seed: int, role: str, window: int, count: int) -> npt.NDArray[np
     """A random order of `0 … count−1`, the same for any batching."""
     words = philox(seed, role, window, np.arange(count))
     return np.lexsort((np.arange(count), words[..., 1], words[..., 0])).astype(np.int64)
+
+
+def normals(seed: int, role: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Standard normal numbers by Box and Muller, a pair per counter."""
+    count = math.prod(shape)
+    words = philox(seed, role, 0, np.arange((count + 1) // 2))
+    first, second = _unit(words[..., 0], words[..., 1]), _unit(words[..., 2], words[..., 3])
+    radius, angle = np.sqrt(-2 * np.log(first)), 2 * np.pi * second
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1).reshape(-1)[:count].reshape(shape)

@@ -120,15 +120,19 @@ def headroom_rows(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def collect(runs: Path) -> dict[str, Any]:
-    """All that lies under `runs`: `machine.json`, `headroom-NAME.json` files, and one folder for each run."""
+    """All that lies under `runs`: `machine.json`, `headroom-NAME.json` files, and a `cell-NAME.json` or a folder for
+    each run."""
     machine = runs / MACHINE
     headroom = {
         path.stem.removeprefix("headroom-"): headroom_rows(json.loads(path.read_text("utf-8")))
         for path in sorted(runs.glob("headroom-*.json"))
     }
-    folders = sorted(path.parent for path in runs.rglob("metrics.jsonl"))
+    kept = [json.loads(path.read_text("utf-8")) for path in sorted(runs.rglob("cell-*.json"))]
+    known = {one["name"] for one in kept}
+    folders = sorted(path.parent for path in runs.rglob("metrics.jsonl") if path.parent.name not in known)
+    cells = [{"name": str(folder.relative_to(runs)), **cell_of(folder)} for folder in folders]
     return {
         "machine": json.loads(machine.read_text("utf-8")) if machine.is_file() else {},
         "headroom": headroom,
-        "cells": [{"name": str(folder.relative_to(runs)), **cell_of(folder)} for folder in folders],
+        "cells": sorted([*cells, *kept], key=lambda one: str(one["name"])),
     }

@@ -6,7 +6,8 @@ A sheet is one worked example, one plain one, then problems with their answers a
 opened by "Working:" and closed by "####" as in the example; the next token of the text is the answer's first digit. Of
 a solution of n lines a sheet keeps the first n − 1, n − 2 or none, so that every problem comes once with each. Written
 are test.jsonl.gz (8 % of the problems, in no other file), warm.jsonl.gz (a quarter of the rest, for the warm start),
-runs.jsonl.gz, and workings.json.gz: what was left out, by the text that stands before the answer.
+runs.jsonl.gz, and workings.json.gz: what was left out, by the text that stands before the answer. Rows hold it too, as
+`workings`, one for each match of the preset's pattern.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,14 @@ def shown(problem: Problem, missing: str) -> tuple[str, str]:
     return f"Question: {problem.question}{so_far}{ANSWER}", ". ".join(problem.lines[keep:])
 
 
+def prefixes(text: str) -> Iterator[str]:
+    """The text up to and including each "Answer:"."""
+    at = text.find(ANSWER)
+    while at >= 0:
+        yield text[: at + len(ANSWER)]
+        at = text.find(ANSWER, at + 1)
+
+
 def grouped(problems: Sequence[Problem], count: Count, length: int) -> list[list[Problem]]:
     """Problems that share a sheet: as many in a row as fit whatever is left out. Too long ones are passed over."""
     base, groups, group = count(HEADER), [], list[Problem]()
@@ -141,7 +150,12 @@ def sheets(
         for turn in range(len(LEFT_OUT)):
             text = filled(sheet(group, turn, workings), fillers, length, tokenizer, draw)
             if text is not None:
-                rows.append({"text": text, "source": "gsm8k_train", "problems": [one.name for one in group]})
+                left_out = [
+                    f" {shown(one, LEFT_OUT[(number + turn) % len(LEFT_OUT)])[1]}{END}"
+                    for number, one in enumerate(group)
+                ]
+                names = [one.name for one in group]
+                rows.append({"text": text, "source": "gsm8k_train", "problems": names, "workings": left_out})
         made.append(rows)
     return made
 

@@ -1,7 +1,8 @@
 """The study of thoughts before answers: headroom, cells, and the tables of docs/studies/answers.md.
 
     python studies/answers/run.py headroom warm           # what thoughts are worth before training
-    python studies/answers/run.py cell t5                 # one run; --set KEY=VALUE changes a setting
+    python studies/answers/run.py cell t5 --seed 1        # one run; --set KEY=VALUE changes a setting
+    python studies/answers/run.py cell t5 anchor-only rlp+window.items=192 --seed 1 --seed 2 --problems test
     python studies/answers/run.py table                   # results/answers-study.json and the page's tables
 
 README.md beside this file has all commands in order.
@@ -10,24 +11,21 @@ README.md beside this file has all commands in order.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import re
 from pathlib import Path
 
 import torch
-from collect import FAILURE, MACHINE, collect
+from cells import PRESET, Cell, Measuring, run_cells, run_one
+from collect import MACHINE, collect
 from headroom import measure
 from tables import draw
 
 from tfive.cli.options import script
 from tfive.config.config import Config
-from tfive.errors import RunFailed
-from tfive.training.start import train
+from tfive.errors import UserError
 from tfive_lab.study_files import software_versions, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
-PRESET = Path(__file__).with_name("answers.toml")
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
@@ -38,8 +36,15 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     before.add_argument("name", help="what the model is called in the results: base or warm")
     before.add_argument("--model", help="another model than the preset's")
     before.add_argument("--items", type=int, default=512)
-    one = commands.add_parser("cell", help="train one method")
-    one.add_argument("method")
+    one = commands.add_parser("cell", help="train methods, several side by side, and measure their accuracy")
+    one.add_argument("cells", nargs="+", metavar="METHOD[+KEY=VALUE…]")
+    one.add_argument("--seed", type=int, action="append", default=[], help="may be repeated; 0 unless given")
+    one.add_argument("--jobs", type=int, default=4, help="most runs at once on the device")
+    one.add_argument("--problems", choices=("none", "development", "test"), default="none", help="whose accuracy")
+    one.add_argument("--limit", type=int, default=0, help="only the first answers; 0: all")
+    one.add_argument("--samples", type=int, default=1, help="sampled thoughts an answer")
+    one.add_argument("--alone", action="store_true", help="leave the result to the command that started this one")
+    one.add_argument("--models", action="store_true", help="keep the trained models as folders")
     for command in (before, one):
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     last = commands.add_parser("table", help="tabulate all runs and fill the page's tables")
@@ -65,22 +70,20 @@ def headroom(asked: argparse.Namespace) -> None:
     (asked.runs / f"headroom-{asked.name}.json").write_text(json.dumps(items) + "\n", "utf-8")
 
 
-def folder_name(label: str) -> str:
-    """A label as the name of a folder; a long one is cut and told apart by its digest."""
-    name = re.sub(r"[^A-Za-z0-9._=-]", "_", label)
-    return name if len(name) <= 120 else f"{name[:100]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
-
-
 def cell(asked: argparse.Namespace) -> None:
-    """Train one method in a folder named after it and its settings; why it failed is kept too."""
-    name = folder_name("+".join([asked.method, *asked.overrides]))
-    config = Config.load(str(PRESET), overrides=[f"method={asked.method}", *asked.overrides])
+    """Train every cell that has no result yet, side by side, and measure what was asked for."""
+    if asked.jobs < 1 or asked.limit < 0 or asked.samples < 1:
+        raise UserError(f"--jobs {asked.jobs} --limit {asked.limit} --samples {asked.samples}: give 1, 0 and 1 or more")
+    cells = [Cell(label, seed, tuple(asked.overrides)) for seed in asked.seed or [0] for label in asked.cells]
+    for one in cells:
+        one.config()  # a mistake in one of them is told before any begins
+    measuring = Measuring(asked.problems, asked.limit, asked.samples, asked.models)
+    if asked.alone:
+        for one in cells:
+            run_one(one, asked.runs, measuring)
+        return
     note_machine(asked.runs)
-    try:
-        train(config, asked.runs / name)
-    except RunFailed as error:
-        (asked.runs / name / FAILURE).write_text(f"{error}\n", "utf-8")
-        raise
+    run_cells(cells, asked.runs, asked.jobs, measuring)
 
 
 def table(asked: argparse.Namespace) -> None:

@@ -15,12 +15,12 @@ import gzip
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from render import ANSWER, CLOSE, END, OPEN
+from render import CLOSE, END, OPEN, prefixes
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -28,15 +28,13 @@ from tfive.cli.options import script
 from tfive.errors import UserError
 from tfive.models.load import load_model, save_model
 
-LONGEST = 62
-"""Most tokens of a working: with its close it fits a thought of 64."""
 NOTHING, TEXT, THOUGHT, AFTER = 0, 1, 2, 3
 """What a token is when it is predicted: no target, sheet, working and its close, answer after it."""
 WEIGHTS = {TEXT: 0.5, THOUGHT: 1.0, AFTER: 1.0}
 Example = tuple[list[int], list[int]]
 
 
-def examples(folder: Path, tokenizer: Any) -> list[Example]:
+def examples(folder: Path, tokenizer: Any, longest: int) -> list[Example]:
     """Token ids and what each token is, one example a position, in a fixed random order."""
 
     def encode(text: str) -> list[int]:
@@ -49,7 +47,7 @@ def examples(folder: Path, tokenizer: Any) -> list[Example]:
     with gzip.open(folder / "warm.jsonl.gz", "rt", encoding="utf-8") as rows:
         for before in (prefix for row in rows for prefix in prefixes(json.loads(row)["text"])):
             known = workings.get(before[before.rindex("Question: ") :])
-            if known is None or len(thought := encode(f" {known['working']}{END}")) > LONGEST:
+            if known is None or len(thought := encode(f" {known['working']}{END}")) > longest:
                 continue
             text, opening, after = encode(before), encode(OPEN), encode(f"{known['answer']}\n\n")
             thought += encode(CLOSE)
@@ -57,17 +55,9 @@ def examples(folder: Path, tokenizer: Any) -> list[Example]:
             kinds += [THOUGHT] * len(thought) + [AFTER] * len(after)
             found.append((text + opening + thought + after, kinds))
     if not found:
-        raise UserError(f"{folder}: no working of at most {LONGEST} tokens; render the sheets again")
+        raise UserError(f"{folder}: no working of at most {longest} tokens; render the sheets again")
     random.Random(0).shuffle(found)
     return found
-
-
-def prefixes(text: str) -> Iterator[str]:
-    """The text up to and including each "Answer:"."""
-    at = text.find(ANSWER)
-    while at >= 0:
-        yield text[: at + len(ANSWER)]
-        at = text.find(ANSWER, at + 1)
 
 
 def tied(model: PreTrainedModel) -> PreTrainedModel:
@@ -132,6 +122,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("model", help="a model folder or a .gguf file")
     parser.add_argument("sheets", type=Path, help="the folder that render.py wrote")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--longest", type=int, default=62, help="most tokens of a working; with its close a thought")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=1e-5)
@@ -140,8 +131,8 @@ def main(given: list[str] | None = None) -> int:
     model: Any = tied(loaded.model)
     model.to(next(loaded.model.parameters()).device)
     if asked.steps > 0:
-        data = examples(asked.sheets, loaded.tokenizer)
-        print(f"{len(data)} workings of at most {LONGEST} tokens")
+        data = examples(asked.sheets, loaded.tokenizer, asked.longest)
+        print(f"{len(data)} workings of at most {asked.longest} tokens")
         pad = int(loaded.tokenizer.pad_token_id or 0)
         learn(model, data, pad, steps=asked.steps, batch=asked.batch, rate=asked.rate)
     save_model(model, loaded.tokenizer, asked.out)

@@ -20,6 +20,7 @@ from tfive.report import figures
 from tfive.report.page import Block, command, heading, markdown, paragraph, picture, table
 from tfive.report.runs import Run
 from tfive.report.sections import TITLES, number, study_blocks
+from tfive.report.table import final
 from tfive.training.compare import compare
 from tfive_lab.study_files import METHODS, draw_study_figures, write_json
 
@@ -27,8 +28,8 @@ BARS = (0.0, 0.05, 0.1, 0.2, 0.4)
 """Thresholds η of the warm-up sweep."""
 FROZEN = 20
 """Steps of the diagnostic during which the actor is frozen."""
-SETTINGS = ("run.develop_every=2",)
-"""What all studies but the diagnostic set beside the preset."""
+SETTINGS = ("run.develop_every=2", "qualify.on_failure=stop")
+"""What all studies but the diagnostic set beside the preset: a run of T⁵ is T⁵ to the end or a failure."""
 NAIVE = (
     "window.windows=60", "window.actor_steps=1", "window.items=48", "actor.reuse_passes=1", "actor.minibatches=1",
     f"ppo.frozen_windows={FROZEN}", "critic.warmup_rounds=1", "run.develop_every=10", "run.checkpoint_every=10",
@@ -36,7 +37,10 @@ NAIVE = (
 """The diagnostic: one critic, one step a window, the actor frozen for the first 20 of 60 steps, measured every ten."""
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = ("main", "warmup", "naive")
-"""Studies that are run unless `--only` says otherwise; `--only ablations` runs the ablations of T⁵."""
+"""Studies that are run unless `--only` says otherwise; `--only ablations` runs the ablations of T⁵, `--only rules` both
+rules of qualification."""
+RULES = ("t5", "t5+qualify.rule=sustained")
+"""Algorithm 1's rule, which is the default, and that of Section 4."""
 ABLATIONS = (
     "fixed-average", "minimum", "single-critic", "no-qualification", "no-calibration", "state-only", "pair-disjoint",
     "pair-bracket", "repeated-prefix", "score-centering",
@@ -56,8 +60,9 @@ def run_study(name: str, asked: argparse.Namespace) -> list[Run]:
         "warmup": (tuple(bar_label(eta) for eta in BARS), SETTINGS),
         "naive": (("quiet-star-ppo",), NAIVE),
         "ablations": (("t5", *(f"t5+ablation-{preset}" for preset in ABLATIONS)), SETTINGS),
+        "rules": (RULES, SETTINGS),
     }[name]
-    seeds, out = range(asked.seeds if name in ("main", "ablations") else asked.sweep_seeds), asked.runs / name
+    seeds, out = range(asked.sweep_seeds if name in ("warmup", "naive") else asked.seeds), asked.runs / name
     overrides = [*settings, *asked.overrides]
     return compare(["nano"], methods, list(seeds), overrides, out, jobs=asked.jobs, retry=asked.retry)[1]
 
@@ -79,7 +84,7 @@ def warmup_points(found: dict[str, Any]) -> list[dict[str, Any]]:
         eta = float(run["label"].rpartition("=")[2])
         point = {"eta": eta, "seed": run["seed"], "state": run["state"], "failure": run.get("failure")}
         if run["state"] == "done":
-            last = run["curve"][-1]
+            last = final(run)
             point |= {name: last.get(name) for name in ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain")}
             point |= {"warmup_seconds": run["warmup_seconds"], "disturbed": run["disturbed"]}
         points.append(point)
@@ -141,17 +146,32 @@ def naive_blocks(found: dict[str, Any], folder: Path) -> list[Block]:
     return blocks
 
 
+def rule_blocks(found: dict[str, Any]) -> list[Block]:
+    """Both rules of qualification."""
+    text = (
+        "`t5` asks for fresh passes in every window (`qualify.rule = strict`, Algorithm 1); under `sustained` "
+        "(Section 4) critics that failed once may move the actor while patience lasts."
+    )
+    return _variant_blocks(found, "Two rules of qualification", text, "rules")
+
+
 def ablation_blocks(found: dict[str, Any]) -> list[Block]:
     """The ablations of T⁵: what changes when one of its parts is taken away."""
+    text = "Presets of T⁵ with one part replaced; `fixed-average` keeps the machinery and sets κ to 0."
+    return _variant_blocks(found, "Ablations of T⁵", text, "ablations")
+
+
+def _variant_blocks(found: dict[str, Any], title: str, text: str, name: str) -> list[Block]:
+    """A study of variants of T⁵ in short: its tables without those about cost."""
     blocks = study_blocks(found)
     titles = [block.text if block.kind == "heading" else "" for block in blocks]
     short = [*blocks[: titles.index("Equal cost")], blocks[titles.index("Every run") + 1]]
     inner = [block for block in short if block.kind != "heading"]
     return [
-        heading("Ablations of T⁵"),
-        paragraph("Presets of T⁵ with one part replaced; `fixed-average` keeps the machinery and sets κ to 0."),
+        heading(title),
+        paragraph(text),
         command(
-            f"python studies/nano/compare.py --only ablations --seeds {max(len(r['seeds']) for r in found['methods'])}"
+            f"python studies/nano/compare.py --only {name} --seeds {max(len(r['seeds']) for r in found['methods'])}"
         ),
         *inner[1:],
     ]
@@ -166,7 +186,8 @@ def intro(found: dict[str, Any]) -> list[Block]:
             "Every method of the paper's comparison and the control `anchor-only` (thoughts and anchors, no policy "
             "gradient), on the embedded model and text. All start from the same weights and see the same corpus, "
             "positions, actor texts in the same order, anchors and evaluation; `tfive compare` refuses to tabulate "
-            "runs that differ in weights, precision, text, positions, actor texts, steps a window or evaluation. Group "
+            "runs that differ in weights, precision, text, positions, actor texts, steps a window or evaluation. "
+            "Results are those of test texts, curves and equal-cost cuts those of development texts. Group "
             "methods train on eight thoughts a position and are measured with one, like the others."
         ),
         command("python studies/nano/compare.py\npython studies/nano/compare.py --jobs 8"),
@@ -198,6 +219,7 @@ def render(found: dict[str, Any], page: Path) -> None:
         blocks += study_blocks(found["main"], draw_study_figures(found["main"], folder, "comparison"))
     blocks += warmup_blocks(found["warmup"], folder) if "warmup" in found else []
     blocks += naive_blocks(found["naive"], folder) if "naive" in found else []
+    blocks += rule_blocks(found["rules"]) if "rules" in found else []
     blocks += ablation_blocks(found["ablations"]) if "ablations" in found else []
     page.write_text(markdown("Comparison of methods", blocks), "utf-8")
 
@@ -209,7 +231,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--sweep-seeds", type=int, default=2, help="how many in the sweep and the diagnostic")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time, two cores each")
     parser.add_argument(
-        "--only", type=lambda text: text.split(","), default=list(STUDIES), help="main,warmup,naive,ablations"
+        "--only", type=lambda text: text.split(","), default=list(STUDIES), help="main,warmup,naive,rules,ablations"
     )
     parser.add_argument("--retry", action="store_true", help="run failed cells again")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
@@ -218,7 +240,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "studies" / "comparison.md")
     parser.add_argument("--render", action="store_true", help="only draw the page from the results")
     asked = parser.parse_args(given)
-    known = {*STUDIES, "ablations"}
+    known = {*STUDIES, "ablations", "rules"}
     if unknown := set(asked.only) - known:
         raise UserError(f"--only {','.join(sorted(unknown))}: choose among {', '.join(sorted(known))}")
     if asked.render:

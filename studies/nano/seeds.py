@@ -17,22 +17,22 @@ from tfive.report.runs import read_json
 from tfive_lab.study_files import write_json
 
 SHOWN = (
-    ("thought gain, start", "dev_thought_gain_start", None),
-    ("end", "dev_thought_gain_end", None),
-    ("content gain", "dev_content_gain_end", "dev_content_gain_interval"),
-    ("vs base", "dev_gain_vs_base_end", None),
-    ("empty", "dev_empty_gain_end", None),
-    ("random", "dev_random_gain_end", None),
-    ("no-thought loss, start", "dev_no_thought_loss_start", None),
-    ("end", "dev_no_thought_loss_end", None),
-    ("mixed gain", "dev_mixed_gain_end", "dev_mixed_gain_interval"),
-    ("constant gate", "dev_mixed_gain_constant", None),
-    ("gate mean", "mean_gate", None),
-    ("gate sd", "gate_deviation", None),
-    ("length", "mean_thought_length", None),
+    ("thought gain, start", "test_thought_gain_start", None),
+    ("end", "test_thought_gain_end", None),
+    ("content gain", "test_content_gain_end", "test_content_gain_interval"),
+    ("vs base", "test_gain_vs_base_end", None),
+    ("empty", "test_empty_gain_end", None),
+    ("random", "test_random_gain_end", None),
+    ("no-thought loss, start", "test_no_thought_loss_start", None),
+    ("end", "test_no_thought_loss_end", None),
+    ("mixed gain", "test_mixed_gain_end", "test_mixed_gain_interval"),
+    ("constant gate", "test_mixed_gain_constant", None),
+    ("gate mean", "test_mean_gate", None),
+    ("gate sd", "test_gate_deviation", None),
+    ("length", "test_mean_thought_length", None),
     ("seconds", "seconds", None),
 )
-"""Columns: title, the key in a run's summary, and the key of its interval where it has one."""
+"""Columns, all of test texts: title, the key in a run's summary, and the key of its interval where it has one."""
 
 
 def run(seed: int, folder: Path) -> dict[str, Any]:

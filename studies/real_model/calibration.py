@@ -41,6 +41,7 @@ from tfive.rl.continuations import at_step, side_by_side
 from tfive.rl.critics import CriticValues
 from tfive.rl.diagnosis import twins
 from tfive.rl.drift import offset, offset_difference
+from tfive.rl.settings import HALVES
 from tfive.rl.trajectory import Trajectories
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.build import build
@@ -125,10 +126,11 @@ class Stage:
 
 
 class Untouched:
-    """A ledger that hands out the actor's texts for any role: the actor is not trained here, so they are unused."""
+    """A ledger that hands out the actor's half of the pool for any role: critics are fitted in the first window alone,
+    to the other half, and the actor is not trained here."""
 
     def __init__(self, corpus: PreparedCorpus) -> None:
-        self.numbers = corpus.sequences("train", "actor")
+        self.numbers = corpus.sequences("train", HALVES[0])
 
     def draw(self, role: str, window: int, attempt: int = 0) -> Any:
         """All of the actor's sequences."""

@@ -41,15 +41,15 @@ OPENINGS = (
 """Texts that open a thought; the first is the reference. A bracket is closed by a bracket, a dash by a dash."""
 STUDIES = ("search", "main", "clock", "ablations", "changes", "openings")
 SETTINGS = {
-    "search": ("window.windows=3", "run.develop_every=3", "run.develop_after=0", "run.develop_items=4096"),
+    "search": ("window.windows=3", "run.develop_every=3"),
     "clock": ("window.windows=3", "run.develop_every=3", "run.develop_items=64"),
     "main": ("run.checkpoint_every=5",),
     "ablations": ("run.develop_every=5",),
     "changes": ("run.develop_every=5",),
-    "openings": ("window.windows=1", "run.develop_every=1", "run.develop_items=4096"),
+    "openings": ("window.windows=1", "run.develop_every=1"),
 }
-"""What a study sets beside the preset. The search measures on the first 256 development texts, which the other studies
-skip; the checkpoint half-way through a run of `main` is evaluated on the benchmarks as well."""
+"""What a study sets beside the preset. The search is judged by development texts, the other studies by test texts; the
+checkpoint half-way through a run of `main` is evaluated on the benchmarks as well."""
 SCORED = ("piqa", "arc_challenge", "csqa")
 """Benchmarks whose options are compared by log-likelihood; all their items are used."""
 WRITTEN = ("gsm8k_greedy", "math500_greedy")

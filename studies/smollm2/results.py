@@ -23,8 +23,9 @@ from tfive.training.loop import CONFIG
 DIAGNOSED = {
     "r2_1": "r2.1", "r2_2": "r2.2", "retention": "retention", "weight": "weight_mean", "spread": "weight_deviation",
     "twin_correlation": "twin_correlation", "offset": "offset", "offset_error": "offset_error",
-    "offset_change": "offset_change", "offset_change_error": "offset_change_error", "drift": "drift_mean_induced_last",
-    "covariance": "drift_covariance_last", "kl": "policy_kl", "clipped": "clip_fraction",
+    "offset_change": "offset_change", "offset_change_error": "offset_change_error",
+    "drift": "drift_mean_induced_net_last", "covariance": "drift_covariance_last",
+    "kl": "policy_kl", "clipped": "clip_fraction",
 }  # fmt: skip
 """Column of the page → the run's metric, for what T⁵ logs of its critics, its weight and its drift."""
 AGAINST_CONTROL = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain")

@@ -21,9 +21,10 @@ from tfive.errors import RunFailed, UserError
 from tfive.evaluate.compare import answers_of
 from tfive.evaluate.suite import generated_values, option_values
 from tfive.report.runs import read_json
+from tfive.rl.roles import MEASURED
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.export import export
-from tfive.training.loop import CHECKPOINTS, CRITICS, ITEMS, SUMMARY, Stopped
+from tfive.training.loop import CHECKPOINTS, CRITICS, SUMMARY, Stopped
 from tfive.training.start import train
 
 
@@ -95,7 +96,7 @@ def _keep_small(folder: Path) -> None:
     """Delete weights and evaluations; of the files with a value for each item only the last stays."""
     for name in (CHECKPOINTS, CRITICS, "exported", "scores", "written"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for path in sorted((folder / ITEMS).glob("*.safetensors"))[:-1]:
+    for path in sorted((folder / MEASURED["development"]).glob("*.safetensors"))[:-1]:
         path.unlink()
 
 

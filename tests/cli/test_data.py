@@ -54,7 +54,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [text]
         sequence_length = 48
         cache = "{folder / "cache"}"
-        sequences = {{train = 32, calibration = 4, development = 4}}
+        sequences = {{train = 32, calibration = 4, development = 4, test = 2}}
         positions = {{per_text = 3, uniform = 0.5, match = 0.5, pattern = " the"}}
         [[text.sources]]
         name = "a"
@@ -80,18 +80,18 @@ def toml(home: Path) -> list[str]:
 
 def test_prepare_says_what_it_made_and_where(home: Path) -> None:
     made = json.loads(prepare(toml(home), [], as_json=True))
-    assert made["sequences"] == 40
-    assert made["tokens"] == 40 * 48
+    assert made["sequences"] == 42
+    assert made["tokens"] == 42 * 48
     assert Path(made["folder"]).parent == home / "cache"
     line = prepare(toml(home), [], quiet=True)
-    assert line.startswith("40 sequences of 48 tokens with ")
+    assert line.startswith("42 sequences of 48 tokens with ")
     assert line.endswith(made["folder"])
 
 
 def test_stats_count_every_split_role_source_and_kind(home: Path) -> None:
     found = json.loads(stats(toml(home), [], as_json=True))
     rows = found["roles"]
-    assert [row["role"] for row in rows[-2:]] == ["qualify", "develop"]
+    assert [row["role"] for row in rows[-3:]] == ["qualify", "develop", "test"]
     for row in rows:
         assert row["tokens"] == row["sequences"] * 48 == sum(one["tokens"] for one in row["sources"].values())
         assert row["sources"]["a"]["tokens"] == row["tokens"] * 3 / 4

@@ -43,7 +43,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [text]
         sequence_length = 48
         cache = "{folder / "cache"}"
-        sequences = {{train = 32, calibration = 4, development = 4}}
+        sequences = {{train = 32, calibration = 4, development = 4, test = 2}}
         positions = {{per_text = 3}}
         sources = [{{name = "notes", path = "{folder / "corpus.jsonl"}"}}]
         [thought]

@@ -170,7 +170,7 @@ def test_missing_files_folders_and_unknown_presets_are_refused(tmp_path: Path) -
         (["method=quiet-star-ppo", "ppo.frozen_windows=100"], ["ppo.frozen_windows = 100", "fewer"]),
         (["method=rlp", "calibration.mode=minimum"], ["calibration.mode = minimum", "method rlp"]),
         (["method=rlp", "calibration.score_centering=true"], ["calibration.score_centering = true", "method rlp"]),
-        (["method=quiet-star-ppo", "qualify.mode=fixed"], ["qualify.mode = fixed", "use method = t5"]),
+        (["method=quiet-star-ppo", "qualify.rule=fixed"], ["qualify.rule = fixed", "use method = t5"]),
         (["actor.minibatches=500"], ["actor.minibatches = 500", "128 texts"]),
         (["window.actor_steps=9"], ["window.actor_steps = 9", "give 8"]),
         (["optimizer.warmup_steps=800"], ["optimizer.warmup_steps = 800", "800 steps"]),
@@ -226,6 +226,7 @@ def test_the_trace_rule_is_the_formula_over_all_reachable_lengths(alpha: float, 
 def test_every_rule_has_a_name_and_can_break() -> None:
     broken = set()
     for overrides in (
+        ["anchor.lr=1e-5", "anchor.next_token=0", "warmstart.source=given", "warmstart.path=worked.jsonl"],
         ["gae.alpha=0.05", "window.items=300000", "window.actor_steps=9", "thought.group=8", "run.develop_items=99999"],
         [
             "thought.horizon=600",
@@ -249,7 +250,7 @@ def test_every_rule_has_a_name_and_can_break() -> None:
             "model.compute=float32",
             "run.develop_items=1",
         ],
-        ["method=quiet-star-ppo", "critic.pair=bracket", "window.reading=100", "qualify.mode=fixed"],
+        ["method=quiet-star-ppo", "critic.pair=bracket", "window.reading=100", "qualify.rule=fixed"],
         ["text.sources=[]"],
         ["thought.reading=gated", "anchor.conditioned=0"],
     ):

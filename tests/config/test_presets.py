@@ -96,6 +96,7 @@ def test_defaults_are_those_of_the_specification(tmp_path: Path) -> None:
         2,
         5,
     )
+    assert (config.qualify.rule, config.qualify.on_failure) == ("strict", "baseline")
     assert (config.calibration.kappa, config.reward.clip, config.reward.decay, SCALE_EPSILON) == (0.1, 3, 0.9, 1e-8)
     assert (PILOT_EPSILON, config.gae.alpha) == (1e-6, 1)
     assert (config.actor.clip_low, config.actor.clip_high) == (0.8, 1.28)

@@ -83,5 +83,5 @@ def test_a_verdict_holds_both_scores(verifier: Verifier) -> None:
 
 def test_without_math_verify_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="tfive\\[eval\\]"):
+    with pytest.raises(UserError, match="math-verify>="):
         Verifier()

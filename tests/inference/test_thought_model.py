@@ -504,6 +504,7 @@ def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
 def test_what_cannot_be_loaded_is_one_line(
     lively: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, saved: Path
 ) -> None:
+    (saved / "thoughts").mkdir()
     with pytest.raises(UserError, match=r"no thoughts/thought\.json") as error:
         ThoughtModel.from_pretrained(saved)
     one_line(error)
@@ -546,7 +547,7 @@ def test_bad_requests_are_one_line(lively: LlamaForCausalLM, tokenizer: PreTrain
         (lambda: model.predict(TEXT, positions=[-1]), "positions -1"),
         (lambda: model.predict(TEXT, positions=[10_000]), "positions 10000"),
         (lambda: model.predict(TEXT, every=0), "every = 0"),
-        (lambda: model.predict(TEXT, every=2, positions=[1]), "one of positions"),
+        (lambda: model.predict(TEXT, every=2, positions=[1]), "positions and every given"),
         (lambda: model.generate("", max_new_tokens=3), "prompt of 0 tokens"),
         (lambda: model.generate("A", max_new_tokens=0), "max_new_tokens = 0"),
         (lambda: model.generate("A", max_new_tokens=250), "the model has 256"),

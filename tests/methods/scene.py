@@ -85,7 +85,7 @@ def play(
     pair = critics(2, warmup_rounds or 2)
     calibration = CALIBRATION.model_copy(update=settings)
     calibrator = Calibrator(engine, 8, calibration, seed=4, rows=ROWS, action_width=3)
-    course = T5Settings(WindowSettings(actor_steps=STEPS), pair.settings, QualifySettings(mode="fixed"), calibration)
+    course = T5Settings(WindowSettings(actor_steps=STEPS), pair.settings, QualifySettings(rule="fixed"), calibration)
     return T5(course, T5Parts(**shared, critics=pair, calibrator=calibrator))
 
 

@@ -173,12 +173,12 @@ GOLDEN: dict[str, dict[str, list[float]]] = {
 }
 
 LEARNED_GOLDEN: dict[str, float] = {
-    "moment": 0.00219756,
-    "retention": 8.90304e-05,
-    "weight_mean": 0.498041,
-    "weight_deviation": 0.0184309,
+    "moment": 0.000486922,
+    "retention": 0.00040021,
+    "weight_mean": 0.472555,
+    "weight_deviation": 0.0314798,
     "signal": 0.919723,
-    "policy_loss": 0.576543,
+    "policy_loss": 0.58434,
 }
 
 

@@ -26,7 +26,7 @@ SMALL = (
     "run.develop_items=12", "gate.passes=1", "critic.passes=1", "thought.length=4", "thought.checkpoints=[4]",
     "window.probe=0",
 )  # fmt: skip
-QUICK_T5 = "t5+qualify.mode=fixed+critic.warmup_rounds=1+calibration.mode=average"
+QUICK_T5 = "t5+qualify.rule=fixed+critic.warmup_rounds=1+calibration.mode=average"
 
 
 @pytest.fixture(scope="module")

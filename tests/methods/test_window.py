@@ -19,7 +19,7 @@ SMALL = ("thought.group=2",)
 QUICK = (
     "calibration.mode=average",
     "window.probe=0.125",
-    "qualify.mode=fixed",
+    "qualify.rule=fixed",
     "critic.warmup_rounds=1",
     "window.windows=2",
 )

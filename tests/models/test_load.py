@@ -178,7 +178,7 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
 def test_missing_optional_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr(load.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'tfive\[gguf\]'"):
+    with pytest.raises(UserError, match="pip install 'gguf"):
         load_model(tmp_path / "model.gguf", device="cpu")
 
 

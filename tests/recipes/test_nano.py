@@ -30,6 +30,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from tfive.config.config import Config
+from tfive.training.corpus import corpus_of
+
 ROOT = Path(__file__).parents[2]
 NANO = ROOT / "src" / "tfive" / "data" / "nano"
 REDISTRIBUTABLE = re.compile(r"CC0 1\.0|CC BY(-SA)? \d\.\d|public domain \(USA\)")
@@ -202,6 +205,21 @@ def test_results_of_pre_training_prose_are_right_and_of_three_kinds_alike() -> N
     assert set(seen) == {2, 3, 4}
     for operands in (2, 3, 4):
         assert seen.count(operands) / len(seen) == pytest.approx(1 / 3, abs=0.05)
+
+
+def test_products_of_a_split_and_role_occur_in_no_other(tmp_path: Path) -> None:
+    """What is measured, or qualifies, normalises and calibrates, must be worked out: it was never learned from."""
+    prepared = corpus_of(Config.load("nano", overrides=[f"text.cache={tmp_path}"]))
+    texts = {hashlib.blake2b(row["text"].encode(), digest_size=16).digest(): row["text"] for row in corpus("worked")}
+    products: dict[int, set[int]] = {}
+    for record in prepared.documents:
+        text = texts.get(record["high"].tobytes() + record["low"].tobytes(), "")
+        for found in re.finditer(phrases.MATCH_PATTERN, text):
+            operands = [int(n) for n in re.findall(r"\d+", found.group())]
+            if len(operands) == 2:
+                products.setdefault(int(record["group"]), set()).add(operands[0] * operands[1])
+    assert {prepared.ranges[group].split for group in products} == {"train", "calibration", "development", "test"}
+    assert sum(map(len, products.values())) == len(set().union(*products.values())) > 600
 
 
 def test_the_pattern_hardly_occurs_in_real_text() -> None:

@@ -210,3 +210,15 @@ def test_in_short_says_who_is_told_apart_and_who_is_ahead(runs: list[Run]) -> No
     assert lines[1].endswith(
         "against a: ahead: fast; behind: slow; equal: same; no measurement of both that early: early, silent."
     )
+
+
+def test_a_run_that_departed_from_its_method_says_so_first(tmp_path: Path) -> None:
+    note = "critics never qualified: all 4 actor updates used the batch baseline in place of critics"
+    plain = Run("t5", 0, run(tmp_path / "plain", "t5", 0, 0.1, note=None))
+    noted = Run("t5", 1, run(tmp_path / "noted", "t5", 1, 0.1, note=note))
+    assert run_blocks(noted)[0].text == f"Note: {note}."
+    assert "Note" not in run_blocks(plain)[0].text
+    states = [row[2] for block in study_blocks(study_table([plain, noted])) for row in block.rows if "done" in row[2:3]]
+    assert states == ["done"]
+    page = markdown("Study", study_blocks(study_table([plain, noted])))
+    assert f"done; {note}" in page

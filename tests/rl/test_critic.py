@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3_5
 from tfive.errors import UserError
 from tfive.rl.critic import Critic, FrozenBase, LoraLinear, ValueHead, build_pair, with_lora
 from tfive.rl.critic_files import load_critics, save_critics
+from tfive.rl.initial import InitialWeights
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.settings import CriticSettings
 from tfive.training.checkpoint import CheckpointStore
@@ -65,7 +66,7 @@ def settings(adapt: str, **changes: object) -> CriticSettings:
 
 def critic_of(base: PreTrainedModel, adapt: str, seed: int = 0, **changes: object) -> tuple[Critic, FrozenBase]:
     chosen = settings(adapt, **changes)
-    critic = Critic(base, PLAN, chosen, seed=seed)
+    critic = Critic(base, PLAN, chosen, initial=InitialWeights(seed, "critic 1"))
     critic.head.to(base.dtype)
     return critic, FrozenBase(base, PLAN, chosen)
 
@@ -277,7 +278,7 @@ def test_exact_weights_are_saved_when_given(tmp_path: Path) -> None:
 def test_value_head_knows_the_step_and_keeps_its_bound(width: int) -> None:
     features = torch.randn(2, 3, T, 16, generator=torch.Generator().manual_seed(1))
     step = torch.arange(T)
-    head = ValueHead(16, T, width=width, bound=6.0, seed=1)
+    head = ValueHead(16, T, InitialWeights(1, "head"), width=width, bound=6.0)
     assert head(features, step).abs().max() < 0.2
     same = features[:, :, :1].expand(-1, -1, T, -1)
     assert head(same, step).std(dim=-1).min() > 0
@@ -286,7 +287,7 @@ def test_value_head_knows_the_step_and_keeps_its_bound(width: int) -> None:
     values = head(features, step)
     assert values.abs().max() <= 6.0
     assert values.abs().max() > 5.9
-    assert ValueHead(16, T, width=width, seed=1)(features.bfloat16(), step).dtype == torch.float32
+    assert ValueHead(16, T, InitialWeights(1, "head"), width=width)(features.bfloat16(), step).dtype == torch.float32
 
 
 @pytest.mark.parametrize("adapt", ADAPT)
@@ -329,15 +330,15 @@ def test_wrongly_read_base_is_refused() -> None:
     shared = FrozenBase(base, PLAN, settings("full")).read(texts, thoughts, features=False)
     for adapt in ("head", "top"):
         with pytest.raises(ValueError):
-            Critic(base, PLAN, settings(adapt)).values(texts, thoughts, shared)
+            Critic(base, PLAN, settings(adapt), initial=InitialWeights(0, "critic")).values(texts, thoughts, shared)
 
 
 def test_more_blocks_than_there_are_means_all_of_them() -> None:
     base = tiny("llama", torch.float32)
     texts, thoughts = batch()
     chosen = CriticSettings(adapt="top", blocks=99, width=8)
-    critic = Critic(base, PLAN, chosen)
-    full = Critic(base, PLAN, settings("full"))
+    critic = Critic(base, PLAN, chosen, initial=InitialWeights(0, "critic"))
+    full = Critic(base, PLAN, settings("full"), initial=InitialWeights(0, "critic"))
     shared = FrozenBase(base, PLAN, chosen).read(texts, thoughts)
     assert critic.values(texts, thoughts, shared).equal(full.values(texts, thoughts, shared))
 
@@ -347,7 +348,7 @@ def test_learned_delimiters_of_critics_stay_where_they_started() -> None:
     plan = ThoughtPlan(length=T, checkpoints=(T,), horizon=3, open_ids=(1, 2), close_ids=(2,), learned=True)
     texts, thoughts = batch()
     for adapt in ADAPT:
-        critic = Critic(base, plan, settings(adapt))
+        critic = Critic(base, plan, settings(adapt), initial=InitialWeights(0, "critic"))
         critic.values(texts, thoughts, FrozenBase(base, plan, settings(adapt)).read(texts, thoughts)).sum().backward()
         assert critic.tree is None or critic.tree.delimiters is not None
         if critic.tree is not None and critic.tree.delimiters is not None:
@@ -356,11 +357,12 @@ def test_learned_delimiters_of_critics_stay_where_they_started() -> None:
 
 def test_lora_starts_at_zero_and_is_its_formula() -> None:
     linear = torch.nn.Linear(5, 3)
-    wrapped = LoraLinear(copy.deepcopy(linear), 2, 4.0, torch.Generator().manual_seed(0))
+    wrapped = LoraLinear(copy.deepcopy(linear), 2, 4.0, InitialWeights(0, "update"))
     x = torch.randn(7, 5)
     assert wrapped(x).equal(linear(x))
     with torch.no_grad():
         wrapped.up.normal_()
     expected = x @ (linear.weight + 2.0 * wrapped.up @ wrapped.down).T + linear.bias
     torch.testing.assert_close(wrapped(x), expected)
-    assert with_lora(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2)), 1, 1.0, 0) == 2
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2))
+    assert with_lora(layers, 1, 1.0, InitialWeights(0, "updates")) == 2

@@ -84,6 +84,38 @@ def test_offset_and_paired_difference_cluster_by_text() -> None:
     assert split.hidden.error == pytest.approx(0.0, abs=1e-12)
 
 
+def test_opposite_drifts_do_not_cancel() -> None:
+    """Two contexts that drift by 1.1 in opposite directions: E‖Δ_μ‖ = 1.1 and E‖Δ_μ‖² = 1.21, and no net drift."""
+    advantage = torch.ones(2, 4, dtype=torch.float64)
+    score = torch.tensor([1.1, -1.1], dtype=torch.float64)[:, None, None].expand(2, 4, 1)
+    report = drift_report(advantage, torch.ones_like(advantage), score, torch.tensor([0, 1]), 0.8, 1.2)
+    assert report.net_norm == pytest.approx(0.0, abs=1e-12)
+    assert report.mean_induced is not None
+    assert report.mean_induced_square is not None
+    assert report.mean_induced.mean == pytest.approx(1.1, abs=1e-12)
+    assert report.mean_induced_square.mean == pytest.approx(1.21, abs=1e-12)
+    assert report.drift_bound == pytest.approx(1.1, abs=1e-12)
+    # A context that no thought reached counts as zero, and not among those that were clipped.
+    none = torch.zeros(1, 4, dtype=torch.float64)
+    more = drift_report(
+        torch.cat([advantage, none]), torch.ones(3, 4, dtype=torch.float64), torch.cat([score, none[..., None]]),
+        torch.arange(3), 0.8, 1.2, torch.tensor([True, True, False]),
+    )  # fmt: skip
+    assert more.mean_induced is not None
+    assert more.mean_induced.mean == pytest.approx(2.2 / 3, abs=1e-12)
+    fewer = drift_report(advantage[:, :3], torch.ones(2, 3, dtype=torch.float64), score[:, :3], torch.arange(2), 0.8, 1)
+    assert fewer.mean_induced is fewer.mean_induced_square is None
+
+
+def test_noise_around_no_drift_averages_to_none() -> None:
+    draw = torch.Generator().manual_seed(0)
+    advantage = torch.randn(4000, 4, generator=draw, dtype=torch.float64)
+    score = torch.randn(4000, 4, 5, generator=draw, dtype=torch.float64)
+    report = drift_report(advantage, torch.ones_like(advantage), score, torch.arange(4000), 0.8, 1.2)
+    assert report.mean_induced is not None
+    assert abs(report.mean_induced.mean) < 4 * report.mean_induced.error
+
+
 def test_report_uses_the_actual_clipped_factor() -> None:
     ratio = torch.tensor([[1.4, 0.6, 1.4, 0.6]], dtype=torch.float64)
     advantage = torch.tensor([[-0.5, -1.5, -0.5, -1.5]], dtype=torch.float64)
@@ -95,6 +127,6 @@ def test_report_uses_the_actual_clipped_factor() -> None:
     report = drift_report(advantage, ratio, score, torch.tensor([0]), 0.8, 1.2)
     assert report.clip_fraction == 0.5
     parts = drift_parts(advantage, factor)
-    assert report.mean_induced_norm == pytest.approx(float(parts.mean_induced_ND.norm()), abs=1e-12)
+    assert report.net_norm == pytest.approx(float(parts.mean_induced_ND.norm()), abs=1e-12)
     assert report.alignment == pytest.approx(-1.0)
     assert report.drift_bound == pytest.approx(report.factor_bound * report.offset.mean**0.5, abs=1e-12)

@@ -53,7 +53,15 @@ def probe_on(rows: int, law: SamplingSettings | None = None, closing: float = 0.
     critics = Critics(FrozenBase(base, PLAN, settings), pair, settings, alpha=1.0, seed=2, rows=16)
     narrow = CalibrationSettings(width=4)
     calibrator = Calibrator(rollout.engine, 8, narrow, seed=4, rows=16)
-    return Probe(rollout, critics, calibrator, continuations=M, clip=(0.8, 1.28), **options)
+    return Probe(
+        rollout, critics, calibrator, continuations=M, clip=(0.8, 1.28), forward=forward_of(rollout.engine), rows=16,
+        **options,
+    )  # fmt: skip
+
+
+def forward_of(engine: TreeModel) -> Any:
+    """The policy's pass alone, as an update without anchors makes it."""
+    return lambda some: engine.policy(some.texts, some.thoughts, features=True)
 
 
 def draw(probe: Probe, change: Any = lambda begun: begun) -> Drawn:
@@ -190,7 +198,9 @@ def test_the_offset_is_that_of_all_thoughts_enumerated() -> None:
     critics = Critics(FrozenBase(base, plan, settings), build_pair(base, plan, settings, seed=1), settings, alpha=1.0,
                       seed=2, rows=8)  # fmt: skip
     calibrator = Calibrator(engine, 8, CalibrationSettings(width=4), seed=4, rows=rows)
-    probe = Probe(rollout, critics, calibrator, continuations=M, clip=(0.8, 1.28))
+    probe = Probe(
+        rollout, critics, calibrator, continuations=M, clip=(0.8, 1.28), forward=forward_of(engine), rows=rows
+    )
 
     thoughts = [[CLOSE], *([a, b] for a in few[1:] for b in few)]
     length = torch.tensor([[len(thought) for thought in thoughts]])
@@ -271,7 +281,8 @@ def test_a_correction_of_the_ratio_is_part_of_the_update() -> None:
     law = SamplingSettings(temperature=0.6)
     truncated = RatioSettings(correction="truncated", cap=1.05)
     plain, corrected = probe_on(8, law), probe_on(8, law, ratio=truncated)
-    record = draw(plain).continued
+    drawn = draw(plain)
+    record = drawn.continued
     left, right = (probe.report(record, NORMALISER, "last") for probe in (plain, corrected))
     assert left["drift_covariance_last"] != pytest.approx(right["drift_covariance_last"], rel=1e-3)
     assert left["probe_clip_fraction_last"] == right["probe_clip_fraction_last"]
@@ -283,9 +294,11 @@ def test_a_correction_of_the_ratio_is_part_of_the_update() -> None:
         step = int(record.need("probe_step_BR")[row, branch])
         total += record.need("advantage_BRT")[row, branch, step] * factor * score_BRD[row, branch]
     parts = corrected.report(record, NORMALISER, "first")
-    covariance, induced, cosine = (parts[f"drift_{name}_first"] for name in ("covariance", "mean_induced", "alignment"))
+    covariance, induced, cosine = (
+        parts[f"drift_{name}_first"] for name in ("covariance", "mean_induced_net", "alignment")
+    )
     whole = covariance**2 + induced**2 + 2 * cosine * covariance * induced
-    assert float(total.norm() / record.count) == pytest.approx(whole**0.5, rel=1e-3)
+    assert float(total.norm() / (drawn.begun.count * M)) == pytest.approx(whole**0.5, rel=1e-3)
 
 
 def test_probing_is_booked_as_extra_and_moves_nothing(drawn: Drawn) -> None:
@@ -330,7 +343,8 @@ def test_groups_are_refused() -> None:
     probe = probe_on(4)
     probe.rollout.engine = TreeModel(llama(), replace(PLAN, group=2))
     with pytest.raises(ValueError, match="group must be 1"):
-        Probe(probe.rollout, probe.critics, probe.calibrator, continuations=M, clip=(0.8, 1.28))
+        Probe(probe.rollout, probe.critics, probe.calibrator, continuations=M, clip=(0.8, 1.28),
+              forward=probe.forward, rows=16)  # fmt: skip
 
 
 def test_another_window_draws_other_probes(drawn: Drawn) -> None:

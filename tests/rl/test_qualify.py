@@ -69,23 +69,23 @@ def test_zero_variance_is_its_own_diagnosis() -> None:
     score = r_squared(target, target, torch.ones(6, dtype=torch.bool))
     assert score.r2 is None
     assert score.flat
-    qualifier = Qualifier(eta=0.0, consecutive=1, patience=2, attempts=5)
+    qualifier = Qualifier(eta=0.0, consecutive=1, patience=2, attempts=5, rule="sustained")
     events = qualifier.test("a", score, _score(0.9))
     assert [event.kind for event in events] == ["failed", "no_variance"]
     assert not qualifier.admitted
 
 
 def test_admission_needs_consecutive_passes_of_the_weaker_critic() -> None:
-    qualifier = Qualifier(eta=0.1, consecutive=2, patience=2, attempts=5)
+    qualifier = Qualifier(eta=0.1, consecutive=2, patience=2, attempts=5, rule="sustained")
     assert _run(qualifier, 0.2, 0.05, 0.2, 0.1) == ["passed", "failed", "passed", "passed+admitted"]
     assert qualifier.admitted
-    weak_second = Qualifier(eta=0.1, consecutive=1, patience=2, attempts=5)
+    weak_second = Qualifier(eta=0.1, consecutive=1, patience=2, attempts=5, rule="sustained")
     weak_second.test("x", _score(0.9), _score(0.09))
     assert not weak_second.admitted
 
 
 def test_patience_pauses_and_recovery_needs_the_full_row_again() -> None:
-    qualifier = Qualifier(eta=0.1, consecutive=2, patience=2, attempts=2)
+    qualifier = Qualifier(eta=0.1, consecutive=2, patience=2, attempts=2, rule="sustained")
     _run(qualifier, 0.5, 0.5)
     assert _run(qualifier, 0.0, 0.5, 0.0, 0.0) == ["failed+slipped", "passed", "failed+slipped", "failed+paused"]
     assert qualifier.paused
@@ -95,7 +95,7 @@ def test_patience_pauses_and_recovery_needs_the_full_row_again() -> None:
 
 
 def test_the_attempt_budget_ends() -> None:
-    qualifier = Qualifier(eta=0.1, consecutive=1, patience=2, attempts=3)
+    qualifier = Qualifier(eta=0.1, consecutive=1, patience=2, attempts=3, rule="sustained")
     assert _run(qualifier, 0.0, math.nan, -1.0) == ["failed", "failed", "failed+exhausted"]
     assert qualifier.exhausted
     with pytest.raises(ValueError, match="exhausted"):
@@ -103,11 +103,11 @@ def test_the_attempt_budget_ends() -> None:
 
 
 def test_data_are_never_reused_even_after_a_reset_or_a_restart() -> None:
-    qualifier = Qualifier(eta=0.1, consecutive=1, patience=2, attempts=3)
+    qualifier = Qualifier(eta=0.1, consecutive=1, patience=2, attempts=3, rule="sustained")
     _run(qualifier, 0.5)
     assert qualifier.reset("backbones unfrozen")[0].kind == "reset"
     assert not qualifier.admitted
-    restored = Qualifier(eta=0.5, consecutive=1, patience=1, attempts=1)
+    restored = Qualifier(eta=0.5, consecutive=1, patience=1, attempts=1, rule="sustained")
     restored.load_state_dict(qualifier.state_dict())
     assert restored.state_dict() == qualifier.state_dict()
     assert restored.attempts == 3
@@ -117,9 +117,9 @@ def test_data_are_never_reused_even_after_a_reset_or_a_restart() -> None:
 
 
 def test_zero_threshold_is_allowed_and_one_is_not() -> None:
-    assert _run(Qualifier(eta=0.0, consecutive=1, patience=2, attempts=5), 0.0) == ["passed+admitted"]
+    assert _run(Qualifier(eta=0.0, consecutive=1, patience=2, attempts=5, rule="sustained"), 0.0) == ["passed+admitted"]
     with pytest.raises(UserError, match="eta"):
-        Qualifier(eta=1.0, consecutive=2, patience=2, attempts=5)
+        Qualifier(eta=1.0, consecutive=2, patience=2, attempts=5, rule="sustained")
 
 
 def test_value_risk_bound_follows_the_formula_and_refuses_unbounded_heads() -> None:

@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,13 +18,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import scripts
+from tfive.config.config import Config
 from tfive.errors import UserError
+from tfive.text.workings import worked_texts
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTH = 192
 SMALL = (
     f"text.sequence_length={LENGTH}", "text.sequences.train=16", "text.sequences.calibration=4",
-    "text.sequences.development=8", "thought.length=8", "thought.checkpoints=[8]", "window.items=8", "window.windows=1",
+    "text.sequences.development=8", "text.sequences.test=8", "thought.length=8",
+    "thought.checkpoints=[8]", "window.items=8", "window.windows=1",
     "window.actor_steps=1", "actor.minibatches=1", "actor.reuse_passes=1", "run.develop_items=8", "run.develop_every=1",
     "run.texts_per_rollout=4", "run.texts_per_pass=4", "model.device=cpu", "optimizer.warmup_steps=0",
 )  # fmt: skip
@@ -114,7 +118,7 @@ def test_a_file_without_problems_is_refused(tmp_path: Path, render: ModuleType) 
 def test_the_warm_start_learns_workings_and_never_the_opening(place: Path, tmp_path: Path) -> None:
     warm = scripts.script("studies/answers/warm_start.py")
     loaded = warm.load_model(str(place / "model"), device="cpu", dtype=torch.float32)
-    data = warm.examples(place / "sheets", loaded.tokenizer)
+    data = warm.examples(place / "sheets", loaded.tokenizer, 62)
     for ids, kinds in data[:20]:
         text = loaded.tokenizer.decode([token for token, kind in zip(ids, kinds) if kind == warm.THOUGHT])
         assert re.fullmatch(r"(?s) .*\n####", text)
@@ -131,7 +135,9 @@ def test_the_warm_start_learns_workings_and_never_the_opening(place: Path, tmp_p
 
 
 @pytest.mark.model
-def test_headroom_a_cell_and_their_tables(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headroom_cells_and_their_tables(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = scripts.script("studies/answers/run.py")
     monkeypatch.chdir(place)
     runs = tmp_path / "runs"
@@ -143,7 +149,13 @@ def test_headroom_a_cell_and_their_tables(place: Path, tmp_path: Path, monkeypat
         assert item["best16"] >= max(item["own"], item["mean16"])
         assert 0 <= item["right"] <= 1
         assert item["missing"] in ("1", "2", "all")
-    assert run.main(["cell", "anchor-only", "--runs", str(runs), *sets]) == 0
+    cells = ["cell", "anchor-only+optimizer.lr=1e-5", "--seed", "1", "--runs", str(runs), *sets]
+    assert run.main([*cells, "--problems", "test", "--limit", "6"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "left out every, 6 answers" in told[-1]
+    assert not list(runs.rglob("model.safetensors"))
+    assert run.main(cells) == 0  # passed over: it has a result
+    assert capsys.readouterr().out.splitlines() == told[-4:]
     page = tmp_path / "page.md"
     page.write_text("Before.\n<!-- table: course -->\nold\n<!-- end of table -->\nAfter.\n", "utf-8")
     asked = ["table", "--runs", str(runs), "--out", str(tmp_path / "found.json"), "--page", str(page)]
@@ -151,6 +163,9 @@ def test_headroom_a_cell_and_their_tables(place: Path, tmp_path: Path, monkeypat
     found = json.loads((tmp_path / "found.json").read_text("utf-8"))
     assert [row["missing"] for row in found["headroom"]["warm"]][-1] == "every"
     (cell,) = found["cells"]
+    assert cell["settings"]["optimizer.lr"] == 1e-5
+    assert cell["settings"]["run.seed"] == 1
+    assert cell["accuracy"]["results"]["every"]["items"] == 6
     assert (cell["method"], cell["status"], cell["actor_thoughts_per_window"]) == ("anchor-only", "1 windows", 8)
     assert [one["window"] for one in cell["measured"]] == [0, 1]
     shown = page.read_text("utf-8")
@@ -174,3 +189,75 @@ def test_the_page_shows_the_committed_results() -> None:
     assert tables.draw(page, found) == page
     t5 = next(cell for cell in tables.compared(found) if cell["method"] == "t5")["measured"][-1]
     assert f"| {tables.signed(t5['thought_gain'][0])} |" in (ROOT / "README.md").read_text("utf-8")
+
+
+@pytest.mark.model
+def test_accuracy_with_and_without_thoughts(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    accuracy = scripts.script("studies/answers/accuracy.py")
+    asked = [str(place / "model"), str(place / "sheets"), "--limit", "12", "--samples", "2", "--device", "cpu"]
+    sets = ["--set", "thought.length=8", "--set", "thought.checkpoints=[8]"]
+    assert accuracy.main([*asked, *sets, "--out", str(tmp_path / "a.json")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "a.json").read_text("utf-8")) == found
+    every = found["results"]["every"]
+    assert every["items"] == 12
+    assert set(every["accuracy"]) == {"none", "own", "sampled", "vote", "other", "empty", "true"}
+    assert set(found["verdicts"]["own"]) <= {"0", "1"}
+    with pytest.raises(UserError, match=r"workings\.json\.gz is missing"):
+        accuracy.read_items(tmp_path, [], None)
+
+
+def test_accuracy_is_paired_over_problems(place: Path) -> None:
+    accuracy = scripts.script("studies/answers/accuracy.py")
+    items = [accuracy.Item((), f"p{n // 2}", "1" if n % 2 else "all", (), str(n)) for n in range(8)]
+    assert [items[donor].missing for donor in accuracy.donors(items)] == [item.missing for item in items]
+    assert all(items[donor].problem != item.problem for donor, item in zip(accuracy.donors(items), items))
+    texts = [str(n) for n in range(8)]
+    wrong = ["Working: 3", *texts[1:4], *["9"] * 4]
+    written = {"none": [wrong], "own": [texts], "sampled": [texts, wrong, wrong]}
+    values, coverage = accuracy.scored(items, written)
+    assert values["own"] == [1.0] * 8
+    assert values["vote"] == [1.0] * 4 + [0.0] * 4
+    assert coverage["none"] == pytest.approx(7 / 8)
+    every = accuracy.summarised(items, values)["every"]
+    gap = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+    means = [sum(gap[n : n + 2]) / 2 for n in range(0, 8, 2)]
+    error = (sum((one - 0.625) ** 2 for one in means) / 3 / 4) ** 0.5
+    assert every["difference"]["own - none"] == pytest.approx(
+        [0.625, 0.625 - 1.96 * error, 0.625 + 1.96 * error], abs=1e-3
+    )
+    assert accuracy.right("$1,200.\n", "1200")
+    assert accuracy.right("Working: 5", "5") is None
+
+
+def test_cells_run_side_by_side_and_a_broken_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = scripts.script("studies/answers/cells.py")
+    both = [cells.Cell(f"t5+qualify.eta={eta}", 1, ("window.windows=2",)) for eta in (0, 0.05)]
+    assert [cell.config().qualify.eta for cell in both] == [0, 0.05]
+    assert [cell.config().run.seed for cell in both] == [1, 1]
+    assert both[0].name == "t5+qualify.eta=0+window.windows=2-seed1"
+    monkeypatch.setattr(cells, "corpus_of", lambda config: None)
+    # Each waits for the other's file, so that neither ends unless both run at once; the second then fails.
+    waits = (
+        "import pathlib, sys, time\npathlib.Path(sys.argv[1]).touch()\n"
+        "while not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.05)\n"
+    )
+    said = "if sys.argv[1].endswith('b'): sys.exit('no memory')"
+    names = {both[0]: ("a", "b"), both[1]: ("b", "a")}
+    monkeypatch.setattr(
+        cells.Cell,
+        "command",
+        lambda cell, runs, _: [sys.executable, "-c", waits + said, *(str(runs / name) for name in names[cell])],
+    )
+    broken = cells.run_side_by_side(both, tmp_path, 2, cells.Measuring())
+    assert broken == [f"{both[1].name}: exit status 1: no memory"]
+
+
+def test_rows_hold_what_they_leave_out(place: Path, render: ModuleType) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(place / "model" / "tokenizer.json"))
+    pattern = re.compile(Config.load(str(ROOT / "studies" / "answers" / "answers.toml")).text.positions.pattern)
+    (first, *_) = worked_texts(place / "sheets" / "test.jsonl.gz", tokenizer, pattern, length=LENGTH, per_text=4)
+    row = rows_of(place / "sheets" / "test.jsonl.gz")[0]
+    assert [tokenizer.decode(list(working or ())) for working in first.workings] == row["workings"]
+    for at in first.positions:
+        assert str(tokenizer.decode(list(first.tokens[: at + 1]))).endswith(render.ANSWER)

@@ -11,7 +11,9 @@ import pytest
 
 import scripts
 from recorded import run
+from stage import assembled
 from tfive.errors import UserError
+from tfive.inference.thought_model import ThoughtModel
 from tfive.report.runs import Run
 from tfive.report.table import study_table
 
@@ -33,6 +35,7 @@ def stored(script: ModuleType, tmp_path: Path) -> dict[str, Any]:
     return {
         "main": study_table([Run(name, 0, run(tmp_path / name, name, 0, 0.1)) for name in ("t5", "rlp")]),
         "warmup": study_table([*reached, failed]),
+        "rules": study_table([Run(label, 0, run(tmp_path / "rules" / label, "t5", 0, 0.1)) for label in script.RULES]),
         "ablations": study_table([Run("t5+ablation-minimum", 0, run(tmp_path / "minimum", "t5", 0, 0.1))]),
         "naive": study_table([Run("quiet-star-ppo", 0, run(tmp_path / "naive", "quiet-star-ppo", 0, 0.2))]),
     }
@@ -62,6 +65,7 @@ def test_the_page_is_drawn_from_the_file_alone(script: ModuleType, stored: dict[
         "## Held-out gains",
         "## The warm-up sweep",
         "## Naive PPO",
+        "## Two rules of qualification",
         "## Ablations",
         "## What this does not show",
     ):
@@ -78,8 +82,24 @@ def test_every_label_of_the_studies_is_a_configuration(script: ModuleType) -> No
         assert configured(["nano"], label, 0, script.SETTINGS).model.name == "nano"
     for name in script.ABLATIONS:
         assert configured(["nano"], f"t5+ablation-{name}", 0, script.SETTINGS).method == "t5"
+    # Both rules of qualification, and no cell that goes on without critics.
+    rules = [configured(["nano"], label, 0, script.SETTINGS).qualify for label in script.RULES]
+    assert [rule.rule for rule in rules] == ["strict", "sustained"]
+    assert {rule.on_failure for rule in rules} == {"stop"}
     naive = configured(["nano"], "quiet-star-ppo", 0, script.NAIVE)
     assert (naive.window.windows, naive.run.develop_every) == (60, 10)
     assert naive.leaves()["ppo.frozen_windows"] == 20
     with pytest.raises(UserError, match="--only other"):
         script.main(["--only", "other"])
+
+
+@pytest.mark.model
+def test_losses_by_split_and_role_are_those_that_a_run_measures(tmp_path: Path) -> None:
+    reuse = scripts.script("studies/nano/reuse.py")
+    run_ = assembled(tmp_path)
+    found = reuse.losses(ThoughtModel(run_.base.model, run_.loaded.tokenizer, run_.config.thought), run_.corpus)
+    assert list(found) == [f"{one.split}/{one.role}" for one in run_.corpus.ranges]
+    measured = run_.test.base_no_thought_BR[run_.test.texts.positions_BP >= 0]
+    assert found["test/test"] == pytest.approx(float(measured.mean()), abs=1e-4)
+    row = {"label": "t5", "seed": 0, "groups": {"train/pool_1": {"before": 1.785, "after": 0.991}}}
+    assert "| t5 | 0 | train/pool_1 | 1.785 | 0.991 |" in reuse.table([row])

@@ -24,12 +24,12 @@ def test_every_cell_is_a_configuration_and_methods_get_equally_many_trials(tmp_p
     for label, seed in plan.cells("search", 1):
         config = search.configuration("search", label, seed, tmp_path, [])
         assert config.method == label.partition("+")[0]
-        assert (config.run.develop_after, config.window.windows) == (0, 3)
+        assert config.window.windows == 3
         cell(tmp_path, "search", label, seed)
     for name in ("main", "clock", "ablations"):
         for label, seed in plan.cells(name, 2):
             config = search.configuration(name, label, seed, tmp_path, [])
-            assert config.run.develop_after == 256
+            assert (config.text.sequences.development, config.text.sequences.test) == (256, 768)
             assert config.run.seed == seed
     changed = {
         label: search.configuration("ablations", label, 0, tmp_path, []) for label, _ in plan.cells("ablations", 1)

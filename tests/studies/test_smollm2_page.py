@@ -96,10 +96,10 @@ def test_methods_stand_beside_the_control(tmp_path: Path) -> None:
     for label, level in (("t5", 0.3), ("anchor-only", 0.1)):
         for seed in (0, 1):
             folder = cell(tmp_path, "main", label, seed, level=level)
-            items = load_file(folder / "develop" / "window-00002.safetensors")
+            items = load_file(folder / "test" / "window-00002.safetensors")
             items["mixed_gain_other"] = items["mixed_gain"] + 0.25
             items["random_gain"] = items["thought_gain"] - 0.5
-            save_file(items, folder / "develop" / "window-00002.safetensors")
+            save_file(items, folder / "test" / "window-00002.safetensors")
     cell(tmp_path, "main", "t5", 2, level=0.9)
     mine, control = results.beside_the_control(clock.runs_of("main", tmp_path))
     # Seed 2 has no control, and its own gate gains as much with another's thought.
@@ -117,9 +117,9 @@ def test_openings_are_measured_against_the_first(tmp_path: Path) -> None:
         config = search.configuration("openings", label, seed, tmp_path, [])
         assert (config.method, config.thought.open, config.thought.close) == ("base", plan.OPENINGS[place], ")")
         folder = cell(tmp_path, "openings", label, seed, level=0.1 * place)
-        items = load_file(folder / "develop" / "window-00002.safetensors")
+        items = load_file(folder / "test" / "window-00002.safetensors")
         items["content_gain"] = items["content_gain"] + 0.5 * place
-        save_file(items, folder / "develop" / "window-00002.safetensors")
+        save_file(items, folder / "test" / "window-00002.safetensors")
     first, second = results.openings(tmp_path)
     assert first["content_gain_apart"] is None
     assert second["content_gain_apart"]["mean"] == 0.5
@@ -221,7 +221,8 @@ def test_changes_stand_beside_their_methods(tmp_path: Path) -> None:
         chosen = search.configuration("changes", label, seed, tmp_path, []).leaves()
         for key, _, value in (one.partition("=") for one in settings if "=" in one):
             assert f"{chosen[key]}" == value
-        assert chosen["qualify.mode"] == ("fixed" if "ablation-no-qualification" in settings else "gate")
+        # The study was run under the rule of Section 4.
+        assert chosen["qualify.rule"] == ("fixed" if "ablation-no-qualification" in settings else "sustained")
     found = {run.label for run in clock.runs_of("changes", tmp_path)}
     assert found == {"t5", "quiet-star-ppo", *(label for label, _ in plan.cells("changes", 1))}
 
@@ -229,7 +230,7 @@ def test_changes_stand_beside_their_methods(tmp_path: Path) -> None:
 def test_the_share_of_the_thought_is_half_the_variance_of_two_of_them(tmp_path: Path) -> None:
     folder = cell(tmp_path, "main", "t5", 0)
     gains = {"thought_gain": [0.0, 1.0, 2.0, 3.0], "content_gain": [0.5, -0.5, 0.5, -0.5]}
-    path = folder / "develop" / "window-00002.safetensors"
+    path = folder / "test" / "window-00002.safetensors"
     save_file({name: np.array(values, dtype=np.float32) for name, values in gains.items()}, path)
     (row,) = results.variances(clock.runs_of("main", tmp_path))
     assert (row["gain"], row["content"], row["of_thought"]) == (1.25, 0.25, 0.1)

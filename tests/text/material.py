@@ -26,6 +26,7 @@ ROLES = {
     "train": {"actor": 2.0, "critic_fit": 1.0, "pilot": 1.0},
     "calibration": {"qualify": 1.0},
     "development": {"develop": 1.0},
+    "test": {"test": 1.0},
 }
 
 
@@ -48,7 +49,7 @@ def text_settings(sources: Sequence[dict[str, Any]], **changes: Any) -> TextSett
     plain: dict[str, Any] = {
         "sources": list(sources),
         "sequence_length": 32,
-        "sequences": {"train": 16, "calibration": 4, "development": 4},
+        "sequences": {"train": 16, "calibration": 4, "development": 4, "test": 4},
         "positions": {"per_text": 3},
     }
     return TextSettings.model_validate({**plain, **changes})

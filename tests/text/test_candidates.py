@@ -26,21 +26,22 @@ def test_apportioned_numbers_add_up_and_are_close(total: int, shares: list[float
 
 
 def groups(seed: int = 0, train: int = 700, roles: dict[str, dict[str, float]] = ROLES) -> Groups:
-    return Groups(Sequences(train=train, calibration=200, development=100), roles, seed)
+    return Groups(Sequences(train=train, calibration=200, development=60, test=40), roles, seed)
 
 
 def test_documents_fall_into_groups_in_proportion() -> None:
     rule = groups()
-    found = np.bincount(rule.of(digest_words(document(n, 8) for n in range(6000))), minlength=5) / 6000
+    found = np.bincount(rule.of(digest_words(document(n, 8) for n in range(6000))), minlength=6) / 6000
     assert [(one.split, one.role) for one in rule.all] == [
         ("train", "actor"),
         ("train", "critic_fit"),
         ("train", "pilot"),
         ("calibration", "qualify"),
         ("development", "develop"),
+        ("test", "test"),
     ]
     # Four standard errors of a share of 6000 documents are at most 0.026.
-    assert found == pytest.approx([0.35, 0.175, 0.175, 0.2, 0.1], abs=0.026)
+    assert found == pytest.approx([0.35, 0.175, 0.175, 0.2, 0.06, 0.04], abs=0.026)
 
 
 def test_role_shares_never_move_a_document_between_splits() -> None:
@@ -95,7 +96,7 @@ def test_pools_stay_small_and_agree_with_wide_ones(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", texts)
     files = [SourceFile("s", path, "a.jsonl")]
     rule = groups()
-    quotas = [[50]] * 5
+    quotas = [[50]] * 6
     narrow = scan(files, ["s"], rule, quotas, Reader(), Silent(), bytes_per_token=8)
     wide = scan(files, ["s"], rule, quotas, Reader(), Silent(), bytes_per_token=10**6)
     for few, all_ in zip(narrow.pools, wide.pools):
@@ -110,7 +111,7 @@ def test_equal_documents_are_kept_once_within_and_across_sources(tmp_path: Path)
     a = write_jsonl(tmp_path / "a.jsonl", [document(n) for n in (1, 2, 2, 3, 1)])
     b = write_jsonl(tmp_path / "b.jsonl.gz", [document(n) + " \r\n" for n in (3, 4, 5, 4)])
     files = [SourceFile("a", a, "a.jsonl"), SourceFile("b", b, "b.jsonl.gz")]
-    found = scan(files, ["a", "b"], groups(), [[10**6, 10**6]] * 5, Reader(), Silent())
+    found = scan(files, ["a", "b"], groups(), [[10**6, 10**6]] * 6, Reader(), Silent())
     assert [sum(len(row[source]) for row in found.pools) for source in (0, 1)] == [3, 2]
     assert found.duplicates == 4
     rows = sorted((int(c["file"]), int(c["record"])) for row in found.pools for pool in row for c in pool)

@@ -28,7 +28,7 @@ from tfive.text.prepared import PreparedCorpus
 from tfive.text.settings import TextSettings
 from tfive.text.tokens import TextTokenizer
 
-SIZES = {"train": 16, "calibration": 4, "development": 4}
+SIZES = {"train": 16, "calibration": 4, "development": 4, "test": 4}
 
 
 def two_sources(folder: Path, count: int = 200) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def test_splits_have_their_sequences_and_sources_their_shares(tmp_path: Path, pr
     corpus = prepared(text_settings(two_sources(tmp_path)))
     assert {split: len(corpus.sequences(split)) for split in SIZES} == SIZES
     assert [len(corpus.sequences("train", role)) for role in ("actor", "critic_fit", "pilot")] == [8, 4, 4]
-    assert corpus.tokens.shape == (24, 32)
+    assert corpus.tokens.shape == (28, 32)
     for stretch in corpus.ranges:
         owners = corpus.document[stretch.numbers]
         web = (corpus.documents["source"][owners] == corpus.sources.index("web")).sum()
@@ -102,7 +102,7 @@ def test_batches_are_what_the_engine_takes(tmp_path: Path, prepared: Prepare) ->
     owner = corpus.document[5, corpus.positions[5, 0]]
     assert corpus.source_of([15]) == [corpus.sources[corpus.documents["source"][owner]]]
     with pytest.raises(IndexError):
-        corpus.batch([24])
+        corpus.batch([28])
 
 
 def test_the_order_of_sources_and_the_number_of_processes_change_no_byte(tmp_path: Path, prepared: Prepare) -> None:
@@ -199,7 +199,7 @@ def test_the_manifest_tells_where_it_came_from(tmp_path: Path, prepared: Prepare
     assert [source["name"] for source in manifest["sources"]] == ["math", "web"]
     assert manifest["sources"][1]["files"][0]["name"] == "web.jsonl.gz"
     assert manifest["read"]["web"]["documents"] == 200
-    assert manifest["counts"] == {"sequences": 24, "tokens": 768, "documents": len(corpus.documents)}
+    assert manifest["counts"] == {"sequences": 28, "tokens": 896, "documents": len(corpus.documents)}
     assert manifest["roles"]["train"] == ROLES["train"]
     assert set(manifest["files"]) == {path.name for path in corpus.folder.iterdir()} - {"manifest.json"}
 
@@ -360,7 +360,7 @@ def test_versions_of_one_problem_stay_in_one_split_and_role(
 
     def places(**changes: Any) -> dict[str, set[str]]:
         """Split and role of every document of each problem."""
-        corpus = prepared(text_settings(source, allow_fewer=True, **changes))
+        corpus = prepared(text_settings([source[0] | changes], allow_fewer=True))
         found: dict[str, set[str]] = {}
         for stretch in corpus.ranges:
             for number in np.unique(np.asarray(corpus.document[stretch.numbers])):
@@ -372,22 +372,22 @@ def test_versions_of_one_problem_stay_in_one_split_and_role(
     together = places(split_by=r"(Problem \d+)\?")
     assert len(together) > 20
     assert all(len(where) == 1 for where in together.values())
-    assert len({next(iter(where)) for where in together.values()}) == 5, "all splits and roles have some"
+    assert len({next(iter(where)) for where in together.values()}) == 6, "all splits and roles have some"
     assert any(len(where) > 1 for where in places().values())
 
 
 def test_a_document_without_a_match_goes_by_its_text(tmp_path: Path, prepared: Prepare) -> None:
     texts = [document(n) for n in range(200)]
     source = [{"name": "s", "path": str(write_jsonl(tmp_path / "a.jsonl", [*texts, "one of a (kind) only"]))}]
-    plain, split = (prepared(text_settings(source, split_by=key)) for key in (None, r"\((kind)\)"))
+    plain, split = (prepared(text_settings([source[0] | {"split_by": key}])) for key in (None, r"\((kind)\)"))
     assert np.array_equal(plain.tokens, split.tokens)
     assert plain.folder != split.folder
 
 
 def test_a_pattern_that_splits_nothing_is_refused(tmp_path: Path, prepared: Prepare) -> None:
     source = [{"name": "s", "path": str(write_jsonl(tmp_path / "a.jsonl", [document(n) for n in range(50)]))}]
-    with pytest.raises(UserError, match=r"text\.split_by = 'Problem \(x\)' is found in no document; correct"):
-        prepared(text_settings(source, split_by="Problem (x)"))
+    with pytest.raises(UserError, match=r"source s: split_by = 'Problem \(x\)' is found in no document; correct"):
+        prepared(text_settings([source[0] | {"split_by": "Problem (x)"}]))
     for pattern, part in (("Problem", "has 0 groups"), ("(a)(b)", "has 2 groups"), ("(a", "not a regular expression")):
         with pytest.raises(ValueError, match=part):
-            text_settings(source, split_by=pattern)
+            text_settings([source[0] | {"split_by": pattern}])

@@ -101,7 +101,7 @@ def test_whatever_happens_on_the_way_leaves_nothing(
         with pytest.raises(expected):
             prepared(text_settings(source(folder)))
     assert list((folder / "cache").iterdir()) == []
-    assert len(prepared(text_settings(source(folder)))) == 24
+    assert len(prepared(text_settings(source(folder)))) == 28
 
 
 def test_a_crowd_prepares_once(folder: Path, prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:

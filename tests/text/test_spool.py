@@ -179,7 +179,7 @@ def test_without_the_datasets_package_the_extra_is_named(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"pip install 'tfive\[hub\]'"):
+    with pytest.raises(UserError, match="pip install 'datasets"):
         hub_files(TextSource(name="web", hub="who/texts"), tmp_path, Silent())
 
 

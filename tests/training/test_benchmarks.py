@@ -152,7 +152,7 @@ def test_bad_requests_are_one_line_and_nothing_is_written(home: Path, tmp_path: 
         (["benchmarks.every=4"], "belong together"),
         (['benchmarks.gains=["csqa"]'], "belong together"),
         ([*asked(home), 'benchmarks.scores=["nope"]'], "task 'nope': not known"),
-        ([*asked(home), "benchmarks.thoughts=often"], "give none, every"),
+        ([*asked(home), "benchmarks.thoughts=often"], "give none, answer"),
         ([*asked(home), f"benchmarks.data={tmp_path}"], "not known and .*colours.task.toml does not exist"),
     ]:
         with pytest.raises(UserError, match=reason):

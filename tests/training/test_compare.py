@@ -97,14 +97,14 @@ def test_finished_cells_are_kept_and_others_added(home: Path, tmp_path: Path, he
 
 def test_failures_are_recorded_and_not_repeated(home: Path, tmp_path: Path, here: list[str]) -> None:
     out = tmp_path / "study"
-    label = "t5+qualify.eta=0.99+qualify.attempts=1"
+    label = "t5+qualify.eta=0.99+qualify.attempts=1+qualify.on_failure=stop"
     found, complete = study(home, out, f"ntp,{label}")
     assert not complete
     assert found["methods"][1]["failed"] == [0]
     assert found["runs"][1]["failure"].startswith("critics did not qualify in 1 attempts")
     assert str(out) not in json.dumps(found)
     study(home, out, f"ntp,{label}")
-    assert here == ["ntp-seed0", "t5+qualify.eta=0.99+qualify.attempts=1-seed0"]
+    assert here == ["ntp-seed0", "t5+qualify.eta=0.99+qualify.attempts=1+qualify.on_failure=stop-seed0"]
     with pytest.raises(UserError, match=r"optimizer.lr = 0.001, now 0.002 is asked for; use another --out"):
         study(home, out, "ntp", "optimizer.lr=0.002")
 

@@ -76,6 +76,10 @@ def test_a_run_becomes_a_model_that_thinks(trained: Path, tmp_path: Path) -> Non
     assert record["window"] == 1
     assert record["damaged"] == []
     assert record["gate_updates"] == state["gate"]["optimizer"]["steps"] > 0
+    assert record["actor_updates"] == state["actor"]["optimizer"]["steps"] > 0
+    (tmp_path / "ordinary").touch()
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert modes == {(tmp_path / "ordinary").stat().st_mode & 0o777}
     model = ThoughtModel.from_pretrained(tmp_path / "out", device="cpu", dtype=torch.float32)
     for name, tensor in model.model.state_dict().items():
         assert tensor.equal(state["actor"]["model"][name]), name

@@ -13,7 +13,7 @@ from tfive.inference.thought_model import ThoughtModel
 from tfive.rl.qualify import Qualifier
 from tfive.training import start
 from tfive.training.checkpoint import CheckpointStore
-from tfive.training.develop import Development
+from tfive.training.develop import MeasuredTexts
 from tfive.training.export import export
 from tfive.training.loop import CHECKPOINTS
 from tiny import configure
@@ -101,21 +101,21 @@ def test_a_stopped_run_goes_on_with_its_gates_and_is_exported_with_them(home: Pa
 
 
 def test_exported_it_gains_what_the_run_measured(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[Development] = []
-    right = Development.measure
+    measured: list[MeasuredTexts] = []
+    right = MeasuredTexts.measure
 
-    def noting(self: Development, *arguments: Any) -> Any:
+    def noting(self: MeasuredTexts, *arguments: Any) -> Any:
         measured.append(self)
         return right(self, *arguments)
 
-    monkeypatch.setattr(Development, "measure", noting)
+    monkeypatch.setattr(MeasuredTexts, "measure", noting)
     summary = start.train(configure(home, *GATED, "method=anchor-only"), tmp_path / "run", quiet=True)
     export(tmp_path / "run", tmp_path / "out")
     model = ThoughtModel.from_pretrained(tmp_path / "out", device="cpu", dtype=torch.float32)
     again, _ = measured[-1].measure(model.engine(), None)
     for name in ("thought_gain", "content_gain", "empty_gain"):
-        assert summary["history"][-1][name] != 0.0
-        assert again[name] == pytest.approx(summary["history"][-1][name], abs=1e-6)
+        assert summary["test"]["after"][name] != 0.0
+        assert again[name] == pytest.approx(summary["test"]["after"][name], abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import io
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -50,6 +50,9 @@ class KeptTracker:
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         self.seen.append((dict(values), step))
+
+    def samples(self, rows: Sequence[Mapping[str, str]], step: int) -> None:
+        raise AssertionError("no samples were given")
 
     def close(self) -> None:
         self.closed = True
@@ -204,7 +207,7 @@ def test_without_a_terminal_long_work_gets_a_plain_line_now_and_then(total: int 
 def test_a_tracker_that_is_asked_for_must_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     assert trackers.open_trackers((), tmp_path, "run", "tfive", {}) == []
-    with pytest.raises(UserError, match=r"run.trackers = wandb: not installed; pip install 'tfive\[wandb\]'"):
+    with pytest.raises(UserError, match=r"run.trackers = wandb: not installed; pip install 'wandb"):
         trackers.open_trackers(("wandb",), tmp_path, "run", "tfive", {})
 
 
@@ -225,12 +228,15 @@ def test_trackers_are_called_as_their_libraries_expect(tmp_path: Path, monkeypat
     monkeypatch.setattr(trackers.importlib, "import_module", lambda name: Library())
     sinks = trackers.open_trackers(("wandb", "trackio"), tmp_path, "nano-t5", "tfive", {"method": "t5"})
     with Recorder(trackers=sinks) as recorder:
-        recorder.metrics({"loss": 1.0}, step=7)
+        recorder.metrics({"r2.within.1": 1.0}, step=7)
+        recorder.samples([{"before": "6 · 7 is", "thought": "a|`b`\n\x1b", "after": " 42"}], step=7)
     names = [name for name, _, _ in calls]
-    assert names == ["init", "init", "SummaryWriter", "log", "log", "add_scalar", "finish", "finish", "close"]
+    written = ["log", "log", "add_scalar", "Table", "log", "log", "add_text"]
+    assert names == ["init", "init", "SummaryWriter", *written, "finish", "finish", "close"]
     assert calls[0][2]["project"] == calls[1][2]["project"] == "tfive"
-    assert calls[3] == ("log", ({"loss": 1.0},), {"step": 7})
-    assert calls[5] == ("add_scalar", ("loss", 1.0, 7), {})
+    assert calls[3] == ("log", ({"r2.within.1": 1.0},), {"step": 7})
+    assert calls[5] == ("add_scalar", ("r2/within.1", 1.0, 7), {})
+    assert calls[9][1][1] == "| before | thought | after |\n|---|---|---|\n| `6 · 7 is` | `a¦'b'  ` | ` 42` |"
 
 
 def test_recorder_and_silent_are_telemetry(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ QUICK = (
     "window.windows=3",
     "critic.head_lr=3e-2",
     "critic.lr=1e-3",
+    "qualify.rule=sustained",
     "qualify.patience=9",
     "run.checkpoint_phases=true",
     "run.keep=3",

@@ -7,22 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from tfive.cli.app import _call
 from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.rl.qualify import Qualifier
 from tfive.training import start
+from tfive.training.console import Console
 from tfive.training.export import export
 from tiny import OVERRIDES, configure
 
 pytestmark = pytest.mark.model
 
 SUMMARY = {
-    "dev_thought_gain_start", "dev_thought_gain_end", "dev_content_gain_start", "dev_content_gain_end",
-    "dev_content_gain_interval", "dev_gain_vs_base_end", "dev_no_thought_loss_start", "dev_no_thought_loss_end",
-    "dev_mixed_gain_end", "dev_mixed_gain_interval", "mean_thought_length", "mean_gate", "r2", "retention",
-    "windows", "seconds", "generated_tokens",
+    "test_thought_gain_start", "test_thought_gain_end", "test_content_gain_start", "test_content_gain_end",
+    "test_content_gain_interval", "test_gain_vs_base_end", "test_no_thought_loss_start", "test_no_thought_loss_end",
+    "test_mixed_gain_end", "test_mixed_gain_interval", "test_mean_thought_length", "test_mean_gate",
+    "dev_thought_gain_start", "dev_thought_gain_end", "dev_content_gain_end", "r2", "retention", "windows", "seconds",
+    "generated_tokens", "draws",
 }  # fmt: skip
 """What a program may rely on."""
 
@@ -78,7 +81,7 @@ def test_json_ends_with_one_object_that_says_it_all(
     missing = {name for name in SUMMARY if found[name] is None}
     assert not missing
     assert found["windows"] == 1
-    assert len(found["r2"]) == len(found["dev_content_gain_interval"]) == len(found["dev_mixed_gain_interval"]) == 2
+    assert len(found["r2"]) == len(found["test_content_gain_interval"]) == len(found["test_mixed_gain_interval"]) == 2
     assert found["generated_tokens"] == sum(role["generated_tokens"] for role in found["account"]["roles"].values())
     assert strictly((out / "summary.json").read_text("utf-8")) == found
     for line in (out / "metrics.jsonl").read_text("utf-8").splitlines():
@@ -90,18 +93,18 @@ def test_json_ends_with_one_object_that_says_it_all(
 @pytest.mark.usefixtures("qualified")
 def test_a_summary_of_one_text_is_still_json(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interval of one text has no end; a program that reads the line must not stumble over that."""
-    from tfive.training.develop import Development
+    from tfive.training.develop import MeasuredTexts
 
-    measure = Development.measure
+    measure = MeasuredTexts.measure
 
-    def endless(self: Development, *arguments: Any) -> tuple[dict[str, Any], Any]:
+    def endless(self: MeasuredTexts, *arguments: Any) -> tuple[dict[str, Any], Any]:
         found, items = measure(self, *arguments)
         return {**found, "content_gain_interval": [float("-inf"), float("inf")]}, items
 
-    monkeypatch.setattr(Development, "measure", endless)
+    monkeypatch.setattr(MeasuredTexts, "measure", endless)
     line = command(home, tmp_path / "run", "window.windows=1", "calibration.mode=average", "window.probe=0")
     assert line is not None
-    assert strictly(line)["dev_content_gain_interval"] == [None, None]
+    assert strictly(line)["test_content_gain_interval"] == [None, None]
     assert strictly((tmp_path / "run" / "summary.json").read_text("utf-8")) == strictly(line)
 
 
@@ -116,13 +119,34 @@ def test_a_callback_hears_of_every_window(home: Path, tmp_path: Path) -> None:
     assert summary["retention"] is None
 
 
-def test_only_the_end_is_saved_and_other_development_texts_are_measured(home: Path, tmp_path: Path) -> None:
-    plain = ("method=ntp", "run.checkpoint_every=0", "run.develop_items=6")
-    first = start.train(configure(home, *plain), tmp_path / "first", quiet=True)
+def test_results_come_from_texts_that_nothing_looks_at_before_the_end(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tfive.training.develop import MeasuredTexts
+
+    seen: list[tuple[str, set[int]]] = []
+    right = MeasuredTexts.measure
+
+    def noting(self: MeasuredTexts, *arguments: Any) -> Any:
+        seen.append((self.role, {int(item) for item in self.texts.items_BP.flatten() if item >= 0}))
+        return right(self, *arguments)
+
+    monkeypatch.setattr(MeasuredTexts, "measure", noting)
+    plain = ("method=ntp", "run.checkpoint_every=0", "run.develop_items=6", "window.windows=3")
+    first = start.train(configure(home, *plain), tmp_path / "first")
+    # Progress before training and after each window, then the base model and the trained one on test texts.
+    assert [role for role, _ in seen] == ["develop"] * 4 + ["test"] * 2
+    assert seen[-1][1]
+    assert not seen[-1][1] & seen[0][1]
+    last = load_file(tmp_path / "first" / "test" / "window-00003.safetensors")
+    assert set(last["item"].tolist()) == seen[-1][1]
+    assert float(last["thought_gain"].mean()) == pytest.approx(first["test_thought_gain_end"], abs=1e-6)
+    assert first["test_thought_gain_end"] != first["dev_thought_gain_end"]
+    shown_text = capsys.readouterr().err
+    assert first["draws"] == {"actor": pytest.approx(3 * 16 / (2 * 96), rel=0.05)}
+    assert f"each training text is drawn {first['draws']['actor']:.2f} times for the actor\n" in shown_text
+    assert f"thought gain              {first['test_thought_gain_start']:+.4f} → " in shown_text
     assert [path.name for path in (tmp_path / "first" / "checkpoints").iterdir()] == ["checkpoint-00000001"]
-    later = start.train(configure(home, *plain, "run.develop_after=1"), tmp_path / "later", quiet=True)
-    assert first["identity"]["development_items"] != later["identity"]["development_items"]
-    assert first["dev_no_thought_loss_start"] != later["dev_no_thought_loss_start"]
     shown = [list(one.get("samples", ())) for one in first["history"]]
     assert [bool(one) for one in shown] == [True, *[False] * (len(shown) - 2), True]
     assert set(shown[0][0]) == {"before", "thought", "after"}
@@ -130,10 +154,25 @@ def test_only_the_end_is_saved_and_other_development_texts_are_measured(home: Pa
 
 def test_the_untrained_row_is_one_measurement(home: Path, tmp_path: Path) -> None:
     summary = start.train(configure(home, "method=base", "run.checkpoint_every=0"), tmp_path / "run", quiet=True)
-    assert export(tmp_path / "run", tmp_path / "out")["window"] == 0
-    assert (summary["method"], summary["windows"], summary["generated_tokens"]) == ("base", 0, 0)
-    assert summary["dev_thought_gain_start"] == summary["dev_thought_gain_end"] != 0
-    assert summary["dev_mixed_gain_end"] is summary["r2"] is None
+    with pytest.raises(UserError, match=r"never updated.*--untrained"):
+        export(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    record = export(tmp_path / "run", tmp_path / "out", untrained=True)
+    assert (record["window"], record["actor_updates"]) == (0, 0)
+    assert (summary["method"], summary["windows"]) == ("base", 0)
+    # Measuring generates thoughts too: they are booked, and no cost of training.
+    measured = summary["account"]["roles"]
+    assert set(measured) == {"develop", "test"}
+    assert measured["develop"]["trajectories"] == summary["history"][0]["items"] > 0
+    booked = sum(one["trajectories"] for one in measured.values())
+    assert booked == summary["rollouts"]["measured"] > measured["develop"]["trajectories"]
+    assert summary["generated_tokens"] == sum(one["generated_tokens"] for one in measured.values()) > 0
+    assert measured["develop"]["scored_tokens"] == 5 * 3 * measured["develop"]["trajectories"]
+    assert summary["history"][0]["cost"]["thought_tokens"] == summary["history"][0]["cost"]["trajectories"] == 0
+    assert summary["rollouts"]["auxiliary"] == 0
+    assert summary["test_thought_gain_start"] == summary["test_thought_gain_end"] != 0
+    assert summary["test_mixed_gain_end"] is summary["r2"] is None
+    assert summary["draws"] == {}
     assert not (tmp_path / "run" / "critics").exists()
 
 
@@ -208,3 +247,13 @@ def test_native_rlp_runs(home: Path, tmp_path: Path) -> None:
     assert (config.text.positions.per_text, config.run.texts_per_pass) == (1, 1)
     summary = start.train(config, tmp_path / "run", quiet=True)
     assert summary["account"]["roles"]["actor"]["trajectories"] == 4 * 3
+
+
+def test_texts_that_come_again_are_announced_before_training(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().draws({"actor": 1.49, "critic_fit": 1.5})
+    Console().draws({"actor": 0.99, "critic_fit": 1.0})
+    Console().draws({})
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("each training text is drawn 1.49 times for the actor, 1.50 times for the critics")
+    assert "warning: texts come again, raise text.sequences.train" in first
+    assert "warning" not in second

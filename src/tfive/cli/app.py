@@ -114,12 +114,15 @@ def export(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that tfive train wrote.")],
     out: Annotated[str, typer.Argument(metavar="OUT", help="Folder to write; it must not hold anything yet.")],
     exact: Annotated[bool, typer.Option("--exact", help="Float32 master weights instead of the compute copy.")] = False,
+    untrained: Annotated[
+        bool, typer.Option("--untrained", help="Export a run even if its actor was never updated.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Export the newest checkpoint."""
     from tfive.training.export import export_command
 
-    print(export_command(folder, out, exact=exact, as_json=as_json))
+    print(export_command(folder, out, exact=exact, untrained=untrained, as_json=as_json))
 
 
 @app.command(

@@ -19,6 +19,7 @@ from tfive import __version__
 from tfive.config.config import Config, resolve
 from tfive.config.rules import problems
 from tfive.errors import UserError
+from tfive.extras import install_hint
 from tfive.models.shape import ModelShape, find_shape
 from tfive.training.memory import COLUMNS, Estimate, estimate, readable_bytes
 
@@ -145,7 +146,7 @@ def render(facts: dict[str, Any]) -> str:
         "packages   " + ", ".join(f"{name} {version or 'MISSING'}" for name, version in facts["packages"].items()),
     ]
     for name, entry in facts["optional"].items():
-        hint = f"not installed: pip install 'tfive[{EXTRAS.get(name, name)}]'"
+        hint = f"not installed: {install_hint(EXTRAS.get(name, name))}"
         lines.append(
             f"  {'yes' if entry['version'] else 'no ':<4}{name:<12} {entry['version'] or hint} ({entry['for']})"
         )

@@ -50,6 +50,7 @@ Compute = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
         "tfive eval run out --suite primary --data benchmarks --out evaluations/mine",
         "tfive eval out --tasks gsm8k --tasks piqa --limit 100 --samples 4 --temperature 0.7 --data benchmarks",
         "tfive eval out --tasks arc_challenge --ways likelihood --thoughts every=4 --data benchmarks --json",
+        "tfive eval out --tasks gsm8k --bare-answers --thoughts answer --data benchmarks",
     ),
 )
 def eval_run(
@@ -68,8 +69,19 @@ def eval_run(
     temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest token.", show_default=False)] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest output.", show_default=False)] = None,
     ways: Annotated[str, typer.Option(help="generated, likelihood or both (options only).")] = "both",
-    thoughts: Annotated[str, typer.Option(help="none, every, every=K, horizon or entropy=NATS.")] = "none",
+    thoughts: Annotated[
+        str, typer.Option(help="none, answer, answer=other, answer=empty, every, every=K, horizon or entropy=NATS.")
+    ] = "none",
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="TOML whose thought and sampling shape thoughts of a model that has none.",
+            show_default=False,
+        ),
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Ask in the tokenizer's chat template.")] = False,
+    bare: Annotated[bool, typer.Option("--bare-answers", help="Ask for the answer without its working.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 0,
     parity: Annotated[
         bool, typer.Option("--parity", help="Every output by itself: the same alone as in any batch.")
@@ -88,6 +100,7 @@ def eval_run(
         raise typer.BadParameter(f"--ways {ways!r}: give generated, likelihood or both")
     names = tuple(name for text in tasks for name in text.split(",")) if tasks else (suite,)
     options: dict[str, Any] = {"samples": samples, "temperature": temperature, "max_new_tokens": max_new_tokens}
+    options |= {"config": config, "bare": bare}
     options |= {"thoughts": thoughts, "chat": chat, "seed": seed, "parity": parity, "rows": rows, "flips": flips}
     wanted = Wanted(model, names, data, out, limit, ways=WAYS[ways], device=device, compute=compute, **options)
     print(evaluate_command(wanted, as_json=as_json, quiet=quiet))
@@ -182,3 +195,50 @@ def eval_gains(
     chosen: dict[str, Any] = {"base": base, "size": size, "per_text": positions, "entropy": entropy}
     chosen["pattern"] = pattern
     print(gains_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json))
+
+
+@eval_app.command(
+    "headroom",
+    help=describe(
+        "What thoughts could be worth on a text before training: the model's own, the best of several by the real "
+        "continuation, the true working where the text has one, and how much of their differences a critic foresees.",
+        "tfive eval headroom nano --corpus notes.jsonl --texts 32",
+        "tfive eval headroom out --corpus sheets.jsonl.gz --pattern '\\nAnswer:\\n' --config run.toml --json",
+    ),
+)
+def eval_headroom(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Exported folder, or any model with untrained thoughts.")
+    ],
+    corpus: Annotated[list[str], typer.Option(metavar="FILE[=SHARE]", help="Text; may be repeated.")],
+    pattern: Annotated[
+        str,
+        typer.Option(
+            metavar="REGEX",
+            help="Positions right after this; a group named working is cut out of the text and is its true thought.",
+            show_default=False,
+        ),
+    ] = "",
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML with thought, sampling and critic settings.", show_default=False),
+    ] = None,
+    texts: Annotated[int, typer.Option(help="How many texts.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Tokens of a text.")] = 256,
+    positions: Annotated[int, typer.Option(min=1, help="Most positions of a text.")] = 4,
+    samples: Annotated[int, typer.Option(help="Thoughts at each position.")] = 16,
+    critic_passes: Annotated[int, typer.Option(help="Passes of the critic over half of the texts; 0: none.")] = 4,
+    rows: Annotated[int, typer.Option(min=1, help="Texts in one pass of single thoughts.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Of texts, positions and thoughts.")] = 0,
+    device: Device = "auto",
+    compute: Compute = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Measure and tabulate."""
+    from tfive.cli.evaluate_headroom import headroom_command
+    from tfive.evaluate.diagnostics import SampleSize
+
+    size = SampleSize(texts, tokens, rows, seed)
+    chosen: dict[str, Any] = {"config": config, "size": size, "per_text": positions, "pattern": pattern}
+    chosen |= {"samples": samples, "passes": critic_passes}
+    print(headroom_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,7 +12,7 @@ from transformers import PreTrainedModel
 
 from tfive.errors import UserError
 from tfive.evaluate.diagnostics import SampleSize, diagnose, gains_table, sample_texts
-from tfive.evaluate.evaluated import has_thoughts
+from tfive.evaluate.evaluated import load_thinker
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import load_model, tokenizer_fingerprint
 from tfive.models.precision import choose_device, choose_dtype
@@ -44,11 +43,7 @@ def parse_corpus(texts: Sequence[str], where: Where | None = None) -> list[tuple
 def thinker_of(source: str, device: str, compute: str) -> ThoughtModel:
     """An exported model with its thoughts, or any other model with thoughts of the default shape."""
     where = choose_device(device)
-    dtype = choose_dtype(compute, where)
-    if has_thoughts(source):
-        return ThoughtModel.from_pretrained(Path(source).expanduser(), device=where, dtype=dtype)
-    loaded = load_model(source, device=where, dtype=dtype)
-    return ThoughtModel(loaded.model, loaded.tokenizer, ThoughtSettings())
+    return load_thinker(source, ThoughtSettings(), None, where, choose_dtype(compute, where))
 
 
 def base_of(source: str, model: ThoughtModel) -> PreTrainedModel:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfive import __version__
+from tfive.config.config import resolve
 from tfive.errors import UserError
 from tfive.evaluate.compare import answers_of, compare_runs, comparison_table, explained, find_item
 from tfive.evaluate.equivalence import Verifier, installed
@@ -29,7 +30,7 @@ from tfive.evaluate.suite import (
     task_scores,
 )
 from tfive.evaluate.tasks import Items, find_tasks, load_items
-from tfive.inference.requests import NEVER, When
+from tfive.inference.requests import When
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.training.corpus import weights_fingerprint
@@ -50,7 +51,9 @@ class Wanted:
     max_new_tokens: int | None = None
     ways: tuple[str, ...] = ("generated", "likelihood")
     thoughts: str = "none"
+    config: Path | None = None
     chat: bool = False
+    bare: bool = False
     seed: int = 0
     parity: bool = False
     rows: int = 0
@@ -63,7 +66,11 @@ def load_subject(wanted: Wanted) -> tuple[ThoughtModel, When, dict[str, Any]]:
     """The model, the positions at which it thinks, and the facts that identify it."""
     where = choose_device(wanted.device)
     dtype = choose_dtype(wanted.compute, where)
-    model, when, name = load_evaluated(wanted.model, wanted.thoughts, where, dtype)
+    untrained = None
+    if wanted.config is not None:
+        given = resolve([wanted.config]).config
+        untrained = given.thought, given.sampling
+    model, when, name = load_evaluated(wanted.model, wanted.thoughts, where, dtype, untrained)
     facts: dict[str, Any] = {
         "name": name,
         "weights": weights_fingerprint(model.model),
@@ -90,14 +97,15 @@ def evaluate(wanted: Wanted, *, quiet: bool = False) -> dict[str, Any]:
     scores."""
     items = plan_of(wanted)
     # Bad options are refused before a model is loaded.
-    parse_thoughts(wanted.thoughts, 1)
     for one in items:
-        _plan_task(wanted, one, NEVER)
+        _plan_task(wanted, one, parse_thoughts(wanted.thoughts, 1))
     model, when, facts = load_subject(wanted)
     plans = [_plan_task(wanted, one, when) for one in items]
     for plan in plans:
         check_task(model, plan)
-    folder = wanted.out or Path("evaluations") / re.sub(r"[^\w.\-]+", "-", f"{facts['name']}-{wanted.thoughts}")
+    folder = wanted.out or Path("evaluations") / re.sub(
+        r"[^\w.\-]+", "-", f"{facts['name']}-{wanted.thoughts}{'-bare' * wanted.bare}"
+    )
     versions = {"tfive": __version__} | {name: version(name) for name in ("transformers", "torch")}
     tasks = {plan.task.name: plan.record(model.tokenizer) for plan in plans}
     open_folder(
@@ -129,6 +137,7 @@ def _plan_task(wanted: Wanted, items: Items, when: When) -> TaskPlan:
         limit=wanted.limit,
         ways=wanted.ways,
         chat=wanted.chat,
+        bare=wanted.bare,
         when=when,
         seed=wanted.seed,
         parity=wanted.parity,

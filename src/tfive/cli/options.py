@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -11,10 +12,20 @@ import typer
 
 from tfive.errors import RunFailed, UserError
 
+
+def _shipped_presets(incomplete: str) -> list[str]:
+    """Presets that begin as typed so far; a shell completes files by itself."""
+    names = {entry.name for entry in files("tfive.config").joinpath("presets").iterdir()}
+    return sorted(name[:-5] for name in names if name.endswith(".toml") and name.startswith(incomplete))
+
+
 Sources = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="PRESET|FILE.toml", help="Presets and TOML files, layered left to right.", show_default=False
+        metavar="PRESET|FILE.toml",
+        help="Presets and TOML files, layered left to right.",
+        show_default=False,
+        autocompletion=_shipped_presets,
     ),
 ]
 Overrides = Annotated[

@@ -9,6 +9,7 @@ FORMER_KEYS: dict[str, str] = {
         "gone; load such a model by load_model(…, trust_remote_code=True) and give it to train(…, model=…)"
     ),
     "text.seed": "gone; all runs share one corpus, run.seed decides the rest",
+    "text.split_by": "now split_by of a source in text.sources",
     "text.positions.entropy_quantile": f"{_FIXED} (0.8)",
     "text.positions.pattern_reach": f"{_FIXED} (256 characters)",
     "text.positions.min_context": f"{_FIXED} (1 token)",
@@ -40,6 +41,7 @@ FORMER_KEYS: dict[str, str] = {
     "calibration.folds": f"{_FIXED} (2)",
     "heads.mean_bound": "now calibration.mean_bound",
     "heads.action_width": f"{_FIXED} (16)",
+    "qualify.mode": "now qualify.rule (strict, sustained or fixed); fixed is what mode = fixed was",
     "optimizer.betas": f"{_FIXED} (0.9, 0.95)",
     "optimizer.eps": f"{_FIXED} (1e-8)",
     "optimizer.final_fraction": "gone; linear and cosine schedules end at 0",
@@ -53,6 +55,7 @@ FORMER_KEYS: dict[str, str] = {
     "gate.utility_scale": "gone; divide gate.utility by the former scale",
     "window.scale": "gone; the role scale gets as many trajectories as window.pilot says",
     "window.head_validate": "gone; the role head_validate gets half of window.head_train",
+    "run.develop_after": "gone; results come from the test split (text.sequences.test), which no search looks at",
     "run.out": "gone; name the folder by --out, or by train(…, out=…)",
 }
 """Dotted key → one line: what to write instead, or why nothing."""

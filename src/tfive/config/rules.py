@@ -41,6 +41,28 @@ def trace_decay_lies_between_0_and_1(config: Schema) -> str | None:
 
 
 @rule
+def given_workings_have_places(config: Schema) -> str | None:
+    """A warm start from given workings needs the pattern they stand after."""
+    if config.warmstart.source != "given" or config.text.positions.pattern:
+        return None
+    return (
+        "warmstart.source = 'given': text.positions.pattern is empty, so no place is known for a working; set the "
+        "pattern they stand after, or warmstart.source = 'hindsight'"
+    )
+
+
+@rule
+def a_rate_of_anchors_has_anchors(config: Schema) -> str | None:
+    """`anchor.lr` is the rate of updates that something must make."""
+    if config.anchor.lr is None or config.anchor.next_token or config.anchor.conditioned:
+        return None
+    return (
+        f"anchor.lr = {config.anchor.lr:g}: both anchors are 0, nothing to update; set anchor.next_token or "
+        "anchor.conditioned, or leave anchor.lr out"
+    )
+
+
+@rule
 def continuation_fits_in_the_sequence(config: Schema) -> str | None:
     """`p + H ≤ S` for at least the first allowed position."""
     horizon, length = config.thought.horizon, config.text.sequence_length
@@ -74,7 +96,7 @@ def texts_needed(config: Schema, role: str) -> int:
 @rule
 def training_roles_fit_in_the_training_split(config: Schema) -> str | None:
     """Roles go to whole texts and share none, so a window needs that many different ones."""
-    needed = sum(texts_needed(config, role) for role in TRAINING_ROLES)
+    needed = sum(config.window.training_texts(config.text.positions.per_text).values())
     available = config.text.sequences.train
     if needed <= available:
         return None
@@ -100,14 +122,10 @@ def qualification_fits_in_the_calibration_split(config: Schema) -> str | None:
 @rule
 def development_items_exist(config: Schema) -> str | None:
     """Progress is measured on items the development split can hold."""
-    after = config.run.develop_after
-    most = max(0, config.text.sequences.development - after) * config.text.positions.per_text
+    most = config.text.sequences.development * config.text.positions.per_text
     if config.run.develop_items <= most:
         return None
-    rest = f" after the first {after} texts" if after else ""
-    return (
-        f"run.develop_items = {config.run.develop_items}: the development split holds {most} items{rest}; ask for fewer"
-    )
+    return f"run.develop_items = {config.run.develop_items}: the development split holds {most} items; ask for fewer"
 
 
 @rule
@@ -184,7 +202,7 @@ def ablations_change_something(config: Schema) -> str | None:
         f"calibration.mode = {config.calibration.mode}": config.calibration.mode != "learned",
         "calibration.score_centering = true": config.calibration.score_centering,
         "calibration.certified = true": config.calibration.certified,
-        "qualify.mode = fixed": config.qualify.mode == "fixed",
+        "qualify.rule = fixed": config.qualify.rule == "fixed",
     }
     key = next((key for key, is_asked in asked.items() if is_asked and key.split(".")[0] not in uses), None)
     return key and f"{key}: method {config.method} has no such step; use method = t5 or leave it out"

@@ -22,6 +22,7 @@ from tfive.rl.settings import (
     QualifySettings,
     RatioSettings,
     RewardSettings,
+    WarmstartSettings,
     WindowSettings,
 )
 from tfive.section import Section
@@ -54,6 +55,7 @@ class Schema(Section):
     critic: CriticSettings = CriticSettings()
     gate: GateSettings = GateSettings()
     window: WindowSettings = WindowSettings()
+    warmstart: WarmstartSettings = WarmstartSettings()
     run: RunSettings = RunSettings()
     benchmarks: BenchmarkSettings = BenchmarkSettings()
 

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from tfive.errors import RunFailed, UserError
+from tfive.extras import install_hint
 
 LONGEST = 400
 """Characters of an answer that are looked at; longer ones are undecided."""
@@ -42,7 +43,7 @@ class Verifier:
 
     def __init__(self, seconds: float = 5.0) -> None:
         if not installed():
-            raise UserError("equivalence needs math-verify; install the eval extra (pip install 'tfive[eval]')")
+            raise UserError(f"equivalence needs math-verify: {install_hint('eval')}")
         self.seconds = seconds
         self._worker: subprocess.Popen[bytes] | None = None
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
 import torch
 
 from tfive.errors import UserError
-from tfive.inference.requests import NEVER, Completion, TokenRequest, When, WritingMode
-from tfive.inference.thought_model import ThoughtModel, text_law
+from tfive.inference.requests import NEVER, Completion, TokenRequest, When, WritingMode, text_law
+from tfive.inference.thought_model import ThoughtModel
 from tfive.telemetry import Silent, Telemetry
 from tfive.tree.layout import TextBatch
 
@@ -116,13 +116,13 @@ def generate(
         if (request.id, sample) not in done
     ]
     in_tokens = [_token_request(model, request, sample, decoding.when.ever) for request, sample in chosen]
-    mode = WritingMode(
-        text_law(decoding.temperature, decoding.top_k, decoding.top_p),
-        model.sampling,
-        decoding.when,
-        tuple(model.ends),
-        decoding.seed,
-    )
+    mode = _mode(model, decoding)
+    if decoding.when.at_answer in ("other", "empty"):
+        thoughts = _control_thoughts(model, requests, decoding) if chosen else {}
+        in_tokens = [
+            replace(tokens, thought=thoughts[request.id, sample])
+            for tokens, (request, sample) in zip(in_tokens, chosen)
+        ]
     finished = _written(model, in_tokens, mode, stops, decoding)
     for number, written in (telemetry or Silent()).progress(finished, label, len(in_tokens)):
         request, sample = chosen[number]
@@ -138,6 +138,34 @@ def generate(
                 sum(len(tokens) for _, tokens, _ in written.thoughts),
             ),
         )
+
+
+def _mode(model: ThoughtModel, decoding: Decoding) -> WritingMode:
+    law = text_law(decoding.temperature, decoding.top_k, decoding.top_p)
+    return WritingMode(law, model.sampling, decoding.when, tuple(model.ends), decoding.seed)
+
+
+def _control_thoughts(
+    model: ThoughtModel, requests: Sequence[GenerationRequest], decoding: Decoding
+) -> dict[tuple[str, int], tuple[int, ...]]:
+    """By request and sample the thought that stands in place of its own: the next request's, or the empty one."""
+    every = [(request, sample) for sample in range(decoding.samples) for request in requests]
+    if decoding.when.at_answer == "empty":
+        if not model.plan.close_width:
+            raise UserError(
+                "--thoughts answer=empty: without delimiters an empty thought is none; take --thoughts none"
+            )
+        return {(request.id, sample): () for request, sample in every}
+    if len(requests) < 2:
+        raise UserError("--thoughts answer=other: one item has no other; ask two or more")
+    drawn = replace(decoding, when=When(at_answer="own"))
+    in_tokens = [replace(_token_request(model, request, sample, True), max_new_tokens=1) for request, sample in every]
+    written = dict(_written(model, in_tokens, _mode(model, drawn), (), drawn))
+    own = {
+        (request.id, sample): tuple(written[number].thoughts[0][1]) for number, (request, sample) in enumerate(every)
+    }
+    following = {request.id: requests[(number + 1) % len(requests)].id for number, request in enumerate(requests)}
+    return {(name, sample): own[following[name], sample] for name, sample in own}
 
 
 def check_lengths(model: ThoughtModel, requests: Sequence[GenerationRequest], decoding: Decoding) -> None:

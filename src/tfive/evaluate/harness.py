@@ -21,8 +21,9 @@ from tfive.errors import UserError
 from tfive.evaluate.evaluated import load_evaluated
 from tfive.evaluate.generate import Decoding, GenerationRequest, encoded, generate
 from tfive.evaluate.likelihood import Likelihood, log_likelihoods
+from tfive.inference.places import uncertain_places
 from tfive.inference.requests import NEVER, When
-from tfive.inference.thought_model import ThoughtModel, uncertain_places
+from tfive.inference.thought_model import ThoughtModel
 from tfive.models.precision import choose_device, choose_dtype
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from tfive.errors import UserError
 from tfive.evaluate.generate import encoded
+from tfive.inference.places import uncertain_places
 from tfive.inference.requests import NEVER, When
-from tfive.inference.thought_model import ThoughtModel, uncertain_places
+from tfive.inference.thought_model import ThoughtModel
 from tfive.telemetry import Silent, Telemetry
 from tfive.tree.forward import TreeModel
 from tfive.tree.head import Reduced, Source, reduce_vocabulary, target_log_prob
@@ -216,7 +217,8 @@ def _score_with_thoughts(
         places = uncertain_places(entropy[first[n] :], when.entropy_above or 0.0, model.plan.horizon)
         return [first[n] + place for place in places]
 
-    fixed = [list(range(start, len(ids) - 1, max(1, when.every))) for start, ids in zip(first, rows)]
+    strides = [max(1, when.every) if not when.at_answer else len(ids) for ids in rows]
+    fixed = [list(range(start, len(ids) - 1, stride)) for start, ids, stride in zip(first, rows, strides)]
     scores = model.score(rows, fixed if when.entropy_above is None else uncertain, seed=seed, items=items)
     values = iter(
         (float(s.mixed[start:].double().sum()), False, len(s.thoughts), sum(len(t.ids) for t in s.thoughts))

@@ -73,9 +73,23 @@ class Demonstration:
     solution: str
 
 
-def prompt(task: Task, item: Item, tokenizer: Any = None, chat: bool = False) -> Prompt:
-    """The prompt of one item: worked examples and the question, or one message in the tokenizer's chat template."""
+BARE = "{question}\nAnswer:\n"
+"""What stands before a bare answer, which is one line; thoughts of answer-only texts stand there too."""
+
+
+def prompt(task: Task, item: Item, tokenizer: Any = None, chat: bool = False, bare: bool = False) -> Prompt:
+    """The prompt of one item: worked examples and the question, or one message in the tokenizer's chat template.
+
+    `bare`: examples show their answers without the working, and so one line is the answer.
+    """
     style = _style(task)
+    if bare and chat:
+        raise UserError("--bare-answers: shown by examples, which --chat leaves out; take one of the two")
+    if bare:
+        shown = demonstrations(task.demonstrations) if task.demonstrations else ()
+        blocks = [_bare(style, one.item) + one.item.answer for one in shown]
+        text = "\n\n".join([*blocks, _bare(style, item)])
+        return Prompt(text, ("\n",), f"{task.prompt}-bare", tuple(one.item.id for one in shown))
     if chat:
         if tokenizer is None or not getattr(tokenizer, "chat_template", None):
             raise UserError("chat mode: the tokenizer has no chat template; ask the model without chat mode")
@@ -133,6 +147,11 @@ def _style(task: Task) -> Style:
     if task.prompt not in STYLES:
         raise UserError(f"task {task.name}: prompt {task.prompt!r} is not known; known are {', '.join(STYLES)}")
     return STYLES[task.prompt]
+
+
+def _bare(style: Style, item: Item) -> str:
+    layout = style.question.rsplit("\n", 1)[0]
+    return BARE.format(question=layout.format(question=item.question.strip(), options=lettered(item)))
 
 
 def _asked(style: Style, item: Item) -> str:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tfive.errors import UserError
 from tfive.evaluate.answers import grade
 from tfive.evaluate.equivalence import Verifier
 from tfive.evaluate.generate import Decoding, Flips, GenerationRequest, check_lengths, flip_rate, generate, item_number
@@ -25,6 +26,9 @@ from tfive.telemetry import Silent, Telemetry
 
 WAYS = ("generated", "likelihood")
 """How a model may be asked; options both ways, mathematics by generation alone."""
+
+BARE_TOKENS = 32
+"""Most tokens of a bare answer, a formula included."""
 
 LENGTHS = ("tokens", "thought tokens")
 """Measures that count tokens; all others are shares."""
@@ -41,6 +45,8 @@ class TaskPlan:
     limit: int | None = None
     """Evaluate only the first `limit` items."""
     chat: bool = False
+    bare: bool = False
+    """Ask for one line, the answer without its working."""
 
     @property
     def task(self) -> Task:
@@ -64,7 +70,7 @@ class TaskPlan:
 
     def record(self, tokenizer: Any) -> dict[str, Any]:
         """Everything that determines the prompts and answers, for `run.json`."""
-        first = prompt(self.task, self.asked[0], tokenizer, self.chat)
+        first = prompt(self.task, self.asked[0], tokenizer, self.chat, self.bare)
         found: dict[str, Any] = {"items": len(self.asked), "of": len(self.items), "sha256": self.items.sha256}
         found |= {"manifest": self.items.state, "kind": self.task.kind}
         if self.generates:
@@ -86,6 +92,7 @@ def plan_task(
     limit: int | None = None,
     ways: tuple[str, ...] = WAYS,
     chat: bool = False,
+    bare: bool = False,
     when: When = NEVER,
     seed: int = 0,
     parity: bool = False,
@@ -93,16 +100,20 @@ def plan_task(
 ) -> TaskPlan:
     """The plan of a task; None leaves a setting to the task."""
     task = items.task
+    if when.at_answer in ("other", "empty") and task.kind == "choice" and "likelihood" in ways:
+        raise UserError(f"--thoughts answer={when.at_answer}: a control of written answers; add --ways generated")
+    own_samples, own_temperature = (1, 0.0) if bare else (task.samples, task.temperature)
+    most = BARE_TOKENS if bare else task.max_new_tokens
     decoding = Decoding(
-        samples=task.samples if samples is None else samples,
-        temperature=task.temperature if temperature is None else temperature,
+        samples=own_samples if samples is None else samples,
+        temperature=own_temperature if temperature is None else temperature,
         top_p=task.top_p,
         seed=seed,
         when=when,
         parity=parity,
         rows=rows,
     )
-    return TaskPlan(items, decoding, max_new_tokens or task.max_new_tokens, ways, limit, chat)
+    return TaskPlan(items, decoding, max_new_tokens or most, ways, limit, chat, bare)
 
 
 def check_task(model: ThoughtModel, plan: TaskPlan) -> None:
@@ -137,7 +148,7 @@ def _generate(model: ThoughtModel, plan: TaskPlan, path: Path, verifier: Verifie
         )
         for request, sample, output in finished:
             item = items[request.id]
-            verdict = grade(task, item, output.text, verifier=verifier)
+            verdict = grade(task, item, judged(task, output.text, plan.bare), verifier=verifier)
             answers.add(
                 {
                     "id": item.id,
@@ -155,10 +166,16 @@ def _generate(model: ThoughtModel, plan: TaskPlan, path: Path, verifier: Verifie
             )
 
 
+def judged(task: Task, text: str, bare: bool) -> str:
+    """What is graded of an output: a bare mathematical answer is the whole line, not the last number in it."""
+    line = text.strip().removesuffix(".")
+    return f"\\boxed{{{line}}}" if bare and task.kind == "math" and line else text
+
+
 def _requests(model: ThoughtModel, plan: TaskPlan) -> tuple[list[GenerationRequest], tuple[str, ...]]:
     """The prompts of all items, and the strings at which their outputs end."""
     name = plan.task.name
-    prompts = [(item.id, prompt(plan.task, item, model.tokenizer, plan.chat)) for item in plan.asked]
+    prompts = [(item.id, prompt(plan.task, item, model.tokenizer, plan.chat, plan.bare)) for item in plan.asked]
     requests = [GenerationRequest(i, one.text, plan.max_new_tokens, item_number(name, i)) for i, one in prompts]
     return requests, prompts[0][1].stop
 

@@ -24,6 +24,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from tfive.errors import UserError
+from tfive.extras import install_hint
 from tfive.section import Section
 from tfive.text.formats import raw_rows
 
@@ -289,8 +290,8 @@ def _hub_rows(task: Task, hub: HubSource) -> Iterable[dict[str, Any]]:
         import datasets
     except ImportError as error:
         raise UserError(
-            f"task {task.name}: without a folder its items come from the hub, which needs the hub extra "
-            "(pip install 'tfive[hub]')"
+            f"task {task.name}: without a folder its items come from the hub, which needs a package: "
+            f"{install_hint('hub')}"
         ) from error
     try:
         rows: Iterable[dict[str, Any]] = datasets.load_dataset(

@@ -85,13 +85,42 @@ def _write_thoughts(parts: ThoughtModelParts, folder: Path) -> None:
 
 def _save(module: torch.nn.Module, path: Path) -> None:
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}, path)
+    path.chmod((path.parent / DESCRIPTION).stat().st_mode & 0o777)  # safetensors leaves files to their owner alone
 
 
 def load_parts(
-    folder: str | os.PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    folder: str | os.PathLike[str],
+    *,
+    thought: ThoughtSettings | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> ThoughtModelParts:
-    """Read what `save_parts` wrote; `device` and `dtype` are the model's, the gate stays in float32."""
+    """Read what `save_parts` wrote, or any other model with untrained thoughts shaped by `thought`; `device` and
+    `dtype` are the model's, the gate stays in float32."""
     source = Path(folder)
+    if not (source / FOLDER).exists():
+        return _untrained(folder, thought or ThoughtSettings(), device, dtype)
+    if thought is not None:
+        raise UserError(f"{source}: has thoughts of its own; leave out thought")
+    return _trained(source, device, dtype)
+
+
+def _untrained(
+    source: str | os.PathLike[str],
+    thought: ThoughtSettings,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> ThoughtModelParts:
+    if thought.delimiters == "learned":
+        raise UserError("thought.delimiters = 'learned': an untrained model has none; take text")
+    loaded = load_model(source, device=device, dtype=dtype)
+    gates = ReadingGates.of(loaded.model) if thought.reading == "gated" else None
+    return ThoughtModelParts(
+        loaded.model, loaded.tokenizer, thought, SamplingSettings(), origin={"base": loaded.name}, gates=gates
+    )
+
+
+def _trained(source: Path, device: torch.device | str | None, dtype: torch.dtype | None) -> ThoughtModelParts:
     content = _description(source)
     try:
         thought = ThoughtSettings.model_validate_json(json.dumps(content["thought"]), strict=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
+from pydantic import ValidationError
 from torch import Tensor
 
+from tfive.errors import UserError
 from tfive.tree.settings import SamplingSettings
 
 
@@ -17,11 +21,14 @@ class When:
     """Think at its beginning and after each stride of this many new tokens; 0: never."""
     entropy_above: float | None = None
     """Instead: wherever the plain prediction is more uncertain than this, in nats, and no earlier thought serves."""
+    at_answer: Literal["", "own", "other", "empty"] = ""
+    """Instead: once, at its beginning, right before the answer; that thought serves all that is written. It is drawn
+    (`own`), or a control that the requests bring: another request's, or nothing between the delimiters."""
 
     @property
     def ever(self) -> bool:
         """Whether there are thoughts at all."""
-        return self.every > 0 or self.entropy_above is not None
+        return self.every > 0 or self.entropy_above is not None or bool(self.at_answer)
 
 
 NEVER = When()
@@ -38,6 +45,8 @@ class TokenRequest:
     item: int = 0
     sample: int = 0
     """Item and sample number select the random numbers it is written with."""
+    thought: tuple[int, ...] | None = None
+    """Its first thought, in place of one that is drawn; () is the empty one. A close at its end counts as sampled."""
 
     @property
     def width(self) -> int:
@@ -71,3 +80,14 @@ class WritingMode:
     ends: tuple[int, ...]
     """Tokens that end a text."""
     seed: int = 0
+
+
+def text_law(temperature: float, top_k: int, top_p: float) -> SamplingSettings | None:
+    """The law of text tokens; None is the greedy one."""
+    if not 0 <= temperature < math.inf:
+        raise UserError(f"temperature = {temperature}: give 0 (always the most likely token) or more")
+    try:
+        return SamplingSettings(temperature=temperature, top_k=top_k, top_p=top_p) if temperature else None
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise UserError(f"{wrong['loc'][0]} = {wrong['input']}: {wrong['msg'].lower()}") from error

@@ -9,25 +9,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tfive import rng
 from tfive.errors import UserError
 from tfive.inference.files import ThoughtModelParts, load_parts, save_parts
-from tfive.inference.requests import Completion, TokenRequest, When, WritingMode
+from tfive.inference.places import Places, uncertain_places
+from tfive.inference.requests import Completion, TokenRequest, When, WritingMode, text_law
 from tfive.inference.results import Generation, Prediction, TextScores, Thought
+from tfive.inference.rows import plain_predictions, token_rows
 from tfive.inference.writer import write
+from tfive.inference.written import completed_text, stop_finder, with_thoughts
 from tfive.rl.gate import PredictionGate
 from tfive.tree.decode import Reading
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.gated import ReadingGates
-from tfive.tree.head import Source, mix_log_probs, reduce_vocabulary, target_log_prob_and_entropy
+from tfive.tree.head import mix_log_probs
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts, plan_thoughts
 from tfive.tree.settings import EngineOptions, SamplingSettings, ThoughtSettings
 
@@ -83,9 +85,9 @@ class ThoughtModel:
                 f"the gate reads {gate.features} features, the model gives {embedding.embedding_dim}; use its own gate"
             )
         self.model = model.eval()
-        self.gate = None if gate is None else gate.to(model.device).eval()
-        self.delimiters = None if delimiters is None else delimiters.to(model.device)
-        self.gates = None if gates is None else gates.to(model.device)
+        self.gate = gate and gate.to(model.device).eval()
+        self.delimiters = delimiters and delimiters.to(model.device)
+        self.gates = gates and gates.to(model.device)
         self.tokenizer, self.thought, self.sampling = tokenizer, thought, sampling or SamplingSettings()
         self.origin = origin or {}
         self.plan = replace(plan_for(thought, model, tokenizer), checkpoints=(thought.length,), group=1)
@@ -95,15 +97,24 @@ class ThoughtModel:
     @classmethod
     def from_pretrained(
         cls,
-        folder: str | os.PathLike[str],
+        source: str | os.PathLike[str],
         *,
+        thought: ThoughtSettings | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> ThoughtModel:
-        """The model in a folder that `save_pretrained` or `tfive export` wrote."""
-        parts = load_parts(folder, device=device, dtype=dtype)
+        """The model in a folder that `save_pretrained` or `tfive export` wrote; or any model (`nano`, a hub id, a
+        folder, a `.gguf` file) with thoughts that nobody trained, shaped by `thought` and trusted fully."""
+        parts = load_parts(source, thought=thought, device=device, dtype=dtype)
         thoughts = parts.thought, parts.sampling, parts.gate, parts.delimiters
         return cls(parts.model, parts.tokenizer, *thoughts, gates=parts.gates, origin=parts.origin)
+
+    def __repr__(self) -> str:
+        weights = sum(weight.numel() for weight in self.model.parameters())
+        origin = f"{self.origin.get('method', 'untrained thoughts')} on {self.origin.get('base', 'a model of yours')}"
+        gate = "no gate" if self.gate is None else "a gate"
+        shape = f"thoughts of {self.plan.length} tokens that serve {self.plan.horizon}, {gate}"
+        return f"ThoughtModel({origin}; {weights / 1e6:.1f} M weights; {shape}; {self.model.device})"
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write a Hugging Face folder for the actor and, in `thoughts/`, everything else; refuses a full folder."""
@@ -141,33 +152,79 @@ class ThoughtModel:
     def _thought(self, position: int, ids: Sequence[int], closed: bool) -> Thought:
         return Thought(position, self._decode(ids[:-1] if closed else ids), tuple(ids), closed)
 
-    @torch.no_grad()
+    @overload
     def predict(
         self,
         text: str,
         *,
+        positions: Sequence[int] | None = ...,
+        every: int | None = ...,
+        after: str | Sequence[str] | None = ...,
+        pattern: str | None = ...,
+        entropy_above: float | None = ...,
+        gate_above: float | None = ...,
+        seed: int = ...,
+    ) -> Prediction: ...
+
+    @overload
+    def predict(
+        self,
+        text: list[str] | tuple[str, ...],
+        *,
+        positions: Sequence[int] | None = ...,
+        every: int | None = ...,
+        after: str | Sequence[str] | None = ...,
+        pattern: str | None = ...,
+        entropy_above: float | None = ...,
+        gate_above: float | None = ...,
+        seed: int = ...,
+    ) -> list[Prediction]: ...
+
+    def predict(
+        self,
+        text: str | list[str] | tuple[str, ...],
+        *,
         positions: Sequence[int] | None = None,
         every: int | None = None,
+        after: str | Sequence[str] | None = None,
+        pattern: str | None = None,
         entropy_above: float | None = None,
+        gate_above: float | None = None,
         seed: int = 0,
-    ) -> Prediction:
-        """How well `text` is predicted with and without thoughts, and what the thoughts say.
+    ) -> Prediction | list[Prediction]:
+        """How well a text, or each of several, is predicted with and without thoughts, and what the thoughts say.
 
-        Thoughts stand after the tokens in `positions`, after every `every`-th token, or wherever the plain prediction's
-        entropy is above `entropy_above` nats (and no earlier thought still serves); by default after every H-th.
+        Thoughts stand after every H-th token, or as one of these says: `positions` (after these tokens), `every` (a
+        stride), `after` (a text, or several), `pattern` (a regular expression), `entropy_above` (where the plain
+        prediction is more uncertain than so many nats) or `gate_above` (where the gate trusts the thought more).
         """
-        if sum(choice is not None for choice in (positions, every, entropy_above)) > 1:
-            raise UserError("predict: give one of positions, every and entropy_above")
+        where = Places(positions, every, after, pattern, entropy_above, gate_above)
+        if isinstance(text, str):
+            return self._predict(text, where, seed)
+        return [self._predict(one, where, seed) for one in text]
+
+    @torch.no_grad()
+    def _predict(self, text: str, where: Places, seed: int) -> Prediction:
         ids = self._encode(text, 2, "text")
         self._check_length(len(ids), True, "text")
-        every = _positive("every", self.plan.horizon if every is None else every)
-        chosen = list(range(every - 1, len(ids) - 1, every)) if positions is None else _checked(positions, len(ids))
 
         def uncertain(_: int, entropy: Tensor) -> list[int]:
-            return uncertain_places(entropy, entropy_above or 0.0, self.plan.horizon)
+            return uncertain_places(entropy, where.entropy_above or 0.0, self.plan.horizon)
 
-        (scores,) = self.score([ids], [chosen] if entropy_above is None else uncertain, seed=seed)
+        chosen = where.chosen(ids, self.plan.horizon, self._decode)
+        (scores,) = self.score([ids], [chosen] if where.entropy_above is None else uncertain, seed=seed)
+        if where.gate_above is not None:
+            (scores,) = self.score([ids], [self._trusted(scores, where.gate_above)], seed=seed)
         return Prediction(**vars(scores), ids=tuple(ids), tokens=tuple(self._decode([i]) for i in ids))
+
+    def _trusted(self, scores: TextScores, above: float) -> list[int]:
+        """Places whose thoughts the gate trusts more than that, on average over the tokens they serve."""
+        if self.gate is None:
+            raise UserError("gate_above: this model has no gate; choose places in another way")
+        starts = [thought.position for thought in scores.thoughts]
+        ends = [*starts[1:], len(scores.gate)]
+        spans = ((at, min(end, at + self.plan.horizon)) for at, end in zip(starts, ends))
+        return [at for at, end in spans if float(scores.gate[at:end].mean()) > above]
 
     @torch.no_grad()
     def score(
@@ -185,14 +242,14 @@ class ThoughtModel:
         """
         engine, numbers = self.engine(), items or [0] * len(rows)
         known = None if callable(positions) else [list(chosen) for chosen in positions]
-        texts = _texts(rows, known or [[] for _ in rows], engine.device)
+        texts = token_rows(rows, known or [[] for _ in rows], engine.device)
         reading = engine.read(texts)
-        plain, entropy = _plain(engine, texts, reading)
+        plain, entropy = plain_predictions(engine, texts, reading)
         lengths = [len(ids) - 1 for ids in rows]
         if callable(positions):
             known = [positions(n, entropy[n, :length]) for n, length in enumerate(lengths)]
             # Recurrent layers keep their states at the positions known when the text is read.
-            texts = _texts(rows, known, engine.device)
+            texts = token_rows(rows, known, engine.device)
             reading = engine.read(texts)
         thoughtful, beta, thoughts = self._served(engine, texts, reading, seed, numbers, plain)
         if engine.unread:
@@ -236,10 +293,40 @@ class ThoughtModel:
         rows = zip(positions, thoughts.tokens_BRT[0].tolist(), thoughts.length_BR[0].tolist(), thoughts.closed_BR[0])
         return [self._thought(position, ids[:length], bool(closed)) for position, ids, length, closed in rows]
 
-    @torch.no_grad()
+    @overload
     def generate(
         self,
         prompt: str,
+        *,
+        max_new_tokens: int = ...,
+        every: int | None = ...,
+        temperature: float = ...,
+        top_k: int = ...,
+        top_p: float = ...,
+        seed: int = ...,
+        stop: str | Sequence[str] | None = ...,
+        show: bool = ...,
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | tuple[str, ...],
+        *,
+        max_new_tokens: int = ...,
+        every: int | None = ...,
+        temperature: float = ...,
+        top_k: int = ...,
+        top_p: float = ...,
+        seed: int = ...,
+        stop: str | Sequence[str] | None = ...,
+        show: bool = ...,
+    ) -> list[Generation]: ...
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt: str | list[str] | tuple[str, ...],
         *,
         max_new_tokens: int = 128,
         every: int | None = None,
@@ -249,8 +336,9 @@ class ThoughtModel:
         seed: int = 0,
         stop: str | Sequence[str] | None = None,
         show: bool = False,
-    ) -> Generation:
-        """Go on from `prompt`, thinking at its end and after every `every` (default H) new tokens; 0: never.
+    ) -> Generation | list[Generation]:
+        """Go on from a prompt, or from each of several, thinking at its end and after every `every` (default H) new
+        tokens; 0: never.
 
         `temperature`, `top_k` and `top_p` shape the draw of text tokens from the mixed prediction (0: always the most
         likely); thoughts follow the sampling law they were trained with.
@@ -259,14 +347,18 @@ class ThoughtModel:
         if every < 0:
             raise UserError(f"every = {every}: give 0 (no thoughts) or how many tokens to write between two thoughts")
         law = text_law(temperature, top_k, top_p)
-        ids = self._encode(prompt, 1, "prompt")
-        width = len(ids) + _positive("max_new_tokens", max_new_tokens)
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        ids = [self._encode(one, 1, "prompt") for one in prompts]
+        if max_new_tokens < 1:
+            raise UserError(f"max_new_tokens = {max_new_tokens}: at least 1 is needed")
+        width = max(map(len, ids), default=0) + max_new_tokens
         self._check_length(width, every > 0, "prompt with max_new_tokens")
         mode = WritingMode(law, self.sampling, When(every), tuple(self.ends), seed)
         stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        request = TokenRequest(tuple(ids), max_new_tokens)
-        ((_, written),) = self.write([request], mode, stops)
-        return self._generation(written, len(ids), stops, show)
+        requests = [TokenRequest(tuple(one), max_new_tokens, item=number) for number, one in enumerate(ids)]
+        written = dict(self.write(requests, mode, stops, rows=max(1, len(requests))))
+        found = [self._generation(written[n], len(one), stops, show) for n, one in enumerate(ids)]
+        return found[0] if isinstance(prompt, str) else found
 
     def write(
         self,
@@ -278,47 +370,25 @@ class ThoughtModel:
         poll: int = 1,
     ) -> Iterator[tuple[int, Completion]]:
         """Many texts at once, as they are done: each with the number of its request."""
-        return write(self.engine(), self.gate, mode, requests, self._stopped(stops), rows=rows, poll=poll)
-
-    def _stopped(self, stops: tuple[str, ...]) -> Callable[[int, list[int], int], int | None]:
-        """After how many tokens the first of `stops` has been written; only the end of a text is looked at."""
-        reach = max((len(stop.encode()) for stop in stops), default=0)
-
-        def found(ids: list[int]) -> bool:
-            text = self._decode(ids, specials=False)
-            return any(stop in text for stop in stops)
-
-        def stopped(_: int, ids: list[int], known: int) -> int | None:
-            if not stops or not found(ids[max(0, known - reach) :]):
-                return None
-            return next((count for count in range(known + 1, len(ids) + 1) if found(ids[:count])), None)
-
-        return stopped
+        return write(self.engine(), self.gate, mode, requests, stop_finder(self._visible, stops), rows=rows, poll=poll)
 
     def text_of(self, written: Completion, stops: tuple[str, ...] = ()) -> str:
         """The written text, without what ended it."""
-        text = self._decode(written.ids[:-1] if written.finish_reason == "end" else written.ids, specials=False)
-        if written.finish_reason != "stop":
-            return text
-        return text[: min(at for stop in stops if (at := text.find(stop)) >= 0)]
+        return completed_text(self._visible, written, stops)
+
+    def _visible(self, ids: Sequence[int]) -> str:
+        return self._decode(ids, specials=False)
 
     def _generation(self, written: Completion, prompt: int, stops: tuple[str, ...], show: bool) -> Generation:
         text = self.text_of(written, stops)
         thoughts = tuple(self._thought(*thought) for thought in written.thoughts)
         if show:
-            text = self._with_thoughts(text, written.ids, thoughts, prompt)
+            text = with_thoughts(self._visible, text, written.ids, thoughts, prompt)
         plain, thoughtful, gate, mixed = written.log_probs.double().T
-        return Generation(plain, thoughtful, gate, mixed, text, tuple(written.ids), thoughts, written.finish_reason)
-
-    def _with_thoughts(self, text: str, ids: list[int], thoughts: tuple[Thought, ...], prompt: int) -> str:
-        """The text with every thought between ⟨ and ⟩ where it was had."""
-        parts, done = [], 0
-        for thought in thoughts:
-            before = self._decode(ids[: thought.position - prompt + 1], specials=False)
-            upto = min(len(before), len(text))
-            parts += [text[done:upto], f"⟨{thought.text}⟩"]
-            done = upto
-        return "".join([*parts, text[done:]])
+        tokens = tuple(self._decode([i]) for i in written.ids)
+        return Generation(
+            plain, thoughtful, gate, mixed, text, tuple(written.ids), tokens, thoughts, written.finish_reason, prompt
+        )
 
     @property
     def ends(self) -> set[int]:
@@ -326,57 +396,3 @@ class ThoughtModel:
         declared = getattr(self.model.generation_config, "eos_token_id", None)
         found = getattr(self.tokenizer, "eos_token_id", None) if declared is None else declared
         return set(found) if isinstance(found, list | tuple) else set() if found is None else {int(found)}
-
-
-def _texts(rows: Sequence[Sequence[int]], positions: Sequence[Sequence[int]], device: torch.device) -> TextBatch:
-    """Rows of any lengths, and any number of positions, as one batch."""
-
-    def padded(lists: Sequence[Sequence[int]], filler: int) -> Tensor:
-        width = max(len(values) for values in lists)
-        return torch.tensor(
-            [[*values, *[filler] * (width - len(values))] for values in lists], dtype=torch.int64, device=device
-        )
-
-    positions_BP = padded(positions, -1)
-    return TextBatch(padded(rows, 0), padded([[0] * len(ids) for ids in rows], -1), positions_BP, positions_BP)
-
-
-def _plain(engine: TreeModel, texts: TextBatch, reading: Reading) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy `[B, S−1]` of every token's plain prediction."""
-    target_BS = texts.tokens_BS[:, 1:]
-    source, target = Source(engine.head, reading.hidden_BSD[:, :-1].flatten(0, 1)), {"target": target_BS.flatten()}
-    found = reduce_vocabulary([source], target_log_prob_and_entropy, target, engine.engine.head_bytes)
-    return found["log_prob"].view(target_BS.shape).cpu(), found["entropy"].view(target_BS.shape).cpu()
-
-
-def _checked(positions: Sequence[int], tokens: int) -> list[int]:
-    chosen = sorted(set(positions))
-    if chosen and not 0 <= chosen[0] <= chosen[-1] < tokens - 1:
-        raise UserError(
-            f"positions {chosen[0]} … {chosen[-1]}: thoughts of this text stand after tokens 0 … {tokens - 2}"
-        )
-    return chosen
-
-
-def uncertain_places(entropy: Tensor, above: float, horizon: int) -> list[int]:
-    """Positions whose prediction is more uncertain than that, left to right, at least H apart."""
-    chosen: list[int] = []
-    for position in torch.nonzero(entropy > above).flatten().tolist():
-        if not chosen or position - chosen[-1] >= horizon:
-            chosen.append(position)
-    return chosen
-
-
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise UserError(f"{name} = {value}: at least 1 is needed")
-    return value
-
-
-def text_law(temperature: float, top_k: int, top_p: float) -> SamplingSettings | None:
-    """The law of text tokens; None is the greedy one."""
-    try:
-        return SamplingSettings(temperature=temperature or 1.0, top_k=top_k, top_p=top_p) if temperature else None
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        raise UserError(f"{wrong['loc'][0]} = {wrong['input']}: {wrong['msg'].lower()}") from error

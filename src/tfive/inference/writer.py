@@ -42,12 +42,14 @@ class TextWriter(DecodeLoop):
         self.engine, self.gate, self.mode, self.most = engine, gate, mode, most
         self.plan, self.thinks = engine.plan, mode.when.ever
         plan, device = self.plan, engine.device
+        self.served = most if mode.when.at_answer else plan.horizon
+        """How many tokens a thought serves."""
         self.thought_end = plan.open_width + plan.length + plan.close_width
         self.branch_end = self.thought_end + (1 if plan.gated else 0)
         """Place at which a branch serves: with gated reading the text's last token is read again after the thought."""
         self.unread = engine.unread
         like = engine.read(_texts([[0]], device))
-        self.cache = SlotCache(engine, like, rows, width, self.branch_end + plan.horizon - 1 if self.thinks else 0)
+        self.cache = SlotCache(engine, like, rows, width, self.branch_end + self.served - 1 if self.thinks else 0)
         self.plain_BD = like.hidden_BSD.new_zeros(rows, like.hidden_BSD.shape[-1])
         self.branch_BD = torch.zeros_like(self.plain_BD)
 
@@ -64,10 +66,12 @@ class TextWriter(DecodeLoop):
         self.out_Bo = integers(most)
         self.log_Bo4 = torch.zeros(rows, most, 4, device=device)
         self.uniform_Bo = torch.zeros(rows, most, dtype=torch.float64, device=device)
-        thoughts = most if self.thinks else 0
+        thoughts = (1 if mode.when.at_answer else most) if self.thinks else 0
         self.thought_token_BoT, self.thought_length_Bo = integers(thoughts, plan.length), integers(thoughts)
         self.thought_from_Bo, self.thought_closed_Bo = integers(thoughts), integers(thoughts).bool()
         self.uniform_BoT = torch.zeros(rows, thoughts, plan.length, dtype=torch.float64, device=device)
+        self.given_BT, self.given_length_B = integers(plan.length), integers() - 1
+        """A text's first thought where the request brings it; −1 tokens where it is drawn."""
         template = [*plan.open_ids[: plan.open_width], *[-1] * plan.length, *plan.close_ids[: plan.close_width], 0]
         self.template = torch.tensor(template, device=device)
         self.ends = torch.tensor(mode.ends, dtype=torch.int64, device=device)
@@ -91,6 +95,7 @@ class TextWriter(DecodeLoop):
         self.thinking_B[row_b], self.serves_B[row_b], self.ended_B[row_b] = False, False, False
         for row, request in requests.items():
             self._set_uniforms(row, request)
+            self._set_thought(row, request)
 
     def _set_uniforms(self, row: int, request: TokenRequest) -> None:
         seed, most = self.mode.seed, request.max_new_tokens
@@ -100,8 +105,19 @@ class TextWriter(DecodeLoop):
             self.uniform_Bo[row, :most] = torch.from_numpy(drawn).to(self.uniform_Bo.device)
         if self.thinks:
             steps = np.arange(self.plan.length)
+            place_o = place_o[: self.uniform_BoT.shape[1]]
             drawn = rng.uniforms(seed, "thought", request.item, (place_o - 1)[:, None], request.sample, steps)
-            self.uniform_BoT[row, :most] = torch.from_numpy(drawn).to(self.uniform_BoT.device)
+            self.uniform_BoT[row, : len(place_o)] = torch.from_numpy(drawn).to(self.uniform_BoT.device)
+
+    def _set_thought(self, row: int, request: TokenRequest) -> None:
+        self.given_length_B[row] = -1
+        if request.thought is None:
+            return
+        count, plan = len(request.thought), self.plan
+        if count > plan.length or (count < plan.length and not plan.close_width):
+            raise ValueError(f"a thought of {count} tokens does not fit a plan of {plan.length}")
+        self.given_BT[row, :count] = torch.tensor(request.thought, dtype=torch.int64, device=self.given_BT.device)
+        self.given_length_B[row] = count
 
     @torch.no_grad()
     def advance(self, reach: int) -> None:
@@ -145,6 +161,8 @@ class TextWriter(DecodeLoop):
         if when.entropy_above is not None:
             log_BV = plain_BV.log_softmax(-1)
             due_B = (-(log_BV.exp() * log_BV).sum(-1) > when.entropy_above) & ~self.serves_B
+        elif when.at_answer:
+            due_B = cache.length_B == self.prompt_B
         else:
             due_B = (cache.length_B - self.prompt_B) % when.every == 0
         due_B = due_B & self.fresh_B & self.alive_B & ~self.thinking_B
@@ -167,10 +185,14 @@ class TextWriter(DecodeLoop):
     def _choose_thought(self, logits_BV: Tensor) -> None:
         """The next input of every thought: its delimiters as they are, its tokens by the sampling law."""
         plan, opening = self.plan, self.plan.open_width
+        is_given_B = (self.given_length_B >= 0) & (self.thought_count_B == 1)
+        over_B = is_given_B & self.thinking_B & (self.place_B == opening + self.given_length_B)
+        self.place_B.masked_fill_(over_B, opening + plan.length)
         step_B = (self.place_B - opening).clamp(0, plan.length - 1)
-        offset_B = (self.cache.length_B - self.prompt_B).clamp(0, self.most - 1)
+        offset_B = (self.cache.length_B - self.prompt_B).clamp(0, self.uniform_BoT.shape[1] - 1)
         uniform_B = self.uniform_BoT[self._row_B, offset_B, step_B]
         token_B, _ = self.thought_token(logits_BV, self.mode.thought_law, uniform_B)
+        token_B = torch.where(is_given_B, self.given_BT[self._row_B, step_B], token_B)
         given_B = self.template[self.place_B.clamp(max=self.thought_end)]
         sampled_B = self.thinking_B & (given_B < 0)
         self.branch_token_B.copy_(torch.where(given_B < 0, token_B, given_B))
@@ -253,7 +275,7 @@ class TextWriter(DecodeLoop):
         self.place_B.copy_(torch.where(self.closes_B, self.thought_end, self.place_B + self.thinking_B))
         done_B = self.thinking_B & (self.place_B >= self.branch_end)
         self.thinking_B.logical_and_(~done_B)
-        self.serves_B.logical_or_(done_B).logical_and_(cache.length_B - cache.fork_B < plan.horizon)
+        self.serves_B.logical_or_(done_B).logical_and_(cache.length_B - cache.fork_B < self.served)
         self.fresh_B.copy_(writes_B)
 
     def _marks(self) -> Tensor:

@@ -9,10 +9,11 @@ from tfive.methods.spec import MethodSpec
 
 
 def _t5_roles(config: Any) -> tuple[str, ...]:
-    """Heads have roles of their own only where a weight is learned."""
+    """Heads have roles of their own only where a weight is learned, probes where there are any."""
     learns = config.calibration.mode in ("learned", "state", "repeated")
     heads = ("head_train", "head_validate") if learns else ()
-    return ("critic_fit", "qualify", "pilot", *heads, "actor", "scale")
+    probe = ("probe",) if config.window.probe else ()
+    return ("critic_fit", "qualify", "pilot", *heads, "actor", "scale", *probe)
 
 
 def _ppo_moves_within_the_run(config: Any) -> str | None:

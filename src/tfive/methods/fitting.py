@@ -38,6 +38,11 @@ class FittedMethod(Method[C]):
         self.report["critic_loss"] = critics.fit_pass(
             fitting, fitting.need("values_2BRT"), self.window, number * 1000 + self.step, warmup=warmup
         )
+        self.report.pop("fit_r2", None)
+        if critics.fits_squares(warmup):
+            variance = float(fitting.need("returns_BRT")[fitting.mask_BRT].double().var(unbiased=False))
+            # The loss is half the squared error.
+            self.report["fit_r2"] = [1 - 2 * loss / max(variance, 1e-12) for loss in self.report["critic_loss"]]
         self.step += 1
         if critics.head_only and self.step >= critics.head_passes:
             critics.unfreeze()

@@ -16,7 +16,7 @@ from tfive.config.schema import Schema
 from tfive.methods.registry import spec_of
 from tfive.rl.actor import Actor, StepStats
 from tfive.rl.critics import Critics
-from tfive.rl.diagnosis import mean_stats
+from tfive.rl.diagnosis import mean_stats, rates_outside
 from tfive.rl.gate import Gate, experts
 from tfive.rl.rollout import Rollout
 from tfive.rl.snapshots import Snapshots
@@ -138,6 +138,11 @@ class Method(Generic[P]):
         """Whether a run of so many windows is over."""
         return self.closed and self.window >= windows
 
+    @property
+    def note(self) -> str | None:
+        """What a summary must say first: where the run departed from the method it is named after; usually nothing."""
+        return None
+
     def advance(self) -> str:
         """One micro-step; returns the phase it belonged to."""
         name = self.phase
@@ -213,6 +218,11 @@ class Method(Generic[P]):
         parts, acting = self.parts, self.held["actor"]
         if steps := self.report.pop("steps"):
             self.report |= mean_stats([StepStats(**one) for one in steps])
+            if any(one["tokens"] for one in steps):
+                alarms = rates_outside(self.report)
+                self.report["rate_alarms"] = len(alarms)
+                for alarm in alarms:
+                    self.log("rates", alarm)
         if self.reading and parts.rollout.scale.updates:
             # Nothing was rewarded by the old scale, and gains shrink while the model learns to read.
             parts.rollout.update_scale(acting, afresh=True)

@@ -66,7 +66,8 @@ class MethodSpec:
 
     roles: Callable[[Any], tuple[str, ...]] | tuple[str, ...] = ("actor",)
     """Roles drawn in every window, by configuration where that matters. How many trajectories each gets is
-    `WindowSettings.count`, the same for every method, since the methods of a comparison share one prepared corpus."""
+    `WindowSettings.count`, the same for every method, since the methods of a comparison share one prepared corpus. A
+    role that is not declared cannot be drawn: its texts are the actor's."""
 
     first_roles: tuple[str, ...] = ()
     """Roles drawn once, in a run's first window."""

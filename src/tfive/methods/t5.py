@@ -10,9 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from tfive.errors import RunFailed
-from tfive.methods.fitting import CriticParts, FittedMethod
+import torch
+
+from tfive.methods.fitting import CriticParts
 from tfive.methods.method import Kit, Phase
+from tfive.methods.qualifying import QualifiedMethod
+from tfive.rl.batch_baseline import with_batch_advantages
 from tfive.rl.calibration.calibrator import Calibrator
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, Mixture, fixed_mixture
 from tfive.rl.calibration.moments import CalibrationData
@@ -21,10 +24,9 @@ from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.rl.calibration.validation import SignalBounds, Validator, certify
 from tfive.rl.continuations import continued
 from tfive.rl.critics import CriticValues
-from tfive.rl.diagnosis import agreement, calibration_numbers, step_scores
+from tfive.rl.diagnosis import calibration_numbers
 from tfive.rl.drift_probe import Probe
 from tfive.rl.gae import PilotNormaliser
-from tfive.rl.qualify import Qualifier, r_squared
 from tfive.rl.settings import CriticSettings, QualifySettings, WindowSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import DIAGNOSE
@@ -48,24 +50,20 @@ class T5Parts(CriticParts):
     probe: Probe | None = None
 
 
-class T5(FittedMethod[T5Parts]):
+class T5(QualifiedMethod[T5Parts]):
     """Algorithm 1: fit, qualify, normalise, calibrate and validate; only then does the actor move."""
 
-    saved: ClassVar[tuple[str, ...]] = (*FittedMethod.saved, "stage", "attempt", "tests")
-    stateful: ClassVar[tuple[str, ...]] = (*FittedMethod.stateful, "calibrator")
-    made_by: ClassVar[tuple[str, ...]] = ("policy", "scorer", "scale", "critics", "normaliser", "weight")
+    stateful: ClassVar[tuple[str, ...]] = (*QualifiedMethod.stateful, "calibrator")
+    made_by: ClassVar[tuple[str, ...]] = (
+        *QualifiedMethod.made_by, "critics", "normaliser", "weight", "auxiliary", "validation",
+    )  # fmt: skip
 
     def __init__(self, settings: T5Settings, parts: T5Parts) -> None:
-        super().__init__(parts, actor_steps=settings.window.actor_steps, reading=settings.window.reading)
+        window = settings.window
+        rule, delta = settings.qualify, settings.calibration.delta
+        super().__init__(parts, rule, delta, actor_steps=window.actor_steps, reading=window.reading)
         self.settings = settings
-        rule = settings.qualify
-        self.qualifier = Qualifier(rule.eta, rule.consecutive, rule.patience, rule.attempts)
-        self.validator = Validator(settings.calibration.kappa, settings.calibration.delta)
-        self.stage = "head warm-up" if parts.critics.head_only else "full warm-up"
-        self.attempt = 0
-        """Fit-and-test rounds of this window."""
-        self.tests = 0
-        """Fresh tests of this window."""
+        self.validator = Validator(settings.calibration.kappa, delta)
         self.normaliser: PilotNormaliser | None = None
         self.mixture: Mixture = FixedWeight()
 
@@ -80,11 +78,15 @@ class T5(FittedMethod[T5Parts]):
             seed=config.run.seed,
             rows=config.run.rollout_texts,
         )
+        actor, continuations = kit.common["actor"], config.calibration.continuations
         probe = Probe(
             rollout,
             critics,
             calibrator,
-            continuations=config.calibration.continuations,
+            continuations=continuations,
+            forward=actor.policy_of,
+            # A text of a probe has so many times the thoughts of one in an update.
+            rows=max(1, actor.rows // continuations),
             clip=(config.actor.clip_low, config.actor.clip_high),
             ratio=config.ratio,
         )
@@ -109,7 +111,6 @@ class T5(FittedMethod[T5Parts]):
     # Open: rollout copy = π_old = scorer = actor weights; the reward scale is fixed.
     def open(self) -> str | None:
         """A window begins with nothing fitted and nothing tested."""
-        self.attempt = self.tests = 0
         super().open()
         self.fix_scale()
         return None
@@ -121,50 +122,15 @@ class T5(FittedMethod[T5Parts]):
         heads_alone = critics.head_only
         over = self.fit_pass(self.attempt, warmup=self.stage != "alternating")
         if heads_alone and not critics.head_only:
-            self._enter("full warm-up")
+            self.enter("full warm-up")
             for event in self.qualifier.reset("the critics' blocks were unfrozen"):
                 self.log(f"qualification: {event.kind}", event.detail)
         return None if over else "fit"
 
     # Line 2: m fresh tests with min(R²) ≥ η (eq:holdout-r2); if not, the actor waits and the critics are refitted.
     def qualify(self) -> str | None:
-        """One fresh test of both critics, and what follows from it."""
-        parts = self.parts
-        fresh = parts.rollout.collect("qualify", self.window, self.tests)
-        values_2BRT = parts.critics.evaluate(fresh).values_2BRT
-        returns_BRT, mask_BRT = fresh.need("returns_BRT"), fresh.mask_BRT
-        first, second = (r_squared(returns_BRT, values, mask_BRT) for values in values_2BRT)
-        self.tests += 1
-        parts.critics.release()
-        self.report["r2"] = [first.r2, second.r2]
-        self.report |= step_scores(returns_BRT, values_2BRT, mask_BRT) | agreement(values_2BRT, mask_BRT)
-        if self.settings.qualify.mode == "fixed":
-            return self._unqualified()
-        events = self.qualifier.test(f"window {self.window} test {self.tests - 1}", first, second)
-        for event in events:
-            self.log(f"qualification: {event.kind}", event.detail)
-        if self.qualifier.admitted:
-            self._enter("alternating")
-            return None
-        if self.qualifier.exhausted:
-            raise RunFailed(
-                f"critics did not qualify in {self.qualifier.attempts} attempts: {events[0].detail}; raise "
-                "window.items or critic.passes, change critic.adapt, or lower qualify.eta"
-            )
-        if self.qualifier.passes:
-            return "qualify"
-        if self.qualifier.paused:
-            self._enter("recovery")
-        self.attempt += 1
-        return "fit"
-
-    def _unqualified(self) -> str | None:
-        """An ablation of the gate: so many rounds before the actor's first step, one in every later window."""
-        self.attempt += 1
-        if self.first and self.attempt < self.settings.critic.warmup_rounds:
-            return "fit"
-        self._enter("alternating")
-        return None
+        """One fresh test of both critics, and what follows from it (`methods.qualifying`)."""
+        return self.test_critics()
 
     # The critics are frozen; one normaliser for both, from independent trajectories (app:advantage-snapshots).
     def pilot(self) -> str | None:
@@ -186,7 +152,7 @@ class T5(FittedMethod[T5Parts]):
             self.mixture = fixed
             return None
         candidate = parts.calibrator.learn(self._calibration_data("head_train"), self.window)
-        parts.telemetry.count("head_train", head_updates=int(candidate.trace[-1]["step"]))
+        parts.telemetry.count("head_train", head_updates=candidate.updates)
         parts.snapshots.renew("weight")
         parts.snapshots.renew("auxiliary")
         self.report |= {"multiplier": candidate.multiplier, "head_moment": candidate.risk}
@@ -200,25 +166,32 @@ class T5(FittedMethod[T5Parts]):
         data = self._calibration_data("head_validate")
         settings, bounds = self.settings.calibration, self._signal_bounds()
         enforced = settings.bounds == "enforce"
-        result = self.validator.validate(candidate, data, f"window {self.window}", bounds, enforced)
+        rounding = self._rounding(data)
+        result = self.validator.validate(candidate, data, f"window {self.window}", bounds, enforced, rounding)
         self.mixture = result.mixture
         parts.snapshots.renew("validation")
         self.report |= calibration_numbers(result, candidate, data)
         if settings.cross_fit:
             with parts.telemetry.phase(DIAGNOSE):
-                self.report |= parts.calibrator.offsets(data, result.mixture, self.window)
+                offsets = parts.calibrator.offsets(data, result.mixture, self.window)
+            parts.telemetry.count("extra", head_updates=int(offsets.pop("cross_fit_updates", 0)))
+            self.report |= offsets
         if settings.certified:
             certificate = certify(
                 result.bounds, settings.approximation_bound, settings.optimisation_bound, settings.sensitivity_bound
             )
             self.report |= {"risk_upper": certificate.risk_upper, "drift_upper": certificate.drift_upper}
         if not result.accepted:
-            self.log(f"validation: {result.reason}", f"the fixed average is used; Ĉ/Q̂ = {result.retention}")
+            kept = "–" if result.retention is None else f"{result.retention:.4g}"
+            self.log(f"validation: {result.reason}", f"the fixed average is used; Ĉ/Q̂ = {kept}")
 
     # Line 5: fresh trajectories and their mixed, detached advantages (eq:twin-advantage).
     def collect(self) -> str | None:
         """The actor's set with its frozen advantages, the next window's reward scale, and the probes."""
         parts = self.parts
+        if self.credit == "baseline":
+            self.held["scale"] = parts.rollout.collect("scale", self.window + 1, rewarded=False)
+            return self.act_on(with_batch_advantages(parts.rollout.collect("actor", self.window)))
         acting, values = self._evaluated("actor")
         acting = parts.calibrator.advantage(acting, values, self._normaliser(), self.mixture)
         self.held["scale"] = parts.rollout.collect("scale", self.window + 1, rewarded=False)
@@ -227,7 +200,7 @@ class T5(FittedMethod[T5Parts]):
             with parts.telemetry.phase(DIAGNOSE):
                 self.held["probe"] = parts.probe.draw(self.window, self.mixture, self._normaliser())
                 self.report |= parts.probe.report(self.held["probe"], self._normaliser(), "first")
-        return self.act_on(acting.having(snapshots=parts.snapshots.current("weight", "validation")))
+        return self.act_on(acting.having(snapshots=parts.snapshots.current("weight", "auxiliary", "validation")))
 
     # Line 6: clipped PPO (eq:ppo) in `Method.update`; only θ moves.
 
@@ -238,7 +211,7 @@ class T5(FittedMethod[T5Parts]):
         if probe is not None and "probe" in self.held:
             with self.parts.telemetry.phase(DIAGNOSE):
                 self.report |= probe.report(self.held["probe"], self._normaliser(), "last")
-        self.report |= {"stage": self.stage, "mixture": self.mixture.name}
+        self.report["mixture"] = "none" if self.credit == "baseline" else self.mixture.name
         return super().close()
 
     def _signal_bounds(self) -> SignalBounds | None:
@@ -252,6 +225,13 @@ class T5(FittedMethod[T5Parts]):
             return None
         largest = 6 * parts.rollout.reward.clip
         return SignalBounds((largest + abs(normaliser.mean)) / normaliser.deviation, mean_bound)
+
+    def _rounding(self, data: CalibrationData) -> float:
+        """By how much a normalised advantage may differ from its exact value: a GAE adds at most T differences of
+        rewards and values (eq:masked-gae), each rounded relative to its largest term, and is divided by σ_pilot."""
+        rewards, values = 2 * self.parts.rollout.reward.clip, float(data.weight_inputs.value_NT2.abs().max())
+        steps = self.parts.rollout.engine.plan.length
+        return torch.finfo(data.first_NT.dtype).eps * steps * (rewards + 2 * values) / self._normaliser().deviation
 
     def _calibration_data(self, role: str) -> CalibrationData:
         """What calibration reads of a role's fresh trajectories; in `repeated` mode, of several continuations of each
@@ -280,18 +260,12 @@ class T5(FittedMethod[T5Parts]):
             raise ValueError("the pilot has not run yet")
         return self.normaliser
 
-    def _enter(self, stage: str) -> None:
-        if stage != self.stage:
-            self.stage = stage
-            self.log("stage", stage)
-
     def state_dict(self) -> dict[str, Any]:
         weight: dict[str, Any] | None = None
         if isinstance(self.mixture, LearnedWeight):
             weight = {"head": dict(self.mixture.head.state_dict()), "state_only": self.mixture.state_only}
         return {
             **super().state_dict(),
-            "qualifier": self.qualifier.state_dict(),
             "validator": self.validator.state_dict(),
             "normaliser": None if self.normaliser is None else self.normaliser.state_dict(),
             "mixture": self.mixture.name,
@@ -300,7 +274,6 @@ class T5(FittedMethod[T5Parts]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.qualifier.load_state_dict(state["qualifier"])
         self.validator.load_state_dict(state["validator"])
         self.normaliser = PilotNormaliser.from_state_dict(state["normaliser"]) if state["normaliser"] else None
         self.mixture = fixed_mixture(state["mixture"]) or FixedWeight()

@@ -34,6 +34,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from tfive.errors import UserError
+from tfive.extras import install_hint
 from tfive.models.precision import choose_device, choose_dtype
 
 EMBEDDED = ("nano",)
@@ -118,10 +119,17 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
             whole = Path(unfinished) / "model"
             model.save_pretrained(whole)
             tokenizer.save_pretrained(whole)
+            _readable(whole)
             os.replace(whole, target)
     except OSError as error:
         reason = _first_line(error)
         raise UserError(f"{target} cannot be written: {reason}; free space or choose another folder") from error
+
+
+def _readable(folder: Path) -> None:
+    """Give files the modes a newly written one has: safetensors leaves its own to their owner alone."""
+    for path in folder.rglob("*.safetensors"):
+        path.chmod((folder / "config.json").stat().st_mode & 0o777)
 
 
 def _folder_of(source: str) -> Path | None:
@@ -184,7 +192,7 @@ def _existing(path: Path) -> Path:
         raise UserError(f"model.name = {str(path)!r}: there is no such file")
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
-            raise UserError(f"{path}: reading it needs the package {package}; pip install 'tfive[gguf]'")
+            raise UserError(f"{path}: reading it needs the package {package}; {install_hint('gguf')}")
     return path
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfive.errors import UserError
+from tfive.extras import install_hint
 from tfive.report.sections import TITLES
 from tfive.report.table import AXES, StudyTable
 
@@ -28,7 +29,7 @@ def plotting() -> Any:
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise UserError("figures need matplotlib: pip install 'tfive[figures]'") from error
+        raise UserError(f"figures need matplotlib: {install_hint('figures')}") from error
     return plt
 
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from tfive.errors import UserError
 
-STUDY, SUMMARY, METRICS, ITEMS = "study.json", "summary.json", "metrics.jsonl", "develop"
+STUDY, SUMMARY, METRICS, ITEMS = "study.json", "summary.json", "metrics.jsonl", "test"
 
 ItemArrays = dict[str, npt.NDArray[Any]]
 
@@ -50,10 +50,18 @@ class Run:
         """Every measurement on development texts, the first before training."""
         return list(self.summary["history"])
 
+    @property
+    def test(self) -> dict[str, Any]:
+        """The measurements on test texts, `before` (the base model) and `after` training."""
+        if "test" not in self.summary:
+            raise UserError(f"{self.folder}: no test texts were measured (an earlier tfive wrote it); train it again")
+        found: dict[str, Any] = self.summary["test"]
+        return found
+
     @cached_property
     def items(self) -> ItemArrays:
-        """The gains of the last measurement, item by item (the checkpoint rule: the last, whatever it shows)."""
-        window = self.history[-1]["window"]
+        """The gains on test texts, item by item (the checkpoint rule: the last, whatever it shows)."""
+        window = self.summary["windows"]
         path = self.folder / ITEMS / f"window-{window:05d}.safetensors"
         if not path.is_file():
             raise UserError(f"{path} is missing; the run {self.folder} cannot be compared item by item without it")
@@ -125,7 +133,8 @@ def mismatches(runs: Sequence[Run]) -> list[str]:
     """Why these runs cannot be compared in one table: one line per difference.
 
     Everything in a run's identity must be equal, and the optimizer steps of a window, so that equal windows are equal
-    steps; runs of one seed must also have drawn the same actor texts in every window they share.
+    steps; runs of one seed must also have drawn the same actor texts in every window they share, for as long as they
+    draw texts that all methods have in common for the first time.
     """
     finished = done(runs)
     found: list[str] = []

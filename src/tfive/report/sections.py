@@ -8,7 +8,7 @@ from typing import Any
 from tfive.report.page import Block, heading, paragraph, picture, table
 from tfive.report.runs import Run
 from tfive.report.statistics import rolling_median
-from tfive.report.table import AXES, KEPT, PAIRED, StudyTable
+from tfive.report.table import AXES, KEPT, PAIRED, StudyTable, final
 
 TITLES = {
     "thought_gain": "thought gain", "content_gain": "content gain", "gain_vs_base": "vs base",
@@ -271,9 +271,10 @@ def _runs(found: StudyTable) -> Block:
     rows = []
     for run in found["runs"]:
         if run["state"] == "done":
-            last = run["curve"][-1]
+            last = final(run)
             shown = (number(last.get("thought_gain")), number(last.get("content_gain")), number(last.get("mixed_gain")))
             mark = "done, disturbed" if run["disturbed"] else "done"
+            mark += f"; {run['note']}" if "note" in run else ""
             rows.append((run["label"], str(run["seed"]), mark, *shown, f"{run['seconds']:.0f}"))
         else:
             reason = f"{run['state']}: {run['failure']}" if run.get("failure") else run["state"]
@@ -289,13 +290,15 @@ def _states(found: StudyTable) -> Block:
 def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
     """The page of one run: where it began, where it ended, what it cost, what happened."""
     events = [line for line in run.metrics() if "event" in line]
+    note = run.summary.get("note")
     blocks = [
+        *([paragraph(f"Note: {note}.")] if note else []),
         paragraph(
             f"{run.summary['method']} on {run.summary['model']}, seed {run.seed}: {run.summary['windows']} windows, "
             f"{run.summary['seconds']:.0f} s, {run.summary['generated_tokens']:,} thought tokens, "
             f"{run.summary.get('reading', 'inline')} reading."
         ),
-        heading("Development texts"),
+        heading("Test texts"),
         _run_gains(run),
         *(picture(name, caption) for name, caption in figures),
         heading("Cost"),
@@ -312,7 +315,7 @@ def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]
 
 
 def _run_gains(run: Run) -> Block:
-    first, last = run.history[0], run.history[-1]
+    first, last = run.test["before"], run.test["after"]
     return table(
         ("number", "before", "after", "95 % interval (texts)"),
         (

@@ -30,13 +30,15 @@ KEPT = (*MEASURED, "no_thought_loss", "mean_thought_length", "mean_gate")
 RULES = (
     "The checkpoint is the last one of every run; this was fixed before anything was measured, and no run, seed or "
     "checkpoint was selected by its result.",
-    "Intervals (95 %) are a bootstrap over seeds and over development texts at once, widened as Student's law asks for "
+    "Results are those of test texts, measured once when a run is over; curves and equal-cost cuts are those of "
+    "development texts, measured on the way.",
+    "Intervals (95 %) are a bootstrap over seeds and over test texts at once, widened as Student's law asks for "
     "so few seeds; differences are paired by seed and position.",
 )
 LIMITS = (
     "Few seeds show the rough size of the seed's influence, no more; the interval of one seed is over texts alone.",
     "Development texts are held out from every update, but not from the choice of settings: progress on them was "
-    "watched while settings were chosen.",
+    "watched while settings were chosen. Test texts chose nothing.",
     "Equal steps are not equal compute, and equal seconds hold on the machine that was used. Methods share the "
     "settings they have in common; none was tuned by itself for this table.",
     "Gains are nats per token of the continuation, on this model and this text. They say nothing of benchmarks, of "
@@ -124,7 +126,7 @@ def _method(label: str, finished: Sequence[Run], asked: Sequence[Run], timed: Se
     }
     if not finished:
         return row
-    start = [run.history[0]["thought_gain"] for run in finished]
+    start = [run.test["before"]["thought_gain"] for run in finished]
     return row | {
         "thought_gain_start": round(statistics.fmean(start), 6),
         "measured": {name: found for name in MEASURED if (found := _estimate(finished, name)) is not None},
@@ -232,6 +234,8 @@ def _run(run: Run) -> dict[str, Any]:
     row: dict[str, Any] = {"label": run.label, "seed": run.seed, "state": run.state}
     if run.state != "done":
         return row | {"failure": run.failure}
+    if run.summary.get("note"):
+        row["note"] = run.summary["note"]
     return row | {
         "windows": run.summary["windows"],
         "seconds": run.summary["seconds"],
@@ -241,12 +245,19 @@ def _run(run: Run) -> dict[str, Any]:
         "retention": run.summary.get("retention"),
         "step_seconds": [round(value, 4) for value in run.step_seconds],
         "step_seconds_median_15": [round(value, 4) for value in rolling_median(run.step_seconds)],
-        "curve": [
-            {axis: round(spent(m, axis), 2) for axis in AXES}
-            | {name: round(m[name], 5) for name in KEPT if isinstance(m.get(name), int | float)}
-            for m in run.history
-        ],
+        "test": _rounded(run.test["after"]),
+        "curve": [{axis: round(spent(m, axis), 2) for axis in AXES} | _rounded(m) for m in run.history],
     }
+
+
+def _rounded(measurement: dict[str, Any]) -> dict[str, float]:
+    return {name: round(measurement[name], 5) for name in KEPT if isinstance(measurement.get(name), int | float)}
+
+
+def final(row: dict[str, Any]) -> dict[str, float]:
+    """A run's result: that of test texts, or its curve's end in studies stored before there were any."""
+    found: dict[str, float] = row.get("test") or row["curve"][-1]
+    return found
 
 
 def rows_csv(found: StudyTable) -> str:

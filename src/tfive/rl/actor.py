@@ -26,7 +26,7 @@ from tfive.rl.losses import (
     policy_count,
     policy_terms,
 )
-from tfive.rl.optimizer import MasterOptimizer
+from tfive.rl.optimizer import MasterOptimizer, StepReport
 from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rl.trajectory import Trajectories
@@ -52,6 +52,7 @@ class StepStats:
     skipped: bool
 
 
+NO_ANCHOR = AnchorSettings(next_token=0.0, conditioned=0.0)
 NO_TERMS = dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
 
 
@@ -119,15 +120,10 @@ class Actor:
         Without `policy` the anchors alone move θ. `aggregate`: the mean is over valid tokens, or over each thought's
         tokens and then over thoughts.
         """
-        if policy and self._one_pass:
-            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=True)
+        if self.anchor.lr is not None:
+            sums, report = self._two_updates(trajectories, policy, aggregate)
         else:
-            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=False) if policy else Sums()
-            anchors = self._backward(self.reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
-            sums = replace(sums, text=anchors.text, conditioned=anchors.conditioned)
-        # A clipped token passes no gradient on, so a loss can be no number while every gradient is one.
-        sound = math.isfinite(sums.policy["loss_sum"] + sums.text + sums.conditioned)
-        report = self.optimizer.step() if sound else self.optimizer.skip()
+            sums, report = self._one_update(trajectories, policy, aggregate)
         self.skipped = 0 if report.applied else self.skipped + 1
         if self.skipped >= self.patience:
             raise RunFailed(
@@ -150,6 +146,35 @@ class Actor:
             skipped=not report.applied,
         )
 
+    def _one_update(self, trajectories: Trajectories, policy: bool, aggregate: Aggregate) -> tuple[Sums, StepReport]:
+        """Policy and anchors as one loss."""
+        if policy and self._one_pass:
+            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=True)
+        else:
+            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=False) if policy else Sums()
+            anchors = self._backward(self.reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
+            sums = replace(sums, text=anchors.text, conditioned=anchors.conditioned)
+        return sums, self._applied(sums)
+
+    def _two_updates(self, trajectories: Trajectories, policy: bool, aggregate: Aggregate) -> tuple[Sums, StepReport]:
+        """The policy's update, then the anchors' by a rate of their own; the report is the policy's where there is
+        one."""
+        sums, report = Sums(), None
+        if policy:
+            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=False)
+            report = self._applied(sums, counted=False)
+        anchors = self._backward(self.reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
+        with self.optimizer.apart(self.anchor.lr or self.optimizer.lr):
+            own = self._applied(anchors)
+        sums = replace(sums, text=anchors.text, conditioned=anchors.conditioned)
+        return sums, own if report is None or not own.applied else report
+
+    def _applied(self, sums: Sums, *, counted: bool = True) -> StepReport:
+        """The update that the passes came to, dropped if a loss is no number."""
+        # A clipped token passes no gradient on, so a loss can be no number while every gradient is one.
+        sound = math.isfinite(sums.policy["loss_sum"] + sums.text + sums.conditioned)
+        return self.optimizer.step(counted=counted) if sound else self.optimizer.skip()
+
     @property
     def _one_pass(self) -> bool:
         """Whether policy and anchors share a reading of the row: a sum of losses has the sum of their gradients. Parity
@@ -166,27 +191,17 @@ class Actor:
     ) -> Sums:
         """Forward and backward passes over all texts: the policy's loss (unless `aggregate` is None), the next-token
         loss of the texts, and where asked for that of the continuations given the thoughts."""
-        weights = self.anchor if anchored else AnchorSettings(next_token=0.0, conditioned=0.0)
+        weights = self.anchor if anchored else NO_ANCHOR
         if aggregate is None and not (weights.next_token or weights.conditioned):
             return Sums()
-        acting, after = aggregate is not None, weights.conditioned > 0
+        acting = aggregate is not None
         texts = trajectories.texts
         total = 1 if aggregate is None else max(int(policy_count(trajectories.mask_BRT, aggregate)), 1)
         counts = anchor_counts(texts.document_BS, texts.positions_BP, engine.plan.horizon, weights.answers)
         text_total, after_total = (max(count, 1) for count in counts)
         sums, text_sum, after_sum = dict(NO_TERMS), 0.0, 0.0
         for some in _parts(trajectories, self.rows):
-            output = engine.policy(
-                some.texts,
-                some.thoughts if acting or after else None,
-                actions=acting,
-                centring=self.centring if acting else None,
-                text=weights.next_token > 0,
-                continuations=after,
-                no_thought=weights.mixture > 0,
-                of_first=True,
-                parity=self.parity and acting,
-            )
+            output = self._read(engine, some, weights, acting)
             loss = torch.zeros((), device=engine.device)
             if aggregate is not None:
                 terms, own = self._policy_loss(some, output, aggregate)
@@ -204,6 +219,29 @@ class Actor:
                 after_sum += float(conditioned.detach())
             loss.backward()
         return Sums(sums, text_sum / text_total, after_sum / after_total)
+
+    def _read(
+        self, engine: TreeModel, some: Trajectories, weights: AnchorSettings, acting: bool, features: bool = False
+    ) -> PolicyOutput:
+        """The forward pass of an update over these texts, with what its losses need."""
+        after = weights.conditioned > 0
+        return engine.policy(
+            some.texts,
+            some.thoughts if acting or after else None,
+            actions=acting,
+            features=features,
+            centring=self.centring if acting else None,
+            text=weights.next_token > 0,
+            continuations=after,
+            no_thought=weights.mixture > 0,
+            of_first=True,
+            parity=self.parity and acting,
+        )
+
+    def policy_of(self, some: Trajectories) -> PolicyOutput:
+        """What an update on these texts would see of the policy, by the very pass it would make (the row is longer
+        with continuations behind the thoughts, and rounds differently), and the final states of all actions."""
+        return self._read(self.engine, some, self.anchor if self._one_pass else NO_ANCHOR, True, features=True)
 
     def _text_mask(self, some: Trajectories, output: PolicyOutput) -> Tensor:
         """bool `[B, S]`: the tokens whose next one the next-token anchor takes."""

@@ -11,16 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from tfive.errors import UserError
-from tfive.rl.calibration.heads import dense
+from tfive.rl.initial import InitialWeights, dense
 from tfive.rl.settings import CriticSettings
-from tfive.rng import philox
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.hf import Backbone
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
@@ -34,11 +32,11 @@ LORA_ALPHA = 32.0
 class LoraLinear(nn.Module):
     """`linear(x) + (alpha / rank) · up(down(x))` with `linear` frozen; the update starts at exactly zero."""
 
-    def __init__(self, linear: nn.Linear, rank: int, alpha: float, generator: torch.Generator) -> None:
+    def __init__(self, linear: nn.Linear, rank: int, alpha: float, initial: InitialWeights) -> None:
         super().__init__()
         self.linear = linear.requires_grad_(False)
         self.scale = alpha / rank
-        down = torch.empty(rank, linear.in_features).normal_(0.0, linear.in_features**-0.5, generator=generator)
+        down = initial.normal(rank, linear.in_features, deviation=linear.in_features**-0.5)
         device = linear.weight.device
         self.down = nn.Parameter(down.to(device))
         self.up = nn.Parameter(torch.zeros(linear.out_features, rank, device=device))
@@ -53,20 +51,20 @@ class LoraLinear(nn.Module):
         return self.linear(x) + self.scale * F.linear(narrow, self.up.to(x.dtype))
 
 
-def with_lora(module: nn.Module, rank: int, alpha: float, seed: int) -> int:
+def with_lora(module: nn.Module, rank: int, alpha: float, initial: InitialWeights) -> int:
     """Freeze `module` and wrap every linear layer inside it; returns how many there were."""
     module.requires_grad_(False)
-    return _wrapped(module, rank, alpha, torch.Generator().manual_seed(seed))
+    return _wrapped(module, rank, alpha, initial)
 
 
-def _wrapped(module: nn.Module, rank: int, alpha: float, generator: torch.Generator) -> int:
+def _wrapped(module: nn.Module, rank: int, alpha: float, initial: InitialWeights) -> int:
     count = 0
     for name, child in list(module.named_children()):
         if isinstance(child, nn.Linear):
-            setattr(module, name, LoraLinear(child, rank, alpha, generator))
+            setattr(module, name, LoraLinear(child, rank, alpha, initial.of(name)))
             count += 1
         else:
-            count += _wrapped(child, rank, alpha, generator)
+            count += _wrapped(child, rank, alpha, initial.of(name))
     return count
 
 
@@ -74,15 +72,14 @@ class ValueHead(nn.Module):
     """V(s_t) in float32 from normalised features and the step, small at initialisation; optionally |V| ≤ `bound`."""
 
     def __init__(
-        self, features: int, steps: int, *, width: int = 256, bound: float | None = None, seed: int = 0
+        self, features: int, steps: int, initial: InitialWeights, *, width: int = 256, bound: float | None = None
     ) -> None:
         """`steps` is the longest thought T; with `width` 0 the value is linear in the features plus a bias per step."""
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
         self.features, self.bound = features, bound
-        self.project = dense(features, width, generator) if width else None
-        self.step = nn.Parameter(torch.zeros(steps, width or 1).normal_(0.0, 0.02, generator=generator))
-        self.last = dense(width or features, 1, generator, gain=0.01)
+        self.project = dense(features, width, initial.of("project")) if width else None
+        self.step = nn.Parameter(initial.of("step").normal(steps, width or 1, deviation=0.02))
+        self.last = dense(width or features, 1, initial.of("last"), gain=0.01)
 
     def hidden(self, features_BRTD: Tensor, step_T: Tensor) -> Tensor:
         """The input of the last layer, `[…, T, E]`: the critic features that the calibration heads read."""
@@ -183,16 +180,17 @@ class Critic(nn.Module):
         *,
         engine: EngineOptions | None = None,
         reward_clip: float = 3.0,
-        seed: int = 0,
+        initial: InitialWeights,
     ) -> None:
         """`reward_clip` is c_r: returns lie within ±2·c_r, which is the bound of a bounded head."""
         super().__init__()
         self.settings, self.plan = settings, plan
         backbone = Backbone(base)
         self.first_block = first_block(len(backbone.blocks), settings)
-        self.body = _body(backbone, self.first_block, settings, seed)
+        self.body = _body(backbone, self.first_block, settings, initial.of("body"))
         bound = 2 * reward_clip if settings.bounded else None
-        self.head = ValueHead(backbone.config.hidden_size, plan.length, width=settings.width, bound=bound, seed=seed)
+        width, features = settings.width, backbone.config.hidden_size
+        self.head = ValueHead(features, plan.length, initial.of("head"), width=width, bound=bound)
         self.head.to(base.device)
         self.tree = None if self.body is None else TreeModel(self.body, plan, engine, _delimiters(base, plan))
         self._own = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
@@ -240,10 +238,10 @@ def build_pair(
     reward_clip: float = 3.0,
     seed: int = 0,
 ) -> tuple[Critic, Critic]:
-    """Two separately parameterised critics; their heads and low-rank updates are initialised from different seeds."""
-    seeds = philox(seed, "critic", 0, np.arange(2))[:, 0]
+    """Two separately parameterised critics; their heads and low-rank updates begin with different weights."""
     first, second = (
-        Critic(base, plan, settings, engine=engine, reward_clip=reward_clip, seed=int(number)) for number in seeds
+        Critic(base, plan, settings, engine=engine, reward_clip=reward_clip, initial=InitialWeights(seed, name))
+        for name in ("critic 1", "critic 2")
     )
     return first, second
 
@@ -258,7 +256,7 @@ def _delimiters(base: PreTrainedModel, plan: ThoughtPlan) -> Delimiters | None:
     return Delimiters.from_model(base, plan).requires_grad_(False) if plan.learned else None
 
 
-def _body(backbone: Backbone, first: int, settings: CriticSettings, seed: int) -> PreTrainedModel | None:
+def _body(backbone: Backbone, first: int, settings: CriticSettings, initial: InitialWeights) -> PreTrainedModel | None:
     """The base model from block `first` on, copied (`top`, `full`) or sharing its weights under low-rank updates."""
     if settings.adapt == "head":
         return None
@@ -270,7 +268,7 @@ def _body(backbone: Backbone, first: int, settings: CriticSettings, seed: int) -
         instead |= {id(weight): nn.Parameter(weight.detach(), False) for weight in backbone.base.parameters()}
     body: PreTrainedModel = copy.deepcopy(backbone.base, instead)
     body.requires_grad_(True)
-    if settings.adapt == "lora" and not with_lora(body, settings.lora_rank, LORA_ALPHA, seed):
+    if settings.adapt == "lora" and not with_lora(body, settings.lora_rank, LORA_ALPHA, initial):
         raise UserError(f"critic.adapt = 'lora': {backbone.name} has no linear layers in its last blocks; use top")
     return body
 

@@ -160,6 +160,10 @@ class Critics:
                     f"is in the half of critic {critic + 1}; raise window.items or use critic.pair = same"
                 )
 
+    def fits_squares(self, warmup: bool) -> bool:
+        """Whether a pass minimises half the squared error itself, not a clipped or tilted one."""
+        return self.settings.pair != "bracket" and (warmup or self.settings.loss == "squared")
+
     def _loss(
         self,
         critic: int,
@@ -177,7 +181,7 @@ class Critics:
         if self.settings.pair == "bracket":
             expectile = self.settings.expectile if critic else 1 - self.settings.expectile
             return expectile_value_loss(value, target, mask, expectile)[0]
-        if warmup or self.settings.loss == "squared":
+        if self.fits_squares(warmup):
             return squared_value_loss(value, target, mask)[0]
         return clipped_value_loss(value, target, frozen_2BRT[critic][rows].to(value.dtype), mask, self.settings.clip)[0]
 

@@ -12,7 +12,8 @@ from tfive.rl.actor import StepStats
 from tfive.rl.calibration.moments import CalibrationData
 from tfive.rl.calibration.saddle import Candidate
 from tfive.rl.calibration.validation import ValidationResult
-from tfive.rl.qualify import r_squared_per_step, r_squared_within
+from tfive.rl.qualify import r_squared_per_step, r_squared_within, value_risk_bound
+from tfive.rl.trajectory import Trajectories
 
 
 def step_scores(returns_BRT: Tensor, values_2BRT: Tensor, mask_BRT: Tensor) -> dict[str, Any]:
@@ -28,6 +29,31 @@ def agreement(values_2BRT: Tensor, mask_BRT: Tensor) -> dict[str, Any]:
     spread = [float(v.std()) if v.numel() > 1 else 0.0 for v in (first, second)]
     gap = float((first - second).square().mean().sqrt())
     return {"value_spread": spread, "value_disagreement": gap}
+
+
+def value_risks(tested: Trajectories, values_2BRT: Tensor, clip: float, delta: float) -> dict[str, Any]:
+    """E(G − V)² of each critic on a test's texts, and the upper bound that holds for both with probability ≥ 1 − δ
+    (eq:value-risk-confidence).
+
+    Returns lie in ±2c_r by construction. Values are clipped to the same range first, since no such bound exists without
+    one: for critics that are not bounded the numbers are those of the clipped critics, and `value_clipped` is the share
+    of values that this changed.
+    """
+    valid_BR, largest = tested.thoughts.valid_BR, 2 * clip
+    mask, returns = tested.mask_BRT[valid_BR], tested.need("returns_BRT")[valid_BR]
+    text_BR = torch.arange(len(valid_BR), device=valid_BR.device)[:, None].expand_as(valid_BR)
+    bounds = [
+        value_risk_bound(
+            returns, values[valid_BR].clamp(-largest, largest), mask, text_BR[valid_BR], largest, largest, delta
+        )
+        for values in values_2BRT
+    ]
+    outside = [float((values[tested.mask_BRT].abs() > largest).double().mean()) for values in values_2BRT]
+    return {
+        "value_risk": [bound.empirical for bound in bounds],
+        "value_risk_upper": [bound.upper for bound in bounds],
+        "value_clipped": max(outside),
+    }
 
 
 def twins(data: CalibrationData) -> dict[str, float | None]:
@@ -64,6 +90,26 @@ def calibration_numbers(result: ValidationResult, candidate: Candidate, data: Ca
             "delta_spent": result.bounds.delta,
         }
     return out
+
+
+KL_RANGE = (1e-5, 0.05)
+"""KL(π_old‖π_θ) per token after a window's last step: below, the policy hardly moves; above, its thoughts are no longer
+those that were rewarded."""
+
+CLIP_RANGE = (0.0, 0.15)
+"""Share of tokens on the clipped side in a window: above, most of what a step asks for is thrown away."""
+
+
+def rates_outside(report: dict[str, Any]) -> list[str]:
+    """A sentence for each measure of the policy's movement that leaves its range: key, value, range, remedy."""
+    found = []
+    for key, (low, high) in (("policy_kl_last", KL_RANGE), ("clip_fraction", CLIP_RANGE)):
+        value = report[key]
+        if value > high:
+            found.append(f"{key} = {value:.3g} is above {high:g}; lower optimizer.lr or window.actor_steps")
+        elif value < low:
+            found.append(f"{key} = {value:.3g} is below {low:g}; raise optimizer.lr")
+    return found
 
 
 def mean_stats(steps: list[StepStats]) -> dict[str, Any]:

@@ -69,26 +69,41 @@ def offset_difference(left_NM: Tensor, right_NM: Tensor, text_N: Tensor) -> Esti
 
 @dataclass(frozen=True)
 class DriftReport:
-    """Aggregates over probe contexts. Norms are of the average vectors; `offset` and `mean_induced_square` are
-    unbiased."""
+    """Aggregates over probe contexts. By context: `mean_induced`, its square, the offset and both bounds. Of the
+    average vectors, in which opposite contexts cancel: the three others."""
 
     covariance_norm: float
-    mean_induced_norm: float
+    net_norm: float
+    """‖E_d Δ_μ‖."""
     alignment: float
-    """Cosine between the two aggregate parts: negative means that the offset opposes the signal."""
+    """Cosine between these two parts: negative means that the offset opposes the signal."""
+    mean_induced: Estimate | None
+    """E_d‖Δ_μ‖, the left-hand side of eq:main-drift-budget; None with fewer than four continuations."""
     mean_induced_square: Estimate | None
+    """E_d‖Δ_μ‖², unbiased; None with fewer than four continuations."""
     offset: Estimate
     factor_bound: float
-    """B estimated as √E‖μ_v‖² (unbiased inside the root, at least 0)."""
+    """B estimated as √E_d‖μ_v‖² (unbiased inside the root, at least 0)."""
     drift_bound: float
     """B√R̂ (eq:main-drift-budget): an estimate, not a certificate."""
     clip_fraction: float
+    """Of the contexts that were reached."""
 
 
 def drift_report(
-    advantage_NM: Tensor, ratio_NM: Tensor, score_NMD: Tensor, text_N: Tensor, low: float, high: float
+    advantage_NM: Tensor,
+    ratio_NM: Tensor,
+    score_NMD: Tensor,
+    text_N: Tensor,
+    low: float,
+    high: float,
+    reached_N: Tensor | None = None,
 ) -> DriftReport:
-    """The diagnostics of one probe set: the parts of the actual clipped update, the offset R̂, and B√R̂."""
+    """The diagnostics of one probe set: the parts of the actual clipped update, the offset R̂, and B√R̂.
+
+    Contexts that were not reached (advantage and score 0) count in every mean, so that these are E_d of
+    eq:trajectory-occupation.
+    """
     factor = update_factor(ratio_NM, advantage_NM, score_NMD, low, high).double()
     advantage = advantage_NM.double()
     parts = drift_parts(advantage, factor)
@@ -98,17 +113,25 @@ def drift_report(
     factor_square = (factor.sum(-2).square().sum(-1) - factor.square().sum((-2, -1))) / (count * (count - 1))
     bound = float(factor_square.mean().clamp(min=0).sqrt())
     risk = offset(advantage, text_N)
-    square = clustered_mean(mean_induced_square(advantage, factor), text_N) if count >= 4 else None
+    square_N = mean_induced_square(advantage, factor) if count >= 4 else None
+    clipped = ~active_mask(ratio_NM, advantage_NM, low, high)
     return DriftReport(
         covariance_norm=float(covariance.norm()),
-        mean_induced_norm=float(induced.norm()),
+        net_norm=float(induced.norm()),
         alignment=float(covariance @ induced) / scale if scale > 0 else 0.0,
-        mean_induced_square=square,
+        mean_induced=None if square_N is None else clustered_mean(signed_root(square_N), text_N),
+        mean_induced_square=None if square_N is None else clustered_mean(square_N, text_N),
         offset=risk,
         factor_bound=bound,
         drift_bound=bound * max(risk.mean, 0.0) ** 0.5,
-        clip_fraction=float((~active_mask(ratio_NM, advantage_NM, low, high)).double().mean()),
+        clip_fraction=float((clipped if reached_N is None else clipped[reached_N]).double().mean()),
     )
+
+
+def signed_root(square: Tensor) -> Tensor:
+    """√x of an unbiased estimate of a square, −√−x where noise made it negative: so that noise around a drift of zero
+    averages to zero, which norms of noisy vectors never do."""
+    return square.sign() * square.abs().sqrt()
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
 """Drift diagnostics of a run: probe contexts with independent continuations, and the offset and drift measured on them.
 
-The estimators themselves are in `rl/drift.py`.
+The estimators themselves are in `rl/drift.py`. Their D numbers are the coordinates of one bias vector added to every
+final hidden state, just before the vocabulary head: of all that θ could move, what a cheap backward pass through the
+head alone can tell for each action. Drifts of the whole θ are larger; windows and methods compare.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ from tfive.rl.rollout import Rollout
 from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import RatioSettings
 from tfive.rl.trajectory import Trajectories
+from tfive.tree.outputs import PolicyOutput
 
 
 class Probe:
@@ -35,8 +39,13 @@ class Probe:
         *,
         continuations: int,
         clip: tuple[float, float],
+        forward: Callable[[Trajectories], PolicyOutput],
+        rows: int,
         ratio: RatioSettings | None = None,
     ) -> None:
+        """`forward` is the update's own pass over some texts, with the final states of the actions; it gets `rows`
+        texts at a time."""
+        self.forward, self.rows = forward, rows
         self.rollout, self.critics, self.calibrator = rollout, critics, calibrator
         self.continuations, self.clip, self.ratio = continuations, clip, ratio or RatioSettings()
         self.engine = rollout.engine
@@ -56,8 +65,8 @@ class Probe:
     def report(self, probe: Trajectories, normaliser: PilotNormaliser, moment: str) -> dict[str, Any]:
         """Drift of the update that the present weights would make on the probed actions; `moment` is `first` or `last`.
 
-        Offsets are on the scale of eq:trajectory-occupation, as the cross-fitted ones are; the drift is per probed
-        action. If no thought reached its probed step there are no drift numbers.
+        Everything is on the scale of eq:trajectory-occupation, as the cross-fitted offsets are: a context that was not
+        reached counts as zero. If no thought reached its probed step there are no drift numbers.
         """
         self.rollout.snapshots.require(probe.snapshots, ("policy", "scorer", "scale"), what="the probe set")
         if not probe.count:
@@ -69,21 +78,25 @@ class Probe:
         # The correction is a factor of the update like the ratio, but clipping depends on the ratio alone.
         factor_BR = correction_weight(log_old, log_q, self.ratio.correction, self.ratio.cap)
         text_BR = probe.texts.items_BP.amax(1)[:, None].expand_as(advantage_BR)
-        score_BRD = factor_BR[..., None] * score_BRD
-        advantage, ratio, score = (self._by_context(probe, x) for x in (advantage_BR, ratio_BR, score_BRD))
-        found = drift_report(advantage, ratio, score, self._by_context(probe, text_BR)[:, 0], *self.clip)
+        reached_BR = probe.thoughts.valid_BR
+        score_BRD = (factor_BR * reached_BR)[..., None] * score_BRD
+        advantage, ratio, score, text, reached = (
+            self._by_context(probe, x, reached=False) for x in (advantage_BR, ratio_BR, score_BRD, text_BR, reached_BR)
+        )
+        found = drift_report(advantage, ratio, score, text[:, 0], *self.clip, reached_N=reached[:, 0])
         out = {
             f"drift_covariance_{moment}": found.covariance_norm,
-            f"drift_mean_induced_{moment}": found.mean_induced_norm,
+            f"drift_mean_induced_net_{moment}": found.net_norm,
             f"drift_alignment_{moment}": found.alignment,
             f"probe_clip_fraction_{moment}": found.clip_fraction,
             f"drift_bound_estimate_{moment}": found.drift_bound,
         }
-        if found.mean_induced_square is not None:
-            out[f"drift_mean_induced_square_{moment}"] = found.mean_induced_square.mean
-            out[f"drift_mean_induced_square_error_{moment}"] = found.mean_induced_square.error
+        by_context = {"drift_mean_induced": found.mean_induced, "drift_mean_induced_square": found.mean_induced_square}
+        for name, estimate in by_context.items():
+            if estimate is not None:
+                out |= {f"{name}_{moment}": estimate.mean, f"{name}_error_{moment}": estimate.error}
         if moment == "first":
-            out |= self._offsets(probe, advantage_BR, normaliser) | {"probe_contexts": len(advantage)}
+            out |= self._offsets(probe, advantage_BR, normaliser) | {"probe_contexts": int(reached[:, 0].sum())}
         return out
 
     def _offsets(self, probe: Trajectories, mixed_BR: Tensor, normaliser: PilotNormaliser) -> dict[str, float]:
@@ -103,22 +116,24 @@ class Probe:
         }
 
     def _scores(self, probe: Trajectories) -> tuple[Tensor, Tensor]:
-        """log π_θ of each probed action, and its gradient in the hidden state that enters the vocabulary head, `[B,
-        R, D]`."""
+        """log π_θ of each probed action by the update's own forward, and its gradient in the hidden state that enters
+        the vocabulary head, `[B, R, D]`."""
         logs, scores = [], []
         head = self.engine.head
-        for part in micro_batches(len(probe.texts.tokens_BS), self.rollout.rows):
+        for part in micro_batches(len(probe.texts.tokens_BS), self.rows):
             some = probe.rows(part)
-            state_BRD = at_step(some, self.engine.features(some.texts, some.thoughts))
+            with torch.enable_grad():
+                output = self.forward(some)
+            logs.append(at_step(some, output.need("log_prob_BRT").detach()).float())
+            state_BRD = at_step(some, output.need("features_BRTD").detach())
+            del output
             token_BR = at_step(some, some.thoughts.tokens_BRT)
             with torch.enable_grad():
-                flat = state_BRD.flatten(0, 1).detach().requires_grad_()
+                flat = state_BRD.flatten(0, 1).requires_grad_()
                 log_V = torch.log_softmax(head.logits(flat, self.engine.forbidden_V), dim=-1)
-                log = log_V.gather(-1, token_BR.reshape(-1, 1)).squeeze(-1)
-                (slope,) = torch.autograd.grad(log.sum(), flat)
-            logs.append(log.detach().view(token_BR.shape))
+                (slope,) = torch.autograd.grad(log_V.gather(-1, token_BR.reshape(-1, 1)).sum(), flat)
             scores.append(slope.view(state_BRD.shape).float())
-        return torch.cat(logs).float(), torch.cat(scores)
+        return torch.cat(logs), torch.cat(scores)
 
     def _by_context(self, probe: Trajectories, value_BR: Tensor, *, reached: bool = True) -> Tensor:
         return side_by_side(probe, value_BR, self.continuations, reached=reached)

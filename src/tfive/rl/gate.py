@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfive import rng
-from tfive.rl.calibration.heads import dense
 from tfive.rl.clusters import clustered_mean
+from tfive.rl.initial import InitialWeights, dense
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import GateSettings
@@ -44,11 +44,11 @@ class PredictionGate(nn.Module):
     def __init__(self, features: int, *, width: int = WIDTH, seed: int = 0) -> None:
         """`features` is the width D of the hidden states."""
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
+        initial = InitialWeights(seed, "gate")
         self.features = features
-        self.project = dense(features, width, generator)
-        self.join = dense(3 * width + 1, width, generator, gain=2.0**0.5)
-        self.last = dense(width, 1, generator, gain=0.01)
+        self.project = dense(features, width, initial.of("project"))
+        self.join = dense(3 * width + 1, width, initial.of("join"), gain=2.0**0.5)
+        self.last = dense(width, 1, initial.of("last"), gain=0.01)
 
     def forward(self, with_thought: Tensor, without_thought: Tensor) -> Tensor:
         """Gate logits `[…, H]` for hidden states `[…, H, D]` with and without the thought.

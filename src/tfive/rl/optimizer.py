@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,6 +29,9 @@ _CHUNK = 1 << 24
 """Elements that share one key of the rounding noise: bounds temporary memory, and keeps element numbers below 2**32."""
 
 _LOW16 = 0xFFFF
+
+_APART = 1 << 30
+"""Added to the step of updates with a rate of their own, so that their rounding noise is another."""
 
 BETAS = (0.9, 0.95)
 """Decay of AdamW's moments: the second forgets within tens of steps, because a window has few and changes the data."""
@@ -68,6 +72,8 @@ class _Slot:
     lr_multiplier: float
     gradient: Tensor | None = None
     moments: tuple[Tensor, Tensor, Tensor] | None = None
+    apart: tuple[Tensor, Tensor, Tensor] | None = None
+    """The moments of updates that have a rate of their own."""
     handle: RemovableHandle | None = field(default=None, repr=False)
 
     @property
@@ -147,6 +153,7 @@ class MasterOptimizer:
         self.schedule, self.warmup_steps, self.total_steps = schedule, warmup_steps, total_steps
         self.final_fraction, self.seed, self.stochastic = final_fraction, seed, bf16_update == "stochastic"
         self.steps = self.skipped = 0
+        self._factor, self._round_offset = 1.0, 0
         self._slots = [
             self._slot(number, name, parameter, lr_multipliers or {})
             for number, (name, parameter) in enumerate(named_parameters)
@@ -172,7 +179,7 @@ class MasterOptimizer:
 
     def current_lr(self) -> float:
         """Learning rate of the next update."""
-        return learning_rate(
+        return self._factor * learning_rate(
             self.steps,
             lr=self.lr,
             schedule=self.schedule,
@@ -197,9 +204,24 @@ class MasterOptimizer:
         for slot in self._slots:
             slot.gradient = slot.parameter.grad = None
 
+    @contextmanager
+    def apart(self, lr: float) -> Iterator[None]:
+        """Updates in this block are of another loss on the same weights: they have moments of their own, and the rate
+        `lr` where the others have `self.lr`."""
+        self._factor, self._round_offset = lr / self.lr, _APART
+        for slot in self._slots:
+            slot.moments, slot.apart = slot.apart, slot.moments
+        try:
+            yield
+        finally:
+            self._factor, self._round_offset = 1.0, 0
+            for slot in self._slots:
+                slot.moments, slot.apart = slot.apart, slot.moments
+
     @torch.no_grad()
-    def step(self, divide_by: float = 1.0) -> StepReport:
-        """One AdamW update with the accumulated sum divided by `divide_by` (the global count of valid tokens)."""
+    def step(self, divide_by: float = 1.0, *, counted: bool = True) -> StepReport:
+        """One AdamW update with the accumulated sum divided by `divide_by` (the global count of valid tokens). One that
+        is not `counted` leaves the schedule where it is, for another update of the same step."""
         gradients = [gradient for _, gradient in self.gradients()]
         lr = self.current_lr()
         if not gradients:
@@ -213,7 +235,7 @@ class MasterOptimizer:
         if factor != 1.0:
             torch._foreach_mul_(gradients, factor)
         self._update(lr)
-        self.steps += 1
+        self.steps += counted
         self.zero_grad()
         return StepReport(lr, norm, applied=True)
 
@@ -225,6 +247,7 @@ class MasterOptimizer:
 
     def _update(self, lr: float) -> None:
         together: dict[tuple[float, float, torch.device, torch.dtype], list[_Slot]] = {}
+        step = self.steps + self._round_offset
         for slot in self._slots:
             if slot.gradient is None:
                 continue
@@ -232,7 +255,7 @@ class MasterOptimizer:
             if self.stochastic and slot.parameter.dtype == torch.bfloat16:
                 weights = slot.parameter.detach().to(torch.float32)
                 self._adamw([slot], [weights], lr * slot.lr_multiplier, decay)
-                round_stochastically(weights, slot.parameter, seed=self.seed, step=self.steps, number=slot.number)
+                round_stochastically(weights, slot.parameter, seed=self.seed, step=step, number=slot.number)
             else:
                 key = (lr * slot.lr_multiplier, decay, slot.weights.device, slot.weights.dtype)
                 together.setdefault(key, []).append(slot)
@@ -269,6 +292,9 @@ class MasterOptimizer:
             if slot.moments is not None:
                 first, second, steps = slot.moments
                 entry |= {"first": first, "second": second, "steps": int(steps.item())}
+            if slot.apart is not None:
+                first, second, steps = slot.apart
+                entry |= {"apart_first": first, "apart_second": second, "apart_steps": int(steps.item())}
             parameters[slot.name] = entry
         return {"steps": self.steps, "skipped": self.skipped, "parameters": parameters}
 
@@ -286,15 +312,23 @@ class MasterOptimizer:
             if slot.master is not None:
                 slot.master.copy_(_same_shape(slot, entry["master"]))
                 slot.parameter.copy_(slot.master)
-            slot.parameter.grad = slot.moments = None
+            slot.parameter.grad = slot.moments = slot.apart = None
             like = torch.empty_like(slot.parameter, dtype=wide(slot.parameter.dtype))
             slot.gradient = like.copy_(_same_shape(slot, entry["gradient"])) if "gradient" in entry else None
+            if "apart_first" in entry:
+                slot.apart, slot.moments = _filled(slot, entry, "apart_"), None
             if "first" in entry:
-                first, second, steps = slot.ready_moments()
-                first.copy_(_same_shape(slot, entry["first"]))
-                second.copy_(_same_shape(slot, entry["second"]))
-                steps.fill_(entry["steps"])
+                _filled(slot, entry, "")
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
+
+
+def _filled(slot: _Slot, entry: Mapping[str, Any], prefix: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Fresh moments of a slot with the saved values under `prefix`."""
+    first, second, steps = slot.ready_moments()
+    first.copy_(_same_shape(slot, entry[f"{prefix}first"]))
+    second.copy_(_same_shape(slot, entry[f"{prefix}second"]))
+    steps.fill_(entry[f"{prefix}steps"])
+    return first, second, steps
 
 
 def _same_shape(slot: _Slot, tensor: Tensor) -> Tensor:

@@ -6,13 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from tfive.errors import UserError
-from tfive.rl.clusters import cluster_sums
+from tfive.rl.clusters import cluster_sums, clustered_mean
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,20 @@ def r_squared(return_: Tensor, prediction: Tensor, mask: Tensor, weight: Tensor 
     # Returns that differ by rounding alone carry no variance to explain.
     flat = variance <= (1e-7 * float(target.abs().max())) ** 2
     return Score(None if flat else 1 - error / variance, error, variance, target.numel())
+
+
+def r_squared_error(return_: Tensor, prediction: Tensor, mask: Tensor, text: Tensor) -> float:
+    """Standard error of R² (eq:holdout-r2) with texts as the independent draws, by linearisation.
+
+    R² = 1 − E/S with E = Σe² and S = Σ(G − Ḡ)², so a text moves it by (ΔE − (1 − R²)ΔS)/S. `text` numbers the text of
+    every entry. Infinite for one text, and where the returns do not vary.
+    """
+    score = r_squared(return_, prediction, mask)
+    target, guess = return_[mask].double(), prediction[mask].double()
+    if score.r2 is None:
+        return math.inf
+    moved = (target - guess).square() - (1 - score.r2) * (target - target.mean()).square()
+    return clustered_mean(moved, text.expand_as(mask)[mask]).error / score.return_variance
 
 
 def r_squared_per_step(return_T: Tensor, prediction_T: Tensor, mask_T: Tensor) -> list[Score | None]:
@@ -75,20 +89,26 @@ class Event:
 class Qualifier:
     """Decides from fresh tests whether the actor may move.
 
-    Before admission, `consecutive` passes in a row admit the actor; a failure resets the count and uses up one of
-    `attempts` (fit, test, refit); with none left the qualifier is exhausted. After admission there is one test per
-    window; `patience` failures in a row pause the actor and start a new round of attempts. Unfreezing the backbones
-    resets everything but the list of used data, since a test on reused outcomes proves nothing (app:window-refresh).
+    `consecutive` passes in a row admit the actor; a failure before that starts the row again and uses up one of the
+    window's `attempts` (fit, test, refit). Under the rule `strict` every window starts without admission (Algorithm 1).
+    Under `sustained` admission lasts: one test per window, and `patience` failures in a row pause the actor and start a
+    new round of attempts (Section 4). Unfreezing the backbones resets everything but the list of used data, since a
+    test on reused outcomes proves nothing (app:window-refresh).
     """
 
-    def __init__(self, eta: float, consecutive: int, patience: int, attempts: int) -> None:
+    def __init__(
+        self, eta: float, consecutive: int, patience: int, attempts: int, rule: Literal["strict", "sustained"]
+    ) -> None:
         if not 0 <= eta < 1:
             raise UserError(f"qualify.eta = {eta} must lie in [0, 1)")
         if min(consecutive, patience, attempts) < 1:
             raise UserError("qualify.consecutive, qualify.patience and qualify.attempts must be at least 1")
         self.eta, self.consecutive, self.patience, self.attempts = eta, consecutive, patience, attempts
+        self.rule: str = rule
         self.admitted = False
         self.paused = False
+        self.given_up = False
+        """Whether the actor has gone on without the critics since they were last admitted."""
         self.passes = 0
         self.failures = 0
         self.spent = 0
@@ -96,9 +116,28 @@ class Qualifier:
         self.used: list[str] = []
 
     @property
+    def limit(self) -> int:
+        """Attempts of this window: one where the actor goes on without the critics anyway."""
+        return 1 if self.given_up else self.attempts
+
+    @property
     def exhausted(self) -> bool:
-        """The attempt budget is spent without admission: the run cannot go on."""
-        return not self.admitted and self.spent >= self.attempts
+        """The window's attempts are spent without admission."""
+        return not self.admitted and self.spent >= self.limit
+
+    def open_window(self) -> None:
+        """A window begins: its attempts are all there again, and under `strict` nothing is admitted."""
+        self.spent = 0
+        if self.rule == "strict":
+            self.admitted, self.passes, self.failures = False, 0, 0
+
+    def try_again(self) -> None:
+        """Another round of attempts in this window: the actor waits for as long as it takes."""
+        self.spent = 0
+
+    def give_up(self) -> None:
+        """The actor goes on without the critics until they are admitted."""
+        self.given_up = True
 
     def test(self, data: str, first: Score, second: Score) -> list[Event]:
         """Take one fresh test of both critics into account; returns the transitions it caused, in order."""
@@ -109,6 +148,8 @@ class Qualifier:
         self.used.append(data)
         self.tests += 1
         passed, detail = self._criterion(first, second)
+        if not passed and not self.admitted:
+            detail = f"attempt {self.spent + 1} of {self.limit}: {detail}"
         events = [self._event("passed" if passed else "failed", data, detail)]
         if first.flat or second.flat:
             events.append(self._event("no_variance", data, "held-out returns do not vary; R² is undefined"))
@@ -129,7 +170,7 @@ class Qualifier:
         self.passes += 1
         if self.admitted or self.passes < self.consecutive:
             return []
-        self.admitted, self.paused, self.spent = True, False, 0
+        self.admitted, self.paused, self.given_up, self.spent = True, False, False, 0
         return [self._event("admitted", data, f"{self.passes} consecutive fresh passes")]
 
     def _fail(self, data: str) -> list[Event]:
@@ -144,31 +185,29 @@ class Qualifier:
             ]
         self.spent += 1
         if self.exhausted:
-            return [self._event("exhausted", data, f"{self.spent} of {self.attempts} attempts failed")]
+            return [self._event("exhausted", data, f"{self.spent} of {self.limit} attempts failed")]
         return []
 
     def reset(self, reason: str) -> list[Event]:
         """Forget passes, failures and attempts, as when the backbones are unfrozen. Used data stay used."""
-        self.admitted, self.paused = False, False
+        self.admitted, self.paused, self.given_up = False, False, False
         self.passes = self.failures = self.spent = 0
         return [self._event("reset", "", reason)]
 
     def _event(self, kind: str, data: str, detail: str) -> Event:
         return Event(kind, self.tests, data, detail)
 
+    _FLAGS = ("admitted", "paused", "given_up")
     _COUNTERS = ("passes", "failures", "spent", "tests")
-    _RULES = ("eta", "consecutive", "patience", "attempts")
+    _RULES = ("eta", "consecutive", "patience", "attempts", "rule")
 
     def state_dict(self) -> dict[str, Any]:
-        flags = {"admitted": self.admitted, "paused": self.paused, "used": list(self.used)}
-        return flags | {name: getattr(self, name) for name in (*self._COUNTERS, *self._RULES)}
+        kept = {name: getattr(self, name) for name in (*self._FLAGS, *self._COUNTERS, *self._RULES)}
+        return {**kept, "used": list(self.used)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.admitted, self.paused = bool(state["admitted"]), bool(state["paused"])
         self.used = [str(name) for name in state["used"]]
-        for name in self._COUNTERS:
-            setattr(self, name, int(state[name]))
-        for name in self._RULES:
+        for name in (*self._FLAGS, *self._COUNTERS, *self._RULES):
             setattr(self, name, type(getattr(self, name))(state[name]))
 
 

@@ -1,29 +1,30 @@
 """Roles of texts: which texts serve which role, the ledger of what each window drew, and the count of rollouts.
 
-Every document has one role for the whole run, and all positions of a text share it, because one position's scoring text
-is another's visible prefix (app:data-contracts). Roles are assigned when the corpus is prepared; the ledger draws a
-role's texts window by window, never those of another role, and records every use. The trajectories generated for the
-roles are counted as in app:rollout-accounting.
+All positions of a text share its role, because one position's scoring text is another's visible prefix
+(app:data-contracts). Texts that normalise, calibrate, validate, set the scale, probe or qualify have that role for the
+whole run, assigned when the corpus is prepared: nothing else learns from them. The other training texts are a pool of
+two halves; in one window the actor learns from one and the critics from the other, and in the next they change over,
+so that documents that belong together never serve both at once. The ledger draws the texts window by window and
+records every use. The trajectories generated for the roles are counted as in app:rollout-accounting.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tfive.errors import RunFailed, UserError
-from tfive.rl.settings import TRAINING_ROLES, WindowSettings
+from tfive.rl.settings import HALVES, LEARNING, TRAINING_ROLES, WindowSettings
 from tfive.rng import philox
 
 if TYPE_CHECKING:
     from tfive.text.prepared import PreparedCorpus
 
-DEVELOP = "develop"
-"""The role of the development split: measured, never drawn."""
+MEASURED = {"development": "develop", "test": "test"}
+"""Split → the role of its texts: measured, never drawn."""
 
 REUSABLE = ("critic_fit", "qualify")
 """Roles that may draw a text again in the same window, with new thoughts, once all their texts were used in it."""
@@ -34,47 +35,59 @@ class RoleViolation(RunFailed):
 
 
 def role_shares(window: WindowSettings, per_text: int = 1) -> dict[str, dict[str, float]]:
-    """Roles of each split with their shares of its texts, in proportion to the texts a window draws.
-
-    With `per_text` positions a text, a role that needs a few items still needs a whole text; shares count such texts,
-    so that a split large enough for one window's roles together is large enough for each.
-    """
-    texts = {role: math.ceil(window.count(role) / per_text) for role in TRAINING_ROLES}
+    """Roles of each split with their shares of its texts, in proportion to the texts a window draws, so that a split
+    large enough for one window's roles together is large enough for each."""
     return {
-        "train": {role: count / texts["actor"] for role, count in texts.items() if count > 0},
+        "train": {role: float(count) for role, count in window.training_texts(per_text).items()},
         "calibration": {"qualify": 1.0},
-        "development": {DEVELOP: 1.0},
+        **{split: {role: 1.0} for split, role in MEASURED.items()},
     }
 
 
 class Ledger:
     """Draws each role's texts and records their use.
 
-    The texts used least often come first, in an order that is a counter-based function of the seed, the role and how
-    often they were used. So the draws of one role do not depend on those of another, and a resumed run draws what it
-    would have drawn.
+    Texts come in an order that is a counter-based function of the seed, the role and how often they were used, so a
+    resumed run draws what it would have drawn. The actor takes what it has met least, from its half of the pool first,
+    whatever other roles draw: methods learn from the same texts until one of them has used up the pool.
     """
 
-    def __init__(self, corpus: PreparedCorpus, window: WindowSettings, *, seed: int) -> None:
+    def __init__(
+        self, corpus: PreparedCorpus, window: WindowSettings, *, seed: int, roles: Collection[str] = TRAINING_ROLES
+    ) -> None:
+        """`roles` are those that the method draws; the actor also learns from the texts of those that it does not."""
         self._window, self._seed = window, seed
         self._fingerprint = corpus.fingerprint
         self._items = np.asarray(corpus.items_in, dtype=np.int64)
         self._role = np.asarray(corpus.role_of)
         _one_role_per_document(corpus)
-        self._texts = {str(role): self._of(role) for role in np.unique(self._role) if role != DEVELOP}
+        self._roles = tuple(role for role in (*TRAINING_ROLES, "qualify") if role in (*roles, "actor", "qualify"))
+        self._idle = tuple(role for role in TRAINING_ROLES if role not in (*roles, *LEARNING))
+        self._met = np.zeros(len(self._role), dtype=np.int32)
+        """How often the actor drew each text."""
         self._uses = np.zeros(len(self._role), dtype=np.int32)
+        """How often other roles did."""
         self._last = np.full(len(self._role), -1, dtype=np.int32)
         self._rows: list[dict[str, Any]] = []
         self._check_sizes()
 
-    def _of(self, role: str) -> npt.NDArray[np.int64]:
-        """Texts of a role that hold at least one item."""
-        return np.flatnonzero((self._role == role) & (self._items > 0))
+    def _groups(self, role: str, window: int) -> tuple[str, ...]:
+        """The groups of the corpus that a role draws from in a window, the preferred one first."""
+        if role not in LEARNING:
+            return (role,)
+        own, other = HALVES if window % 2 else HALVES[::-1]
+        if role == "critic_fit":
+            return (other,)
+        return (own, *self._idle) if "critic_fit" in self._roles else (own, *self._idle, other)
+
+    def _of(self, *groups: str) -> npt.NDArray[np.int64]:
+        """Texts of these groups that hold at least one item."""
+        return np.flatnonzero(np.isin(self._role, groups) & (self._items > 0))
 
     def _check_sizes(self) -> None:
-        for role in (*TRAINING_ROLES, "qualify"):
+        for role in self._roles:
+            held = min(int(self._items[self._of(*self._groups(role, window))].sum()) for window in (1, 2))
             needed = self._window.count(role)
-            held = int(self._items[self._texts[role]].sum()) if role in self._texts else 0
             if needed > held:
                 key = self._window.key_of(role)
                 raise UserError(
@@ -88,13 +101,12 @@ class Ledger:
         `attempt` numbers several draws of one role in one window: each takes texts the window has not used. When none
         is left, roles of `REUSABLE` start over (their thoughts are new), the others raise.
         """
-        if role not in self._texts:
-            raise RoleViolation(f"{role} is no role that texts are drawn for; there are {', '.join(self._texts)}")
+        if role not in self._roles:
+            raise RoleViolation(f"{role} is no role that texts are drawn for; there are {', '.join(self._roles)}")
         self._check_turn(role, window, attempt)
-        needed = self._window.count(role)
-        texts = self._texts[role]
-        fresh = texts[self._last[texts] != window]
-        chosen = self._first(role, fresh, needed)
+        groups, needed = self._groups(role, window), self._window.count(role)
+        texts = self._of(*groups)
+        chosen = self._first(role, texts[self._last[texts] != window], needed, groups[0])
         missing = needed - int(self._items[chosen].sum())
         if missing > 0 and role not in REUSABLE:
             raise RoleViolation(
@@ -102,16 +114,22 @@ class Ledger:
                 "a text serves a role once a window; prepare more text or lower window.items"
             )
         if missing > 0:
-            chosen = np.concatenate([chosen, self._first(role, np.setdiff1d(texts, chosen), missing)])
+            again = self._first(role, np.setdiff1d(texts, chosen), missing, groups[0])
+            chosen = np.concatenate([chosen, again])
         self._record(role, window, attempt, chosen)
         return chosen
 
-    def _first(self, role: str, texts: npt.NDArray[np.int64], needed: int) -> npt.NDArray[np.int64]:
-        """The first texts of the role's order that together hold the needed items."""
-        uses = self._uses[texts]
-        words = philox(self._seed, f"ledger/{role}", uses, texts)
-        turn = texts[np.lexsort((texts, words[:, 1], words[:, 0], uses))]
-        return turn[: int((np.cumsum(self._items[turn]) < needed).sum()) + 1] if needed > 0 else turn[:0]
+    def _first(self, role: str, texts: npt.NDArray[np.int64], needed: int, preferred: str) -> npt.NDArray[np.int64]:
+        """The first texts of the role's order that together hold the needed items.
+
+        Critics prefer texts that the actor has not met, since those it is about to learn from are such, too.
+        """
+        met, uses, elsewhere = self._met[texts], self._uses[texts], self._role[texts] != preferred
+        turn, keys = (met, (elsewhere, met)) if role == "actor" else (uses, (uses, met))
+        words = philox(self._seed, f"ledger/{role}", turn, texts)
+        # The last key counts first.
+        order = texts[np.lexsort((texts, words[:, 1], words[:, 0], *keys))]
+        return order[: int((np.cumsum(self._items[order]) < needed).sum()) + 1] if needed > 0 else order[:0]
 
     def _check_turn(self, role: str, window: int, attempt: int) -> None:
         for row in reversed(self._rows):
@@ -124,7 +142,7 @@ class Ledger:
                 return
 
     def _record(self, role: str, window: int, attempt: int, chosen: npt.NDArray[np.int64]) -> None:
-        self.check(role, chosen)
+        self.check(role, chosen, window)
         self._rows.append(
             {
                 "role": role,
@@ -132,41 +150,51 @@ class Ledger:
                 "attempt": attempt,
                 "texts": len(chosen),
                 "items": int(self._items[chosen].sum()),
-                "reused": int((self._uses[chosen] > 0).sum()),
+                "reused": int((self._met + self._uses)[chosen].astype(bool).sum()),
                 "again": int((self._last[chosen] == window).sum()),
             }
         )
-        self._uses[chosen] += 1
+        counted = self._met if role == "actor" else self._uses
+        counted[chosen] += 1
         self._last[chosen] = window
 
-    def check(self, role: str, texts: Sequence[int] | npt.NDArray[np.integer]) -> None:
-        """Raise unless every one of these texts belongs to `role`."""
+    def check(self, role: str, texts: Sequence[int] | npt.NDArray[np.integer], window: int) -> None:
+        """Raise unless `role` may draw every one of these texts in this window."""
         numbers = np.asarray(texts, dtype=np.int64)
-        wrong = numbers[self._role[numbers] != role]
+        wrong = numbers[~np.isin(self._role[numbers], self._groups(role, window))]
         if len(wrong):
-            raise RoleViolation(f"text {wrong[0]} belongs to the role {self._role[wrong[0]]}, not to {role}")
+            raise RoleViolation(
+                f"text {wrong[0]} belongs to {self._role[wrong[0]]}, which does not serve {role} in window {window}"
+            )
 
     def rows(self) -> list[dict[str, Any]]:
         """Every draw: role, window, attempt, texts, items, and how many were used before and in this window."""
         return [dict(row) for row in self._rows]
 
-    def roles(self) -> dict[str, dict[str, int]]:
-        """What each role has and has used: texts, items, texts used at least once, most uses of one text."""
-        return {
-            role: {
-                "texts": len(texts),
-                "items": int(self._items[texts].sum()),
-                "used": int((self._uses[texts] > 0).sum()),
-                "most_uses": int(self._uses[texts].max(initial=0)),
-            }
-            for role, texts in self._texts.items()
-        }
+    def draws(self, windows: int) -> dict[str, float]:
+        """How often a run of so many windows draws a text for actor and critics: the mean over the texts each may
+        have, at one round of fitting a window."""
+        found = {}
+        for role in LEARNING:
+            if role in self._roles:
+                texts = self._of(*self._groups(role, 1), *self._groups(role, 2))
+                found[role] = windows * self._window.count(role) / int(self._items[texts].sum())
+        return found
+
+    def shared_draw(self, window: int) -> npt.NDArray[np.int64] | None:
+        """The actor's texts of a closed window if every method draws the same there: all from its half of the pool,
+        all for the first time. None if not, or if it drew none."""
+        drawn = next((row for row in self._rows if (row["role"], row["window"]) == ("actor", window)), None)
+        chosen = np.flatnonzero((self._last == window) & (self._role == self._groups("actor", window)[0]))
+        shared = drawn is not None and drawn["texts"] == len(chosen) and bool((self._met[chosen] == 1).all())
+        return chosen if shared else None
 
     def state_dict(self) -> dict[str, Any]:
         """All uses and draws, and which corpus and seed they belong to."""
         return {
             "corpus": self._fingerprint,
             "seed": self._seed,
+            "met": self._met.copy(),
             "uses": self._uses.copy(),
             "last": self._last.copy(),
             "rows": self.rows(),
@@ -176,6 +204,7 @@ class Ledger:
         """Continue from a `state_dict`; that of another corpus or seed is refused."""
         if (state["corpus"], state["seed"]) != (self._fingerprint, self._seed):
             raise UserError("the ledger belongs to another prepared corpus or seed; resume with the run's own settings")
+        self._met[:] = np.asarray(state["met"])
         self._uses[:] = np.asarray(state["uses"])
         self._last[:] = np.asarray(state["last"])
         self._rows = [dict(row) for row in state["rows"]]
@@ -195,8 +224,11 @@ def _one_role_per_document(corpus: PreparedCorpus) -> None:
         raise RoleViolation(f"document {int(served.argmax())} serves two roles; prepare the corpus again")
 
 
-AUXILIARY_ROLES = ("critic_fit", "qualify", "pilot", "head_train", "head_validate", "scale", "extra")
-"""Roles whose trajectories do not train the actor; retries, rejected attempts and probes are `extra`."""
+AUXILIARY_ROLES = (
+    "critic_fit", "qualify", "pilot", "head_train", "head_validate", "scale", "extra", *MEASURED.values(),
+)  # fmt: skip
+"""Roles whose trajectories do not train the actor. The paper's n_extra (retries, rejected attempts, diagnostics) is
+`extra`, which are the probes, and the measurements; a retry is counted under the role it repeats."""
 
 
 def auxiliary_rollouts(counts: Mapping[str, int]) -> int:

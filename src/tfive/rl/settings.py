@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -10,6 +11,13 @@ from tfive.section import Section
 
 TRAINING_ROLES = ("critic_fit", "pilot", "head_train", "head_validate", "actor", "scale", "probe")
 """Roles filled from the training split; `qualify` is filled from the calibration split."""
+
+LEARNING = ("actor", "critic_fit")
+"""Roles that share a pool of training texts; each other one has texts of its own."""
+
+HALVES = ("pool_1", "pool_2")
+"""The two halves of the pool, as `tfive data` names them: in one window the actor learns from one and the critics from
+the other, in the next they change over."""
 
 DERIVED_ROLES = {"scale": ("pilot", 1.0), "head_validate": ("head_train", 0.5)}
 """Role → the key of `[window]` it follows, and its part of that: the paper's N/8 and N/8, N/2 and N/4. They do not
@@ -56,6 +64,15 @@ class WindowSettings(Section):
         key, factor = DERIVED_ROLES.get(role, (role, 1.0))
         share: float = factor * getattr(self, key)
         return max(1, round(self.items * share)) if share > 0 else 0
+
+    def training_texts(self, per_text: int) -> dict[str, int]:
+        """Texts that each group of the training split must hold for one window, at `per_text` positions a text.
+
+        A role that needs a few items still needs a whole text.
+        """
+        texts = {role: math.ceil(self.count(role) / per_text) for role in TRAINING_ROLES}
+        half = max(texts.pop(role) for role in LEARNING)
+        return dict.fromkeys(HALVES, half) | {role: count for role, count in texts.items() if count > 0}
 
     @staticmethod
     def key_of(role: str) -> str:
@@ -129,15 +146,16 @@ class CriticSettings(Section):
 
     warmup_rounds: int = Field(3, ge=1)
     """Fitting rounds (a fresh set, `passes` passes over it) before the actor's first step where no test decides that:
-    `quiet-star-ppo`, and T⁵ with `qualify.mode = fixed`. Later windows have one each."""
+    `quiet-star-ppo`, and T⁵ with `qualify.rule = fixed`. Later windows have one each."""
 
 
 class QualifySettings(Section):
-    """When critics are good enough for the actor to move."""
+    """When critics are good enough for the actor to move, and what happens while they are not."""
 
-    mode: Literal["gate", "fixed"] = "gate"
-    """`gate`: the actor waits for critics that pass. `fixed`: it waits for `critic.warmup_rounds`, and tests are only
-    reported (an ablation)."""
+    rule: Literal["strict", "sustained", "fixed"] = "strict"
+    """`strict` (Algorithm 1): `consecutive` fresh passes in every window; no step on critics that did not pass in it.
+    `sustained` (Section 4): once admitted, one test a window, and `patience` failures in a row pause the actor. `fixed`
+    (an ablation): the actor waits for `critic.warmup_rounds`; tests are made and decide nothing."""
 
     eta: float = Field(0.1, ge=0, lt=1)
     """The weaker critic's held-out R² must reach this."""
@@ -146,10 +164,16 @@ class QualifySettings(Section):
     """m: fresh tests in a row that admit."""
 
     patience: int = Field(2, ge=1)
-    """Failures in a row, once admitted, that pause the actor."""
+    """Failures in a row, once admitted, that pause the actor; `rule = sustained` alone reads it."""
 
     attempts: int = Field(5, ge=1)
-    """Failed tests before admission after which the run stops."""
+    """Failed tests of a window without admission after which `on_failure` decides."""
+
+    on_failure: Literal["stop", "wait", "baseline"] = "baseline"
+    """When the attempts are spent. `stop`: the run ends. `wait` (Algorithm 1): the actor waits and the critics are
+    refitted until they pass, however long. `baseline`: this window's update takes the mean return of the other thoughts
+    of the batch in place of critics; each later window gives the critics one attempt until they pass. Updates made so
+    are counted, and the first line of the summary says so."""
 
 
 class GaeSettings(Section):
@@ -203,6 +227,11 @@ class AnchorSettings(Section):
     next_token: float = Field(1.0, ge=0)
     """Weight of the next-token loss on the text itself; 0 leaves it out."""
 
+    lr: float | None = Field(None, gt=0)
+    """Peak learning rate of the anchors alone; none: one update of policy and anchors together by `optimizer.lr`. With
+    a rate each step is two updates with moments of their own, the policy's by `optimizer.lr`, then the anchors': AdamW
+    takes steps of the same size whatever a loss weighs, so weights alone cannot slow one of them down."""
+
     answers: bool = True
     """Whether the next-token loss also takes the H tokens after every selected position; `false` leaves them out, so
     that few answers that come again and again are not learned by heart."""
@@ -242,6 +271,38 @@ class OptimizerSettings(Section):
 
     bf16_update: Literal["master", "stochastic"] = "master"
     """How bfloat16 weights are trained: with a float32 master copy, or alone (4 bytes less) by stochastic rounding."""
+
+
+class WarmstartSettings(Section):
+    """Thoughts learned by likelihood before the first window, whatever the method."""
+
+    source: Literal["off", "hindsight", "given"] = "off"
+    """Where they come from: drawn with the continuation in sight, without copies of it, kept where they help more than
+    thoughts of other texts; or workings in the rows of `path`, at the matches of `text.positions.pattern`."""
+
+    path: str | None = None
+    """File of rows with `text` and `workings` (one for each match, as it stands between the delimiters)."""
+
+    rounds: int = Field(2, ge=1)
+    """How often thoughts are drawn anew and learned; given ones are learned in one round."""
+
+    items: int = Field(512, ge=2)
+    """Positions at which thoughts are drawn in a round."""
+
+    samples: int = Field(8, ge=1)
+    """Thoughts drawn at each position, of which the best is learned."""
+
+    steps: int = Field(60, ge=1)
+    """Updates of a round, each on about 32 thoughts."""
+
+    lr: float = Field(1e-5, gt=0)
+    """Peak learning rate of these updates; it rises over a tenth of them and then falls to 0."""
+
+    @model_validator(mode="after")
+    def _has_a_path_for_given_ones(self) -> WarmstartSettings:
+        if (self.source == "given") != (self.path is not None):
+            raise ValueError("path names the file of given workings: set source to given and path, or neither")
+        return self
 
 
 class GateSettings(Section):

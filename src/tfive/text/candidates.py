@@ -63,11 +63,14 @@ def apportion(total: int, shares: Sequence[float]) -> list[int]:
 class Groups:
     """All groups in a fixed order, and the rule that sends a document to one of them."""
 
-    def __init__(self, sequences: Sequences, shares: Shares, seed: int, split_by: str | None = None) -> None:
+    def __init__(
+        self, sequences: Sequences, shares: Shares, seed: int, split_by: Mapping[str, str] | None = None
+    ) -> None:
+        """`split_by` is the pattern of each source that has one."""
         self.seed = seed
-        self.split_by = None if split_by is None else re.compile(split_by)
-        self.matched = 0
-        """Documents in which `split_by` was found."""
+        self.split_by = {source: re.compile(pattern) for source, pattern in (split_by or {}).items()}
+        self.matched: set[str] = set()
+        """Sources in which their pattern was found."""
         self.all: list[Group] = []
         self._split_bounds = _upper_bounds([getattr(sequences, split) for split in SPLITS])
         self._role_bounds: list[npt.NDArray[np.float64]] = []
@@ -94,14 +97,15 @@ class Groups:
             groups[here] = first + np.searchsorted(bounds, points[here], side="right")
         return groups
 
-    def of_texts(self, texts: Sequence[str], words: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-        """The same, but a document in which `split_by` is found goes by what its group holds."""
-        if self.split_by is None:
+    def of_texts(self, source: str, texts: Sequence[str], words: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+        """The same, but a document in which its source's pattern is found goes by what the group of that holds."""
+        pattern = self.split_by.get(source)
+        if pattern is None:
             return self.of(words)
-        matches = [self.split_by.search(text) for text in texts]
-        shared = [None if match is None else match[1] for match in matches]
-        self.matched += sum(part is not None for part in shared)
-        return self.of(digest_words(text if part is None else part for text, part in zip(texts, shared)))
+        matches = [pattern.search(text) for text in texts]
+        if any(matches):
+            self.matched.add(source)
+        return self.of(digest_words(text if match is None else match[1] for text, match in zip(texts, matches)))
 
 
 def _upper_bounds(weights: Sequence[float]) -> npt.NDArray[np.float64]:
@@ -176,7 +180,7 @@ def scan(
         source = number_of[file.source]
         documents = telemetry.progress(reader.documents(file), f"reading {file.source}: {file.name}")
         for records, texts in batches(documents, 1024):
-            candidates, group = _candidates(groups, number, records, texts)
+            candidates, group = _candidates(groups, file.source, number, records, texts)
             for one in np.unique(group):
                 pools[one][source].add(candidates[group == one])
     kept = [[pool.kept() for pool in row] for row in pools]
@@ -205,7 +209,7 @@ def batches(
 
 
 def _candidates(
-    groups: Groups, file: int, records: list[int], texts: list[str]
+    groups: Groups, source: str, file: int, records: list[int], texts: list[str]
 ) -> tuple[Candidates, npt.NDArray[np.int64]]:
     words = digest_words(texts)
     drawn = philox(groups.seed, "text/order", *(words[:, i].astype(np.int64) for i in range(4)))
@@ -216,7 +220,7 @@ def _candidates(
     found["high"], found["low"] = halves[:, 0], halves[:, 1]
     found["file"], found["record"] = file, records
     found["bytes"] = [len(text.encode()) for text in texts]
-    return found, groups.of_texts(texts, words)
+    return found, groups.of_texts(source, texts, words)
 
 
 def _drop_across_sources(pools: list[list[Candidates]]) -> int:

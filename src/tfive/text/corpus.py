@@ -150,8 +150,6 @@ def _identity(
     """Everything the prepared bytes depend on: contents of files, never their paths."""
     plain = settings.model_dump(mode="json", exclude={"sources", "cache", "workers", "decontaminate"})
     plain["seed"] = SEED
-    if settings.split_by is None:
-        del plain["split_by"]  # corpora prepared before there was such a key stay what they are
     plain["positions"] |= {"entropy_quantile": ENTROPY_QUANTILE, "pattern_reach": PATTERN_REACH, "min_context": 1}
     sources = []
     for source in sorted(settings.sources, key=lambda one: one.name):
@@ -194,7 +192,9 @@ def _build(
     """Write all arrays into `folder`; returns what the manifest says beside the identity."""
     scratch = folder / "scratch"
     scratch.mkdir()
-    groups = Groups(settings.sequences, roles, SEED, settings.split_by)
+    groups = Groups(
+        settings.sequences, roles, SEED, {one.name: one.split_by for one in settings.sources if one.split_by}
+    )
     shares = shares_of(sorted(settings.sources, key=lambda one: one.name))
     names = list(shares)
     quotas = [apportion(group.sequences * settings.sequence_length, list(shares.values())) for group in groups.all]
@@ -247,9 +247,10 @@ def _fill_quotas(
         scanned = scan(files, names, groups, quotas, reader, telemetry, bytes_per_token)
         if not any(tally.documents for tally in reader.tallies.values()):
             raise UserError(f"text.sources: no text in {', '.join(str(file.path) for file in files[:3])}")
-        if groups.split_by is not None and not groups.matched:
+        for source in groups.split_by.keys() - groups.matched:
             raise UserError(
-                f"text.split_by = {groups.split_by.pattern!r} is found in no document; correct it, or drop the key"
+                f"source {source}: split_by = {groups.split_by[source].pattern!r} is found in no document; correct it, "
+                "or drop the key"
             )
         store = TokenStore(scratch / "tokens.bin")
         shares = fill(scanned, quotas, files, reader, encode, store, telemetry)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfive.errors import UserError
+from tfive.extras import install_hint
 
 CHUNK = 1 << 20
 LONGEST_ROW = 64 << 20
@@ -79,7 +80,7 @@ def _unzstd(path: Path) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError as error:
-        raise UserError(f"{path}: reading .zst files needs the zstd extra (pip install 'tfive[zstd]')") from error
+        raise UserError(f"{path}: reading .zst files needs a package: {install_hint('zstd')}") from error
     frame = None
     try:
         with path.open("rb") as file:
@@ -142,7 +143,7 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise UserError(f"{path}: reading .parquet needs the parquet extra (pip install 'tfive[parquet]')") from error
+        raise UserError(f"{path}: reading .parquet needs a package: {install_hint('parquet')}") from error
     try:
         # Pre-buffering would hold whole row groups; a stream buffer and small batches keep memory to a few pages.
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=CHUNK) as file:

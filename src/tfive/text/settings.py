@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tfive.section import Section
 
-SPLITS = ("train", "calibration", "development")
+SPLITS = ("train", "calibration", "development", "test")
 KINDS = ("match", "entropy", "every", "uniform")
 """Kinds of position, in the order in which they choose; what one kind cannot fill goes to those after it."""
 
@@ -64,6 +64,22 @@ class TextSource(Section):
     """What stands between two documents of a .txt file; none means that a file is one document."""
     share: float = Field(1.0, gt=0, allow_inf_nan=False)
     """Share of the tokens of every split, relative to the other sources."""
+    split_by: str | None = None
+    """Regular expression with one group: documents whose first match has the same text in it stay in one split and
+    role, as several versions of one problem must. A document without a match goes by its whole text, as all do with
+    `none`."""
+
+    @field_validator("split_by")
+    @classmethod
+    def _one_group(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            try:
+                groups = re.compile(pattern).groups
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is not a regular expression ({error})") from error
+            if groups != 1:
+                raise ValueError(f"{pattern!r} has {groups} groups; mark the part that versions share with one (…)")
+        return pattern
 
     @model_validator(mode="after")
     def _one_origin(self) -> TextSource:
@@ -85,6 +101,8 @@ class Sequences(Section):
     """Sequences of the calibration split (critic qualification)."""
     development: int = Field(1_024, ge=1)
     """Sequences of the development split (progress and selection)."""
+    test: int = Field(128, ge=2)
+    """Sequences of the test split, all measured once when training is over (results; they choose nothing)."""
 
 
 class Positions(Section):
@@ -152,10 +170,6 @@ class TextSettings(Section):
     """Sequences of each split."""
     positions: Positions = Positions()
     """Where thoughts may stand."""
-    split_by: str | None = None
-    """Regular expression with one group: documents whose first match has the same text in it stay in one split and
-    role, as several versions of one problem must. A document without a match goes by its whole text, as all do with
-    `none`."""
     end_of_document: str = "auto"
     """Token put after every document: a token of the vocabulary, `none`, or `auto` (`<|endoftext|>` where the tokenizer
     knows it, else its end-of-sequence token, else none)."""
@@ -169,18 +183,6 @@ class TextSettings(Section):
     """Folder of prepared corpora; none means the user's cache folder."""
     workers: int = Field(1, ge=1)
     """Processes that tokenize; the result does not depend on it."""
-
-    @field_validator("split_by")
-    @classmethod
-    def _one_group(cls, pattern: str | None) -> str | None:
-        if pattern is not None:
-            try:
-                groups = re.compile(pattern).groups
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is not a regular expression ({error})") from error
-            if groups != 1:
-                raise ValueError(f"{pattern!r} has {groups} groups; mark the part that versions share with one (…)")
-        return pattern
 
     @field_validator("sources")
     @classmethod

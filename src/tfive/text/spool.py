@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tfive.errors import UserError
+from tfive.extras import install_hint
 from tfive.rng import permutation
 from tfive.telemetry import Telemetry
 from tfive.text.files import Staging, sha256, sync
@@ -102,7 +103,7 @@ def _hub_rows(source: TextSource, config: str | None, commit: str) -> Iterator[d
         import datasets
     except ImportError as error:
         raise UserError(
-            f"source {source.name}: reading {source.hub} from the hub needs the hub extra (pip install 'tfive[hub]')"
+            f"source {source.name}: reading {source.hub} from the hub needs a package: {install_hint('hub')}"
         ) from error
     try:
         stream = datasets.load_dataset(

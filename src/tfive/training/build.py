@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from tfive.config.config import Config
-from tfive.errors import UserError
 from tfive.inference.thought_model import plan_for
 from tfive.methods.method import Kit, Method
 from tfive.models.load import Loaded
@@ -19,12 +18,13 @@ from tfive.rl.critic_files import load_critics
 from tfive.rl.critics import Critics
 from tfive.rl.gate import Gate
 from tfive.rl.optimizer import MasterOptimizer
-from tfive.rl.roles import Ledger
+from tfive.rl.roles import MEASURED, Ledger
 from tfive.rl.rollout import Rollout
 from tfive.rl.snapshots import Snapshots
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
-from tfive.training.develop import Development
+from tfive.training.develop import MeasuredTexts
+from tfive.training.warmstart import WarmStart
 from tfive.tree.admission import admit
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.gated import GATES, ReadingGates
@@ -45,7 +45,12 @@ class Assembly:
     gate: Gate | None
     critics: Critics | None
     method: Method[Any]
-    development: Development
+    development: MeasuredTexts
+    """Texts by which progress is watched and settings are chosen."""
+    test: MeasuredTexts
+    """Texts that choose nothing: measured once, when training is over."""
+    warmstart: dict[str, Any] | None = None
+    """What the warm start did, where there was one."""
 
     @property
     def reader(self) -> TreeModel:
@@ -53,13 +58,21 @@ class Assembly:
         return self.actor.reader
 
     @property
+    def draws(self) -> dict[str, float]:
+        """How often the whole run draws a training text, by what learns from it."""
+        return self.ledger.draws(self.config.window.windows) if self.config.spec.trains else {}
+
+    @property
     def plan(self) -> ThoughtPlan:
         """The shape of every measured thought."""
         return self.base.plan
 
 
-def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Telemetry) -> Assembly:
-    """Admit the model by probe, copy the frozen base, and put the method's parts together."""
+def build(
+    config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Telemetry, warmed: WarmStart | None = None
+) -> Assembly:
+    """Admit the model by probe, copy the frozen base, and put the method's parts together; `warmed`: what the run
+    begins with beside the weights."""
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=config.group)
     single = replace(plan, group=1)
     frozen = copy.deepcopy(loaded.model).requires_grad_(False)
@@ -68,9 +81,10 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
     base = TreeModel(frozen, single, config.engine.options(), _delimiters(frozen, single, trainable=False), shut)
     with telemetry.phase("admit"):
         admit(base, corpus.sequence_length + plan.reach)
-    actor = _actor(config, loaded, plan)
-    ledger, snapshots = Ledger(corpus, config.window, seed=config.run.seed), Snapshots()
-    spec, engine = config.spec, actor.engine
+    actor = _actor(config, loaded, plan, warmed)
+    spec, engine, snapshots = config.spec, actor.engine, Snapshots()
+    drawn = (*spec.roles_of(config), *spec.first_roles)
+    ledger = Ledger(corpus, config.window, seed=config.run.seed, roles=drawn)
     gate = None
     if config.gate.passes and spec.thinks:
         gate = Gate(base.width, config.gate, seed=config.run.seed, device=base.device)
@@ -81,7 +95,18 @@ def build(config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Tel
     common = {"rollout": rollout, "actor": actor, "snapshots": snapshots, "telemetry": telemetry, "gate": gate}
     method: Method[Any] = spec.load().assemble(Kit(config, common, critics))
     return Assembly(
-        config, loaded, corpus, ledger, actor, base, gate, critics, method, _development(config, corpus, base)
+        config,
+        loaded,
+        corpus,
+        ledger,
+        actor,
+        base,
+        gate,
+        critics,
+        method,
+        development=_measured(config, corpus, base, "development", config.run.develop_items),
+        test=_measured(config, corpus, base, "test"),
+        warmstart=None if warmed is None else warmed.report,
     )
 
 
@@ -120,9 +145,13 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan) -> Critics | None:
     return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows)
 
 
-def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan) -> Actor:
+def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None) -> Actor:
     model = loaded.model.requires_grad_(True)
     delimiters, gates = _delimiters(model, plan, trainable=True), _gates(model, plan, trainable=True)
+    if warmed is not None and delimiters is not None and warmed.delimiters is not None:
+        delimiters.load_state_dict(warmed.delimiters)
+    if warmed is not None and gates is not None and warmed.gates is not None:
+        gates.load_state_dict(warmed.gates)
     engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
     named = list(model.named_parameters())
     if delimiters is not None:
@@ -155,23 +184,19 @@ def _gates(model: Any, plan: ThoughtPlan, *, trainable: bool) -> ReadingGates | 
     return ReadingGates.of(model).requires_grad_(trainable) if plan.gated else None
 
 
-def _development(config: Config, corpus: PreparedCorpus, base: TreeModel) -> Development:
-    """The first development sequences (after those passed over) that together hold the items asked for."""
-    numbers = corpus.sequences("development")[config.run.develop_after :]
-    if not len(numbers):
-        raise UserError(
-            f"run.develop_after = {config.run.develop_after}: the prepared corpus has only "
-            f"{len(corpus.sequences('development'))} development texts; pass over fewer"
-        )
-    items = corpus.items_in[numbers].cumsum()
-    enough = int((items < config.run.develop_items).sum()) + 1
-    chosen = numbers[:enough]
-    kinds = torch.from_numpy(corpus.kinds[chosen].astype("int64"))
-    return Development(
-        corpus.batch(chosen).to(base.device),
-        kinds,
+def _measured(
+    config: Config, corpus: PreparedCorpus, base: TreeModel, split: str, items: int | None = None
+) -> MeasuredTexts:
+    """The first sequences of a split that together hold the items asked for, or all."""
+    numbers = corpus.sequences(split)
+    if items is not None:
+        numbers = numbers[: int((corpus.items_in[numbers].cumsum() < items).sum()) + 1]
+    return MeasuredTexts(
+        corpus.batch(numbers).to(base.device),
+        torch.from_numpy(corpus.kinds[numbers].astype("int64")),
         base,
         config.sampling,
+        role=MEASURED[split],
         seed=config.run.seed,
         rows=config.run.rollout_texts,
     )

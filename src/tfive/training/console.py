@@ -20,6 +20,9 @@ COLUMNS = (
     ("length", "development.mean_thought_length", ".1f"),
 )
 
+LEARNS = {"actor": "the actor", "critic_fit": "the critics (one fit a window)"}
+"""Roles that learn from training texts, in words."""
+
 
 class Console:
     """Writes to standard error, so that `--json` on standard output stays clean. Writes nothing when quiet."""
@@ -34,48 +37,61 @@ class Console:
             # Looked up at every call: while a progress bar is drawn, rich puts its own stream there.
             print(line, file=sys.stderr, flush=True)
 
+    def draws(self, draws: dict[str, float]) -> None:
+        """How often the run will draw a text, before it begins; above once, a model begins to know its texts."""
+        if not draws:
+            return
+        times = ", ".join(f"{count:.2f} times for {LEARNS[role]}" for role, count in draws.items())
+        warning = "; warning: texts come again, raise text.sequences.train or run fewer windows"
+        self.say(f"each training text is drawn {times}{warning if max(draws.values()) > 1 else ''}")
+
     def event(self, what: str, detail: str) -> None:
         """A transition of the method."""
         self.say(f"  {what}: {detail}")
 
     def window(self, report: dict[str, Any]) -> None:
-        """One row of the table; the heading comes again every twenty rows."""
+        """One row of the table; the heading comes again every twenty rows. Gains are those of development texts."""
+        if self._rows == 0:
+            self.say("gains and ℓ₀ drift on development texts, where they were measured")
         if self._rows % 20 == 0:
             self.say("  ".join(f"{title:>8}" for title, _, _ in COLUMNS))
         self._rows += 1
         self.say("  ".join(f"{_show(_find(report, path), form):>8}" for _, path, form in COLUMNS))
 
     def summary(self, summary: dict[str, Any]) -> None:
-        """Every gain before and after training, beside its controls: an empty thought, random tokens."""
-        low, high = summary["dev_content_gain_interval"]
+        """Every gain on test texts before and after training, beside its controls: an empty thought, random tokens."""
+        low, high = summary["test_content_gain_interval"]
         windows = "1 window" if summary["windows"] == 1 else f"{summary['windows']} windows"
         self.say("")
+        if summary.get("note"):
+            self.say(f"note: {summary['note']}")
         self.say(f"{windows}, {summary['seconds']:.0f} s, {summary['generated_tokens']:,} thought tokens")
-        self.say(f"development texts, nats per token (positive is better), {summary['reading']} reading of thoughts")
+        self.say(f"test texts, nats per token (positive is better), {summary['reading']} reading of thoughts")
         for title, line in (
-            ("thought gain", f"{summary['dev_thought_gain_start']:+.4f} → {summary['dev_thought_gain_end']:+.4f}"),
+            ("thought gain", f"{summary['test_thought_gain_start']:+.4f} → {summary['test_thought_gain_end']:+.4f}"),
             (
                 "content gain",
-                f"{summary['dev_content_gain_start']:+.4f} → {summary['dev_content_gain_end']:+.4f}"
+                f"{summary['test_content_gain_start']:+.4f} → {summary['test_content_gain_end']:+.4f}"
                 f"  (95 % interval {low:+.4f} … {high:+.4f})",
             ),
-            ("gain over the base model", f"{summary['dev_gain_vs_base_end']:+.4f}"),
-            ("an empty thought instead", f"{summary['dev_empty_gain_end']:+.4f}"),
-            ("random tokens instead", f"{summary['dev_random_gain_end']:+.4f}"),
+            ("gain over the base model", f"{summary['test_gain_vs_base_end']:+.4f}"),
+            ("an empty thought instead", f"{summary['test_empty_gain_end']:+.4f}"),
+            ("random tokens instead", f"{summary['test_random_gain_end']:+.4f}"),
             (
                 "loss without a thought",
-                f"{summary['dev_no_thought_loss_start']:.4f} → {summary['dev_no_thought_loss_end']:.4f}",
+                f"{summary['test_no_thought_loss_start']:.4f} → {summary['test_no_thought_loss_end']:.4f}",
             ),
         ):
             self.say(f"  {title:<26}{line}")
-        if summary["dev_mixed_gain_end"] is not None:
-            low, high = summary["dev_mixed_gain_interval"]
+        if summary["test_mixed_gain_end"] is not None:
+            low, high = summary["test_mixed_gain_interval"]
             self.say(
-                f"  {'mixed gain':<26}{summary['dev_mixed_gain_end']:+.4f}  (95 % interval {low:+.4f} … {high:+.4f}; "
-                f"constant gate {summary['dev_mixed_gain_constant']:+.4f}, another's thought "
-                f"{summary['dev_mixed_gain_other']:+.4f})"
+                f"  {'mixed gain':<26}{summary['test_mixed_gain_end']:+.4f}  (95 % interval {low:+.4f} … {high:+.4f}; "
+                f"constant gate {summary['test_mixed_gain_constant']:+.4f}, another's thought "
+                f"{summary['test_mixed_gain_other']:+.4f})"
             )
-            self.say(f"  {'gate':<26}mean {summary['mean_gate']:.3f}, deviation {summary['gate_deviation']:.3f}")
+            mean, deviation = summary["test_mean_gate"], summary["test_gate_deviation"]
+            self.say(f"  {'gate':<26}mean {mean:.3f}, deviation {deviation:.3f}")
 
 
 def _find(report: dict[str, Any], path: str) -> Any:

@@ -1,8 +1,9 @@
-"""Measuring on the development texts: gains with every control, and mixed gain on texts the gate never saw."""
+"""Measuring on development or test texts: gains with every control, and mixed gain on texts the gate never saw."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.outputs import Scores
 from tfive.tree.settings import SamplingSettings
 
+SCORED = 5
+"""Continuations scored per item: after its own thought, another's, an empty one and random tokens, and without one."""
 
-class Development:
+
+class MeasuredTexts:
     """The same items every time, with the same random numbers, so that two measurements differ by the model alone.
 
     Every method is measured with one thought an item, however many it trains on: engines come with a group of 1.
@@ -33,14 +37,19 @@ class Development:
         base: TreeModel,
         sampling: SamplingSettings,
         *,
+        role: str,
         seed: int,
         rows: int,
     ) -> None:
-        self.texts, self.kind_BP, self.sampling, self.seed, self.rows = texts, kind_BP, sampling, seed, rows
-        self.base_no_thought_BR = no_thought_losses(base, texts, rows=rows)
-        self.horizon = base.plan.horizon
+        self.texts, self.kind_BP, self.base, self.sampling = texts, kind_BP, base, sampling
+        self.role, self.seed, self.rows = role, seed, rows
         self.thoughts: Thoughts | None = None
         """Those of the last measurement."""
+
+    @cached_property
+    def base_no_thought_BR(self) -> Tensor:
+        """The yardstick that training cannot move."""
+        return no_thought_losses(self.base, self.texts, rows=self.rows)
 
     def measure(self, engine: TreeModel, gate: Gate | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All gains as plain numbers with 95 % intervals, each kind of position also by itself; and item by item."""
@@ -56,6 +65,7 @@ class Development:
             base_no_thought_BR=self.base_no_thought_BR,
             kind_BP=self.kind_BP,
             seed=self.seed,
+            role=self.role,
             rows=self.rows,
             on_scores=None if gate is None else keep,
         )
@@ -74,19 +84,33 @@ class Development:
             items |= mixed.gains_I
         return found, items
 
-    def samples(self, decode: Callable[[list[int]], str], count: int = 4) -> list[dict[str, str]]:
-        """A few thoughts of the last measurement as text, with what stands before and after them."""
+    def amounts(self) -> dict[str, int]:
+        """What the last measurement generated and scored: one thought an item, and the continuation after it, after
+        each of the three controls and without a thought."""
+        thoughts = self._measured()
+        count = int(thoughts.valid_BR.sum())
+        return {
+            "trajectories": count,
+            "generated_tokens": int(thoughts.length_BR[thoughts.valid_BR].sum()),
+            "scored_tokens": SCORED * count * self.base.plan.horizon,
+        }
+
+    def _measured(self) -> Thoughts:
         if self.thoughts is None:
             raise ValueError("nothing has been measured yet")
-        shown = []
-        for row, branch in self.thoughts.valid_BR.nonzero()[:count].tolist():
-            position, length = int(self.texts.positions_BP[row, branch]), int(self.thoughts.length_BR[row, branch])
+        return self.thoughts
+
+    def samples(self, decode: Callable[[list[int]], str], count: int = 4) -> list[dict[str, str]]:
+        """A few thoughts of the last measurement as text, with what stands before and after them."""
+        thoughts, shown = self._measured(), []
+        for row, branch in thoughts.valid_BR.nonzero()[:count].tolist():
+            position, length = int(self.texts.positions_BP[row, branch]), int(thoughts.length_BR[row, branch])
             text = self.texts.tokens_BS[row].tolist()
             shown.append(
                 {
                     "before": decode(text[max(0, position - 24) : position + 1]),
-                    "thought": decode(self.thoughts.tokens_BRT[row, branch, :length].tolist()),
-                    "after": decode(text[position + 1 : position + 1 + self.horizon]),
+                    "thought": decode(thoughts.tokens_BRT[row, branch, :length].tolist()),
+                    "after": decode(text[position + 1 : position + 1 + self.base.plan.horizon]),
                 }
             )
         return shown

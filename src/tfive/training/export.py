@@ -24,12 +24,14 @@ def export(
     out: str | os.PathLike[str],
     *,
     exact: bool = False,
+    untrained: bool = False,
     model: Loaded | None = None,
 ) -> dict[str, Any]:
     """Write the actor, delimiters and gates of a finished or stopped run to `out`; returns a record of what it wrote.
 
     Weights are the compute copy that sampled and was measured; with `exact` the float32 masters behind it, where the
-    run kept any. `model` is the base model of a run started with the caller's own; its weights are replaced.
+    run kept any. A run whose actor never moved is refused unless `untrained` asks for it. `model` is the base model of
+    a run started with the caller's own; its weights are replaced.
     """
     folder, target = Path(run_folder), Path(out)
     config = read_config(folder)
@@ -41,8 +43,14 @@ def export(
         opened: dict[str, Tensor] | None = state["actor"].get("reading_gates")
         progress = {name: state[name] for name in ("window", "phase")}
         updates = 0 if gate is None else int(state["gate"]["optimizer"]["steps"])
+        actor_updates = int(state["actor"]["optimizer"]["steps"])
     except (KeyError, TypeError, RuntimeError) as error:
         raise UserError(f"{folder}: {checkpoint} holds no actor ({error}); use the tfive that trained it") from error
+    if actor_updates == 0 and not untrained:
+        raise UserError(
+            f"{folder}: its actor was never updated, so this is {config.model.name} as it came; train it, or export it "
+            "as it is with --untrained"
+        )
     loaded = model or load_model(
         config.model.name,
         device="cpu",
@@ -60,7 +68,12 @@ def export(
             f"{folder}: its weights do not fit {loaded.name} ({reason}); use the run's own model"
         ) from error
     record = {"base": loaded.name, "method": config.method, "seed": config.run.seed, **progress}
-    record |= {"checkpoint": checkpoint, "gate_updates": updates, "finished": (Path(folder) / SUMMARY).is_file()}
+    record |= {
+        "checkpoint": checkpoint,
+        "actor_updates": actor_updates,
+        "gate_updates": updates,
+        "finished": (Path(folder) / SUMMARY).is_file(),
+    }
     thinker = ThoughtModel(
         loaded.model, loaded.tokenizer, config.thought, config.sampling, gate, delimiters, gates=gates, origin=record
     )
@@ -102,13 +115,14 @@ def _gate(weights: dict[str, Tensor]) -> PredictionGate:
     return gate
 
 
-def export_command(folder: str, out: str, *, exact: bool, as_json: bool) -> str:
+def export_command(folder: str, out: str, *, exact: bool, untrained: bool, as_json: bool) -> str:
     """What `tfive export` does; returns what to print."""
-    record = export(folder, out, exact=exact)
+    record = export(folder, out, exact=exact, untrained=untrained)
     if as_json:
         return json.dumps(record, ensure_ascii=False)
     gate = "no gate" if not record["gate"] else f"gate after {record['gate_updates']} updates"
-    lines = [*record["damaged"], f"{out}: the actor of window {record['window']} ({record['checkpoint']}), {gate}"]
+    actor = f"the actor of window {record['window']} ({record['checkpoint']}) after {record['actor_updates']} updates"
+    lines = [*record["damaged"], f"{out}: {actor}, {gate}"]
     if not record["finished"]:
         lines.append(f"the run is not finished; for the trained model go on first: tfive resume {folder}")
     return "\n".join(

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tfive.config.config import Config
-from tfive.rl.roles import auxiliary_rollouts
+from tfive.rl.roles import MEASURED, auxiliary_rollouts
 from tfive.telemetry import DIAGNOSE
 from tfive.training.build import Assembly
 from tfive.training.corpus import weights_fingerprint
 from tfive.training.recorder import Recorder
 
-NOT_TRAINING = ("admit", "develop", "benchmarks")
-"""Phases that are no part of a step: the admission probe, measuring on development texts and on benchmarks."""
+NOT_TRAINING = ("admit", "develop", "test", "benchmarks")
+"""Phases that are no part of a step: the admission probe and measuring on development texts, test texts, benchmarks."""
 
 GROUP = 8
 """Thoughts per item of the group baselines, which n_aux is held against (eq:grpo-rollout-threshold)."""
@@ -36,52 +36,60 @@ def digest(*arrays: npt.NDArray[Any]) -> str:
 
 
 def identity(assembly: Assembly) -> dict[str, Any]:
-    """What a comparison requires to be equal: base weights, corpus, positions, development items, precision, and how
+    """What a comparison requires to be equal: base weights, corpus, positions, measured items, precision, and how
     they are measured."""
-    config, corpus, texts = assembly.config, assembly.corpus, assembly.development.texts
+    config, corpus, warmed = assembly.config, assembly.corpus, assembly.warmstart
+    measured = {"development_items": assembly.development.texts, "test_items": assembly.test.texts}
     return {
-        "base_weights": weights_fingerprint(assembly.base.model),
+        # A warm start's weights differ by rounding from run to run; what it began with does not.
+        "base_weights": weights_fingerprint(assembly.base.model) if warmed is None else warmed["base"],
         "corpus": corpus.fingerprint,
         "positions": digest(np.asarray(corpus.positions)),
-        "development_items": digest(texts.items_BP.cpu().numpy(), texts.positions_BP.cpu().numpy()),
+        **{n: digest(one.items_BP.cpu().numpy(), one.positions_BP.cpu().numpy()) for n, one in measured.items()},
         "precision": str(assembly.base.model.dtype).removeprefix("torch."),
+        **({} if warmed is None else {"warmstart": config.warmstart.model_dump(mode="json")}),
         **{f"evaluation.{key}": value for key, value in evaluation(config).items()},
     }
 
 
 def evaluation(config: Config) -> dict[str, Any]:
-    """How the development texts are measured; a group trains on several thoughts, but one is measured."""
+    """How texts are measured; a group trains on several thoughts, but one is measured."""
     leaves = config.leaves()
     kept = {key: value for key, value in leaves.items() if key.startswith(("thought.", "sampling."))}
     kept.pop("thought.group")
     return {
         **kept,
-        **{key: leaves[key] for key in ("run.develop_items", "run.develop_after")},
+        "run.develop_items": leaves["run.develop_items"],
         "checkpoint": "last",
     }
 
 
 def actor_items(assembly: Assembly, window: int) -> str | None:
-    """Which actor texts a window drew, as a digest; None where it drew none."""
-    account = assembly.ledger.state_dict()
-    chosen = np.flatnonzero((account["last"] == window) & (np.asarray(assembly.corpus.role_of) == "actor"))
-    return digest(chosen) if len(chosen) else None
+    """Which actor texts a window drew, as a digest; None where it drew none, or where methods need not agree because
+    this one has used up the texts that all have in common (`Ledger.shared_draw`)."""
+    chosen = assembly.ledger.shared_draw(window)
+    return None if chosen is None else digest(chosen)
 
 
 def cost(assembly: Assembly, recorder: Recorder) -> dict[str, Any]:
-    """What the run has spent so far: training seconds per phase (without what is only measured and reported), thought
-    tokens, corpus tokens, thoughts.
+    """What training has spent so far: seconds per phase, thought tokens, corpus tokens, thoughts; none of what only
+    measures (development texts, diagnoses), which every method does alike.
 
     `corpus_tokens` are those of every text drawn, whatever its role; equal steps mean equal actor texts already.
     """
     account = recorder.account()
     drawn = sum(row["texts"] for row in assembly.ledger.rows())
     seconds = {phase: sum(roles.values()) for phase, roles in account["seconds"].items()}
+
+    def trained(amount: str) -> int:
+        measured = sum(account["roles"].get(role, {}).get(amount, 0) for role in MEASURED.values())
+        return int(account["total"][amount]) - measured
+
     return {
         "seconds": without_diagnoses({p: spent for p, spent in seconds.items() if p not in NOT_TRAINING}),
-        "thought_tokens": account["total"]["generated_tokens"],
+        "thought_tokens": trained("generated_tokens"),
         "corpus_tokens": drawn * assembly.corpus.sequence_length,
-        "trajectories": account["total"]["trajectories"],
+        "trajectories": trained("trajectories"),
     }
 
 
@@ -97,13 +105,19 @@ def without_diagnoses(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def rollouts(account: dict[str, Any], windows: int, items: int) -> dict[str, Any]:
-    """n_aux beside the (G − 1)·N below which fewer thoughts are generated than by groups of G
-    (eq:grpo-rollout-threshold)."""
-    counts = {role: amounts["trajectories"] for role, amounts in account["roles"].items()}
+    """Thoughts that do not train the actor, beside the (G − 1)·N below which fewer are generated than by groups of G
+    (eq:grpo-rollout-threshold).
+
+    n_aux of eq:total-rollout-budget is `auxiliary` + `measured`. Measuring on development and test texts takes the same
+    thoughts whatever the method, so it stands on both sides of the threshold and is told apart.
+    """
+    counts = {role: amounts["trajectories"] for role, amounts in account["roles"].items() if role != "warmstart"}
+    measured = sum(counts.get(role, 0) for role in MEASURED.values())
     return {
         "items": windows * items,
         "actor": counts.get("actor", 0),
-        "auxiliary": auxiliary_rollouts(counts),
+        "auxiliary": auxiliary_rollouts(counts) - measured,
+        "measured": measured,
         "group": GROUP,
         "threshold": (GROUP - 1) * windows * items,
     }

@@ -20,11 +20,11 @@ from tfive.rl.critic_files import save_critics
 from tfive.training.benchmarks import Benchmarks
 from tfive.training.build import Assembly
 from tfive.training.checkpoint import CheckpointStore
-from tfive.training.develop import save_items
+from tfive.training.develop import MeasuredTexts, save_items
 from tfive.training.identity import actor_items, cost, identity, rollouts
 from tfive.training.recorder import Recorder
 
-CONFIG, SUMMARY, CHECKPOINTS, CRITICS, ITEMS = "config.toml", "summary.json", "checkpoints", "critics", "develop"
+CONFIG, SUMMARY, CHECKPOINTS, CRITICS = "config.toml", "summary.json", "checkpoints", "critics"
 
 WindowCallback = Callable[[dict[str, Any]], None]
 
@@ -75,7 +75,7 @@ class Loop:
                     self.save()
                 if self._stop is not None:
                     raise Stopped(f"{self._stop}: saved in {self.folder}; go on with: tfive resume {self.folder}")
-        summary = self.summary()
+        summary = self.summary(*self._measure_test())
         critics = self.assembly.critics
         if critics is not None:
             shutil.rmtree(self.folder / CRITICS, ignore_errors=True)
@@ -110,15 +110,27 @@ class Loop:
 
     def _measure(self, window: int) -> dict[str, Any]:
         with self.recorder.phase("develop", "develop"):
-            found, items = self.assembly.development.measure(
-                self.assembly.reader, self.assembly.gate if window else None
-            )
-            save_items(items, self.folder / ITEMS, window)
+            found = self._measured(self.assembly.development, window)
             ends = window in (0, self.assembly.config.window.windows)
-            samples = {"samples": self.assembly.development.samples(self._decode)} if ends else {}
+            shown = self.assembly.development.samples(self._decode)
+            samples = {"samples": shown} if ends else {}
+        self.recorder.samples(shown, window)
         self.history.append({"window": window, "cost": cost(self.assembly, self.recorder), **found, **samples})
         self.recorder.metrics(_flat({"development": found}), window)
         return found
+
+    def _measured(self, texts: MeasuredTexts, window: int) -> dict[str, Any]:
+        found, items = texts.measure(self.assembly.reader, self.assembly.gate if window else None)
+        save_items(items, self.folder / texts.role, window)
+        self.recorder.count(texts.role, **texts.amounts())
+        return found
+
+    def _measure_test(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The base model and the trained one on texts that chose nothing, once, when all is over."""
+        with self.recorder.phase("test", "test"):
+            before, _ = self.assembly.test.measure(self.assembly.base, None)
+            self.recorder.count(self.assembly.test.role, **self.assembly.test.amounts())
+            return before, self._measured(self.assembly.test, self.assembly.method.window)
 
     def _measure_benchmarks(self, window: int) -> None:
         """Gains and scores on benchmark items with what had been spent by then, where the schedule asks for them."""
@@ -163,48 +175,35 @@ class Loop:
         self.history, self.window_costs = list(state["history"]), list(state["window_costs"])
         return [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
 
-    def summary(self) -> dict[str, Any]:
-        """The result of the whole run: first and last measurements, what it cost, and every measurement between."""
-        first, last, report = self.history[0], self.history[-1], self.assembly.method.report
+    def summary(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+        """The result of the whole run: test texts `before` and `after` training, development texts at its beginning,
+        its end and between, and what it cost."""
+        report = self.assembly.method.report
         account = self.recorder.account()
         return {
+            "note": self.assembly.method.note,
             "method": self.assembly.config.method,
             "model": self.assembly.loaded.name,
             "seed": self.assembly.config.run.seed,
             "reading": self.assembly.config.thought.reading,
-            "dev_thought_gain_start": first["thought_gain"],
-            "dev_thought_gain_end": last["thought_gain"],
-            "dev_thought_gain_interval": last["thought_gain_interval"],
-            "dev_content_gain_start": first["content_gain"],
-            "dev_content_gain_end": last["content_gain"],
-            "dev_content_gain_interval": last["content_gain_interval"],
-            "dev_gain_vs_base_end": last["gain_vs_base"],
-            "dev_gain_vs_base_interval": last["gain_vs_base_interval"],
-            "dev_empty_gain_end": last["empty_gain"],
-            "dev_random_gain_end": last["random_gain"],
-            "dev_no_thought_loss_start": first["no_thought_loss"],
-            "dev_no_thought_loss_end": last["no_thought_loss"],
-            "dev_mixed_gain_end": last.get("mixed_gain"),
-            "dev_mixed_gain_interval": last.get("mixed_gain_interval"),
-            "dev_mixed_gain_constant": last.get("mixed_gain_constant"),
-            "dev_mixed_gain_other": last.get("mixed_gain_other"),
-            "useful_fraction": last["useful_fraction"],
-            "worst_1_percent": last["worst_1_percent"],
-            "mean_thought_length": last["mean_thought_length"],
-            "mean_gate": last.get("mean_gate"),
-            "gate_deviation": last.get("gate_deviation"),
+            **headline("test", before, after),
+            **headline("dev", self.history[0], self.history[-1]),
             "r2": report.get("r2"),
             "retention": report.get("retention"),
+            "actor_updates": getattr(self.assembly.method, "updates", None),
             "windows": self.assembly.method.window,
             "seconds": round(self.recorder.seconds, 1),
             "generated_tokens": account["total"]["generated_tokens"],
             "account": account,
             "rollouts": rollouts(account, self.assembly.method.window, self.assembly.config.window.items),
             "actor_steps": self.assembly.config.window.actor_steps,
+            "draws": self.assembly.draws,
             "identity": self.identity,
             "place": self.place,
+            "test": {"before": before, "after": after},
             "history": self.history,
             "laps": self.window_costs,
+            **({} if self.assembly.warmstart is None else {"warmstart": self.assembly.warmstart}),
         }
 
     def _decode(self, tokens: list[int]) -> str:
@@ -233,6 +232,18 @@ class Loop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def headline(split: str, first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+    """What a summary says of one split, each figure named by it: `test_content_gain_end`, `dev_content_gain_end`."""
+    ends = ("thought_gain", "content_gain", "no_thought_loss")
+    found = {f"{name}_start": first[name] for name in ends} | {f"{name}_end": last[name] for name in ends}
+    found |= {f"{name}_end": last.get(name) for name in ("gain_vs_base", "empty_gain", "random_gain", "mixed_gain")}
+    intervals = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain")
+    found |= {f"{name}_interval": last.get(f"{name}_interval") for name in intervals}
+    shares = ("mixed_gain_constant", "mixed_gain_other", "useful_fraction", "worst_1_percent")
+    found |= {name: last.get(name) for name in (*shares, "mean_thought_length", "mean_gate", "gate_deviation")}
+    return {f"{split}_{name}": value for name, value in found.items()}
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:

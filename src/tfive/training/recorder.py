@@ -108,6 +108,11 @@ class Recorder:
         for tracker in self._trackers:
             tracker.write(values, step)
 
+    def samples(self, rows: Sequence[Mapping[str, str]], step: int) -> None:
+        """A few thoughts as text, for the trackers."""
+        for tracker in self._trackers:
+            tracker.samples(rows, step)
+
     def event(self, what: str, detail: str, window: int | None = None) -> None:
         """A transition: one line in the metrics file, and a call of `on_event`."""
         if self._file is not None:

@@ -41,10 +41,8 @@ class RunSettings(Section):
     """Windows between two measurements on the development split (gains and their controls)."""
 
     develop_items: int = Field(256, ge=1)
-    """Development items measured each time; the last window measures the same ones."""
-
-    develop_after: int = Field(0, ge=0)
-    """Development texts passed over first: a search for settings and a final study can look at different ones."""
+    """Development items measured each time, always the same ones. When training is over, all test texts are measured
+    once (`text.sequences.test`); they choose nothing, and the results of a run are theirs."""
 
     trackers: tuple[Tracker, ...] = ()
     """Trackers asked for beside the JSON lines; TensorBoard is also used whenever it is installed."""
@@ -78,7 +76,7 @@ class BenchmarkSettings(Section):
     """Folder of the tasks' files; none means that they come from the hub."""
 
     thoughts: str = "none"
-    """Where answers are written with hidden thoughts: `none`, `every`, `every=K`, `horizon` or `entropy=NATS`."""
+    """Where answers are written with hidden thoughts, as `tfive eval --thoughts` takes it (`none`, `answer`, …)."""
 
     @model_validator(mode="after")
     def _asks_for_something(self) -> BenchmarkSettings:

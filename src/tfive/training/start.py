@@ -13,42 +13,51 @@ from tfive.errors import UserError
 from tfive.models.load import Loaded, load_model
 from tfive.training.benchmarks import benchmarks_of
 from tfive.training.build import build
+from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import kernels_named, place
 from tfive.training.loop import CHECKPOINTS, SUMMARY, Loop, WindowCallback, read_config, save_config, summary_text
-from tfive.training.recorder import Recorder
+from tfive.training.recorder import METRICS, Recorder
 from tfive.training.trackers import open_trackers
+from tfive.training.warmstart import REPORT, warm_start
 
 
 def train(
-    config: Config,
-    out: Path | None = None,
+    config: Config | str | Path,
+    out: str | Path | None = None,
     *,
     model: Loaded | None = None,
     texts: Iterable[str] | None = None,
     on_window: WindowCallback | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Train from the start in a new folder and return the summary.
+    """Train from the start in a new folder and return the summary; `config` may also name a preset or a TOML file.
 
     `model` and `texts` are the caller's own, instead of `model.name` and `text.sources`; such a run cannot be resumed
     by the command line, which could not find them again. `on_window` gets each window's report.
     """
-    folder = out or Path(f"runs/{config.model.name.replace('/', '-')}-{config.method}-seed{config.run.seed}")
+    config = config if isinstance(config, Config) else Config.load(config)
+    folder = (
+        Path(out)
+        if out is not None
+        else Path(f"runs/{config.model.name.replace('/', '-')}-{config.method}-seed{config.run.seed}")
+    )
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError(f"{folder}: {nearest} is no folder that can be written to; name another with --out")
     if folder.exists() and any(folder.iterdir()):
         if (folder / SUMMARY).is_file():
             raise UserError(f"{folder}: already holds a finished run; name another folder with --out")
-        begun = f"go on with tfive resume {folder}, or " if (folder / CHECKPOINTS).exists() else ""
+        kept = (folder / CHECKPOINTS).exists() or (folder / REPORT).exists()
+        begun = f"go on with tfive resume {folder}, or " if kept else ""
         raise UserError(f"{folder}: already holds files; {begun}name another folder with --out")
     return _run(config, folder, model, texts, on_window, quiet, resumed=False)
 
 
-def resume(folder: Path, *, on_window: WindowCallback | None = None, quiet: bool = False) -> dict[str, Any]:
+def resume(folder: str | Path, *, on_window: WindowCallback | None = None, quiet: bool = False) -> dict[str, Any]:
     """Go on with a stopped run from its newest valid checkpoint; a finished one gives its summary again."""
+    folder = Path(folder)
     if (folder / SUMMARY).is_file():
         summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text("utf-8"))
         return summary
@@ -81,16 +90,25 @@ def _run(
     with Recorder(None, quiet=quiet) as preparing:
         corpus = corpus_of(config, loaded=loaded, texts=texts, telemetry=preparing)
     save_config(config, folder)
+    # A run that was stopped in its warm start has no checkpoint, and everything it did comes out the same again.
+    begun = config.warmstart.source == "off" or bool(CheckpointStore(folder / CHECKPOINTS).paths())
+    if resumed and not begun:
+        (folder / METRICS).unlink(missing_ok=True)
     trackers = open_trackers(config.run.trackers, folder, folder.name, config.run.project, config.leaves())
     with Recorder(folder, trackers=trackers, quiet=quiet) as recorder, placement.no_autocast(), kernels_named():
         recorder.on_event = console.event
-        assembly, shown = build(config, loaded, corpus, recorder), _both(console.window, on_window)
+        warmed = warm_start(config, loaded, corpus, recorder, folder)
+        assembly, shown = build(config, loaded, corpus, recorder, warmed), _both(console.window, on_window)
         where = placement.describe()
         loop = Loop(assembly, recorder, folder, on_window=shown, place=where, benchmarks=benchmarks)
-        if resumed:
+        if resumed and not begun:
+            console.say("no checkpoint yet; beginning again")
+        elif resumed:
             for line in loop.restore():
                 console.say(line)
             console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
+        else:
+            console.draws(assembly.draws)
         summary = loop.go()
     console.summary(summary)
     console.say(

@@ -9,6 +9,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tfive.errors import UserError
+from tfive.extras import install_hint
+
+SAMPLE = ("before", "thought", "after")
+"""What is told of a thought: the text before it, what it says, the text after it."""
+
+
+def _cell(text: str) -> str:
+    """Text inside a Markdown table, as code so that nothing in it is markup."""
+    plain = "".join(c if c.isprintable() else " " for c in text)
+    return "`" + plain.replace("`", "'").replace("|", "¦") + "`"
 
 
 class Tracker(Protocol):
@@ -16,6 +26,9 @@ class Tracker(Protocol):
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         """Take the numbers of one step."""
+
+    def samples(self, rows: Sequence[Mapping[str, str]], step: int) -> None:
+        """Take a few thoughts, with what stands before and after them."""
 
     def close(self) -> None:
         """Write what is still buffered."""
@@ -29,9 +42,15 @@ class TensorBoard:
         self._writer = writer.SummaryWriter(log_dir=str(folder / "tensorboard"))
 
     def write(self, values: Mapping[str, float], step: int) -> None:
-        """One scalar per name."""
+        """One scalar per name; the first dot becomes the slash by which TensorBoard groups its charts."""
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            self._writer.add_scalar(name.replace(".", "/", 1), value, step)
+
+    def samples(self, rows: Sequence[Mapping[str, str]], step: int) -> None:
+        """A Markdown table, one row a thought."""
+        lines = ["| " + " | ".join(_cell(row[name]) for name in SAMPLE) + " |" for row in rows]
+        head = ["| " + " | ".join(SAMPLE) + " |", "|" + "---|" * len(SAMPLE)]
+        self._writer.add_text("thoughts", "\n".join([*head, *lines]), step)
 
     def close(self) -> None:
         """Flush and close the event file."""
@@ -51,6 +70,11 @@ class WeightsAndBiases:
         """All names of the step in one record."""
         self._run.log(dict(values), step=step)
 
+    def samples(self, rows: Sequence[Mapping[str, str]], step: int) -> None:
+        """A table, one row a thought."""
+        table = importlib.import_module("wandb").Table(list(SAMPLE), [[row[name] for name in SAMPLE] for row in rows])
+        self._run.log({"thoughts": table}, step=step)
+
     def close(self) -> None:
         """Upload the rest."""
         self._run.finish()
@@ -66,6 +90,14 @@ class Trackio:
     def write(self, values: Mapping[str, float], step: int) -> None:
         """All names of the step in one record."""
         self._trackio.log(dict(values), step=step)
+
+    def samples(self, rows: Sequence[Mapping[str, str]], step: int) -> None:
+        """One text a thought."""
+        shown = {
+            f"thoughts/{n}": " ⟨".join([row["before"], f"{row['thought']}⟩{row['after']}"])
+            for n, row in enumerate(rows)
+        }
+        self._trackio.log(shown, step=step)
 
     def close(self) -> None:
         """End the run."""
@@ -85,7 +117,7 @@ def open_trackers(
     """The trackers of `run.trackers`, and TensorBoard if it is installed; one that is named but missing is an error."""
     for kind in asked:
         if importlib.util.find_spec(kind) is None:
-            raise UserError(f"run.trackers = {kind}: not installed; pip install 'tfive[{kind}]' or leave it out")
+            raise UserError(f"run.trackers = {kind}: not installed; {install_hint(kind)} or leave it out")
     wanted = list(dict.fromkeys(asked))
     if "tensorboard" not in wanted and importlib.util.find_spec("tensorboard") is not None:
         wanted.append("tensorboard")

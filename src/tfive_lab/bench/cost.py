@@ -24,7 +24,9 @@ def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
     read = row if spec.rewarded or after else trunk
     passes = config.actor.reuse_passes if spec.trains else 0
     found = {"update": 3.0 * passes * read, "anchor": 3.0 * passes * after}
-    share = {role: config.window.count(role) / config.window.items for role in spec.roles_of(config)}
+    # Probes only report: they are no part of a step.
+    drawing = [role for role in spec.roles_of(config) if role != "probe"]
+    share = {role: config.window.count(role) / config.window.items for role in drawing}
     drawn = sum(share.values()) if spec.thinks else 0.0
     scored = config.group * len(thought.checkpoints) * continuation
     found |= {

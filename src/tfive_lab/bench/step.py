@@ -71,6 +71,7 @@ class StepWork:
             f"text.sequences.train={max(24, 5 * texts)}",
             f"text.sequences.calibration={max(4, texts)}",
             "text.sequences.development=4",
+            "text.sequences.test=2",
             f"run.develop_items={2 * self.positions}",
             f"window.items={self.items * self.steps}",
             f"window.actor_steps={self.steps}",
@@ -164,7 +165,7 @@ def time_method(
         assembly = build(config, loaded, corpus, recorder)
         if isinstance(getattr(assembly.method, "qualifier", None), Qualifier):
             rule = config.qualify
-            assembly.method.qualifier = Forced(rule.eta, rule.consecutive, rule.patience, rule.attempts)  # type: ignore[attr-defined]
+            assembly.method.qualifier = Forced(rule.eta, rule.consecutive, rule.patience, rule.attempts, "strict")  # type: ignore[attr-defined]
         with _timed_verbs(assembly, recorder) as verbs:
             window_costs = _window_costs(assembly, recorder, verbs, windows, deadline, clock)
         found = _report(config, assembly, recorder, window_costs)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tfive.errors import UserError
+from tfive.extras import install_hint
 from tfive.rl.calibration.mixture import mix
 from tfive.training.recorder import Recorder
 from tfive_lab.theory.landscape import AXES, RULES, UPDATES, Setting, learned_from, make_world, point
@@ -48,7 +49,7 @@ def draw(folder: Path, worlds: int, *, quiet: bool = False) -> str:
 
         matplotlib.use("Agg")
     except ImportError as error:
-        raise UserError("--figures needs matplotlib: pip install 'tfive[figures]'") from error
+        raise UserError(f"--figures needs matplotlib: {install_hint('figures')}") from error
     if worlds < 1:
         raise UserError(f"--worlds {worlds} must be at least 1 for figures")
     folder.mkdir(parents=True, exist_ok=True)

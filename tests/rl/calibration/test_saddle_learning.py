@@ -190,7 +190,7 @@ def test_mean_regression_stops_before_it_memorises() -> None:
     for share in (0.25, 0.0):
         head = _Wide()
         plan = _plan(warm_steps=200, mean_lr=1e-2, weight_decay=0.0, patience=3, stop_share=share).mean_plan()
-        best = regress_mean(head, inputs, noise, occupation, plan, seed=0, role="test")
+        best = regress_mean(head, inputs, noise, occupation, plan, seed=0, role="test").value
         with torch.no_grad():
             energies.append(float(head(inputs).square().mean()))
         assert best <= 0.05 or share == 0.0

@@ -84,6 +84,25 @@ def test_no_reference_signal_is_its_own_diagnosis() -> None:
     assert isinstance(verdict.mixture, FixedWeight)
 
 
+def test_a_signal_of_rounding_alone_is_none() -> None:
+    """Advantages that should all be equal and differ by float32's rounding: Q̂ is 1.9e-8, not 0, and no signal."""
+    data = _data()
+    noise = 1.4e-4 * torch.sign(data.first_NT)
+    rounded = dataclasses.replace(data, first_NT=noise, second_NT=noise)
+    candidate = learned(_Constant(0.6), _Constant(0.0))
+    verdict = Validator(0.1, 0.05).validate(candidate, rounded, "a", rounding=2e-4)
+    assert 0 < verdict.signal.mean < 2e-8
+    assert (verdict.reason, verdict.accepted, verdict.retention) == ("no_signal", False, None)
+    assert Validator(0.1, 0.05).validate(candidate, rounded, "a", rounding=1e-6).reason == "retained"
+
+
+def test_a_candidate_that_fell_back_by_itself_is_not_accepted() -> None:
+    candidate = dataclasses.replace(learned(_Constant(0.5), _Constant(0.1)), mixture=FixedWeight())
+    verdict = Validator(0.1, 0.05).validate(candidate, _data(), "a")
+    assert (verdict.reason, verdict.accepted, verdict.mixture) == ("no_improvement", False, FixedWeight())
+    assert verdict.retention == 0
+
+
 def test_each_candidate_needs_fresh_texts_also_after_a_restart() -> None:
     validator = Validator(0.1, 0.05)
     candidate = learned(_Constant(0.6), _Constant(0.0))

@@ -62,7 +62,7 @@ class Calibrator:
             width=settings.width,
             dropout=settings.dropout,
             bound=settings.mean_bound,
-            seed=seed + 1,
+            seed=seed,
         )
         self.weight_head.to(engine.device)
         self.mean_head.to(engine.device)
@@ -157,7 +157,7 @@ class Calibrator:
 
     def offsets(self, data: CalibrationData, mixture: Mixture, window: int) -> dict[str, float]:
         """Cross-fitted offsets of the mixture and of the fixed average, split into visible and hidden parts, and their
-        paired change.
+        paired change; `cross_fit_updates` are the optimizer steps that all their heads took.
 
         Each is in expectation a lower bound on R, from mean heads fitted to that mixture on other texts. Empty with
         fewer texts than folds.
@@ -166,22 +166,25 @@ class Calibrator:
             return {}
         with self._plan() as plan:
             found = self._offsets(data, mixture, window, plan.mean_plan())
-        return found | self.changes(data, mixture, window)
+        changes = self.changes(data, mixture, window)
+        steps = found["cross_fit_updates"] + changes.get("cross_fit_updates", 0)
+        return {**found, **changes, "cross_fit_updates": steps}
 
     def _offsets(self, data: CalibrationData, mixture: Mixture, window: int, plan: MeanPlan) -> dict[str, float]:
-        found: dict[str, float] = {}
+        found: dict[str, float] = {"cross_fit_updates": 0}
         for name, rule in (("mixture", mixture), ("average", FixedWeight())):
             mixed = rule.mixed(data.weight_inputs, data.first_NT, data.second_NT)
             total, visible = (
-                cross_fit_offset(
-                    self._fresh_mean_head, inputs, mixed, data.occupation, plan, FOLDS, self.seed, window
-                ).value_NT
+                cross_fit_offset(self._fresh_mean_head, inputs, mixed, data.occupation, plan, FOLDS, self.seed, window)
                 for inputs in (data.mean_inputs, data.mean_inputs.visible())
             )
             occupation = data.occupation
             split = offset_split(
-                occupation.per_trajectory(total), occupation.per_trajectory(visible), occupation.text_N
+                occupation.per_trajectory(total.value_NT),
+                occupation.per_trajectory(visible.value_NT),
+                occupation.text_N,
             )
+            found["cross_fit_updates"] += total.steps + visible.steps
             found |= {
                 f"cross_fit_{name}": split.total.mean,
                 f"cross_fit_{name}_error": split.total.error,
@@ -196,7 +199,7 @@ class Calibrator:
         weight = mixture.weight(data.weight_inputs)
         if weight is None:
             return {}
-        found: dict[str, float] = {}
+        found: dict[str, float] = {"cross_fit_updates": 0}
         with self._plan() as plan:
             for name, inputs in (("", data.mean_inputs), ("_visible", data.mean_inputs.visible())):
                 change = cross_fit_change(
@@ -210,8 +213,10 @@ class Calibrator:
                     FOLDS,
                     self.seed,
                     window,
-                ).estimate
-                found |= {f"cross_fit_change{name}": change.mean, f"cross_fit_change{name}_error": change.error}
+                )
+                of = change.estimate
+                found |= {f"cross_fit_change{name}": of.mean, f"cross_fit_change{name}_error": of.error}
+                found["cross_fit_updates"] += change.steps
         return found
 
     def _fresh_mean_head(self) -> MeanHead:

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from tfive.rl.initial import InitialWeights, dense
+
 LAYERS = 2
 """Hidden layers of both heads: one that joins the paths and one more, so that features can interact."""
 
@@ -75,22 +77,13 @@ class Standardizer(nn.Module):
         return (features.to(self.mean.dtype) - self.mean) * self.scale
 
 
-def dense(width_in: int, width_out: int, generator: torch.Generator, gain: float = 1.0) -> nn.Linear:
-    """A linear layer with N(0, gain²/width_in) weights from `generator` and zero bias, in float32."""
-    layer = nn.Linear(width_in, width_out, dtype=torch.float32)
-    with torch.no_grad():
-        layer.weight.normal_(0.0, gain * max(width_in, 1) ** -0.5, generator=generator)
-        layer.bias.zero_()
-    return layer
-
-
 class _Path(nn.Module):
     """One group of inputs: standardised, then projected to `width` units."""
 
-    def __init__(self, width_in: int, width: int, generator: torch.Generator) -> None:
+    def __init__(self, width_in: int, width: int, initial: InitialWeights) -> None:
         super().__init__()
         self.standardize = Standardizer(width_in)
-        self.project = dense(width_in, width, generator)
+        self.project = dense(width_in, width, initial)
 
     def forward(self, features: Tensor) -> Tensor:
         out: Tensor = self.project(self.standardize(features))
@@ -103,12 +96,14 @@ class _Joined(nn.Module):
     An exactly zero last layer would block every gradient above it (app:gate-behavior).
     """
 
-    def __init__(self, width_in: int, width: int, depth: int, dropout: float, generator: torch.Generator) -> None:
+    def __init__(self, width_in: int, width: int, depth: int, dropout: float, initial: InitialWeights) -> None:
         super().__init__()
         widths = [width_in] + [width] * depth
-        self.hidden = nn.ModuleList(dense(a, b, generator, gain=2.0**0.5) for a, b in pairwise(widths))
+        self.hidden = nn.ModuleList(
+            dense(a, b, initial.of(f"hidden {n}"), gain=2.0**0.5) for n, (a, b) in enumerate(pairwise(widths))
+        )
         self.dropout = nn.Dropout(dropout)
-        self.last = dense(width, 1, generator, gain=0.01)
+        self.last = dense(width, 1, initial.of("last"), gain=0.01)
 
     def forward(self, joined: Tensor) -> Tensor:
         x = self.dropout(nn.functional.silu(joined))
@@ -147,11 +142,11 @@ class WeightHead(nn.Module):
     ) -> None:
         """`prefix` and `action` are the widths D and E of the features; E is projected down to `action_width`."""
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        self.prefix = _Path(prefix, width, generator)
-        self.action = _Path(action, action_width, generator)
+        initial = InitialWeights(seed, "weight head")
+        self.prefix = _Path(prefix, width, initial.of("prefix"))
+        self.action = _Path(action, action_width, initial.of("action"))
         self.scalars = Standardizer(5)
-        self.joined = _Joined(width + action_width + 5, width, depth, dropout, generator)
+        self.joined = _Joined(width + action_width + 5, width, depth, dropout, initial.of("joined"))
 
     def _columns(self, inputs: WeightFeatures) -> Tensor:
         return torch.cat([_values(inputs), inputs.log_prob_NT.unsqueeze(-1)], dim=-1)
@@ -184,12 +179,12 @@ class MeanHead(nn.Module):
     ) -> None:
         """`prefix` and `scoring` are the widths D and F; with `bound` K_h, |h| < K_h by construction."""
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        self.prefix = _Path(prefix, width, generator)
-        self.scoring = _Path(scoring + 1, width, generator)
+        initial = InitialWeights(seed, "mean head")
+        self.prefix = _Path(prefix, width, initial.of("prefix"))
+        self.scoring = _Path(scoring + 1, width, initial.of("scoring"))
         self.scalars = Standardizer(5)
         self.dropout = nn.Dropout(dropout)
-        self.joined = _Joined(2 * width + 5, width, depth, dropout, generator)
+        self.joined = _Joined(2 * width + 5, width, depth, dropout, initial.of("joined"))
         self.bound = bound
 
     def _columns(self, inputs: MeanFeatures) -> Tensor:

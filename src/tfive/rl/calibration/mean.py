@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,15 @@ def forked(device: torch.device) -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
+class Regressed(NamedTuple):
+    """What a regression came to."""
+
+    value: float
+    """E[2hÃ − h²] on the held-out texts at the step that was kept."""
+    steps: int
+    """Optimizer steps taken, those after the kept one included."""
+
+
 def regress_mean(
     head: nn.Module,
     inputs: MeanInputs,
@@ -78,8 +88,9 @@ def regress_mean(
     seed: int,
     role: str,
     window: int = 0,
-) -> float:
-    """Fit h to `target_NT` by ascent on E[2hÃ − h²] (eq:moment-objective); returns the best held-out value.
+) -> Regressed:
+    """Fit h to `target_NT` by ascent on E[2hÃ − h²] (eq:moment-objective); returns the best held-out value and the
+    steps taken.
 
     Held-out texts select the step. The value is negative for a head that predicts those texts worse than zero does.
     With `stop_share` 0 nothing is held out and the last step is kept.
@@ -115,7 +126,7 @@ def regress_mean(
             step_on(next(stream))
     head.load_state_dict(best_state)
     head.eval()
-    return best
+    return Regressed(best, step)
 
 
 @dataclass(frozen=True)
@@ -187,11 +198,13 @@ class MeanResponse(nn.Module):
 
 @dataclass(frozen=True)
 class CrossFit:
-    """A cross-fitted estimate: its mean clustered by text, the observations behind it, and h on every trajectory."""
+    """A cross-fitted estimate: its mean clustered by text, the observations behind it, h on every trajectory, and the
+    optimizer steps of all its heads."""
 
     estimate: Estimate
     value_NT: Tensor
     mean_NT: Tensor
+    steps: int
 
 
 def cross_fit_offset(
@@ -214,11 +227,11 @@ def cross_fit_offset(
         raise ValueError(f"cross-fitting needs at least two folds, got {folds}")
     order = text_order(occupation.text_N, seed, "cross-fit", window)
     parts = split_by_text(occupation.text_N, [1.0] * folds, order)
-    mean_NT = torch.zeros_like(mixed_NT)
+    mean_NT, steps = torch.zeros_like(mixed_NT), 0
     for number, part in enumerate(parts):
         others = torch.cat([other for k, other in enumerate(parts) if k != number])
         head = make_head()
-        regress_mean(
+        steps += regress_mean(
             head,
             inputs.rows(others),
             mixed_NT[others],
@@ -227,11 +240,11 @@ def cross_fit_offset(
             seed,
             f"cross-fit/{number}",
             window,
-        )
+        ).steps
         with torch.no_grad():
             mean_NT[part] = head(inputs.rows(part)).to(mean_NT.dtype)
     value_NT = moment(mean_NT, mixed_NT)
-    return CrossFit(occupation.estimate(value_NT), value_NT, mean_NT)
+    return CrossFit(occupation.estimate(value_NT), value_NT, mean_NT, steps)
 
 
 def cross_fit_change(
@@ -255,7 +268,8 @@ def cross_fit_change(
     """
     average_NT, moved_NT = (first_NT + second_NT) / 2, (weight_NT - 0.5) * (first_NT - second_NT)
     shared = occupation, plan, folds, seed, window
-    mean = cross_fit_offset(make_head, inputs, average_NT, *shared).mean_NT
-    shift = cross_fit_offset(make_head, inputs, moved_NT, *shared).mean_NT
+    of_average = cross_fit_offset(make_head, inputs, average_NT, *shared)
+    of_move = cross_fit_offset(make_head, inputs, moved_NT, *shared)
+    mean, shift = of_average.mean_NT, of_move.mean_NT
     value_NT = moment(mean + shift, average_NT + moved_NT) - moment(mean, average_NT)
-    return CrossFit(occupation.estimate(value_NT), value_NT, mean + shift)
+    return CrossFit(occupation.estimate(value_NT), value_NT, mean + shift, of_average.steps + of_move.steps)

@@ -50,7 +50,8 @@ def calibrate_repeated(
         mixture = LearnedWeight(copy.deepcopy(weight_head).requires_grad_(False).eval(), name="repeated")
     data = split.held_out
     risk = offset_products(mixture.mixed(data.weight_inputs, data.first_NT, data.second_NT)).mean()
-    return Candidate(mixture, None, best.multiplier, float(risk), step, trace, min(0.0, best.change))
+    updates = int(trace[-1]["step"])
+    return Candidate(mixture, None, best.multiplier, float(risk), step, trace, min(0.0, best.change), updates)
 
 
 class _RepeatedLearner:

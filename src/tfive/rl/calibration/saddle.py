@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Protocol
 
 import torch
@@ -78,6 +78,13 @@ class Candidate:
     trace: list[dict[str, float]] = field(default_factory=list)
     change: float = 0.0
     """R(w) − R(½) on the held-out texts. Optimistic, because the step was selected by it."""
+    updates: int = 0
+    """Optimizer steps of all heads: regressions before the weight moves, then every step of weight and mean."""
+
+    @property
+    def improved(self) -> bool:
+        """Whether calibration found a weight that is better than the fixed average; if not, it fell back to that."""
+        return isinstance(self.mixture, LearnedWeight)
 
 
 def calibrate(
@@ -106,11 +113,13 @@ def calibrate(
     split = Split.of(data, plan, seed, "calibrate", window)
     others = [copy.deepcopy(mean_head) if fresh is None else fresh() for _ in range(2)]
     response = MeanResponse(mean_head, others[0], others[1], weight_head)
-    _fit_response(response, split, plan, seed, window, state_only)
+    before = _fit_response(response, split, plan, seed, window, state_only)
     descent = Descent(weight_head, split.learn, plan, multiplier)
     learner = _SaddleLearner(descent, response, split.learn, plan, state_only)
     best, step, trace = search(learner, split, plan, seed, "calibrate", window)
-    return _candidate(learner, best, step, trace, split.held_out)
+    found = _candidate(learner, best, step, trace, split.held_out)
+    # Every step of the weight follows `mean_steps` of the mean response's moving part.
+    return replace(found, updates=before + int(trace[-1]["step"]) * (1 + plan.mean_steps))
 
 
 @dataclass(frozen=True)
@@ -220,26 +229,29 @@ class Descent:
 
 def _fit_response(
     response: MeanResponse, split: Split, plan: CalibrationPlan, seed: int, window: int, state_only: bool
-) -> None:
-    """Fit h before w moves: regressions for h̄, Δ̂ and g, then the shrinkage s that held-out texts support."""
+) -> int:
+    """Fit h before w moves: regressions for h̄, Δ̂ and g, then the shrinkage s that held-out texts support. Returns the
+    optimizer steps this took."""
     learn, held_out = split.learn, split.held_out
     visible = _inputs(learn, state_only)
     response.set_action(visible, learn.occupation.mask_NT)
     first, second, context = learn.first_NT, learn.second_NT, learn.mean_inputs
 
-    def regress(head: nn.Module, target: Tensor, role: str) -> None:
-        regress_mean(head, context, target, learn.occupation, plan.mean_plan(), seed, f"mean/{role}", window)
+    def regress(head: nn.Module, target: Tensor, role: str) -> int:
+        plan_, measure = plan.mean_plan(), learn.occupation
+        return regress_mean(head, context, target, measure, plan_, seed, f"mean/{role}", window).steps
 
-    regress(response.average, (first + second) / 2, "average")
-    regress(response.gap, first - second, "gap")
+    steps = regress(response.average, (first + second) / 2, "average")
+    steps += regress(response.gap, first - second, "gap")
     moved = (outputs(response.weight, visible) - 0.5) * (first - second)
     with torch.no_grad():
         known = response.eval().centred_weight(context) * response.gap(context)
-    regress(response.shift, moved - known, "shift")
+    steps += regress(response.shift, moved - known, "shift")
     found = outputs(response.average, held_out.mean_inputs)
     size = float(held_out.occupation.mean(found.square()))
     match = float(held_out.occupation.mean(found * (held_out.first_NT + held_out.second_NT) / 2))
     response.share = min(1.0, max(0.0, match / size)) if size > 0 else 1.0
+    return steps
 
 
 def outputs(head: nn.Module, inputs: WeightInputs | MeanInputs) -> Tensor:

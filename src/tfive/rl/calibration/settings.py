@@ -47,7 +47,7 @@ class CalibrationSettings(Section):
     """Steps between evaluations on the held-out quarter of the head-training texts, which selects the step."""
 
     delta: float = Field(0.05, gt=0, lt=1)
-    """Total failure probability spent over all validation checks of a run."""
+    """Total failure probability spent over all validation checks of a run, and as much over its qualification tests."""
 
     bounds: Literal["report", "enforce", "off"] = "report"
     """Hoeffding limits where bounds on signal and mean head hold by construction: shown, required, or left out."""

@@ -103,7 +103,8 @@ class ValidationResult:
     mixture: Mixture
     accepted: bool
     reason: str
-    """`retained`, `retention` (Ĉ > κQ̂, fell back), `population` (bound not met, fell back) or `no_signal` (Q̂ = 0)."""
+    """`retained`; or why the fixed average is used: `retention` (Ĉ > κQ̂), `population` (bound not met),
+    `no_improvement` (calibration itself found no better weight) or `no_signal` (Q̂ = 0 up to rounding)."""
     moment: Estimate
     displacement: Estimate
     signal: Estimate
@@ -112,7 +113,7 @@ class ValidationResult:
     @property
     def retention(self) -> float | None:
         """Ĉ/Q̂; None without a reference signal."""
-        return None if self.signal.mean == 0 else self.displacement.mean / self.signal.mean
+        return None if self.reason == "no_signal" else self.displacement.mean / self.signal.mean
 
 
 class Validator:
@@ -132,9 +133,13 @@ class Validator:
         data_id: str,
         bounds: SignalBounds | None = None,
         enforce: bool = False,
+        rounding: float = 0.0,
     ) -> ValidationResult:
-        """Accept the candidate if Ĉ ≤ κQ̂ (the constraint of eq:calibrated-weight), else fall back to the fixed
-        average; without any signal, Q̂ = 0, the reason is `no_signal`.
+        """Accept the candidate if it has a weight and Ĉ ≤ κQ̂ (the constraint of eq:calibrated-weight), else fall back
+        to the fixed average.
+
+        Without any signal, Q̂ = 0, the reason is `no_signal`. Advantages are exact up to `rounding` only, so a Q̂ of at
+        most its square is none.
 
         `bounds` adds Hoeffding's upper bounds, spending from δ; with `enforce` the bound on the *population's* C − κQ
         must hold too. A candidate without a mean head needs anchors (`CalibrationData.anchored`): its moment is the
@@ -157,7 +162,10 @@ class Validator:
                 raise UserError("limits on the moment need a mean head; repeated-prefix calibration has none")
             bounds.check(data, mean)
             report = self._report(occupation, value.mean, moved.mean - self.kappa * signal.mean, bounds)
-        reason = self._reason(moved.mean, signal.mean, report if enforce else None)
+        silent = signal.mean <= rounding**2
+        reason = (
+            "no_signal" if silent else self._reason(candidate, moved.mean, signal.mean, report if enforce else None)
+        )
         accepted = reason == "retained"
         mixture: Mixture = candidate.mixture if accepted else FixedWeight()
         return ValidationResult(mixture, accepted, reason, value, moved, signal, report)
@@ -171,9 +179,9 @@ class Validator:
             delta, units, moment_upper, excess + retention_slack(bounds.signal, self.kappa, units, delta / 2)
         )
 
-    def _reason(self, moved: float, signal: float, enforced: HoeffdingReport | None) -> str:
-        if signal == 0:
-            return "no_signal"
+    def _reason(self, candidate: Candidate, moved: float, signal: float, enforced: HoeffdingReport | None) -> str:
+        if not candidate.improved:
+            return "no_improvement"
         # Written so that a displacement of NaN fails as well.
         if not moved <= self.kappa * signal:
             return "retention"

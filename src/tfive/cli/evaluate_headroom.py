@@ -1,0 +1,107 @@
+"""What `tfive eval headroom` does: what thoughts could be worth on a text, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tfive import rng
+from tfive.cli.evaluate_gains import parse_corpus, positions_of
+from tfive.config.config import resolve
+from tfive.errors import UserError
+from tfive.evaluate.diagnostics import SampleSize, sample_texts
+from tfive.evaluate.evaluated import load_thinker
+from tfive.evaluate.headroom import HeadroomTexts, headroom_table, measure
+from tfive.inference.thought_model import ThoughtModel
+from tfive.models.precision import choose_device, choose_dtype
+from tfive.rl.settings import CriticSettings
+from tfive.text.candidates import apportion
+from tfive.text.settings import KINDS
+from tfive.text.sources import SourceFile
+from tfive.text.workings import batched, compiled, worked_texts
+from tfive.tree.settings import SamplingSettings, ThoughtSettings
+
+
+def worked_sample(
+    files: Sequence[tuple[SourceFile, float]], model: ThoughtModel, pattern: str, per_text: int, size: SampleSize
+) -> HeadroomTexts | None:
+    """Texts whose workings are known, of each file by its share in a random order; None where no file has any."""
+    matches, chosen = compiled(pattern, "--pattern"), []
+    for number, count in enumerate(apportion(size.texts, [share for _, share in files])):
+        path = Path(files[number][0].path)
+        there = list(worked_texts(path, model.tokenizer, matches, length=size.tokens, per_text=per_text))
+        order = rng.permutation(size.seed, "headroom/texts", number, len(there)).tolist() if there else []
+        chosen += [there[i] for i in order[:count]]
+    if not chosen:
+        return None
+    texts = batched(chosen)
+    working = {
+        int(texts.items_BP[row, place]): ids
+        for row, one in enumerate(chosen)
+        for place, ids in enumerate(one.workings)
+        if ids is not None
+    }
+    kind_BP = torch.full_like(texts.positions_BP, list(KINDS).index("match"))
+    return HeadroomTexts(texts, kind_BP, tuple(KINDS), tuple(one.source for one in chosen), working)
+
+
+def texts_of(
+    files: Sequence[tuple[SourceFile, float]], model: ThoughtModel, pattern: str, per_text: int, size: SampleSize
+) -> HeadroomTexts:
+    """Texts with their workings where there are any, else beginnings of documents: positions after the pattern, or
+    uniform ones."""
+    found = worked_sample(files, model, pattern, per_text, size) if pattern else None
+    if found is not None:
+        return found
+    positions = positions_of(per_text, 0.0, pattern)
+    if pattern:
+        positions = positions.model_copy(update={"uniform": 0.0, "match": 1.0})
+    sampled = sample_texts(files, model, positions, size)
+    if not bool((sampled.texts.positions_BP >= 0).any()):
+        raise UserError(f"--pattern {pattern!r}: it ends at no token of these texts; give another, or none")
+    return HeadroomTexts(sampled.texts, sampled.kind_BP, tuple(KINDS), sampled.source_B, {})
+
+
+def headroom_command(
+    source: str,
+    corpus: Sequence[str],
+    *,
+    config: Path | None,
+    size: SampleSize,
+    per_text: int,
+    pattern: str,
+    samples: int,
+    passes: int,
+    device: str,
+    compute: str,
+    as_json: bool,
+) -> str:
+    """Measure and tabulate."""
+    if size.texts < 4 or size.tokens < 2 or samples < 2 or passes < 0:
+        raise UserError(
+            f"--texts {size.texts} --tokens {size.tokens} --samples {samples} --critic-passes {passes}: give at least "
+            "4 texts, 2 tokens, 2 samples and 0 passes"
+        )
+    files = parse_corpus(corpus)
+    thought, sampling, critic = ThoughtSettings(), SamplingSettings(), CriticSettings(adapt="top", lr=1e-4)
+    if config is not None:
+        given = resolve([config]).config
+        thought, sampling, critic = given.thought, given.sampling, given.critic
+    where = choose_device(device)
+    model = load_thinker(source, thought, sampling, where, choose_dtype(compute, where))
+    if model.limit is not None and size.tokens + model.plan.reach > model.limit:
+        raise UserError(
+            f"--tokens {size.tokens}: with the {model.plan.reach} of a thought more than the model's {model.limit} "
+            "positions; give fewer"
+        )
+    asked = critic.model_copy(update={"passes": passes, "start": None}) if passes else None
+    sampled = texts_of(files, model, pattern, per_text, size)
+    found: dict[str, Any] = measure(model, sampled, many=samples, seed=size.seed, rows=size.rows, critic=asked)
+    facts = {"model": source, "corpus": list(corpus), "pattern": pattern, "size": asdict(size)}
+    facts["thought"] = model.thought.model_dump(mode="json")
+    return json.dumps(facts | found, ensure_ascii=False) if as_json else headroom_table(found)

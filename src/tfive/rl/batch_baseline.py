@@ -1,0 +1,25 @@
+"""Advantages without critics: each thought is held against the other thoughts of its batch."""
+
+from __future__ import annotations
+
+import torch
+
+from tfive.rl.gae import PILOT_EPSILON
+from tfive.rl.trajectory import Trajectories
+
+
+def with_batch_advantages(acting: Trajectories) -> Trajectories:
+    """The trajectories with the advantage (G_t − b_t)/σ of every action, where b_t is the mean return at step t of the
+    *other* thoughts that reach it.
+
+    Thoughts are drawn independently given their texts, so b_t does not depend on the thought it is subtracted from and
+    the policy gradient keeps its expectation. σ is the deviation over all actions, as for critics' advantages
+    (app:advantage-snapshots). A step that one thought alone reaches has nothing to compare with: its advantage is 0.
+    """
+    returns_BRT, mask_BRT = acting.need("returns_BRT").double(), acting.mask_BRT
+    kept_BRT = returns_BRT * mask_BRT
+    others_T = mask_BRT.sum((0, 1)) - 1
+    mean_BRT = (kept_BRT.sum((0, 1)) - kept_BRT) / others_T.clamp(min=1)
+    raw_BRT = torch.where(mask_BRT & (others_T > 0), returns_BRT - mean_BRT, torch.zeros_like(returns_BRT))
+    deviation = (raw_BRT[mask_BRT].var(unbiased=False) + PILOT_EPSILON).sqrt()
+    return acting.having(advantage_BRT=(raw_BRT / deviation).to(acting.need("returns_BRT").dtype))

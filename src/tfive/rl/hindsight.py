@@ -1,0 +1,161 @@
+"""Hindsight: thoughts drawn with the continuation in sight, and which of them are worth learning without it.
+
+At a position p the model reads its text up to p, then a note with the next H tokens, then the opening, and draws
+several thoughts. Those that copy the continuation are dropped. The others are scored where they will stand, without
+the note: a position keeps the thought that helps most against what thoughts of other texts do there, if it helps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tfive.rl.gains import foreign
+from tfive.rl.sampling import micro_batches, sample
+from tfive.rl.trajectory import last_loss
+from tfive.tree.forward import TreeModel
+from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.settings import SamplingSettings
+
+NOTE = (" [next: ", "]\n")
+"""What stands before and after the continuation in a note."""
+
+RUN = 5
+"""Words in a row that a thought may not share with the continuation."""
+
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class Learnable:
+    """Texts with at most one thought a position that is worth learning (branches without one do not exist)."""
+
+    texts: TextBatch
+    thoughts: Thoughts
+    drawn: int = 0
+    """Thoughts that were drawn."""
+    tokens: int = 0
+    """Their tokens."""
+    leaked: int = 0
+    """How many of them copied the continuation."""
+    content_gain: float = 0.0
+    """Mean of others' loss minus own, over the kept ones."""
+
+    @property
+    def kept(self) -> int:
+        """How many thoughts there are to learn."""
+        return int(self.thoughts.valid_BR.sum())
+
+
+def leaks(thought: str, continuation: str) -> bool:
+    """Whether a thought gives the continuation away instead of leading to it: it begins with its first word, shares
+    `RUN` words in a row (all, if there are fewer, but three at least), or repeats the note."""
+    said, next_ = ([word.lower() for word in _WORD.findall(text)] for text in (thought, continuation))
+    if NOTE[0].strip() in thought or (said and next_ and said[0] == next_[0]):
+        return True
+    run = min(RUN, len(next_))
+    if run < 3:
+        return False
+    pieces = {tuple(next_[start : start + run]) for start in range(len(next_) - run + 1)}
+    return any(tuple(said[start : start + run]) in pieces for start in range(len(said) - run + 1))
+
+
+def noted(
+    texts: TextBatch, horizon: int, note: tuple[Sequence[int], Sequence[int]]
+) -> tuple[TextBatch, list[tuple[int, int]], list[list[int]]]:
+    """One row per item: its document up to its position, then the note with its continuation, at whose end the thought
+    stands; the row and slot each came from, and the continuations."""
+    rows, places, continuations = [], [], []
+    everything = zip(texts.tokens_BS.tolist(), texts.document_BS.tolist(), texts.positions_BP.tolist())
+    for row, (tokens, document, positions) in enumerate(everything):
+        for slot, p in enumerate(positions):
+            if p < 0:
+                continue
+            own = [token for token, number in zip(tokens[: p + 1], document) if number == document[p]]
+            after = range(p + 1, min(p + 1 + horizon, len(tokens)))
+            continuation = [tokens[at] for at in after if document[at] == document[p]]
+            rows.append([*own, *note[0], *continuation, *note[1]])
+            places.append((row, slot))
+            continuations.append(continuation)
+    width, device = max(map(len, rows), default=1), texts.tokens_BS.device
+    tokens_BS = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in rows], device=device)
+    last_B1 = torch.tensor([[len(ids) - 1] for ids in rows], device=device)
+    document_BS = torch.where(torch.arange(width, device=device) <= last_B1, 0, -1)
+    items_B1 = torch.stack([texts.items_BP[row, slot] for row, slot in places])[:, None]
+    return TextBatch(tokens_BS, document_BS, last_B1, items_B1), places, continuations
+
+
+@torch.no_grad()
+def learnable(
+    engine: TreeModel,
+    texts: TextBatch,
+    law: SamplingSettings,
+    *,
+    note: tuple[Sequence[int], Sequence[int]],
+    decode: Callable[[list[int]], str],
+    seed: int,
+    stream: str,
+    rows: int,
+) -> Learnable:
+    """The best hindsight thought of every position that has a useful one; `engine`'s group says how many are drawn.
+
+    `rows` texts are scored in a pass; noted rows have one position each, so more of them are drawn in one.
+    """
+    plan, group = engine.plan, engine.plan.group
+    asked, places, continuations = noted(texts, plan.horizon, note)
+    at_once = rows * texts.positions_BP.shape[1]
+    drawn = sample(engine, asked, law, seed=seed, role=stream, window=0, rows=at_once, record_old=False).thoughts
+    branches = texts.positions_BP.shape[1] * group
+    spread = {}
+    for name in ("tokens_BRT", "length_BR", "valid_BR", "closed_BR", "log_q_BRT"):
+        source = getattr(drawn, name)
+        target = source.new_zeros(len(texts.tokens_BS), branches, *source.shape[2:])
+        for number, (row, slot) in enumerate(places):
+            target[row, slot * group : (slot + 1) * group] = source[number]
+        spread[name] = target
+    thoughts = Thoughts(**spread)
+    leak_BR = torch.zeros_like(thoughts.valid_BR)
+    for (row, slot), continuation in zip(places, continuations):
+        told = decode(continuation)
+        for branch in range(slot * group, (slot + 1) * group):
+            ids = thoughts.tokens_BRT[row, branch, : int(thoughts.length_BR[row, branch])].tolist()
+            leak_BR[row, branch] = leaks(decode(ids), told)
+    own_BR, other_BR = (_losses(engine, texts, some, rows) for some in (thoughts, foreign(thoughts, near=True)))
+    best, gain_BP, useful_BP = chosen(own_BR, other_BR, thoughts.valid_BR & ~leak_BR, group)
+    single = Thoughts(**{name: value.gather(1, _like(best, value)) for name, value in spread.items()})
+    single = replace(single, valid_BR=useful_BP)
+    kept = int(useful_BP.sum())
+    return Learnable(
+        texts,
+        single,
+        drawn=int(thoughts.valid_BR.sum()),
+        tokens=int(thoughts.mask_BRT.sum()),
+        leaked=int((leak_BR & thoughts.valid_BR).sum()),
+        content_gain=float(gain_BP[useful_BP].mean()) if kept else 0.0,
+    )
+
+
+def chosen(own_BR: Tensor, other_BR: Tensor, allowed_BR: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Per position: the branch `[B, P]` whose thought leaves the least loss among those allowed, how much less that is
+    than the mean after thoughts of other texts there, and whether it is less at all."""
+    own_BPG, other_BPG, allowed_BPG = (x.unflatten(1, (-1, group)) for x in (own_BR, other_BR, allowed_BR))
+    least_BP, member_BP = own_BPG.masked_fill(~allowed_BPG, torch.inf).min(-1)
+    gain_BP = other_BPG.mean(-1) - least_BP
+    first_P = torch.arange(own_BPG.shape[1], device=own_BR.device) * group
+    return first_P + member_BP, gain_BP, allowed_BPG.any(-1) & (gain_BP > 0)
+
+
+def _like(index_BP: Tensor, value: Tensor) -> Tensor:
+    return index_BP if value.ndim == 2 else index_BP[..., None].expand(*index_BP.shape, value.shape[-1])
+
+
+def _losses(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, rows: int) -> Tensor:
+    parts = []
+    for part in micro_batches(len(texts.tokens_BS), rows):
+        scores = engine.score(texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop), whole=True)
+        parts.append(last_loss(scores.losses_BRK, scores.mask_BRK).float())
+    return torch.cat(parts)

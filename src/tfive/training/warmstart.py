@@ -1,0 +1,257 @@
+"""The warm start: thoughts that are known to help, learned by likelihood before the first window.
+
+They come from hindsight (`rl/hindsight.py`), anew in every round because the model that draws them has learned, or are
+given as workings in a file. The thought's tokens are learned without the continuation in sight, and beside them the
+continuation after the thought and the text itself, so that reading keeps up and prediction without a thought holds.
+The run then begins with what came out: base of every comparison, critics and all. It is kept in the run's folder, so a
+run that goes on does not do it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tfive import rng
+from tfive.config.config import Config
+from tfive.errors import RunFailed, UserError
+from tfive.inference.thought_model import plan_for
+from tfive.models.load import Loaded
+from tfive.rl.gains import measure, no_thought_losses
+from tfive.rl.hindsight import NOTE, Learnable, learnable
+from tfive.rl.losses import anchor_counts, anchor_loss
+from tfive.rl.optimizer import MasterOptimizer
+from tfive.rl.sampling import micro_batches
+from tfive.rl.settings import HALVES
+from tfive.telemetry import Telemetry
+from tfive.text.prepared import PreparedCorpus
+from tfive.text.workings import batched, compiled, worked_texts
+from tfive.training.corpus import weights_fingerprint
+from tfive.tree.forward import Delimiters, TreeModel
+from tfive.tree.gated import GATES, ReadingGates
+from tfive.tree.layout import TextBatch, Thoughts
+
+WEIGHTS, REPORT = "warmstart.safetensors", "warmstart.json"
+ROLE = "warmstart"
+TEXT_WEIGHT = 0.5
+"""Weight of the text's own next tokens beside the thought and the continuation after it, which have 1."""
+BATCH = 32
+"""Thoughts of one update."""
+MEASURED = ("thought_gain", "content_gain", "no_thought_loss", "mean_thought_length")
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """What a run begins with beside the weights of its model, and what it took to get there."""
+
+    report: dict[str, Any]
+    delimiters: dict[str, Tensor] | None
+    gates: dict[str, Tensor] | None
+
+
+def warm_start(
+    config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Telemetry, folder: Path
+) -> WarmStart | None:
+    """Train `loaded.model` in place as `config.warmstart` says, or take what `folder` keeps of that; None if off."""
+    if config.warmstart.source == "off":
+        return None
+    if (folder / REPORT).is_file():
+        return _restored(loaded, folder)
+    base = weights_fingerprint(loaded.model)
+    plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=1)
+    model = loaded.model.requires_grad_(True)
+    delimiters = Delimiters.from_model(model, plan).requires_grad_(True) if plan.learned else None
+    gates = ReadingGates.of(model).requires_grad_(True) if plan.gated else None
+    teaching = Teaching(config, loaded, corpus, TreeModel(model, plan, config.engine.options(), delimiters, gates))
+    with telemetry.phase("develop", "develop"):
+        before = teaching.measured()
+    rounds = []
+    for number in range(teaching.rounds):
+        with telemetry.phase(ROLE):
+            rounds.append(teaching.round(number, telemetry))
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in rounds[-1].items())
+        telemetry.event("warm start", f"round {number + 1}: {shown}", window=0)
+    with telemetry.phase("develop", "develop"):
+        after = teaching.measured()
+    teaching.optimizer.release()
+    report = {"source": config.warmstart.source, "rounds": rounds, "before": before, "after": after, "base": base}
+    found = WarmStart(
+        report,
+        None if delimiters is None else dict(delimiters.state_dict()),
+        None if gates is None else dict(gates.state_dict()),
+    )
+    _keep(found, loaded, folder)
+    return found
+
+
+class Teaching:
+    """The model, its optimizer, and the rounds of drawing thoughts and learning them."""
+
+    def __init__(self, config: Config, loaded: Loaded, corpus: PreparedCorpus, engine: TreeModel) -> None:
+        self.config, self.settings, self.corpus, self.engine = config, config.warmstart, corpus, engine
+        self.tokenizer: Any = loaded.tokenizer
+        self.rounds = self.settings.rounds if self.settings.source == "hindsight" else 1
+        """Given thoughts do not change with the model: one round learns them all."""
+        steps = self.settings.steps * self.rounds
+        rates = {GATES: config.optimizer.gate_lr / self.settings.lr}
+        warmup, seed = max(steps > 1, steps // 10), config.run.seed
+        self.optimizer = MasterOptimizer(
+            self._named(), lr=self.settings.lr, schedule="linear", warmup_steps=warmup, total_steps=steps,
+            lr_multipliers=rates, seed=seed,
+        )  # fmt: skip
+        self._base: Tensor | None = None
+
+    def _named(self) -> list[tuple[str, Any]]:
+        named = list(self.engine.model.named_parameters())
+        if self.engine.delimiters is not None:
+            named += [(f"delimiters.{name}", one) for name, one in self.engine.delimiters.named_parameters()]
+        if self.engine.gates is not None:
+            named += [(f"{GATES}{name}", one) for name, one in self.engine.gates.named_parameters()]
+        return named
+
+    def measured(self) -> dict[str, float]:
+        """Gains and loss on the run's development texts."""
+        numbers = self.corpus.sequences("development")
+        enough = int((self.corpus.items_in[numbers].cumsum() < self.config.run.develop_items).sum()) + 1
+        texts = self.corpus.batch(numbers[:enough]).to(self.engine.device)
+        rows, seed = self.config.run.rollout_texts, self.config.run.seed
+        if self._base is None:
+            self._base = no_thought_losses(self.engine, texts, rows=rows)
+        found, _ = measure(
+            self.engine, texts, self.config.sampling, base_no_thought_BR=self._base, seed=seed, rows=rows
+        )
+        summary = found.summary()
+        return {name: float(summary[name]) for name in MEASURED}
+
+    def round(self, number: int, telemetry: Telemetry) -> dict[str, float]:
+        """Draw or read thoughts, learn them, and what that came to."""
+        data = self._hindsight(number) if self.settings.source == "hindsight" else self._given()
+        if not data.kept:
+            raise RunFailed(
+                f"warmstart.source = {self.settings.source}: of {data.drawn} thoughts {data.leaked} copied the "
+                "continuation and none of the others helped; raise warmstart.items or warmstart.samples"
+            )
+        horizon = self.engine.plan.horizon
+        scored = (2 * data.drawn + int(data.thoughts.valid_BR.numel())) * horizon
+        telemetry.count(ROLE, trajectories=data.drawn, generated_tokens=data.tokens, scored_tokens=scored)
+        losses = [self._step(data, number, step) for step in range(self.settings.steps)]
+        found = {"thoughts": float(data.drawn), "leaked": float(data.leaked), "kept": float(data.kept)}
+        found |= {"content_gain": data.content_gain}
+        return found | {"loss_first": losses[0], "loss_last": losses[-1]}
+
+    def _hindsight(self, number: int) -> Learnable:
+        """Thoughts of the next texts of the pool that runs learn from, drawn by the model as it is now."""
+        numbers = np.concatenate([self.corpus.sequences("train", half) for half in HALVES])
+        order = rng.permutation(self.config.run.seed, ROLE, 0, len(numbers))
+        items = self.corpus.items_in[numbers[order]]
+        start = int((items.cumsum() <= number * self.settings.items).sum()) if number else 0
+        ahead = np.arange(start, start + len(order)) % len(order)
+        enough = int((items[ahead].cumsum() < self.settings.items).sum()) + 1
+        texts = self.corpus.batch(numbers[order[ahead[:enough]]]).to(self.engine.device)
+        plan = replace(self.engine.plan, group=self.settings.samples)
+        drawing = TreeModel(self.engine.model, plan, self.engine.engine, self.engine.delimiters, self.engine.gates)
+        note = tuple(self.tokenizer.encode(part, add_special_tokens=False) for part in NOTE)
+        return learnable(
+            drawing, texts, self.config.sampling, note=(note[0], note[1]),
+            decode=lambda ids: str(self.tokenizer.decode(ids)), seed=self.config.run.seed,
+            stream=f"{ROLE}/{number}", rows=max(1, self.config.run.rollout_texts // self.settings.samples),
+        )  # fmt: skip
+
+    def _given(self) -> Learnable:
+        """The workings of a file that fit a thought, where they stand."""
+        path = Path(self.settings.path or "").expanduser()
+        if not path.is_file():
+            raise UserError(f"warmstart.path = {self.settings.path}: no such file; give rows with text and workings")
+        positions, plan = self.config.text.positions, self.engine.plan
+        pattern = compiled(positions.pattern, "text.positions.pattern")
+        sizes = {"length": self.corpus.sequence_length, "per_text": positions.per_text}
+        stop = () if plan.stop_id is None else (plan.stop_id,)
+        found = list(worked_texts(path, self.tokenizer, pattern, **sizes))
+        if not found:
+            raise UserError(
+                f"warmstart.path = {path}: no row has a working after text.positions.pattern; give workings, or "
+                "warmstart.source = hindsight"
+            )
+        texts = batched(found)
+        shape = (len(found), texts.positions_BP.shape[1])
+        tokens_BRT, length_BR = (
+            torch.zeros(*shape, plan.length, dtype=torch.int64),
+            torch.zeros(shape, dtype=torch.int64),
+        )
+        for row, one in enumerate(found):
+            for slot, working in enumerate(one.workings):
+                ids = (*(working or ()), *stop)
+                if working and len(ids) <= plan.length and (stop or len(ids) == plan.length):
+                    tokens_BRT[row, slot, : len(ids)], length_BR[row, slot] = torch.tensor(ids), len(ids)
+        valid_BR = length_BR > 0
+        closed_BR = valid_BR & bool(stop)
+        thoughts = Thoughts(tokens_BRT, length_BR, valid_BR, closed_BR, torch.zeros(tokens_BRT.shape))
+        return Learnable(texts.to(self.engine.device), thoughts.to(self.engine.device))
+
+    def _step(self, data: Learnable, number: int, step: int) -> float:
+        """One update on the next texts that hold about `BATCH` thoughts; returns its loss."""
+        rows = next(self._batches(data, number, step))
+        texts = TextBatch(*(getattr(data.texts, name)[rows] for name in TextBatch.__dataclass_fields__))
+        thoughts = Thoughts(*(getattr(data.thoughts, name)[rows] for name in Thoughts.__dataclass_fields__))
+        actions = max(1, int(thoughts.mask_BRT.sum()))
+        taught_BP = torch.where(thoughts.valid_BR, texts.positions_BP, -1)
+        text_count, after_count = anchor_counts(texts.document_BS, taught_BP, self.engine.plan.horizon)
+        total = 0.0
+        for part in micro_batches(len(rows), self.config.run.texts_per_pass):
+            some = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
+            output = self.engine.policy(*some, text=True, continuations=True)
+            thought = anchor_loss(output.need("log_prob_BRT"), some[1].mask_BRT)
+            after = anchor_loss(output.need("continuation_log_prob_BRH"), output.need("continuation_mask_BRH"))
+            text = anchor_loss(output.need("text_log_prob_BS"), output.need("text_mask_BS"))
+            loss = thought / actions + after / max(1, after_count) + TEXT_WEIGHT * text / max(1, text_count)
+            loss.backward()
+            total += float(loss.detach())
+        if not self.optimizer.step().applied:
+            raise RunFailed("the warm start's gradient is not finite; lower warmstart.lr")
+        return total
+
+    def _batches(self, data: Learnable, number: int, step: int) -> Iterator[Tensor]:
+        """The rows of update `step`: texts with thoughts in a random order, a fresh one for every pass."""
+        having = data.thoughts.valid_BR.any(1).nonzero()[:, 0].cpu()
+        per_text = max(1.0, data.kept / len(having))
+        size = min(len(having), max(1, round(BATCH / per_text)))
+        each = len(having) // size
+        order = rng.permutation(self.config.run.seed, f"{ROLE}/{number}/{step // each}", 0, len(having))
+        start = (step % each) * size
+        yield having[torch.from_numpy(np.sort(order[start : start + size]))].to(data.texts.tokens_BS.device)
+
+
+def _keep(found: WarmStart, loaded: Loaded, folder: Path) -> None:
+    """Write weights and report; the report comes last, and where it is, everything is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {f"model.{name}": value for name, value in _weights(loaded).items()}
+    state |= {f"delimiters.{name}": value for name, value in (found.delimiters or {}).items()}
+    state |= {f"gates.{name}": value for name, value in (found.gates or {}).items()}
+    save_file({name: value.detach().cpu().contiguous() for name, value in state.items()}, folder / WEIGHTS)
+    beside = folder / f".{REPORT}"
+    beside.write_text(json.dumps(found.report) + "\n", "utf-8")
+    os.replace(beside, folder / REPORT)
+
+
+def _weights(loaded: Loaded) -> dict[str, Tensor]:
+    return {name: parameter.data for name, parameter in loaded.model.named_parameters()}
+
+
+def _restored(loaded: Loaded, folder: Path) -> WarmStart:
+    state, report = load_file(folder / WEIGHTS), json.loads((folder / REPORT).read_text("utf-8"))
+    for name, value in _weights(loaded).items():
+        value.copy_(state[f"model.{name}"])
+    parts = {
+        part: {name.removeprefix(f"{part}."): value for name, value in state.items() if name.startswith(f"{part}.")}
+        for part in ("delimiters", "gates")
+    }
+    return WarmStart(report, parts["delimiters"] or None, parts["gates"] or None)

@@ -1,0 +1,237 @@
+"""Cells of the study: several runs side by side on one device, then each one's accuracy, kept as small JSON files.
+
+A cell is a method with what is set for it, `METHOD+KEY=VALUE+…`, and a seed. Each runs in a process of its own, in a
+folder named after it; one that has a result is passed over, one that was stopped goes on from its checkpoint or begins
+again. `cell-NAME.json` beside the folders holds all that the tables need, so that cells of several machines add up.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accuracy import development_texts, load, measure, test_texts
+from collect import FAILURE, cell_of
+
+from tfive.config.config import Config
+from tfive.errors import RunFailed, UserError
+from tfive.inference.thought_model import ThoughtModel
+from tfive.models.load import load_model
+from tfive.training.corpus import corpus_of
+from tfive.training.devices import place
+from tfive.training.export import export
+from tfive.training.loop import CHECKPOINTS, CRITICS, SUMMARY
+from tfive.training.start import resume, train
+from tfive.training.warmstart import WEIGHTS
+from tfive_lab.study_files import software_versions, write_json
+
+PRESET = Path(__file__).with_name("answers.toml")
+EXPORTED, ACCURACY = "exported", "accuracy.json"
+DIFFERENCES = ("own - none", "own - other", "own - empty")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the study."""
+
+    label: str
+    """The method and what is set for it alone, joined by `+`."""
+    seed: int
+    overrides: tuple[str, ...]
+    """What is set for every cell of the command."""
+
+    @property
+    def name(self) -> str:
+        """Its folder: label, settings and seed; a long one is cut and told apart by its digest."""
+        whole = "+".join([self.label, *self.overrides])
+        name = re.sub(r"[^A-Za-z0-9._=+-]", "_", whole)
+        if len(name) > 120:
+            name = f"{name[:100]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+        return f"{name}-seed{self.seed}"
+
+    def config(self) -> Config:
+        """Its configuration."""
+        method, *own = self.label.split("+")
+        overrides = [f"method={method}", f"run.seed={self.seed}", *self.overrides, *own]
+        return Config.load(str(PRESET), overrides=overrides)
+
+    def result(self, runs: Path) -> Path:
+        """The file that holds its result."""
+        return runs / f"cell-{self.name}.json"
+
+    def command(self, runs: Path, measuring: Measuring) -> list[str]:
+        """How it is run by itself."""
+        words = [sys.executable, str(Path(__file__).with_name("run.py")), "cell", self.label, "--seed", str(self.seed)]
+        words += ["--runs", str(runs), "--alone", *measuring.words()]
+        return [*words, *(f"--set={one}" for one in self.overrides)]
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """Whose accuracy is measured when a cell is trained, and what is kept of it."""
+
+    problems: str = "none"
+    limit: int = 0
+    samples: int = 1
+    models: bool = False
+
+    def words(self) -> list[str]:
+        """The same as options of the command."""
+        named = ["--problems", self.problems, "--limit", str(self.limit), "--samples", str(self.samples)]
+        return [*named, *(["--models"] if self.models else [])]
+
+    def accuracy(self, model: ThoughtModel, config: Config) -> dict[str, Any]:
+        """Accuracies of a trained model."""
+        sheets = Path(config.text.sources[0].path or "").parent
+        texts = test_texts(sheets) if self.problems == "test" else development_texts(config, model.tokenizer)
+        found = measure(model, sheets, texts, limit=self.limit, samples=self.samples, seed=config.run.seed)
+        return {"problems": self.problems, **found}
+
+
+def run_one(cell: Cell, runs: Path, measuring: Measuring) -> None:
+    """Train a cell to its end, or go on with it, and measure it; why it failed is kept too."""
+    folder, config = runs / cell.name, cell.config()
+    if (folder / SUMMARY).is_file() or (folder / FAILURE).is_file():
+        return
+    begun = (folder / CHECKPOINTS).is_dir() and any((folder / CHECKPOINTS).iterdir())
+    if folder.exists() and not begun:
+        shutil.rmtree(folder)
+    try:
+        if begun:
+            resume(folder)
+        else:
+            placement = place(config.model.device, config.model.compute)
+            loaded = load_model(
+                config.model.name,
+                device=placement.device,
+                dtype=placement.compute,
+                revision=config.model.revision,
+            )
+            train(config, folder, model=loaded)
+            if (
+                measuring.problems != "none"
+                and config.thought.reading == "inline"
+                and config.thought.delimiters == "text"
+            ):
+                # The model is there already; reading it back from a checkpoint would take longer than this.
+                gc.collect()
+                torch.cuda.empty_cache()
+                model = ThoughtModel(
+                    loaded.model.requires_grad_(False), loaded.tokenizer, config.thought, config.sampling
+                )
+                write_json(folder / ACCURACY, measuring.accuracy(model, config))
+    except RunFailed as error:
+        (folder / FAILURE).write_text(f"{error}\n", "utf-8")
+
+
+def run_side_by_side(cells: Sequence[Cell], runs: Path, jobs: int, measuring: Measuring) -> list[str]:
+    """Each cell in a process of its own, at most `jobs` at once; returns a line for each that broke."""
+    for config in {cell.config().text.model_dump_json(): cell.config() for cell in cells}.values():
+        corpus_of(config)  # prepared once, not by all at once
+    waiting, working, broken = list(cells), dict[Cell, subprocess.Popen[bytes]](), []
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+    while waiting or working:
+        while waiting and len(working) < jobs:
+            cell = waiting.pop(0)
+            with (runs / f"{cell.name}.log").open("wb") as log:
+                command = cell.command(runs, measuring)
+                working[cell] = subprocess.Popen(
+                    command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **threads}
+                )
+            print(f"began {cell.name}", flush=True)
+        time.sleep(0.5)
+        for cell, process in list(working.items()):
+            if process.poll() is not None:
+                del working[cell]
+                print(f"ended {cell.name}: {process.returncode}", flush=True)
+                if process.returncode:
+                    tail = (runs / f"{cell.name}.log").read_text("utf-8", "replace").strip().splitlines()[-1:]
+                    broken.append(f"{cell.name}: exit status {process.returncode}: {' '.join(tail)}")
+    return broken
+
+
+def keep(cell: Cell, runs: Path, measuring: Measuring) -> dict[str, Any]:
+    """The cell's result: its course, and its accuracy on the problems asked for. Weights go unless models stay."""
+    folder, config = runs / cell.name, cell.config()
+    found: dict[str, Any] = {"name": cell.name, **cell_of(folder), "versions": software_versions()}
+    found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    trained = (folder / SUMMARY).is_file()
+    measured = (folder / ACCURACY).is_file()
+    if (
+        trained
+        and not (folder / EXPORTED).is_dir()
+        and (measuring.models or (measuring.problems != "none" and not measured))
+    ):
+        export(folder, folder / EXPORTED)
+    if trained and measured:
+        found["accuracy"] = json.loads((folder / ACCURACY).read_text("utf-8"))
+    elif trained and measuring.problems != "none":
+        model = load(str(folder / EXPORTED), config, config.model.device, config.model.compute)
+        found["accuracy"] = measuring.accuracy(model, config)
+        del model
+        torch.cuda.empty_cache()
+    if trained:
+        summary = json.loads((folder / SUMMARY).read_text("utf-8"))
+        found |= {name: summary[name] for name in ("warmstart", "seconds", "generated_tokens") if name in summary}
+    write_json(cell.result(runs), found)
+    (folder / WEIGHTS).unlink(missing_ok=True)
+    for name in (CRITICS, CHECKPOINTS, *(() if measuring.models else (EXPORTED,))):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return found
+
+
+def line_of(found: dict[str, Any]) -> str:
+    """A result in one line: last measurement, then accuracies."""
+    words = [found["name"], found["status"]]
+    if found["measured"]:
+        last = found["measured"][-1]
+        names = {
+            "thought_gain": "thought",
+            "gain_vs_base": "vs start",
+            "content_gain": "content",
+            "no_thought_loss": "l0",
+        }
+        words += [f"{short} {last[name][0]:+.3f}" for name, short in names.items()]
+    if "accuracy" in found:
+        for missing, row in found["accuracy"]["results"].items():
+            shown = " ".join(f"{name} {100 * own[0]:.1f}" for name, own in row["accuracy"].items())
+            pairs = " ".join(
+                f"{name.replace(' ', '')} {100 * one[0]:+.1f} ({100 * one[1]:+.1f} … {100 * one[2]:+.1f})"
+                for name in DIFFERENCES
+                for one in [row["difference"][name]]
+            )
+            words.append(f"\n    left out {missing}, {row['items']} answers, %: {shown}; {pairs}")
+    return "  ".join(words)
+
+
+def run_cells(cells: Sequence[Cell], runs: Path, jobs: int, measuring: Measuring) -> None:
+    """All cells without a result side by side, then what is left to measure of them, and lines for each cell."""
+    runs.mkdir(parents=True, exist_ok=True)
+    todo = [cell for cell in cells if not cell.result(runs).is_file()]
+    broken: list[str] = []
+    if len(todo) == 1:
+        run_one(todo[0], runs, measuring)
+    elif todo:
+        broken = run_side_by_side(todo, runs, jobs, measuring)
+    for cell in cells:
+        if cell.result(runs).is_file():
+            found = json.loads(cell.result(runs).read_text("utf-8"))
+        elif any(line.startswith(f"{cell.name}: ") for line in broken):
+            continue
+        else:
+            found = keep(cell, runs, measuring)
+        print(line_of(found), flush=True)
+    if broken:
+        raise UserError("; ".join(broken))

@@ -1,0 +1,111 @@
+"""The warm start: given and hindsight thoughts are learned before the first window, counted, and kept for going on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tiny
+from tfive.config.config import Config
+from tfive.errors import RunFailed, UserError
+from tfive.rl import hindsight
+from tfive.training import warmstart
+from tfive.training.loop import CHECKPOINTS, SUMMARY
+from tfive.training.start import resume, train
+from tfive.training.warmstart import REPORT, WEIGHTS
+
+pytestmark = pytest.mark.model
+
+HINDSIGHT = ("warmstart.source=hindsight", "warmstart.items=24", "warmstart.samples=2", "warmstart.steps=3",
+             "warmstart.rounds=2", "warmstart.lr=1e-3", "window.windows=1", "window.actor_steps=1",
+             "method=quiet-star-grpo", "thought.group=2", "run.checkpoint_every=1")  # fmt: skip
+
+
+def numbers(summary: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in summary.items() if name.startswith("dev_")}
+
+
+def test_hindsight_thoughts_come_before_the_first_window(tmp_path: Path) -> None:
+    config = tiny.configure(tmp_path, *HINDSIGHT)
+    summary = train(config, tmp_path / "run", quiet=True)
+    report = summary["warmstart"]
+    first, second = report["rounds"]
+    assert 0 < first["kept"] <= 24 < first["thoughts"]
+    assert second["loss_last"] < first["loss_first"]
+    assert report["before"]["no_thought_loss"] != report["after"]["no_thought_loss"]
+    assert summary["dev_no_thought_loss_start"] == pytest.approx(report["after"]["no_thought_loss"])
+    counted = summary["account"]["roles"]["warmstart"]
+    assert counted["trajectories"] == first["thoughts"] + second["thoughts"]
+    assert counted["generated_tokens"] > 0
+    assert summary["account"]["seconds"]["warmstart"]["all"] > 0
+    kept = load_file(tmp_path / "run" / WEIGHTS)
+    assert not torch.equal(kept["model.model.embed_tokens.weight"], tiny.model().model.embed_tokens.weight)
+    assert summary["identity"]["base_weights"] == report["base"]
+    # Stopped after the warm start and before the first checkpoint: it is not done again, and all comes out the same.
+    other = tmp_path / "again"
+    other.mkdir()
+    for name in ("config.toml", WEIGHTS, REPORT):
+        (other / name).write_bytes((tmp_path / "run" / name).read_bytes())
+    told = resume(other, quiet=True)
+    assert numbers(told) == numbers(summary)
+    assert (other / CHECKPOINTS).is_dir()
+
+
+def test_a_run_goes_on_exactly_after_its_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny.configure(tmp_path, *HINDSIGHT, "window.windows=2", "run.keep=3")
+    whole = train(config, tmp_path / "run", quiet=True)
+    # As if it had been stopped after its first window.
+    (tmp_path / "run" / SUMMARY).unlink()
+    shutil.rmtree(sorted((tmp_path / "run" / CHECKPOINTS).glob("checkpoint-*"))[-1])
+    monkeypatch.setattr(warmstart, "Teaching", lambda *_: pytest.fail("it is done once"))
+    again = resume(tmp_path / "run", quiet=True)
+    assert numbers(again) == numbers(whole)
+    assert again["account"]["roles"] == whole["account"]["roles"]
+
+
+def test_given_workings_are_learned(tmp_path: Path) -> None:
+    texts = [f"{n} river mill farm ( boat grain salt paper town rain wind seven" for n in range(12)]
+    rows = [{"text": text, "workings": [" seven boat"]} for text in texts]
+    path = tmp_path / "worked.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    asked = ("warmstart.source=given", f"warmstart.path={path}", "text.positions.pattern=farm \\(",
+             "warmstart.steps=12", "text.positions.match=0.5", "warmstart.lr=1e-2", "window.windows=1",
+             "window.actor_steps=1",
+             "method=anchor-only")  # fmt: skip
+    summary = train(tiny.configure(tmp_path, *asked), tmp_path / "run", quiet=True)
+    (only,) = summary["warmstart"]["rounds"]
+    assert only["kept"] == 12
+    assert only["thoughts"] == 0
+    assert only["loss_last"] < 0.7 * only["loss_first"]
+    path.write_text(json.dumps({"text": "nothing here"}) + "\n", "utf-8")
+    with pytest.raises(UserError, match="no row has a working"):
+        train(tiny.configure(tmp_path, *asked), tmp_path / "none", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("warmstart.source=given",), "path names the file"),
+        (("warmstart.path=x",), "path names the file"),
+        (("warmstart.source=given", "warmstart.path=x"), r"text\.positions\.pattern is empty"),
+    ],
+)
+def test_bad_settings_are_one_line(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        tiny.configure(tmp_path, *overrides)
+
+
+def test_without_any_useful_thought_the_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hindsight, "leaks", lambda *_: True)
+    with pytest.raises(RunFailed, match="copied the continuation and none of the others helped"):
+        train(tiny.configure(tmp_path, *HINDSIGHT), tmp_path / "run", quiet=True)
+
+
+def test_off_there_is_nothing_of_it(tmp_path: Path) -> None:
+    assert Config.load("nano").warmstart.source == "off"
