@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tfive.cli.options import script
-from tfive_lab.bench.step import SMALL, TIMED, StepWork, step_times
+from tfive.models.shape import known_shapes
+from tfive_lab.bench.counted import counted, critic_overrides, row_name
+from tfive_lab.bench.step import SMALL, TIMED, StepWork, configure, step_times
 from tfive_lab.bench.step_report import render
 from tfive_lab.bench.work import SHAPES
 
@@ -26,8 +28,13 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lengths", default=None, help="thought lengths, e.g. 12,64")
     parser.add_argument("--steps", default=None, help="optimizer steps a window for each length, e.g. 4,2")
     parser.add_argument("--items", type=int, help="actor items a step")
-    parser.add_argument("--windows", type=int, default=2, help="windows a method; the first is start-up")
+    parser.add_argument(
+        "--windows", type=int, help="windows a method (2); the first is start-up, of the others the median counts"
+    )
     parser.add_argument("--budget", type=float, help="seconds to stay within")
+    parser.add_argument("--critics", default="one-block", help="one-block, preset (whole critics) or both, by a comma")
+    parser.add_argument("--short", action="store_true", help="64 items a step, 2 steps a window, 3 windows")
+    parser.add_argument("--count", action="store_true", help="print the counted cost and time nothing")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compute", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
@@ -41,10 +48,12 @@ def works_of(asked: argparse.Namespace) -> list[StepWork] | None:
     """The works asked for, or None for the usual ones of the shape."""
     small = asked.shape in (None, "nano")
     base = SMALL if small else StepWork()
+    if asked.short and not small:
+        base = replace(base, items=64)
     if asked.items:
         base = replace(base, items=asked.items)
     lengths = [int(one) for one in (asked.lengths or ("12" if small else "12,64")).split(",")]
-    steps = [int(one) for one in (asked.steps or ("4" if small else "4,2")).split(",")]
+    steps = [int(one) for one in (asked.steps or ("2" if asked.short else "4" if small else "4,2")).split(",")]
     return [replace(base, length=length, steps=steps[min(n, len(steps) - 1)]) for n, length in enumerate(lengths)]
 
 
@@ -55,11 +64,31 @@ def witness_command(work: StepWork, overrides: list[str]) -> str:
     return f"tfive train nano {words} --out runs/step-witness-T{work.length}"
 
 
+def counted_tables(asked: argparse.Namespace) -> str:
+    """The counted cost of T⁵ with every kind of critics asked for beside RLP's, one table a length."""
+    shape = asked.shape if asked.shape in SHAPES else "qwen3.5-2b"
+    facts = known_shapes()
+    layers = int(facts[next(key for key in facts if key.startswith(SHAPES[shape]))]["num_hidden_layers"])
+    tables = []
+    asked.shape = shape
+    for work in works_of(asked) or ():
+        columns = [(row_name("t5", kind), critic_overrides(kind)) for kind in asked.critics.split(",")]
+        configs = [
+            (name, configure(name.partition(",")[0], work, [*own, *asked.overrides], "cpu", "bfloat16"))
+            for name, own in [*columns, ("rlp", [])]
+        ]
+        tables.append(f"T {work.length}\n\n{counted(configs, layers)}")
+    return "\n\n".join(tables)
+
+
 def main(given: list[str] | None = None) -> int:
     """Run, print, write."""
     asked = arguments(given)
     if asked.witness_command:
         print("\n".join(witness_command(work, asked.overrides) for work in works_of(asked) or ()))
+        return 0
+    if asked.count:
+        print(counted_tables(asked))
         return 0
 
     def keep(report: dict[str, Any]) -> None:
@@ -73,9 +102,10 @@ def main(given: list[str] | None = None) -> int:
         works_of(asked),
         device=asked.device,
         compute=asked.compute,
-        windows=asked.windows,
+        windows=asked.windows or (3 if asked.short else 2),
         budget=asked.budget,
         overrides=asked.overrides,
+        critics=asked.critics.split(","),
         witness=asked.witness,
         keep=keep,
     )

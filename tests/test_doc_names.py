@@ -15,7 +15,10 @@ from tfive.config.config import Config
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(tfive.__file__).parent
 ROOMS = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
-PAGES = [ROOT / "docs" / name for name in ("explanation/algorithm.md", "howto/diagnostics.md", "howto/tune.md")]
+PAGES = [
+    ROOT / "docs" / name
+    for name in ("explanation/algorithm.md", "explanation/paper.md", "howto/diagnostics.md", "howto/tune.md")
+]
 PAGES += sorted((ROOT / "docs" / "explanation" / "methods").glob("*.md"))
 
 

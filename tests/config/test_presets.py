@@ -8,9 +8,11 @@ import pytest
 
 from tfive.config.config import Config, presets, resolve, variants
 from tfive.errors import UserError
+from tfive.models.shape import find_shape
 from tfive.rl.gae import PILOT_EPSILON
 from tfive.rl.reward import SCALE_EPSILON
 from tfive.rl.settings import TRAINING_ROLES, WindowSettings
+from tfive.training.memory import estimate
 
 
 @pytest.mark.parametrize("name", presets())
@@ -62,6 +64,26 @@ def test_paper_presets_hold_the_paper_s_corpus_and_settings(name: str) -> None:
     assert config.text.sequence_length == 512
     assert (config.thought.length, tuple(config.thought.checkpoints), config.thought.horizon) == (12, (4, 8, 12), 16)
     assert (config.method, config.group, config.critic.adapt, config.critic.pair) == ("t5", 1, "full", "same")
+
+
+@pytest.mark.parametrize("name", ["qwen3-1.7b", "qwen3.5-2b", "qwen3.5-9b"])
+def test_no_document_of_a_paper_preset_may_hold_a_benchmark_s_item(name: str) -> None:
+    """app:evaluation-protocol: all primary benchmarks are excluded from training, and overlap is checked."""
+    config = Config.load(name)
+    assert config.text.decontaminate.tasks == ("primary",)
+    assert all(source.hub is not None for source in config.text.sources)
+
+
+def test_native_rlp_fits_a_device() -> None:
+    """Sixteen thoughts of 2,048 tokens at one position of one text a pass, where sixteen positions of eight texts once
+    asked for 19,068 GiB."""
+    config = Config.load("qwen3.5-2b", "rlp-native")
+    assert (config.method, config.group, config.thought.length) == ("rlp", 16, 2048)
+    shape = find_shape(config.model.name)
+    assert shape is not None
+    assert estimate(config, shape, True).total < 80 * 2**30
+    # Every training text is drawn once.
+    assert config.window.items * config.window.windows == config.text.sequences.train
 
 
 def test_defaults_are_those_of_the_specification(tmp_path: Path) -> None:

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 from made_up import write_rows
+from pydantic import ValidationError
 
 from tfive.errors import UserError
 from tfive.evaluate import tasks as room
+from tfive.evaluate.answers import grade
+from tfive.evaluate.prompts import prompt
 from tfive.evaluate.tasks import (
     PRIMARY,
     SUITES,
@@ -60,15 +63,43 @@ def test_the_primary_suite_is_the_papers_table() -> None:
 
 
 def test_supplementary_tasks_are_there_and_say_when_they_are_not_frozen() -> None:
-    assert {"mmlu", "mmlu_pro", "gpqa_diamond", "amc23", "minerva_math", "gsm8k_greedy", "math500_greedy"} == set(
-        SUITES["supplementary"]
-    )
-    assert {name for name in TASKS if TASKS[name].state == "unfrozen"} == {"mmlu_pro", "gpqa_diamond"}
+    assert {"mmlu", "mmlu_pro", "gpqa_diamond", "amc23", "minerva_math", "gsm8k", "math500"} == set(SUITES["earlier"])
+    supplementary = {"hmmt_feb_2025": 30, "simpleqa_verified": 1000, "livebench_reasoning": None, "hle": None}
+    assert {name: TASKS[name].count for name in SUITES["supplementary"]} == supplementary
+    unfrozen = {name for name in TASKS if TASKS[name].state == "unfrozen"}
+    assert unfrozen == {"mmlu_pro", "gpqa_diamond", *supplementary}
     assert TASKS["gsm8k_greedy"].sha256 == TASKS["gsm8k"].sha256
 
 
 def test_the_papers_mathematics_takes_four_samples_and_options_one() -> None:
     assert {name: TASKS[name].samples for name in PRIMARY if TASKS[name].samples > 1} == dict.fromkeys(PRIMARY[:4], 4)
+
+
+@pytest.mark.parametrize("name", SUITES["supplementary"])
+def test_supplementary_tasks_say_what_they_need(name: str, tmp_path: Path) -> None:
+    """tab:supplementary-evaluation: declared, items brought by the user."""
+    task = TASKS[name]
+    for folder in (None, tmp_path):
+        with pytest.raises(UserError, match="as JSON lines with id, question") as error:
+            load_items(task, folder)
+        assert task.file in str(error.value)
+        assert "\n" not in str(error.value)
+    rows = [{"id": str(n), "question": f"What is {n}?", "answer": f"The {n}"} for n in range(task.count or 3)]
+    write_rows(tmp_path / task.file, rows)
+    found = load_items(task, tmp_path)
+    assert (len(found), found.state) == (task.count or 3, "unfrozen")
+    assert "What is 2?" in prompt(task, found[2]).text
+    assert grade(task, found[2], "I think.\nThe answer is 2.").correct == (task.kind == "text")
+    if task.kind == "text":
+        assert grade(task, found[2], "the 2").steps[0] == "first line: the 2"
+        assert not grade(task, found[2], "The answer is 2 or 3").correct
+        assert grade(task, found[2], " ").extracted is None
+
+
+def test_a_task_of_unknown_size_cannot_be_frozen() -> None:
+    with pytest.raises(ValidationError, match="count is missing"):
+        sums(count=None, kind="text", sha256="0" * 64)
+    assert sums(count=None, kind="text").count is None
 
 
 def test_local_items_plain_and_compressed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,28 +23,50 @@ from tfive.text.spool import hub_files, spool, spooled
 COMMIT = "c0ffee" * 6
 
 
+class FakeStream:
+    """A streamed dataset of several files, as `datasets.IterableDataset` divides and shuffles it."""
+
+    def __init__(self, hub: FakeHub, files: list[list[dict[str, Any]]]) -> None:
+        self.hub, self.files = hub, files
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.files)
+
+    def shard(self, num_shards: int, index: int) -> FakeStream:
+        assert num_shards == self.num_shards
+        return FakeStream(self.hub, [self.files[index]])
+
+    def shuffle(self, seed: int, buffer_size: int) -> FakeStream:
+        assert buffer_size > 1
+        return FakeStream(self.hub, [random.Random(seed).sample(rows, len(rows)) for rows in self.files])
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for row in (row for rows in self.files for row in rows):
+            self.hub.read += 1
+            yield row
+            if self.hub.fail is not None:
+                raise self.hub.fail
+
+
 class FakeHub:
     """Answers like `datasets` and `huggingface_hub` for one dataset, and counts what it is asked for."""
 
     def __init__(self) -> None:
         self.rows: dict[str | None, list[dict[str, Any]]] = {}
         self.calls: list[dict[str, Any]] = []
+        self.files = 1
+        """Over how many files the rows of a configuration are divided."""
         self.read = 0
         self.fail: Exception | None = None
 
-    def load_dataset(self, path: str, **options: Any) -> Iterator[dict[str, Any]]:
+    def load_dataset(self, path: str, **options: Any) -> FakeStream:
         self.calls.append({"path": path, **options})
         if options["name"] not in self.rows:
             raise ValueError(f"BuilderConfig {options['name']!r} not found.\nAvailable: {list(self.rows)}")
-
-        def stream() -> Iterator[dict[str, Any]]:
-            for row in self.rows[options["name"]]:
-                self.read += 1
-                yield row
-                if self.fail is not None:
-                    raise self.fail
-
-        return stream()
+        rows = self.rows[options["name"]]
+        each = -(-len(rows) // self.files)
+        return FakeStream(self, [rows[start : start + each] for start in range(0, len(rows), each)])
 
     def dataset_info(self, name: str, revision: str | None = None) -> SimpleNamespace:
         if name != "who/texts":
@@ -70,7 +93,10 @@ def test_a_hub_dataset_is_fetched_once_per_configuration(hub: FakeHub, tmp_path:
     source = TextSource(name="web", hub="who/texts", configs=("a", "b"), limit=3)
     files, commit = hub_files(source, tmp_path, Silent())
     assert commit == COMMIT
-    assert [texts_in(file.path) for file in files] == [["a0", "a1", "a2"], ["b0", "b1"]]
+    of_a, of_b = (texts_in(file.path) for file in files)
+    assert len(set(of_a)) == 3
+    assert set(of_a) < {f"a{n}" for n in range(9)}
+    assert sorted(of_b) == ["b0", "b1"]
     assert [file.name for file in files] == ["a.jsonl.gz", "b.jsonl.gz"]
     assert hub.read == 5
     assert [call["name"] for call in hub.calls] == ["a", "b"]
@@ -88,6 +114,21 @@ def test_a_hub_dataset_is_fetched_once_per_configuration(hub: FakeHub, tmp_path:
     pinned = source.model_copy(update={"revision": "v2"})
     assert hub_files(pinned, tmp_path, Silent())[0][0].path != files[0].path
     assert hub.calls[-1]["revision"] == "v2"
+
+
+def test_a_limited_crawl_is_a_sample_over_its_files_and_the_same_every_time(hub: FakeHub, tmp_path: Path) -> None:
+    hub.files, hub.rows = 10, {None: [{"text": f"{n:03d}"} for n in range(200)]}
+    source = TextSource(name="web", hub="who/texts", limit=40)
+    texts = texts_in(hub_files(source, tmp_path, Silent())[0][0].path)
+    assert len(set(texts)) == 40
+    numbers = [int(text) for text in texts]
+    # Four of every file, not the first four of it, and not the first forty of all.
+    assert [sum(number // 20 == file for number in numbers) for file in range(10)] == [4] * 10
+    assert any(number % 20 >= 4 for number in numbers)
+    assert texts_in(hub_files(source, tmp_path / "again", Silent())[0][0].path) == texts
+    # Where files hold too little, the others give more; where all do, everything is taken.
+    everything = hub_files(source.model_copy(update={"limit": 500}), tmp_path, Silent())[0][0].path
+    assert sorted(texts_in(everything)) == [f"{n:03d}" for n in range(200)]
 
 
 def test_fields_filter_and_file_patterns_reach_the_hub(hub: FakeHub, tmp_path: Path) -> None:

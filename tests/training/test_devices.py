@@ -9,8 +9,9 @@ import pytest
 import torch
 import transformers
 
-from tfive.errors import UserError
-from tfive.training.devices import Placement, place, usable_cores
+from tfive.config.config import Config
+from tfive.errors import RunFailed, UserError
+from tfive.training.devices import Placement, kernels_named, place, usable_cores
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +48,27 @@ def test_gpu_is_chosen_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
     assert place().compute == torch.float32
     with pytest.raises(UserError, match="asks for GPU 2, this machine has 2"):
         place("cuda:2")
+
+
+def test_deterministic_kernels_are_asked_for_on_gpus_and_always_on_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulation=True: True)
+    assert place("cuda", deterministic=True).deterministic
+    assert not place("cuda").deterministic
+    assert place("cpu", deterministic=False).deterministic
+    assert not Config().run.deterministic
+
+
+def test_a_kernel_that_is_not_deterministic_is_named() -> None:
+    torch_says = "histc_cuda does not have a deterministic implementation, but you set 'torch.use_deterministic_…'"
+    with (
+        pytest.raises(RunFailed, match=r"run\.deterministic: the kernel histc_cuda has no .* run\.deterministic=false"),
+        kernels_named(),
+    ):
+        raise RuntimeError(torch_says)
+    with pytest.raises(RuntimeError, match="out of memory"), kernels_named():
+        raise RuntimeError("out of memory")
 
 
 def test_apply_sets_threads_seeds_and_determinism() -> None:

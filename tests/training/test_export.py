@@ -100,7 +100,7 @@ def test_a_run_becomes_a_model_that_thinks(trained: Path, tmp_path: Path) -> Non
 
 def test_every_number_of_a_run_is_explained(trained: Path) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "diagnostics.md").read_text("utf-8")
-    explained = set(re.findall(r"`([a-z_0-9]+)`", page))
+    explained = set(re.findall(r"`([a-z_0-9.]+)`", page))
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text("utf-8").splitlines()]
     keys = {key for line in lines for key in line} - {"step", "seconds", "event", "detail"}
     kinds = "|".join(KINDS)

@@ -238,6 +238,17 @@ def test_without_json_nothing_is_returned(home: Path, tmp_path: Path, monkeypatc
     assert [out for _, out in seen] == [None, Path("o")]
 
 
+def test_native_rlp_runs(home: Path, tmp_path: Path) -> None:
+    """The preset with shorter thoughts and fewer of them: one position a text, one text a pass, no next-token loss."""
+    kept = [one for one in OVERRIDES if not one.startswith(("thought.", "window.", "actor.", "run.", "text.positions"))]
+    small = ["thought.open=(", "thought.close=)", "thought.length=8", "thought.checkpoints=[8]", "thought.group=3"]
+    small += ["window.items=4", "window.windows=1", "run.develop_items=6"]
+    config = Config.load(home / "tiny.toml", "rlp-native", overrides=[*kept, *small])
+    assert (config.text.positions.per_text, config.run.texts_per_pass) == (1, 1)
+    summary = start.train(config, tmp_path / "run", quiet=True)
+    assert summary["account"]["roles"]["actor"]["trajectories"] == 4 * 3
+
+
 def test_texts_that_come_again_are_announced_before_training(capsys: pytest.CaptureFixture[str]) -> None:
     Console().draws({"actor": 1.49, "critic_fit": 1.5})
     Console().draws({"actor": 0.99, "critic_fit": 1.0})

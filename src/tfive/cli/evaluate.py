@@ -55,7 +55,7 @@ Compute = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
 )
 def eval_run(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, hub id, .gguf file or nano.")],
-    suite: Annotated[str, typer.Option(help="primary or supplementary.")] = "primary",
+    suite: Annotated[str, typer.Option(help="primary, earlier or supplementary.")] = "primary",
     tasks: Annotated[
         list[str] | None,
         typer.Option(help="Only this task, in place of a suite; may be repeated.", show_default=False),

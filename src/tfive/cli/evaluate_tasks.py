@@ -21,10 +21,11 @@ def tasks_command(data: Path | None, *, as_json: bool) -> str:
                 "task": name,
                 "title": task.title,
                 "kind": task.kind,
-                "items": task.count,
+                "items": task.count or "",
                 "suite": suites[0] if suites else "",
                 "manifest": task.state,
                 "data": _data_state(task, data),
+                "needs": task.needs,
             }
         )
     if as_json:
@@ -33,6 +34,11 @@ def tasks_command(data: Path | None, *, as_json: bool) -> str:
     width = {head: max(len(head), *(len(str(row[head])) for row in rows)) for head in heads}
     lines = ["  ".join(head.ljust(width[head]) for head in heads)]
     lines += ["  ".join(str(row[head]).ljust(width[head]) for head in heads) for row in rows]
+    lines += [
+        f"{row['task']} needs {row['needs']}"
+        for row in rows
+        if row["data"] in ("local file only", "no file") and row["needs"]
+    ]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -44,6 +50,7 @@ def _data_state(task: Task, data: Path | None) -> str:
     except UserError:
         return "no file"
     try:
-        return f"{load_items(task, data).state}, {task.count} items"
+        found = load_items(task, data)
+        return f"{found.state}, {len(found)} items"
     except UserError as error:
         return f"wrong: {error}"

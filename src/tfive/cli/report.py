@@ -9,6 +9,7 @@ from typing import Any
 
 from tfive.errors import UserError
 from tfive.report import figures
+from tfive.report.benchmarks import draw_benchmarks
 from tfive.report.page import markdown, write_pages
 from tfive.report.runs import STUDY, SUMMARY, Run, done, mismatches, read_json, read_study
 from tfive.report.sections import run_blocks, study_blocks
@@ -49,7 +50,7 @@ def report_command(folder: str, *, as_json: bool) -> str:
     summary = read_json(path / SUMMARY)
     run = Run(summary["method"], int(summary["seed"]), path)
     found = study_table([run])
-    drawn = _drawn(found, path / REPORT)
+    drawn = _drawn(found, [run], path / REPORT)
     title = f"{summary['method']} on {summary['model']}, seed {summary['seed']}"
     pages = write_pages(path / REPORT, title, run_blocks(run, drawn))
     return json.dumps(found, indent=1, ensure_ascii=False) if as_json else "\n".join(str(page) for page in pages)
@@ -59,7 +60,7 @@ def study_text(folder: Path, runs: Sequence[Run], *, as_json: bool) -> str:
     """Writes a study's table, pages and figures; returns the table or the Markdown page."""
     found = tabulated(runs)
     report = folder / REPORT
-    blocks = study_blocks(found, _drawn(found, report))
+    blocks = study_blocks(found, _drawn(found, done(runs), report))
     title = f"Comparison: {', '.join(dict.fromkeys(run.label for run in runs))}"
     write_pages(report, title, blocks)
     text = json.dumps(found, indent=1, ensure_ascii=False)
@@ -80,6 +81,6 @@ def tabulated(runs: Sequence[Run], reference: str | None = None, limits: Sequenc
     return study_table(runs, reference, limits)
 
 
-def _drawn(found: dict[str, Any], folder: Path) -> figures.Drawn:
+def _drawn(found: dict[str, Any], runs: Sequence[Run], folder: Path) -> figures.Drawn:
     """Figures where matplotlib is installed; pages do without them elsewhere."""
-    return figures.draw_study(found, folder) if figures.available() else []
+    return figures.draw_study(found, folder) + draw_benchmarks(runs, folder) if figures.available() else []

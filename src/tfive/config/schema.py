@@ -27,7 +27,7 @@ from tfive.rl.settings import (
 )
 from tfive.section import Section
 from tfive.text.settings import TextSettings
-from tfive.training.settings import RunSettings
+from tfive.training.settings import BenchmarkSettings, RunSettings
 from tfive.tree.settings import EngineSettings, SamplingSettings, ThoughtSettings
 
 
@@ -57,6 +57,7 @@ class Schema(Section):
     window: WindowSettings = WindowSettings()
     warmstart: WarmstartSettings = WarmstartSettings()
     run: RunSettings = RunSettings()
+    benchmarks: BenchmarkSettings = BenchmarkSettings()
 
     @field_validator("method")
     @classmethod

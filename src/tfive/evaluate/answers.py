@@ -5,6 +5,7 @@ when a verifier is given. Extraction never looks at the gold answer. Its rules, 
 
 - mathematics: the last \\boxed{…}; what follows the last `####`; what follows the last “answer is” or “answer:”; the
   last number or fraction.
+- a few words: the same three places, the last of them to the end of its line; the first line.
 - options: the same three places, read as a letter or the text of one option; a letter alone on the first or last line;
   the one option whose text the last line holds.
 
@@ -67,6 +68,8 @@ def grade(task: Task, item: Item, output: str, *, verifier: Verifier | None = No
     """The verdict on an output of the item. `equivalent` is None without a verifier, and for options."""
     if task.kind == "choice":
         return _grade_choice(item, output)
+    if task.kind == "text":
+        return _grade_words(item, output)
     extraction = extract(output)
     if extraction is None:
         return Verdict(False, None, None, item.answer, None, ("no answer found",))
@@ -144,6 +147,21 @@ _RULES: tuple[tuple[str, Callable[[str], str | None]], ...] = (
     ("after “answer is”", _after_phrase),
 )
 _CHOICE_RULES = (*_RULES[:2], ("after “answer is”", _line_after_phrase))
+
+
+def _grade_words(item: Item, output: str) -> Verdict:
+    """The words of the answer against those of the gold one, without case, punctuation and a leading article."""
+    said = output.rsplit("</think>", 1)[-1]
+    found = next(((text, rule) for rule, search in _CHOICE_RULES if (text := search(said))), None)
+    first = next((line.strip() for line in said.splitlines() if line.strip()), None)
+    if found is None and first is None:
+        return Verdict(False, None, None, item.answer, None, ("no answer found",))
+    text, rule = found or (str(first), "first line")
+    text = text[:LONGEST]
+    words, gold = _plain(text), _plain(item.answer)
+    correct = bool(words) and words == gold
+    steps = (f"{rule}: {text}", f"words: {words} {'=' if correct else '≠'} {gold}")
+    return Verdict(correct, text, words, item.answer, None, steps)
 
 
 def _grade_choice(item: Item, output: str) -> Verdict:

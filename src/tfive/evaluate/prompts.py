@@ -50,6 +50,11 @@ STYLES: Mapping[str, Style] = MappingProxyType(
             solution=" {solution}",
             instruction="Solve the problem step by step. Put the final answer, and nothing else, in \\boxed{}.",
         ),
+        "short-v1": Style(
+            question="Question: {question}\nAnswer:",
+            solution=" {solution}\nThe answer is {answer}.",
+            instruction="Answer the question. End with a line “The answer is X.”, X being the answer alone.",
+        ),
         "options-v1": Style(
             question="Question: {question}\n{options}\nAnswer:",
             solution=" {solution} The answer is {answer}.",

@@ -37,7 +37,7 @@ State = Literal["frozen", "unfrozen"]
 
 @dataclass(frozen=True)
 class Item:
-    """One question with its gold answer: a string for mathematics, the letter of the right option for choices."""
+    """One question with its gold answer: a string, or the letter of the right option for choices."""
 
     id: str
     question: str
@@ -89,16 +89,18 @@ class Task(Section):
     """What the task is called."""
     title: str = ""
     """What people call the benchmark."""
-    kind: Literal["math", "choice"]
-    """Whether an answer is a mathematical object or one of several options."""
-    count: int = Field(ge=1)
-    """Exact number of items."""
+    kind: Literal["math", "choice", "text"]
+    """Whether an answer is a mathematical object, one of several options, or a few words."""
+    count: int | None = Field(None, ge=1)
+    """Exact number of items; a task of kind text may leave it open where releases differ."""
     file: str
     """Name of the local file of items."""
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     """Digest over the normalised items; none means that the task is not frozen."""
     source: str = ""
     """Where the frozen items were read, with revision and licence."""
+    needs: str = ""
+    """What a user must bring where nothing is shipped and nothing can be fetched; shown when the file is missing."""
     fields: Fields = Fields()
     """Which fields of a local row make up an item."""
     hub: HubSource | None = None
@@ -126,6 +128,8 @@ class Task(Section):
     def _consistent(self) -> Task:
         if self.kind == "choice" and self.context is None:
             raise ValueError("a choice task needs context, which precedes an option in log-likelihood")
+        if self.count is None and (self.kind != "text" or self.sha256):
+            raise ValueError("count is missing; only a task of kind text that is not frozen may leave it open")
         return self
 
     @property
@@ -179,8 +183,14 @@ TASKS: Mapping[str, Task] = _shipped()
 PRIMARY = ("aime2025", "aime2026", "gsm8k", "math500", "csqa", "piqa", "arc_challenge")
 """The paper's suite, in the order of its table `tab:evaluation-suite`."""
 
+EARLIER = ("math500", "gsm8k", "amc23", "minerva_math", "mmlu", "mmlu_pro", "gpqa_diamond")
+"""Those of the paper's earlier comparison, `tab:preliminary-benchmarks`."""
+
+SUPPLEMENTARY = ("hmmt_feb_2025", "simpleqa_verified", "livebench_reasoning", "hle")
+"""The diagnostics of `tab:supplementary-evaluation`: declared, with items that users bring."""
+
 SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"primary": PRIMARY, "supplementary": tuple(name for name in TASKS if name not in PRIMARY)}
+    {"primary": PRIMARY, "earlier": EARLIER, "supplementary": SUPPLEMENTARY}
 )
 
 
@@ -220,9 +230,10 @@ def load_items(task: Task, folder: Path | None, *, frozen: bool = True) -> Items
         source, fields = f"{task.hub.path}@{task.hub.revision or 'main'}", task.hub.fields
         rows = enumerate(_hub_rows(task, task.hub))
     else:
-        raise UserError(f"task {task.name}: is not on the hub; give the folder that holds {task.file}")
+        needed = f", {task.needs}" if task.needs else ""
+        raise UserError(f"task {task.name}: is not on the hub; give the folder that holds {task.file}{needed}")
     items = tuple(_item(task, fields, number, row, source) for number, row in rows)
-    if len(items) != task.count:
+    if task.count not in (None, len(items)):
         raise UserError(f"{source}: {len(items)} items, {task.name} has {task.count}; fetch the whole file again")
     twice = next((name for name, count in Counter(item.id for item in items).items() if count > 1), None)
     if twice is not None:
@@ -245,7 +256,10 @@ def local_file(task: Task, folder: Path) -> Path:
     for name in (task.file, plain, f"{plain}.gz", f"{plain}.zst"):
         if (folder / name).is_file():
             return folder / name
-    raise UserError(f"{folder / task.file}: no such file (task {task.name}); put it there, or name another folder")
+    needed = f" ({task.needs})" if task.needs else ""
+    raise UserError(
+        f"{folder / task.file}: no such file (task {task.name}); put it there{needed}, or name another folder"
+    )
 
 
 def digest_of(items: Iterable[Item]) -> str:
@@ -305,7 +319,7 @@ def _item(task: Task, fields: Fields, number: int, row: dict[str, Any], source: 
     name = str(row.get(fields.id) or f"{task.name}-{number}")
     gold = at(fields.answer) if isinstance(fields.answer, str) else fields.answer
     extra: dict[str, str] = {key: str(row[key]) for key in ("subject", "level", "category") if key in row}
-    if task.kind == "math":
+    if task.kind != "choice":
         answer = str(gold).split(fields.answer_after)[-1] if fields.answer_after else str(gold)
         if fields.answer_after:
             answer = answer.replace(",", "")

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfive.tree.running_sum import running_sum
+
 SCALE_EPSILON = 1e-8
 """ε under the root of σ_r (eq:reward-scale): gains of a tenth of a thousandth of a nat are not told from none."""
 
@@ -57,13 +59,13 @@ def carried_potential(potential_K: Tensor, checkpoint_K: Tensor, mask_K: Tensor,
     """Φ known *before* action t, [..., T]: that of the last checkpoint at or before step t−1, with Φ_0 = 0. Part of the
     context c that the mean head reads."""
     reward_T = checkpoint_rewards(potential_K, checkpoint_K, mask_K, steps)
-    return reward_T.cumsum(-1) - reward_T
+    return running_sum(reward_T) - reward_T
 
 
 def returns_to_go(reward_T: Tensor, mask_T: Tensor) -> Tensor:
     """``G_t = Σ_{k≥t} r_k`` with γ = 1 (eq:critic-return), zero where masked."""
     reward_T = torch.where(mask_T, reward_T, torch.zeros_like(reward_T))
-    return torch.where(mask_T, reward_T.flip(-1).cumsum(-1).flip(-1), torch.zeros_like(reward_T))
+    return torch.where(mask_T, running_sum(reward_T.flip(-1)).flip(-1), torch.zeros_like(reward_T))
 
 
 def _check_checkpoints(checkpoint_K: Tensor, mask_K: Tensor, steps: int) -> None:

@@ -55,7 +55,7 @@ class TextSource(Section):
     files: tuple[str, ...] = ()
     """Patterns of files inside the hub dataset; none means all of the configuration."""
     limit: int | None = Field(None, ge=1)
-    """Most documents read from each configuration of the hub dataset, in its own order."""
+    """Most documents read from each configuration of the hub dataset: a random sample that is spread over its files."""
     fields: tuple[str, ...] = Field(("text",), min_length=1)
     """Fields of a row that make up the document, joined by a blank line."""
     where: Where | None = None

@@ -17,6 +17,7 @@ from typing import Any
 
 from tfive.errors import UserError
 from tfive.extras import install_hint
+from tfive.rng import permutation
 from tfive.telemetry import Telemetry
 from tfive.text.files import Staging, sha256, sync
 from tfive.text.settings import TextSource
@@ -24,6 +25,14 @@ from tfive.text.sources import BadRow, SourceFile, text_of
 
 _PROXY = Path("row.jsonl")
 """Stands for the format of rows that arrive as dictionaries."""
+_FILES = 64
+"""Files of a hub dataset over which a limited sample is spread."""
+_BUFFER = 1000
+"""Rows of a file among which the next one is drawn."""
+_SEED = 0
+"""A sample is the same for every run, so that all seeds of a study read one corpus."""
+_SAMPLE = f"{_FILES} files, buffer {_BUFFER}, seed {_SEED}"
+"""How rows are drawn, part of a spooled file's name: another way gives another file."""
 
 
 def hub_files(
@@ -34,7 +43,7 @@ def hub_files(
     files = []
     for config in source.configs or (None,):
         wanted = source.model_dump(mode="json", include={"hub", "split", "files", "limit", "fields", "where"})
-        key = _key({**wanted, "config": config, "commit": commit, "skip_bad": skip_bad})
+        key = _key({**wanted, "config": config, "commit": commit, "skip_bad": skip_bad, "sample": _SAMPLE})
         path = cache / "spool" / f"{source.name}-{key}.jsonl.gz"
         if not path.exists():
             label = f"fetching {source.hub}" + (f" {config}" if config else "")
@@ -105,9 +114,28 @@ def _hub_rows(source: TextSource, config: str | None, commit: str) -> Iterator[d
             data_files=list(source.files) or None,
             streaming=True,
         )
-        yield from itertools.islice(stream, source.limit)
+        yield from stream if source.limit is None else _sampled(stream, source.limit)
     except Exception as error:
         raise _unreachable(source, error) from error
+
+
+def _sampled(stream: Any, limit: int) -> Iterator[dict[str, Any]]:
+    """`limit` rows of a streamed dataset: an equal number of each of up to `_FILES` of its files, drawn in a random
+    order, each through a shuffle buffer; files beyond them only where those hold too little.
+
+    The first rows of a crawl are those of its first file, which come from few sites and few days.
+    """
+    shards = int(stream.num_shards)
+    order = permutation(_SEED, "text/files", 0, shards).tolist()
+    left = limit
+    for number, shard in enumerate(order):
+        if not left:
+            return
+        rows = stream.shard(num_shards=shards, index=shard).shuffle(seed=_SEED, buffer_size=_BUFFER)
+        share = -(-left // max(1, min(shards, _FILES) - number))
+        for row in itertools.islice(rows, share):
+            left -= 1
+            yield row
 
 
 def _texts(source: TextSource, rows: Iterable[dict[str, Any]], *, skip_bad: bool) -> Iterator[str]:

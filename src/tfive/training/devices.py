@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -15,8 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from tfive.errors import UserError
+from tfive.errors import RunFailed, UserError
 from tfive.models.precision import choose_device, choose_dtype
+
+_NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
+"""What torch says when deterministic kernels are required and there is none."""
 
 
 def refuse_several_processes() -> None:
@@ -76,15 +82,29 @@ class Placement:
         }
 
 
-def place(device: str = "auto", compute: str = "auto") -> Placement:
-    """The placement of `model.device` and `model.compute`, with all cores this process may use.
+def place(device: str = "auto", compute: str = "auto", deterministic: bool = False) -> Placement:
+    """The placement of `model.device`, `model.compute` and `run.deterministic`, with all cores this process may use.
 
-    Deterministic kernels are on for the CPU, where they cost nothing and exact resume needs them, and off on GPUs,
-    where they are slow.
+    Deterministic kernels are always on for the CPU, where they cost nothing; on GPUs they are slower and asked for.
     """
     refuse_several_processes()
     chosen = choose_device(device)
-    return Placement(chosen, choose_dtype(compute, chosen), usable_cores(), chosen.type == "cpu")
+    return Placement(chosen, choose_dtype(compute, chosen), usable_cores(), deterministic or chosen.type == "cpu")
+
+
+@contextmanager
+def kernels_named() -> Iterator[None]:
+    """A kernel without a deterministic implementation ends the run with a line that names it."""
+    try:
+        yield
+    except RuntimeError as error:
+        found = _NOT_DETERMINISTIC.search(str(error))
+        if found is None:
+            raise
+        raise RunFailed(
+            f"run.deterministic: the kernel {found[1]} has no deterministic implementation on this device; set "
+            "run.deterministic=false, or engine.fast=off to do without fast paths"
+        ) from error
 
 
 def usable_cores() -> int:

@@ -19,8 +19,8 @@ from tfive.training.build import Assembly
 from tfive.training.corpus import weights_fingerprint
 from tfive.training.recorder import Recorder
 
-NOT_TRAINING = ("admit", "develop", "test")
-"""Phases that are no part of a step: the admission probe and measuring on development and test texts."""
+NOT_TRAINING = ("admit", "develop", "test", "benchmarks")
+"""Phases that are no part of a step: the admission probe and measuring on development texts, test texts, benchmarks."""
 
 GROUP = 8
 """Thoughts per item of the group baselines, which n_aux is held against (eq:grpo-rollout-threshold)."""

@@ -17,6 +17,7 @@ from typing import Any
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.rl.critic_files import save_critics
+from tfive.training.benchmarks import Benchmarks
 from tfive.training.build import Assembly
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.develop import MeasuredTexts, save_items
@@ -44,6 +45,8 @@ class Loop:
     """Called at every micro-step and inside every save, for tests that crash there."""
     place: dict[str, Any] = field(default_factory=dict)
     """Where the run computes, for the summary."""
+    benchmarks: Benchmarks | None = None
+    """What is measured beside the development texts, on a schedule of its own."""
 
     def __post_init__(self) -> None:
         self.store = CheckpointStore(self.folder / CHECKPOINTS, keep=self.assembly.config.run.keep, faults=self.faults)
@@ -60,6 +63,7 @@ class Loop:
         with self._listening():
             if not self.history:
                 self._measure(0)
+                self._measure_benchmarks(0)
                 if config.run.checkpoint_every or method.finished(config.window.windows):
                     self.save()
             while not method.finished(config.window.windows):
@@ -96,6 +100,7 @@ class Loop:
         last = method.window >= config.window.windows
         if last or method.window % config.run.develop_every == 0:
             method.report["development"] = self._measure(method.window)
+        self._measure_benchmarks(method.window)
         self.recorder.metrics(_flat(method.report), method.window)
         if self.on_window is not None:
             self.on_window(method.report)
@@ -126,6 +131,18 @@ class Loop:
             before, _ = self.assembly.test.measure(self.assembly.base, None)
             self.recorder.count(self.assembly.test.role, **self.assembly.test.amounts())
             return before, self._measured(self.assembly.test, self.assembly.method.window)
+
+    def _measure_benchmarks(self, window: int) -> None:
+        """Gains and scores on benchmark items with what had been spent by then, where the schedule asks for them."""
+        planned = self.assembly.config.window
+        if self.benchmarks is None or not self.benchmarks.due(window, planned.actor_steps, planned.windows):
+            return
+        spent = cost(self.assembly, self.recorder)
+        record: dict[str, Any] = {"steps": window * planned.actor_steps, "tokens": spent["thought_tokens"]}
+        record["seconds"] = sum(seconds for phase, seconds in spent["seconds"].items() if "/" not in phase)
+        with self.recorder.phase("benchmarks", "benchmarks"):
+            record |= self.benchmarks.measure(self.assembly, self.folder, window, self.recorder)
+        self.recorder.metrics(_flat({"benchmarks": record}), window)
 
     def save(self) -> Path:
         """Write a checkpoint of everything."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tfive.section import Section
 
@@ -16,6 +16,10 @@ class RunSettings(Section):
 
     seed: int = Field(0, ge=0, lt=2**63)
     """Every random number of the run is a function of this seed and of what is drawn."""
+
+    deterministic: bool = False
+    """Deterministic kernels on GPUs, too: one seed then gives the same numbers again, and a run that was killed and
+    resumed those of an undisturbed one. It is slower; a kernel that cannot is named in one line. CPUs always do."""
 
     texts_per_pass: int = Field(8, ge=1)
     """Texts in one forward or backward pass; it decides speed and memory, never what is computed."""
@@ -50,3 +54,32 @@ class RunSettings(Section):
     def rollout_texts(self) -> int:
         """Texts in one pass without gradients."""
         return self.texts_per_rollout or self.texts_per_pass
+
+
+class BenchmarkSettings(Section):
+    """Benchmarks measured while a run trains, for every method alike; nothing of the run depends on them."""
+
+    every: int = Field(0, ge=0)
+    """Optimizer steps between two measurements: before the first window, at the end of each that reaches a multiple,
+    and after the last; 0 measures none."""
+
+    gains: tuple[str, ...] = ()
+    """Tasks whose right answers are predicted with and without a thought: thought gain and mixed gain."""
+
+    scores: tuple[str, ...] = ()
+    """Tasks that are answered and judged: options by log-likelihood, others by one greedy answer."""
+
+    items: int = Field(256, ge=1)
+    """Most items of each task, the first ones."""
+
+    data: str | None = None
+    """Folder of the tasks' files; none means that they come from the hub."""
+
+    thoughts: str = "none"
+    """Where answers are written with hidden thoughts, as `tfive eval --thoughts` takes it (`none`, `answer`, …)."""
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> BenchmarkSettings:
+        if bool(self.every) != bool(self.gains or self.scores):
+            raise ValueError("every and the tasks of gains or scores belong together: give both or neither")
+        return self

@@ -11,11 +11,12 @@ from typing import Any
 from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.models.load import Loaded, load_model
+from tfive.training.benchmarks import benchmarks_of
 from tfive.training.build import build
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
 from tfive.training.corpus import corpus_of
-from tfive.training.devices import place
+from tfive.training.devices import kernels_named, place
 from tfive.training.loop import CHECKPOINTS, SUMMARY, Loop, WindowCallback, read_config, save_config, summary_text
 from tfive.training.recorder import METRICS, Recorder
 from tfive.training.trackers import open_trackers
@@ -73,7 +74,7 @@ def _run(
     *,
     resumed: bool,
 ) -> dict[str, Any]:
-    placement = place(config.model.device, config.model.compute)
+    placement = place(config.model.device, config.model.compute, config.run.deterministic)
     placement.apply(config.run.seed)
     console = Console(quiet=quiet)
     console.say(
@@ -85,6 +86,7 @@ def _run(
         dtype=placement.compute,
         revision=config.model.revision,
     )
+    benchmarks = benchmarks_of(config, loaded)
     with Recorder(None, quiet=quiet) as preparing:
         corpus = corpus_of(config, loaded=loaded, texts=texts, telemetry=preparing)
     save_config(config, folder)
@@ -93,11 +95,12 @@ def _run(
     if resumed and not begun:
         (folder / METRICS).unlink(missing_ok=True)
     trackers = open_trackers(config.run.trackers, folder, folder.name, config.run.project, config.leaves())
-    with Recorder(folder, trackers=trackers, quiet=quiet) as recorder, placement.no_autocast():
+    with Recorder(folder, trackers=trackers, quiet=quiet) as recorder, placement.no_autocast(), kernels_named():
         recorder.on_event = console.event
         warmed = warm_start(config, loaded, corpus, recorder, folder)
         assembly, shown = build(config, loaded, corpus, recorder, warmed), _both(console.window, on_window)
-        loop = Loop(assembly, recorder, folder, on_window=shown, place=placement.describe())
+        where = placement.describe()
+        loop = Loop(assembly, recorder, folder, on_window=shown, place=where, benchmarks=benchmarks)
         if resumed and not begun:
             console.say("no checkpoint yet; beginning again")
         elif resumed:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfive.tree.head import OUT_OF_REACH, Reduced, Reducer, target_log_prob
+from tfive.tree.running_sum import running_sum
 from tfive.tree.settings import SamplingSettings
 
 BLOCK = 512
@@ -24,7 +25,7 @@ def law_logits(logits_xV: Tensor, law: SamplingSettings) -> Tensor:
         logits_xV = logits_xV.masked_fill(logits_xV < threshold_x1, float("-inf"))
     if law.top_p < 1.0:
         ordered_xV = logits_xV.sort(-1, descending=True).values
-        above_xV = ordered_xV.softmax(-1).cumsum(-1) - ordered_xV.softmax(-1)
+        above_xV = running_sum(ordered_xV.softmax(-1)) - ordered_xV.softmax(-1)
         least_x1 = ordered_xV.masked_fill(above_xV >= law.top_p, float("inf")).amin(-1, keepdim=True)
         logits_xV = logits_xV.masked_fill(logits_xV < least_x1, float("-inf"))
     return logits_xV
@@ -50,12 +51,12 @@ def draw(logits_xV: Tensor, uniform_x: Tensor) -> tuple[Tensor, Tensor]:
     weight_xV = F.pad(logits_xV - peak_x1, (0, -vocabulary % BLOCK), value=float("-inf")).exp()
     weight_xbw = weight_xV.view(rows, -1, BLOCK)
     sum_xb = weight_xbw.sum(-1, dtype=torch.float64)
-    until_xb = sum_xb.cumsum(-1)
+    until_xb = running_sum(sum_xb)
     goal_x1 = uniform_x[:, None].double() * until_xb[:, -1:]
     block_x1 = torch.minimum((until_xb <= goal_x1).sum(-1, keepdim=True), _last_positive(sum_xb))
     rest_x1 = goal_x1 - (until_xb - sum_xb).gather(1, block_x1)
     inside_xw = weight_xbw.gather(1, block_x1[..., None].expand(-1, -1, BLOCK))[:, 0].double()
-    place_x1 = torch.minimum((inside_xw.cumsum(-1) <= rest_x1).sum(-1, keepdim=True), _last_positive(inside_xw))
+    place_x1 = torch.minimum((running_sum(inside_xw) <= rest_x1).sum(-1, keepdim=True), _last_positive(inside_xw))
     token_x1 = block_x1 * BLOCK + place_x1
     log_q_x = logits_xV.gather(1, token_x1)[:, 0] - logits_xV.logsumexp(-1)
     return token_x1[:, 0], log_q_x

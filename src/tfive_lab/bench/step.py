@@ -19,6 +19,7 @@ import torch
 
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
+from tfive.methods.registry import spec_of
 from tfive.models.load import Loaded, load_model, load_tokenizer, tokenizer_fingerprint
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.rl.qualify import Qualifier, Score
@@ -28,6 +29,7 @@ from tfive.training.build import Assembly, build
 from tfive.training.corpus import corpus_of
 from tfive.training.recorder import Recorder
 from tfive_lab.bench.cost import nodes_per_item
+from tfive_lab.bench.counted import ONE_BLOCK, critic_overrides, row_name
 from tfive_lab.bench.fit import smaller, texts_that_fit
 from tfive_lab.bench.step_report import GOAL, protocol_hash, ratios, witness_of
 from tfive_lab.bench.work import SHAPES, find_model
@@ -245,7 +247,8 @@ def _report(config: Config, assembly: Assembly, recorder: Timed, window_costs: l
         "texts_per_rollout": config.run.rollout_texts,
         "activation_checkpointing": config.engine.activation_checkpointing,
         "windows": len(window_costs),
-        "steady_step_s": statistics.fmean(lap["seconds"] for lap in steady) / steps if steady else None,
+        "critics": _critics_of(config),
+        "steady_step_s": statistics.median(lap["seconds"] for lap in steady) / steps if steady else None,
         "all_in_step_s": statistics.fmean(lap["seconds"] for lap in window_costs) / steps,
         "startup_s": window_costs[0]["seconds"],
         "window_s": [round(lap["seconds"], 4) for lap in window_costs],
@@ -256,6 +259,16 @@ def _report(config: Config, assembly: Assembly, recorder: Timed, window_costs: l
         "forced_tests": getattr(qualifier, "forced", 0),
         "events": recorder.events,
     }
+
+
+def _critics_of(config: Config) -> dict[str, Any] | None:
+    """What is adapted of each critic, since it decides most of the cost; None for a method without critics."""
+    if not config.spec.critics:
+        return None
+    own = config.critic
+    return {"count": config.spec.critics, "adapt": own.adapt, "width": own.width} | (
+        {"blocks": own.blocks} if own.adapt in ("top", "lora") else {}
+    )
 
 
 def _means(window_costs: list[dict[str, Any]], kind: str) -> dict[str, float]:
@@ -273,10 +286,13 @@ def step_times(
     windows: int = 3,
     budget: float | None = None,
     overrides: Sequence[str] = (),
+    critics: Sequence[str] = (ONE_BLOCK,),
     witness: str | None = None,
     keep: Keep | None = None,
 ) -> dict[str, Any]:
     """All methods at all lengths, one after the other; `keep` gets the report after each, so that none is lost.
+
+    A method with critics is timed once with each of `critics` (`counted.critic_overrides`).
 
     With a `budget` in seconds, each method gets an equal share of what is left, and two windows in any case; none is
     begun when it is spent.
@@ -297,25 +313,31 @@ def step_times(
         "witness": witness_of(witness, first),
         "works": [],
     }
-    left = len(works) * len(methods)
+    timed = [(row_name(method, one), method, one) for method in methods for one in _kinds(method, critics)]
+    left = len(works) * len(timed)
     for work in works:
         entry: dict[str, Any] = {"work": asdict(work), "methods": {}}
         report["works"].append(entry)
-        for method in methods:
-            config = configure(method, work, overrides, str(place), compute)
+        for name, method, kind in timed:
+            config = configure(method, work, [*critic_overrides(kind), *overrides], str(place), compute)
             now = time.perf_counter()
             if budget is not None and now - began > budget:
-                entry.setdefault("skipped", []).append(method)
+                entry.setdefault("skipped", []).append(name)
                 continue
             share = None if budget is None else now + (budget - (now - began)) / left
             config = texts_that_fit(config, shape, place)
-            entry["methods"][method] = _within_memory(config, shape, corpus, windows, share)
+            entry["methods"][name] = _within_memory(config, shape, corpus, windows, share)
             entry["ratios"] = ratios(entry["methods"])
             left -= 1
             if keep is not None:
                 keep(report)
     report["seconds"] = time.perf_counter() - began
     return report
+
+
+def _kinds(method: str, critics: Sequence[str]) -> Sequence[str]:
+    """The kinds of critics a method is timed with: one of no name where it has none."""
+    return critics if spec_of(method).critics else (ONE_BLOCK,)
 
 
 def _within_memory(

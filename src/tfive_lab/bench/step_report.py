@@ -19,7 +19,7 @@ LASTING_RUN = 100
 
 def protocol_hash(config: Config) -> str:
     """A digest of everything that says how a method is trained; model, text, engine and run settings do not count."""
-    apart = ("model.", "text.", "engine.", "run.", "sampling.parity", "window.windows")
+    apart = ("model.", "text.", "engine.", "run.", "benchmarks.", "sampling.parity", "window.windows")
     kept = {key: value for key, value in config.leaves().items() if not key.startswith(apart)}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -45,14 +45,19 @@ def witness_of(folder: str | None, config: Config) -> dict[str, Any]:
     }
 
 
-def ratios(methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Step time of T⁵ over RLP's: steady state, all windows run, and start-up spread over 100 windows."""
-    mine, other = methods.get("t5"), methods.get("rlp")
-    if mine is None or other is None or mine["steady_step_s"] is None or other["steady_step_s"] is None:
+def ratios(methods: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Step time of every row of T⁵ over RLP's: steady state, all windows run, and start-up spread over 100 windows."""
+    other = methods.get("rlp")
+    if other is None or other["steady_step_s"] is None:
         return {}
+    mine = {name: row for name, row in methods.items() if name == "t5" or name.startswith("t5, ")}
+    return {name: _ratios_of(row, other) for name, row in mine.items() if row["steady_step_s"] is not None}
+
+
+def _ratios_of(mine: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
 
     def projected(one: dict[str, Any]) -> float:
-        steady = statistics.fmean(one["window_s"][1:])
+        steady = statistics.median(one["window_s"][1:])
         return float((one["startup_s"] + (LASTING_RUN - 1) * steady) / LASTING_RUN)
 
     counted = [sum(one["counted_nodes_per_item"].values()) for one in (mine, other)]
@@ -73,20 +78,28 @@ def render(report: dict[str, Any]) -> str:
             "",
             f"N {work['items']} actor items a step, {work['steps']} steps a window ({work['passes']} passes), "
             f"T {work['length']}, {work['positions']} positions in {work['tokens']} tokens",
-            f"{'method':<16}{'steady s':>10}{'all-in s':>10}{'aux/item':>10}{'forced':>8}  phases of a window",
+            f"{'method':<22}{'steady s':>10}{'all-in s':>10}{'aux/item':>10}{'forced':>8}  phases of a window",
         ]
         for name, row in entry["methods"].items():
             phases = " ".join(f"{phase} {value:.2f}" for phase, value in row["phases_s"].items() if "/" not in phase)
             steady = "–" if row["steady_step_s"] is None else f"{row['steady_step_s']:.3f}"
             lines.append(
-                f"{name:<16}{steady:>10}{row['all_in_step_s']:>10.3f}{row['auxiliary_per_item']:>10.2f}"
+                f"{name:<22}{steady:>10}{row['all_in_step_s']:>10.3f}{row['auxiliary_per_item']:>10.2f}"
                 f"{row['forced_tests']:>8}  {phases}"
             )
         if entry.get("skipped"):
             lines.append(f"not begun, the time was spent: {', '.join(entry['skipped'])}")
-        if entry.get("ratios"):
-            shown = ", ".join(f"{name} {value:.1%}" for name, value in entry["ratios"].items())
-            lines.append(f"t5 / rlp: {shown} (goal {report['goal']:.1%} in the steady state)")
+        for row, found in entry.get("ratios", {}).items():
+            shown = ", ".join(f"{name} {value:.1%}" for name, value in found.items())
+            lines.append(f"{row} / rlp: {shown} (goal {report['goal']:.1%} in the steady state)")
+        lines += [f"{name}: {_described(row['critics'])}" for name, row in entry["methods"].items() if row["critics"]]
     note = report["witness"]
     lines += ["", f"settings on a real model: {note.get('run') or note['note']}"]
     return "\n".join(lines)
+
+
+def _described(critics: dict[str, Any]) -> str:
+    """Critics in words: how many, and what is adapted of each."""
+    blocks = f"{critics.get('blocks')} blocks ({critics['adapt']})"
+    what = {"head": "their heads alone", "full": "all of them"}.get(critics["adapt"], blocks)
+    return f"{critics['count']} critics, {what} adapted"

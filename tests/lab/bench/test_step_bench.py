@@ -17,6 +17,7 @@ from tfive.rl.qualify import Score
 from tfive.training.corpus import corpus_of
 from tfive_lab.bench import step as bench_step
 from tfive_lab.bench.cost import nodes_per_item
+from tfive_lab.bench.counted import ONE_BLOCK, critic_overrides
 from tfive_lab.bench.fit import SHARE, fitted, smaller
 from tfive_lab.bench.step_report import protocol_hash, ratios, render, witness_of
 from tiny import configure
@@ -42,7 +43,8 @@ def test_every_phase_runs_at_its_declared_counts_and_forcing_is_logged(
     assert mine["forced_tests"] == 2
     assert sum("forced through" in line for line in mine["events"]) == 2
     assert other["forced_tests"] == 0
-    counts = {role: amounts["trajectories"] / 2 for role, amounts in mine["tokens"].items()}
+    drawn = {role: amounts["trajectories"] for role, amounts in mine["tokens"].items()}
+    counts = {role: count / 2 for role, count in drawn.items() if count}
     assert counts == {
         "actor": 16, "critic_fit": 16, "qualify": 4, "pilot": 2, "head_train": 8, "head_validate": 4,
         "scale": pytest.approx(3),
@@ -81,7 +83,9 @@ def test_ratios_spread_the_start_over_a_run() -> None:
             "counted_nodes_per_item": {"update": first},
         }
 
-    found = ratios({"t5": row(30.0, 4.0), "rlp": row(8.0, 8.0)})
+    rows = {"t5": row(30.0, 4.0), "t5, preset critics": row(30.0, 12.0), "rlp": row(8.0, 8.0)}
+    assert ratios(rows)["t5, preset critics"]["steady"] == 1.5
+    found = ratios(rows)["t5"]
     assert found["steady"] == 0.5
     assert found["counted_nodes"] == 30 / 8
     assert found["all_in_windows_run"] == pytest.approx(38 / 24)
@@ -131,6 +135,22 @@ def test_counted_nodes_by_hand() -> None:
     assert grouped["score"] == 8 * 3 * 16
 
 
+@pytest.mark.parametrize(("length", "one_block", "preset"), [(12, 72.7, 130.5), (64, 35.6, 67.2)])
+def test_the_presets_critics_are_counted_beside_one_block(length: int, one_block: float, preset: float) -> None:
+    """In percent of RLP's step: the presets adapt whole critics, the timed settings one block of each."""
+    work = bench_step.StepWork(length=length)
+
+    def nodes(method: str, critics: str = ONE_BLOCK) -> float:
+        config = bench_step.configure(method, work, critic_overrides(critics), "cpu", "bfloat16")
+        assert (config.critic.adapt == "full") == (critics == "preset")
+        return sum(nodes_per_item(config, 24).values())
+
+    found = [100 * nodes("t5", critics) / nodes("rlp") for critics in (ONE_BLOCK, "preset")]
+    assert found == [pytest.approx(one_block, abs=0.05), pytest.approx(preset, abs=0.05)]
+    with pytest.raises(UserError, match="--critics two: not known"):
+        critic_overrides("two")
+
+
 def test_only_what_a_method_reads_is_counted() -> None:
     work = bench_step.StepWork(items=16, steps=4, length=12, positions=16, tokens=512, horizon=16)
 
@@ -158,7 +178,7 @@ def test_the_table_shows_ratios_beside_counts() -> None:
     rows = {
         "steady_step_s": 1.0, "all_in_step_s": 2.0, "auxiliary_per_item": 2.25, "forced_tests": 3,
         "phases_s": {"fit": 1.0, "fit/x": 0.5}, "startup_s": 3.0, "window_s": [3.0, 1.0],
-        "counted_nodes_per_item": {"update": 1.0},
+        "counted_nodes_per_item": {"update": 1.0}, "critics": {"count": 2, "adapt": "top", "blocks": 1, "width": 64},
     }  # fmt: skip
     methods = {"t5": rows, "rlp": rows}
     work = {"items": 128, "steps": 4, "passes": 2, "length": 12, "positions": 16, "tokens": 512}
@@ -170,6 +190,7 @@ def test_the_table_shows_ratios_beside_counts() -> None:
     assert "steady 100.0%" in text
     assert "2.25" in text
     assert "fit/x" not in text
+    assert "t5: 2 critics, 1 blocks (top) adapted" in text
 
 
 def test_a_shape_that_is_not_known_is_one_line() -> None:

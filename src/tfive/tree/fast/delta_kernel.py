@@ -192,6 +192,8 @@ def choose_rule(setting: str, device: torch.device, dtype: torch.dtype) -> RuleC
     if setting == "torch":
         return RuleChoice(read_paths, "torch", "asked for")
     trouble = _fla_trouble(device, dtype)
+    if trouble is None and torch.are_deterministic_algorithms_enabled():
+        trouble = "it does not promise deterministic gradients, which this run asks for"
     if trouble is None:
         return RuleChoice(KernelRule(fla_kernel()), "fla", "agrees with the PyTorch rule on this device")
     if setting == "fla":

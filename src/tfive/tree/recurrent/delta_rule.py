@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tfive.tree.running_sum import running_sum
+
 CHUNK = 64
 _LEAF = 16
 
@@ -193,7 +195,7 @@ def read_paths(
     dtype, chunk = wide_dtype(query_QLIE.dtype), chunk_length(length)
     query, key, value = (_chunks(x, chunk, dtype) for x in (query_QLIE, key_QLIE, value_QLIF))
     decay, beta = (_chunks(x, chunk, dtype) for x in (decay_QLI, beta_QLI))
-    decay = decay.cumsum(-1)
+    decay = running_sum(decay)
     segment = None if starts_QL is None else _segments(starts_QL, chunk)
 
     hidden = _future(chunk, key.device)
