@@ -137,7 +137,7 @@ def explorer(items: int = 120, moments: int = 3, detailed: int | None = None, ex
         "items": {
             "id": [1000 + item for item in range(items)], "text": [item // per_text for item in range(items)],
             "position": [12 + 13 * (item % per_text) for item in range(items)], "kind": [item % 3 for item in range(items)],
-            "detail": [item if item < kept else -1 for item in range(items)],
+            "source": [item // per_text % 2 for item in range(items)], "detail": [item if item < kept else -1 for item in range(items)],
         },
         "quantities": {"gain": 0.001, "loss": 0.01, "value": 0.01, "weight": 0.01}, "snapshots": shots,
     }  # fmt: skip
@@ -203,7 +203,7 @@ def run_page(**changed: Any) -> Data:
             "roles": ["actor", "critic"], "kinds": ["trajectories", "generated_tokens"], "amounts": [[5120, 61440], [2048, 24576]],
             "phases": [*phases, "fit/adapt"], "seconds": [*(round(sum(column), 2) for column in zip(*seconds)), 3.0], "wall_seconds": 134.2,
         },
-        "explorers": [explorer()], "compare": None, "evaluation": None, "files": [{"name": "metrics.jsonl", "what": "every window's numbers"}],
+        "explorers": [explorer()], "compare": None, "evaluation": None, "absent": {}, "files": [{"name": "metrics.jsonl", "what": "every window's numbers"}],
     }  # fmt: skip
     return {**data, **changed}
 

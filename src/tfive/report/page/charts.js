@@ -35,7 +35,7 @@ const charts = {
       series.push({
         label: line.label, stroke: colour, width: line.thin ? 1 : 2, dash: line.dash, spanGaps: true,
         points: { show: lone || Boolean(line.points), size: 6 }, paths: line.bare ? () => null : undefined,
-        value: (plot, value, _, row) => this.valueText(line, value, row ?? plot.cursor.idx, form),
+        value: (_, value, __, row) => this.valueText(line, value, row, form),
       });
       data.push(line.y);
       if (line.low && line.high) {
@@ -59,10 +59,15 @@ const charts = {
         { ...axes, size: 56, values: (_, ticks) => ticks.map((tick) => this.short(tick)) },
       ],
       cursor: { drag: { x: true, y: false, setScale: true }, points: { size: 7 } },
-      hooks: { drawAxes: [(plot) => this.guides(plot, chart)] },
+      hooks: { drawAxes: [(plot) => this.guides(plot, chart)], setCursor: [(plot) => this.rest(plot)], ready: [(plot) => this.rest(plot)] },
     }, data, chart.holder);
     chart.plot.root.setAttribute("role", "img");
     chart.plot.root.setAttribute("aria-label", this.describe(chart));
+  },
+
+  // Without a pointer the legend says how it ended.
+  rest(plot) {
+    if (!isNumber(plot.cursor.idx)) plot.setLegend({ idx: plot.data[0].length - 1 }, false);
   },
 
   rangeOf(x) {

@@ -47,6 +47,10 @@ function signed(value, digits) {
   return (value < 0 ? MINUS : "+") + text;
 }
 
+function signedLike(value) {
+  return (other) => signed(other, Math.abs(value) < 0.02 ? 4 : 3);
+}
+
 function plain(value, digits = 3) {
   if (!isNumber(value)) return DASH;
   const size = Math.abs(value);
@@ -85,6 +89,10 @@ function readable(token) {
   if (/^\t+$/.test(token)) return "\u21e5";
   if (/^ +$/.test(token)) return "\u2423";
   return token.replace(/[\r\n]+/g, "\u23ce");
+}
+
+function oneLine(text) {
+  return text.trim().replace(/[\r\n]+/g, "\u23ce");
 }
 
 function table(head, rows, settings = {}) {

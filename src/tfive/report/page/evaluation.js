@@ -106,7 +106,8 @@ class Evaluation {
           answers.thoughts?.[row] > 0 && `${count(answers.thoughts[row], "thought")} of ${count(answers.thought_tokens[row], "token")}`, answers.cut?.[row] && "shortened here"].filter(Boolean);
         return el("div", { class: "answer" },
           el("p", {}, outcomeMark(answers.correct[row] === null ? null : answers.correct[row] === 1), " ", el("bdi", {}, answers.extracted[row] ?? "no answer found")),
-          el("div", { class: "passage", dir: "auto" }, answers.output[row] ?? ""), el("p", { class: "aside" }, facts.join(" · ")));
+          el("div", { class: "passage", dir: "auto" }, answers.output[row] ?? ""), el("p", { class: "aside" }, facts.join(" · ")),
+          answers.steps?.[row]?.length > 0 && el("details", {}, el("summary", {}, "How the verdict came about"), el("ol", {}, answers.steps[row].map((step) => el("li", {}, step)))));
       }));
   }
 }

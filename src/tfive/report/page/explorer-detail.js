@@ -26,7 +26,7 @@ function readerOf(thoughts, item, snapshot, choose) {
     if (at === here) {
       flush();
       parts.push(el("span", { class: "inserted" }, el("span", { class: "unseen" }, " thought: "),
-        el("bdi", {}, thoughts.thought(item, snapshot).join("") || "(empty)"), el("span", { class: "unseen" }, " end of thought. ")));
+        el("bdi", {}, oneLine(thoughts.thought(item, snapshot).join("")) || "(empty)"), el("span", { class: "unseen" }, " end of thought. ")));
     }
   });
   flush();
@@ -39,7 +39,7 @@ function placeButton(thoughts, item, snapshot, token, scale, chosen, choose) {
   const gain = thoughts.measure(item, snapshot, "content_gain");
   return el("button", {
     type: "button", class: `place ${gainClass(gain, scale)}`, tabindex: chosen ? 0 : -1, "aria-pressed": chosen ? "true" : "false",
-    "data-item": item, "aria-label": `thought after “${readable(token).trim() || "space"}”, content gain ${signed(gain)}`,
+    "data-item": item, "aria-label": `thought after “${readable(token).trim() || "space"}”, ${isNumber(gain) ? `content gain ${signed(gain)}` : "content gain not kept"}`,
     onclick: () => choose(item),
   }, token.trim() === "" ? `${token}\u25c6` : token);
 }
@@ -60,6 +60,7 @@ const FIGURES = ["content_gain", "thought_gain", "other_gain", "empty_gain", "ga
 function figuresOf(thoughts, item, snapshot) {
   const gate = thoughts.measure(item, snapshot, "gate");
   const gateLines = ["The prediction gate mixes the two predictions: 0 takes the one without the thought, 1 the one with it."];
+  if (gate === null && !FIGURES.some((name) => thoughts.explorer.snapshots[snapshot][name])) return null;
   return el("dl", { class: "figures" },
     FIGURES.filter((name) => thoughts.explorer.snapshots[snapshot][name]).map((name) => {
       const value = thoughts.measure(item, snapshot, name);
@@ -77,8 +78,8 @@ function historyOf(thoughts, item, chosen, choose) {
     const gain = thoughts.measure(item, snapshot, "content_gain");
     return el("li", {}, el("button", { type: "button", "aria-pressed": snapshot === chosen ? "true" : "false", onclick: () => choose(snapshot) },
       el("span", { class: "when" }, `${names[snapshot]} · window ${window}`),
-      el("bdi", { class: "thought" }, thoughts.thought(item, snapshot).join("") || "(empty)"),
-      el("span", { class: "figure" }, `content gain ${signed(gain)}`)));
+      el("bdi", { class: "thought" }, oneLine(thoughts.thought(item, snapshot).join("")) || "(empty)"),
+      isNumber(gain) && el("span", { class: "figure" }, `content gain ${signed(gain)}`)));
   }));
 }
 
@@ -116,11 +117,11 @@ function lossTable(thoughts, item, snapshot) {
   const here = explorer.items.position[item];
   const { without, own, other, empty } = detail.losses;
   const widest = Math.max(0.5, ...without.map((value, index) => Math.abs(value - own[index])));
-  const head = ["token", "without", "with own", "another’s", "empty", explained("saved", ["Loss without a thought − loss with its own, of this token: to the right the thought helped, to the left it harmed."])];
+  const head = ["token", explained("saved", ["Loss without a thought − loss with its own, of this token: to the right the thought helped, to the left it harmed."]), "without", "with own", "another’s", "empty"];
   if (detail.gate) head.push("gate");
   const rows = without.map((value, index) => {
     const cells = [value, own[index], other?.[index], empty?.[index]].map((loss) => plain(loss, 2));
-    const row = [el("bdi", { class: "token" }, readable(tokens[here + 1 + index] ?? "")), ...cells, savedBar(value - own[index], widest)];
+    const row = [el("bdi", { class: "token" }, readable(tokens[here + 1 + index] ?? "")), savedBar(value - own[index], widest), ...cells];
     if (detail.gate) row.push(plain(detail.gate[index], 2));
     return row;
   });
@@ -130,6 +131,6 @@ function lossTable(thoughts, item, snapshot) {
 
 function savedBar(saved, widest) {
   const bar = el("span", { class: `bar ${saved < 0 ? "minus" : "plus"}`, "aria-hidden": "true" });
-  bar.style.width = `${(46 * Math.abs(saved)) / widest}px`;
+  bar.style.width = `${(34 * Math.abs(saved)) / widest}px`;
   return el("span", { class: "saved" }, el("span", { class: "track" }, bar), el("span", { class: "figure" }, signed(saved, 2)));
 }

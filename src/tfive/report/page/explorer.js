@@ -48,9 +48,10 @@ class Explorer {
 
   drawControls() {
     const { explorer } = this.thoughts;
-    const usable = Object.entries(FILTERS).filter(([, rule]) => explorer.snapshots[this.state.snapshot][rule.by]);
+    const usable = Object.entries(FILTERS).filter(([, rule]) => !rule.turn || explorer.snapshots.some((snapshot) => snapshot[rule.by]));
+    if (!usable.some(([id]) => id === this.state.filter)) this.state.filter = usable[0][0];
     const search = el("input", { type: "search", placeholder: "in thoughts and texts", value: this.state.search, autocomplete: "off",
-      oninput: () => this.set({ search: search.value }) });
+      onfocus: () => this.thoughts.haystack(this.state.snapshot), oninput: () => this.set({ search: search.value }) });
     search.value = this.state.search;
     const named = (names) => [{ id: "", title: "all" }, ...names.map((title, id) => ({ id: String(id), title }))];
     fill(this.controls,
@@ -174,17 +175,19 @@ class Explorer {
     const place = reader.querySelector('[aria-pressed="true"]');
     reader.scrollTop = top;
     if (place && (place.offsetTop < reader.scrollTop || place.offsetTop > reader.scrollTop + reader.clientHeight - 60)) reader.scrollTop = place.offsetTop - 80;
-    announce(`Content gain ${signed(thoughts.measure(item, snapshot, "content_gain"))}`);
+    if (document.documentElement.dataset.ready) announce(`Content gain ${signed(thoughts.measure(item, snapshot, "content_gain"))}`);
   }
 
   drawWhere() {
     const { thoughts } = this;
+    this.where.hidden = !thoughts.explorer.snapshots[this.state.snapshot].content_gain;
+    if (this.where.hidden) return;
     const rows = (nameOf) => thoughts.groups(this.state.snapshot, nameOf).map((group) => [group.name || "unnamed", plain(group.items),
       signed(group.content_gain / group.items), signed(group.thought_gain / group.items), percent(group.harmed / group.items)]);
     const head = (name) => [name, "thoughts", term("content_gain"), term("thought_gain"), "share harmed"];
     fill(this.where, el("h3", {}, "Where thoughts help and harm"),
       el("div", { class: "pair" },
-        table(head("source"), rows((item) => thoughts.source(item)), { label: "By source" }),
-        table(head("kind of place"), rows((item) => thoughts.kind(item)), { label: "By kind of place" })));
+        thoughts.explorer.sources.length > 0 && table(head("source"), rows((item) => thoughts.source(item)), { label: "By source" }),
+        thoughts.explorer.kinds.length > 0 && table(head("kind of place"), rows((item) => thoughts.kind(item)), { label: "By kind of place" })));
   }
 }

@@ -7,7 +7,15 @@ async function readData() {
   const packed = atob(document.getElementById("tfive-data").textContent.trim());
   const bytes = new Uint8Array(packed.length);
   for (let index = 0; index < packed.length; index++) bytes[index] = packed.charCodeAt(index);
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+  const unpacking = new DecompressionStream("gzip");
+  const writer = unpacking.writable.getWriter();
+  const written = writer.write(bytes).then(() => writer.close());
+  const decoder = new TextDecoder();
+  const reader = unpacking.readable.getReader();
+  let text = "";
+  for (let part = await reader.read(); !part.done; part = await reader.read()) text += decoder.decode(part.value, { stream: true });
+  await written;
+  return JSON.parse(text + decoder.decode());
 }
 
 function render(data) {

@@ -43,22 +43,25 @@ function factList(facts) {
 function numberCard(number) {
   const tone = number.good === true ? "good" : number.good === false ? "bad" : "none";
   const control = number.control;
+  const form = signedLike(number.value);
   const rows = [{ value: number.value, low: number.low, high: number.high, tone }];
   if (control) rows.push({ value: control.value, low: control.low, high: control.high, tone: "control" });
   const spoken = `${number.title} ${intervalText(number)}${control ? `; control, ${control.title}: ${intervalText(control)}` : ""}`;
   return el("article", { class: `number ${tone}` },
     el("h3", {}, term(number.metric, number.title)),
     el("p", { class: "value" }, signed(number.value), " ", el("small", {}, number.unit ?? "")),
-    el("p", { class: "range" }, isNumber(number.low) ? `95 % interval ${signed(number.low)} … ${signed(number.high)}` : "no interval",
-      isNumber(number.start) && ` · at the start ${signed(number.start)}`),
+    el("p", { class: "range" }, isNumber(number.low) ? `95 % interval ${form(number.low)} … ${form(number.high)}` : "no interval"),
+    isNumber(number.start) && el("p", { class: "range" }, `at the start ${form(number.start)}`),
     forest(rows, spoken),
     control && el("p", { class: "control" }, el("span", { class: "dot", "aria-hidden": "true" }), "Control: ", term(control.metric, control.title), " ",
       el("span", { class: "figure" }, intervalText(control))),
     el("p", { class: "sentence" }, coded(number.sentence ?? "")));
 }
 
-function intervalText(found, form = signed) {
+// Value (low … high), all with the value's own number of decimals.
+function intervalText(found, form = null) {
   if (!found || !isNumber(found.value ?? found.mean)) return DASH;
+  form ??= signedLike(found.value ?? found.mean);
   const value = form(found.value ?? found.mean);
   return isNumber(found.low) && isNumber(found.high) ? `${value} (${form(found.low)} … ${form(found.high)})` : value;
 }

@@ -65,8 +65,9 @@ class Thoughts {
     return [part(here - before, here), part(here, here + after)];
   }
 
+  // −1 where nobody knows, as in runs of the old format.
   source(item) {
-    return this.explorer.sources[this.explorer.texts.source[this.explorer.items.text[item]]] ?? "";
+    return this.explorer.sources[this.explorer.items.source[item]] ?? "";
   }
 
   kind(item) {
@@ -94,8 +95,14 @@ class Thoughts {
 
   // What the search looks through: the thought, and the text it stands in, near its place.
   haystack(snapshot) {
-    this.haystacks[snapshot] ??= Array.from({ length: this.size }, (_, item) =>
-      `${this.thought(item, snapshot).join("")}\n${this.around(item, 24, 24).join("")}\n${this.source(item)}`.toLowerCase());
+    this.surroundings ??= Array.from({ length: this.size }, (_, item) => this.around(item, 16, 16).join("").toLowerCase());
+    const { tokens } = this.explorer.snapshots[snapshot];
+    const starts = this.starts[snapshot];
+    this.haystacks[snapshot] ??= Array.from({ length: this.size }, (_, item) => {
+      let thought = "";
+      for (let token = starts[item]; token < starts[item + 1]; token++) thought += this.explorer.pieces[tokens[token]];
+      return thought.toLowerCase();
+    });
     return this.haystacks[snapshot];
   }
 
@@ -107,10 +114,10 @@ class Thoughts {
     const haystack = sought ? this.haystack(snapshot) : null;
     const found = [];
     for (let item = 0; item < this.size; item++) {
-      if (source !== "" && this.explorer.texts.source[this.explorer.items.text[item]] !== Number(source)) continue;
+      if (source !== "" && this.explorer.items.source[item] !== Number(source)) continue;
       if (kind !== "" && this.explorer.items.kind[item] !== Number(kind)) continue;
       if (rule.keep && !rule.keep(this.measure(item, snapshot, rule.by))) continue;
-      if (haystack && !haystack[item].includes(sought)) continue;
+      if (haystack && !haystack[item].includes(sought) && !this.surroundings[item].includes(sought)) continue;
       found.push(item);
     }
     if (column && rule.turn) found.sort((a, b) => rule.turn * ((column[b] ?? -Infinity) - (column[a] ?? -Infinity)) || a - b);
@@ -125,16 +132,17 @@ class Thoughts {
       if (!groups.has(name)) groups.set(name, { name, items: 0, thought_gain: 0, content_gain: 0, harmed: 0 });
       const group = groups.get(name);
       group.items += 1;
-      group.thought_gain += this.measure(item, snapshot, "thought_gain") ?? 0;
+      const gain = this.measure(item, snapshot, "thought_gain");
+      group.thought_gain += gain ?? 0;
       group.content_gain += this.measure(item, snapshot, "content_gain") ?? 0;
-      group.harmed += this.measure(item, snapshot, "thought_gain") < 0 ? 1 : 0;
+      group.harmed += isNumber(gain) && gain < 0 ? 1 : 0;
     }
     return [...groups.values()].sort((a, b) => b.content_gain / b.items - a.content_gain / a.items);
   }
 
   // A content gain that only one item in twenty exceeds: the end of the colour scale.
   scale(snapshot) {
-    const sizes = Float64Array.from(this.explorer.snapshots[snapshot].content_gain, (value) => Math.abs(value ?? 0)).sort();
+    const sizes = Float64Array.from(this.explorer.snapshots[snapshot].content_gain ?? [], (value) => Math.abs(value ?? 0)).sort();
     return (sizes[Math.floor(sizes.length * 0.95)] ?? 0) * this.quantum.gain || this.quantum.gain;
   }
 }

@@ -54,10 +54,11 @@ function curvesPart(data, state) {
 
 function curveFigure(data, chart, axis) {
   const x = data.x[chart.x][axis];
+  const axisTitle = data.axes.find((one) => one.id === axis).title;
+  if (!x) return el("figure", {}, el("figcaption", {}, el("h3", {}, chart.title)), el("p", { class: "absent" }, `The ${axisTitle} of these measurements were not kept.`));
   const holder = el("div", {});
   const lines = chart.series.map((name) => ({ label: titleOf(name), ...pick(data.series[chart.x][name]) }));
   const form = chart.unit === "share" ? percent : (value) => (chart.zero ? signed(value) : plain(value));
-  const axisTitle = data.axes.find((one) => one.id === axis).title;
   const figure = el("figure", {},
     el("figcaption", {}, el("h3", {}, chart.title), el("span", { class: "aside" }, chart.unit ?? ""),
       el("span", { class: "terms" }, chart.series.map((name) => term(name)))),
