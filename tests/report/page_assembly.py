@@ -31,7 +31,7 @@ def page_html(data: dict[str, Any], *, live: bool = False) -> str:
         "default-src 'none'", f"script-src {' '.join(hashes['script'])}", f"style-src {' '.join(hashes['style'])}",
         "img-src data:", "base-uri 'none'", "form-action 'none'", *(["connect-src 'self'"] if live else []),
     ]  # fmt: skip
-    packed = base64.b64encode(gzip.compress(json.dumps(data, ensure_ascii=False).encode())).decode()
+    packed = base64.b64encode(gzip.compress(json.dumps(data, ensure_ascii=False).encode(), 6)).decode()
     parts = {
         "csp": f'<meta http-equiv="Content-Security-Policy" content="{"; ".join(rules)}">',
         "title": html.escape(data["title"]),

@@ -78,6 +78,15 @@ def number(text: str) -> float:
     return float(text.replace("−", "-").replace("+", ""))
 
 
+def until(page: Page, condition: str) -> None:
+    """Waits for a condition; the page's policy forbids the evaluation that the browser's own waiting uses."""
+    for _ in range(200):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(50)
+    pytest.fail(f"never came true: {condition}")
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_every_page_draws_itself_within_a_phone_s_width(show: Open, name: str) -> None:
     page = show(name, width=390)
@@ -200,7 +209,7 @@ def test_a_link_opens_its_item_and_choosing_one_makes_a_link(show: Open) -> None
     address = page.evaluate("location.hash")
     assert address == "#item=t5:0:1043:w20"
     page.evaluate("location.hash = '#item=t5:0:1003:w10'")
-    page.wait_for_function("document.querySelector('.place[aria-pressed=true]').dataset.item === '3'")
+    page.locator(".place[aria-pressed=true][data-item='3']").wait_for()
     assert page.locator("#window-slider").input_value() == "1"
 
 
@@ -256,7 +265,7 @@ def test_curves_zoom_and_change_their_axis(show: Open) -> None:
     over.dblclick()
     assert page.evaluate(extent) == [0, 20]
     page.get_by_label("seconds", exact=True).check()
-    page.wait_for_function(f"{extent}[1] === 134")
+    until(page, f"{extent}[1] === 134")
 
 
 def test_equal_cost_takes_each_run_s_last_measurement_within_the_budget(show: Open) -> None:
@@ -282,7 +291,7 @@ def test_equal_cost_takes_each_run_s_last_measurement_within_the_budget(show: Op
 def test_two_models_answers_stand_side_by_side(show: Open) -> None:
     page = show("evaluation")
     page.get_by_label("Only the second right").check()
-    assert page.locator("#evaluation .row[aria-selected=true]").inner_text().startswith("✗✓")
+    assert page.locator("#evaluation .row[aria-selected=true]").inner_text().split()[:2] ==["✗", "✓"]
     assert page.locator("#evaluation .answers article").count() == 2
     assert "Answer of model 1 to item 1:" in page.locator("#evaluation .answers article").nth(1).inner_text()
     assert "not told apart" in page.get_by_role("region", name="Benchmarks").inner_text()
@@ -309,7 +318,7 @@ def test_a_served_page_follows_its_run_and_keeps_its_place(browser: Browser) -> 
         "data": lambda: route.fulfill(json=after),
     }[route.request.url.rpartition("/")[2].partition("#")[0]]())  # fmt: skip
     page.goto("http://page.test/#item=t5:0:1007:w10")
-    page.wait_for_function("document.title === 'later'")
+    until(page, "document.title === 'later'")
     assert page.locator(".place[aria-pressed=true]").get_attribute("data-item") == "7"
     assert page.locator("#window-slider").input_value() == "1"
     assert opened.errors == []

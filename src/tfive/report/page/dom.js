@@ -61,6 +61,10 @@ function plain(value, digits = 3) {
   return (value < 0 ? MINUS : "") + text;
 }
 
+function fixed(value, digits = 2) {
+  return isNumber(value) ? `${value < 0 && Number(value.toFixed(digits)) !== 0 ? MINUS : ""}${Math.abs(value).toFixed(digits)}` : DASH;
+}
+
 function percent(value) {
   return isNumber(value) ? `${Math.round(value * 100)} %` : DASH;
 }

@@ -1,7 +1,7 @@
 "use strict";
 // One thought: the text it stands in, its tokens with the critics' numbers, and the loss of every token behind it.
 
-// The whole text with every place at which a thought was measured; the chosen one's following tokens show what it changed.
+// The whole text (other documents that share its tokens stand back) with every place at which a thought was measured; the chosen one's following tokens show what it changed.
 function readerOf(thoughts, item, snapshot, choose) {
   const { explorer } = thoughts;
   const text = explorer.items.text[item];
@@ -10,10 +10,16 @@ function readerOf(thoughts, item, snapshot, choose) {
   const places = new Map(thoughts.texts.get(text).map((other) => [explorer.items.position[other], other]));
   const detail = thoughts.detail(item, snapshot);
   const here = explorer.items.position[item];
+  const documents = thoughts.documents(text);
   const parts = [];
   let run = "";
-  const flush = () => { if (run) parts.push(run); run = ""; };
+  let elsewhere = false;
+  const flush = () => { if (run) parts.push(elsewhere ? el("span", { class: "elsewhere" }, run) : run); run = ""; };
   tokens.forEach((token, at) => {
+    if ((documents[at] !== documents[here]) !== elsewhere) {
+      flush();
+      elsewhere = !elsewhere;
+    }
     const place = places.get(at);
     const saved = detail && at > here && at <= here + detail.losses.own.length ? detail.losses.without[at - here - 1] - detail.losses.own[at - here - 1] : null;
     if (place !== undefined) {
@@ -67,7 +73,7 @@ function figuresOf(thoughts, item, snapshot) {
       return el("div", {}, el("dt", {}, term(name)), el("dd", { class: value < 0 ? "minus" : "plus" }, signed(value)));
     }),
     gate !== null && el("div", {}, el("dt", {}, explained("gate", gateLines)),
-      el("dd", {}, el("meter", { min: 0, max: 1, value: gate, "aria-label": "gate" }), ` ${plain(gate, 2)}`)));
+      el("dd", {}, el("meter", { min: 0, max: 1, value: gate, "aria-label": "gate" }), ` ${fixed(gate)}`)));
 }
 
 // The same place at every snapshot, side by side.
@@ -89,12 +95,12 @@ function tokenTable(thoughts, item, snapshot) {
   const ended = thoughts.explorer.snapshots[snapshot].closed[item];
   const columns = [];
   const add = (values, form, title, lines) => { if (values) columns.push({ values, form, head: explained(title, lines) }); };
-  detail?.values?.forEach((values, critic) => add(values, (value) => plain(value, 2), `V${critic + 1}`,
+  detail?.values?.forEach((values, critic) => add(values, (value) => fixed(value), `V${critic + 1}`,
     [`Critic ${critic + 1}: the return it expects before this token is written.`]));
-  add(detail?.returns, (value) => plain(value, 2), "return", ["What followed from here, in the reward’s own scale: what the critics try to predict."]);
+  add(detail?.returns, (value) => fixed(value), "return", ["What followed from here, in the reward’s own scale: what the critics try to predict."]);
   detail?.advantages?.forEach((values, critic) => add(values, (value) => signed(value, 2), `Ã${critic + 1}`,
     [`Normalised advantage of this token by critic ${critic + 1}: above 0, it did better than expected.`]));
-  add(detail?.weight, (value) => plain(value, 2), "weight", ["The calibrated weight w of critic 1 in the mixture; critic 2 has 1 − w."]);
+  add(detail?.weight, (value) => fixed(value), "weight", ["The calibrated weight w of critic 1 in the mixture; critic 2 has 1 − w."]);
   add(detail?.mixed, (value) => signed(value, 2), "mixed", ["The advantage the policy is trained with: w Ã1 + (1 − w) Ã2."]);
   const rows = tokens.map((token, index) => [el("bdi", { class: "token" }, readable(token)), ...columns.map(({ values, form }) => shaded(values[index], form))]);
   return el("div", {},
@@ -120,9 +126,9 @@ function lossTable(thoughts, item, snapshot) {
   const head = ["token", explained("saved", ["Loss without a thought − loss with its own, of this token: to the right the thought helped, to the left it harmed."]), "without", "with own", "another’s", "empty"];
   if (detail.gate) head.push("gate");
   const rows = without.map((value, index) => {
-    const cells = [value, own[index], other?.[index], empty?.[index]].map((loss) => plain(loss, 2));
+    const cells = [value, own[index], other?.[index], empty?.[index]].map((loss) => fixed(loss));
     const row = [el("bdi", { class: "token" }, readable(tokens[here + 1 + index] ?? "")), savedBar(value - own[index], widest), ...cells];
-    if (detail.gate) row.push(plain(detail.gate[index], 2));
+    if (detail.gate) row.push(fixed(detail.gate[index]));
     return row;
   });
   return el("div", {}, el("h4", {}, "The text behind it: loss of each token, in nats"),

@@ -28,6 +28,7 @@ function render(data) {
   page.evaluation = data.evaluation ? new Evaluation(data.evaluation, page.evaluation?.state) : null;
   const thoughts = page.explorer?.root ?? (data.kind === "run" && section("thoughts", "Thoughts",
     absentLine(data, "explorers", "No thoughts were kept with this run: it was written before thoughts were kept, has not measured any yet, or never thinks.")));
+  if (page.explorer && data.absent?.explorers) page.explorer.root.querySelector("h2").after(absentLine(data, "explorers", ""));
   fill(main, storySection(data), thoughts, trainingSection(data, page.training), compareSection(data, page.comparing), page.evaluation?.root);
   page.explorer?.list.paint();
   page.evaluation?.list.paint();

@@ -45,7 +45,7 @@ function numberCard(number) {
   const control = number.control;
   const form = signedLike(number.value);
   const rows = [{ value: number.value, low: number.low, high: number.high, tone }];
-  if (control) rows.push({ value: control.value, low: control.low, high: control.high, tone: "control" });
+  if (isNumber(control?.low)) rows.push({ value: control.value, low: control.low, high: control.high, tone: "control" });
   const spoken = `${number.title} ${intervalText(number)}${control ? `; control, ${control.title}: ${intervalText(control)}` : ""}`;
   return el("article", { class: `number ${tone}` },
     el("h3", {}, term(number.metric, number.title)),
@@ -61,6 +61,7 @@ function numberCard(number) {
 // Value (low … high), all with the value's own number of decimals.
 function intervalText(found, form = null) {
   if (!found || !isNumber(found.value ?? found.mean)) return DASH;
+  if (form === null && !isNumber(found.low)) return plain(found.value ?? found.mean);
   form ??= signedLike(found.value ?? found.mean);
   const value = form(found.value ?? found.mean);
   return isNumber(found.low) && isNumber(found.high) ? `${value} (${form(found.low)} … ${form(found.high)})` : value;

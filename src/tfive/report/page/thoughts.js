@@ -52,6 +52,14 @@ class Thoughts {
     return tokens.slice(offsets[text], offsets[text + 1]).map((token) => this.piece(token));
   }
 
+  // The document each token of a text belongs to; runs of [document, tokens] in the data.
+  documents(text) {
+    const runs = this.explorer.texts.documents?.[text] ?? [];
+    const found = [];
+    for (let at = 0; at < runs.length; at += 2) for (let token = 0; token < runs[at + 1]; token++) found.push(runs[at]);
+    return found;
+  }
+
   // The text around an item, `before` tokens up to its position and `after` tokens behind it.
   around(item, before, after) {
     const { offsets, tokens } = this.explorer.texts;

@@ -22,9 +22,13 @@ function lazily(figure, draw) {
   return figure;
 }
 
+// Measures that a part of their own shows, so that no curve stands twice on the page.
+const SHOWN_APART = { r2: "critics", r2_within: "critics", weight_mean: "weights", weight_deviation: "weights" };
+
 function chartsOf(data) {
+  const apart = (name) => Boolean(data[SHOWN_APART[name.replace(/\.\d+$/, "")]]?.windows?.length);
   return (data.charts ?? []).map((chart) => ({ ...chart, series: chart.series.filter((name) => data.series?.[chart.x]?.[name]?.value?.some(isNumber)) }))
-    .filter((chart) => chart.series.length && data.x?.[chart.x]);
+    .filter((chart) => chart.series.length && data.x?.[chart.x] && !chart.series.every(apart));
 }
 
 function curvesPart(data, state) {
