@@ -124,6 +124,7 @@ class Explorer:
         tokens = [pieces.of(row) for row in texts.tokens_BS.cpu().tolist()]
         kept: Arrays = {
             "tokens": np.asarray(tokens, np.int32),
+            "sequence": (items_BP.amax(1) // self.corpus.per_text).numpy().astype(np.int64),
             "document": texts.document_BS.cpu().numpy().astype(np.int32),
             "item": item_I.astype(np.int64),
             "text": text_BP[valid_BP][: self.count].numpy().astype(np.int32),
