@@ -13,7 +13,7 @@ from recorded import run
 from tfive.cli.report import report_command, tabulated
 from tfive.errors import UserError
 from tfive.report import figures
-from tfive.report.page import markdown, webpage
+from tfive.report.blocks import markdown, webpage
 from tfive.report.runs import Run, mismatches, read_study
 from tfive.report.sections import in_short, in_short_at_equal_cost, run_blocks, study_blocks, variant_blocks
 from tfive.report.table import rows_csv, study_table

@@ -9,7 +9,7 @@ from typing import Any
 
 from tfive.errors import UserError
 from tfive.report import figures
-from tfive.report.page import markdown, write_pages
+from tfive.report.blocks import markdown, write_pages
 from tfive.report.runs import STUDY, SUMMARY, Run, done, mismatches, read_json, read_study
 from tfive.report.sections import run_blocks, study_blocks
 from tfive.report.table import LIMITS, StudyTable, rows_csv, study_table

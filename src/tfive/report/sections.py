@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tfive.report.page import Block, heading, paragraph, picture, table
+from tfive.report.blocks import Block, heading, paragraph, picture, table
 from tfive.report.runs import Run
 from tfive.report.statistics import rolling_median
 from tfive.report.table import AXES, KEPT, PAIRED, StudyTable

@@ -41,6 +41,9 @@ class Development:
         self.horizon = base.plan.horizon
         self.thoughts: Thoughts | None = None
         """Those of the last measurement."""
+        self.token_IH: dict[str, Tensor] = {}
+        """Continuation tokens of the last measurement: their losses (`rl.gains.Gains.token_IH`) and the `gate` if there
+        is one."""
 
     def measure(self, engine: TreeModel, gate: Gate | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All gains as plain numbers with 95 % intervals, each kind of position also by itself; and item by item."""
@@ -59,7 +62,7 @@ class Development:
             rows=self.rows,
             on_scores=None if gate is None else keep,
         )
-        self.thoughts = thoughts
+        self.thoughts, self.token_IH = thoughts, dict(gains.token_IH)
         found = gains.summary()
         items = gains.per_item() | {"length": gains.length_I, "text": gains.text_I, "kind": gains.kind_I}
         items["item"] = self.texts.items_BP.to(thoughts.valid_BR.device)[thoughts.valid_BR]
@@ -72,6 +75,7 @@ class Development:
             mixed = mixed_gains(gate, Experts.joined(kept["own"]), Experts.joined(kept["other"]))
             found |= mixed.summary()
             items |= mixed.gains_I
+            self.token_IH["gate"] = mixed.gate_IH.detach().cpu()
         return found, items
 
     def samples(self, decode: Callable[[list[int]], str], count: int = 4) -> list[dict[str, str]]:

@@ -20,16 +20,14 @@ from tfive.rl.critic_files import save_critics
 from tfive.training.build import Assembly
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.develop import save_items
+from tfive.training.explorer import EXPLORER, Explorer
 from tfive.training.identity import actor_items, cost, identity, rollouts
 from tfive.training.recorder import Recorder
+from tfive.training.run_status import RunStatus, Stopped
 
 CONFIG, SUMMARY, CHECKPOINTS, CRITICS, ITEMS = "config.toml", "summary.json", "checkpoints", "critics", "develop"
 
 WindowCallback = Callable[[dict[str, Any]], None]
-
-
-class Stopped(RunFailed):
-    """The run was asked to stop; its state is saved."""
 
 
 @dataclass
@@ -52,11 +50,19 @@ class Loop:
         self.window_costs: list[dict[str, Any]] = []
         """What had been spent when each window closed, and which actor texts it drew."""
         self.identity = identity(self.assembly)
+        parts = self.assembly
+        self.explorer = Explorer(self.folder / EXPLORER, parts.config, parts.corpus, parts.development)
+        self.status = RunStatus(self.folder)
         self._stop: str | None = None
 
     def go(self) -> dict[str, Any]:
         """Train to the end and return the summary."""
+        with self.status.kept():
+            return self._go()
+
+    def _go(self) -> dict[str, Any]:
         config, method = self.assembly.config, self.assembly.method
+        self._say_where()
         with self._listening():
             if not self.history:
                 self._measure(0)
@@ -65,6 +71,8 @@ class Loop:
             while not method.finished(config.window.windows):
                 self._point(f"phase:{method.phase}")
                 phase = self._micro_step()
+                if method.phase != phase:
+                    self._say_where()
                 if method.closed:
                     self._close_window()
                 elif self._stop is not None or (config.run.checkpoint_phases and method.phase != phase):
@@ -80,6 +88,11 @@ class Loop:
         save_summary(summary, self.folder)
         return summary
 
+    def _say_where(self) -> None:
+        method = self.assembly.method
+        account = self.recorder.account()
+        self.status.write(window=method.window, phase=method.phase, account=account)
+
     def _micro_step(self) -> str:
         try:
             return self.assembly.method.advance()
@@ -93,6 +106,7 @@ class Loop:
         self.recorder.at(method.window)
         drawn = actor_items(self.assembly, method.window)
         self.window_costs.append({"window": method.window, **cost(self.assembly, self.recorder), "actor_items": drawn})
+        self.status.spent(self.window_costs[-1])
         last = method.window >= config.window.windows
         if last or method.window % config.run.develop_every == 0:
             method.report["development"] = self._measure(method.window)
@@ -109,9 +123,12 @@ class Loop:
                 self.assembly.reader, self.assembly.gate if window else None
             )
             save_items(items, self.folder / ITEMS, window)
+            self.explorer.save(window, self.assembly.method, items)
             ends = window in (0, self.assembly.config.window.windows)
             samples = {"samples": self.assembly.development.samples(self._decode)} if ends else {}
         self.history.append({"window": window, "cost": cost(self.assembly, self.recorder), **found, **samples})
+        if not window:
+            self.status.spent({"window": 0, **self.history[0]["cost"]})
         self.recorder.metrics(_flat({"development": found}), window)
         return found
 
@@ -144,6 +161,8 @@ class Loop:
         self.assembly.ledger.load_state_dict(state["ledger"])
         self.recorder.load_state_dict(state["recorder"])
         self.history, self.window_costs = list(state["history"]), list(state["window_costs"])
+        self.explorer.forget_after(self.history[-1]["window"])
+        self.status.restore([{"window": 0, **self.history[0]["cost"]}, *self.window_costs])
         return [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
 
     def summary(self) -> dict[str, Any]:

@@ -42,6 +42,10 @@ class RunSettings(Section):
     develop_after: int = Field(0, ge=0)
     """Development texts passed over first: a search for settings and a final study can look at different ones."""
 
+    explorer_items: int = Field(256, ge=0)
+    """Development items whose thoughts are kept token by token for the page of the run, at the start, half-way and at
+    the end; 0 keeps none."""
+
     trackers: tuple[Tracker, ...] = ()
     """Trackers asked for beside the JSON lines; TensorBoard is also used whenever it is installed."""
 
