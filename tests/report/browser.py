@@ -1,4 +1,4 @@
-"""A real browser for the page's tests: found or skipped with the reason, and a page that keeps its errors and requests."""
+"""A real browser for the page's tests, or why there is none; a page that keeps its errors and requests."""
 
 from __future__ import annotations
 

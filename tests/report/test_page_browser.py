@@ -1,4 +1,4 @@
-"""The page in a real browser: no errors and no requests, by keyboard, at both widths, with texts that break careless pages."""
+"""The page in a real browser: no errors, no requests, by keyboard, with texts that break careless pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import browser as browsers
 import page_samples as samples
 import pytest
 from browser import Opened
-from page_assembly import page_html
+from thought_samples import HOSTILE, Data, explorer
+
+from tfive.report import assembly
+from tfive.report.assembly import page_html
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -19,11 +22,11 @@ pytestmark = pytest.mark.skipif(browsers.missing_reason() is not None, reason=st
 
 Open = Callable[..., "Page"]
 
-PAGES: dict[str, Callable[[], samples.Data]] = {
+PAGES: dict[str, Callable[[], Data]] = {
     "run": samples.run_page,
     "no thoughts": lambda: samples.run_page(explorers=[]),
     "one window": lambda: samples.run_page(
-        explorers=[samples.explorer(12, 1)],
+        explorers=[explorer(12, 1)],
         x={"development": samples.axis_values(1), "training": samples.axis_values(1, 1)},
         series={
             group: {name: {"value": [0.1], "low": [0.0], "high": [0.2]} for name in names}
@@ -32,12 +35,16 @@ PAGES: dict[str, Callable[[], samples.Data]] = {
     ),
     "failed": lambda: samples.bare_page(state="failed", failure="returns without variance: all thoughts are alike"),
     "old format": lambda: samples.run_page(
-        explorers=[], timeline=None, critics=None, weights=None, absent={"explorers": "This run was written by an older version."}
+        explorers=[],
+        timeline=None,
+        critics=None,
+        weights=None,
+        absent={"explorers": "This run was written by an older version."},
     ),
     "study": samples.study_page,
     "evaluation": samples.evaluation_page,
-    "hostile": lambda: samples.run_page(title=samples.HOSTILE[0], explorers=[samples.explorer(30, 3, None, samples.HOSTILE)]),
-}  # fmt: skip
+    "hostile": lambda: samples.run_page(title=HOSTILE[0], explorers=[explorer(30, 3, None, HOSTILE)]),
+}
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +117,11 @@ def test_missing_parts_say_why_in_one_line(show: Open) -> None:
 def test_hostile_texts_stay_texts(show: Open) -> None:
     page = show("hostile", fragment="#item=t5:0:1000:w20", width=390)
     shown = page.locator(".reader").inner_text()
-    for text in samples.HOSTILE:
+    for text in HOSTILE:
         assert text.strip("\u200f") in shown
     tokens = " ".join(page.locator("#thoughts tbody .token").all_inner_texts())
-    assert samples.HOSTILE[0] in tokens
-    assert page.title() == samples.HOSTILE[0]
+    assert HOSTILE[0] in tokens
+    assert page.title() == HOSTILE[0]
     assert page.locator("main img, main script").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
@@ -223,7 +230,7 @@ def test_a_place_of_the_text_can_be_clicked(show: Open) -> None:
 
 def test_twenty_thousand_items_stay_few_elements_and_few_bytes(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "many.html"
-    path.write_text(page_html(samples.run_page(explorers=[samples.explorer(20_000, 1, 2_000)])), "utf-8")
+    path.write_text(page_html(samples.run_page(explorers=[explorer(20_000, 1, 2_000)])), "utf-8")
     assert path.stat().st_size < 3_000_000
     opened = Opened(browser)
     page = opened.open(path)
@@ -251,8 +258,9 @@ def test_curves_zoom_and_change_their_axis(show: Open) -> None:
     page.locator("#training figure").first.scroll_into_view_if_needed()
     over = page.locator("#training figure .u-over").first
     over.wait_for()
-    assert page.locator("#training figure .uplot").first.get_attribute("aria-label").startswith("Gains on")  # type: ignore[union-attr]
-    extent = "(() => { const chart = [...charts.drawn].find((one) => one.label.startsWith('Gains')); return [chart.plot.scales.x.min, chart.plot.scales.x.max]; })()"
+    assert str(page.locator("#training figure .uplot").first.get_attribute("aria-label")).startswith("Gains on")
+    drawn = "[...charts.drawn].find((one) => one.label.startsWith('Gains')).plot.scales.x"
+    extent = f"[{drawn}.min, {drawn}.max]"
     assert page.evaluate(extent) == [0, 20]
     box = over.bounding_box()
     assert box is not None
@@ -277,9 +285,14 @@ def test_equal_cost_takes_each_run_s_last_measurement_within_the_budget(show: Op
     expected = {}
     for label in ("t5", "rlp"):
         last = [
-            max((at, value) for at, value in zip(run["x"]["seconds"], run["series"]["content_gain"]["value"]) if at <= most / 2)
-            for run in compare["runs"] if run["label"] == label and run["series"]
-        ]  # fmt: skip
+            max(
+                (at, value)
+                for at, value in zip(run["x"]["seconds"], run["series"]["content_gain"]["value"])
+                if at <= most / 2
+            )
+            for run in compare["runs"]
+            if run["label"] == label and run["series"]
+        ]
         expected[label] = sum(value for _, value in last) / len(last)
     rows = page.get_by_role("region", name="At equal cost").locator("tbody tr")
     shown = {row.locator("th").inner_text(): row.locator("td").all_inner_texts() for row in rows.all()}
@@ -291,7 +304,7 @@ def test_equal_cost_takes_each_run_s_last_measurement_within_the_budget(show: Op
 def test_two_models_answers_stand_side_by_side(show: Open) -> None:
     page = show("evaluation")
     page.get_by_label("Only the second right").check()
-    assert page.locator("#evaluation .row[aria-selected=true]").inner_text().split()[:2] ==["✗", "✓"]
+    assert page.locator("#evaluation .row[aria-selected=true]").inner_text().split()[:2] == ["✗", "✓"]
     assert page.locator("#evaluation .answers article").count() == 2
     assert "Answer of model 1 to item 1:" in page.locator("#evaluation .answers article").nth(1).inner_text()
     assert "not told apart" in page.get_by_role("region", name="Benchmarks").inner_text()
@@ -307,16 +320,20 @@ def test_print_leaves_the_controls_out_and_draws_every_curve(show: Open) -> None
     assert page.locator("#training figure.later:not(:has(.uplot, svg))").count() == 0
 
 
-def test_a_served_page_follows_its_run_and_keeps_its_place(browser: Browser) -> None:
-    before = samples.run_page(live={"every": 0.05}, state="running")
+def test_a_served_page_follows_its_run_and_keeps_its_place(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "LIVE", {"every": 0.05})
+    before = samples.run_page(state="running")
     after = samples.run_page(version="2", title="later", live=None)
     opened = Opened(browser)
     page = opened.page
-    page.route("http://page.test/**", lambda route: {
-        "": lambda: route.fulfill(body=page_html(before, live=True), content_type="text/html; charset=utf-8"),
-        "version": lambda: route.fulfill(json={"version": "2", "state": "running"}),
-        "data": lambda: route.fulfill(json=after),
-    }[route.request.url.rpartition("/")[2].partition("#")[0]]())  # fmt: skip
+    page.route(
+        "http://page.test/**",
+        lambda route: {
+            "": lambda: route.fulfill(body=page_html(before, live=True), content_type="text/html; charset=utf-8"),
+            "version": lambda: route.fulfill(json={"version": "2", "state": "running"}),
+            "data": lambda: route.fulfill(json=after),
+        }[route.request.url.rpartition("/")[2].partition("#")[0]](),
+    )
     page.goto("http://page.test/#item=t5:0:1007:w10")
     until(page, "document.title === 'later'")
     assert page.locator(".place[aria-pressed=true]").get_attribute("data-item") == "7"

@@ -93,6 +93,7 @@ async function start() {
   window.addEventListener("beforeprint", openAll);
   window.addEventListener("keydown", (event) => { if (event.key === "Escape") tooltip.hide(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.redraw());
+  performance.mark("ready");
   document.documentElement.dataset.ready = "yes";
   if (page.data.live) follow(page.data.live.every);
 }
