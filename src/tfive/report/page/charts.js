@@ -53,7 +53,7 @@ const charts = {
     const width = Math.max(220, chart.holder.clientWidth);
     chart.plot = new uPlot({
       width, height: chart.height, legend: { show: true, live: true }, bands, series,
-      scales: { x: { time: false, range: this.rangeOf(x) } },
+      scales: { x: { time: false, range: this.rangeOf(x) }, y: { range: (_, least, most) => this.heights(least, most) } },
       axes: [
         { ...axes, size: 34, values: (_, ticks) => ticks.map((tick) => this.short(tick)) },
         { ...axes, size: 56, values: (_, ticks) => ticks.map((tick) => this.short(tick)) },
@@ -73,6 +73,13 @@ const charts = {
   rangeOf(x) {
     const least = Math.min(...x), most = Math.max(...x);
     return least === most ? () => [least - 1, most + 1] : undefined;
+  },
+
+  // A level line stands in the middle of a little room; everything else gets a margin of a tenth.
+  heights(least, most) {
+    if (!isNumber(least) || !isNumber(most)) return [0, 1];
+    if (least === most) return [least - (Math.abs(least) || 0.1) / 10, most + (Math.abs(most) || 0.1) / 10];
+    return uPlot.rangeNum(least, most, 0.1, true);
   },
 
   short(tick) {

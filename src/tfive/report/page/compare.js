@@ -21,7 +21,7 @@ function methodsTable(compare, metrics) {
   const shown = metrics.slice(0, 5);
   return el("div", { class: "part" }, el("h3", {}, "At the last measurement"),
     table(["method", "seeds", ...shown.map((metric) => term(metric)), "seconds a step"], compare.methods.map((method) => [
-      method.label, seedsText(method), ...shown.map((metric) => intervalText(method.measured?.[metric])), plain(method.seconds_per_step)]), { label: "Methods at the last measurement" }));
+      method.label, seedsText(method), ...shown.map((metric) => intervalText(method.measured?.[metric])), plain(method.seconds_per_step)]), { label: "Methods at the last measurement", class: "lines" }));
 }
 
 function seedsText(method) {
@@ -36,7 +36,7 @@ function differencesPart(compare, metric) {
   const words = (row) => (row.low > 0 ? `${compare.reference} is above` : row.high < 0 ? `${compare.reference} is below` : "not told apart");
   return el("div", { class: "part" }, el("h3", {}, `${compare.reference} minus each other, paired by seed and place`),
     el("div", { class: "differences" },
-      table(["against", term(metric), "in words"], toned.map((row) => [row.label, intervalText(row), words(row)]), { label: "Paired differences" }),
+      table(["against", term(metric), "in words"], toned.map((row) => [row.label, intervalText(row), words(row)]), { label: "Paired differences", class: "lines" }),
       forest(toned, `Paired differences of ${titleOf(metric)}: ${toned.map((row) => `${row.label} ${intervalText(row)}`).join("; ")}`)));
 }
 
@@ -75,7 +75,7 @@ function equalCostPart(data, state) {
     const rows = methodsWithin(compare, state.cost, state.metric, budget);
     const reference = rows.find((row) => row.label === compare.reference);
     fill(result, table(["method", titleOf(state.metric), `minus ${compare.reference}, same seeds`, "runs", `${title} used`], rows.map((row) => [
-      row.label, signed(row.value), row === reference ? DASH : signed(pairedDifference(row, reference)), plain(row.runs.length), plain(row.used, 1)]), { label: "At equal cost" }));
+      row.label, signed(row.value), row === reference ? DASH : signed(pairedDifference(row, reference)), plain(row.runs.length), plain(row.used, 1)]), { label: "At equal cost", class: "lines" }));
   };
   range.addEventListener("input", draw);
   draw();

@@ -26,15 +26,22 @@ class Evaluation {
     if (this.evaluation.items?.id?.length) this.refresh();
   }
 
+  // The measure that each benchmark is judged by first; all others wait below it.
   results() {
+    const others = this.evaluation.tasks.reduce((sum, task) => sum + task.measures.filter((measure) => !measure.primary).length, 0);
+    return el("div", { class: "part" }, this.measures((measure) => measure.primary, "Benchmarks"),
+      others > 0 && el("details", {}, el("summary", {}, `${count(others, "more measure")}`), this.measures((measure) => !measure.primary, "More measures")));
+  }
+
+  measures(chosen, label) {
     const { models, tasks } = this.evaluation;
-    const rows = tasks.flatMap((task) => task.measures.map((measure) => {
+    const rows = tasks.flatMap((task) => task.measures.filter(chosen).map((measure) => {
       const form = measure.share ? (value) => (isNumber(value) ? `${(100 * value).toFixed(1)} %` : DASH) : (value) => plain(value);
       return [task.name, measure.name, plain(task.items), ...models.map((_, model) => intervalText(measure.values[model], form)),
         ...(models.length === 2 ? [measure.difference ? `${intervalText(measure.difference, measure.share ? (value) => `${signed(100 * value, 1)}` : signed)}` : DASH, differenceWord(measure.difference)] : [])];
     }));
     const names = models.map((model) => (model.settings ? explained(model.name, [model.settings, model.folder].filter(Boolean)) : model.name));
-    return el("div", { class: "part" }, table(["benchmark", "measure", "items", ...names, ...(models.length === 2 ? ["second − first, paired", "verdict"] : [])], rows, { label: "Benchmarks" }));
+    return table(["benchmark", "measure", "items", ...names, ...(models.length === 2 ? ["second − first, paired", "verdict"] : [])], rows, { label, class: "lines" });
   }
 
   controls() {

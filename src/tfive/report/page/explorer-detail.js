@@ -106,7 +106,7 @@ function tokenTable(thoughts, item, snapshot) {
   return el("div", {},
     el("h4", {}, "The thought, token by token"),
     table(["token", ...columns.map((column) => column.head)], rows, { label: "The thought, token by token", class: "compact" }),
-    !columns.length && el("p", { class: "absent" }, detail ? "No critic had values for it at this moment." : "Token-level detail of this item was left out to keep the page small."),
+    !columns.length && el("p", { class: "absent" }, thoughts.whyBare(item, snapshot)),
     el("p", { class: "aside" }, ended ? "The model closed the thought itself." : "The thought ended at its full length."));
 }
 

@@ -96,7 +96,8 @@ class Explorer {
     this.found = this.thoughts.find(this.state);
     const place = this.found.indexOf(this.state.item);
     if (place < 0 && !(keepItem && this.state.item >= 0)) this.state.item = this.found[0] ?? -1;
-    this.count.textContent = `${plain(this.found.length)} of ${count(this.thoughts.size, "thought")}`;
+    const leftOut = this.thoughts.explorer.left_out ?? 0;
+    this.count.textContent = `${plain(this.found.length)} of ${count(this.thoughts.size, "thought")}${leftOut ? `; ${plain(leftOut)} more left out to keep the page small` : ""}`;
     this.list.box.hidden = this.found.length === 0;
     this.none.hidden = this.found.length > 0;
     if (place < 0) this.list.box.scrollTop = 0;
@@ -180,14 +181,15 @@ class Explorer {
 
   drawWhere() {
     const { thoughts } = this;
-    this.where.hidden = !thoughts.explorer.snapshots[this.state.snapshot].content_gain;
+    const { sources, kinds, snapshots } = thoughts.explorer;
+    this.where.hidden = !snapshots[this.state.snapshot].content_gain || !(sources.length || kinds.length);
     if (this.where.hidden) return;
     const rows = (nameOf) => thoughts.groups(this.state.snapshot, nameOf).map((group) => [group.name || "unnamed", plain(group.items),
       signed(group.content_gain / group.items), signed(group.thought_gain / group.items), percent(group.harmed / group.items)]);
     const head = (name) => [name, "thoughts", term("content_gain"), term("thought_gain"), "share harmed"];
     fill(this.where, el("h3", {}, "Where thoughts help and harm"),
       el("div", { class: "pair" },
-        thoughts.explorer.sources.length > 0 && table(head("source"), rows((item) => thoughts.source(item)), { label: "By source" }),
-        thoughts.explorer.kinds.length > 0 && table(head("kind of place"), rows((item) => thoughts.kind(item)), { label: "By kind of place" })));
+        sources.length > 0 && table(head("source"), rows((item) => thoughts.source(item)), { label: "By source" }),
+        kinds.length > 0 && table(head("kind of place"), rows((item) => thoughts.kind(item)), { label: "By kind of place" })));
   }
 }

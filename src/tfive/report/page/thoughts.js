@@ -101,6 +101,11 @@ class Thoughts {
     };
   }
 
+  whyBare(item, snapshot) {
+    if (this.explorer.snapshots.every((one) => !one.detail)) return "This run kept no token-level numbers.";
+    return this.detail(item, snapshot) ? "No critic had values for it at this moment." : "Token-level detail of this item was left out to keep the page small.";
+  }
+
   // What the search looks through: the thought, and the text it stands in, near its place.
   haystack(snapshot) {
     this.surroundings ??= Array.from({ length: this.size }, (_, item) => this.around(item, 16, 16).join("").toLowerCase());

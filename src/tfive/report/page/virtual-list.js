@@ -16,6 +16,7 @@ class VirtualList {
     this.size = size;
     this.chosen = chosen;
     this.inner.style.height = `${size * this.rowHeight}px`;
+    this.box.style.maxHeight = `${size * this.rowHeight + 2}px`;
     this.inner.replaceChildren();
     this.rows.clear();
     if (chosen >= 0) this.reveal(chosen);
