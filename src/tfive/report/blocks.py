@@ -1,8 +1,8 @@
-"""Blocks of a page (headings, text, tables, pictures) and their rendering as Markdown and as one HTML file."""
+"""Blocks of a report (headings, text, tables, pictures) and their rendering as Markdown."""
 
 from __future__ import annotations
 
-import html
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,40 +62,11 @@ def markdown(title: str, blocks: Iterable[Block], level: int = 1) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def webpage(title: str, blocks: Iterable[Block]) -> str:
-    """The blocks as one HTML file; pictures lie beside it."""
-    parts = [f"<h1>{html.escape(title)}</h1>"]
-    for block in blocks:
-        if block.kind == "heading":
-            parts.append(f"<h2>{html.escape(block.text)}</h2>")
-        elif block.kind == "text":
-            parts.append(f"<p>{html.escape(block.text)}</p>")
-        elif block.kind == "command":
-            parts.append(f"<pre>{html.escape(block.text)}</pre>")
-        elif block.kind == "picture":
-            source, caption = html.escape(block.head[0]), html.escape(block.text)
-            parts.append(f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>')
-        else:
-            head = "".join(f"<th>{html.escape(cell)}</th>" for cell in block.head)
-            body = "".join(
-                "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in block.rows
-            )
-            parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-    style = (
-        "body{font:15px/1.5 sans-serif;max-width:70em;margin:2em auto;padding:0 1em}"
-        "table{border-collapse:collapse;margin:1em 0}td,th{border:1px solid #ccc;padding:.2em .6em;text-align:left}"
-        "img{max-width:100%}"
-    )
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{style}</style></head><body>{''.join(parts)}</body></html>\n"
-    )
-
-
-def write_pages(folder: Path, title: str, blocks: Sequence[Block]) -> list[Path]:
-    """`report.md` and `report.html` in `folder`; returns their paths."""
+def write_pages(folder: Path, title: str, blocks: Sequence[Block], page: str) -> list[Path]:
+    """`report.md` of the blocks and `report.html` in `folder`, each whole or not at all; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    pages = {"report.md": markdown(title, blocks), "report.html": webpage(title, blocks)}
-    for name, text in pages.items():
-        (folder / name).write_text(text, "utf-8")
-    return [folder / name for name in pages]
+    for name, text in (("report.md", markdown(title, blocks)), ("report.html", page)):
+        beside = folder / f".{name}"
+        beside.write_text(text, "utf-8", errors="replace")
+        os.replace(beside, folder / name)
+    return [folder / "report.md", folder / "report.html"]

@@ -104,9 +104,7 @@ def _means(row: dict[str, Any], runs: Sequence[Run]) -> tuple[dict[str, Any], di
     first: dict[str, Any] = {"window": 0}
     for where, number in ((first, 0), (last, -1)):
         for name in (*MEASURED, "no_thought_loss"):
-            values = [run.history[number].get(name) for run in runs]
-            if name not in where and all(isinstance(value, int | float) for value in values):
+            values = [value for run in runs if isinstance(value := run.history[number].get(name), int | float)]
+            if name not in where and len(values) == len(runs):
                 where[name] = sum(values) / len(values)
     return last, first
-
-

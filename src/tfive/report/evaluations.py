@@ -203,16 +203,16 @@ def evaluation_story(found: dict[str, Any]) -> dict[str, Any]:
     primary = [(task["name"], one) for task in tasks for one in task["measures"] if one["primary"]]
     limits = ["Benchmarks say nothing of other tasks; items may have been seen in pretraining."]
     if len(models) != 2:
-        scores = "; ".join(
-            f"{name} {', '.join(_percent(value) for value in one['values'])}" for name, one in primary
-        )
+        scores = "; ".join(f"{name} {', '.join(_percent(value) for value in one['values'])}" for name, one in primary)
         return _story("unclear", f"Scores of {models[0]['name']}.", scores or "Nothing has been answered yet.", limits)
     told: dict[str, list[str]] = {"better": [], "worse": [], "not told apart": []}
     for name, one in primary:
         ends = one["difference"]
         if ends is not None:
             kind = "better" if ends["low"] > 0 else "worse" if ends["high"] < 0 else "not told apart"
-            told[kind].append(f"{name} ({100 * ends['mean']:+.1f}, {100 * ends['low']:+.1f} … {100 * ends['high']:+.1f})")
+            told[kind].append(
+                f"{name} ({100 * ends['mean']:+.1f}, {100 * ends['low']:+.1f} … {100 * ends['high']:+.1f})"
+            )
     parts = [f"{kind}: {', '.join(names)}" for kind, names in told.items() if names]
     code = "harmed" if told["worse"] else "learned" if told["better"] else "not_learned"
     second = models[1]["name"]

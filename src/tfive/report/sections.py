@@ -286,6 +286,37 @@ def _states(found: StudyTable) -> Block:
     return table(RUN_COLUMNS[:-1], (row[:-1] for row in _runs(found).rows))
 
 
+def story_blocks(page: dict[str, Any]) -> list[Block]:
+    """The verdict of a page and its three numbers with their controls."""
+    said = page["story"]["verdict"]
+    rows = [
+        (
+            one["title"],
+            f"{number(one['value'])} {_between(one)}".strip(),
+            f"{one['control']['title']}: {number(one['control']['value'])} {_between(one['control'])}".strip(),
+        )
+        for one in page["story"]["numbers"]
+    ]
+    failed = [paragraph(page["failure"])] if page["failure"] else []
+    shown = [table(("question", "nats per token (95 % interval)", "control"), rows)] if rows else []
+    return [paragraph(f"**{said['headline']}** {said['sentence']}"), *failed, *shown]
+
+
+def _between(found: dict[str, Any]) -> str:
+    low, high = found["low"], found["high"]
+    return "" if low is None or high is None else f"({number(low)} … {number(high)})"
+
+
+def header_blocks(page: dict[str, Any]) -> list[Block]:
+    """What a run that is not finished has come to so far: its header and its events."""
+    events = page["events"]
+    rows = zip(events["window"], events["event"], events["detail"])
+    blocks = [table(("", ""), ((one["name"], one["value"]) for one in page["header"]))]
+    if events["event"]:
+        blocks += [heading("Events"), table(("window", "event", "detail"), ((str(w), e, d) for w, e, d in rows))]
+    return blocks
+
+
 def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
     """The page of one run: where it began, where it ended, what it cost, what happened."""
     events = [line for line in run.metrics() if "event" in line]

@@ -239,5 +239,3 @@ def weights(record: RunRecord, histogram: list[dict[str, Any]]) -> dict[str, Any
         "deviation": [rounded(row.get("weight_deviation")) for row in rows],
         "histogram": histogram,
     }
-
-

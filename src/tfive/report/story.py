@@ -113,7 +113,9 @@ def _versus_base(last: Number, before: bool) -> str:
     if before or last.get("gain_vs_base") is None:
         return ""
     ends = "" if low is None or high is None else f" ({number(low)} … {number(high)})"
-    return f" Against the model before training, which does not think, the gain is {number(last['gain_vs_base'])}{ends}."
+    return (
+        f" Against the model before training, which does not think, the gain is {number(last['gain_vs_base'])}{ends}."
+    )
 
 
 def growth(record: RunRecord) -> Number | None:
@@ -149,7 +151,7 @@ def _judged(found: Number, thinks: bool, moved: bool) -> dict[str, str]:
         return _said(
             "no_thoughts",
             "This method teaches no thoughts.",
-            "It is a control: what it gains, it gains without thinking. The thoughts shown were only sampled to measure.",
+            "It is a control: what it gains, it gains without thinking. The thoughts shown were sampled to measure.",
         )
     if not moved:
         return _said(
@@ -180,8 +182,8 @@ def _judged(found: Number, thinks: bool, moved: bool) -> dict[str, str]:
     return _said(
         "learned",
         "Useful thoughts were learned.",
-        "The gain of a thought, its gain over the model before training and over another text's thought, and its growth "
-        f"since the start are all above zero beyond their 95 % intervals.{doubt}",
+        "The gain of a thought, its gain over the model before training and over another text's thought, and its "
+        f"growth since the start are all above zero beyond their 95 % intervals.{doubt}",
     )
 
 

@@ -236,16 +236,19 @@ def _detail(found: dict[str, Array], rows: Array, horizon_DH: Array, mask_DT: Ar
 
 def calibration(found: Thoughts | None) -> list[dict[str, Any]]:
     """Mean return against mean prediction of each critic at each moment, in bins of equal count."""
-    plots = []
-    for window, moment in found.moments.items() if found is not None else ():
+    plots: list[dict[str, Any]] = []
+    if found is None:
+        return plots
+    for window, moment in found.moments.items():
         if "values" not in moment.arrays:
             continue
         returned = moment.arrays["returns"].astype(np.float64)[moment.mask_IT]
+        text = np.broadcast_to(found.places.arrays["text"][:, None], moment.mask_IT.shape)[moment.mask_IT]
         for critic, values in enumerate(moment.arrays["values"]):
             predicted = values.astype(np.float64)[moment.mask_IT]
             parts = [part for part in np.array_split(np.argsort(predicted, kind="stable"), BINS) if len(part)]
             means = np.asarray([returned[part].mean() for part in parts])
-            errors = np.asarray([returned[part].std() / np.sqrt(len(part)) for part in parts])
+            errors = np.asarray([_clustered_error(returned[part], text[part]) for part in parts])
             plots.append(
                 {
                     "window": window,
@@ -258,6 +261,14 @@ def calibration(found: Thoughts | None) -> list[dict[str, Any]]:
                 }
             )
     return plots
+
+
+def _clustered_error(value_N: Array, text_N: Array) -> float:
+    """Standard error of a mean with texts as the independent units; 0 for one text, which shows no spread."""
+    _, index_N = np.unique(text_N, return_inverse=True)
+    sums_J = np.bincount(index_N, weights=value_N - value_N.mean())
+    units = len(sums_J)
+    return float(np.sqrt(np.square(sums_J).sum() * units / (units - 1)) / len(value_N)) if units > 1 else 0.0
 
 
 def weight_histograms(found: Thoughts | None) -> list[dict[str, Any]]:

@@ -40,8 +40,8 @@ class Gains:
     kind_I: Tensor
     """The kind of position of each item, as the caller numbers them."""
     token_IH: dict[str, Tensor] = field(default_factory=dict)
-    """The loss of every continuation token `[I, H]` (0 where there is none) after the `own`, the `other` and the `empty`
-    thought and with `no_thought`; `mask` says which tokens there are."""
+    """The loss of every continuation token `[I, H]` (0 where there is none) after the `own`, the `other`, the `empty`
+    and the `random` thought and with `no_thought`; `mask` says which tokens there are."""
 
     def per_item(self) -> dict[str, Tensor]:
         """Every gain per item (positive is better), and the no-thought loss with its change against the base model."""

@@ -34,7 +34,7 @@ def train(
     `model` and `texts` are the caller's own, instead of `model.name` and `text.sources`; such a run cannot be resumed
     by the command line, which could not find them again. `on_window` gets each window's report.
     """
-    folder = out or Path(f"runs/{config.model.name.replace('/', '-')}-{config.method}-seed{config.run.seed}")
+    folder = out or default_folder(config)
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError(f"{folder}: {nearest} is no folder that can be written to; name another with --out")
@@ -44,6 +44,11 @@ def train(
         begun = f"go on with tfive resume {folder}, or " if (folder / CHECKPOINTS).exists() else ""
         raise UserError(f"{folder}: already holds files; {begun}name another folder with --out")
     return _run(config, folder, model, texts, on_window, quiet, resumed=False)
+
+
+def default_folder(config: Config) -> Path:
+    """Where a run writes that is not told where."""
+    return Path(f"runs/{config.model.name.replace('/', '-')}-{config.method}-seed{config.run.seed}")
 
 
 def resume(folder: Path, *, on_window: WindowCallback | None = None, quiet: bool = False) -> dict[str, Any]:
