@@ -62,7 +62,9 @@ function plain(value, digits = 3) {
 }
 
 function fixed(value, digits = 2) {
-  return isNumber(value) ? `${value < 0 && Number(value.toFixed(digits)) !== 0 ? MINUS : ""}${Math.abs(value).toFixed(digits)}` : DASH;
+  return isNumber(value)
+    ? `${value < 0 && Number(value.toFixed(digits)) !== 0 ? MINUS : ""}${Math.abs(value).toFixed(digits)}`
+    : DASH;
 }
 
 function percent(value) {
@@ -100,31 +102,73 @@ function oneLine(text) {
 }
 
 function table(head, rows, settings = {}) {
-  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": settings.label ?? "Table" },
-    el("table", { class: settings.class ?? "" },
+  return el(
+    "div",
+    { class: "scroll", tabindex: 0, role: "region", "aria-label": settings.label ?? "Table" },
+    el(
+      "table",
+      { class: settings.class ?? "" },
       settings.label && el("caption", { class: "unseen" }, settings.label),
-      el("thead", {}, el("tr", {}, head.map((cell) => el("th", { scope: "col" }, cell)))),
-      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, column) =>
-        column === 0 ? el("th", { scope: "row" }, cell) : el("td", {}, cell)))))));
+      el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          head.map((cell) => el("th", { scope: "col" }, cell)),
+        ),
+      ),
+      el(
+        "tbody",
+        {},
+        rows.map((row) =>
+          el(
+            "tr",
+            {},
+            row.map((cell, column) => (column === 0 ? el("th", { scope: "row" }, cell) : el("td", {}, cell))),
+          ),
+        ),
+      ),
+    ),
+  );
 }
 
 // Text in which back-quotes mark code, as the documentation writes it.
 function coded(text) {
-  return String(text).split("`").map((part, index) => (index % 2 ? el("code", {}, part) : part));
+  return String(text)
+    .split("`")
+    .map((part, index) => (index % 2 ? el("code", {}, part) : part));
 }
 
 // One of several, as a row of radio buttons that look like chips: [{id, title}].
 function chooser(label, name, options, chosen, choose) {
-  return el("fieldset", { class: "chips" },
+  return el(
+    "fieldset",
+    { class: "chips" },
     el("legend", {}, label),
-    options.map((option) => el("label", { class: "chip" },
-      el("input", { type: "radio", name, value: option.id, checked: option.id === chosen, onchange: () => choose(option.id) }),
-      el("span", {}, option.title))));
+    options.map((option) =>
+      el(
+        "label",
+        { class: "chip" },
+        el("input", {
+          type: "radio",
+          name,
+          value: option.id,
+          checked: option.id === chosen,
+          onchange: () => choose(option.id),
+        }),
+        el("span", {}, option.title),
+      ),
+    ),
+  );
 }
 
 function picker(label, options, chosen, choose) {
-  const select = el("select", { onchange: () => choose(select.value) },
-    options.map((option) => el("option", { value: option.id, selected: option.id === chosen }, option.title)));
+  const select = el(
+    "select",
+    { onchange: () => choose(select.value) },
+    options.map((option) => el("option", { value: option.id, selected: option.id === chosen }, option.title)),
+  );
   return el("label", { class: "field" }, el("span", {}, label), select);
 }
 

@@ -3,7 +3,9 @@
 
 // A metric's name may carry a critic's number ("r2.1") and a group ("development.content_gain"); meanings have neither.
 function meaningOf(name) {
-  const bare = String(name).replace(/^[a-z]+\.(?=[a-z])/, "").replace(/(\.\d+)+$/, "");
+  const bare = String(name)
+    .replace(/^[a-z]+\.(?=[a-z])/, "")
+    .replace(/(\.\d+)+$/, "");
   for (const candidate of [String(name), bare]) {
     if (Object.hasOwn(page.data.meanings ?? {}, candidate)) return page.data.meanings[candidate];
   }
@@ -11,7 +13,9 @@ function meaningOf(name) {
 }
 
 function titleOf(name) {
-  const bare = String(name).replace(/^[a-z]+\.(?=[a-z])/, "").replace(/(\.\d+)+$/, "");
+  const bare = String(name)
+    .replace(/^[a-z]+\.(?=[a-z])/, "")
+    .replace(/(\.\d+)+$/, "");
   const number = /\.(\d+)$/.exec(name);
   const title = meaningOf(name)?.title ?? bare.replaceAll("_", " ");
   return number ? `${title} ${number[1]}` : title;
@@ -49,7 +53,10 @@ const tooltip = {
     const box = this.box();
     this.hide();
     this.owner = owner;
-    fill(box, lines.map((line) => el("p", {}, coded(line))));
+    fill(
+      box,
+      lines.map((line) => el("p", {}, coded(line))),
+    );
     box.hidden = false;
     owner.setAttribute("aria-describedby", "tooltip");
     const place = owner.getBoundingClientRect();

@@ -1,5 +1,5 @@
 "use strict";
-// The thoughts a run kept, read from the columns of the data: texts, items, snapshots; and which of them a filter leaves.
+// The thoughts a run kept, read from the data's columns (texts, items, snapshots), and which of them a filter leaves.
 
 function runningSums(lengths) {
   const starts = new Uint32Array(lengths.length + 1);
@@ -20,21 +20,28 @@ class Thoughts {
       if (!this.texts.has(text)) this.texts.set(text, []);
       this.texts.get(text).push(item);
     }
-    for (const items of this.texts.values()) items.sort((a, b) => explorer.items.position[a] - explorer.items.position[b]);
+    for (const items of this.texts.values())
+      items.sort((a, b) => explorer.items.position[a] - explorer.items.position[b]);
   }
 
   // Where each detailed item's rows begin, for its thought's tokens and for the tokens that follow it.
   detailStarts() {
     const rows = [];
-    this.explorer.items.detail.forEach((row, item) => { if (row >= 0) rows[row] = item; });
+    this.explorer.items.detail.forEach((row, item) => {
+      if (row >= 0) rows[row] = item;
+    });
     return this.explorer.snapshots.map((snapshot) => ({
       actions: runningSums(rows.map((item) => snapshot.length[item])),
       following: snapshot.detail ? runningSums(snapshot.detail.horizon) : null,
     }));
   }
 
-  get quantum() { return this.explorer.quantities; }
-  piece(index) { return this.explorer.pieces[index] ?? ""; }
+  get quantum() {
+    return this.explorer.quantities;
+  }
+  piece(index) {
+    return this.explorer.pieces[index] ?? "";
+  }
 
   measure(item, snapshot, name) {
     const column = this.explorer.snapshots[snapshot][name];
@@ -44,7 +51,9 @@ class Thoughts {
 
   thought(item, snapshot) {
     const starts = this.starts[snapshot];
-    return this.explorer.snapshots[snapshot].tokens.slice(starts[item], starts[item + 1]).map((token) => this.piece(token));
+    return this.explorer.snapshots[snapshot].tokens
+      .slice(starts[item], starts[item + 1])
+      .map((token) => this.piece(token));
   }
 
   tokens(text) {
@@ -67,7 +76,8 @@ class Thoughts {
     const here = offsets[text] + this.explorer.items.position[item] + 1;
     const part = (from, to) => {
       let joined = "";
-      for (let token = Math.max(from, offsets[text]); token < Math.min(to, offsets[text + 1]); token++) joined += this.piece(tokens[token]);
+      for (let token = Math.max(from, offsets[text]); token < Math.min(to, offsets[text + 1]); token++)
+        joined += this.piece(tokens[token]);
       return joined;
     };
     return [part(here - before, here), part(here, here + after)];
@@ -88,10 +98,15 @@ class Thoughts {
     const kept = this.explorer.snapshots[snapshot].detail;
     if (row < 0 || !kept) return null;
     const { actions, following } = this.detailed[snapshot];
-    const cut = (column, starts, unit) => (column ? column.slice(starts[row], starts[row + 1]).map((value) => (isNumber(value) ? value * unit : null)) : null);
+    const cut = (column, starts, unit) =>
+      column
+        ? column.slice(starts[row], starts[row + 1]).map((value) => (isNumber(value) ? value * unit : null))
+        : null;
     const { loss, value, weight } = this.quantum;
     return {
-      losses: Object.fromEntries(["without", "own", "other", "empty"].map((name) => [name, cut(kept[name], following, loss)])),
+      losses: Object.fromEntries(
+        ["without", "own", "other", "empty"].map((name) => [name, cut(kept[name], following, loss)]),
+      ),
       gate: cut(kept.gate, following, weight),
       values: kept.values?.map((column) => cut(column, actions, value)) ?? null,
       advantages: kept.advantages?.map((column) => cut(column, actions, value)) ?? null,
@@ -103,12 +118,16 @@ class Thoughts {
 
   whyBare(item, snapshot) {
     if (this.explorer.snapshots.every((one) => !one.detail)) return "This run kept no token-level numbers.";
-    return this.detail(item, snapshot) ? "No critic had values for it at this moment." : "Token-level detail of this item was left out to keep the page small.";
+    return this.detail(item, snapshot)
+      ? "No critic had values for it at this moment."
+      : "Token-level detail of this item was left out to keep the page small.";
   }
 
   // What the search looks through: the thought, and the text it stands in, near its place.
   haystack(snapshot) {
-    this.surroundings ??= Array.from({ length: this.size }, (_, item) => this.around(item, 16, 16).join("").toLowerCase());
+    this.surroundings ??= Array.from({ length: this.size }, (_, item) =>
+      this.around(item, 16, 16).join("").toLowerCase(),
+    );
     const { tokens } = this.explorer.snapshots[snapshot];
     const starts = this.starts[snapshot];
     this.haystacks[snapshot] ??= Array.from({ length: this.size }, (_, item) => {
@@ -133,7 +152,8 @@ class Thoughts {
       if (haystack && !haystack[item].includes(sought) && !this.surroundings[item].includes(sought)) continue;
       found.push(item);
     }
-    if (column && rule.turn) found.sort((a, b) => rule.turn * ((column[b] ?? -Infinity) - (column[a] ?? -Infinity)) || a - b);
+    if (column && rule.turn)
+      found.sort((a, b) => rule.turn * ((column[b] ?? -Infinity) - (column[a] ?? -Infinity)) || a - b);
     return found;
   }
 
@@ -155,7 +175,9 @@ class Thoughts {
 
   // A content gain that only one item in twenty exceeds: the end of the colour scale.
   scale(snapshot) {
-    const sizes = Float64Array.from(this.explorer.snapshots[snapshot].content_gain ?? [], (value) => Math.abs(value ?? 0)).sort();
+    const sizes = Float64Array.from(this.explorer.snapshots[snapshot].content_gain ?? [], (value) =>
+      Math.abs(value ?? 0),
+    ).sort();
     return (sizes[Math.floor(sizes.length * 0.95)] ?? 0) * this.quantum.gain || this.quantum.gain;
   }
 }

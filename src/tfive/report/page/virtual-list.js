@@ -3,12 +3,23 @@
 
 class VirtualList {
   // draw(row element, index) fills a row; choose(index) is told what was chosen.
-  constructor({ label, rowHeight, draw, choose, open }) {
+  constructor({ label, id, rowHeight, draw, choose, open }) {
     Object.assign(this, { rowHeight, draw, choose, open, size: 0, chosen: -1, rows: new Map() });
-    this.name = `list-${(VirtualList.made = (VirtualList.made ?? 0) + 1)}`;
+    this.name = id;
     this.inner = el("div", { class: "rows", role: "presentation" });
-    this.box = el("div", { class: "virtual", tabindex: 0, role: "listbox", "aria-label": label,
-      onscroll: () => this.paint(), onkeydown: (event) => this.key(event) }, this.inner);
+    this.box = el(
+      "div",
+      {
+        id,
+        class: "virtual",
+        tabindex: 0,
+        role: "listbox",
+        "aria-label": label,
+        onscroll: () => this.paint(),
+        onkeydown: (event) => this.key(event),
+      },
+      this.inner,
+    );
     new ResizeObserver(() => this.paint()).observe(this.box);
   }
 
@@ -40,8 +51,15 @@ class VirtualList {
 
   row(index) {
     if (this.rows.has(index)) return;
-    const row = el("div", { id: `${this.name}-${index}`, class: "row", role: "option", "aria-setsize": this.size,
-      "aria-posinset": index + 1, "aria-selected": index === this.chosen ? "true" : "false", onclick: () => this.pick(index) });
+    const row = el("div", {
+      id: `${this.name}-${index}`,
+      class: "row",
+      role: "option",
+      "aria-setsize": this.size,
+      "aria-posinset": index + 1,
+      "aria-selected": index === this.chosen ? "true" : "false",
+      onclick: () => this.pick(index),
+    });
     row.style.top = `${index * this.rowHeight}px`;
     row.style.height = `${this.rowHeight}px`;
     this.draw(row, index);
@@ -50,7 +68,8 @@ class VirtualList {
   }
 
   point() {
-    if (this.chosen >= 0 && this.chosen < this.size) this.box.setAttribute("aria-activedescendant", `${this.name}-${this.chosen}`);
+    if (this.chosen >= 0 && this.chosen < this.size)
+      this.box.setAttribute("aria-activedescendant", `${this.name}-${this.chosen}`);
     else this.box.removeAttribute("aria-activedescendant");
   }
 
