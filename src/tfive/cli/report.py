@@ -56,7 +56,7 @@ def report_command(folders: Sequence[str], *, as_json: bool) -> str:
     if page["kind"] == "run" and page["state"] == "done":
         run = run_of(paths[0])
         found = study_table([run])
-        blocks += run_blocks(run, _drawn(found, report))
+        blocks += run_blocks(run)
     else:
         blocks += header_blocks(page)
     written = write_pages(report, page["title"], blocks, page_html(page))

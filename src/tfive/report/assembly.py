@@ -29,7 +29,7 @@ def packed(data: dict[str, Any]) -> bytes:
     """The data as gzip of JSON; the same data gives the same bytes."""
     content = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # A lone surrogate, which a damaged text may hold, has no UTF-8 form.
-    return gzip.compress(content.encode("utf-8", "replace"), 9, mtime=0)
+    return gzip.compress(content.encode("utf-8", "replace"), 6, mtime=0)
 
 
 def page_html(data: dict[str, Any], *, live: bool = False) -> str:

@@ -121,9 +121,7 @@ def _evaluation_page(folders: Sequence[Path]) -> PageData:
     state = "done" if all((folder / "scores.json").is_file() for folder in folders) else "unfinished"
     page = _empty("evaluation", f"Evaluation of {names}", state)
     page |= {"story": evaluation_story(found), "evaluation": found}
-    page["header"] = [
-        _entry("model" if n < 1 else "second model", one["name"]) for n, one in enumerate(found["models"])
-    ]
+    page["header"] = [_entry(f"model {n}", one["name"]) for n, one in enumerate(found["models"], 1)]
     page["files"] = [_file("scores.json", "the scores"), _file("*.jsonl", "every answer, a line each")]
     return _versioned(page)
 

@@ -50,6 +50,7 @@ def sampled(record: RunRecord) -> dict[str, Any] | None:
         },
         "quantities": dict(QUANTITIES),
         "snapshots": [_snapshot(record, one, number) for one in shown],
+        "left_out": 0,
     }
 
 

@@ -124,7 +124,9 @@ def _reported(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Every number that windows report, but those of development texts, the clock and single steps of a thought."""
     skipped = re.compile(r"development\.|r2_per_step\.|(step|seconds|window)$")
     names = dict.fromkeys(name for row in rows for name in row if not skipped.match(name))
-    found = {name: {"value": [rounded(row.get(name)) for row in rows], "low": None, "high": None} for name in names}
+    found: dict[str, dict[str, Any]] = {
+        name: {"value": [rounded(row.get(name)) for row in rows], "low": None, "high": None} for name in names
+    }
     return {name: one for name, one in found.items() if any(value is not None for value in one["value"])}
 
 

@@ -26,23 +26,23 @@ def three_numbers(first: Number, last: Number, horizon: int | None) -> list[Numb
     """Prediction, content and harm, from the first and the last measurement (means, and `…_interval` pairs)."""
     if last.get("thought_gain") is None:
         return []
-    following = f"the {horizon} tokens that follow" if horizon else "the text that follows"
+    following = f"each of the {horizon} tokens that follow" if horizon else "each token that follows"
     gain, other, content = last["thought_gain"], last.get("other_gain"), last.get("content_gain")
     drift = last.get("no_thought_drift")
     numbers = [
         _number("prediction", "thought_gain", "How much better is the text after a thought predicted?", first, last)
         | {
             "control": _control("an empty thought in its place", "empty_gain", last),
-            "sentence": f"After its own thought the model gives {following} {_times(gain)} the probability it gives "
-            f"without one; with an empty thought, {_times(last.get('empty_gain'))}."
+            "sentence": f"After its own thought the model gives {following} on average {_times(gain)} the probability "
+            f"it gives without one; with an empty thought, {_times(last.get('empty_gain'))}."
             + _versus_base(last, first["window"] == last["window"]),
             "good": _above(last, "thought_gain"),
         },
-        _number("content", "content_gain", "How much of it is what the thought says?", first, last)
+        _number("content", "content_gain", "Does it matter what the thought says?", first, last)
         | {
             "control": _control("another text's thought in its place", "other_gain", last),
-            "sentence": f"With another text's thought the gain is {number(other)}; the model's own thought is better "
-            f"by {number(content)}. Only this part comes from the thought's content.",
+            "sentence": f"Its own thought is worth {_signed(content)} more than a thought about another text, which "
+            f"is worth {_signed(other)}: only this difference comes from what the thought says.",
             "good": _above(last, "content_gain"),
         },
         _number("harm", "no_thought_drift", "Was the model without thoughts harmed?", first, last)
@@ -94,6 +94,11 @@ def _held(found: Number) -> bool | None:
     return True if high <= HOLD else False if low > HOLD else None
 
 
+def _signed(value: float | None) -> str:
+    """A gain with a true minus sign."""
+    return number(value).replace("-", "−")
+
+
 def _times(gain: float | None) -> str:
     """A gain in nats as the factor it puts on a token's probability."""
     return "an unknown factor of" if gain is None else f"{math.exp(min(gain, 20.0)):.2f} times"
@@ -112,10 +117,9 @@ def _versus_base(last: Number, before: bool) -> str:
     low, high = _ends(last, "gain_vs_base")
     if before or last.get("gain_vs_base") is None:
         return ""
-    ends = "" if low is None or high is None else f" ({number(low)} … {number(high)})"
-    return (
-        f" Against the model before training, which does not think, the gain is {number(last['gain_vs_base'])}{ends}."
-    )
+    ends = "" if low is None or high is None else f" ({_signed(low)} … {_signed(high)})"
+    gain = _signed(last["gain_vs_base"])
+    return f" Against the model before training, which does not think, the gain is {gain}{ends}."
 
 
 def growth(record: RunRecord) -> Number | None:

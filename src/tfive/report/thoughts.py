@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,14 @@ EXPLORER, TEXTS = "explorer", "texts.safetensors"
 GAINS = ("thought_gain", "content_gain", "other_gain", "empty_gain", "gain_vs_base", "mixed_gain")
 LOSSES = ("without", "own", "other", "empty")
 QUANTITIES = {"gain": 0.001, "loss": 0.01, "value": 0.01, "weight": 0.01}
+ALL_AT_ONCE = 2000
+"""So many items are tried with everything before anything is left out."""
+ROOM_FOR_DETAIL = 0.75
+"""Share of the bytes that all items' thoughts and gains may take; the rest is for tokens' detail."""
+SAMPLE = 200
+"""Items by which the size of detail is estimated."""
+MANY = 4000
+"""With more items than this, gains are kept to a hundredth of a nat."""
 BINS = 10
 """Bins of a calibration plot."""
 
@@ -99,20 +107,55 @@ class Strings:
 
 
 def explorer(found: Thoughts, most_bytes: int) -> dict[str, Any]:
-    """The columns of the explorer, in at most so many bytes once packed (or with no detail at all)."""
-    whole = found.count
-    detailed = whole
-    while True:
-        columns = _columns(found, _telling(found, detailed))
-        size = packed_size(columns)
-        if size <= most_bytes or not detailed:
+    """The columns of the explorer in at most so many bytes once packed.
+
+    What does not fit is left out in this order: the tokens' detail of the least telling items, the measurement half-way,
+    and at last items; how many is said in `left_out`.
+    """
+    whole, nothing = found.count, np.zeros(0, np.int64)
+    if whole <= ALL_AT_ONCE:
+        columns = _columns(found, np.arange(whole))
+        if packed_size(columns) <= most_bytes:
             return columns
-        if detailed == whole:
-            bare = packed_size(_columns(found, np.zeros(0, np.int64)))
-            each = max((size - bare) / whole, 1.0)
-            detailed = int(min(max(0.0, most_bytes - bare) / each, whole * 0.95))
-        else:
-            detailed = int(detailed * 0.8)
+    bare = packed_size(_columns(found, nothing))
+    if bare > ROOM_FOR_DETAIL * most_bytes and len(found.moments) > 2:
+        ends = min(found.moments), max(found.moments)
+        found = replace(found, moments={window: found.moments[window] for window in ends})
+        bare = packed_size(_columns(found, nothing))
+    if bare > ROOM_FOR_DETAIL * most_bytes:
+        found = _fewer(found, _telling(found, int(found.count * ROOM_FOR_DETAIL * most_bytes / bare)))
+        bare = packed_size(_columns(found, nothing))
+    some = _telling(found, min(SAMPLE, found.count))
+    each = max(1.0, (packed_size(_columns(found, some)) - bare) / len(some))
+    detailed = min(found.count, int(max(0, most_bytes - bare) / each))
+    while True:
+        columns = _columns(found, _telling(found, detailed)) | {"left_out": whole - found.count}
+        if not detailed or packed_size(columns) <= most_bytes:
+            return columns
+        detailed = int(detailed * 0.85)
+
+
+def _fewer(found: Thoughts, kept: npt.NDArray[np.int64]) -> Thoughts:
+    """The same with some of the items, and the texts that hold them."""
+    places = dict(found.places.arrays)
+    texts, number = np.unique(places["text"][kept], return_inverse=True)
+    for name in ("item", "position", "kind", "source"):
+        places[name] = places[name][kept]
+    for name in ("tokens", "document", "sequence"):
+        places[name] = places[name][texts]
+    places["text"] = number
+    moments = {
+        window: Kept({name: _rows(name, value, kept) for name, value in moment.arrays.items()}, moment.about)
+        for window, moment in found.moments.items()
+    }
+    return replace(found, places=Kept(places, found.places.about), moments=moments)
+
+
+def _rows(name: str, value: Array, kept: npt.NDArray[np.int64]) -> Array:
+    if name in ("pieces", "piece_ends"):
+        return value
+    rows: Array = value[:, kept] if name in ("values", "advantages") else value[kept]
+    return rows
 
 
 def packed_size(content: Any) -> int:
@@ -141,7 +184,8 @@ def _columns(found: Thoughts, detailed: npt.NDArray[np.int64]) -> dict[str, Any]
     detail_I[detailed] = np.arange(len(detailed))
     first = np.unique(places["text"], return_index=True)[1]
     windows = sorted(found.moments)
-    snapshots = [_snapshot(found.moments[window], strings, detailed) for window in windows]
+    quantities = QUANTITIES | ({"gain": 0.01} if found.count > MANY else {})
+    snapshots = [_snapshot(found.moments[window], strings, detailed, quantities["gain"]) for window in windows]
     return {
         "label": found.label,
         "seed": found.seed,
@@ -167,8 +211,9 @@ def _columns(found: Thoughts, detailed: npt.NDArray[np.int64]) -> dict[str, Any]
             "source": places["source"].tolist(),
             "detail": detail_I.tolist(),
         },
-        "quantities": dict(QUANTITIES),
+        "quantities": quantities,
         "snapshots": snapshots,
+        "left_out": 0,
     }
 
 
@@ -189,25 +234,25 @@ def _run_lengths(values: Array) -> list[int]:
     return [int(n) for pair in zip(values[[0, *edges]], counts) for n in pair]
 
 
-def _integers(value: Array, quantity: str) -> list[int]:
+def _integers(value: Array, quantity: float) -> list[int]:
     """Numbers as whole multiples of a quantity; what is no number counts as 0."""
-    scaled = np.nan_to_num(value.astype(np.float64) / QUANTITIES[quantity], posinf=0.0, neginf=0.0)
+    scaled = np.nan_to_num(value.astype(np.float64) / quantity, posinf=0.0, neginf=0.0)
     return np.rint(scaled).astype(np.int64).reshape(-1).tolist()
 
 
-def _snapshot(moment: Kept, strings: Strings, detailed: npt.NDArray[np.int64]) -> dict[str, Any]:
+def _snapshot(moment: Kept, strings: Strings, detailed: npt.NDArray[np.int64], gain: float) -> dict[str, Any]:
     found = moment.arrays
     tokens_IT = strings.renumbered(moment.pieces(), found["tokens"])
     horizon_IH = np.arange(found["own"].shape[1])[None] < found["horizon"][:, None]
     gate_I = None
     if "gate" in found:
         total = np.where(horizon_IH, found["gate"].astype(np.float64), 0.0).sum(1)
-        gate_I = _integers(total / np.maximum(found["horizon"], 1), "weight")
+        gate_I = _integers(total / np.maximum(found["horizon"], 1), QUANTITIES["weight"])
     return {
         "length": found["length"].tolist(),
         "closed": found["closed"].tolist(),
         "tokens": tokens_IT[moment.mask_IT].tolist(),
-        **{name: _integers(found[name], "gain") if name in found else None for name in GAINS},
+        **{name: _integers(found[name], gain) if name in found else None for name in GAINS},
         "gate": gate_I,
         "detail": _detail(found, detailed, horizon_IH[detailed], moment.mask_IT[detailed]) if len(detailed) else None,
     }
@@ -217,10 +262,10 @@ def _detail(found: dict[str, Array], rows: Array, horizon_DH: Array, mask_DT: Ar
     """Every token of the detailed items, one after another."""
 
     def tokens(name: str, quantity: str, mask: Array) -> list[int] | None:
-        return _integers(found[name][rows][mask], quantity) if name in found else None
+        return _integers(found[name][rows][mask], QUANTITIES[quantity]) if name in found else None
 
     def critics(name: str) -> list[list[int]] | None:
-        return [_integers(one[rows][mask_DT], "value") for one in found[name]] if name in found else None
+        return [_integers(one[rows][mask_DT], QUANTITIES["value"]) for one in found[name]] if name in found else None
 
     return {
         "horizon": found["horizon"][rows].tolist(),
