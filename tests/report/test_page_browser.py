@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import browser as browsers
+import kept_thoughts
 import page_samples as samples
 import pytest
 from browser import Opened
+from recorded import run
 from thought_samples import HOSTILE, Data, explorer
 
 from tfive.report import assembly
 from tfive.report.assembly import page_html
+from tfive.report.page_data import page_data
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -124,6 +127,25 @@ def test_hostile_texts_stay_texts(show: Open) -> None:
     assert page.title() == HOSTILE[0]
     assert page.locator("main img, main script").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_what_a_run_wrote_is_what_the_page_shows(browser: Browser, tmp_path: Path) -> None:
+    folder = kept_thoughts.keep(run(tmp_path / "r", "t5", 0, 0.2))
+    data = page_data([folder])
+    path = tmp_path / "page.html"
+    path.write_text(page_html(data), "utf-8")
+    opened = Opened(browser)
+    page = opened.open(path, "#item=t5:0:103:w2")
+    assert page.locator("#thoughts .count").inner_text() == "6 of 6 thoughts"
+    explorer = data["explorers"][0]
+    gain = explorer["snapshots"][2]["content_gain"][3] * explorer["quantities"]["gain"]
+    assert number(page.locator(".figures dd").first.inner_text()) == pytest.approx(gain, abs=1e-3)
+    tokens = kept_thoughts.places(6)["tokens"][1]
+    following = page.locator("table.losses tbody th").all_text_contents()
+    assert [token.strip() for token in following] == [
+        kept_thoughts.WORDS[token].strip() or "∅" for token in tokens[7:10]
+    ]
+    opened.close()
 
 
 def test_a_keyboard_reaches_a_thought_and_its_neighbours(show: Open) -> None:

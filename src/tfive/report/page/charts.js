@@ -15,8 +15,21 @@ const charts = {
   },
 
   // lines: [{label, y, low?, high?, dash?, points?}] over one x; returns the element.
-  draw(holder, { label, x, lines, axis, height = 210, form = (value) => plain(value), diagonal = false, zero = true }) {
-    const chart = { holder, label, x, lines, axis, height, form, diagonal, zero, plot: null };
+  draw(
+    holder,
+    {
+      label,
+      x,
+      lines,
+      axis,
+      height = 210,
+      form = (value) => plain(value),
+      diagonal = false,
+      zero = true,
+      floor = -Infinity,
+    },
+  ) {
+    const chart = { holder, label, x, lines, axis, height, form, diagonal, zero, floor, plot: null };
     holder.classList.add("chart");
     this.drawn.add(chart);
     this.build(chart);
@@ -73,7 +86,7 @@ const charts = {
         series,
         scales: {
           x: { time: false, range: this.rangeOf(x) },
-          y: { range: (_, least, most) => this.heights(least, most) },
+          y: { range: (_, least, most) => this.heights(Math.max(least, chart.floor), most) },
         },
         axes: [
           { ...axes, size: 34, values: (_, ticks) => ticks.map((tick) => this.short(tick)) },
@@ -117,10 +130,10 @@ const charts = {
     return least === most ? () => [least - 1, most + 1] : undefined;
   },
 
-  // A level line stands in the middle of a little room; everything else gets a margin of a tenth.
+  // A level line (and one that lies below the floor) stands in the middle of a little room; everything else gets a margin of a tenth.
   heights(least, most) {
     if (!isNumber(least) || !isNumber(most)) return [0, 1];
-    if (least === most) return [least - (Math.abs(least) || 0.1) / 10, most + (Math.abs(most) || 0.1) / 10];
+    if (least >= most) return [least - (Math.abs(least) || 0.1) / 10, most + (Math.abs(most) || 0.1) / 10];
     return uPlot.rangeNum(least, most, 0.1, true);
   },
 

@@ -34,7 +34,12 @@ function criticsPart(data) {
         dash: [2, 4],
         colour: 5,
       });
-    figure("How well they predict: R² on fresh thoughts", "r2", { x: critics.windows, lines, axis: "windows" });
+    figure("How well they predict: R² on fresh thoughts", "r2", {
+      x: critics.windows,
+      lines,
+      axis: "windows",
+      floor: -1,
+    });
   }
   if (critics.per_step?.steps?.length && critics.per_step.r2[0]?.length) {
     const lines = critics.names.map((label, critic) => ({
@@ -42,11 +47,26 @@ function criticsPart(data) {
       y: critics.per_step.r2[critic].at(-1),
       points: true,
     }));
-    figure("R² by step of the thought, last window", "r2_per_step", { x: critics.per_step.steps, lines, axis: "step" });
+    figure("R² by step of the thought, last window", "r2_per_step", {
+      x: critics.per_step.steps,
+      lines,
+      axis: "step",
+      floor: -1,
+    });
   }
   calibrationFigures(critics, figure);
   return figures.length
-    ? el("div", { class: "part" }, el("h3", {}, "Critics"), el("div", { class: "grid" }, figures))
+    ? el(
+        "div",
+        { class: "part" },
+        el("h3", {}, "Critics"),
+        el(
+          "p",
+          { class: "aside" },
+          "R² below −1 (worse than no critic at all) lies under the lower edge; its number is in the legend.",
+        ),
+        el("div", { class: "grid" }, figures),
+      )
     : null;
 }
 
