@@ -11,9 +11,9 @@ import kept_thoughts
 import page_samples as samples
 import pytest
 from browser import Opened
-from recorded import run
 from thought_samples import HOSTILE, Data, explorer
 
+from recorded import run
 from tfive.report import assembly
 from tfive.report.assembly import page_html
 from tfive.report.page_data import page_data
