@@ -45,6 +45,9 @@ PAGES: dict[str, Callable[[], Data]] = {
         absent={"explorers": "This run was written by an older version."},
     ),
     "study": samples.study_page,
+    "unfinished study": lambda: samples.bare_page(
+        kind="study", compare={**samples.study_page()["compare"], "methods": [], "differences": []}
+    ),
     "evaluation": samples.evaluation_page,
     "hostile": lambda: samples.run_page(title=HOSTILE[0], explorers=[explorer(30, 3, None, HOSTILE)]),
 }
@@ -103,7 +106,11 @@ def test_every_page_draws_itself_within_a_phone_s_width(show: Open, name: str) -
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     shown = page.locator("main > section").evaluate_all("all => all.map(one => one.id)")
     thinks = name in ("run", "one window", "hostile", "failed", "no thoughts", "old format")
-    expected = {"study": ["story", "thoughts", "compare"], "evaluation": ["story", "evaluation"]}
+    expected = {
+        "study": ["story", "thoughts", "compare"],
+        "unfinished study": ["story", "compare"],
+        "evaluation": ["story", "evaluation"],
+    }
     assert shown == (["story", "thoughts", "training"] if thinks else expected[name])
     assert page.locator("h1").inner_text() == PAGES[name]()["title"]
 
@@ -323,6 +330,10 @@ def test_equal_cost_takes_each_run_s_last_measurement_within_the_budget(show: Op
     assert {label: number(cells[0]) for label, cells in shown.items()} == pytest.approx(expected, abs=6e-4)
     assert number(shown["rlp"][1]) == pytest.approx(expected["rlp"] - expected["t5"], abs=6e-4)
     assert "t5 is above" in page.get_by_role("region", name="Paired differences").inner_text()
+    page.locator("#compare select").nth(1).select_option("windows")
+    assert page.evaluate("document.activeElement.value") == "windows"
+    page.locator("#compare figure.wide .u-over").wait_for()
+    assert "by windows" in str(page.locator("#compare figure.wide .uplot").get_attribute("aria-label"))
 
 
 def test_two_models_answers_stand_side_by_side(show: Open) -> None:
@@ -342,6 +353,10 @@ def test_print_leaves_the_controls_out_and_draws_every_curve(show: Open) -> None
     assert page.locator("#thoughts .controls").is_hidden()
     assert page.locator("#thoughts .reader").is_visible()
     assert page.locator("#training figure.later:not(:has(.uplot, svg))").count() == 0
+    assert page.evaluate("charts.css('--paper')") == "rgba(251, 250, 247, 1)"
+    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen")
+    assert page.evaluate("charts.css('--paper')") == "rgba(22, 23, 27, 1)"
 
 
 def test_a_served_page_follows_its_run_and_keeps_its_place(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ function compareSection(data, state) {
   const body = el("div", {});
   const draw = () => {
     charts.forget(body);
-    fill(body, differencesPart(compare, state.metric), equalCostPart(data, state), togetherPart(data, state));
+    fill(body, differencesPart(compare, state.metric), equalCostPart(data, state, draw), togetherPart(data, state));
   };
   draw();
   return section(
@@ -51,6 +51,8 @@ function compareSection(data, state) {
 }
 
 function methodsTable(compare, metrics) {
+  if (!compare.methods.length)
+    return el("p", { class: "absent" }, "No run has finished, so there is nothing to compare yet.");
   const shown = metrics.slice(0, 5);
   return el(
     "div",
@@ -126,10 +128,10 @@ function methodsWithin(compare, axis, metric, budget) {
   });
 }
 
-function equalCostPart(data, state) {
+function equalCostPart(data, state, redraw) {
   const { compare } = data;
   const axes = data.axes.filter((axis) => compare.runs.some((run) => run.x?.[axis.id]?.some((value) => value > 0)));
-  if (!axes.length) return null;
+  if (!axes.length || !compare.methods.length) return null;
   if (!axes.some((axis) => axis.id === state.cost))
     state.cost = axes.find((axis) => axis.id === "seconds")?.id ?? axes[0].id;
   const result = el("div", {});
@@ -169,10 +171,11 @@ function equalCostPart(data, state) {
     el("p", { class: "aside" }, "Each run’s last measurement within the budget; nothing is interpolated."),
     el(
       "div",
-      { class: "controls" },
+      { class: "controls fields" },
       picker("Cost", axes, state.cost, (cost) => {
         state.cost = cost;
-        draw();
+        redraw();
+        document.querySelector("#compare .slider").parentElement.querySelector("select").focus();
       }),
       el("label", { class: "slider" }, el("span", {}, "Budget"), range),
       output,
@@ -196,13 +199,14 @@ function togetherPart(data, state) {
   );
   if (!runs.length) return null;
   const axis = state.cost ?? "windows";
+  const labels = [...new Set(compare.runs.map((run) => run.label))];
   const x = [...new Set(runs.flatMap((run) => run.x[axis].filter(isNumber)))].sort((a, b) => a - b);
   const lines = runs.map((run) => {
     const at = new Map(run.x[axis].map((value, index) => [value, run.series[state.metric].value[index]]));
     return {
       label: `${run.label}, seed ${run.seed}`,
       y: x.map((value) => at.get(value) ?? null),
-      colour: compare.methods.findIndex((method) => method.label === run.label),
+      colour: labels.indexOf(run.label),
       thin: runs.length > 6,
     };
   });

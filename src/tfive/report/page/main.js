@@ -77,9 +77,8 @@ function drawTop(main) {
     class: "theme",
     onclick: () => {
       const next = themes[(themes.indexOf(document.documentElement.dataset.theme ?? "auto") + 1) % 3];
-      document.documentElement.dataset.theme = next;
+      setTheme(next);
       label();
-      charts.redraw();
     },
   });
   const label = () => {
@@ -158,6 +157,12 @@ function follow(every) {
   setTimeout(ask, 1000 * every);
 }
 
+// Curves are drawn in the colours of their theme, so a new theme draws them anew.
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  charts.redraw();
+}
+
 function openAll() {
   for (const figure of document.querySelectorAll(".later")) figure.drawLater?.();
   for (const details of document.querySelectorAll("details.limits, footer details")) details.open = true;
@@ -170,7 +175,12 @@ async function start() {
   else if (/^#[a-z]+$/.test(location.hash)) document.getElementById(location.hash.slice(1))?.scrollIntoView();
   window.addEventListener("hashchange", () => page.explorer?.follow(location.hash));
   window.addEventListener("resize", () => charts.resize());
-  window.addEventListener("beforeprint", openAll);
+  window.addEventListener("beforeprint", () => {
+    page.theme = document.documentElement.dataset.theme ?? "auto";
+    openAll();
+    setTheme("light");
+  });
+  window.addEventListener("afterprint", () => setTheme(page.theme));
   window.addEventListener("keydown", (event) => {
     if (event.key === "Escape") tooltip.hide();
   });
