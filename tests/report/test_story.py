@@ -36,9 +36,7 @@ def test_learned_needs_every_interval_above_zero() -> None:
     for name in NAMES[:4]:
         assert code(measured(**{name: (-0.001, 0.3)})) == "not_learned", name
         assert code(measured(**{name: (-0.3, -0.1)})) == "not_learned", name
-    said = verdict(
-        measured(content_gain=(-0.1, 0.2), gain_vs_base=(-0.3, -0.1)), thinks=True, state="done", moved=True
-    )
+    said = verdict(measured(content_gain=(-0.1, 0.2), gain_vs_base=(-0.3, -0.1)), thinks=True, state="done", moved=True)
     assert said["headline"] == "No useful thoughts were learned."
     assert said["sentence"] == (
         "The gain over the model before training is below zero; the gain over another text's thought is not told apart "

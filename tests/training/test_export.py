@@ -118,7 +118,10 @@ def test_the_thoughts_kept_for_the_page_are_those_that_were_measured(trained: Pa
         items = load_file(trained / "develop" / f"window-{window:05d}.safetensors")
         assert places["item"].tolist() == items["item"].tolist()
         assert kept["length"].tolist() == items["length"].tolist()
-        mean = {name: kept[name].astype(np.float64).sum(1) / kept["horizon"] for name in ("without", "own", "empty", "other")}
+        mean = {
+            name: kept[name].astype(np.float64).sum(1) / kept["horizon"]
+            for name in ("without", "own", "empty", "other")
+        }
         for name, gain in (("own", "thought_gain"), ("other", "other_gain"), ("empty", "empty_gain")):
             np.testing.assert_allclose(mean["without"] - mean[name], items[gain], atol=0.01)
     # One critic's advantages and the other's, mixed by the weight, are what the actor would get (eq:twin-advantage).

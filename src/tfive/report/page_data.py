@@ -1,6 +1,16 @@
-"""The data of a page: of one run, of a study, of evaluations. Plain JSON; docs/howto/page.md says what is in it.
+"""The data of a page: of one run, of a study, of evaluations. Plain JSON, read by the scripts of `report/page`.
 
-Whatever a folder holds gives a page: a run that goes on, was stopped or has failed, and one of an older version.
+Whatever a folder holds gives a page: a run that goes on, was stopped or has failed, and one of an older version. Its
+parts and where they are made:
+
+    header, story            what was trained on what; verdict, three numbers, limits (story.py)
+    charts, x, series        curves by chart; `x` holds the axes, `series` value, low and high (series.py)
+    events, timeline, critics, weights, account                             (series.py, thoughts.py)
+    explorers                thoughts as columns, one explorer a run or method (thoughts.py, samples.py)
+    compare, evaluation      runs and paired differences; scores and answers (comparison.py, evaluations.py)
+    meanings                 what each number is, from docs/howto/diagnostics.md (meanings.py)
+    absent                   part → why it is not there
+    version, live            a hash of all the rest; what a served page does (assembly.py, cli/watch.py)
 """
 
 from __future__ import annotations
