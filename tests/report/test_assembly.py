@@ -11,9 +11,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import kept_thoughts
 import pytest
 
-import kept_thoughts
 from recorded import run
 from tfive.report import assembly
 from tfive.report.assembly import packed, page_html

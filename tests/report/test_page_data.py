@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kept_thoughts
 import numpy as np
 import pytest
 
-import kept_thoughts
 from recorded import run
 from tfive.errors import UserError
 from tfive.report import thoughts
@@ -66,7 +66,7 @@ def test_a_run_that_goes_on_has_a_page(tmp_path: Path) -> None:
 def test_states_of_runs_without_a_summary(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    said = {"state": "running", "process": gone.pid}
+    said: dict[str, Any] = {"state": "running", "process": gone.pid}
     assert run_page(begun(tmp_path / "killed", **said))["state"] == "unfinished"
     assert run_page(begun(tmp_path / "elsewhere", **said, machine="another"))["state"] == "running"
     folder = begun(tmp_path / "failed", state="failed", failure="it broke (the last checkpoint is in /home/me)")

@@ -28,7 +28,8 @@ def measured(**changes: tuple[float, float]) -> dict[str, Any]:
 
 
 def code(found: dict[str, Any], **changes: Any) -> str:
-    return verdict(found, **({"thinks": True, "state": "done", "moved": True} | changes))["code"]
+    given: dict[str, Any] = {"thinks": True, "state": "done", "moved": True}
+    return verdict(found, **(given | changes))["code"]
 
 
 def test_learned_needs_every_interval_above_zero() -> None:
@@ -52,7 +53,7 @@ def test_harm_is_said_and_doubt_too() -> None:
 
 
 def test_few_texts_need_more() -> None:
-    close = {name: (0.01, 0.3) for name in NAMES[:4]}
+    close = dict.fromkeys(NAMES[:4], (0.01, 0.3))
     assert code(measured(**close)) == "learned"
     assert code(measured(**close) | {"texts": 3}) == "not_learned"
 

@@ -109,8 +109,8 @@ class Strings:
 def explorer(found: Thoughts, most_bytes: int) -> dict[str, Any]:
     """The columns of the explorer in at most so many bytes once packed.
 
-    What does not fit is left out in this order: the tokens' detail of the least telling items, the measurement half-way,
-    and at last items; how many is said in `left_out`.
+    What does not fit is left out in this order: the tokens' detail of the least telling items, the measurement
+    half-way, and at last items; how many is said in `left_out`.
     """
     whole, nothing = found.count, np.zeros(0, np.int64)
     if whole <= ALL_AT_ONCE:
