@@ -7,14 +7,17 @@ CLEAN := .venv-dist
 PIP_FLAGS := --quiet --disable-pip-version-check
 MIN_PINS := transformers==5.17.0 huggingface_hub==1.33.0
 TORCH := torch==2.13.0
+# The page is tested in a browser where the machine has one; make test-page brings one.
+HAS_CHROMIUM := { command -v chromium || command -v chromium-browser || command -v google-chrome; } > /dev/null
 
-.PHONY: train test test-min lint docs docs-check reference dist clean help
+.PHONY: train test test-min test-page lint docs docs-check reference dist clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make train       the embedded example end to end, in minutes on two cores"
 	@echo "make test        lint, types, all tests, and the short documentation check"
 	@echo "make test-min    the model-facing tests with the oldest supported transformers"
+	@echo "make test-page   the page's tests in a browser, which it installs where there is none"
 	@echo "make lint        ruff and mypy"
 	@echo "make docs        the documentation site in build/site; broken links fail"
 	@echo "make docs-check  every command and link of README and docs, run as a reader would"
@@ -31,6 +34,9 @@ test: lint
 
 test-min: $(MIN)/test.stamp
 	@$(MIN)/bin/python -m pytest -m model
+
+test-page: $(VENV)/page.stamp
+	@$(VENV)/bin/python -m pytest tests/report/test_page_browser.py tests/report/test_page_looks.py
 
 lint: $(VENV)/lint.stamp
 	@$(VENV)/bin/ruff check --quiet .
@@ -68,6 +74,12 @@ $(VENV)/run.stamp: pyproject.toml constraints.txt
 
 $(VENV)/test.stamp: $(VENV)/run.stamp
 	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt -e ".[test]"
+	@if $(HAS_CHROMIUM); then $(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt -e ".[page-test]"; fi
+	@touch $@
+
+$(VENV)/page.stamp: $(VENV)/test.stamp
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt -e ".[page-test]"
+	@$(HAS_CHROMIUM) || $(VENV)/bin/playwright install --with-deps chromium
 	@touch $@
 
 $(VENV)/lint.stamp: $(VENV)/test.stamp

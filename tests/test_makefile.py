@@ -25,7 +25,7 @@ def checkout(tmp_path: Path) -> Path:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / ".venv").mkdir()
-    for stamp in ("run", "test", "lint"):
+    for stamp in ("run", "test", "lint", "page"):
         (tmp_path / ".venv" / f"{stamp}.stamp").touch()
     return tmp_path
 
@@ -47,6 +47,13 @@ def test_make_test_runs_all_that_contributing_promises_in_order(checkout: Path) 
         "python -m pytest",
         "python tests/docs_check.py --short",
     ]
+
+
+def test_make_test_page_runs_the_tests_that_need_a_browser(checkout: Path) -> None:
+    (line,) = make(checkout, "-n", "test-page").splitlines()
+    named = {ROOT / word for word in line.split() if word.endswith(".py")}
+    needing = [file for file in (ROOT / "tests").rglob("test_*.py") if "\nimport browser" in file.read_text("utf-8")]
+    assert named == set(needing)
 
 
 def test_types_are_checked_in_every_folder_with_python_files() -> None:

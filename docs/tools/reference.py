@@ -1,5 +1,7 @@
 """Writes the pages of docs/reference from the source: configuration keys, commands and the Python interface.
 
+The other way round it writes `tfive/report/meanings.json`, which a run's page shows, from docs/howto/diagnostics.md.
+
     python docs/tools/reference.py            # write them (make reference)
     python docs/tools/reference.py --check    # exit status 1, naming the pages that differ from the source
 
@@ -12,6 +14,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import json
 import re
 import sys
 import textwrap
@@ -27,9 +30,12 @@ import tfive
 from tfive.cli.app import app
 from tfive.config.config import Config
 from tfive.config.layers import section_of, toml_item
+from tfive.report import meanings
 from tfive.section import Section
 
 FOLDER = Path(__file__).resolve().parents[1] / "reference"
+DIAGNOSTICS = FOLDER.parent / "howto" / "diagnostics.md"
+MEANINGS = Path(meanings.__file__).with_name(meanings.FILE)
 NOTE = (
     "<!-- Written by docs/tools/reference.py from the source; change the docstring there, then run: make reference -->"
 )
@@ -291,13 +297,23 @@ def outdated(folder: Path = FOLDER) -> list[str]:
     ]
 
 
+def meanings_text() -> str:
+    """What `tfive/report/meanings.json` should hold."""
+    found = meanings.read_tables(DIAGNOSTICS.read_text("utf-8"))
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
 def main(arguments: list[str]) -> int:
     """Write the pages, or with --check name those that differ."""
     names = outdated()
+    same = MEANINGS.is_file() and MEANINGS.read_text("utf-8") == meanings_text()
+    names += [] if same else [MEANINGS.name]
     if "--check" not in arguments:
         FOLDER.mkdir(exist_ok=True)
+        MEANINGS.write_text(meanings_text(), encoding="utf-8")
         for name in names:
-            (FOLDER / name).write_text(PAGES[name](), encoding="utf-8")
+            if name in PAGES:
+                (FOLDER / name).write_text(PAGES[name](), encoding="utf-8")
     print("\n".join(names) if names else "docs/reference is up to date")
     return 1 if names and "--check" in arguments else 0
 

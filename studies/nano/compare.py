@@ -17,7 +17,7 @@ from tfive.cli.options import script
 from tfive.cli.report import tabulated
 from tfive.errors import UserError
 from tfive.report import figures
-from tfive.report.page import Block, command, heading, markdown, paragraph, picture, table
+from tfive.report.blocks import Block, command, heading, markdown, paragraph, picture, table
 from tfive.report.runs import Run
 from tfive.report.sections import TITLES, number, study_blocks
 from tfive.report.table import final

@@ -12,7 +12,7 @@ from page_scores import course_blocks, score_blocks
 from plan import CONTROL, SEARCH_SEED, TRIALS
 from results import AGAINST_CONTROL, OPENED
 
-from tfive.report.page import Block, heading, paragraph, table
+from tfive.report.blocks import Block, heading, paragraph, table
 from tfive.report.sections import TITLES, interval, number, study_blocks, variant_blocks
 from tfive_lab.study_files import draw_study_figures
 

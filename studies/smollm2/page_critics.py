@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from tfive.report.page import Block, paragraph, table
+from tfive.report.blocks import Block, paragraph, table
 
 LATE = 4
 """R² of variants is averaged over windows after this one, when all critics have been fitted for a while."""

@@ -10,7 +10,7 @@ from typing import Any
 from plan import LONGEST, SCORED, WRITTEN
 
 from tfive.report import figures
-from tfive.report.page import Block, paragraph, picture, table
+from tfive.report.blocks import Block, paragraph, picture, table
 from tfive.report.sections import interval
 
 

@@ -22,7 +22,7 @@ from run_cells import run_all, run_cell, to_do
 
 from tfive.cli.options import script
 from tfive.errors import UserError
-from tfive.report.page import markdown
+from tfive.report.blocks import markdown
 from tfive.report.runs import read_json
 from tfive_lab.study_files import write_json
 

@@ -13,7 +13,7 @@ from recorded import run
 from tfive.cli.report import report_command, tabulated
 from tfive.errors import UserError
 from tfive.report import figures
-from tfive.report.page import markdown, webpage
+from tfive.report.blocks import markdown
 from tfive.report.runs import Run, mismatches, read_study
 from tfive.report.sections import in_short, in_short_at_equal_cost, run_blocks, study_blocks, variant_blocks
 from tfive.report.table import rows_csv, study_table
@@ -167,29 +167,37 @@ def test_a_method_without_a_gate_has_no_mixed_gain(tmp_path: Path) -> None:
 def test_report_of_a_run_and_of_a_study(tmp_path: Path, runs: list[Run]) -> None:
     folder = runs[0].folder
     (folder / "metrics.jsonl").write_text('{"step": 1, "seconds": 2.0, "event": "stage", "detail": "<b>"}\n', "utf-8")
-    said = report_command(str(folder), as_json=False)
+    said = report_command([str(folder)], as_json=False)
     assert [Path(line).name for line in said.splitlines()] == ["report.md", "report.html"]
     text = (folder / "report" / "report.html").read_text("utf-8")
-    assert "&lt;b&gt;" in text
     assert "<b>" not in text
+    page = (folder / "report" / "report.md").read_text("utf-8")
+    assert "| 1 | 2 | stage | <b> |" in page
+    assert "Whether useful thoughts were learned cannot be told." in page
     cells = [{"label": one.label, "seed": one.seed, "folder": one.folder.name, "failure": one.failure} for one in runs]
     (tmp_path / "study.json").write_text(json.dumps({"cells": cells}), "utf-8")
     assert [one.state for one in read_study(tmp_path)] == ["done"] * 4 + ["failed", "missing"]
-    found = json.loads(report_command(str(tmp_path), as_json=True))
+    found = json.loads(report_command([str(tmp_path)], as_json=True))
     assert found == json.loads((tmp_path / "report" / "table.json").read_text("utf-8"))
     if figures.available():
         assert {path.name for path in (tmp_path / "report").glob("*.png")} == {
             "curves.png", "controls.png", "step_time.png", "rollouts.png",
         }  # fmt: skip
-    with pytest.raises(UserError, match="name a finished run or a study"):
-        report_command(str(tmp_path / "c0"), as_json=False)
+    with pytest.raises(UserError, match="there is no such folder"):
+        report_command([str(tmp_path / "c0")], as_json=False)
+    # A run that has failed before it wrote anything is no page; one that said why has one.
+    with pytest.raises(UserError, match="name the folder of a run"):
+        report_command([str(tmp_path / "b2")], as_json=False)
+    (tmp_path / "b2" / "status.json").write_text('{"state": "failed", "failure": "critics did not qualify"}', "utf-8")
+    found = json.loads(report_command([str(tmp_path / "b2")], as_json=True))
+    assert (found["state"], found["failure"]) == ("failed", "critics did not qualify")
+    assert "critics did not qualify" in (tmp_path / "b2" / "report" / "report.md").read_text("utf-8")
 
 
-def test_pages_say_the_same_in_both_forms(runs: list[Run]) -> None:
-    blocks = run_blocks(runs[0])
-    for text in (markdown("T", blocks), webpage("T", blocks)):
-        assert "seed 0" in text
-        assert "thought gain" in text
+def test_the_report_of_a_run_says_what_it_came_to(runs: list[Run]) -> None:
+    text = markdown("T", run_blocks(runs[0]))
+    assert "seed 0" in text
+    assert "thought gain" in text
 
 
 def test_in_short_says_who_is_told_apart_and_who_is_ahead(runs: list[Run]) -> None:

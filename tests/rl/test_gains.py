@@ -136,7 +136,7 @@ def test_the_summary_by_hand() -> None:
     losses = ("own", "other", "empty", "random", "no_thought", "base_no_thought")
     columns = {f"{name}_I": draw.normal(2.0, 0.5, 240) + text / 100 for name in losses}
     length = draw.integers(1, 5, 240)
-    tensors = {name: torch.from_numpy(values) for name, values in columns.items()}
+    tensors: dict[str, Any] = {name: torch.from_numpy(values) for name, values in columns.items()}
     gains = Gains(
         **tensors, length_I=torch.from_numpy(length), text_I=torch.from_numpy(text), kind_I=torch.from_numpy(text % 2)
     )

@@ -18,7 +18,7 @@ import study
 from recorded_cells import cell
 from safetensors.numpy import load_file, save_file
 
-from tfive.report.page import markdown
+from tfive.report.blocks import markdown
 from tfive.report.runs import training_seconds
 
 

@@ -123,10 +123,10 @@ def test_an_unfinished_cell_goes_on(
 
     monkeypatch.setattr(CheckpointStore, "save", once)
     cells = compare.cells_of([str(home / "tiny.toml")], ["ntp"], [0], SETTINGS, out)
-    # The first checkpoint is there, the run is not: what a killed process leaves.
+    # The first checkpoint is there, the run is not: what an interrupted process leaves.
     monkeypatch.setattr(compare, "_judge", lambda cell, status: "unfinished")
     compare.run_cells(cells)
-    assert compare.write_study(out, cells, {})[0].state == "unfinished"
+    assert compare.write_study(out, cells, {})[0].state == "stopped"
     monkeypatch.undo()
     monkeypatch.setattr(compare, "launch", Here)
     compare.run_cells(cells)

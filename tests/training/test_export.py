@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from tfive.cli.app import _call
@@ -22,11 +25,13 @@ from tfive.rl.gate import PredictionGate
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.qualify import Qualifier
 from tfive.text.settings import KINDS
+from tfive.text.tokens import TextTokenizer
 from tfive.training import start
 from tfive.training.checkpoint import CheckpointStore
+from tfive.training.explorer import Pieces
 from tfive.training.export import export
 from tfive.training.loop import CHECKPOINTS, save_config
-from tiny import configure
+from tiny import configure, tokenizer
 
 pytestmark = pytest.mark.model
 
@@ -107,6 +112,57 @@ def test_every_number_of_a_run_is_explained(trained: Path) -> None:
     plain = {re.sub(rf"(_interval)?(\.\d+)*$|_({kinds})$", "", key.removeprefix("development.")) for key in keys}
     assert {"r2", "offset", "thought_gain"} <= plain
     assert sorted(plain - explained) == []
+
+
+def test_the_thoughts_kept_for_the_page_are_those_that_were_measured(trained: Path) -> None:
+    """Token by token they add up to the gains, item by item, of the same measurement."""
+    places = load_file(trained / "explorer" / "texts.safetensors")
+    for window in (0, 1):
+        kept = load_file(trained / "explorer" / f"window-{window:05d}.safetensors")
+        items = load_file(trained / "develop" / f"window-{window:05d}.safetensors")
+        assert places["item"].tolist() == items["item"].tolist()
+        assert kept["length"].tolist() == items["length"].tolist()
+        mean = {
+            name: kept[name].astype(np.float64).sum(1) / kept["horizon"]
+            for name in ("without", "own", "empty", "other")
+        }
+        for name, gain in (("own", "thought_gain"), ("other", "other_gain"), ("empty", "empty_gain")):
+            np.testing.assert_allclose(mean["without"] - mean[name], items[gain], atol=0.01)
+    # One critic's advantages and the other's, mixed by the weight, are what the actor would get (eq:twin-advantage).
+    first, second = kept["advantages"].astype(np.float64)
+    weight = kept["weight"].astype(np.float64)
+    np.testing.assert_allclose(weight * first + (1 - weight) * second, kept["mixed"], atol=0.01)
+    assert "values" not in load_file(trained / "explorer" / "window-00000.safetensors")
+    assert {path.stat().st_mode & 0o777 for path in (trained / "explorer").iterdir()} == {0o666 & ~umask()}
+
+
+def umask() -> int:
+    now = os.umask(0)
+    os.umask(now)
+    return now
+
+
+def test_no_thoughts_are_kept_where_none_are_asked_for(home: Path) -> None:
+    start.train(configure(home, "method=base", "run.explorer_items=0"), home / "none", quiet=True)
+    assert not (home / "none" / "explorer").exists()
+    start.train(configure(home, "method=base", "run.explorer_items=3"), home / "three", quiet=True)
+    kept = load_file(home / "three" / "explorer" / "window-00000.safetensors")
+    assert kept["own"].shape == (3, 3)
+    assert len(load_file(home / "three" / "explorer" / "texts.safetensors")["tokens"]) == 2
+
+
+def test_pieces_of_tokens_are_the_text(home: Path) -> None:
+    """Tokens that are parts of one character have no text of their own but the last, which has it whole."""
+    pieces = Pieces(TextTokenizer.of(tokenizer()))
+    ids = tokenizer()("7 river \N{SNOWMAN} mill")["input_ids"]
+    numbers = pieces.of(ids)
+    found = pieces.arrays()
+    content, ends = found["pieces"].tobytes(), [0, *found["piece_ends"].tolist()]
+    words = [content[ends[n] : ends[n + 1]].decode() for n in numbers]
+    assert "".join(words) == "7 river \N{SNOWMAN} mill"
+    assert len(words) == len(ids)
+    whole = next(n for n, word in enumerate(words) if "\N{SNOWMAN}" in word)
+    assert words[whole - 1] == ""
 
 
 def test_the_newest_valid_checkpoint_is_taken(home: Path, tmp_path: Path) -> None:

@@ -86,6 +86,13 @@ def same(left: Any, right: Any, path: str = "") -> None:
         assert left == right or (left != left and right != right), path
 
 
+def kept_for_the_page(folder: Path) -> dict[str, Any]:
+    """The thoughts that were kept, byte for byte, and the costs without the clock."""
+    files = {path.name: path.read_bytes() for path in (folder / "explorer").iterdir()}
+    costs = [json.loads(line) for line in (folder / "costs.jsonl").read_text("utf-8").splitlines()]
+    return files | {"costs": [{key: value for key, value in cost.items() if key != "seconds"} for cost in costs]}
+
+
 def final_state(folder: Path) -> Any:
     found = CheckpointStore(folder / CHECKPOINTS).newest()
     assert found.checkpoint is not None
@@ -168,6 +175,9 @@ def test_thirty_kills_in_one_run(
     assert all(killed[phase] for phase in PHASES)
     same(final_state(undisturbed), final_state(folder))
     assert lines(undisturbed) == lines(folder)
+    kept = kept_for_the_page(undisturbed)
+    assert {f"window-{window:05d}.safetensors" for window in (0, 2, 3)} < set(kept)
+    assert kept == kept_for_the_page(folder)
 
 
 @pytest.mark.parametrize("method", ["ntp", "anchor-only", "quiet-star-ppo", "quiet-star-grpo", "rlp"])
@@ -182,6 +192,7 @@ def test_every_method_goes_on_exactly(home: Path, method: str, monkeypatch: pyte
     assert in_a_child(folder, config, None, monkeypatch) == 0
     same(final_state(home / method), final_state(folder))
     assert lines(home / method) == lines(folder)
+    assert kept_for_the_page(home / method) == kept_for_the_page(folder)
     if method == "rlp":
         teacher = final_state(folder)["method"]["teacher"]
         assert teacher["updates"] == 1 + 2 * config.window.actor_steps
@@ -203,8 +214,11 @@ def test_a_signal_saves_and_says_how_to_go_on(home: Path, config: Config, undist
             start.train(config, folder, quiet=True)
     finally:
         Loop.__init__ = patched  # type: ignore[method-assign]
+    status = json.loads((folder / "status.json").read_text("utf-8"))
+    assert (status["state"], status["window"], status["phase"]) == ("stopped", 1, "update")
     start.resume(folder, quiet=True)
     same(final_state(undisturbed), final_state(folder))
+    assert json.loads((folder / "status.json").read_text("utf-8"))["state"] == "done"
 
 
 @pytest.mark.parametrize("harm", ["truncate", "flip", "delete"])

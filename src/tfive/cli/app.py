@@ -15,7 +15,7 @@ from tfive.cli.bench import bench_app
 from tfive.cli.config import config_app
 from tfive.cli.data import data_app
 from tfive.cli.evaluate import eval_app
-from tfive.cli.options import AsJson, Overrides, Quiet, Sources, describe, fail
+from tfive.cli.options import AsJson, Overrides, Page, Quiet, Sources, describe, fail
 from tfive.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -69,6 +69,7 @@ def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson
         "tfive train nano",
         "tfive train nano --set run.seed=1 --out runs/second",
         "tfive train nano mine.toml --json",
+        "tfive train nano --page",
     )
 )
 def train(
@@ -77,12 +78,18 @@ def train(
     out: Annotated[
         str | None, typer.Option("--out", metavar="DIR", help="Folder for everything the run writes.")
     ] = None,
+    page: Page = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Train from the start."""
     from tfive.training.start import run_command
 
+    if page:
+        from tfive.cli.live import train_with_page
+
+        _print(train_with_page(sources or [], overrides or [], out, as_json=as_json, quiet=quiet))
+        return
     _print(run_command(sources or [], overrides or [], out, as_json=as_json, quiet=quiet))
 
 
@@ -94,12 +101,18 @@ def train(
 )
 def resume(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that tfive train wrote.")],
+    page: Page = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Resume."""
     from tfive.training.start import resume_command
 
+    if page:
+        from tfive.cli.live import resume_with_page
+
+        _print(resume_with_page(folder, as_json=as_json, quiet=quiet))
+        return
     _print(resume_command(folder, as_json=as_json, quiet=quiet))
 
 
@@ -160,19 +173,46 @@ def compare(
 
 @app.command(
     help=describe(
-        "Write the page of a finished run or of a study: tables, and figures where matplotlib is installed.",
+        "Write the page of a run, a study or evaluations: one HTML file that opens offline, and a Markdown report. "
+        "Runs that go on, were stopped or have failed have a page too. Figures for the Markdown need matplotlib.",
         "tfive report runs/nano-t5-seed0",
         "tfive report runs/compare-nano --json",
+        "tfive report evaluations/base evaluations/mine",
     )
 )
 def report(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a run or of a study.")],
+    folders: Annotated[
+        list[str],
+        typer.Argument(metavar="DIR...", help="Folder of a run or a study, of evaluations, or of a run and these."),
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Report."""
     from tfive.cli.report import report_command
 
-    print(report_command(folder, as_json=as_json))
+    print(report_command(folders, as_json=as_json))
+
+
+@app.command(
+    help=describe(
+        "Serve the page of a run, a study or evaluations on this machine, refreshed as windows close, until Ctrl-C. "
+        "Its address holds a random token; it only reads.",
+        "tfive watch runs/nano-t5-seed0",
+        "tfive watch runs/compare-nano --port 8000",
+    )
+)
+def watch(
+    folders: Annotated[list[str], typer.Argument(metavar="DIR...", help="Folders, as tfive report takes them.")],
+    host: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS", help="Listen elsewhere than on this machine alone: others can read the run."),
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
+) -> None:
+    """Serve until Ctrl-C."""
+    from tfive.cli.watch import watch_command
+
+    watch_command(folders, host, port)
 
 
 def _print(text: str | None) -> None:

@@ -39,6 +39,9 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document for a program to read.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, only the result.")]
+Page = Annotated[
+    bool, typer.Option("--page", help="Serve the run's page on this machine meanwhile, and write it at the end.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 

@@ -1,4 +1,4 @@
-"""What `tfive compare` and `tfive report` print and write: pages, tables and figures of a study or of one run."""
+"""What `tfive compare` and `tfive report` print and write: pages, tables and figures of runs, studies, evaluations."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 from tfive.errors import UserError
 from tfive.report import figures
+from tfive.report.assembly import page_html
 from tfive.report.benchmarks import draw_benchmarks
-from tfive.report.page import markdown, write_pages
-from tfive.report.runs import STUDY, SUMMARY, Run, done, mismatches, read_json, read_study
-from tfive.report.sections import run_blocks, study_blocks
+from tfive.report.blocks import markdown, write_pages
+from tfive.report.page_data import PageData, page_data, run_of, study_page
+from tfive.report.runs import Run, done, mismatches, read_study
+from tfive.report.sections import header_blocks, run_blocks, story_blocks, study_blocks
 from tfive.report.table import LIMITS, StudyTable, rows_csv, study_table
 
 REPORT = "report"
@@ -40,29 +42,35 @@ def compare_command(
     return study_text(folder, runs, as_json=as_json), len(done(runs)) == len(runs)
 
 
-def report_command(folder: str, *, as_json: bool) -> str:
-    """What `tfive report` does: writes the pages and returns what to print."""
-    path = Path(folder)
-    if (path / STUDY).is_file():
-        return study_text(path, read_study(path), as_json=as_json)
-    if not (path / SUMMARY).is_file():
-        raise UserError(f"{folder}: neither {SUMMARY} nor {STUDY} is here; name a finished run or a study")
-    summary = read_json(path / SUMMARY)
-    run = Run(summary["method"], int(summary["seed"]), path)
-    found = study_table([run])
-    drawn = _drawn(found, [run], path / REPORT)
-    title = f"{summary['method']} on {summary['model']}, seed {summary['seed']}"
-    pages = write_pages(path / REPORT, title, run_blocks(run, drawn))
-    return json.dumps(found, indent=1, ensure_ascii=False) if as_json else "\n".join(str(page) for page in pages)
+def report_command(folders: Sequence[str], *, as_json: bool) -> str:
+    """What `tfive report` does: writes the page into the first folder and returns what to print."""
+    paths = [Path(folder) for folder in folders]
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"{path}: there is no such folder; name that of a run, of a study or of an evaluation")
+    page = page_data(paths)
+    if page["kind"] == "study" and done(read_study(paths[0])):
+        return study_text(paths[0], read_study(paths[0]), as_json=as_json, page=page)
+    found: dict[str, Any] = {key: page[key] for key in ("title", "state", "failure", "header", "story")}
+    blocks = story_blocks(page)
+    report = paths[0] / REPORT
+    if page["kind"] == "run" and page["state"] == "done":
+        run = run_of(paths[0])
+        found = study_table([run])
+        blocks += run_blocks(run)
+    else:
+        blocks += header_blocks(page)
+    written = write_pages(report, page["title"], blocks, page_html(page))
+    return json.dumps(found, indent=1, ensure_ascii=False) if as_json else "\n".join(str(path) for path in written)
 
 
-def study_text(folder: Path, runs: Sequence[Run], *, as_json: bool) -> str:
+def study_text(folder: Path, runs: Sequence[Run], *, as_json: bool, page: PageData | None = None) -> str:
     """Writes a study's table, pages and figures; returns the table or the Markdown page."""
     found = tabulated(runs)
     report = folder / REPORT
     blocks = study_blocks(found, _drawn(found, done(runs), report))
     title = f"Comparison: {', '.join(dict.fromkeys(run.label for run in runs))}"
-    write_pages(report, title, blocks)
+    write_pages(report, title, blocks, page_html(page or study_page(folder)))
     text = json.dumps(found, indent=1, ensure_ascii=False)
     (report / "table.json").write_text(text + "\n", "utf-8")
     (report / "table.csv").write_text(rows_csv(found), "utf-8")

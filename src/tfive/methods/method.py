@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 from tfive.config.schema import Schema
 from tfive.methods.registry import spec_of
 from tfive.rl.actor import Actor, StepStats
+from tfive.rl.credit import Credit
 from tfive.rl.critics import Critics
 from tfive.rl.diagnosis import mean_stats, rates_outside
 from tfive.rl.gate import Gate, experts
@@ -22,6 +23,7 @@ from tfive.rl.rollout import Rollout
 from tfive.rl.snapshots import Snapshots
 from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import Telemetry
+from tfive.tree.layout import TextBatch, Thoughts
 
 
 class Phase(NamedTuple):
@@ -239,6 +241,13 @@ class Method(Generic[P]):
                 "mean_thought_length": float(acting.mask_BRT.sum() / acting.count),
             }
         self.held = {}
+        return None
+
+    def credited(self, texts: TextBatch, thoughts: Thoughts) -> Credit | None:
+        """How the tokens of these thoughts would be credited now, for reports; one thought a position.
+
+        Here: None, for a method without critics, which has nothing to say of a single thought's tokens.
+        """
         return None
 
     def log(self, what: str, detail: str) -> None:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from typing import ClassVar, Self, TypeVar
 
+import torch
+
 from tfive.methods.fitting import CriticParts, FittedMethod
 from tfive.methods.method import Kit, Method, Parts, Phase
 from tfive.methods.settings import GrpoSettings, PpoSettings
+from tfive.rl.credit import Credit
 from tfive.rl.gae import PilotNormaliser
 from tfive.rl.groups import with_group_advantages
 from tfive.rl.qualify import r_squared
+from tfive.tree.layout import TextBatch, Thoughts
 
 P = TypeVar("P", bound=Parts)
 
@@ -108,3 +112,16 @@ class QuietStarPPO(QuietStar[CriticParts], FittedMethod[CriticParts]):
         following = self.act_on(acting.having(advantage_BRT=batch.normalise(gae_BRT, mask_BRT)))
         frozen = self.window <= self.reading_windows + self.settings.frozen_windows
         return "close" if frozen else following
+
+    @torch.no_grad()
+    def credited(self, texts: TextBatch, thoughts: Thoughts) -> Credit | None:
+        """The critic's values and advantages, normalised by these thoughts' own mean and deviation."""
+        parts = self.parts
+        if not parts.rollout.scale.updates:
+            return None
+        given = parts.rollout.appraised(parts.actor.reader, texts, thoughts, self.window)
+        values = parts.critics.evaluate(given)
+        (gae_BRT,) = parts.critics.advantages(given, values).need("gae_2BRT")
+        parts.critics.release()
+        normalised_BRT = PilotNormaliser.fit(gae_BRT, gae_BRT, given.mask_BRT).normalise(gae_BRT, given.mask_BRT)
+        return Credit(values.values_2BRT, normalised_BRT[None], given.need("returns_BRT"))

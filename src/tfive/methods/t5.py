@@ -17,12 +17,13 @@ from tfive.methods.method import Kit, Phase
 from tfive.methods.qualifying import QualifiedMethod
 from tfive.rl.batch_baseline import with_batch_advantages
 from tfive.rl.calibration.calibrator import Calibrator
-from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, Mixture, fixed_mixture
+from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, Minimum, Mixture, fixed_mixture
 from tfive.rl.calibration.moments import CalibrationData
 from tfive.rl.calibration.saddle import Candidate
 from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.rl.calibration.validation import SignalBounds, Validator, certify
 from tfive.rl.continuations import continued
+from tfive.rl.credit import Credit
 from tfive.rl.critics import CriticValues
 from tfive.rl.diagnosis import calibration_numbers
 from tfive.rl.drift_probe import Probe
@@ -30,6 +31,7 @@ from tfive.rl.gae import PilotNormaliser
 from tfive.rl.settings import CriticSettings, QualifySettings, WindowSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import DIAGNOSE
+from tfive.tree.layout import TextBatch, Thoughts
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,26 @@ class T5(QualifiedMethod[T5Parts]):
                 self.report |= probe.report(self.held["probe"], self._normaliser(), "last")
         self.report["mixture"] = "none" if self.credit == "baseline" else self.mixture.name
         return super().close()
+
+    @torch.no_grad()
+    def credited(self, texts: TextBatch, thoughts: Thoughts) -> Credit | None:
+        """Both critics' values and advantages, and their mixture, as the last pilot and calibration left them."""
+        parts = self.parts
+        if self.normaliser is None:
+            return None
+        given = parts.rollout.appraised(parts.actor.reader, texts, thoughts, self.window)
+        values = parts.critics.evaluate(given)
+        credited = parts.critics.advantages(given, values)
+        parts.critics.release()
+        mixed = parts.calibrator.advantage(credited, values, self.normaliser, self.mixture)
+        weighed = not isinstance(self.mixture, Minimum)
+        return Credit(
+            values.values_2BRT,
+            torch.stack([self.normaliser.normalise(gae, given.mask_BRT) for gae in credited.need("gae_2BRT")]),
+            given.need("returns_BRT"),
+            mixed.need("weight_BRT") if weighed else None,
+            mixed.need("advantage_BRT"),
+        )
 
     def _signal_bounds(self) -> SignalBounds | None:
         """|Ã| ≤ K and |h| ≤ K_h where construction enforces them: bounded critics and a bounded mean head.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +18,7 @@ from safetensors.numpy import load_file
 from tfive.errors import UserError
 
 STUDY, SUMMARY, METRICS, ITEMS = "study.json", "summary.json", "metrics.jsonl", "test"
+CONFIG, STATUS = "config.toml", "status.json"
 
 ItemArrays = dict[str, npt.NDArray[Any]]
 
@@ -33,12 +36,23 @@ class Run:
 
     @property
     def state(self) -> str:
-        """`done`, `failed`, `unfinished` or `missing`."""
+        """`done`, `failed`, `running`, `stopped`, `unfinished` (it ended without a word) or `missing`."""
         if (self.folder / SUMMARY).is_file():
             return "done"
         if self.failure is not None:
             return "failed"
-        return "unfinished" if self.folder.is_dir() else "missing"
+        if not self.folder.is_dir():
+            return "missing"
+        said = self.status.get("state")
+        if said == "running" and not _works(self.status):
+            return "unfinished"
+        return said if said in ("running", "stopped", "failed") else "unfinished"
+
+    @cached_property
+    def status(self) -> dict[str, Any]:
+        """What the run last said of itself; empty for one that says nothing."""
+        path = self.folder / STATUS
+        return read_json(path) if path.is_file() else {}
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -96,6 +110,20 @@ class Run:
         """Every line of numbers and every event, in the order of writing."""
         path = self.folder / METRICS
         return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+
+
+def _works(status: dict[str, Any]) -> bool:
+    """Whether the process that wrote a status is there; one of another machine is taken at its word."""
+    process = status.get("process")
+    if status.get("machine") != platform.node() or os.name != "posix" or not isinstance(process, int):
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it is there, and somebody else's
+    return True
 
 
 def training_seconds(cost: dict[str, Any]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tfive.report.page import Block, heading, paragraph, picture, table
+from tfive.report.blocks import Block, heading, paragraph, picture, table
 from tfive.report.runs import Run
 from tfive.report.statistics import rolling_median
 from tfive.report.table import AXES, KEPT, PAIRED, StudyTable, final
@@ -285,6 +285,37 @@ def _runs(found: StudyTable) -> Block:
 def _states(found: StudyTable) -> Block:
     """Every run without its seconds."""
     return table(RUN_COLUMNS[:-1], (row[:-1] for row in _runs(found).rows))
+
+
+def story_blocks(page: dict[str, Any]) -> list[Block]:
+    """The verdict of a page and its three numbers with their controls."""
+    said = page["story"]["verdict"]
+    rows = [
+        (
+            one["title"],
+            f"{number(one['value'])} {_between(one)}".strip(),
+            f"{one['control']['title']}: {number(one['control']['value'])} {_between(one['control'])}".strip(),
+        )
+        for one in page["story"]["numbers"]
+    ]
+    failed = [paragraph(page["failure"])] if page["failure"] else []
+    shown = [table(("question", "nats per token (95 % interval)", "control"), rows)] if rows else []
+    return [paragraph(f"**{said['headline']}** {said['sentence']}"), *failed, *shown]
+
+
+def _between(found: dict[str, Any]) -> str:
+    low, high = found["low"], found["high"]
+    return "" if low is None or high is None else f"({number(low)} … {number(high)})"
+
+
+def header_blocks(page: dict[str, Any]) -> list[Block]:
+    """What a run that is not finished has come to so far: its header and its events."""
+    events = page["events"]
+    rows = zip(events["window"], events["event"], events["detail"])
+    blocks = [table(("", ""), ((one["name"], one["value"]) for one in page["header"]))]
+    if events["event"]:
+        blocks += [heading("Events"), table(("window", "event", "detail"), ((str(w), e, d) for w, e, d in rows))]
+    return blocks
 
 
 def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:

@@ -122,7 +122,7 @@ def _method(label: str, finished: Sequence[Run], asked: Sequence[Run], timed: Se
         "label": label,
         "seeds": [run.seed for run in finished],
         "failed": [run.seed for run in asked if run.state == "failed"],
-        "open": [run.seed for run in asked if run.state in ("unfinished", "missing")],
+        "open": [run.seed for run in asked if run.state not in ("done", "failed")],
     }
     if not finished:
         return row

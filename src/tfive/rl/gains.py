@@ -8,7 +8,7 @@ gain: the loss after another item's thought minus the loss after one's own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,9 @@ class Gains:
     text_I: Tensor
     kind_I: Tensor
     """The kind of position of each item, as the caller numbers them."""
+    token_IH: dict[str, Tensor] = field(default_factory=dict)
+    """The loss of every continuation token `[I, H]` (0 where there is none) after the `own`, the `other`, the `empty`
+    and the `random` thought and with `no_thought`; `mask` says which tokens there are."""
 
     def per_item(self) -> dict[str, Tensor]:
         """Every gain per item (positive is better), and the no-thought loss with its change against the base model."""
@@ -164,7 +167,7 @@ def measure(
         "random": randomised(own, texts, _inside(engine), group=group, seed=seed, window=window),
     }
     valid = own.valid_BR
-    losses = _losses_after(engine, texts, versions, rows, on_scores)
+    losses, tokens = _losses_after(engine, texts, versions, rows, on_scores)
     flat = {name: loss_BR[valid].float().cpu() for name, loss_BR in losses.items()}
     kinds_BP = torch.zeros_like(texts.positions_BP) if kind_BP is None else kind_BP.to(texts.positions_BP.device)
     gains = Gains(
@@ -177,18 +180,21 @@ def measure(
         length_I=own.length_BR[valid].cpu(),
         text_I=torch.arange(len(valid), device=valid.device)[:, None].expand_as(valid)[valid].cpu(),
         kind_I=kinds_BP.repeat_interleave(group, 1)[valid].cpu(),
+        token_IH={name: token_BRH[valid].cpu() for name, token_BRH in tokens.items()},
     )
     return gains, own
 
 
 def _losses_after(
     engine: TreeModel, texts: TextBatch, versions: dict[str, Thoughts], rows: int, on_scores: OnScores | None
-) -> dict[str, Tensor]:
-    """The continuation loss `[B, R]` after every version of the thoughts, and without one (`no_thought`).
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The continuation loss `[B, R]` after every version of the thoughts, and without one (`no_thought`); and the same
+    token by token `[B, R, H]` (see `Gains.token_IH`).
 
     The forward pass over the text is shared by all versions.
     """
     losses: dict[str, list[Tensor]] = {name: [] for name in (*versions, "no_thought")}
+    tokens: dict[str, list[Tensor]] = {name: [] for name in (*losses, "mask")}
     for part in micro_batches(len(texts.tokens_BS), rows):
         some = texts.rows(part.start, part.stop)
         reading = engine.read(some)
@@ -198,6 +204,10 @@ def _losses_after(
             if on_scores is not None and shown:
                 on_scores(name, some, these, scores)
             losses[name].append(last_loss(scores.losses_BRK, scores.mask_BRK))
+            tokens[name].append(scores.token_BRH)
             if name == "own":
                 losses["no_thought"].append(scores.no_thought_BR)
-    return {name: torch.cat(values) for name, values in losses.items()}
+                tokens["no_thought"].append(scores.no_thought_token_BRH)
+                tokens["mask"].append(scores.token_mask_BRH)
+    joined = [{name: torch.cat(values) for name, values in found.items()} for found in (losses, tokens)]
+    return joined[0], joined[1]

@@ -255,6 +255,8 @@ class MixedGains:
     gains_I: dict[str, Tensor]
     text_I: Tensor
     behaviour: dict[str, float | None]
+    gate_IH: Tensor
+    """β_g at every continuation token of the own thoughts."""
 
     def summary(self) -> dict[str, Any]:
         """Means with 95 % intervals, and the gate's mean, spread and correlation with utility."""
@@ -290,4 +292,4 @@ def mixed_gains(gate: Gate, own: Experts, other: Experts) -> MixedGains:
         "gate_deviation": float(kept.std()),
         "gate_utility_correlation": correlation(beta, own.log_with_IH - plain, own.mask_IH),
     }
-    return MixedGains(gains_I, own.text_I, behaviour)
+    return MixedGains(gains_I, own.text_I, behaviour, beta)

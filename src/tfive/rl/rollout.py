@@ -20,14 +20,14 @@ from tfive.rl.reward import (
     returns_to_go,
 )
 from tfive.rl.roles import Ledger
-from tfive.rl.sampling import micro_batches, sample
+from tfive.rl.sampling import micro_batches, sample, with_scores
 from tfive.rl.settings import RewardSettings
 from tfive.rl.snapshots import Snapshots
 from tfive.rl.trajectory import Trajectories, last_loss
 from tfive.telemetry import Telemetry
 from tfive.tree.forward import TreeModel
 from tfive.tree.grow import no_thoughts
-from tfive.tree.layout import TextBatch
+from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.settings import SamplingSettings
 
 NO_OLD_POLICY = ("critic_fit", "qualify", "pilot", "scale")
@@ -98,16 +98,44 @@ class Rollout:
                 f"reward.reference = foreign: the {scored.role} set of window {scored.window} has one thought and no "
                 f"other; raise window.items or window.{role}"
             )
+        losses_BR = self._foreign_losses(self.engine, scored)
+        self.telemetry.count(_counted_as(role), scored_tokens=scored.count * self.engine.plan.horizon)
+        return scored.having(foreign_BR=losses_BR)
+
+    def _foreign_losses(self, engine: TreeModel, scored: Trajectories) -> Tensor:
+        """The loss `[B, R]` of each continuation after a whole thought of another text."""
         other = foreign(scored.thoughts, near=True)
         losses = []
         for part in micro_batches(len(scored.texts.tokens_BS), self.rows):
             some = scored.texts.rows(part.start, part.stop)
-            found = self.engine.score(some, other.rows(part.start, part.stop), whole=True)
+            found = engine.score(some, other.rows(part.start, part.stop), whole=True)
             losses.append(last_loss(found.losses_BRK, found.mask_BRK))
         if not all(bool(torch.isfinite(part).all()) for part in losses):
             raise RunFailed(f"the {scored.role} set of window {scored.window} has foreign losses that are not finite")
-        self.telemetry.count(_counted_as(role), scored_tokens=scored.count * self.engine.plan.horizon)
-        return scored.having(foreign_BR=torch.cat(losses))
+        return torch.cat(losses)
+
+    def appraised(self, engine: TreeModel, texts: TextBatch, thoughts: Thoughts, window: int) -> Trajectories:
+        """Thoughts that were sampled before, with the losses, log-probabilities and rewards they get from `engine` now.
+
+        For reports alone: nothing is drawn and nothing is counted.
+        """
+        scores, recorded = [], []
+        for part in micro_batches(len(texts.tokens_BS), self.rows):
+            some, these = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
+            scores.append(engine.score(some, these))
+            recorded.append(engine.policy(some, these, features=True, parity=self.law.parity))
+        found = Trajectories(
+            "develop",
+            window,
+            texts,
+            thoughts,
+            log_old_BRT=torch.cat([p.need("log_prob_BRT").float() for p in recorded]),
+            states_BRTD=torch.cat([p.need("features_BRTD") for p in recorded]),
+        )
+        found = with_scores(found, scores)
+        if self.reward.reference != "no_thought":
+            found = found.having(foreign_BR=self._foreign_losses(engine, found))
+        return self._with_rewards(found)
 
     def texts(self, role: str, window: int) -> Trajectories:
         """The role's next texts without thoughts, for a method that writes none."""
@@ -133,6 +161,9 @@ class Rollout:
         """The trajectories with potentials, checkpoint rewards and full returns at the window's frozen scale
         (eq:dense-reward, eq:checkpoint-reward, eq:critic-return)."""
         self.snapshots.require(scored.snapshots, ("policy", "scorer"), what=f"the {scored.role} set")
+        return self._with_rewards(scored).having(snapshots=self.snapshots.current("scale"))
+
+    def _with_rewards(self, scored: Trajectories) -> Trajectories:
         mask_BRK, steps = scored.need("checkpoint_mask_BRK"), scored.need("checkpoint_BRK")
         potential_BRK = potentials(
             scored.reference_BR, scored.need("losses_BRK"), mask_BRK, self.scale.value, self.reward.clip
@@ -143,7 +174,6 @@ class Rollout:
             potentials_BRT=carried_potential(potential_BRK, steps, mask_BRK, length),
             rewards_BRT=rewards_BRT,
             returns_BRT=returns_to_go(rewards_BRT, scored.mask_BRT),
-            snapshots=self.snapshots.current("scale"),
         )
 
     def update_scale(self, scored: Trajectories, *, afresh: bool = False) -> float:

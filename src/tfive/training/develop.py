@@ -45,6 +45,9 @@ class MeasuredTexts:
         self.role, self.seed, self.rows = role, seed, rows
         self.thoughts: Thoughts | None = None
         """Those of the last measurement."""
+        self.token_IH: dict[str, Tensor] = {}
+        """Continuation tokens of the last measurement: their losses (`rl.gains.Gains.token_IH`) and the `gate` if there
+        is one."""
 
     @cached_property
     def base_no_thought_BR(self) -> Tensor:
@@ -69,7 +72,7 @@ class MeasuredTexts:
             rows=self.rows,
             on_scores=None if gate is None else keep,
         )
-        self.thoughts = thoughts
+        self.thoughts, self.token_IH = thoughts, dict(gains.token_IH)
         found = gains.summary()
         items = gains.per_item() | {"length": gains.length_I, "text": gains.text_I, "kind": gains.kind_I}
         items["item"] = self.texts.items_BP.to(thoughts.valid_BR.device)[thoughts.valid_BR]
@@ -82,6 +85,7 @@ class MeasuredTexts:
             mixed = mixed_gains(gate, Experts.joined(kept["own"]), Experts.joined(kept["other"]))
             found |= mixed.summary()
             items |= mixed.gains_I
+            self.token_IH["gate"] = mixed.gate_IH.detach().cpu()
         return found, items
 
     def amounts(self) -> dict[str, int]:

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from torch import Tensor
+
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.rl.critic_files import save_critics
@@ -21,16 +23,14 @@ from tfive.training.benchmarks import Benchmarks
 from tfive.training.build import Assembly
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.develop import MeasuredTexts, save_items
+from tfive.training.explorer import EXPLORER, Explorer
 from tfive.training.identity import actor_items, cost, identity, rollouts
 from tfive.training.recorder import Recorder
+from tfive.training.run_status import RunStatus, Stopped
 
 CONFIG, SUMMARY, CHECKPOINTS, CRITICS = "config.toml", "summary.json", "checkpoints", "critics"
 
 WindowCallback = Callable[[dict[str, Any]], None]
-
-
-class Stopped(RunFailed):
-    """The run was asked to stop; its state is saved."""
 
 
 @dataclass
@@ -55,11 +55,19 @@ class Loop:
         self.window_costs: list[dict[str, Any]] = []
         """What had been spent when each window closed, and which actor texts it drew."""
         self.identity = identity(self.assembly)
+        parts = self.assembly
+        self.explorer = Explorer(self.folder / EXPLORER, parts.config, parts.corpus, parts.development)
+        self.status = RunStatus(self.folder)
         self._stop: str | None = None
 
     def go(self) -> dict[str, Any]:
         """Train to the end and return the summary."""
+        with self.status.kept():
+            return self._go()
+
+    def _go(self) -> dict[str, Any]:
         config, method = self.assembly.config, self.assembly.method
+        self._say_where()
         with self._listening():
             if not self.history:
                 self._measure(0)
@@ -69,6 +77,8 @@ class Loop:
             while not method.finished(config.window.windows):
                 self._point(f"phase:{method.phase}")
                 phase = self._micro_step()
+                if method.phase != phase:
+                    self._say_where()
                 if method.closed:
                     self._close_window()
                 elif self._stop is not None or (config.run.checkpoint_phases and method.phase != phase):
@@ -84,6 +94,11 @@ class Loop:
         save_summary(summary, self.folder)
         return summary
 
+    def _say_where(self) -> None:
+        method = self.assembly.method
+        account = self.recorder.account()
+        self.status.write(window=method.window, phase=method.phase, account=account)
+
     def _micro_step(self) -> str:
         try:
             return self.assembly.method.advance()
@@ -97,6 +112,7 @@ class Loop:
         self.recorder.at(method.window)
         drawn = actor_items(self.assembly, method.window)
         self.window_costs.append({"window": method.window, **cost(self.assembly, self.recorder), "actor_items": drawn})
+        self.status.spent(self.window_costs[-1])
         last = method.window >= config.window.windows
         if last or method.window % config.run.develop_every == 0:
             method.report["development"] = self._measure(method.window)
@@ -110,27 +126,31 @@ class Loop:
 
     def _measure(self, window: int) -> dict[str, Any]:
         with self.recorder.phase("develop", "develop"):
-            found = self._measured(self.assembly.development, window)
+            found, items = self._measured(self.assembly.development, window)
+            self.explorer.save(window, self.assembly.method, items)
             ends = window in (0, self.assembly.config.window.windows)
             shown = self.assembly.development.samples(self._decode)
             samples = {"samples": shown} if ends else {}
         self.recorder.samples(shown, window)
         self.history.append({"window": window, "cost": cost(self.assembly, self.recorder), **found, **samples})
+        if not window:
+            self.status.spent({"window": 0, **self.history[0]["cost"]})
         self.recorder.metrics(_flat({"development": found}), window)
         return found
 
-    def _measured(self, texts: MeasuredTexts, window: int) -> dict[str, Any]:
+    def _measured(self, texts: MeasuredTexts, window: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         found, items = texts.measure(self.assembly.reader, self.assembly.gate if window else None)
         save_items(items, self.folder / texts.role, window)
         self.recorder.count(texts.role, **texts.amounts())
-        return found
+        return found, items
 
     def _measure_test(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The base model and the trained one on texts that chose nothing, once, when all is over."""
         with self.recorder.phase("test", "test"):
             before, _ = self.assembly.test.measure(self.assembly.base, None)
             self.recorder.count(self.assembly.test.role, **self.assembly.test.amounts())
-            return before, self._measured(self.assembly.test, self.assembly.method.window)
+            after, _ = self._measured(self.assembly.test, self.assembly.method.window)
+            return before, after
 
     def _measure_benchmarks(self, window: int) -> None:
         """Gains and scores on benchmark items with what had been spent by then, where the schedule asks for them."""
@@ -173,6 +193,8 @@ class Loop:
         self.assembly.ledger.load_state_dict(state["ledger"])
         self.recorder.load_state_dict(state["recorder"])
         self.history, self.window_costs = list(state["history"]), list(state["window_costs"])
+        self.explorer.forget_after(self.history[-1]["window"])
+        self.status.restore([{"window": 0, **self.history[0]["cost"]}, *self.window_costs])
         return [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
 
     def summary(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,10 @@ class RunSettings(Section):
     """Development items measured each time, always the same ones. When training is over, all test texts are measured
     once (`text.sequences.test`); they choose nothing, and the results of a run are theirs."""
 
+    explorer_items: int = Field(256, ge=0)
+    """Development items whose thoughts are kept token by token for the page of the run, at the start, half-way and at
+    the end; 0 keeps none."""
+
     trackers: tuple[Tracker, ...] = ()
     """Trackers asked for beside the JSON lines; TensorBoard is also used whenever it is installed."""
 

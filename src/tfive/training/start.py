@@ -38,11 +38,7 @@ def train(
     by the command line, which could not find them again. `on_window` gets each window's report.
     """
     config = config if isinstance(config, Config) else Config.load(config)
-    folder = (
-        Path(out)
-        if out is not None
-        else Path(f"runs/{config.model.name.replace('/', '-')}-{config.method}-seed{config.run.seed}")
-    )
+    folder = default_folder(config) if out is None else Path(out)
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError(f"{folder}: {nearest} is no folder that can be written to; name another with --out")
@@ -53,6 +49,11 @@ def train(
         begun = f"go on with tfive resume {folder}, or " if kept else ""
         raise UserError(f"{folder}: already holds files; {begun}name another folder with --out")
     return _run(config, folder, model, texts, on_window, quiet, resumed=False)
+
+
+def default_folder(config: Config) -> Path:
+    """Where a run writes that is not told where."""
+    return Path(f"runs/{config.model.name.replace('/', '-')}-{config.method}-seed{config.run.seed}")
 
 
 def resume(folder: str | Path, *, on_window: WindowCallback | None = None, quiet: bool = False) -> dict[str, Any]:
