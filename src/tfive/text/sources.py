@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tfive.errors import UserError
 from tfive.text.files import sha256
 from tfive.text.formats import RawRow, format_of, raw_rows
-from tfive.text.settings import TextSource, Where
+from tfive.text.settings import AUTO, TextSource, Where
 
 PACKAGE = "tfive:"
 """Prefix of a path inside the installed package."""
@@ -41,7 +41,7 @@ class SourceFile:
     """The path below the source's folder, with forward slashes: the same on every machine."""
     fields: tuple[str, ...] = ("text",)
     where: Where | None = None
-    separator: str | None = None
+    separator: str = AUTO
 
     @cached_property
     def is_plain(self) -> bool:
