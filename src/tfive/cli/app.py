@@ -15,7 +15,7 @@ from tfive.cli.bench import bench_app
 from tfive.cli.config import config_app
 from tfive.cli.data import data_app
 from tfive.cli.evaluate import eval_app
-from tfive.cli.options import AsJson, Overrides, Quiet, Sources, describe, fail
+from tfive.cli.options import AsJson, Overrides, Quiet, Sources, describe, fail, loading
 from tfive.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -58,7 +58,8 @@ def _root(
 )
 def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Report."""
-    from tfive.cli.doctor import report
+    with loading(as_json):
+        from tfive.cli.doctor import report
 
     print(report(sources or [], overrides or [], as_json))
 
@@ -81,7 +82,8 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train from the start."""
-    from tfive.training.start import run_command
+    with loading(quiet):
+        from tfive.training.start import run_command
 
     _print(run_command(sources or [], overrides or [], out, as_json=as_json, quiet=quiet))
 
@@ -98,7 +100,8 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Resume."""
-    from tfive.training.start import resume_command
+    with loading(quiet):
+        from tfive.training.start import resume_command
 
     _print(resume_command(folder, as_json=as_json, quiet=quiet))
 
@@ -117,7 +120,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export the newest checkpoint."""
-    from tfive.training.export import export_command
+    with loading(as_json):
+        from tfive.training.export import export_command
 
     print(export_command(folder, out, exact=exact, as_json=as_json))
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tfive.cli.options import AsJson, Device, Quiet, describe
+from tfive.cli.options import AsJson, Device, Quiet, describe, loading
 
 WAYS = {"both": ("generated", "likelihood"), "generated": ("generated",), "likelihood": ("likelihood",)}
 
@@ -82,7 +82,8 @@ def eval_run(
     quiet: Quiet = False,
 ) -> None:
     """Evaluate."""
-    from tfive.cli.evaluate_suite import Wanted, evaluate_command
+    with loading(quiet):
+        from tfive.cli.evaluate_suite import Wanted, evaluate_command
 
     if ways not in WAYS:
         raise typer.BadParameter(f"--ways {ways!r}: give generated, likelihood or both")
@@ -175,8 +176,9 @@ def eval_gains(
     as_json: AsJson = False,
 ) -> None:
     """Measure and tabulate."""
-    from tfive.cli.evaluate_gains import gains_command
-    from tfive.evaluate.diagnostics import SampleSize
+    with loading(as_json):
+        from tfive.cli.evaluate_gains import gains_command
+        from tfive.evaluate.diagnostics import SampleSize
 
     size = SampleSize(texts, tokens, rows, seed)
     chosen: dict[str, Any] = {"base": base, "size": size, "per_text": positions, "entropy": entropy}

@@ -280,6 +280,13 @@ class T5(FittedMethod[T5Parts]):
             raise ValueError("the pilot has not run yet")
         return self.normaliser
 
+    def standing(self) -> str:
+        """While the actor waits for its critics: how many failed tests are left."""
+        rule = self.qualifier
+        if super().standing() or self.closed or rule.admitted or self.settings.qualify.mode == "fixed":
+            return super().standing()
+        return f"critics not yet qualified, {rule.attempts - rule.spent} of {rule.attempts} attempts left"
+
     def _enter(self, stage: str) -> None:
         if stage != self.stage:
             self.stage = stage

@@ -139,13 +139,20 @@ def prepare(sources: Sequence[str], overrides: Sequence[str], *, as_json: bool =
     counts = corpus_counts(corpus)
     if as_json:
         return json.dumps(
-            {"folder": str(corpus.folder), "fingerprint": corpus.fingerprint, **counts["total"]}, indent=1
+            {
+                "folder": str(corpus.folder),
+                "fingerprint": corpus.fingerprint,
+                **counts["total"],
+                "notes": counts["notes"],
+            },
+            indent=1,
         )
     total = counts["total"]
-    return (
+    made = (
         f"{total['sequences']:,} sequences of {corpus.sequence_length} tokens with {total['items']:,} positions from "
         f"{total['documents']:,} documents, in {corpus.folder}"
     )
+    return "\n".join([*counts["notes"], made])
 
 
 def stats(sources: Sequence[str], overrides: Sequence[str], *, as_json: bool = False, quiet: bool = False) -> str:

@@ -22,6 +22,7 @@ from tfive.training.checkpoint import CheckpointStore
 from tfive.training.develop import save_items
 from tfive.training.identity import actor_items, cost, identity, rollouts
 from tfive.training.recorder import Recorder
+from tfive.training.status import RunStatus
 
 CONFIG, SUMMARY, CHECKPOINTS, CRITICS, ITEMS = "config.toml", "summary.json", "checkpoints", "critics", "develop"
 
@@ -46,6 +47,9 @@ class Loop:
     """Where the run computes, for the summary."""
 
     def __post_init__(self) -> None:
+        self.status = RunStatus(
+            self.assembly.config, self.assembly.method, self.recorder, self.assembly.actor.engine.device
+        )
         self.store = CheckpointStore(self.folder / CHECKPOINTS, keep=self.assembly.config.run.keep, faults=self.faults)
         self.history: list[dict[str, Any]] = []
         """Development measurements: before training, then one per measured window."""
@@ -91,6 +95,7 @@ class Loop:
     def _close_window(self) -> None:
         config, method = self.assembly.config, self.assembly.method
         self.recorder.at(method.window)
+        self.status.close_window()
         drawn = actor_items(self.assembly, method.window)
         self.window_costs.append({"window": method.window, **cost(self.assembly, self.recorder), "actor_items": drawn})
         last = method.window >= config.window.windows
@@ -144,6 +149,7 @@ class Loop:
         self.assembly.ledger.load_state_dict(state["ledger"])
         self.recorder.load_state_dict(state["recorder"])
         self.history, self.window_costs = list(state["history"]), list(state["window_costs"])
+        self.status = RunStatus(self.status.config, self.assembly.method, self.recorder, self.status.device)
         return [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
 
     def summary(self) -> dict[str, Any]:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.models.load import Loaded, load_model
+from tfive.text.views import corpus_notes
 from tfive.training.build import build
 from tfive.training.console import Console
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import place
 from tfive.training.loop import CHECKPOINTS, SUMMARY, Loop, WindowCallback, read_config, save_config, summary_text
+from tfive.training.progress import Headline, ProgressReport, Waiting
 from tfive.training.recorder import Recorder
+from tfive.training.status import PROGRESS
 from tfive.training.trackers import open_trackers
 
 
@@ -64,36 +69,49 @@ def _run(
     *,
     resumed: bool,
 ) -> dict[str, Any]:
-    placement = place(config.model.device, config.model.compute)
-    placement.apply(config.run.seed)
-    console = Console(quiet=quiet)
-    console.say(
-        f"{config.method} on {config.model.name}, seed {config.run.seed}, {placement.device}; writing to {folder}"
-    )
-    loaded = model or load_model(
-        config.model.name,
-        device=placement.device,
-        dtype=placement.compute,
-        revision=config.model.revision,
-    )
-    with Recorder(None, quiet=quiet) as preparing:
-        corpus = corpus_of(config, loaded=loaded, texts=texts, telemetry=preparing)
+    console, progress = Console(quiet=quiet), ProgressReport(sys.stderr)
+    with _showing(progress, Waiting(f"loading {config.model.name}"), quiet):
+        placement = place(config.model.device, config.model.compute)
+        placement.apply(config.run.seed)
+        console.say(
+            f"{config.method} on {config.model.name}, seed {config.run.seed}, {placement.device}; writing to {folder}"
+        )
+        loaded = model or load_model(
+            config.model.name,
+            device=placement.device,
+            dtype=placement.compute,
+            revision=config.model.revision,
+        )
+    with _showing(progress, Waiting("preparing the text"), quiet):
+        with Recorder(None, quiet=quiet, progress=progress) as preparing:
+            corpus = corpus_of(config, loaded=loaded, texts=texts, telemetry=preparing)
+        for note in corpus_notes(corpus):
+            console.say(note)
     save_config(config, folder)
     trackers = open_trackers(config.run.trackers, folder, folder.name, config.run.project, config.leaves())
-    with Recorder(folder, trackers=trackers, quiet=quiet) as recorder, placement.no_autocast():
+    with (
+        Recorder(folder, trackers=trackers, quiet=quiet, progress=progress) as recorder,
+        placement.no_autocast(),
+    ):
         recorder.on_event = console.event
-        assembly, shown = build(config, loaded, corpus, recorder), _both(console.window, on_window)
-        loop = Loop(assembly, recorder, folder, on_window=shown, place=placement.describe())
+        with _showing(progress, Waiting("building critics, heads and development texts"), quiet):
+            assembly, shown = build(config, loaded, corpus, recorder), _both(console.window, on_window)
+            loop = Loop(assembly, recorder, folder, on_window=shown, place=placement.describe())
         if resumed:
             for line in loop.restore():
                 console.say(line)
             console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
-        summary = loop.go()
+        with progress.showing(loop.status, folder / PROGRESS, drawn=not quiet):
+            summary = loop.go()
     console.summary(summary)
     console.say(
         f"next: tfive report {folder}, tfive export {folder} OUT; what the numbers mean: docs/howto/diagnostics.md"
     )
     return summary
+
+
+def _showing(progress: ProgressReport, headline: Headline, quiet: bool) -> AbstractContextManager[None]:
+    return nullcontext() if quiet else progress.showing(headline)
 
 
 def _both(first: WindowCallback, second: WindowCallback | None) -> WindowCallback:
