@@ -156,17 +156,29 @@ def test_the_line_says_window_phase_step_rate_time_left_and_attempts(monkeypatch
     assert status.fraction() == pytest.approx(403 / planned_thoughts(status.config))
 
 
-def test_closed_windows_say_how_long_the_others_take() -> None:
+def test_failed_rounds_do_not_make_the_end_come_nearer() -> None:
     time = Clock()
-    status, method, _ = a_status(time)
+    status, method, recorder = a_status(time, "window.reading=1")
     method.window = 1
-    time.now += 100
+    recorder.count("actor", trajectories=192)
+    time.now += 10
     status.close_window()
-    assert status.seconds_left() == 5 * 100
-    method.window = 2
-    time.now += 20
-    status.close_window()
-    # The first window is longer than those to come.
+    later = planned_thoughts(status.config, 2)
+    assert status.seconds_left() == pytest.approx(10 / 192 * later)
+    method.window, method.closed = 2, False
+    recorder.count("critic_fit", trajectories=5 * later)
+    time.now += 200
+    assert status.seconds_left() == pytest.approx(210 / (192 + 5 * later) * planned_thoughts(status.config, 3))
+
+
+def test_without_thoughts_closed_windows_say_how_long_the_others_take() -> None:
+    time = Clock()
+    status, method, _ = a_status(time, "method=ntp")
+    assert status.seconds_left() is None
+    for number in (1, 2):
+        method.window = number
+        time.now += 20
+        status.close_window()
     assert status.seconds_left() == 4 * 20
     time.now += 5
     assert status.seconds_left() == 4 * 20 - 5

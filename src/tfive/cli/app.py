@@ -50,7 +50,8 @@ def _root(
 
 @app.command(
     help=describe(
-        "Report Python, torch, devices, precision, optional packages, disk, and whether a preset fits in memory.",
+        "Report Python, torch, devices, precision, optional packages, disk, and of a preset or file whether it fits in "
+        "memory, whether its model, text and benchmarks are there, and about how long it takes.",
         "tfive doctor",
         "tfive doctor qwen3-1.7b",
         "tfive doctor nano --json",
@@ -62,6 +63,37 @@ def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson
         from tfive.cli.doctor import report
 
     print(report(sources or [], overrides or [], as_json))
+
+
+@app.command(
+    help=describe(
+        "Write a configuration for a text of your own, sized by the minutes you have; what no option says is asked for.",
+        "tfive init",
+        "tfive init mine.toml --text notes.txt --minutes 10",
+        "tfive init mine.toml --model Qwen/Qwen3-0.6B-Base --text books/ --device cuda --minutes 60",
+    )
+)
+def init(
+    out: Annotated[str, typer.Argument(metavar="FILE.toml", help="File to write; never overwritten.")] = "mine.toml",
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="nano, a folder, a hub id or a .gguf file.", show_default=False)
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Text file or folder; may be repeated.", show_default=False),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default=False)] = None,
+    minutes: Annotated[float | None, typer.Option(help="How long to train, roughly.", show_default=False)] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option(metavar="REGEX", help="Most thoughts stand right after this.", show_default=False),
+    ] = None,
+) -> None:
+    """Ask, look, write."""
+    with loading():
+        from tfive.cli.init import init_command
+
+    print(init_command(out, model=model, text=text or [], device=device, minutes=minutes, pattern=pattern))
 
 
 @app.command(

@@ -151,6 +151,7 @@ def eval_compare(
     help=describe(
         "Measure thoughts on texts of your own: every gain with its controls, by kind of position and by file.",
         "tfive eval gains out --corpus web.jsonl.gz=85 --corpus math.jsonl.gz=15 --base nano",
+        "tfive eval gains out --corpus mine.toml --base nano --tokens 128",
         "tfive eval gains nano --corpus notes.txt --texts 32 --tokens 128 --json",
     ),
 )
@@ -158,7 +159,10 @@ def eval_gains(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Exported folder, or any model with untrained thoughts.")
     ],
-    corpus: Annotated[list[str], typer.Option(metavar="FILE[=SHARE]", help="Text; may be repeated.")],
+    corpus: Annotated[
+        list[str],
+        typer.Option(metavar="TEXT[=SHARE]", help="File or folder of text, or a TOML file's sources; may be repeated."),
+    ],
     base: Annotated[
         str | None, typer.Option(metavar="MODEL", help="The model before training.", show_default=False)
     ] = None,

@@ -26,7 +26,7 @@ from tfive.text.items import ENTROPY_QUANTILE, PATTERN_REACH, Entropies, Positio
 from tfive.text.prepared import ARRAYS, FORMAT, MANIFEST, TOKENIZER, PreparedCorpus, SequenceRange
 from tfive.text.sequences import Share, TokenStore, check_filled, fill, pack
 from tfive.text.settings import AUTO, SPLITS, WHOLE, TextSettings, TextSource
-from tfive.text.sources import Exclusion, Reader, SourceFile, local_files, shares_of
+from tfive.text.sources import Exclusion, Reader, SourceFile, local_files, shares_of, source_root
 from tfive.text.spool import hub_files
 from tfive.text.tokens import Encoder, TextTokenizer, encoder
 
@@ -117,6 +117,10 @@ def source_files(
 def _open(settings: TextSettings, cache: Path, telemetry: Telemetry) -> OpenedSources:
     """Files in an order that does not depend on how the sources were listed."""
     opened = OpenedSources([], [], {})
+    absent = [one for one in settings.sources if one.hub is None and not source_root(one).exists()]
+    if len(absent) > 1:
+        named = ", ".join(f"{source_root(one)} (source {one.name})" for one in absent)
+        raise UserError(f"{len(absent)} sources are missing: {named}; check text.sources")
     for source in sorted(settings.sources, key=lambda one: one.name):
         files, commit = source_files(source, cache, telemetry, skip_bad=settings.bad_rows == "skip")
         if commit is not None:

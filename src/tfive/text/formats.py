@@ -36,7 +36,7 @@ def format_of(path: Path) -> str | None:
     return _KINDS.get(Path(name).suffix)
 
 
-def raw_rows(path: Path, columns: Sequence[str], separator: str) -> Iterator[tuple[int, RawRow]]:
+def raw_rows(path: Path, columns: Sequence[str], separator: str = AUTO) -> Iterator[tuple[int, RawRow]]:
     """Rows of one file with their number; blank JSON lines keep their number but are left out.
 
     `separator` is that of a source: `auto` cuts plain text by `tfive.text.cutting`, `none` takes a file whole.

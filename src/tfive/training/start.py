@@ -18,6 +18,7 @@ from tfive.training.build import build
 from tfive.training.console import Console
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import place
+from tfive.training.inputs import require
 from tfive.training.loop import CHECKPOINTS, SUMMARY, Loop, WindowCallback, read_config, save_config, summary_text
 from tfive.training.progress import Headline, ProgressReport, Waiting
 from tfive.training.recorder import Recorder
@@ -48,6 +49,7 @@ def train(
             raise UserError(f"{folder}: already holds a finished run; name another folder with --out")
         begun = f"go on with tfive resume {folder}, or " if (folder / CHECKPOINTS).exists() else ""
         raise UserError(f"{folder}: already holds files; {begun}name another folder with --out")
+    require(config, model=model is None, texts=texts is None)
     return _run(config, folder, model, texts, on_window, quiet, resumed=False)
 
 

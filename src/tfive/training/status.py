@@ -20,15 +20,20 @@ PROGRESS = "progress.txt"
 """The same line as a file in the run's folder while the run works."""
 
 
-def planned_thoughts(config: Config) -> int:
-    """Thoughts that the run samples if every window needs one round of fitting and testing."""
+def thoughts_of_window(config: Config, number: int) -> int:
+    """Thoughts that window `number` (from 1) samples if one round of fitting and testing is enough."""
     spec, window = config.spec, config.window
     if not spec.thinks:
         return 0
-    reading = min(config.reading_windows, window.windows)
-    rewarded = sum(window.count(role) for role in spec.roles_of(config)) * (window.windows - reading)
-    once = sum(window.count(role) for role in spec.first_roles)
-    return config.group * (rewarded + reading * window.items + once)
+    once = sum(window.count(role) for role in spec.first_roles) if number == 1 else 0
+    if number <= config.reading_windows:
+        return config.group * (window.items + once)
+    return config.group * (sum(window.count(role) for role in spec.roles_of(config)) + once)
+
+
+def planned_thoughts(config: Config, first: int = 1) -> int:
+    """Thoughts of all windows from window `first` on."""
+    return sum(thoughts_of_window(config, number) for number in range(first, config.window.windows + 1))
 
 
 class RunStatus:
@@ -43,10 +48,12 @@ class RunStatus:
         """Thoughts of a run that goes on, sampled before."""
         self._closed: list[tuple[int, float]] = []
         """Window and time at each close that was seen; of a resumed run, those since."""
+        self._at_close = self._before
 
     def close_window(self) -> None:
         """A window is over; called by the loop."""
         self._closed.append((self.method.window, self.recorder.seconds))
+        self._at_close = self._thoughts()
 
     def line(self) -> str:
         """`window 2 of 6, fit 3 (0:12), 41 thoughts/s, about 0:02:10 left, attempt 3 of 20, 1.2 GB`."""
@@ -63,26 +70,29 @@ class RunStatus:
         return ", ".join(part for part in parts if part)
 
     def fraction(self) -> float | None:
-        """How much of the run is done, by windows and by the thoughts of the window that is open."""
-        windows = self.method.window - (0 if self.method.closed else 1)
-        if not self.planned or self._closed:
-            return min(windows / self.windows, 1.0)
-        return min(self._thoughts() / self.planned, 0.99)
+        """How much of the run is done, by the thoughts still to come, or by windows where there are none."""
+        if self.planned:
+            return 1 - self._to_come() / self.planned
+        return min((self.method.window - (0 if self.method.closed else 1)) / self.windows, 1.0)
 
     def seconds_left(self) -> float | None:
-        """From the mean of the windows closed so far; before the first, from the thoughts sampled and planned."""
-        seconds = self.recorder.seconds
-        if self._closed:
-            number, when = self._closed[-1]
-            # The first window of a run warms its critics up; later ones say more about what is to come.
-            first, since = self._closed[0] if len(self._closed) > 1 else (self._closed[0][0] - 1, self._begun)
-            each = (when - since) / max(number - first, 1)
-            return max(each * (self.windows - number) - (seconds - when), 0.0)
-        done = self._thoughts() - self._before
-        if not self.planned or not done:
+        """Thoughts still to come at the pace so far; without thoughts, windows. Rounds of fitting that are yet to fail
+        are not foreseen."""
+        spent, done = self.recorder.seconds - self._begun, self._thoughts() - self._before
+        if self.planned:
+            return spent / done * self._to_come() if done else None
+        if not self._closed:
             return None
-        each = (seconds - self._begun) / done
-        return max(each * (self.planned - self._thoughts()), 0.0)
+        first, (number, when) = self._closed[0][0] - 1, self._closed[-1]
+        each = (when - self._begun) / (number - first)
+        return max(each * (self.windows - number) - (self.recorder.seconds - when), 0.0)
+
+    def _to_come(self) -> int:
+        """Thoughts of this window that are left, and all of later ones."""
+        current = self.method.window + (1 if self.method.closed else 0)
+        left = thoughts_of_window(self.config, current) - (self._thoughts() - self._at_close)
+        this = max(left, 0) if current <= self.windows else 0
+        return this + planned_thoughts(self.config, current + 1)
 
     def _step(self) -> str:
         return f" {self.method.step + 1}" if self.method.step else ""
