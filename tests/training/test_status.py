@@ -192,7 +192,7 @@ def test_a_time(seconds: float, shown: str) -> None:
 
 @pytest.mark.model
 def test_t5_tells_how_many_attempts_are_left(tmp_path: Path) -> None:
-    method = assembled(tmp_path, "window.reading=1", "window.windows=3", "anchor.conditioned=1.0").method
+    method: Any = assembled(tmp_path, "window.reading=1", "window.windows=3", "anchor.conditioned=1.0").method
     assert method.standing() == ""
     method.window, method.phase = 1, "collect"
     assert method.standing() == "learning to read"

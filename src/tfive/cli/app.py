@@ -67,7 +67,8 @@ def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson
 
 @app.command(
     help=describe(
-        "Write a configuration for a text of your own, sized by the minutes you have; what no option says is asked for.",
+        "Write a configuration for a text of your own, sized by the minutes you have. On a terminal, what no option "
+        "says is asked for.",
         "tfive init",
         "tfive init mine.toml --text notes.txt --minutes 10",
         "tfive init mine.toml --model Qwen/Qwen3-0.6B-Base --text books/ --device cuda --minutes 60",

@@ -196,7 +196,7 @@ COMMENTS = {
     "text.sequences": "Sequences to train on, to test the critics on, and to measure progress on",
     "text.positions": "Where thoughts stand: at most so many places a sequence",
     "thought": "Hidden tokens of a thought, where it is scored on the way, and how many tokens of text judge it",
-    "window": "A window is one round: fresh thoughts, critics that learn to predict what they gain, steps of the model.\n"
+    "window": "A window is one round: fresh thoughts, critics that learn to predict their gains, steps of the model.\n"
     "# In the first `reading` windows the model only learns to read its thoughts",
     "critic": "The critics train the last blocks of a copy of the model",
     "qualify": "Before the model is rewarded, its critics must predict unseen returns at least this well (R²)",

@@ -94,7 +94,7 @@ def _source(source: TextSource, contents: bool) -> Needed:
         )
     root, where = source_root(source), source.path or ""
     asked = source.sha256 is not None
-    get = f"{STUDY} says where it comes from" if asked else "check the source's path"
+    get = f"studies/smollm2/corpora.py builds one like it, {STUDY} says from what" if asked else "check its path"
     if not root.exists():
         return Needed(what, where, "no such file or folder", get)
     if contents and asked and root.is_file() and sha256(root) != source.sha256:
