@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,8 +28,8 @@ def notes(tmp_path: Path) -> Path:
 
 def written(folder: Path, notes: Path, **options: object) -> tuple[str, Config]:
     name = folder / "mine.toml"
-    settings: dict[str, object] = {"model": None, "device": "cpu", "minutes": 10.0, "pattern": None, "speed": SPEED}
-    said = init_command(str(name), text=[str(notes)], **{**settings, **options})  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"model": None, "device": "cpu", "minutes": 10.0, "pattern": None, "speed": SPEED}
+    said = init_command(str(name), text=[str(notes)], **{**settings, **options})
     return said, Config.load(name)
 
 
@@ -80,16 +81,16 @@ def test_nothing_is_overwritten_and_bad_input_writes_nothing(tmp_path: Path, not
         written(tmp_path, notes)
     assert (tmp_path / "mine.toml").read_text("utf-8") == before
     (tmp_path / "small.txt").write_text("too little", "utf-8")
-    options = {"model": None, "device": "cpu", "minutes": 10.0, "pattern": None, "speed": SPEED}
+    options: dict[str, Any] = {"model": None, "device": "cpu", "minutes": 10.0, "pattern": None, "speed": SPEED}
     for name, text, part in (
         ("a.toml", "absent.txt", "no such file"),
         ("a.txt", str(notes), "ends in .toml"),
         ("a.toml", str(tmp_path / "small.txt"), "too little for a window of 32 thoughts"),
     ):
         with pytest.raises(UserError, match=part):
-            init_command(str(tmp_path / name), text=[text], **options)  # type: ignore[arg-type]
+            init_command(str(tmp_path / name), text=[text], **options)
     with pytest.raises(UserError, match="--minutes 0"):
-        init_command(str(tmp_path / "a.toml"), text=[str(notes)], **{**options, "minutes": 0.0})  # type: ignore[arg-type]
+        init_command(str(tmp_path / "a.toml"), text=[str(notes)], **{**options, "minutes": 0.0})
     assert not (tmp_path / "a.toml").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,12 +114,19 @@ def test_a_pattern_that_finds_nothing_is_told(
     corpus: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thinker: ThoughtModel
 ) -> None:
     monkeypatch.setattr(evaluate_gains, "thinker_of", lambda *_: thinker)
-    options = {"base": None, "size": SIZE, "per_text": 3, "entropy": 0.0, "device": "cpu", "compute": "float32"}
-    text = evaluate_gains.gains_command("any", corpus, pattern="never this", as_json=False, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {
+        "base": None,
+        "size": SIZE,
+        "per_text": 3,
+        "entropy": 0.0,
+        "device": "cpu",
+        "compute": "float32",
+    }
+    text = evaluate_gains.gains_command("any", corpus, pattern="never this", as_json=False, **options)
     assert "warning: text.positions.pattern 'never this' fits 0 of " in text.splitlines()[-1]
     found = json.loads(
         evaluate_gains.gains_command(
             "any", corpus, pattern="(?:river|mill|farm|boat|grain|salt|town)", as_json=True, **options
         )
-    )  # type: ignore[arg-type]
+    )
     assert found["notes"] == []
