@@ -3,8 +3,8 @@
     python studies/smollm2/corpora.py --out corpora                    # clones what is needed (git, network)
     python studies/smollm2/corpora.py --out corpora --clones clones    # clones that lie there already are taken
 
-Writes `web_curated`, `web_crawl`, `arxiv`, `math` as `.jsonl.gz` (rows of `id`, `text`, `source`) and `sources.toml`, to be
-named after the preset: `tfive train smollm2-135m-study corpora/sources.toml`. The study's own files were cut and
+Writes `web_curated`, `web_crawl`, `arxiv`, `math` as `.jsonl.gz` (rows of `id`, `text`, `source`) and `sources.toml`,
+to be named after the preset: `tfive train smollm2-135m-study corpora/sources.toml`. The study's own files were cut and
 cleaned by hand here and there, so these are of the same origin and not the same bytes; `sources.toml` has their sha256.
 """
 

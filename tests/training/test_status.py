@@ -144,6 +144,8 @@ def test_the_line_says_window_phase_step_rate_time_left_and_attempts(monkeypatch
     time = Clock()
     status, method, recorder = a_status(time)
     assert status.line() == "window 1 of 6, open (0:00), 2 of 5 attempts left, 1.2 GB"
+    with recorder.phase("develop"):
+        assert status.line() == "before window 1 of 6, measuring (0:00), 2 of 5 attempts left, 1.2 GB"
     method.window, method.closed, method.phase, method.step = 1, False, "fit", 2
     time.now += 60
     recorder.count("critic_fit", trajectories=403)

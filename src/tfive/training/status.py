@@ -62,7 +62,8 @@ class RunStatus:
         phases, since = recorder.now()
         where = "measuring" if phases == "develop" else f"{phases or method.phase}{self._step()}"
         window = min(method.window + (method.closed and phases != "develop"), self.windows)
-        parts = [f"window {window} of {self.windows}", f"{where} ({clock(since)})"]
+        at = f"window {window} of {self.windows}" if window else f"before window 1 of {self.windows}"
+        parts = [at, f"{where} ({clock(since)})"]
         rate = (self._thoughts() - self._before) / max(seconds - self._begun, 1e-9)
         parts.append(f"{rate:.3g} thoughts/s" if self.planned and rate else "")
         left = self.seconds_left()
