@@ -25,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Teach a base language model short hidden thoughts that make plain text more predictable.",
-    epilog="Start with: tfive doctor nano",
+    epilog="Start with: tfive init (a text of your own), or tfive train nano (the embedded example)",
 )
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
@@ -62,7 +62,9 @@ def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson
     with loading(as_json):
         from tfive.cli.doctor import report
 
-    print(report(sources or [], overrides or [], as_json))
+    with loading(as_json, "looking at this machine"):
+        text = report(sources or [], overrides or [], as_json)
+    print(text)
 
 
 @app.command(
@@ -156,7 +158,9 @@ def export(
     with loading(as_json):
         from tfive.training.export import export_command
 
-    print(export_command(folder, out, exact=exact, as_json=as_json))
+    with loading(as_json, f"writing {out}"):
+        text = export_command(folder, out, exact=exact, as_json=as_json)
+    print(text)
 
 
 @app.command(

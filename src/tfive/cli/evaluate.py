@@ -187,4 +187,6 @@ def eval_gains(
     size = SampleSize(texts, tokens, rows, seed)
     chosen: dict[str, Any] = {"base": base, "size": size, "per_text": positions, "entropy": entropy}
     chosen["pattern"] = pattern
-    print(gains_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json))
+    with loading(as_json, "measuring thoughts"):
+        text = gains_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json)
+    print(text)

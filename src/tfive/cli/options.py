@@ -38,14 +38,14 @@ def describe(summary: str, *examples: str) -> str:
 
 
 @contextmanager
-def loading(quiet: bool = False) -> Iterator[None]:
-    """Shows on a terminal that libraries are being imported, which takes seconds."""
+def loading(quiet: bool = False, what: str = "loading torch and transformers") -> Iterator[None]:
+    """Shows on a terminal what is being waited for: importing libraries alone takes seconds."""
     if quiet or not sys.stderr.isatty():
         yield
         return
     from tfive.training.progress import ProgressReport, Waiting
 
-    with ProgressReport(sys.stderr).showing(Waiting("loading torch and transformers")):
+    with ProgressReport(sys.stderr).showing(Waiting(what)):
         yield
 
 
