@@ -199,6 +199,7 @@ def test_t5_tells_how_many_attempts_are_left(tmp_path: Path) -> None:
     method.window, method.phase = 1, "collect"
     assert method.standing() == "learning to read"
     method.window, method.phase = 2, "fit"
+    assert method.standing() == ""
     method.qualifier.spent = 3
     assert method.standing() == "critics not yet qualified, 37 of 40 attempts left"
     method.qualifier.admitted = True

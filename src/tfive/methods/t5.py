@@ -241,6 +241,13 @@ class T5(FittedMethod[T5Parts]):
         self.report |= {"stage": self.stage, "mixture": self.mixture.name}
         return super().close()
 
+    def standing(self) -> str:
+        """While the actor waits for critics that failed: how many attempts are left."""
+        rule = self.qualifier
+        if self.closed or rule.admitted or not rule.spent:
+            return super().standing()
+        return f"critics not yet qualified, {rule.attempts - rule.spent} of {rule.attempts} attempts left"
+
     def _signal_bounds(self) -> SignalBounds | None:
         """|Ã| ≤ K and |h| ≤ K_h where construction enforces them: bounded critics and a bounded mean head.
 
@@ -279,13 +286,6 @@ class T5(FittedMethod[T5Parts]):
         if self.normaliser is None:
             raise ValueError("the pilot has not run yet")
         return self.normaliser
-
-    def standing(self) -> str:
-        """While the actor waits for its critics: how many failed tests are left."""
-        rule = self.qualifier
-        if super().standing() or self.closed or rule.admitted or self.settings.qualify.mode == "fixed":
-            return super().standing()
-        return f"critics not yet qualified, {rule.attempts - rule.spent} of {rule.attempts} attempts left"
 
     def _enter(self, stage: str) -> None:
         if stage != self.stage:
