@@ -34,6 +34,9 @@ HEADLINE_EVERY = 60.0
 TICK = 0.5
 """Seconds between two looks at the clock."""
 
+FILE_EVERY = 4
+"""Looks at the clock between two writings of the file."""
+
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
@@ -127,9 +130,10 @@ class ProgressReport:
     def _watch(self, headline: Headline, file: Path | None, drawn: bool, over: threading.Event) -> None:
         """Until the work is over: write the file, update a notebook, print a line a minute where nothing is drawn."""
         handle = self._notebook(headline) if drawn and self._notebook is not None else None
-        spoken = self._clock()
+        spoken, turn = self._clock(), 0
         while not over.wait(TICK):
-            if file is not None and not _replaced(file, headline.line()):
+            turn += 1
+            if file is not None and turn % FILE_EVERY == 0 and not _replaced(file, headline.line()):
                 file = None
             if handle is not None:
                 handle()
