@@ -30,10 +30,10 @@ BYTES_PER_TOKEN = 4.0
 
 SAMPLED_BYTES = 200_000
 SCANNED_BYTES = 256_000_000
-ITEMS = (512, 384, 256, 192, 128, 96, 64, 48, 32)
+ITEMS = (256, 192, 128, 96, 64, 48, 32)
 """Thoughts of the actor in a window, the most first."""
 
-FEWEST_WINDOWS, MOST_WINDOWS = 4, 40
+FEWEST_WINDOWS, MOST_WINDOWS = 6, 40
 SPARE = 0.85
 """Part of the minutes that is planned for; the rest is for loading, preparing, and a round of fitting that fails."""
 
@@ -107,7 +107,7 @@ def plan(
     facts: TextFacts, model: str, shape: ModelShape | None, device: str, kind: str, minutes: float, speed: float,
     pattern: str = "",
 ) -> Plan:  # fmt: skip
-    """The largest windows of which at least four fit into the minutes, and as many of them as fit."""
+    """The largest windows of which at least six fit into the minutes, and as many of them as fit."""
     small = shape is None or shape.parameters < SMALL
     warnings = [] if shape else [f"the shape of {model} is not known here, so the time is not estimated"]
     for items in ITEMS:
