@@ -28,7 +28,7 @@ def parquet_bytes(rows: list[dict[str, object]]) -> bytes:
     return buffer.getvalue()
 
 
-def read(path: Path, separator: str | None = None) -> list[tuple[int, formats.RawRow]]:
+def read(path: Path, separator: str = "none") -> list[tuple[int, formats.RawRow]]:
     return list(raw_rows(path, ["text", "n"], separator))
 
 
@@ -72,7 +72,7 @@ def test_separated_documents_do_not_depend_on_chunks(
     assert found == expected
 
 
-def test_a_text_file_is_one_document_without_a_separator(tmp_path: Path) -> None:
+def test_a_text_file_may_be_one_document(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\n\ntwo\n")
     assert read(path) == [(0, b"one\n\ntwo\n")]

@@ -15,7 +15,7 @@ from tfive.cli.bench import bench_app
 from tfive.cli.config import config_app
 from tfive.cli.data import data_app
 from tfive.cli.evaluate import eval_app
-from tfive.cli.options import AsJson, Overrides, Page, Quiet, Sources, describe, fail
+from tfive.cli.options import AsJson, Overrides, Page, Quiet, Sources, describe, fail, loading
 from tfive.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -25,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Teach a base language model short hidden thoughts that make plain text more predictable.",
-    epilog="Start with: tfive doctor nano",
+    epilog="Start with: tfive init (a text of your own), or tfive train nano (the embedded example)",
 )
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
@@ -50,7 +50,8 @@ def _root(
 
 @app.command(
     help=describe(
-        "Report Python, torch, devices, precision, optional packages, disk, and whether a preset fits in memory.",
+        "Report Python, torch, devices, precision, optional packages, disk, and of a preset or file whether it fits in "
+        "memory, whether its model, text and benchmarks are there, and about how long it takes.",
         "tfive doctor",
         "tfive doctor qwen3-1.7b",
         "tfive doctor nano --json",
@@ -58,9 +59,44 @@ def _root(
 )
 def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Report."""
-    from tfive.cli.doctor import report
+    with loading(as_json):
+        from tfive.cli.doctor import report
 
-    print(report(sources or [], overrides or [], as_json))
+    with loading(as_json, "looking at this machine"):
+        text = report(sources or [], overrides or [], as_json)
+    print(text)
+
+
+@app.command(
+    help=describe(
+        "Write a configuration for a text of your own, sized by the minutes you have. On a terminal, what no option "
+        "says is asked for.",
+        "tfive init",
+        "tfive init mine.toml --text notes.txt --minutes 10",
+        "tfive init mine.toml --model Qwen/Qwen3-0.6B-Base --text books/ --device cuda --minutes 60",
+    )
+)
+def init(
+    out: Annotated[str, typer.Argument(metavar="FILE.toml", help="File to write; never overwritten.")] = "mine.toml",
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="nano, a folder, a hub id or a .gguf file.", show_default=False)
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Text file or folder; may be repeated.", show_default=False),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default=False)] = None,
+    minutes: Annotated[float | None, typer.Option(help="How long to train, roughly.", show_default=False)] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option(metavar="REGEX", help="Most thoughts stand right after this.", show_default=False),
+    ] = None,
+) -> None:
+    """Ask, look, write."""
+    with loading():
+        from tfive.cli.init import init_command
+
+    print(init_command(out, model=model, text=text or [], device=device, minutes=minutes, pattern=pattern))
 
 
 @app.command(
@@ -83,7 +119,8 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train from the start."""
-    from tfive.training.start import run_command
+    with loading(quiet):
+        from tfive.training.start import run_command
 
     if page:
         from tfive.cli.live import train_with_page
@@ -106,7 +143,8 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Resume."""
-    from tfive.training.start import resume_command
+    with loading(quiet):
+        from tfive.training.start import resume_command
 
     if page:
         from tfive.cli.live import resume_with_page
@@ -133,9 +171,12 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export the newest checkpoint."""
-    from tfive.training.export import export_command
+    with loading(as_json):
+        from tfive.training.export import export_command
 
-    print(export_command(folder, out, exact=exact, untrained=untrained, as_json=as_json))
+    with loading(as_json, f"writing {out}"):
+        text = export_command(folder, out, exact=exact, untrained=untrained, as_json=as_json)
+    print(text)
 
 
 @app.command(

@@ -20,6 +20,7 @@ config_app = typer.Typer(
         "tfive config show nano",
         "tfive config show qwen3.5-2b --set thought.length=8 --set 'thought.checkpoints=[4, 8]'",
         "tfive config show nano --explain",
+        "tfive config show nano --method rlp",
         "tfive config show nano --json",
     ),
 )
@@ -27,12 +28,16 @@ def config_show(
     sources: Sources = None,
     overrides: Overrides = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say above each key what it means.")] = False,
+    method: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Only the keys that this method reads.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Resolve and print."""
     from tfive.cli.show_config import show_config
 
-    print(show_config(sources or [], overrides or [], explain, as_json))
+    print(show_config(sources or [], overrides or [], explain, as_json, method))
 
 
 @config_app.command(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tfive.cli.options import AsJson, Overrides, Quiet, Sources, describe
+from tfive.cli.options import AsJson, Overrides, Quiet, Sources, describe, loading
 
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare a corpus, show it, count it.")
 
@@ -25,7 +25,8 @@ def data_prepare(
     sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False, quiet: Quiet = False
 ) -> None:
     """Prepare, or find it prepared."""
-    from tfive.training.corpus import prepare
+    with loading(quiet):
+        from tfive.training.corpus import prepare
 
     print(prepare(sources or [], overrides or [], as_json=as_json, quiet=quiet))
 
@@ -42,7 +43,8 @@ def data_stats(
     sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False, quiet: Quiet = False
 ) -> None:
     """Prepare if need be, then count."""
-    from tfive.training.corpus import stats
+    with loading(quiet):
+        from tfive.training.corpus import stats
 
     print(stats(sources or [], overrides or [], as_json=as_json, quiet=quiet))
 
@@ -67,7 +69,8 @@ def data_inspect(
     quiet: Quiet = False,
 ) -> None:
     """Prepare if need be, then show."""
-    from tfive.training.corpus import inspect
+    with loading(quiet):
+        from tfive.training.corpus import inspect
 
     chosen: dict[str, Any] = {"split": split, "role": role, "start": start, "count": count}
     colour = sys.stdout.isatty()
@@ -103,7 +106,8 @@ def data_overlap(
     quiet: Quiet = False,
 ) -> None:
     """Read every document once and report."""
-    from tfive.cli.data_overlap import overlap
+    with loading(quiet):
+        from tfive.cli.data_overlap import overlap
 
     chosen = (tasks or ["primary"], data, fields or ["text"], overrides or [])
     print(overlap(corpora, *chosen, as_json=as_json, quiet=quiet))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -48,6 +49,18 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 def describe(summary: str, *examples: str) -> str:
     """Help text of a command: what it does, then lines a reader can copy."""
     return f"{summary}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
+
+
+@contextmanager
+def loading(quiet: bool = False, what: str = "loading torch and transformers") -> Iterator[None]:
+    """Shows on a terminal what is being waited for: importing libraries alone takes seconds."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from tfive.training.progress import ProgressReport, Waiting
+
+    with ProgressReport(sys.stderr).showing(Waiting(what)):
+        yield
 
 
 def fail(message: str, status: int, program: str = "tfive") -> int:

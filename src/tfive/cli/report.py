@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tfive.cli.options import loading
 from tfive.errors import UserError
 from tfive.report import figures
 from tfive.report.assembly import page_html
@@ -33,7 +34,8 @@ def compare_command(
     quiet: bool,
 ) -> tuple[str, bool]:
     """What `tfive compare` does: returns what to print and whether every run came to its end."""
-    from tfive.training.compare import compare, seeds_of
+    with loading(quiet):
+        from tfive.training.compare import compare, seeds_of
 
     labels = [label.strip() for label in methods.split(",") if label.strip()]
     folder, runs = compare(

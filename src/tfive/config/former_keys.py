@@ -1,4 +1,4 @@
-"""Keys that configurations once had. A file or `--set` that still names one is refused with what became of it."""
+"""Keys and presets there once were. A file or `--set` that still names one is refused with what became of it."""
 
 from __future__ import annotations
 
@@ -59,3 +59,9 @@ FORMER_KEYS: dict[str, str] = {
     "run.out": "gone; name the folder by --out, or by train(…, out=…)",
 }
 """Dotted key → one line: what to write instead, or why nothing."""
+
+FORMER_PRESETS: dict[str, str] = {
+    "smollm2-135m": "is now smollm2-135m-toy: SmolLM2-135M-Instruct on the small text that comes with tfive",
+    "smollm2-135m-instruct": "is now smollm2-135m-study: SmolLM2-135M-Instruct on the real text of its study",
+}
+"""Name → one line: what it is called now, and what it is."""

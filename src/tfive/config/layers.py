@@ -56,22 +56,38 @@ def leaf_fields(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo
     return found
 
 
-def nearest(key: str, valid: Iterable[str]) -> str:
-    """The valid key most like `key`: the whole dotted name counts, and so does its last part alone."""
+CLOSE = 0.62
+"""Likeness from which on a name may be meant: a slip of a few letters passes, another word does not."""
+
+
+def nearest(key: str, valid: Iterable[str]) -> list[str]:
+    """The valid keys that `key` may have been meant for, the most alike first, three at most; none if no key is close.
+
+    The whole dotted name counts, and so does its last part alone.
+    """
 
     def likeness(candidate: str) -> float:
         whole = difflib.SequenceMatcher(None, key, candidate).ratio()
         last = difflib.SequenceMatcher(None, key.rpartition(".")[2], candidate.rpartition(".")[2]).ratio()
         return max(whole, 0.95 * last)
 
-    return max(valid, key=likeness)
+    found = {candidate: likeness(candidate) for candidate in valid}
+    best = max(found.values(), default=0.0)
+    close = sorted((key for key in found if found[key] >= max(CLOSE, best - 0.005)), key=lambda one: -found[one])
+    return close[:3]
+
+
+def meant(key: str, valid: Iterable[str], otherwise: str) -> str:
+    """`did you mean a or b?`, or `otherwise` where nothing is close."""
+    *others, last = nearest(key, valid) or [""]
+    return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else otherwise
 
 
 def unknown_key(key: str, origin: str, valid: Iterable[str], former: Mapping[str, str]) -> UserError:
     """The refusal of a key that does not exist; for one that once did, with what became of it."""
     if key in former:
         return UserError(f"{key} ({origin}): {former[key]}")
-    return UserError(f"{key} ({origin}): no such key; did you mean {nearest(key, valid)}?")
+    return UserError(f"{key} ({origin}): no such key; {meant(key, valid, 'tfive config show --explain lists all')}")
 
 
 def flatten(
@@ -242,7 +258,7 @@ def _siblings(field: FieldInfo, name: str) -> str:
             yield from sections(inner)
 
     valid = [key for model in sections(field.annotation) for key in model.model_fields]
-    return f"did you mean {nearest(name, valid)}?" if valid else "remove it"
+    return meant(name, valid, f"it has {', '.join(valid)}" if valid else "remove it")
 
 
 def _first(text: str) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 
 from tfive.errors import UserError
 from tfive.extras import install_hint
+from tfive.text.cutting import documents_of
+from tfive.text.settings import AUTO, WHOLE
 
 CHUNK = 1 << 20
 LONGEST_ROW = 64 << 20
@@ -35,8 +37,11 @@ def format_of(path: Path) -> str | None:
     return _KINDS.get(Path(name).suffix)
 
 
-def raw_rows(path: Path, columns: Sequence[str], separator: str | None) -> Iterator[tuple[int, RawRow]]:
-    """Rows of one file with their number; blank JSON lines keep their number but are left out."""
+def raw_rows(path: Path, columns: Sequence[str], separator: str = AUTO) -> Iterator[tuple[int, RawRow]]:
+    """Rows of one file with their number; blank JSON lines keep their number but are left out.
+
+    `separator` is that of a source: `auto` cuts plain text by `tfive.text.cutting`, `none` takes a file whole.
+    """
     kind = format_of(path)
     if kind is None:
         raise UserError(f"{path}: not a .jsonl, .parquet or .txt file; convert it or point at another file")
@@ -45,8 +50,10 @@ def raw_rows(path: Path, columns: Sequence[str], separator: str | None) -> Itera
             yield from enumerate(_parquet(path, columns))
         elif kind == "jsonl":
             yield from ((n, line) for n, line in enumerate(_pieces(path, _bytes(path), b"\n")) if line.strip())
-        elif separator is None:
+        elif separator == WHOLE:
             yield 0, _whole(path)
+        elif separator == AUTO:
+            yield from enumerate(documents_of(_pieces(path, _unix_newlines(_bytes(path)), b"\n")))
         else:
             yield from enumerate(_pieces(path, _unix_newlines(_bytes(path)), separator.encode()))
     except OSError as error:

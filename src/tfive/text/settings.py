@@ -13,6 +13,9 @@ SPLITS = ("train", "calibration", "development", "test")
 KINDS = ("match", "entropy", "every", "uniform")
 """Kinds of position, in the order in which they choose; what one kind cannot fill goes to those after it."""
 
+AUTO, WHOLE = "auto", "none"
+"""Values of a source's `separator` that are no text to look for: cut where the text falls apart, or not at all."""
+
 
 class Where(Section):
     """Keep only rows whose field lies in a half-open range; text compares as text, so ISO dates and arXiv ids work."""
@@ -60,8 +63,9 @@ class TextSource(Section):
     """Fields of a row that make up the document, joined by a blank line."""
     where: Where | None = None
     """Which rows are kept; none means all."""
-    separator: str | None = Field(None, min_length=1)
-    """What stands between two documents of a .txt file; none means that a file is one document."""
+    separator: str = Field(AUTO, min_length=1)
+    """What stands between two documents of a .txt file, such as `"<|end|>"`. `auto` cuts at form feeds and blank lines
+    into documents of about 2,000 bytes (8,000 at most); `none` takes every file as one document."""
     share: float = Field(1.0, gt=0, allow_inf_nan=False)
     """Share of the tokens of every split, relative to the other sources."""
     split_by: str | None = None

@@ -6,6 +6,7 @@ ones stay recorded. Cells share nothing but their settings, so different machine
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -28,6 +29,8 @@ from tfive.report.runs import STUDY, Run, read_study
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
 from tfive.training.loop import CHECKPOINTS, CONFIG, SUMMARY
+from tfive.training.progress import ProgressReport
+from tfive.training.status import PROGRESS
 
 CELLS = "cells"
 THREADS = 2
@@ -118,11 +121,40 @@ def _slug(label: str) -> str:
     return re.sub(r"[^\w.+=-]+", "_", label)
 
 
+class CellsStatus:
+    """The headline of a study: how many runs are over, and the line of each that works now."""
+
+    def __init__(self, all_cells: int, to_do: int) -> None:
+        self.all_cells, self.over = all_cells, all_cells - to_do
+        self.running: tuple[Cell, ...] = ()
+
+    def line(self) -> str:
+        """A line for the study and one for every running cell, as it tells of itself in its folder."""
+        lines = [f"{self.over} of {self.all_cells} runs done"]
+        for cell in self.running:
+            said = cell.folder / PROGRESS
+            with contextlib.suppress(OSError):  # it comes and goes with the run
+                lines.append(f"{cell.folder.name}: {said.read_text('utf-8').strip()}")
+                continue
+            lines.append(f"{cell.folder.name}: loading model and text")
+        return "\n  ".join(lines)
+
+    def fraction(self) -> float | None:
+        """The share of the runs that are over."""
+        return self.over / self.all_cells
+
+
 def run_cells(cells: Sequence[Cell], *, jobs: int = 1, retry: bool = False, console: Console | None = None) -> None:
     """Run what is not finished, `jobs` at a time; returns when nothing is left to do, whatever failed."""
     console = console or Console(quiet=True)
     waiting = [cell for cell in cells if _to_do(cell, retry)]
     console.say(f"{len(cells)} runs: {len(cells) - len(waiting)} finished or failed before, {len(waiting)} to do")
+    status = CellsStatus(len(cells), len(waiting))
+    with ProgressReport(sys.stderr).showing(status, drawn=bool(waiting) and not console.quiet):
+        _run_waiting(waiting, jobs, console, status)
+
+
+def _run_waiting(waiting: list[Cell], jobs: int, console: Console, status: CellsStatus) -> None:
     running: dict[int, tuple[Cell, Any]] = {}
     began = time.monotonic()
     try:
@@ -133,10 +165,12 @@ def run_cells(cells: Sequence[Cell], *, jobs: int = 1, retry: bool = False, cons
                 cell.note(failure=None, disturbed=bool(cell.known().get("disturbed")) or jobs > 1)
                 running[slot] = cell, launch(cell, slot if jobs > 1 else None)
             for slot, (cell, process) in list(running.items()):
-                status = process.poll()
-                if status is not None:
+                code = process.poll()
+                if code is not None:
                     del running[slot]
-                    console.say(f"  {time.monotonic() - began:7.0f} s  {cell.folder.name}: {_judge(cell, status)}")
+                    status.over += 1
+                    console.say(f"  {time.monotonic() - began:7.0f} s  {cell.folder.name}: {_judge(cell, code)}")
+            status.running = tuple(cell for cell, _ in running.values())
             if running:
                 time.sleep(0.05)
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from tfive.text.settings import TextSettings
 from tfive.text.sources import Exclusion
 from tfive.text.spool import spooled
 from tfive.text.views import corpus_counts, counts_table, marked_text, sequence_view
+from tfive.training.inputs import require
+from tfive.training.progress import ProgressReport, Waiting
 from tfive.training.recorder import Recorder
 
 LOGIT_BYTES = 1 << 28
@@ -139,13 +142,20 @@ def prepare(sources: Sequence[str], overrides: Sequence[str], *, as_json: bool =
     counts = corpus_counts(corpus)
     if as_json:
         return json.dumps(
-            {"folder": str(corpus.folder), "fingerprint": corpus.fingerprint, **counts["total"]}, indent=1
+            {
+                "folder": str(corpus.folder),
+                "fingerprint": corpus.fingerprint,
+                **counts["total"],
+                "notes": counts["notes"],
+            },
+            indent=1,
         )
     total = counts["total"]
-    return (
+    made = (
         f"{total['sequences']:,} sequences of {corpus.sequence_length} tokens with {total['items']:,} positions from "
         f"{total['documents']:,} documents, in {corpus.folder}"
     )
+    return "\n".join([*counts["notes"], made])
 
 
 def stats(sources: Sequence[str], overrides: Sequence[str], *, as_json: bool = False, quiet: bool = False) -> str:
@@ -181,5 +191,10 @@ def inspect(
 
 def _opened(sources: Sequence[str], overrides: Sequence[str], *, quiet: bool) -> PreparedCorpus:
     config = Config.load(*sources, overrides=overrides)
-    with Recorder(quiet=quiet) as recorder:
+    require(config)
+    progress = ProgressReport(sys.stderr)
+    with (
+        Recorder(quiet=quiet, progress=progress) as recorder,
+        progress.showing(Waiting("preparing the text"), drawn=not quiet),
+    ):
         return corpus_of(config, telemetry=recorder)

@@ -27,6 +27,7 @@ from tfive.training.explorer import EXPLORER, Explorer
 from tfive.training.identity import actor_items, cost, identity, rollouts
 from tfive.training.recorder import Recorder
 from tfive.training.run_status import RunStatus, Stopped
+from tfive.training.status import LiveStatus
 
 CONFIG, SUMMARY, CHECKPOINTS, CRITICS = "config.toml", "summary.json", "checkpoints", "critics"
 
@@ -49,6 +50,9 @@ class Loop:
     """What is measured beside the development texts, on a schedule of its own."""
 
     def __post_init__(self) -> None:
+        self.live = LiveStatus(
+            self.assembly.config, self.assembly.method, self.recorder, self.assembly.actor.engine.device
+        )
         self.store = CheckpointStore(self.folder / CHECKPOINTS, keep=self.assembly.config.run.keep, faults=self.faults)
         self.history: list[dict[str, Any]] = []
         """Development measurements: before training, then one per measured window."""
@@ -110,6 +114,7 @@ class Loop:
     def _close_window(self) -> None:
         config, method = self.assembly.config, self.assembly.method
         self.recorder.at(method.window)
+        self.live.close_window()
         drawn = actor_items(self.assembly, method.window)
         self.window_costs.append({"window": method.window, **cost(self.assembly, self.recorder), "actor_items": drawn})
         self.status.spent(self.window_costs[-1])
@@ -195,6 +200,7 @@ class Loop:
         self.history, self.window_costs = list(state["history"]), list(state["window_costs"])
         self.explorer.forget_after(self.history[-1]["window"])
         self.status.restore([{"window": 0, **self.history[0]["cost"]}, *self.window_costs])
+        self.live = LiveStatus(self.live.config, self.assembly.method, self.recorder, self.live.device)
         return [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
 
     def summary(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

@@ -39,19 +39,24 @@ class Recorder:
         trackers: Sequence[Tracker] = (),
         quiet: bool = False,
         stream: IO[str] | None = None,
+        progress: ProgressReport | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
         self.on_event: Callable[[str, str], None] | None = None
         """Called with every event, e.g. to print it."""
         self._trackers = list(trackers)
-        self._progress = None if quiet else ProgressReport(stream if stream is not None else sys.stderr)
+        self._progress = None if quiet else progress or ProgressReport(stream if stream is not None else sys.stderr)
         self._started = clock()
         self._earlier_seconds = 0.0
         self._step = 0
         self._amounts: dict[str, dict[str, int]] = {}
         self._seconds: dict[str, dict[str, float]] = {}
         self._open: list[str] = []
+        self._entered = self._started
+        """When the outermost open phase was entered, or the last one left."""
+        self.trajectories = 0
+        """All that were counted, whatever their role."""
         self._path = folder / METRICS if folder is not None else None
         self._file: IO[str] | None = None
         if self._path is not None:
@@ -88,12 +93,17 @@ class Recorder:
         self._open.append(name)
         path = "/".join(self._open)
         began = self._clock()
+        self._entered = began if len(self._open) == 1 else self._entered
         try:
             yield
         finally:
             roles = self._seconds.setdefault(path, {})
             roles[role] = roles.get(role, 0.0) + self._clock() - began
             self._open.pop()
+
+    def now(self) -> tuple[str, float]:
+        """The outermost open phase (empty between two) and how many seconds it has lasted."""
+        return "".join(self._open[:1]), self._clock() - self._entered
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """The numbers of one step: one line of JSON, and a record in every tracker.
@@ -129,6 +139,7 @@ class Recorder:
             if name not in account:
                 raise ValueError(f"{name} is not counted; choose among {', '.join(AMOUNTS)}")
             account[name] += int(amount)
+        self.trajectories += int(amounts.get("trajectories", 0))
 
     def account(self) -> dict[str, Any]:
         """Everything counted so far: per role, in total, and the seconds per phase and role."""
@@ -162,6 +173,7 @@ class Recorder:
         self._step = int(state["step"])
         self._earlier_seconds, self._started = float(state["wall_seconds"]), self._clock()
         self._amounts = {role: dict(account) for role, account in state["amounts"].items()}
+        self.trajectories = sum(account["trajectories"] for account in self._amounts.values())
         self._seconds = {phase: dict(roles) for phase, roles in state["seconds"].items()}
         if self._file is not None and self._path is not None:
             kept = int(state["metrics_bytes"])

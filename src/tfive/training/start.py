@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.models.load import Loaded, load_model
+from tfive.text.views import corpus_notes
 from tfive.training.benchmarks import benchmarks_of
 from tfive.training.build import build
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import kernels_named, place
+from tfive.training.inputs import require
 from tfive.training.loop import CHECKPOINTS, SUMMARY, Loop, WindowCallback, read_config, save_config, summary_text
+from tfive.training.progress import Headline, ProgressReport, Waiting
 from tfive.training.recorder import METRICS, Recorder
+from tfive.training.status import PROGRESS
 from tfive.training.trackers import open_trackers
 from tfive.training.warmstart import REPORT, warm_start
 
@@ -48,6 +54,7 @@ def train(
         kept = (folder / CHECKPOINTS).exists() or (folder / REPORT).exists()
         begun = f"go on with tfive resume {folder}, or " if kept else ""
         raise UserError(f"{folder}: already holds files; {begun}name another folder with --out")
+    require(config, model=model is None, texts=texts is None)
     return _run(config, folder, model, texts, on_window, quiet, resumed=False)
 
 
@@ -75,33 +82,42 @@ def _run(
     *,
     resumed: bool,
 ) -> dict[str, Any]:
-    placement = place(config.model.device, config.model.compute, config.run.deterministic)
-    placement.apply(config.run.seed)
-    console = Console(quiet=quiet)
-    console.say(
-        f"{config.method} on {config.model.name}, seed {config.run.seed}, {placement.device}; writing to {folder}"
-    )
-    loaded = model or load_model(
-        config.model.name,
-        device=placement.device,
-        dtype=placement.compute,
-        revision=config.model.revision,
-    )
-    benchmarks = benchmarks_of(config, loaded)
-    with Recorder(None, quiet=quiet) as preparing:
-        corpus = corpus_of(config, loaded=loaded, texts=texts, telemetry=preparing)
+    console, progress = Console(quiet=quiet), ProgressReport(sys.stderr)
+    with _showing(progress, Waiting(f"loading {config.model.name}"), quiet):
+        placement = place(config.model.device, config.model.compute, config.run.deterministic)
+        placement.apply(config.run.seed)
+        console.say(
+            f"{config.method} on {config.model.name}, seed {config.run.seed}, {placement.device}; writing to {folder}"
+        )
+        loaded = model or load_model(
+            config.model.name,
+            device=placement.device,
+            dtype=placement.compute,
+            revision=config.model.revision,
+        )
+        benchmarks = benchmarks_of(config, loaded)
+    with _showing(progress, Waiting("preparing the text"), quiet):
+        with Recorder(None, quiet=quiet, progress=progress) as preparing:
+            corpus = corpus_of(config, loaded=loaded, texts=texts, telemetry=preparing)
+        for note in corpus_notes(corpus):
+            console.say(note)
     save_config(config, folder)
     # A run that was stopped in its warm start has no checkpoint, and everything it did comes out the same again.
     begun = config.warmstart.source == "off" or bool(CheckpointStore(folder / CHECKPOINTS).paths())
     if resumed and not begun:
         (folder / METRICS).unlink(missing_ok=True)
     trackers = open_trackers(config.run.trackers, folder, folder.name, config.run.project, config.leaves())
-    with Recorder(folder, trackers=trackers, quiet=quiet) as recorder, placement.no_autocast(), kernels_named():
+    with (
+        Recorder(folder, trackers=trackers, quiet=quiet, progress=progress) as recorder,
+        placement.no_autocast(),
+        kernels_named(),
+    ):
         recorder.on_event = console.event
-        warmed = warm_start(config, loaded, corpus, recorder, folder)
-        assembly, shown = build(config, loaded, corpus, recorder, warmed), _both(console.window, on_window)
-        where = placement.describe()
-        loop = Loop(assembly, recorder, folder, on_window=shown, place=where, benchmarks=benchmarks)
+        with _showing(progress, Waiting("building critics, heads and development texts"), quiet):
+            warmed = warm_start(config, loaded, corpus, recorder, folder)
+            assembly, shown = build(config, loaded, corpus, recorder, warmed), _both(console.window, on_window)
+            where = placement.describe()
+            loop = Loop(assembly, recorder, folder, on_window=shown, place=where, benchmarks=benchmarks)
         if resumed and not begun:
             console.say("no checkpoint yet; beginning again")
         elif resumed:
@@ -110,12 +126,17 @@ def _run(
             console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
         else:
             console.draws(assembly.draws)
-        summary = loop.go()
+        with progress.showing(loop.live, folder / PROGRESS, drawn=not quiet):
+            summary = loop.go()
     console.summary(summary)
     console.say(
         f"next: tfive report {folder}, tfive export {folder} OUT; what the numbers mean: docs/howto/diagnostics.md"
     )
     return summary
+
+
+def _showing(progress: ProgressReport, headline: Headline, quiet: bool) -> AbstractContextManager[None]:
+    return nullcontext() if quiet else progress.showing(headline)
 
 
 def _both(first: WindowCallback, second: WindowCallback | None) -> WindowCallback:
