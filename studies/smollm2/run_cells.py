@@ -23,8 +23,9 @@ from tfive.evaluate.suite import generated_values, option_values
 from tfive.report.runs import read_json
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.export import export
-from tfive.training.loop import CHECKPOINTS, CRITICS, ITEMS, SUMMARY, Stopped
+from tfive.training.loop import CHECKPOINTS, CRITICS, ITEMS, Stopped
 from tfive.training.start import train
+from tfive.training.summary import SUMMARY
 
 
 def run_cell(asked: argparse.Namespace) -> dict[str, Any]:

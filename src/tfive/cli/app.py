@@ -15,7 +15,7 @@ from tfive.cli.bench import bench_app
 from tfive.cli.config import config_app
 from tfive.cli.data import data_app
 from tfive.cli.evaluate import eval_app
-from tfive.cli.options import AsJson, Overrides, Quiet, Sources, describe, fail
+from tfive.cli.options import AsJson, Overrides, Quiet, Sources, TrustRemoteCode, describe, fail, show
 from tfive.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -35,7 +35,7 @@ app.add_typer(eval_app, name="eval")
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"tfive {__version__}")
+        show(f"tfive {__version__}")
         raise typer.Exit
 
 
@@ -60,7 +60,7 @@ def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson
     """Report."""
     from tfive.cli.doctor import report
 
-    print(report(sources or [], overrides or [], as_json))
+    show(report(sources or [], overrides or [], as_json))
 
 
 @app.command(
@@ -77,13 +77,15 @@ def train(
     out: Annotated[
         str | None, typer.Option("--out", metavar="DIR", help="Folder for everything the run writes.")
     ] = None,
+    trust: TrustRemoteCode = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Train from the start."""
     from tfive.training.start import run_command
 
-    _print(run_command(sources or [], overrides or [], out, as_json=as_json, quiet=quiet))
+    options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust}
+    _print(run_command(sources or [], overrides or [], out, **options))
 
 
 @app.command(
@@ -94,13 +96,14 @@ def train(
 )
 def resume(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that tfive train wrote.")],
+    trust: TrustRemoteCode = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Resume."""
     from tfive.training.start import resume_command
 
-    _print(resume_command(folder, as_json=as_json, quiet=quiet))
+    _print(resume_command(folder, as_json=as_json, quiet=quiet, trust_remote_code=trust))
 
 
 @app.command(
@@ -114,12 +117,13 @@ def export(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that tfive train wrote.")],
     out: Annotated[str, typer.Argument(metavar="OUT", help="Folder to write; it must not hold anything yet.")],
     exact: Annotated[bool, typer.Option("--exact", help="Float32 master weights instead of the compute copy.")] = False,
+    trust: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Export the newest checkpoint."""
     from tfive.training.export import export_command
 
-    print(export_command(folder, out, exact=exact, as_json=as_json))
+    show(export_command(folder, out, exact=exact, as_json=as_json, trust_remote_code=trust))
 
 
 @app.command(
@@ -150,7 +154,7 @@ def compare(
     text, complete = compare_command(
         sources or [], methods, seeds, overrides or [], out, jobs=jobs, retry=retry, as_json=as_json, quiet=quiet
     )
-    print(text)
+    show(text)
     if not complete:
         raise typer.Exit(1)
 
@@ -169,12 +173,12 @@ def report(
     """Report."""
     from tfive.cli.report import report_command
 
-    print(report_command(folder, as_json=as_json))
+    show(report_command(folder, as_json=as_json))
 
 
 def _print(text: str | None) -> None:
     if text is not None:
-        print(text)
+        show(text)
 
 
 @app.command(
@@ -207,12 +211,12 @@ def theory(
     if figures is not None:
         from tfive_lab.theory.figures import draw
 
-        print(draw(figures, 24 if worlds is None else worlds, quiet=quiet or as_json))
+        show(draw(figures, 24 if worlds is None else worlds, quiet=quiet or as_json))
         return
     from tfive.cli.theory import theory as check
 
     text, passed = check(statement, 200 if worlds is None else worlds, seed, as_json=as_json, quiet=quiet)
-    print(text)
+    show(text)
     if not passed:
         raise typer.Exit(1)
 
@@ -230,6 +234,7 @@ def _call(arguments: Sequence[str] | None) -> int:
     except UserError as error:
         return fail(str(error), 2)
     except RunFailed as error:
+        _print(getattr(error, "result", None))
         return fail(str(error), 1)
     except usage_errors as error:
         return _usage(error)
@@ -245,7 +250,7 @@ def _usage(error: Any) -> int:
     message = error.format_message()
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
-        print(message)
+        show(message)
         return 2
     path = context.command_path if context is not None else "tfive"
     return fail(f"{message} (see: {path} --help)", 2)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tfive.cli.options import AsJson, Device, Quiet, describe
+from tfive.cli.options import AsJson, Device, Quiet, describe, show
 
 WAYS = {"both": ("generated", "likelihood"), "generated": ("generated",), "likelihood": ("likelihood",)}
 
@@ -90,7 +90,7 @@ def eval_run(
     options: dict[str, Any] = {"samples": samples, "temperature": temperature, "max_new_tokens": max_new_tokens}
     options |= {"thoughts": thoughts, "chat": chat, "seed": seed, "parity": parity, "rows": rows, "flips": flips}
     wanted = Wanted(model, names, data, out, limit, ways=WAYS[ways], device=device, compute=compute, **options)
-    print(evaluate_command(wanted, as_json=as_json, quiet=quiet))
+    show(evaluate_command(wanted, as_json=as_json, quiet=quiet))
 
 
 @eval_app.command(
@@ -105,7 +105,7 @@ def eval_tasks(data: Data = None, as_json: AsJson = False) -> None:
     """List."""
     from tfive.cli.evaluate_tasks import tasks_command
 
-    print(tasks_command(data, as_json=as_json))
+    show(tasks_command(data, as_json=as_json))
 
 
 @eval_app.command(
@@ -124,7 +124,7 @@ def eval_explain(
     """Show."""
     from tfive.cli.evaluate_suite import explain_command
 
-    print(explain_command(run, item, as_json=as_json))
+    show(explain_command(run, item, as_json=as_json))
 
 
 @eval_app.command(
@@ -142,7 +142,7 @@ def eval_compare(
     """Compare."""
     from tfive.cli.evaluate_suite import compare_command
 
-    print(compare_command(first, second, as_json=as_json))
+    show(compare_command(first, second, as_json=as_json))
 
 
 @eval_app.command(
@@ -181,4 +181,4 @@ def eval_gains(
     size = SampleSize(texts, tokens, rows, seed)
     chosen: dict[str, Any] = {"base": base, "size": size, "per_text": positions, "entropy": entropy}
     chosen["pattern"] = pattern
-    print(gains_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json))
+    show(gains_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json))

@@ -32,7 +32,7 @@ from tfive.evaluate.tasks import Items, find_tasks, load_items
 from tfive.inference.requests import NEVER, When
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.precision import choose_device, choose_dtype
-from tfive.training.corpus import weights_fingerprint
+from tfive.models.weights import weights_fingerprint
 from tfive.training.recorder import Recorder
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from tfive.errors import RunFailed, UserError
+from tfive.printable import printable
 
 Sources = Annotated[
     list[str] | None,
@@ -28,6 +29,13 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document for a program to read.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, only the result.")]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Let the model run code of its own, in this command alone; no file can say this.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 
@@ -36,9 +44,21 @@ def describe(summary: str, *examples: str) -> str:
     return f"{summary}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
 
 
+LONGEST = 1_500
+"""Characters of the longest error line; of a longer one the beginning and the end are shown."""
+
+
+def show(text: str) -> None:
+    """Print on standard output what a command found, with nothing in it that could steer the terminal."""
+    print(printable(text))
+
+
 def fail(message: str, status: int, program: str = "tfive") -> int:
     """Print what went wrong in one line on standard error; returns the exit status."""
-    print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
+    line = printable(" ".join(message.split()))
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
+    print(f"{program}: error: {line}", file=sys.stderr)
     return status
 
 

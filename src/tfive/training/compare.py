@@ -27,7 +27,9 @@ from tfive.methods.registry import methods
 from tfive.report.runs import STUDY, Run, read_study
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
-from tfive.training.loop import CHECKPOINTS, CONFIG, SUMMARY
+from tfive.training.lock import held
+from tfive.training.loop import CHECKPOINTS, CONFIG
+from tfive.training.summary import SUMMARY
 
 CELLS = "cells"
 THREADS = 2
@@ -201,10 +203,11 @@ def _clear(cell: Cell) -> None:
 
 def _judge(cell: Cell, status: int) -> str:
     """What an exit status means; a cell that was stopped or killed is unfinished, one that ended badly has failed."""
-    if status == 0 and (cell.folder / SUMMARY).is_file():
-        return "done"
     said = [line for line in cell.log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
     last = said[-1] if said else f"exit status {status}"
+    if (cell.folder / SUMMARY).is_file():
+        # A run that destroyed its model is a result of the comparison, and says so.
+        return "done" if status == 0 else f"done, but {last.removeprefix('tfive: error: ')}"
     if status < 0 or "go on with: tfive resume" in last:
         return f"unfinished ({last if status > 0 else f'killed by signal {-status}'})"
     # Tables go further than the machine: what they keep of a failure names no folder of it.
@@ -253,6 +256,8 @@ def compare(
     cells = cells_of(sources, methods, seeds, overrides, folder)
     for cell in cells:
         _require_same(cell)
+        if (owner := held(cell.folder)) is not None:
+            raise UserError(f"{cell.folder}: in use by {owner}; wait until it ends, or use another --out")
     command = {"sources": list(sources), "methods": list(methods), "seeds": list(seeds), "overrides": list(overrides)}
     write_study(folder, cells, command)
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from tfive.printable import printable
+
 COLUMNS = (
     ("window", "window", "d"),
     ("R² 1", "r2.0", ".2f"),
@@ -32,7 +34,7 @@ class Console:
         """One line."""
         if not self.quiet:
             # Looked up at every call: while a progress bar is drawn, rich puts its own stream there.
-            print(line, file=sys.stderr, flush=True)
+            print(printable(line), file=sys.stderr, flush=True)
 
     def event(self, what: str, detail: str) -> None:
         """A transition of the method."""
@@ -48,6 +50,8 @@ class Console:
     def summary(self, summary: dict[str, Any]) -> None:
         """Every gain before and after training, beside its controls: an empty thought, random tokens."""
         low, high = summary["dev_content_gain_interval"]
+        for problem in summary["problems"]:
+            self.say(f"DO NOT USE THESE NUMBERS: {problem}")
         windows = "1 window" if summary["windows"] == 1 else f"{summary['windows']} windows"
         self.say("")
         self.say(f"{windows}, {summary['seconds']:.0f} s, {summary['generated_tokens']:,} thought tokens")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import shutil
 import signal
@@ -17,13 +15,20 @@ from typing import Any
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.rl.critic_files import save_critics
+from tfive.training import continuity
 from tfive.training.build import Assembly
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.develop import save_items
+from tfive.training.health import problems, relative_change
 from tfive.training.identity import actor_items, cost, identity, rollouts
+from tfive.training.memory_limits import out_of_memory_explained
 from tfive.training.recorder import Recorder
+from tfive.training.summary import save_summary
 
-CONFIG, SUMMARY, CHECKPOINTS, CRITICS, ITEMS = "config.toml", "summary.json", "checkpoints", "critics", "develop"
+CONFIG, CHECKPOINTS, CRITICS, ITEMS = "config.toml", "checkpoints", "critics", "develop"
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""What asks a run to save and stop: a person, a scheduler, a terminal that closed."""
 
 WindowCallback = Callable[[dict[str, Any]], None]
 
@@ -44,6 +49,8 @@ class Loop:
     """Called at every micro-step and inside every save, for tests that crash there."""
     place: dict[str, Any] = field(default_factory=dict)
     """Where the run computes, for the summary."""
+    model: dict[str, str] = field(default_factory=dict)
+    """Digests of the files of the base model (`models.weights`)."""
 
     def __post_init__(self) -> None:
         self.store = CheckpointStore(self.folder / CHECKPOINTS, keep=self.assembly.config.run.keep, faults=self.faults)
@@ -52,6 +59,8 @@ class Loop:
         self.window_costs: list[dict[str, Any]] = []
         """What had been spent when each window closed, and which actor texts it drew."""
         self.identity = identity(self.assembly)
+        self.places = [{"window": 0, **self.place}]
+        """Where the run computed: from the start, and after every resume that changed something."""
         self._stop: str | None = None
 
     def go(self) -> dict[str, Any]:
@@ -80,9 +89,14 @@ class Loop:
         save_summary(summary, self.folder)
         return summary
 
+    @property
+    def _began(self) -> dict[str, Any]:
+        return continuity.record(self.assembly.config, self.model, self.assembly.corpus.fingerprint)
+
     def _micro_step(self) -> str:
         try:
-            return self.assembly.method.advance()
+            with out_of_memory_explained(self.assembly.method.phase):
+                return self.assembly.method.advance()
         except RunFailed as error:
             # The failed micro-step left half-done work behind; the last checkpoint is the state to go on from.
             there = f" (the last checkpoint is in {self.folder / CHECKPOINTS})" if self.store.paths() else ""
@@ -104,7 +118,7 @@ class Loop:
             self.save()
 
     def _measure(self, window: int) -> dict[str, Any]:
-        with self.recorder.phase("develop", "develop"):
+        with self.recorder.phase("develop", "develop"), out_of_memory_explained("develop"):
             found, items = self.assembly.development.measure(
                 self.assembly.reader, self.assembly.gate if window else None
             )
@@ -124,12 +138,14 @@ class Loop:
                 "recorder": self.recorder.state_dict(),
                 "history": self.history,
                 "window_costs": self.window_costs,
-                "corpus": self.assembly.corpus.fingerprint,
+                "began": self._began,
+                "places": self.places,
             }
         )
 
     def restore(self) -> list[str]:
-        """Load the newest valid checkpoint; returns a line for every damaged one that was skipped."""
+        """Load the newest valid checkpoint; returns a line for every damaged one that was skipped, and for everything
+        that has changed since and may (also written to the log)."""
         found = self.store.newest()
         if found.checkpoint is None:
             reason = "; ".join(f"{path.name}: {why}" for path, why in found.damaged) or "there is none"
@@ -137,20 +153,32 @@ class Loop:
                 f"{self.folder}: no usable checkpoint ({reason}); use the tfive that wrote it, or start again with "
                 "tfive train"
             )
-        state = found.checkpoint.tree
-        if state["corpus"] != self.assembly.corpus.fingerprint:
-            raise UserError(f"{self.folder}: the prepared corpus has changed since the run began; restore its sources")
-        self.assembly.method.load_state_dict(state["method"])
-        self.assembly.ledger.load_state_dict(state["ledger"])
-        self.recorder.load_state_dict(state["recorder"])
-        self.history, self.window_costs = list(state["history"]), list(state["window_costs"])
+        name, state = found.checkpoint.path.name, found.checkpoint.tree
+        with fits(self.folder, name):
+            corpus = self.assembly.corpus.fingerprint
+            changed = continuity.check(state["began"], self.assembly.config, self.model, corpus, self.folder)
+            self.recorder.load_state_dict(state["recorder"])
+            self.assembly.method.load_state_dict(state["method"])
+            self.assembly.ledger.load_state_dict(state["ledger"])
+            self.history, self.window_costs = list(state["history"]), list(state["window_costs"])
+            self.places = list(state["places"])
+            before = {key: value for key, value in self.places[-1].items() if key != "window"}
+            elsewhere = continuity.moved(before, self.place)
+        if elsewhere:
+            self.places.append({"window": self.assembly.method.window, **self.place})
+        for line in (*changed, *elsewhere):
+            self.recorder.event("resumed", line, window=self.assembly.method.window)
         return [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
 
     def summary(self) -> dict[str, Any]:
         """The result of the whole run: first and last measurements, what it cost, and every measurement between."""
         first, last, report = self.history[0], self.history[-1], self.assembly.method.report
         account = self.recorder.account()
+        change = relative_change(
+            self.assembly.actor.optimizer.masters(), dict(self.assembly.base.model.named_parameters())
+        )
         return {
+            "problems": problems(self.assembly.config, self.history, change, self.assembly.base.head.vocabulary),
             "method": self.assembly.config.method,
             "model": self.assembly.loaded.name,
             "seed": self.assembly.config.run.seed,
@@ -185,7 +213,9 @@ class Loop:
             "rollouts": rollouts(account, self.assembly.method.window, self.assembly.config.window.items),
             "actor_steps": self.assembly.config.window.actor_steps,
             "identity": self.identity,
+            "weight_change": change,
             "place": self.place,
+            "places": self.places,
             "history": self.history,
             "laps": self.window_costs,
         }
@@ -199,15 +229,19 @@ class Loop:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """SIGINT and SIGTERM ask for a stop after the present micro-step; a second one ends the process at once."""
+        """SIGINT, SIGTERM and SIGHUP ask for a stop after the present micro-step; a second one ends the process at
+        once. What was ignored when the process began (`nohup`) stays ignored."""
 
         def ask(number: int, frame: FrameType | None) -> None:
             if self._stop is not None:
                 raise KeyboardInterrupt
             self._stop = signal.Signals(number).name
+            if self._stop == "SIGHUP":
+                _leave_the_terminal()
 
+        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         try:
-            before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+            before = {number: signal.signal(number, ask) for number in heard}
         except ValueError:
             # Only the main thread may listen; a caller that trains in another one stops it by its own means.
             before = {}
@@ -216,6 +250,29 @@ class Loop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _leave_the_terminal() -> None:
+    """Write to nowhere what would go to a terminal that is gone: a failing print must not keep a run from saving."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        if os.isatty(stream):
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
+@contextmanager
+def fits(folder: Path, name: str) -> Iterator[None]:
+    """Turns whatever a checkpoint of another shape raises, once its checksums hold, into one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(
+            f"{folder}: {name} is no checkpoint of this run ({reason}); use the tfive that wrote it, or restore it"
+        ) from error
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
@@ -230,26 +287,6 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
         elif isinstance(value, bool | int | float):
             found[key] = float(value)
     return found
-
-
-def summary_text(summary: dict[str, Any], indent: int | None = None) -> str:
-    """The summary as JSON that any parser takes: a number that is not finite (an interval of one text) is null."""
-    return json.dumps(_finite(summary), indent=indent, ensure_ascii=False, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def save_summary(summary: dict[str, Any], folder: Path) -> None:
-    """Write the summary whole or not at all: where there is one, the run is finished."""
-    beside = folder / f".{SUMMARY}"
-    beside.write_text(summary_text(summary, indent=1) + "\n", "utf-8")
-    os.replace(beside, folder / SUMMARY)
 
 
 def read_config(folder: Path) -> Config:
