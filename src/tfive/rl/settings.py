@@ -176,7 +176,8 @@ class RatioSettings(Section):
     def _sampler_needs_no_correction(self) -> RatioSettings:
         if self.denominator == "sampler" and self.correction != "none":
             raise ValueError(
-                f"correction = {self.correction!r} corrects the recomputed denominator; use none with sampler"
+                f"correction = {self.correction} corrects the recomputed denominator; use ratio.correction = none or "
+                "ratio.denominator = recomputed"
             )
         return self
 

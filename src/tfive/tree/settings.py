@@ -44,11 +44,19 @@ class ThoughtSettings(Section):
     @model_validator(mode="after")
     def _consistent(self) -> ThoughtSettings:
         if self.checkpoints[-1] != self.length:
-            raise ValueError(f"the last of checkpoints {list(self.checkpoints)} must be length {self.length}")
+            fitting = [*(step for step in self.checkpoints if step < self.length), self.length]
+            raise ValueError(
+                f"the last of checkpoints {list(self.checkpoints)} must be length {self.length}; "
+                f"use thought.checkpoints = {fitting} or thought.length = {self.checkpoints[-1]}"
+            )
         if self.delimiters == "none" and self.variable_length:
-            raise ValueError("variable_length needs a close to sample: set delimiters to text or learned")
+            raise ValueError(
+                "variable_length needs a close to sample; use thought.variable_length = false or "
+                "thought.delimiters = text"
+            )
         if self.delimiters != "none" and not (self.open and self.close):
-            raise ValueError("open and close must not be empty: set delimiters to none to go without")
+            fixed = " and thought.variable_length = false" if self.variable_length else ""
+            raise ValueError(f"open and close must not be empty; use thought.delimiters = none{fixed}")
         return self
 
 

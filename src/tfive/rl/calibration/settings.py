@@ -81,12 +81,13 @@ class CalibrationSettings(Section):
             if getattr(self, name) is None
         ]
         if self.certified and missing:
-            raise ValueError(f"certified = true needs {', '.join(missing)}; supply them or set certified = false")
+            raise ValueError(f"certified = true needs {', '.join(missing)}; use calibration.certified = false")
         return self
 
     @model_validator(mode="after")
     def _limits_need_a_mean_head(self) -> CalibrationSettings:
         if self.mode == "repeated" and (self.certified or self.bounds == "enforce"):
             key = "certified = true" if self.certified else "bounds = enforce"
-            raise ValueError(f"{key} needs the mean head that mode = repeated does without; use mode = learned")
+            said = f"{key} needs the mean head that mode = repeated does without"
+            raise ValueError(f"{said}; use calibration.mode = learned")
         return self
