@@ -10,9 +10,10 @@ from typing import Any
 from tfive.errors import UserError
 from tfive.report import figures
 from tfive.report.page import markdown, write_pages
-from tfive.report.runs import STUDY, SUMMARY, Run, done, mismatches, read_json, read_study
+from tfive.report.runs import STUDY, SUMMARY, Run, done, mismatches, read_study
 from tfive.report.sections import run_blocks, study_blocks
 from tfive.report.table import LIMITS, StudyTable, rows_csv, study_table
+from tfive.training.summary import read_summary
 
 REPORT = "report"
 
@@ -46,7 +47,7 @@ def report_command(folder: str, *, as_json: bool) -> str:
         return study_text(path, read_study(path), as_json=as_json)
     if not (path / SUMMARY).is_file():
         raise UserError(f"{folder}: neither {SUMMARY} nor {STUDY} is here; name a finished run or a study")
-    summary = read_json(path / SUMMARY)
+    summary = read_summary(path)
     run = Run(summary["method"], int(summary["seed"]), path)
     found = study_table([run])
     drawn = _drawn(found, path / REPORT)
