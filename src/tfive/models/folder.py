@@ -51,11 +51,20 @@ def check_folder(folder: Path) -> None:
         )
     if (folder / INDEX).is_file():
         shards(folder / INDEX)
+    try:
+        config: Any = json.loads((folder / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{folder / CONFIG}: no readable JSON ({error!r:.80}); fetch the model again") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{folder / CONFIG}: holds no JSON object; fetch the model again")
+    check_sizes(config, str(folder), folder)
 
 
 def check_sizes(config: Mapping[str, Any], source: str, folder: Path | None) -> None:
     """Refuse a configuration with sizes that no model has, or with more layers than the weights have tensors."""
     text = config.get("text_config") or config
+    if not isinstance(text, Mapping):
+        raise UserError(f"{source}: text_config in {CONFIG} is no object; fetch the model again")
     for key, most in MOST.items():
         size = text.get(key)
         if isinstance(size, int) and not 1 <= size <= most:

@@ -50,10 +50,10 @@ class Console:
     def summary(self, summary: dict[str, Any]) -> None:
         """Every gain before and after training, beside its controls: an empty thought, random tokens."""
         low, high = summary["dev_content_gain_interval"]
-        for problem in summary["problems"]:
-            self.say(f"DO NOT USE THESE NUMBERS: {problem}")
         windows = "1 window" if summary["windows"] == 1 else f"{summary['windows']} windows"
         self.say("")
+        for problem in summary["problems"]:
+            self.say(f"DO NOT USE THESE NUMBERS: {problem}")
         self.say(f"{windows}, {summary['seconds']:.0f} s, {summary['generated_tokens']:,} thought tokens")
         self.say(f"development texts, nats per token (positive is better), {summary['reading']} reading of thoughts")
         for title, line in (

@@ -160,7 +160,8 @@ class Loop:
             self.recorder.load_state_dict(state["recorder"])
             self.assembly.method.load_state_dict(state["method"])
             self.assembly.ledger.load_state_dict(state["ledger"])
-            self.history, self.window_costs = list(state["history"]), list(state["window_costs"])
+            self.history, self.window_costs = ([dict(one) for one in state[key]] for key in ("history", "window_costs"))
+            _ = [float(one["no_thought_loss"]) + int(one["window"]) for one in self.history]
             self.places = list(state["places"])
             before = {key: value for key, value in self.places[-1].items() if key != "window"}
             elsewhere = continuity.moved(before, self.place)
