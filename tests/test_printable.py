@@ -67,9 +67,11 @@ def test_corpora_are_inspected_without_their_escapes(tmp_path: Path, capsys: pyt
     rng = np.random.default_rng(0)
     rows = [f"{number} {EVIL} " + " ".join(rng.choice(words, 60)) for number in range(400)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows), "utf-8")
+    source = f'[[text.sources]]\nname = "a"\npath = "{tmp_path / "a.jsonl"}"\n[text]\ncache = "{tmp_path / "cache"}"\n'
     (tmp_path / "run.toml").write_text(
-        f'[[text.sources]]\nname = "a"\npath = "{tmp_path / "a.jsonl"}"\n[text]\ncache = "{tmp_path / "cache"}"\n'
-        "sequence_length = 32\nallow_fewer = true\nsequences = {train = 96, calibration = 8, development = 8}\n[text.positions]\nper_text = 2\n[thought]\nhorizon = 4\n",
+        f"{source}sequence_length = 32\nallow_fewer = true\n"
+        "sequences = {train = 96, calibration = 8, development = 8}\n"
+        "[text.positions]\nper_text = 2\n[thought]\nhorizon = 4\n[window]\nitems = 16\n[run]\ndevelop_items = 8\n",
         "utf-8",
     )
     for option in ((), ("--json",)):

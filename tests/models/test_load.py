@@ -26,6 +26,7 @@ from transformers import (
 
 import tfive.models.load as load
 from tfive.errors import UserError
+from tfive.models import folder
 from tfive.models.load import load_model, load_tokenizer, save_model, tokenizer_fingerprint
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.models.weights import changed_model, model_digests

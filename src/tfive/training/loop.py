@@ -160,8 +160,8 @@ class Loop:
             self.recorder.load_state_dict(state["recorder"])
             self.assembly.method.load_state_dict(state["method"])
             self.assembly.ledger.load_state_dict(state["ledger"])
-            self.history, self.window_costs = ([dict(one) for one in state[key]] for key in ("history", "window_costs"))
-            _ = [float(one["no_thought_loss"]) + int(one["window"]) for one in self.history]
+            self.history = [_measurement(one) for one in state["history"]]
+            self.window_costs = [dict(one) for one in state["window_costs"]]
             self.places = list(state["places"])
             before = {key: value for key, value in self.places[-1].items() if key != "window"}
             elsewhere = continuity.moved(before, self.place)
@@ -251,6 +251,11 @@ class Loop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _measurement(entry: Any) -> dict[str, Any]:
+    """One entry of a checkpoint's history; what is none raises an error here and not at the end of the run."""
+    return {**entry, "window": int(entry["window"]), "no_thought_loss": float(entry["no_thought_loss"])}
 
 
 def _leave_the_terminal() -> None:
