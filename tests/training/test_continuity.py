@@ -18,8 +18,12 @@ from safetensors.torch import load_file, save_file
 
 from tfive.cli.app import _call
 from tfive.errors import RunFailed, UserError
+from tfive.rl.critic_files import load_critics
+from tfive.text.prepared import PreparedCorpus
 from tfive.training import continuity, start
 from tfive.training.checkpoint import CheckpointStore
+from tfive.training.compare import Cell, launch
+from tfive.training.corpus import corpus_of
 from tfive.training.devices import Placement
 from tfive.training.export import export
 from tfive.training.health import problems, relative_change
@@ -307,3 +311,48 @@ def test_every_checkpoint_says_what_the_run_began_with(stopped: Path, home: Path
     began = CheckpointStore(stopped / CHECKPOINTS).entry("began")
     assert began["config"] == configure(home, *PLAIN).leaves()
     assert set(began["model"]) == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"cells": 3}', '{"cells": [{"label": 1}]}', '{"cells": [[]]}'])
+def test_a_study_of_something_else_is_one_line(
+    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "study.json").write_text(content, "utf-8")
+    assert str(tmp_path) in one_line(["report", str(tmp_path)], capsys)
+
+
+@pytest.mark.parametrize("critics", ["[]", '{"critics": [3, 4]}', '{"critics": []}', "[" * 5000])
+def test_critics_of_something_else_are_one_line(tmp_path: Path, critics: str) -> None:
+    (tmp_path / "critics.json").write_text(critics, "utf-8")
+    with pytest.raises(UserError, match=r"critic\.start = .* cannot be loaded"):
+        load_critics(tmp_path, [None])  # type: ignore[list-item]
+
+
+def test_a_manifest_of_something_else_is_one_line(home: Path, tmp_path: Path) -> None:
+    prepared = corpus_of(configure(home, *PLAIN)).folder
+    whole = json.loads((prepared / "manifest.json").read_text("utf-8"))
+    folder = shutil.copytree(prepared, tmp_path / "corpus")
+    for entry, content in (
+        ("files", {}), ("files", None), ("files", {**whole["files"], "../../x": {}}), ("groups", [{}]), ("groups", 3),
+        ("files", {**whole["files"], "tokens.npy": 3}), ("groups", [[]]),
+    ):  # fmt: skip
+        (folder / "manifest.json").write_text(json.dumps(whole | {entry: content}), "utf-8")
+        with pytest.raises(UserError, match="prepare again"):
+            PreparedCorpus(folder)
+
+
+def test_records_of_a_study_that_hold_something_else_are_one_line(home: Path, tmp_path: Path) -> None:
+    cell = Cell("ntp", 0, configure(home, *PLAIN), tmp_path / "cell")
+    for content in ("[]", "{", "null"):
+        cell.record.write_text(content, "utf-8")
+        with pytest.raises(UserError, match="holds no record of a run"):
+            cell.known()
+
+
+def test_a_study_does_not_clear_a_folder_in_use(home: Path, tmp_path: Path) -> None:
+    cell = Cell("ntp", 0, configure(home, *PLAIN), tmp_path / "cells" / "ntp-seed0")
+    with FolderLock(cell.folder):
+        (cell.folder / "metrics.jsonl").write_text("mine", "utf-8")
+        with pytest.raises(UserError, match="in use by process"):
+            launch(cell, None)
+        assert (cell.folder / "metrics.jsonl").read_text("utf-8") == "mine"

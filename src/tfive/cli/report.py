@@ -43,10 +43,18 @@ def compare_command(
 def report_command(folder: str, *, as_json: bool) -> str:
     """What `tfive report` does: writes the pages and returns what to print."""
     path = Path(folder)
+    try:
+        return _reported(path, as_json=as_json)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        reason = " ".join(f"{error!r}".split())[:120]
+        raise UserError(f"{folder}: holds something else than tfive train or compare writes ({reason})") from error
+
+
+def _reported(path: Path, *, as_json: bool) -> str:
     if (path / STUDY).is_file():
         return study_text(path, read_study(path), as_json=as_json)
     if not (path / SUMMARY).is_file():
-        raise UserError(f"{folder}: neither {SUMMARY} nor {STUDY} is here; name a finished run or a study")
+        raise UserError(f"{path}: neither {SUMMARY} nor {STUDY} is here; name a finished run or a study")
     summary = read_summary(path)
     run = Run(summary["method"], int(summary["seed"]), path)
     found = study_table([run])

@@ -165,11 +165,11 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrai
     """De-quantised weights in a freshly built model, so that no trace of the quantiser keeps it from being saved."""
     path = _existing(path)
     with _explained(str(path)), contextlib.redirect_stderr(io.StringIO()):
-        packed = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        packed = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **_gguf_options(path))
         config = packed.config
         if hasattr(config, "quantization_config"):
             del config.quantization_config
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         model.load_state_dict(packed.state_dict())
         model.generation_config = packed.generation_config
         tokenizer = _gguf_tokenizer(path, config)
@@ -179,14 +179,19 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrai
 
 def _gguf_tokenizer(path: Path, config: PreTrainedConfig | None = None) -> PreTrainedTokenizerBase:
     """The file's tokenizer, with the special tokens its metadata names (older converters swap some of them)."""
-    config = config or AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    config = config or AutoConfig.from_pretrained(path.parent, **_gguf_options(path))
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, **_gguf_options(path))
     tokenizer.clean_up_tokenization_spaces = False
     for role in ("bos", "eos"):
         number = getattr(config, f"{role}_token_id", None)
         if isinstance(number, int):
             setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(number))
     return tokenizer
+
+
+def _gguf_options(path: Path) -> dict[str, Any]:
+    """A GGUF file needs no code; what lies beside it is not even asked about."""
+    return {"gguf_file": path.name, "trust_remote_code": False}
 
 
 def _gguf_name(stem: str) -> str:
