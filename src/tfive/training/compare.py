@@ -213,11 +213,14 @@ def _clear(cell: Cell) -> None:
 
 def _judge(cell: Cell, status: int) -> str:
     """What an exit status means; a cell that was stopped or killed is unfinished, one that ended badly has failed."""
+    finished = (cell.folder / SUMMARY).is_file()
+    if status == 0 and finished:
+        return "done"
     said = [line for line in cell.log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
     last = said[-1] if said else f"exit status {status}"
-    if (cell.folder / SUMMARY).is_file():
+    if finished:
         # A run that destroyed its model is a result of the comparison, and says so.
-        return "done" if status == 0 else f"done, but {last.removeprefix('tfive: error: ')}"
+        return f"done, but {last.removeprefix('tfive: error: ')}"
     if status < 0 or "go on with: tfive resume" in last:
         return f"unfinished ({last if status > 0 else f'killed by signal {-status}'})"
     # Tables go further than the machine: what they keep of a failure names no folder of it.
