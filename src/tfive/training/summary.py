@@ -24,8 +24,6 @@ NEEDED: dict[str, type | tuple[type, ...]] = {
     "account": dict,
     "history": list,
     "laps": list,
-    "dev_thought_gain_end": (int, float, type(None)),
-    "dev_content_gain_interval": list,
 }
 """What every summary holds; pages, tables and comparisons are made of these."""
 
