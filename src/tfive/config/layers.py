@@ -113,7 +113,7 @@ def flatten(
 
 def _full_name(key: str, value: Any) -> str:
     """The first leaf below an unknown table, so that the whole name is compared with the valid ones."""
-    while isinstance(value, Mapping) and value:
+    while isinstance(value, Mapping) and value and len(key) <= LONGEST_KEY:
         name, value = next(iter(value.items()))
         key = f"{key}.{name}"
     return key
