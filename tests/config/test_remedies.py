@@ -165,7 +165,7 @@ _BOUNDS = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
 
 @pytest.mark.parametrize(
     "text",
-    ["a = " + "[" * 3000, "[" + "a." * 20_000 + "a]\nb = 1", "a" * 200_000 + " = 1", "run.seed = " + "9" * 5000,
+    ["a = " + "[" * 3000, "[" + "a." * 3_000 + "a]\nb = 1", "a" * 200_000 + " = 1", "run.seed = " + "9" * 5000,
      "[text.positions]\npattern = 'a{99999999999}'", "text = 3", 'text.cache = "\\u0000"', "window.pilot = inf",
      "[run]\nseed = 1\n" + "x" * 5000 + " = 2"],
     ids=["brackets", "tables", "key", "digits", "pattern", "section", "nul", "infinite", "inner-key"],
