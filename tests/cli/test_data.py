@@ -15,8 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from tfive.cli import app as cli
 from tfive.config.config import Config
 from tfive.errors import UserError
+from tfive.models.weights import weights_fingerprint
 from tfive.rl.roles import Ledger
-from tfive.training.corpus import base_entropies, cache_folder, corpus_of, inspect, prepare, stats, weights_fingerprint
+from tfive.training.corpus import base_entropies, cache_folder, corpus_of, inspect, prepare, stats
 
 WORDS = "grain and salt go down the river to the town where nine boats wait for wind".split()  # noqa: SIM905
 

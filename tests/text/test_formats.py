@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import tempfile
 from pathlib import Path
 
 import pyarrow
@@ -125,3 +126,25 @@ def test_an_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_formats_by_name() -> None:
     names = ["a.jsonl", "a.txt.zst", "a.parquet", "a.parquet.gz", "a.csv", "jsonl", "a.gz"]
     assert [format_of(Path(name)) for name in names] == ["jsonl", "txt", "parquet", None, None, None, None]
+
+
+@given(
+    st.lists(st.sampled_from([b"", b" ", b"\t", b"\r", b'{"text": "a"}', b"x y"]), max_size=12),
+    st.booleans(),
+    st.integers(1, 9),
+)
+def test_blank_lines_are_counted_and_left_out(pieces: list[bytes], ended: bool, chunk: int) -> None:
+    """The same rows and numbers as cutting at every line feed, however the file is cut into chunks."""
+    content = b"\n".join(pieces) + (b"\n" if ended else b"")
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder) / "a.jsonl"
+        path.write_bytes(content)
+        patch.setattr(formats, "CHUNK", chunk)
+        found = list(raw_rows(path, ("text",)))
+    assert found == [(number, line) for number, line in enumerate(content.split(b"\n")) if line.strip()]
+
+
+def test_blank_lines_are_never_handed_out_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\n" * 1_000_000)
+    monkeypatch.setattr(formats, "_pieces", lambda *_: pytest.fail("every line feed is a step of a loop"))
+    assert list(raw_rows(tmp_path / "a.jsonl", ("text",))) == []

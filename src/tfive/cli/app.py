@@ -15,7 +15,7 @@ from tfive.cli.bench import bench_app
 from tfive.cli.config import config_app
 from tfive.cli.data import data_app
 from tfive.cli.evaluate import eval_app
-from tfive.cli.options import AsJson, Overrides, Page, Quiet, Sources, describe, fail, loading
+from tfive.cli.options import AsJson, Overrides, Page, Quiet, Sources, TrustRemoteCode, describe, fail, loading, show
 from tfive.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -35,7 +35,7 @@ app.add_typer(eval_app, name="eval")
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"tfive {__version__}")
+        show(f"tfive {__version__}")
         raise typer.Exit
 
 
@@ -64,7 +64,7 @@ def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson
 
     with loading(as_json, "looking at this machine"):
         text = report(sources or [], overrides or [], as_json)
-    print(text)
+    show(text)
 
 
 @app.command(
@@ -96,7 +96,7 @@ def init(
     with loading():
         from tfive.cli.init import init_command
 
-    print(init_command(out, model=model, text=text or [], device=device, minutes=minutes, pattern=pattern))
+    show(init_command(out, model=model, text=text or [], device=device, minutes=minutes, pattern=pattern))
 
 
 @app.command(
@@ -115,6 +115,7 @@ def train(
         str | None, typer.Option("--out", metavar="DIR", help="Folder for everything the run writes.")
     ] = None,
     page: Page = False,
+    trust: TrustRemoteCode = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -122,12 +123,13 @@ def train(
     with loading(quiet):
         from tfive.training.start import run_command
 
+    options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust}
     if page:
         from tfive.cli.live import train_with_page
 
-        _print(train_with_page(sources or [], overrides or [], out, as_json=as_json, quiet=quiet))
+        _print(train_with_page(sources or [], overrides or [], out, **options))
         return
-    _print(run_command(sources or [], overrides or [], out, as_json=as_json, quiet=quiet))
+    _print(run_command(sources or [], overrides or [], out, **options))
 
 
 @app.command(
@@ -139,6 +141,7 @@ def train(
 def resume(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that tfive train wrote.")],
     page: Page = False,
+    trust: TrustRemoteCode = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -146,12 +149,13 @@ def resume(
     with loading(quiet):
         from tfive.training.start import resume_command
 
+    options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust}
     if page:
         from tfive.cli.live import resume_with_page
 
-        _print(resume_with_page(folder, as_json=as_json, quiet=quiet))
+        _print(resume_with_page(folder, **options))
         return
-    _print(resume_command(folder, as_json=as_json, quiet=quiet))
+    _print(resume_command(folder, **options))
 
 
 @app.command(
@@ -168,15 +172,17 @@ def export(
     untrained: Annotated[
         bool, typer.Option("--untrained", help="Export a run even if its actor was never updated.")
     ] = False,
+    trust: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Export the newest checkpoint."""
     with loading(as_json):
         from tfive.training.export import export_command
 
+    chosen = {"exact": exact, "untrained": untrained, "as_json": as_json, "trust_remote_code": trust}
     with loading(as_json, f"writing {out}"):
-        text = export_command(folder, out, exact=exact, untrained=untrained, as_json=as_json)
-    print(text)
+        text = export_command(folder, out, **chosen)
+    show(text)
 
 
 @app.command(
@@ -207,7 +213,7 @@ def compare(
     text, complete = compare_command(
         sources or [], methods, seeds, overrides or [], out, jobs=jobs, retry=retry, as_json=as_json, quiet=quiet
     )
-    print(text)
+    show(text)
     if not complete:
         raise typer.Exit(1)
 
@@ -231,7 +237,7 @@ def report(
     """Report."""
     from tfive.cli.report import report_command
 
-    print(report_command(folders, as_json=as_json))
+    show(report_command(folders, as_json=as_json))
 
 
 @app.command(
@@ -258,7 +264,7 @@ def watch(
 
 def _print(text: str | None) -> None:
     if text is not None:
-        print(text)
+        show(text)
 
 
 @app.command(
@@ -291,12 +297,12 @@ def theory(
     if figures is not None:
         from tfive_lab.theory.figures import draw
 
-        print(draw(figures, 24 if worlds is None else worlds, quiet=quiet or as_json))
+        show(draw(figures, 24 if worlds is None else worlds, quiet=quiet or as_json))
         return
     from tfive.cli.theory import theory as check
 
     text, passed = check(statement, 200 if worlds is None else worlds, seed, as_json=as_json, quiet=quiet)
-    print(text)
+    show(text)
     if not passed:
         raise typer.Exit(1)
 
@@ -314,6 +320,7 @@ def _call(arguments: Sequence[str] | None) -> int:
     except UserError as error:
         return fail(str(error), 2)
     except RunFailed as error:
+        _print(getattr(error, "result", None))
         return fail(str(error), 1)
     except usage_errors as error:
         return _usage(error)
@@ -329,7 +336,7 @@ def _usage(error: Any) -> int:
     message = error.format_message()
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
-        print(message)
+        show(message)
         return 2
     path = context.command_path if context is not None else "tfive"
     return fail(f"{message} (see: {path} --help)", 2)

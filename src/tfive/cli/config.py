@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tfive.cli.options import AsJson, Overrides, Sources, describe, fail
+from tfive.cli.options import AsJson, Overrides, Sources, describe, fail, show
 
 config_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Show or check a configuration, list presets, print the schema."
@@ -37,7 +37,7 @@ def config_show(
     """Resolve and print."""
     from tfive.cli.show_config import show_config
 
-    print(show_config(sources or [], overrides or [], explain, as_json, method))
+    show(show_config(sources or [], overrides or [], explain, as_json, method))
 
 
 @config_app.command(
@@ -53,7 +53,7 @@ def config_presets(as_json: AsJson = False) -> None:
     """List."""
     from tfive.cli.show_config import list_presets
 
-    print(list_presets(as_json))
+    show(list_presets(as_json))
 
 
 @config_app.command(
@@ -69,7 +69,7 @@ def config_methods(as_json: AsJson = False) -> None:
     """List."""
     from tfive.cli.show_config import list_methods
 
-    print(list_methods(as_json))
+    show(list_methods(as_json))
 
 
 @config_app.command(
@@ -85,7 +85,7 @@ def config_schema() -> None:
     """Print."""
     from tfive.cli.show_config import show_schema
 
-    print(show_schema())
+    show(show_schema())
 
 
 @config_app.command(
@@ -102,7 +102,7 @@ def config_check(sources: Sources = None, overrides: Overrides = None, as_json: 
 
     text, problems = check_config(sources or [], overrides or [], as_json)
     if text:
-        print(text)
+        show(text)
     if problems:
         for problem in problems if not as_json else ():
             fail(problem, 2)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tfive.cli.options import AsJson, Device, Quiet, describe, loading
+from tfive.cli.options import AsJson, Device, Quiet, describe, loading, show
 
 WAYS = {"both": ("generated", "likelihood"), "generated": ("generated",), "likelihood": ("likelihood",)}
 
@@ -104,7 +104,7 @@ def eval_run(
     options |= {"config": config, "bare": bare}
     options |= {"thoughts": thoughts, "chat": chat, "seed": seed, "parity": parity, "rows": rows, "flips": flips}
     wanted = Wanted(model, names, data, out, limit, ways=WAYS[ways], device=device, compute=compute, **options)
-    print(evaluate_command(wanted, as_json=as_json, quiet=quiet))
+    show(evaluate_command(wanted, as_json=as_json, quiet=quiet))
 
 
 @eval_app.command(
@@ -119,7 +119,7 @@ def eval_tasks(data: Data = None, as_json: AsJson = False) -> None:
     """List."""
     from tfive.cli.evaluate_tasks import tasks_command
 
-    print(tasks_command(data, as_json=as_json))
+    show(tasks_command(data, as_json=as_json))
 
 
 @eval_app.command(
@@ -138,7 +138,7 @@ def eval_explain(
     """Show."""
     from tfive.cli.evaluate_suite import explain_command
 
-    print(explain_command(run, item, as_json=as_json))
+    show(explain_command(run, item, as_json=as_json))
 
 
 @eval_app.command(
@@ -156,7 +156,7 @@ def eval_compare(
     """Compare."""
     from tfive.cli.evaluate_suite import compare_command
 
-    print(compare_command(first, second, as_json=as_json))
+    show(compare_command(first, second, as_json=as_json))
 
 
 @eval_app.command(
@@ -202,7 +202,7 @@ def eval_gains(
     chosen["pattern"] = pattern
     with loading(as_json, "measuring thoughts"):
         text = gains_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json)
-    print(text)
+    show(text)
 
 
 @eval_app.command(
@@ -249,4 +249,4 @@ def eval_headroom(
     size = SampleSize(texts, tokens, rows, seed)
     chosen: dict[str, Any] = {"config": config, "size": size, "per_text": positions, "pattern": pattern}
     chosen |= {"samples": samples, "passes": critic_passes}
-    print(headroom_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json))
+    show(headroom_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json))

@@ -5,9 +5,7 @@ from __future__ import annotations
 _FIXED = "gone; its default is a constant now"
 
 FORMER_KEYS: dict[str, str] = {
-    "model.trust_remote_code": (
-        "gone; load such a model by load_model(…, trust_remote_code=True) and give it to train(…, model=…)"
-    ),
+    "model.trust_remote_code": "gone; no file can allow it, only --trust-remote-code on the command line",
     "text.seed": "gone; all runs share one corpus, run.seed decides the rest",
     "text.split_by": "now split_by of a source in text.sources",
     "text.positions.entropy_quantile": f"{_FIXED} (0.8)",

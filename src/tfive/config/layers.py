@@ -28,6 +28,12 @@ from tfive.section import Section
 NONE = "none"
 """How a file or `--set` writes "no value"; TOML has no null."""
 
+LONGEST_KEY = 100
+"""Characters of a key that are compared with the valid ones: likeness takes quadratic time."""
+
+LONGEST_LINE = 1_000
+"""Characters of a line in which a key is looked for, to say where it was written."""
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -65,6 +71,7 @@ def nearest(key: str, valid: Iterable[str]) -> list[str]:
 
     The whole dotted name counts, and so does its last part alone.
     """
+    key = key[:LONGEST_KEY]
 
     def likeness(candidate: str) -> float:
         whole = difflib.SequenceMatcher(None, key, candidate).ratio()
@@ -87,7 +94,9 @@ def unknown_key(key: str, origin: str, valid: Iterable[str], former: Mapping[str
     """The refusal of a key that does not exist; for one that once did, with what became of it."""
     if key in former:
         return UserError(f"{key} ({origin}): {former[key]}")
-    return UserError(f"{key} ({origin}): no such key; {meant(key, valid, 'tfive config show --explain lists all')}")
+    return UserError(
+        f"{_short(key)} ({origin}): no such key; {meant(key, valid, 'tfive config show --explain lists all')}"
+    )
 
 
 def flatten(
@@ -112,7 +121,9 @@ def flatten(
                 walk(value, inner, f"{key}.")
             else:
                 first = next(iter(inner.model_fields))
-                raise UserError(f"{key} = {value!r} ({origin}): a section; write a key of it, such as {key}.{first}")
+                raise UserError(
+                    f"{key} = {_short(repr(value))} ({origin}): a section; write a key of it, such as {key}.{first}"
+                )
 
     walk(table, model, "")
     return leaves
@@ -120,7 +131,7 @@ def flatten(
 
 def _full_name(key: str, value: Any) -> str:
     """The first leaf below an unknown table, so that the whole name is compared with the valid ones."""
-    while isinstance(value, Mapping) and value:
+    while isinstance(value, Mapping) and value and len(key) <= LONGEST_KEY:
         name, value = next(iter(value.items()))
         key = f"{key}.{name}"
     return key
@@ -142,6 +153,8 @@ def key_lines(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), start=1):
+        if len(line) > LONGEST_LINE:
+            continue
         if header := _HEADER.match(line):
             table = re.sub(r"[\s\"']", "", header["name"])
             found.setdefault(table, number)
@@ -153,12 +166,21 @@ def key_lines(text: str) -> dict[str, int]:
 
 def read_toml(text: str, model: type[Section], name: str, by_line: bool) -> dict[str, Leaf]:
     """Leaves of a TOML text called `name` in messages; `by_line` adds the line to each origin."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{name}: not valid TOML: {error}; fix the line and try again") from error
+    table = _parsed(text, name)
     lines = {key: f"{name}:{line}" for key, line in key_lines(text).items()} if by_line else {}
     return flatten(table, model, lines, name)
+
+
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    """The tables of a TOML text; whatever the parser cannot take is one line."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise UserError(f"{name}: brackets nested too deeply to be read; write fewer inside each other") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{name}: not valid TOML: {_short(str(error), 200)}; fix the line and try again") from error
+    except ValueError as error:  # a whole number of thousands of digits
+        raise UserError(f"{name}: not valid TOML: {_short(str(error), 200)}; write a shorter number") from error
 
 
 def read_file(path: Path, model: type[Section]) -> dict[str, Leaf]:
@@ -176,7 +198,7 @@ def top_level_value(path: Path, key: str) -> Any:
     """What a TOML file says of one of its topmost keys, None if nothing or if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")).get(key)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -184,24 +206,30 @@ def read_override(argument: str, model: type[Section]) -> dict[str, Leaf]:
     """The leaf of one `--set key=value`: the value in TOML syntax, or a bare word taken as a string."""
     before, equals, after = argument.partition("=")
     key, raw = before.strip(), after.strip()
+    shown = _short(argument)
     if not (key and equals and raw):
-        raise UserError(f"--set {argument}: write KEY=VALUE, for example --set thought.length=8")
+        raise UserError(f"--set {shown}: write KEY=VALUE, for example --set thought.length=8")
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError as error:
-        if raw[0] in "[{\"'" or "\n" in raw:
-            raise UserError(f"--set {argument}: {raw} is not a TOML value: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"--set {shown}: brackets nested too deeply to be read; write fewer") from error
+    except ValueError as error:
+        if raw[0] in "[{\"'" or "\n" in raw or not isinstance(error, tomllib.TOMLDecodeError):
+            reason = _short(str(error), 200)
+            raise UserError(f"--set {shown}: {_short(raw)} is not a TOML value: {reason}") from error
         if after != raw and before == before.rstrip():
             # `key = word` is a way to write it; `key= word` may mean a word that begins with a space.
             quoted = f"{key}={json.dumps(after, ensure_ascii=False)}"
-            raise UserError(f"--set {argument}: quote a text that begins or ends with a space: {quoted}") from error
+            raise UserError(
+                f"--set {shown}: quote a text that begins or ends with a space: {_short(quoted)}"
+            ) from error
         value = raw
     fields = leaf_fields(model)
     if key in fields:
         return {key: Leaf(_null(value, fields[key]), "--set")}
     parent = next((leaf for leaf in fields if key.startswith(f"{leaf}.")), None)
     if parent is not None:
-        raise UserError(f"--set {argument}: {parent} is one value; set it whole, for example in a TOML file")
+        raise UserError(f"--set {shown}: {parent} is one value; set it whole, for example in a TOML file")
     nested: Any = value
     for part in reversed(key.split(".")):
         nested = {part: nested}
@@ -234,19 +262,18 @@ def explain(error: ValidationError, leaves: Layer, model: type[BaseModel]) -> li
     lines = []
     for problem in error.errors():
         where = [str(part) for part in problem["loc"]]
-        message = problem["msg"].removeprefix("Value error, ").replace("Input should", "should")
+        message = _short(problem["msg"].removeprefix("Value error, ").replace("Input should", "should"), 300)
         key = next((k for n in range(len(where), 0, -1) if (k := ".".join(where[:n])) in fields), None)
         if key is None:
-            lines.append(f"{'.'.join(where)}: {message}")
+            lines.append(f"{_short('.'.join(where))}: {message}")
             continue
         if problem["type"] == "extra_forbidden":
             message = f"no such key; {_siblings(fields[key], where[-1])}"
         shown = json.dumps(problem["input"], default=str, ensure_ascii=False)
         origin = leaves[key].origin if key in leaves else "default"
         meaning = fields[key].description
-        lines.append(
-            f"{'.'.join(where)} = {_short(shown)} ({origin}): {message}" + (f" ({_first(meaning)})" if meaning else "")
-        )
+        about = f" ({_first(meaning)})" if meaning else ""
+        lines.append(f"{_short('.'.join(where))} = {_short(shown)} ({origin}): {message}{about}")
     return lines
 
 

@@ -6,6 +6,7 @@ Nothing is held beyond one chunk and one row. A file that cannot be read to its 
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ LONGEST_ROW = 64 << 20
 RawRow = bytes | dict[str, Any]
 """A JSON line or a plain document as bytes, or a Parquet row."""
 
+_FILLED = re.compile(rb"[^\n]+")
 _COMPRESSED = (".gz", ".zst")
 _KINDS = {".jsonl": "jsonl", ".txt": "txt", ".parquet": "parquet"}
 
@@ -49,7 +51,7 @@ def raw_rows(path: Path, columns: Sequence[str], separator: str = AUTO) -> Itera
         if kind == "parquet":
             yield from enumerate(_parquet(path, columns))
         elif kind == "jsonl":
-            yield from ((n, line) for n, line in enumerate(_pieces(path, _bytes(path), b"\n")) if line.strip())
+            yield from _lines(path, _bytes(path))
         elif separator == WHOLE:
             yield 0, _whole(path)
         elif separator == AUTO:
@@ -125,6 +127,23 @@ def _pieces(path: Path, chunks: Iterator[bytes], end: bytes) -> Iterator[bytes]:
         yield from pieces
     if rest:
         yield rest
+
+
+def _lines(path: Path, chunks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines that hold more than white space, with their number; blank ones cost no more than being counted."""
+    rest, number = b"", 0
+    for chunk in chunks:
+        block, end, rest = (rest + chunk).rpartition(b"\n")
+        _check_length(path, len(rest))
+        done = 0
+        for line in _FILLED.finditer(block):
+            number += block.count(b"\n", done, line.start())
+            done = line.start()
+            if not line[0].isspace():
+                yield number, line[0]
+        number += block.count(b"\n", done) + len(end)
+    if rest.strip():
+        yield number, rest
 
 
 def _whole(path: Path) -> bytes:

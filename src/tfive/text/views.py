@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tfive.printable import printable
 from tfive.text.cutting import RULE
 from tfive.text.items import segments
 from tfive.text.prepared import PreparedCorpus, SequenceRange
@@ -168,10 +169,10 @@ def marked_text(corpus: PreparedCorpus, number: int, *, colour: bool) -> str:
     shown = Text(f"sequence {number} · {view['split']}/{view['role']} · {len(view['positions'])} positions\n", "bold")
     done = 0
     for at, _, note in sorted(notes, key=lambda note: note[:2]):
-        shown.append(view["text"][done:at], style="not bold")
+        shown.append(printable(view["text"][done:at]), style="not bold")
         shown.append_text(note)
         done = at
-    shown.append(view["text"][done:], style="not bold")
+    shown.append(printable(view["text"][done:]), style="not bold")
     return _rendered(shown, colour=colour)
 
 

@@ -28,9 +28,11 @@ from tfive.methods.registry import methods
 from tfive.report.runs import STUDY, Run, read_study
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
-from tfive.training.loop import CHECKPOINTS, CONFIG, SUMMARY
+from tfive.training.lock import held
+from tfive.training.loop import CHECKPOINTS, CONFIG, SIGNALS
 from tfive.training.progress import ProgressReport
 from tfive.training.status import PROGRESS
+from tfive.training.summary import SUMMARY
 
 CELLS = "cells"
 THREADS = 2
@@ -63,7 +65,15 @@ class Cell:
 
     def known(self) -> dict[str, Any]:
         """What was recorded of it so far."""
-        return json.loads(self.record.read_text("utf-8")) if self.record.is_file() else {}
+        if not self.record.is_file():
+            return {}
+        try:
+            found = json.loads(self.record.read_text("utf-8"))
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise UserError(f"{self.record}: holds no record of a run; remove it, and the same command goes on")
+        return found
 
     def note(self, **changes: Any) -> None:
         """Record something of it."""
@@ -229,16 +239,22 @@ def launch(cell: Cell, slot: int | None) -> Any:
 
 def _clear(cell: Cell) -> None:
     """Remove what a run left that ended before its first checkpoint: it begins anew."""
+    if (owner := held(cell.folder)) is not None:
+        raise UserError(f"{cell.folder}: in use by {owner}; wait until it ends, or use another --out")
     for path in sorted(cell.folder.rglob("*"), reverse=True) if cell.folder.is_dir() else ():
         path.rmdir() if path.is_dir() else path.unlink()
 
 
 def _judge(cell: Cell, status: int) -> str:
     """What an exit status means; a cell that was stopped or killed is unfinished, one that ended badly has failed."""
-    if status == 0 and (cell.folder / SUMMARY).is_file():
+    finished = (cell.folder / SUMMARY).is_file()
+    if status == 0 and finished:
         return "done"
     said = [line for line in cell.log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
     last = said[-1] if said else f"exit status {status}"
+    if finished:
+        # A run that destroyed its model is a result of the comparison, and says so.
+        return f"done, but {last.removeprefix('tfive: error: ')}"
     if status < 0 or "go on with: tfive resume" in last:
         return f"unfinished ({last if status > 0 else f'killed by signal {-status}'})"
     # Tables go further than the machine: what they keep of a failure names no folder of it.
@@ -287,10 +303,12 @@ def compare(
     cells = cells_of(sources, methods, seeds, overrides, folder)
     for cell in cells:
         _require_same(cell)
+        if (owner := held(cell.folder)) is not None:
+            raise UserError(f"{cell.folder}: in use by {owner}; wait until it ends, or use another --out")
     command = {"sources": list(sources), "methods": list(methods), "seeds": list(seeds), "overrides": list(overrides)}
     write_study(folder, cells, command)
     try:
-        with _sigterm_like_ctrl_c():
+        with _signals_like_ctrl_c():
             run_cells(cells, jobs=jobs, retry=retry, console=Console(quiet=quiet))
     except KeyboardInterrupt as error:
         raise RunFailed(f"interrupted: what ran is saved in {folder}; the same command goes on") from error
@@ -300,8 +318,9 @@ def compare(
 
 
 @contextmanager
-def _sigterm_like_ctrl_c() -> Iterator[None]:
-    """A study that is asked to end lets its cells save first. Only the main thread may listen."""
+def _signals_like_ctrl_c() -> Iterator[None]:
+    """A study that is asked to end, or whose terminal closes, lets its cells save first. Only the main thread may
+    listen; what was ignored when the process began (`nohup`) stays ignored."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -309,8 +328,10 @@ def _sigterm_like_ctrl_c() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    asked = [number for number in SIGNALS if number != signal.SIGINT and signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in asked}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -19,6 +18,7 @@ from tfive.evaluate.overlap import OverlapIndex
 from tfive.evaluate.tasks import find_tasks, load_items
 from tfive.models.load import Loaded, load_model, load_tokenizer
 from tfive.models.precision import choose_device, choose_dtype
+from tfive.models.weights import weights_fingerprint
 from tfive.rl.roles import role_shares
 from tfive.telemetry import Silent, Telemetry
 from tfive.text.corpus import prepare as prepare_text
@@ -50,6 +50,7 @@ def corpus_of(
     loaded: Loaded | None = None,
     texts: Iterable[str] | None = None,
     telemetry: Telemetry | None = None,
+    trust_remote_code: bool = False,
 ) -> PreparedCorpus:
     """The prepared corpus of a configuration, from the cache or made now.
 
@@ -68,8 +69,10 @@ def corpus_of(
             device=device,
             dtype=choose_dtype(config.model.compute, device),
             revision=config.model.revision,
+            trust_remote_code=trust_remote_code,
         )
-    tokenizer: Any = loaded.tokenizer if loaded else load_tokenizer(config.model.name, revision=config.model.revision)
+    options: dict[str, Any] = {"revision": config.model.revision, "trust_remote_code": trust_remote_code}
+    tokenizer: Any = loaded.tokenizer if loaded else load_tokenizer(config.model.name, **options)
     by_entropy = settings.positions.entropy > 0 and loaded is not None
     return prepare_text(
         settings,
@@ -97,15 +100,6 @@ def exclusion_of(settings: TextSettings) -> Exclusion | None:
         return None
     index = benchmark_index(asked.tasks, Path(asked.data).expanduser() if asked.data else None)
     return Exclusion(index.fingerprint, index.overlaps)
-
-
-def weights_fingerprint(model: Any) -> str:
-    """Digest of the first values of every weight: differs between a model and the same model after training."""
-    sha = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        sha.update(name.encode())
-        sha.update(weight.detach().flatten()[:256].float().cpu().numpy().tobytes())
-    return sha.hexdigest()[:20]
 
 
 def base_entropies(model: Any) -> Entropies:
@@ -136,9 +130,16 @@ def base_entropies(model: Any) -> Entropies:
     return measure
 
 
-def prepare(sources: Sequence[str], overrides: Sequence[str], *, as_json: bool = False, quiet: bool = False) -> str:
+def prepare(
+    sources: Sequence[str],
+    overrides: Sequence[str],
+    *,
+    as_json: bool = False,
+    quiet: bool = False,
+    trust_remote_code: bool = False,
+) -> str:
     """Prepare the corpus of a configuration; returns what to print."""
-    corpus = _opened(sources, overrides, quiet=quiet or as_json)
+    corpus = _opened(sources, overrides, quiet=quiet or as_json, trust=trust_remote_code)
     counts = corpus_counts(corpus)
     if as_json:
         return json.dumps(
@@ -158,9 +159,16 @@ def prepare(sources: Sequence[str], overrides: Sequence[str], *, as_json: bool =
     return "\n".join([*counts["notes"], made])
 
 
-def stats(sources: Sequence[str], overrides: Sequence[str], *, as_json: bool = False, quiet: bool = False) -> str:
+def stats(
+    sources: Sequence[str],
+    overrides: Sequence[str],
+    *,
+    as_json: bool = False,
+    quiet: bool = False,
+    trust_remote_code: bool = False,
+) -> str:
     """Counts per split, role, source and kind of position; returns what to print."""
-    corpus = _opened(sources, overrides, quiet=quiet or as_json)
+    corpus = _opened(sources, overrides, quiet=quiet or as_json, trust=trust_remote_code)
     counts = corpus_counts(corpus)
     return json.dumps(counts, indent=1, ensure_ascii=False) if as_json else counts_table(corpus, counts)
 
@@ -176,11 +184,12 @@ def inspect(
     as_json: bool = False,
     quiet: bool = False,
     colour: bool = False,
+    trust_remote_code: bool = False,
 ) -> str:
     """Sequences as text with their positions marked; returns what to print."""
     if start < 0 or count < 1:
         raise UserError(f"--start {start} --count {count}: start must be at least 0 and count at least 1")
-    corpus = _opened(sources, overrides, quiet=quiet or as_json)
+    corpus = _opened(sources, overrides, quiet=quiet or as_json, trust=trust_remote_code)
     numbers = corpus.sequences(split, role)[start : start + count]
     if not len(numbers):
         raise UserError(f"--start {start}: there are only {len(corpus.sequences(split, role))} such sequences")
@@ -189,7 +198,7 @@ def inspect(
     return "\n\n".join(marked_text(corpus, int(number), colour=colour) for number in numbers)
 
 
-def _opened(sources: Sequence[str], overrides: Sequence[str], *, quiet: bool) -> PreparedCorpus:
+def _opened(sources: Sequence[str], overrides: Sequence[str], *, quiet: bool, trust: bool) -> PreparedCorpus:
     config = Config.load(*sources, overrides=overrides)
     require(config)
     progress = ProgressReport(sys.stderr)
@@ -197,4 +206,4 @@ def _opened(sources: Sequence[str], overrides: Sequence[str], *, quiet: bool) ->
         Recorder(quiet=quiet, progress=progress) as recorder,
         progress.showing(Waiting("preparing the text"), drawn=not quiet),
     ):
-        return corpus_of(config, telemetry=recorder)
+        return corpus_of(config, telemetry=recorder, trust_remote_code=trust)
