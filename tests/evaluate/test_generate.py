@@ -53,7 +53,7 @@ def test_greedy_outputs_in_few_rows_are_transformers_own(
         output = found[request.id, 0]
         assert list(output.ids) == stock[0, ids.shape[1] :].tolist()
         assert output.prompt_tokens == ids.shape[1]
-        assert (output.thoughts, output.thought_tokens) == (0, 0)
+        assert (output.thoughts, output.thought_tokens) == ((), 0)
 
 
 @pytest.mark.parametrize("when", [When(), When(2), When(entropy_above=0.5)])
