@@ -43,8 +43,9 @@ def run(
 ) -> Path:
     """A finished run of two windows, `seconds` each, with the last gains around `level`."""
     folder.mkdir(parents=True)
-    (folder / "test").mkdir()
-    save_file(items(level, seed, mixed), folder / "test" / "window-00002.safetensors")
+    for split in ("develop", "test"):
+        (folder / split).mkdir()
+        save_file(items(level, seed, mixed), folder / split / "window-00002.safetensors")
     laps = []
     for window in (1, 2):
         spent = {"open": 1.0 * window, "fit": (seconds - 1) * window, "fit/inner": 50.0}

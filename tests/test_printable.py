@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tfive.cli.app import _call
 from tfive.cli.options import LONGEST, fail, show
 from tfive.printable import printable
-from tfive.report.page import heading, markdown, paragraph, picture, table
+from tfive.report.blocks import heading, markdown, paragraph, picture, table
 from tfive.training.console import Console
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egnp\u2066\r\x7f\u2028"

@@ -55,7 +55,7 @@ def test_the_keys_of_one_method_are_shown() -> None:
         ("foo.bar", "no such key; tfive config show --explain lists all"),
         ("thought.lenght", "did you mean thought.length?"),
         ("windows", "did you mean window.windows?"),
-        ("lr", "did you mean optimizer.lr, critic.lr or gate.lr?"),
+        ("lr", "did you mean anchor.lr, optimizer.lr or critic.lr?"),
     ],
 )
 def test_only_close_keys_are_suggested(key: str, said: str) -> None:

@@ -28,7 +28,6 @@ BROKEN: tuple[tuple[str, ...], ...] = (
     ("run.develop_items=1000000",),
     ("text.sequences.development=1",),
     ("run.develop_items=1",),
-    ("run.develop_after=100000",),
     *((f"window.{share}=0",) for share in ("critic_fit", "qualify", "pilot", "head_train")),
     ("thought.group=4",),
     ("method=rlp", "thought.group=1"),
@@ -38,7 +37,7 @@ BROKEN: tuple[tuple[str, ...], ...] = (
     ("window.windows=1", "thought.reading=gated", "anchor.conditioned=1"),
     ("thought.reading=gated", "window.windows=1", "window.reading=3"),
     ("method=rlp", "calibration.mode=single"),
-    ("method=rlp", "calibration.score_centering=true", "qualify.mode=fixed"),
+    ("method=rlp", "calibration.score_centering=true", "qualify.rule=fixed"),
     ("method=rlp", "reward.reference=foreign"),
     ("actor.minibatches=90000",),
     ("window.actor_steps=90000",),
@@ -62,6 +61,8 @@ BROKEN: tuple[tuple[str, ...], ...] = (
     ("thought.length=2",),
     ("thought.delimiters=none", "thought.variable_length=true"),
     ("thought.open=''",),
+    ("warmstart.source=given", "warmstart.path=a.jsonl", "text.positions.pattern=''", "text.positions.match=0"),
+    ("anchor.lr=1e-5", "anchor.next_token=0", "anchor.conditioned=0"),
 )
 _STEP = re.compile(r"(?P<key>[a-z_0-9]+(?:\.[a-z_0-9]+)*) (?P<sign>[=≤≥]) (?P<value>\[[^\]]*\]|[^\s;]+)")
 

@@ -172,7 +172,7 @@ def test_report_of_a_run_and_of_a_study(tmp_path: Path, runs: list[Run]) -> None
     text = (folder / "report" / "report.html").read_text("utf-8")
     assert "<b>" not in text
     page = (folder / "report" / "report.md").read_text("utf-8")
-    assert "| 1 | 2 | stage | <b> |" in page
+    assert "| 1 | 2 | stage | &lt;b> |" in page
     assert "Whether useful thoughts were learned cannot be told." in page
     cells = [{"label": one.label, "seed": one.seed, "folder": one.folder.name, "failure": one.failure} for one in runs]
     (tmp_path / "study.json").write_text(json.dumps({"cells": cells}), "utf-8")

@@ -71,6 +71,7 @@ def test_a_source_is_cut_by_default_and_whole_if_asked(tmp_path: Path) -> None:
 def test_how_text_is_cut_is_part_of_what_a_corpus_depends_on(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n\n".join(f"{n} {PARAGRAPH}" for n in range(400)), "utf-8")
     roles = {"train": {"actor": 1.0}, "calibration": {"qualify": 1.0}, "development": {"develop": 1.0}}
+    roles["test"] = {"test": 1.0}
 
     def key(separator: str) -> str:
         source = TextSource(name="s", path=str(tmp_path / "a.txt"), separator=separator)
@@ -79,7 +80,7 @@ def test_how_text_is_cut_is_part_of_what_a_corpus_depends_on(tmp_path: Path) -> 
                 "sources": (source,),
                 "sequence_length": 32,
                 "allow_fewer": True,
-                "sequences": {"train": 4, "calibration": 2, "development": 2},
+                "sequences": {"train": 4, "calibration": 2, "development": 2, "test": 2},
             }
         )
         return prepare(settings, horizon=3, roles=roles, tokenizer=tokenizer(), cache=tmp_path / "cache").fingerprint

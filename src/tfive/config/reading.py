@@ -8,7 +8,7 @@ from tfive.methods.registry import methods
 from tfive.methods.spec import MethodSpec
 from tfive.rl.settings import DERIVED_ROLES
 
-ALWAYS = frozenset({"method", "model", "text", "thought", "sampling", "engine", "window", "run"})
+ALWAYS = frozenset({"method", "model", "text", "thought", "sampling", "engine", "window", "run", "benchmarks"})
 """Sections of every method: also one without thoughts is measured with them."""
 
 _ROLE_KEYS = frozenset({"critic_fit", "qualify", "pilot", "head_train", "probe"})
@@ -22,7 +22,7 @@ def read_sections(spec: MethodSpec) -> set[str]:
         found |= {"actor", "anchor", "optimizer"}
     if spec.rewarded:
         found |= {"reward", "ratio"}
-    return found | {"gate"} if spec.thinks else found
+    return found | {"gate", "warmstart"} if spec.thinks else found
 
 
 def read_keys(config: Config) -> set[str]:

@@ -51,8 +51,8 @@ def given_workings_have_places(config: Schema) -> str | None:
     if config.warmstart.source != "given" or config.text.positions.pattern:
         return None
     return (
-        "warmstart.source = 'given': text.positions.pattern is empty, so no place is known for a working; set the "
-        "pattern they stand after, or warmstart.source = 'hindsight'"
+        "warmstart.source = given: text.positions.pattern, which workings stand after, is empty; set it, or; use "
+        "warmstart.source = off, warmstart.path = none"
     )
 
 
@@ -62,8 +62,8 @@ def a_rate_of_anchors_has_anchors(config: Schema) -> str | None:
     if config.anchor.lr is None or config.anchor.next_token or config.anchor.conditioned:
         return None
     return (
-        f"anchor.lr = {config.anchor.lr:g}: both anchors are 0, nothing to update; set anchor.next_token or "
-        "anchor.conditioned, or leave anchor.lr out"
+        f"anchor.lr = {config.anchor.lr:g}: both anchors are 0, nothing to update; use anchor.next_token = 1 or "
+        "anchor.lr = none"
     )
 
 

@@ -24,7 +24,8 @@ def read_tables(page: str) -> dict[str, dict[str, str]]:
         if len(cells) != 4 or not cells[0].startswith("`"):
             continue
         for name in re.findall(r"`([A-Za-z_0-9]+)`", cells[0]):
-            found[name] = dict(zip(("what", "healthy", "otherwise"), (_plain(cell) for cell in cells[1:])))
+            # The first row that names a number is the one about the run itself; later tables are of special cases.
+            found.setdefault(name, dict(zip(("what", "healthy", "otherwise"), map(_plain, cells[1:]))))
     return found
 
 

@@ -63,7 +63,7 @@ class RunSettings(Section):
 class BenchmarkSettings(Section):
     """Benchmarks measured while a run trains, for every method alike; nothing of the run depends on them."""
 
-    every: int = Field(0, ge=0)
+    every: int = Field(0, ge=0, le=1_000_000_000)
     """Optimizer steps between two measurements: before the first window, at the end of each that reaches a multiple,
     and after the last; 0 measures none."""
 
@@ -73,7 +73,7 @@ class BenchmarkSettings(Section):
     scores: tuple[str, ...] = ()
     """Tasks that are answered and judged: options by log-likelihood, others by one greedy answer."""
 
-    items: int = Field(256, ge=1)
+    items: int = Field(256, ge=1, le=1_000_000)
     """Most items of each task, the first ones."""
 
     data: str | None = None
