@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -15,3 +16,6 @@ settings.register_profile(
     "tfive", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tfive")
+
+# A shell that starts jobs in the background lets them ignore Ctrl-C; tests of stopping need it as a person has it.
+signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -154,10 +154,7 @@ def test_the_server_ends_with_its_work(run: Path) -> None:
 
 def test_watch_says_where_and_what_a_host_means_and_ends_with_ctrl_c(run: Path) -> None:
     words = [sys.executable, "-m", "tfive", "watch", str(run), "--host", "0.0.0.0"]
-    # A shell that starts jobs in the background lets them ignore Ctrl-C, and children inherit that.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
-    signal.signal(signal.SIGINT, before)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("http://0.0.0.0:")
     process.send_signal(signal.SIGINT)

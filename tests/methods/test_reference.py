@@ -31,7 +31,7 @@ def gradient(method: Method[Any], acting: Trajectories) -> dict[str, Tensor]:
     optimizer = method.parts.actor.optimizer
     kept: dict[str, Tensor] = {}
 
-    def keep() -> Any:
+    def keep(*, counted: bool = True) -> Any:
         kept.update({name: tensor.clone() for name, tensor in optimizer.gradients()})
         return optimizer.skip(0.0)
 

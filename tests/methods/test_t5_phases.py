@@ -125,4 +125,4 @@ def test_a_fixed_warm_up_asks_nobody(home: Path, verdicts: Any) -> None:
     # The tests are made and reported; nothing is decided by them.
     assert len(method.report["r2"]) == 2
     assert method.stage == "alternating"
-    assert {what for what, _ in logged(run)} == {"stage", "qualification: reset"}
+    assert {what for what, _ in logged(run)} - {"rates"} == {"stage", "qualification: reset"}

@@ -54,9 +54,9 @@ def test_a_step_in_parity_mode_sums_the_gradients_of_policy_and_anchors() -> Non
     found: dict[str, torch.Tensor] = {}
     step = actor.optimizer.step
 
-    def keep() -> Any:
+    def keep(*, counted: bool = True) -> Any:
         found.update({name: gradient.clone() for name, gradient in actor.optimizer.gradients()})
-        return step()
+        return step(counted=counted)
 
     actor.optimizer.step = keep  # type: ignore[method-assign, assignment]
     actor.step(record)

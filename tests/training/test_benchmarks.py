@@ -120,7 +120,7 @@ def test_a_method_that_does_not_think_is_measured_too(home: Path, tmp_path: Path
 def test_the_report_draws_them(measured: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(figures, "draw_study", lambda *_: [])
-    report_command(str(measured[0]), as_json=False)
+    report_command([str(measured[0])], as_json=False)
     pages = (measured[0] / "report" / "report.md").read_text("utf-8")
     for name in ("benchmark_scores.png", "benchmark_gains.png"):
         assert name in pages

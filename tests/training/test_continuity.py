@@ -257,7 +257,7 @@ def test_a_destroyed_model_ends_with_status_1_and_says_so_first(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", str(home / "tiny.toml"), *(f"--set={one}" for one in (*OVERRIDES, *PLAIN)), "--json"]
-    assert _call([*words, "--set=optimizer.lr=1", "--out", str(tmp_path / "run")]) == 1
+    assert _call([*words, "--set=optimizer.lr=1", "--set=run.seed=1", "--out", str(tmp_path / "run")]) == 1
     shown = capsys.readouterr()
     found = json.loads(shown.out)
     assert "destroyed" in found["problems"][0]

@@ -17,6 +17,7 @@ from tfive.report.page_data import PageData, page_data, run_of, study_page
 from tfive.report.runs import Run, done, mismatches, read_study
 from tfive.report.sections import header_blocks, run_blocks, story_blocks, study_blocks
 from tfive.report.table import LIMITS, StudyTable, rows_csv, study_table
+from tfive.training.summary import SUMMARY, read_summary
 
 REPORT = "report"
 
@@ -50,6 +51,8 @@ def report_command(folders: Sequence[str], *, as_json: bool) -> str:
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path}: there is no such folder; name that of a run, of a study or of an evaluation")
+        if (path / SUMMARY).is_file():
+            read_summary(path)  # one that is cut off or something else is refused by name
     try:
         return _reported(paths, as_json=as_json)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -69,7 +72,7 @@ def _reported(paths: Sequence[Path], *, as_json: bool) -> str:
     if page["kind"] == "run" and page["state"] == "done":
         run = run_of(paths[0])
         found = study_table([run])
-        blocks += run_blocks(run)
+        blocks += run_blocks(run, draw_benchmarks([run], report) if figures.available() else [])
     else:
         blocks += header_blocks(page)
     written = write_pages(report, page["title"], blocks, page_html(page))

@@ -237,8 +237,8 @@ class Loop:
             self.assembly.actor.optimizer.masters(), dict(self.assembly.base.model.named_parameters())
         )
         return {
-            "problems": problems(self.assembly.config, self.history, change, self.assembly.base.head.vocabulary),
             "note": self.assembly.method.note,
+            "problems": problems(self.assembly.config, self.history, change, self.assembly.base.head.vocabulary),
             "method": self.assembly.config.method,
             "model": self.assembly.loaded.name,
             "seed": self.assembly.config.run.seed,
