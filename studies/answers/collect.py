@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tfive.methods.registry import spec_of
+from tfive.training.loop import SUMMARY
 
 FAILURE = "failure.txt"
 """Beside a run's files: why it failed, in one line."""
 
-SUMMARY, ACCURACY = "summary.json", "accuracy.json"
-"""In a run's folder: what a finished run measured, and how often its model answered rightly."""
+ACCURACY = "accuracy.json"
+"""In a run's folder: how often its model answered rightly."""
 
 MACHINE = "machine.json"
 """Beside the run folders: device, versions and code of the machine that ran them."""
