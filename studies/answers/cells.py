@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from accuracy import development_texts, load, measure, test_texts
-from collect import FAILURE, cell_of
+from collect import ACCURACY, FAILURE, cell_of
 
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
@@ -39,7 +39,7 @@ from tfive.training.warmstart import WEIGHTS
 from tfive_lab.study_files import software_versions, write_json
 
 PRESET = Path(__file__).with_name("answers.toml")
-EXPORTED, ACCURACY = "exported", "accuracy.json"
+EXPORTED = "exported"
 DIFFERENCES = ("own - none", "own - other", "own - empty")
 
 
@@ -176,9 +176,7 @@ def keep(cell: Cell, runs: Path, measuring: Measuring) -> dict[str, Any]:
         and (measuring.models or (measuring.problems != "none" and not measured))
     ):
         export(folder, folder / EXPORTED)
-    if trained and measured:
-        found["accuracy"] = json.loads((folder / ACCURACY).read_text("utf-8"))
-    elif trained and measuring.problems != "none":
+    if trained and not measured and measuring.problems != "none":
         model = load(str(folder / EXPORTED), config, config.model.device, config.model.compute)
         found["accuracy"] = measuring.accuracy(model, config)
         del model

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tfive.methods.registry import spec_of
+from tfive.training.loop import SUMMARY
 
 FAILURE = "failure.txt"
 """Beside a run's files: why it failed, in one line."""
+
+ACCURACY = "accuracy.json"
+"""In a run's folder: how often its model answered rightly."""
 
 MACHINE = "machine.json"
 """Beside the run folders: device, versions and code of the machine that ran them."""
@@ -42,6 +46,10 @@ MEASURED = (
 )
 """Measures with 95 % intervals over texts."""
 
+TESTED = ("thought_gain", "content_gain", "gain_vs_base", "empty_gain", "random_gain", "no_thought_loss", "mixed_gain",
+          "mixed_gain_constant")  # fmt: skip
+"""Measures of the test texts, from a run's summary; some have an interval there."""
+
 ALONE = ("useful_fraction", "mean_thought_length", "items", "texts")
 WINDOW = ("policy_kl", "clip_fraction", "r2.1", "r2.2", "actor_gain", "mean_thought_length")
 HEADROOM = ("l0", "own", "other", "empty", "true", "true_other", "mean16", "best16", "spread", "right", "length")
@@ -59,7 +67,13 @@ def cell_of(folder: Path) -> dict[str, Any]:
     settings = {key: config[key.split(".")[0]][key.split(".")[1]] for key in SETTINGS}
     per_window = settings["window.items"] * group
     events = [line["event"] for line in lines if "event" in line]
-    return {
+    summary, accuracy = folder / SUMMARY, folder / ACCURACY
+    found: dict[str, Any] = {}
+    if summary.is_file():
+        found["test"] = _tested(json.loads(summary.read_text("utf-8")))
+    if accuracy.is_file():
+        found["accuracy"] = json.loads(accuracy.read_text("utf-8"))
+    return found | {
         "method": config["method"],
         "status": _status(folder, lines),
         "settings": settings | {"group": group},
@@ -73,6 +87,16 @@ def cell_of(folder: Path) -> dict[str, Any]:
             if "policy_kl" in line
         ],
     }
+
+
+def _tested(summary: dict[str, Any]) -> dict[str, Any]:
+    """What a finished run measured on its test texts: a number, with its interval where the summary has one."""
+    found: dict[str, Any] = {}
+    for name in TESTED:
+        value = summary.get(f"test_{name}_end", summary.get(f"test_{name}"))
+        if value is not None:
+            found[name] = [_short(one) for one in (value, *summary.get(f"test_{name}_interval", ()))]
+    return found | {"mean_thought_length": _short(summary["test_mean_thought_length"])}
 
 
 def _is_measurement(line: dict[str, Any]) -> bool:
@@ -120,9 +144,13 @@ def headroom_rows(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def collect(runs: Path) -> dict[str, Any]:
-    """All that lies under `runs`: `machine.json`, `headroom-NAME.json` files, and a `cell-NAME.json` or a folder for
-    each run."""
+    """All that lies under `runs`: `machine.json`, `headroom-NAME.json` and `accuracy-NAME.json` files, and a
+    `cell-NAME.json` or a folder for each run."""
     machine = runs / MACHINE
+    accuracy = {
+        path.stem.removeprefix("accuracy-"): json.loads(path.read_text("utf-8"))
+        for path in sorted(runs.glob("accuracy-*.json"))
+    }
     headroom = {
         path.stem.removeprefix("headroom-"): headroom_rows(json.loads(path.read_text("utf-8")))
         for path in sorted(runs.glob("headroom-*.json"))
@@ -134,5 +162,6 @@ def collect(runs: Path) -> dict[str, Any]:
     return {
         "machine": json.loads(machine.read_text("utf-8")) if machine.is_file() else {},
         "headroom": headroom,
+        "accuracy": accuracy,
         "cells": sorted([*cells, *kept], key=lambda one: str(one["name"])),
     }

@@ -6,6 +6,7 @@ A place is `<!-- table: NAME -->` … `<!-- end of table -->`; what stands aroun
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ NAMES = {
 }
 FINAL = {"anchor.next_token": 0.3, "anchor.answers": True, "anchor.conditioned": 0.05}
 """The anchors that the comparison uses."""
+EARLIER = "2f32b4f"
+"""The commit of the first runs, which had two flaws that the page names; their cells carry it."""
 
 
 def draw(page: str, found: dict[str, Any]) -> str:
@@ -55,21 +58,117 @@ def _anchors(cell: dict[str, Any]) -> dict[str, Any]:
     return {key: cell["settings"][key] for key in FINAL}
 
 
-def compared(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The cells with the final anchors, in the order of the names."""
-    cells = [cell for cell in found["cells"] if _anchors(cell) == FINAL]
-    return sorted(cells, key=lambda cell: list(NAMES).index(cell["method"]))
+def compared(found: dict[str, Any], *, earlier: bool = False) -> list[dict[str, Any]]:
+    """The cells with the final anchors, of today's code or of the earlier one, in the order of names and seeds."""
+    cells = [cell for cell in found["cells"] if _anchors(cell) == FINAL and (cell.get("code") == EARLIER) == earlier]
+    return sorted(cells, key=lambda cell: (list(NAMES).index(cell["method"]), cell["settings"]["run.seed"]))
 
 
-def _with_interval(value: list[float]) -> str:
+def _seed(cell: dict[str, Any]) -> str:
+    return str(cell["settings"]["run.seed"])
+
+
+def _with_interval(value: Sequence[float]) -> str:
     return f"{signed(value[0])} ({signed(value[1])} … {signed(value[2])})"
 
 
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _points(value: Sequence[float]) -> str:
+    """A difference of shares in percentage points, with its interval."""
+    shown = [f"{100 * one:+.1f}".replace("-", "−") for one in value]
+    return f"{shown[0]} ({shown[1]} … {shown[2]})"
+
+
+def answering(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Accuracies on the test problems by the name of the model: those before training, then the cells'."""
+    models = {STARTS[name]: found["accuracy"][name] for name in STARTS if name in found.get("accuracy", {})}
+    cells = [cell for cell in compared(found) if "accuracy" in cell]
+    return models | {f"{NAMES[cell['method']]}, seed {_seed(cell)}": cell["accuracy"] for cell in cells}
+
+
+def accuracy(found: dict[str, Any]) -> str:
+    """Right answers to the test problems in per cent, and what the own thought adds, by lines left out."""
+    head = ("model", "left out", "answers", "without", "own", "sampled", "another's", "empty", "true working")
+    conditions = ("none", "own", "sampled", "other", "empty", "true")
+    rows = []
+    for name, model in answering(found).items():
+        for missing, title in MISSING.items():
+            row = model["results"][missing]
+            shares = (_percent(row["accuracy"][one][0]) for one in conditions)
+            pairs = (_points(row["difference"][f"own - {other}"]) for other in ("none", "other"))
+            rows.append((name, title.replace("item", "answer"), f"{row['items']:,}", *shares, *pairs))
+    return _table((*head, "own − without", "own − another's"), rows)
+
+
+def paired(first: str, second: str) -> list[float]:
+    """The mean difference of two strings of verdicts and its 95 % interval, each answer a unit of its own."""
+    apart = [int(a) - int(b) for a, b in zip(first, second, strict=True)]
+    error = statistics.stdev(apart) / len(apart) ** 0.5
+    mean = statistics.fmean(apart)
+    return [mean, mean - 1.96 * error, mean + 1.96 * error]
+
+
+def between(found: dict[str, Any]) -> str:
+    """Models against each other on the same answers: after the own thought, without, and after the true working."""
+    models = answering(found)
+    control = next((name for name in models if name.startswith(NAMES["anchor-only"])), None)
+    rows = []
+    for name, model in models.items():
+        if control is None or name == control:
+            continue
+        first, second = model["verdicts"], models[control]["verdicts"]
+        own = list(zip(first["own"], second["own"]))
+        alone = (str(own.count(("1", "0"))), str(own.count(("0", "1"))))
+        rows.append((name, *(_points(paired(first[one], second[one])) for one in ("own", "none", "true")), *alone))
+    head = ("minus anchors alone", "own thought", "without", "true working", "only it is right", "only the control is")
+    return _table(head, rows)
+
+
 def comparison(found: dict[str, Any]) -> str:
-    """The last measurement of every cell with the final anchors."""
-    head = ("method", "windows", "actor thoughts", "thought gain", "gain against the start", "content gain")
+    """Test texts of every finished cell of today's code."""
+    head = ("method", "seed", "actor thoughts", "thought gain", "gain against the start", "content gain", "empty")
     rows = []
     for cell in compared(found):
+        if "test" in cell:
+            last = cell["test"]
+            gains = (_with_interval(last[key]) for key in ("thought_gain", "gain_vs_base", "content_gain"))
+            controls = (signed(last[key][0]) for key in ("empty_gain", "random_gain"))
+            mixed = (signed(last[key][0]) for key in ("mixed_gain", "mixed_gain_constant"))
+            tail = (f"{last['no_thought_loss'][0]:.3f}", *mixed, f"{last['mean_thought_length']:.0f}")
+            thoughts = f"{cell['measured'][-1]['actor_thoughts']:,}"
+            rows.append((NAMES[cell["method"]], _seed(cell), thoughts, *gains, *controls, *tail))
+    return _table(
+        (*head, "random tokens", "loss without", "mixed gain", "constant gate", "tokens of a thought"),
+        rows,
+    )
+
+
+def course(found: dict[str, Any]) -> str:
+    """Every measurement of today's cells on development texts."""
+    cells = compared(found)
+    windows = sorted({one["window"] for cell in cells for one in cell["measured"]})
+    rows = []
+    for measure, title in (
+        ("thought_gain", "thought gain"),
+        ("gain_vs_base", "gain against the start"),
+        ("no_thought_loss", "loss without a thought"),
+    ):
+        for cell in cells:
+            at = {one["window"]: one[measure][0] for one in cell["measured"]}
+            form = "{:.3f}".format if measure == "no_thought_loss" else signed
+            values = tuple(form(at[window]) if window in at else "–" for window in windows)
+            rows.append((title, NAMES[cell["method"]], _seed(cell), *values))
+    return _table(("", "method", "seed", *(f"window {window}" for window in windows)), rows)
+
+
+def earlier(found: dict[str, Any]) -> str:
+    """The last measurement of every cell of the earlier code with the final anchors, on development texts."""
+    head = ("method", "windows", "actor thoughts", "thought gain", "gain against the start", "content gain")
+    rows = []
+    for cell in compared(found, earlier=True):
         last = cell["measured"][-1]
         gains = (_with_interval(last[key]) for key in ("thought_gain", "gain_vs_base", "content_gain"))
         controls = (signed(last[key][0]) for key in ("other_gain", "empty_gain", "random_gain"))
@@ -80,29 +179,12 @@ def comparison(found: dict[str, Any]) -> str:
     return _table((*head, "another's", "empty", "random tokens", "loss without", "tokens of a thought"), rows)
 
 
-def course(found: dict[str, Any]) -> str:
-    """Every measurement of the cells with the final anchors: thought gain, gain against the start, content gain."""
-    windows = sorted({one["window"] for cell in compared(found) for one in cell["measured"]})
-    rows = []
-    for measure, title in (
-        ("thought_gain", "thought gain"),
-        ("gain_vs_base", "gain against the start"),
-        ("content_gain", "content gain"),
-        ("no_thought_loss", "loss without a thought"),
-    ):
-        for cell in compared(found):
-            at = {one["window"]: one[measure][0] for one in cell["measured"]}
-            form = "{:.3f}".format if measure == "no_thought_loss" else signed
-            values = tuple(form(at[window]) if window in at else "–" for window in windows)
-            rows.append((title, NAMES[cell["method"]], *values))
-    return _table(("", "method", *(f"window {window}" for window in windows)), rows)
-
-
 def every(found: dict[str, Any]) -> str:
-    """Every cell that was run, failed ones too."""
+    """Every cell that was run with the earlier code, failed ones too."""
     head = ("next-token anchor", "answers in it", "conditioned anchor", "method", "rate", "η", "how far")
     rows = []
-    for cell in sorted(found["cells"], key=lambda one: (one["settings"]["anchor.conditioned"] != 0.3, one["name"])):
+    old = [cell for cell in found["cells"] if cell.get("code") == EARLIER]
+    for cell in sorted(old, key=lambda one: (one["settings"]["anchor.conditioned"] != 0.3, one["name"])):
         settings, last = cell["settings"], cell["measured"][-1]
         trained = last["window"] > 0
         shown = (signed(last[key][0]) if trained else "–" for key in ("thought_gain", "gain_vs_base", "content_gain"))
@@ -124,14 +206,17 @@ def every(found: dict[str, Any]) -> str:
 
 
 def critics(found: dict[str, Any]) -> str:
-    """Held-out R² of T⁵'s critics and the policy's movement, window by window, in the cell with the final anchors."""
+    """Held-out R² of T⁵'s critics and the policy's movement, window by window, in cells with the final anchors."""
     rows = []
-    for cell in compared(found):
+    for cell in (*compared(found, earlier=True), *compared(found)):
         if cell["method"] == "t5":
             for one in cell["windows"]:
                 moved = (f"{one['policy_kl']:.3f}", f"{one['clip_fraction']:.1%}".replace("%", " %"))
-                rows.append((str(one["window"]), signed(one["r2.1"]), signed(one["r2.2"]), *moved))
-    return _table(("window", "R² of critic 1", "R² of critic 2", "policy KL", "tokens clipped"), rows)
+                rows.append((_seed(cell), str(one["window"]), signed(one["r2.1"]), signed(one["r2.2"]), *moved))
+    return _table(("seed", "window", "R² of critic 1", "R² of critic 2", "policy KL", "tokens clipped"), rows)
 
 
-TABLES = {"headroom": headroom, "comparison": comparison, "course": course, "every": every, "critics": critics}
+TABLES = {
+    "headroom": headroom, "accuracy": accuracy, "between": between, "comparison": comparison, "course": course,
+    "earlier": earlier, "critics": critics, "every": every,
+}  # fmt: skip

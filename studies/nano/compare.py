@@ -72,6 +72,7 @@ def results(asked: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(asked.out.read_text("utf-8")) if asked.out.is_file() else {}
     for name in asked.only:
         found[name] = tabulated(run_study(name, asked))
+        found.pop("note", None)
         found["command"] = "python studies/nano/compare.py"
         write_json(asked.out, found)
     return found
@@ -104,6 +105,7 @@ def warmup_blocks(found: dict[str, Any], folder: Path) -> list[Block]:
         rows.append((f"{point['eta']:g}", str(point["seed"]), seconds, *(number(point.get(n)) for n in names), note))
     blocks = [
         heading("The warm-up sweep"),
+        *noted(found),
         paragraph(
             "T⁵ with other bars η that both critics must reach on fresh texts before the actor moves "
             "(app:warmup-ablation, there on AIME 2026). Warm-up is the measured time of opening, fitting and testing "
@@ -132,6 +134,7 @@ def naive_blocks(found: dict[str, Any], folder: Path) -> list[Block]:
     curves = [run["curve"] for run in found["runs"] if run["state"] == "done"]
     blocks = [
         heading("Naive PPO"),
+        *noted(found),
         paragraph(
             "One critic, no qualification, one step a window of 48 thoughts; the actor is frozen for the first "
             f"{FROZEN} of 60 steps (app:historical-naive-ppo, there on CommonsenseQA and GSM8K). Measured every ten "
@@ -169,6 +172,7 @@ def _variant_blocks(found: dict[str, Any], title: str, text: str, name: str) -> 
     inner = [block for block in short if block.kind != "heading"]
     return [
         heading(title),
+        *noted(found),
         paragraph(text),
         command(
             f"python studies/nano/compare.py --only {name} --seeds {max(len(r['seeds']) for r in found['methods'])}"
@@ -177,9 +181,14 @@ def _variant_blocks(found: dict[str, Any], title: str, text: str, name: str) -> 
     ]
 
 
+def noted(found: dict[str, Any]) -> list[Block]:
+    """What the results say of themselves: code and place of older runs. A study that is run again loses its note."""
+    return [paragraph(found["note"])] if "note" in found else []
+
+
 def intro(found: dict[str, Any]) -> list[Block]:
     """What the page is about and how it was made."""
-    state = [paragraph(found["note"])] if "note" in found else []
+    state = noted(found)
     state += [] if found else [paragraph("The study has not been run yet: `results/nano-study.json` is not there.")]
     return [
         paragraph(

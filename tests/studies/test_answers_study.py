@@ -166,6 +166,7 @@ def test_headroom_cells_and_their_tables(
     assert cell["settings"]["optimizer.lr"] == 1e-5
     assert cell["settings"]["run.seed"] == 1
     assert cell["accuracy"]["results"]["every"]["items"] == 6
+    assert len(cell["test"]["thought_gain"]) == 3
     assert (cell["method"], cell["status"], cell["actor_thoughts_per_window"]) == ("anchor-only", "1 windows", 8)
     assert [one["window"] for one in cell["measured"]] == [0, 1]
     shown = page.read_text("utf-8")
@@ -187,8 +188,29 @@ def test_the_page_shows_the_committed_results() -> None:
     found = json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))
     assert set(re.findall(r"<!-- table: (\w+) -->", page)) == set(tables.TABLES)
     assert tables.draw(page, found) == page
-    t5 = next(cell for cell in tables.compared(found) if cell["method"] == "t5")["measured"][-1]
-    assert f"| {tables.signed(t5['thought_gain'][0])} |" in (ROOT / "README.md").read_text("utf-8")
+    answering = tables.answering(found)
+    shares = {name: model["results"]["every"]["accuracy"] for name, model in answering.items()}
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for name, other in (("GRPO, seed 2", "none"), ("GRPO, seed 2", "own"), ("anchors alone, seed 2", "own")):
+        assert f"{100 * shares[name][other][0]:.1f} %" in readme, (name, other)
+
+
+def test_models_are_paired_answer_by_answer() -> None:
+    tables = scripts.script("studies/answers/tables.py")
+    mean, low, high = tables.paired("110010" * 30, "100011" * 30)
+    assert mean == 0.0
+    assert low == pytest.approx(-high)
+    # A difference of 1 on a sixth and of -1 on a sixth has a variance of a third.
+    assert high == pytest.approx(1.96 * (1 / 3 * 180 / 179 / 180) ** 0.5)
+    with pytest.raises(ValueError, match="zip"):
+        tables.paired("11", "1")
+
+
+def test_a_finished_run_is_told_by_its_test_texts(tmp_path: Path) -> None:
+    collect = scripts.script("studies/answers/collect.py")
+    summary = {"test_thought_gain_end": 0.25, "test_thought_gain_interval": [0.1, 0.4], "test_mean_thought_length": 7.0}
+    found = collect._tested({**summary, "test_mixed_gain_constant": 0.2, "dev_thought_gain_end": 9.0})
+    assert found == {"thought_gain": [0.25, 0.1, 0.4], "mixed_gain_constant": [0.2], "mean_thought_length": 7.0}
 
 
 @pytest.mark.model
