@@ -180,14 +180,12 @@ def _checkpoints(draw: st.DrawFn, world: World) -> Case:
 
 def _run_folders(draw: st.DrawFn, world: World) -> Case:
     folder = world.copy(world.run)
-    names = ["summary.json", "summary.json", "config.toml", "metrics.jsonl", "develop", "critics", "lock"]
+    names = ["summary.json", "config.toml", "metrics.jsonl", "develop", "critics", "lock"]
     shown = []
-    for _ in range(draw(st.integers(1, 2))):
-        name = draw(st.sampled_from(names))
+    for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True)):
         if name == "lock":
             content = as_json(draw(hostile))
             (folder / ".lock").write_bytes(content)
-            (folder / "lock.json").write_bytes(content)
         else:
             path = folder / name
             files = sorted(path.iterdir()) if path.is_dir() else [path]
