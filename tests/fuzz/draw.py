@@ -140,7 +140,9 @@ def damaged_toml(draw: st.DrawFn, text: str) -> bytes:
                 lines.insert(at, chosen)
             case "table":
                 name = draw(st.text("abc.[]\"' ", max_size=8))
-                lines.insert(at, draw(st.sampled_from([f"[{name}]", f"[[{name}]]", f"{name} = {{}}", "a." * 3000 + "b=1"])))
+                lines.insert(
+                    at, draw(st.sampled_from([f"[{name}]", f"[[{name}]]", f"{name} = {{}}", "a." * 3000 + "b=1"]))
+                )
             case "junk":
                 lines.insert(at, draw(st.text(max_size=20)))
             case _:

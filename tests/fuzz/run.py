@@ -53,7 +53,9 @@ def main() -> int:
     """Fuzz the chosen targets; 1 when anything was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--examples", type=int, default=12_000, help="inputs in all, shared among the targets")
-    parser.add_argument("--only", action="append", choices=[target.name for target in TARGETS], help="this target alone")
+    parser.add_argument(
+        "--only", action="append", choices=[target.name for target in TARGETS], help="this target alone"
+    )
     parser.add_argument("--seed", type=int, default=0, help="which inputs")
     parser.add_argument("--work", type=Path, help="folder to work in; whole examples in it are used again")
     asked = parser.parse_args()
@@ -65,7 +67,9 @@ def main() -> int:
         chosen = [target for target in TARGETS if not asked.only or target.name in asked.only]
         total = sum(target.share for target in chosen)
         found = 0
-        print(f"{'target':16s} {'inputs':>7s} {'fine':>7s} {'status 2':>8s} {'status 1':>8s} {'found':>6s} {'seconds':>8s}")
+        print(
+            f"{'target':16s} {'inputs':>7s} {'fine':>7s} {'status 2':>8s} {'status 1':>8s} {'found':>6s} {'seconds':>8s}"
+        )
         inputs = 0
         for target in chosen:
             began = time.monotonic()

@@ -54,11 +54,19 @@ class Target:
 
 def _configurations(draw: st.DrawFn, world: World) -> Case:
     known = sorted(leaf_fields(Config))
-    likely = st.sampled_from(["0", "1", "2", "3", "8", "0.5", "0.25", "1e-4", "true", "false", "none", "t5", "rlp", "ntp"])
+    likely = st.sampled_from(
+        ["0", "1", "2", "3", "8", "0.5", "0.25", "1e-4", "true", "false", "none", "t5", "rlp", "ntp"]
+    )
     overrides = []
     for _ in range(draw(st.integers(1, 3))):
-        key = draw(st.sampled_from(known)) if draw(st.integers(0, 9)) else draw(st.one_of(words, st.text("ab._ ", max_size=9)))
-        value = draw(likely) if draw(st.booleans()) else draw(st.one_of(hostile.map(as_toml), words, st.text(max_size=10)))
+        key = (
+            draw(st.sampled_from(known))
+            if draw(st.integers(0, 9))
+            else draw(st.one_of(words, st.text("ab._ ", max_size=9)))
+        )
+        value = (
+            draw(likely) if draw(st.booleans()) else draw(st.one_of(hostile.map(as_toml), words, st.text(max_size=10)))
+        )
         overrides.append(f"{key}={value}")
     preset = draw(st.sampled_from(["nano", "nano", *presets()]))
 
@@ -83,14 +91,23 @@ def _corpora(draw: st.DrawFn, world: World) -> Case:
     rows = [{"text": document(n), "date": f"2025-01-{n + 1:02d}", "n": n} for n in range(12)]
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(rows) - 1))
-        rows[at] = draw(damaged_json(rows[at])) if draw(st.booleans()) else {**rows[at], "text": draw(st.text(max_size=30))}
+        rows[at] = (
+            draw(damaged_json(rows[at])) if draw(st.booleans()) else {**rows[at], "text": draw(st.text(max_size=30))}
+        )
     kind = draw(st.sampled_from(["jsonl", "txt", "jsonl.gz", "txt.gz", "jsonl.zst", "txt.zst", "parquet"]))
     content = _packed(kind, rows)
     if draw(st.booleans()):
         content = draw(damaged_bytes(content))
-    options: dict[str, Any] = {"fields": draw(st.sampled_from([("text",), ("text",), ("n",), ("text", "date"), ("missing",)]))}
+    options: dict[str, Any] = {
+        "fields": draw(st.sampled_from([("text",), ("text",), ("n",), ("text", "date"), ("missing",)]))
+    }
     options["separator"] = draw(st.sampled_from([None, "\n", "\n\n"]))
-    bounds = [None, {"field": "date", "at_least": "2025-01-03"}, {"field": "n", "below": 5}, {"field": "x", "below": 1.5}]
+    bounds = [
+        None,
+        {"field": "date", "at_least": "2025-01-03"},
+        {"field": "n", "below": 5},
+        {"field": "x", "below": 1.5},
+    ]
     options["where"] = draw(st.sampled_from(bounds))
     skip, whole = draw(st.booleans()), draw(st.integers(0, 5)) == 0
 
@@ -276,7 +293,12 @@ def _pages(draw: st.DrawFn, world: World) -> Case:
     """Everything a page is made of: the study's list, and of each run the summary and the gains item by item."""
     folder = world.copy(world.study)
     cell = folder / "t5-seed2"
-    choices = [folder / "study.json", cell / "summary.json", cell / "summary.json", *sorted((cell / "develop").iterdir())]
+    choices = [
+        folder / "study.json",
+        cell / "summary.json",
+        cell / "summary.json",
+        *sorted((cell / "develop").iterdir()),
+    ]
     file = draw(st.sampled_from(choices))
     content = draw(damaged_file(file.name)(file.read_bytes()))
     replace(file, content)

@@ -210,3 +210,11 @@ def test_in_short_says_who_is_told_apart_and_who_is_ahead(runs: list[Run]) -> No
     assert lines[1].endswith(
         "against a: ahead: fast; behind: slow; equal: same; no measurement of both that early: early, silent."
     )
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 8, b"\xff" * 40])
+def test_gains_of_something_else_are_one_line(tmp_path: Path, content: bytes) -> None:
+    folder = run(tmp_path / "a0", "a", 0, 0.1)
+    (folder / "develop" / "window-00002.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"window-00002\.safetensors: holds no gains item by item"):
+        report_command(str(folder), as_json=True)

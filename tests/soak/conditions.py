@@ -115,6 +115,8 @@ def _unprivileged(home: Path, config: Config) -> str | None:
     if os.geteuid() != 0:
         return None
     home.chmod(0o777)
+    for path in Path(config.model.name).iterdir():
+        path.chmod(0o644)
     probe = _new(home, "probe")
     status, where = live(probe, config, before=_drop)
     shutil.rmtree(probe, ignore_errors=True)

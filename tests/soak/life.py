@@ -30,6 +30,9 @@ from training.test_resume import final_state, lines, same
 FINE, FAILED, REFUSED, UNCLEAN = 0, 1, 2, 70
 """How a life ends by itself: at its end, with status 1, with status 2, or as nothing may end."""
 
+BEGUN = "start"
+"""Where a process is before it trains: it loads the model and reads the checkpoint."""
+
 CLOCKS = ("seconds", "wall_seconds", "places")
 
 
@@ -48,9 +51,10 @@ class Label:
 
 @dataclass(frozen=True)
 class Death:
-    """When a process is to be killed: after so many seconds, or at a point of its so-manieth save."""
+    """When a process is to be killed: after so many seconds of its life or of its training, or at a point of a save."""
 
     seconds: float | None = None
+    training: bool = False
     point: str = ""
     count: int = 0
 
@@ -58,7 +62,7 @@ class Death:
     def drawn(cls, rng: random.Random, span: float) -> Death:
         """Two of three at any moment of the next `span` seconds, one of three inside a save."""
         if rng.random() < 2 / 3:
-            return cls(seconds=rng.uniform(0, span))
+            return cls(seconds=rng.uniform(0, span), training=rng.random() < 0.8)
         return cls(point=rng.choice(POINTS), count=rng.randrange(1, 5))
 
 
@@ -75,13 +79,15 @@ def live(
     `before` is called in the process first, `hook` at every point of the loop and of every save.
     """
     label = Label()
-    label("start")
+    label(BEGUN)
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         os._exit(_life(folder, config, label, death, before, hook))
     if death is not None and death.seconds is not None:
         handle = os.pidfd_open(child)
+        while death.training and label.read() == BEGUN and not select.select([handle], [], [], 0.005)[0]:
+            pass
         if not select.select([handle], [], [], death.seconds)[0]:
             os.kill(child, signal.SIGKILL)
         os.close(handle)
