@@ -1,4 +1,4 @@
-"""Hostile values, and damage to files that were whole: to their bytes, to the tree of a JSON document, to a TOML text."""
+"""Hostile values, and damage to files that were whole: to their bytes, to a JSON document, to a TOML text."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ DEEP, DIGITS = "@deep@", "@digits@"
 """Stand for brackets nested 5,000 times and for a number of 5,000 digits, which Python itself would not write."""
 
 words = st.sampled_from(
-    ["", " ", "none", "nan", "inf", "t5", "auto", "cuda:99", "../../etc", "/", "~", "\0", "\ud800", "\x1b[2J", "<script>",
-     "{question}", "{0.__class__}", "%s", "²", "٣", "A", "text", "x" * 300, DEEP, DIGITS]
+    ["", " ", "none", "nan", "inf", "t5", "auto", "cuda:99", "../../etc", "/", "~", "\0", "\ud800", "\x1b[2J",
+     "<script>", "{question}", "{0.__class__}", "%s", "²", "٣", "A", "text", "x" * 300, DEEP, DIGITS]
 )  # fmt: skip
 numbers = st.one_of(
     st.sampled_from([0, 1, -1, 2, 3, 7, 2**31, 2**63, -(2**63), 10**9, 10**23, 10**400]),

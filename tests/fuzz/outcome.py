@@ -1,4 +1,4 @@
-"""What a call may come to: fine, refused in one line (status 2), or failed cleanly (status 1). All else is a finding."""
+"""What a call may come to: fine, refused in one line (status 2), failed cleanly (status 1). All else is a finding."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def _place(error: BaseException) -> str:
     """Our innermost line in a traceback, and the innermost of all."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "/src/tfive" in frame.filename]
-    named = [frame for frame in (ours[-1:] + frames[-1:])]
-    return " < ".join(dict.fromkeys(f"{Path(frame.filename).name}:{frame.lineno}" for frame in named))
+    named = (f"{Path(frame.filename).name}:{frame.lineno}" for frame in (*ours[-1:], *frames[-1:]))
+    return " < ".join(dict.fromkeys(named))
 
 
 @contextmanager

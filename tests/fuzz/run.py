@@ -67,9 +67,7 @@ def main() -> int:
         chosen = [target for target in TARGETS if not asked.only or target.name in asked.only]
         total = sum(target.share for target in chosen)
         found = 0
-        print(
-            f"{'target':16s} {'inputs':>7s} {'fine':>7s} {'status 2':>8s} {'status 1':>8s} {'found':>6s} {'seconds':>8s}"
-        )
+        print("target            inputs    fine status 2 status 1  found  seconds")
         inputs = 0
         for target in chosen:
             began = time.monotonic()
@@ -82,8 +80,8 @@ def main() -> int:
             counts = tally.counts
             inputs += counts.total()
             print(
-                f"{target.name:16s} {counts.total():7d} {counts['fine']:7d} {counts['refused']:8d} {counts['failed']:8d} "
-                f"{counts['found']:6d} {time.monotonic() - began:8.1f}",
+                f"{target.name:16s} {counts.total():7d} {counts['fine']:7d} {counts['refused']:8d} "
+                f"{counts['failed']:8d} {counts['found']:6d} {time.monotonic() - began:8.1f}",
                 flush=True,
             )
             for kind, (often, smallest, trace) in sorted(tally.findings.items()):

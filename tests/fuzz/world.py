@@ -14,8 +14,8 @@ from tfive.training.export import export
 from tiny import configure, model, tokenizer
 
 QUICK = (
-    "window.windows=1", "run.seed=2", "window.qualify=1.0", "critic.head_lr=3e-2", "critic.lr=1e-3", "qualify.patience=9",
-    "run.keep=1",
+    "window.windows=1", "run.seed=2", "window.qualify=1.0", "critic.head_lr=3e-2", "critic.lr=1e-3",
+    "qualify.patience=9", "run.keep=1",
 )  # fmt: skip
 
 DECLARATION = """

@@ -6,6 +6,7 @@ the run goes on and must end bit for bit where an undisturbed one does. Each ret
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -202,10 +203,8 @@ def read_while_written(home: Path, config: Config, undisturbed: Path, rng: rando
         had = bool(store.paths())
         found = store.newest()
         assert not had or found.checkpoint is not None, f"no checkpoint was whole: {found.damaged}"
-        try:
+        with contextlib.suppress(UserError):  # nothing was saved yet, or the one that was read is gone
             export(folder, out)
-        except UserError:
-            pass  # nothing was saved yet, or the one that was read is gone
         shutil.rmtree(out, ignore_errors=True)
         time.sleep(rng.uniform(0, 0.02))
     writer.join()

@@ -1,8 +1,8 @@
 """Kills, full disks and worse, for hours: `python tests/soak/run.py --kills 1000 --work build/soak`.
 
-Runs of every method on the tiny model are killed with SIGKILL at random moments, saves and prunes included, resumed, and
-compared bit for bit with a run that nobody disturbed. Counts are kept in the work folder: the same command goes on where
-it stopped, so that a thousand kills can be had in parts. `make soak` runs it; `make test` does not.
+Runs of every method on the tiny model are killed with SIGKILL at random moments, saves and prunes included, resumed,
+and compared bit for bit with a run that nobody disturbed. Counts are kept in the work folder: the same command goes on
+where it stopped, so that a thousand kills can be had in parts. `make soak` runs it; `make test` does not.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tfive.methods.registry import methods
 from tiny import configure
 
 SETTINGS = (
-    "run.seed=2", "window.qualify=1.0", "window.windows=3", "critic.head_lr=3e-2", "critic.lr=1e-3", "qualify.patience=9",
-    "run.checkpoint_phases=true", "run.keep=2",
+    "run.seed=2", "window.qualify=1.0", "window.windows=3", "critic.head_lr=3e-2", "critic.lr=1e-3",
+    "qualify.patience=9", "run.checkpoint_phases=true", "run.keep=2",
 )  # fmt: skip
 GROUPS = ("thought.group=2", "anchor.conditioned=0.5")
 LIVES = 60

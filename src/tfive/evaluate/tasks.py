@@ -137,7 +137,7 @@ class Task(Section):
 
 
 def _require_plain_fields(context: str) -> None:
-    """Refuse a context that asks for more than the names of its fields: attributes, widths and the like of other text."""
+    """Refuse a context that asks for more than its fields as they are: attributes of theirs, or widths."""
     wrong = ValueError(f"context may hold {', '.join(f'{{{name}}}' for name in CONTEXT)} and doubled braces, no others")
     try:
         parts = list(string.Formatter().parse(context))
