@@ -4,13 +4,14 @@ VENV := .venv
 MIN := .venv-min
 SITE := .venv-docs
 CLEAN := .venv-dist
+AUDIT := .venv-audit
 PIP_FLAGS := --quiet --disable-pip-version-check
 MIN_PINS := transformers==5.17.0 huggingface_hub==1.33.0
 TORCH := torch==2.13.0
 # The page is tested in a browser where the machine has one; make test-page brings one.
 HAS_CHROMIUM := { command -v chromium || command -v chromium-browser || command -v google-chrome; } > /dev/null
 
-.PHONY: train test test-min test-page lint docs docs-check reference dist clean help
+.PHONY: train test test-min test-page lint fuzz soak audit docs docs-check reference dist clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +20,9 @@ help:
 	@echo "make test-min    the model-facing tests with the oldest supported transformers"
 	@echo "make test-page   the page's tests in a browser, which it installs where there is none"
 	@echo "make lint        ruff and mypy"
+	@echo "make fuzz        12,000 hostile inputs for everything that is read; any outcome but a clean one fails"
+	@echo "make soak        runs of every method killed 1,000 times and compared, in parts of any length"
+	@echo "make audit       known vulnerabilities of the pinned packages"
 	@echo "make docs        the documentation site in build/site; broken links fail"
 	@echo "make docs-check  every command and link of README and docs, run as a reader would"
 	@echo "make reference   write docs/reference from the source"
@@ -42,6 +46,18 @@ lint: $(VENV)/lint.stamp
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/ruff format --check --quiet .
 	@$(VENV)/bin/mypy --no-error-summary
+
+EXAMPLES ?= 12000
+fuzz: $(VENV)/test.stamp
+	@$(VENV)/bin/python tests/fuzz/run.py --examples $(EXAMPLES)
+
+KILLS ?= 1000
+soak: $(VENV)/test.stamp
+	@$(VENV)/bin/python tests/soak/run.py --kills $(KILLS)
+
+# The newest auditor there is: an old one knows old faults.
+audit: $(AUDIT)/audit.stamp
+	@$(AUDIT)/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 docs-check: $(VENV)/test.stamp
 	@$(VENV)/bin/python tests/docs_check.py
@@ -101,6 +117,12 @@ $(SITE)/docs.stamp: constraints.txt
 	@$(SITE)/bin/pip install $(PIP_FLAGS) -c constraints.txt mkdocs-material
 	@touch $@
 
+$(AUDIT)/audit.stamp:
+	@echo "setting up $(AUDIT) (once)"
+	@$(PYTHON) -m venv $(AUDIT)
+	@$(AUDIT)/bin/pip install $(PIP_FLAGS) pip-audit
+	@touch $@
+
 clean:
-	@rm -rf $(VENV) $(MIN) $(SITE) $(CLEAN) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	@rm -rf $(VENV) $(MIN) $(SITE) $(CLEAN) $(AUDIT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	@find src tests benchmarks studies recipes docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfive.methods.registry import spec_of
-from tfive.training.loop import SUMMARY
+from tfive.training.summary import SUMMARY
 
 FAILURE = "failure.txt"
 """Beside a run's files: why it failed, in one line."""

@@ -145,7 +145,20 @@ def test_the_digest_is_of_the_content_alone() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "letter"),
-    [(2, "C"), ("2", "C"), ("C", "C"), ("c", "C"), (3, None), (-1, None), ("D", None), ("x y", None)],
+    [
+        (2, "C"),
+        ("2", "C"),
+        ("C", "C"),
+        ("c", "C"),
+        (3, None),
+        (-1, None),
+        ("D", None),
+        ("x y", None),
+        ("²", None),
+        (None, None),
+        ([0], None),
+        (float("inf"), None),
+    ],
 )
 def test_the_right_option(tmp_path: Path, answer: Any, letter: str | None) -> None:
     write_rows(tmp_path / "colours.jsonl", [{**OPTIONS[0], "answer": answer}])
@@ -206,6 +219,16 @@ def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
         load_items(sums(), tmp_path)
     with pytest.raises(UserError, match="is not on the hub"):
         load_items(sums(), None)
+    (tmp_path / "mine.task.toml").write_bytes(b"name = '\xff'")
+    with pytest.raises(UserError, match=r"mine\.task\.toml: not a UTF-8 text file"):
+        find_tasks(["mine"], tmp_path)
+
+
+@pytest.mark.parametrize("choices", [None, 7, "red", {"red": 1}])
+def test_options_that_are_no_list_are_one_line(tmp_path: Path, choices: Any) -> None:
+    write_rows(tmp_path / "colours.jsonl", [{**OPTIONS[0], "choices": choices}])
+    with pytest.raises(UserError, match="row 1 has no list of options"):
+        load_items(colours(), tmp_path)
 
 
 def test_a_new_task_is_one_declaration_and_a_file(tmp_path: Path) -> None:
@@ -227,6 +250,17 @@ def test_a_new_task_is_one_declaration_and_a_file(tmp_path: Path) -> None:
         ('name = "a"\nkind = "math"\ncount = 1\nfile = "f"\nprompt = "p"\nsampels = 1', "sampels"),
         ('name = "a"\nkind = "math"\nfile = "f"\nprompt = "p"', "count"),
         ('name = "a"\nkind = "choice"\ncount = 1\nfile = "f"\nprompt = "p"', "context"),
+        (
+            'name = "a"\nkind = "choice"\ncount = 1\nfile = "f"\nprompt = "p"\ncontext = "{question.__class__}"',
+            "context",
+        ),
+        (
+            'name = "a"\nkind = "choice"\ncount = 1\nfile = "f"\nprompt = "p"\ncontext = "{question:>999999999}"',
+            "context",
+        ),
+        ('name = "a"\nkind = "choice"\ncount = 1\nfile = "f"\nprompt = "p"\ncontext = "{0}"', "context"),
+        ("count = " + "9" * 5000, "not TOML"),
+        ("count = " + "[" * 5000 + "]" * 5000, "not TOML"),
     ],
 )
 def test_bad_declarations_name_the_key(text: str, reason: str) -> None:

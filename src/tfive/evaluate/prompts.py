@@ -95,7 +95,12 @@ def prompt(task: Task, item: Item, tokenizer: Any = None, chat: bool = False, ba
             raise UserError("chat mode: the tokenizer has no chat template; ask the model without chat mode")
         body = style.question.rsplit("\n", 1)[0].format(question=item.question.strip(), options=lettered(item))
         message = {"role": "user", "content": f"{style.instruction}\n\n{body}"}
-        text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        try:
+            text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        except Exception as error:
+            # A template is a program of the model's, in transformers' sandbox: it can fail in any way.
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise UserError(f"chat mode: the chat template fails ({reason}); ask without chat mode") from error
         return Prompt(text, (), f"{task.prompt}-chat", ())
     shown = demonstrations(task.demonstrations) if task.demonstrations else ()
     blocks = [_asked(style, one.item) + _answered(style, one) for one in shown]

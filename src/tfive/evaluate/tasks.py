@@ -14,7 +14,7 @@ import string
 import tomllib
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -32,6 +32,8 @@ DECLARATION = ".task.toml"
 """How the name of a user's declaration ends; it stands beside the file of items."""
 
 LETTERS = string.ascii_uppercase
+CONTEXT = ("question", "options", "subject")
+"""What a task's context may refer to."""
 State = Literal["frozen", "unfrozen"]
 
 
@@ -130,12 +132,24 @@ class Task(Section):
             raise ValueError("a choice task needs context, which precedes an option in log-likelihood")
         if self.count is None and (self.kind != "text" or self.sha256):
             raise ValueError("count is missing; only a task of kind text that is not frozen may leave it open")
+        _require_plain_fields(self.context or "")
         return self
 
     @property
     def state(self) -> State:
         """Whether a manifest fixes the items."""
         return "frozen" if self.sha256 else "unfrozen"
+
+
+def _require_plain_fields(context: str) -> None:
+    """Refuse a context that asks for more than its fields as they are: attributes of theirs, or widths."""
+    wrong = ValueError(f"context may hold {', '.join(f'{{{name}}}' for name in CONTEXT)} and doubled braces, no others")
+    try:
+        parts = list(string.Formatter().parse(context))
+    except ValueError as error:
+        raise wrong from error
+    if any(name is not None and (name not in CONTEXT or width or kind) for _, name, width, kind in parts):
+        raise wrong
 
 
 @dataclass(frozen=True)
@@ -162,12 +176,14 @@ def declared(text: str, origin: str) -> Task:
     """The task of a TOML declaration."""
     try:
         return Task(**tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{origin}: not TOML ({error})") from error
+    except RecursionError as error:
+        raise UserError(f"{origin}: not TOML (brackets nested too deeply to be read)") from error
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "declaration"
         raise UserError(f"{origin}: {key}: {first['msg']}") from error
+    except ValueError as error:  # no TOML, or a whole number of thousands of digits
+        raise UserError(f"{origin}: not TOML ({error})") from error
 
 
 def _shipped() -> Mapping[str, Task]:
@@ -213,7 +229,10 @@ def _own_task(name: str, folder: Path | None) -> Task:
         known = ", ".join((*SUITES, *TASKS))
         where = f" and {path} does not exist" if path else ""
         raise UserError(f"task {name!r}: not known{where}; known are {known}")
-    return declared(path.read_text("utf-8"), str(path))
+    try:
+        return declared(path.read_text("utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a UTF-8 text file; write the declaration anew") from error
 
 
 def load_items(task: Task, folder: Path | None, *, frozen: bool = True) -> Items:
@@ -325,8 +344,11 @@ def _item(task: Task, fields: Fields, number: int, row: dict[str, Any], source: 
             answer = answer.replace(",", "")
         return Item(name, question, answer.strip(), (), extra)
     listed = at(fields.choices) if isinstance(fields.choices, str) else [at(key) for key in fields.choices]
+    labels = at(fields.labels) if fields.labels else None
+    if not isinstance(listed, list | tuple) or not isinstance(labels, list | tuple | None):
+        raise UserError(f"{source}: row {number + 1} has no list of options (task {task.name})")
     choices = [str(choice) for choice in listed]
-    right = _option(gold, len(choices), at(fields.labels) if fields.labels else None)
+    right = _option(gold, len(choices), labels)
     if right is None:
         raise UserError(f"{source}: row {number + 1} has answer {gold!r} and {len(choices)} options (task {task.name})")
     if fields.shuffle:
@@ -335,12 +357,20 @@ def _item(task: Task, fields: Fields, number: int, row: dict[str, Any], source: 
     return Item(name, question, LETTERS[right], tuple(choices), extra)
 
 
-def _option(gold: Any, count: int, labels: list[str] | None) -> int | None:
+def _option(gold: Any, count: int, labels: Sequence[str] | None) -> int | None:
     """Number of the right option, None where it is not among them."""
     if labels is not None:
         right = labels.index(gold) if gold in labels else -1
-    elif isinstance(gold, str) and not gold.isdigit():
+    elif isinstance(gold, str) and not gold.isdecimal():
         right = LETTERS.find(gold.strip().upper()) if len(gold.strip()) == 1 else -1
     else:
-        right = int(gold)
+        right = _number(gold)
     return right if 0 <= right < count <= len(LETTERS) else None
+
+
+def _number(gold: Any) -> int:
+    """A whole number as it may be written in a row, −1 for anything else."""
+    try:
+        return int(gold)
+    except (TypeError, ValueError, OverflowError):
+        return -1

