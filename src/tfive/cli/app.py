@@ -118,9 +118,11 @@ def resume(
 
 @app.command(
     help=describe(
-        "Write the trained model of a run: a Hugging Face folder for the actor, with delimiters and gate beside it.",
+        "Write the trained model of a run: a Hugging Face folder for the actor, with delimiters, gate and a model card "
+        "beside it.",
         "tfive export runs/nano-t5-seed0 out",
         "tfive export runs/nano-t5-seed0 out --exact --json",
+        "tfive export runs/nano-t5-seed0 out --push you/model",
     )
 )
 def export(
@@ -130,12 +132,16 @@ def export(
     untrained: Annotated[
         bool, typer.Option("--untrained", help="Export a run even if its actor was never updated.")
     ] = False,
+    repo: Annotated[
+        str | None,
+        typer.Option("--push", metavar="REPO", help="Also upload it to this repository of the hub, private if new."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Export the newest checkpoint."""
     from tfive.training.export import export_command
 
-    print(export_command(folder, out, exact=exact, untrained=untrained, as_json=as_json))
+    print(export_command(folder, out, exact=exact, untrained=untrained, as_json=as_json, repo=repo))
 
 
 @app.command(

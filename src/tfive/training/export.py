@@ -12,9 +12,11 @@ from torch import Tensor
 from tfive.errors import UserError
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import Loaded, load_model
+from tfive.report.card import CARD, model_card
 from tfive.rl.gate import PredictionGate
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.loop import CHECKPOINTS, SUMMARY, read_config
+from tfive.training.push import check_repo, push
 from tfive.tree.forward import Delimiters
 from tfive.tree.gated import ReadingGates
 
@@ -26,12 +28,14 @@ def export(
     exact: bool = False,
     untrained: bool = False,
     model: Loaded | None = None,
+    repo: str | None = None,
 ) -> dict[str, Any]:
-    """Write the actor, delimiters and gates of a finished or stopped run to `out`; returns a record of what it wrote.
+    """Write the actor, delimiters and gates of a finished or stopped run to `out`, with a model card; returns a record
+    of what it wrote.
 
     Weights are the compute copy that sampled and was measured; with `exact` the float32 masters behind it, where the
     run kept any. A run whose actor never moved is refused unless `untrained` asks for it. `model` is the base model of
-    a run started with the caller's own; its weights are replaced.
+    a run started with the caller's own; its weights are replaced. `repo` is where the card says it can be found.
     """
     folder, target = Path(run_folder), Path(out)
     config = read_config(folder)
@@ -77,7 +81,9 @@ def export(
     thinker = ThoughtModel(
         loaded.model, loaded.tokenizer, config.thought, config.sampling, gate, delimiters, gates=gates, origin=record
     )
+    card = model_card(folder, {**record, "gate": gate is not None}, repo)
     thinker.save_pretrained(target)
+    (target / CARD).write_text(card, "utf-8")
     return {**record, "gate": gate is not None, "out": str(target), "damaged": damaged}
 
 
@@ -115,9 +121,15 @@ def _gate(weights: dict[str, Tensor]) -> PredictionGate:
     return gate
 
 
-def export_command(folder: str, out: str, *, exact: bool, untrained: bool, as_json: bool) -> str:
+def export_command(
+    folder: str, out: str, *, exact: bool, untrained: bool, as_json: bool, repo: str | None = None
+) -> str:
     """What `tfive export` does; returns what to print."""
-    record = export(folder, out, exact=exact, untrained=untrained)
+    if repo is not None:
+        check_repo(repo)
+    record = export(folder, out, exact=exact, untrained=untrained, repo=repo)
+    if repo is not None:
+        record["pushed"] = push(Path(out), repo)
     if as_json:
         return json.dumps(record, ensure_ascii=False)
     gate = "no gate" if not record["gate"] else f"gate after {record['gate_updates']} updates"
@@ -125,6 +137,9 @@ def export_command(folder: str, out: str, *, exact: bool, untrained: bool, as_js
     lines = [*record["damaged"], f"{out}: {actor}, {gate}"]
     if not record["finished"]:
         lines.append(f"the run is not finished; for the trained model go on first: tfive resume {folder}")
+    if repo is not None:
+        lines.append(f"pushed to {record['pushed']}; a repository that was new is private until you change that there")
+    lines.append(f"its model card is {Path(out) / CARD}; look at its thoughts with: tfive play {out}")
     return "\n".join(
         [*lines, f'use it: tfive.ThoughtModel.from_pretrained("{out}"), or plain transformers for the actor']
     )
