@@ -139,6 +139,7 @@ def test_an_export_with_its_card_goes_to_the_hub(
     assert 'snapshot_download("me/thinker")' in card
     assert "- `made-up`" in card
     assert "This method teaches no thoughts." in card
+    assert "a control without thoughts" in card
 
 
 def test_a_hub_that_cannot_be_reached_leaves_the_folder_and_one_line(

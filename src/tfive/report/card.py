@@ -29,13 +29,15 @@ def model_card(folder: Path, exported: dict[str, Any], repo: str | None = None) 
     """The card of what `tfive export` writes of the run in `folder`; `exported` is its record, `repo` where it goes."""
     record, page = RunRecord(run_of(folder)), run_page(folder)
     base = _short(str(exported["base"]))
+    thinks = page["story"]["verdict"]["code"] != "no_thoughts"
+    title = "a model with hidden thoughts" if thinks else "a control without thoughts"
     parts = [
         _header(record, str(exported["base"])),
-        f"# {_line(record.method)} on {_line(base)}: a model with hidden thoughts",
+        f"# {_line(record.method)} on {_line(base)}: {title}",
         *_first(record, exported),
         _verdict(page["story"], exported),
         "## What it is",
-        _what(record, exported, base),
+        _what(record, exported, base, thinks),
         "## Data",
         _data(record),
         "## Figures",
@@ -78,15 +80,15 @@ def _verdict(story: dict[str, Any], exported: dict[str, Any]) -> str:
     return f"**{said['headline']}** {said['sentence']}"
 
 
-def _what(record: RunRecord, exported: dict[str, Any], base: str) -> str:
+def _what(record: RunRecord, exported: dict[str, Any], base: str, thinks: bool) -> str:
     length, horizon = record.setting("thought.length"), record.setting("thought.horizon")
+    updates = f"{exported['actor_updates']} updates in {exported['window']} windows"
+    trained = f"`{_line(base)}`, trained with the method `{_line(record.method)}` (seed {record.seed}, {updates})"
+    if not thinks:
+        return f"{trained}, which teaches no thoughts: it is what others are compared with."
     shape = f", of up to {length} tokens, each judged by how much better the next {horizon} tokens are predicted"
     gate = "A gate decides how far each thought is trusted." if exported["gate"] else "It has no gate."
-    updates = f"{exported['actor_updates']} updates in {exported['window']} windows"
-    return (
-        f"`{_line(base)}`, trained with the method `{_line(record.method)}` (seed {record.seed}, {updates}) to write "
-        f"short hidden thoughts into plain text{shape if length and horizon else ''}. {gate}"
-    )
+    return f"{trained} to write short hidden thoughts into plain text{shape if length and horizon else ''}. {gate}"
 
 
 def _data(record: RunRecord) -> str:
@@ -109,7 +111,9 @@ def _figures(record: RunRecord, story: dict[str, Any]) -> str:
         return "Nothing was measured."
     rows = ["| | nats per token | 95 % interval | before training | control |", "|---|---|---|---|---|"]
     for one in story["numbers"]:
-        control = f"{one['control']['title']}: {_number(one['control']['value'])}"
+        beside = one["control"]
+        is_loss = beside["metric"] == "no_thought_loss" and beside["value"] is not None
+        control = f"{beside['title']}: {format(beside['value'], '.4f') if is_loss else _number(beside['value'])}"
         interval = _interval((one["low"], one["high"]))
         rows.append(f"| {one['title']} | {_number(one['value'])} | {interval} | {_number(one['start'])} | {control} |")
     further = (
@@ -120,8 +124,8 @@ def _figures(record: RunRecord, story: dict[str, Any]) -> str:
         value = summary.get(f"{split}_{name}_end")
         if value is not None:
             interval = _interval(summary.get(f"{split}_{name}_interval"))
-            beside = f"{control}: {_number(summary.get(f'{split}_{of}'))}"
-            rows.append(f"| {title} | {_number(value)} | {interval} | – | {beside} |")
+            against = f"{control}: {_number(summary.get(f'{split}_{of}'))}"
+            rows.append(f"| {title} | {_number(value)} | {interval} | – | {against} |")
     return f"On {texts}.\n\n" + "\n".join(rows)
 
 
