@@ -18,7 +18,7 @@ import tfive
 
 SOURCE = Path(tfive.__file__).parent
 LAB = SOURCE.parent / "tfive_lab"
-ROOT = {"errors", "extras", "section", "rng", "telemetry"}
+ROOT = {"errors", "extras", "printable", "section", "rng", "telemetry"}
 """Root modules that every room may import."""
 
 BELOW: dict[str, set[str]] = {"tree": set(), "models": {"tree"}, "text": {"tree"}, "report": set()}

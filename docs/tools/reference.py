@@ -30,6 +30,7 @@ import tfive
 from tfive.cli.app import app
 from tfive.config.config import Config
 from tfive.config.layers import section_of, toml_item
+from tfive.config.reading import readers
 from tfive.report import meanings
 from tfive.section import Section
 
@@ -62,14 +63,21 @@ def configuration_page() -> str:
         "# Configuration keys",
         f"All {keys + len(top)} keys. Every one has a default and few are ever set; "
         "[how to configure](../howto/configure.md) tells where values come from and what is refused. "
-        "`tfive config show nano --explain` prints the same text beside the values of a run.",
+        "`tfive config show nano --explain` prints the same text beside the values of a run, "
+        "`tfive config show nano --method rlp` only the keys that one method reads.",
         table(top, ""),
     ]
     for name, model in sections():
-        parts += [f"## {name}", paragraph(model.__doc__), table(leaves(model), f"{name}.")]
+        parts += [f"## {name}", paragraph(model.__doc__), read_by(name), table(leaves(model), f"{name}.")]
         for entry in entries(model):
             parts += [f"### One entry of {name}.{entry[0]}", paragraph(entry[1].__doc__), table(leaves(entry[1]), "")]
     return page(parts)
+
+
+def read_by(name: str) -> str:
+    """Which methods read a section, where not all do."""
+    found = readers(name.split(".")[0])
+    return "" if found is None else f"Read by {', '.join(f'`{method}`' for method in found)}."
 
 
 def sections() -> Iterator[tuple[str, type[Section]]]:

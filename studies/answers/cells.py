@@ -32,8 +32,9 @@ from tfive.models.load import load_model
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import place
 from tfive.training.export import export
-from tfive.training.loop import CHECKPOINTS, CRITICS, SUMMARY
+from tfive.training.loop import CHECKPOINTS, CRITICS
 from tfive.training.start import resume, train
+from tfive.training.summary import SUMMARY
 from tfive.training.warmstart import WEIGHTS
 from tfive_lab.study_files import software_versions, write_json
 

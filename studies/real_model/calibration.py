@@ -1,6 +1,6 @@
 """What a learned weight is worth on a real model: its offset against the fixed average's, every attempt listed.
 
-    python studies/real_model/calibration.py smollm2-135m studies/real_model/calibration.toml study.toml \\
+    python studies/real_model/calibration.py smollm2-135m-toy studies/real_model/calibration.toml study.toml \\
         --pairs same bracket:0.7 --out found.json
 
 For each pair of critics: fit, qualify, pilot (Algorithm 1 up to line 2, critics of one seed), then learn a weight with

@@ -26,7 +26,7 @@ from torch import Tensor
 from tfive.cli.evaluate_gains import parse_corpus
 from tfive.cli.options import script
 from tfive.errors import UserError
-from tfive.evaluate.diagnostics import SampleSize, draw_texts
+from tfive.evaluate.diagnostics import Corpus, SampleSize, draw_texts
 from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded, load_model
 from tfive.rl.clusters import Estimate, clustered_mean
@@ -35,7 +35,6 @@ from tfive.rl.sampling import micro_batches
 from tfive.rl.trajectory import last_loss
 from tfive.text.items import PositionChooser
 from tfive.text.settings import Positions, Where
-from tfive.text.sources import SourceFile
 from tfive.text.tokens import TextTokenizer
 from tfive.tree.admission import admit
 from tfive.tree.forward import TreeModel
@@ -85,7 +84,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def sources_of(asked: argparse.Namespace) -> list[tuple[SourceFile, float]]:
+def sources_of(asked: argparse.Namespace) -> list[Corpus]:
     """The corpus files with their shares."""
     where = None
     if asked.only is not None:
@@ -93,7 +92,10 @@ def sources_of(asked: argparse.Namespace) -> list[tuple[SourceFile, float]]:
         if not (field and sign and start):
             raise UserError(f"--only {asked.only!r}: write FIELD=START")
         where = Where(field=field, at_least=start, below=start + "\U0010ffff")
-    return parse_corpus(asked.corpus, where)
+    # One entry a file: every file's digest is part of the record.
+    return [
+        Corpus(file.name, [file], source.share) for source in parse_corpus(asked.corpus, where) for file in source.files
+    ]
 
 
 def sample_texts(asked: argparse.Namespace, loaded: Loaded) -> Sampled:
@@ -103,8 +105,9 @@ def sample_texts(asked: argparse.Namespace, loaded: Loaded) -> Sampled:
     size = SampleSize(texts=asked.texts, tokens=asked.tokens, seed=asked.seed)
     tokens_BS, number_B, short = draw_texts(sources, tokenizer, size)
     files: list[dict[str, Any]] = []
-    for number, (file, share) in enumerate(sources):
-        facts = {"name": file.name, "sha256": file.digest(), "share": share, "texts": number_B.count(number)}
+    for number, source in enumerate(sources):
+        facts: dict[str, Any] = {"name": source.name, "sha256": source.files[0].digest(), "share": source.share}
+        facts["texts"] = number_B.count(number)
         files.append(facts | ({"shorter_documents_passed_over": short[number]} if facts["texts"] else {}))
     chooser = PositionChooser(Positions(per_text=asked.positions), asked.horizon, asked.seed, tokenizer)
     positions_BP = np.full((asked.texts, asked.positions), -1, dtype=np.int64)
@@ -115,7 +118,7 @@ def sample_texts(asked: argparse.Namespace, loaded: Loaded) -> Sampled:
     digest = hashlib.sha256(tokens_BS.astype("<i8").tobytes() + positions_BP.astype("<i8").tobytes()).hexdigest()
     tokens, positions, items = (torch.from_numpy(array) for array in (tokens_BS, positions_BP, items_BP))
     texts = TextBatch(tokens, torch.zeros_like(tokens), positions, items)
-    return Sampled(texts, [sources[number][0].name for number in number_B], files, digest)
+    return Sampled(texts, [sources[number].name for number in number_B], files, digest)
 
 
 def plan_of(asked: argparse.Namespace, name: str, loaded: Loaded) -> ThoughtPlan:

@@ -18,7 +18,7 @@ import numpy as np
 from plan import RESULT, cells, folder_name
 
 from tfive.report.runs import Run, read_json, training_seconds
-from tfive.training.loop import SUMMARY
+from tfive.training.summary import SUMMARY
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import json
 
 from tfive_lab.study_files import METHODS
 
-PRESET = "smollm2-135m-instruct"
+PRESET = "smollm2-135m-study"
 RATES = ("5e-5", "1e-4", "2e-4")
 TRIALS = {method: tuple(f"optimizer.lr={rate}" for rate in RATES) for method in METHODS[1:6]} | {
     "t5": (

@@ -24,8 +24,9 @@ from tfive.report.runs import read_json
 from tfive.rl.roles import MEASURED
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.export import export
-from tfive.training.loop import CHECKPOINTS, CRITICS, SUMMARY, Stopped
+from tfive.training.loop import CHECKPOINTS, CRITICS, Stopped
 from tfive.training.start import train
+from tfive.training.summary import SUMMARY
 
 
 def run_cell(asked: argparse.Namespace) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tfive.config.config import Config, read_source
 from tfive.errors import UserError
 from tfive.report.runs import read_json
 from tfive.training.compare import configured
-from tfive.training.loop import SUMMARY
+from tfive.training.summary import SUMMARY
 
 
 def merit(method: str, last: dict[str, Any]) -> float:

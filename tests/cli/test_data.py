@@ -15,8 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from tfive.cli import app as cli
 from tfive.config.config import Config
 from tfive.errors import UserError
+from tfive.models.weights import weights_fingerprint
 from tfive.rl.roles import Ledger
-from tfive.training.corpus import base_entropies, cache_folder, corpus_of, inspect, prepare, stats, weights_fingerprint
+from tfive.training.corpus import base_entropies, cache_folder, corpus_of, inspect, prepare, stats
 
 WORDS = "grain and salt go down the river to the town where nine boats wait for wind".split()  # noqa: SIM905
 
@@ -222,3 +223,35 @@ def test_a_trained_model_has_another_fingerprint(home: Path) -> None:
 def test_an_unknown_model_is_named(home: Path) -> None:
     with pytest.raises(UserError, match="nowhere"):
         prepare(toml(home), ["model.name=./nowhere"])
+
+
+def test_a_pattern_that_finds_almost_nothing_is_told_with_counts(home: Path) -> None:
+    assert json.loads(stats(toml(home), [], as_json=True))["notes"] == []
+    rare = ["text.positions.pattern=which makes"]
+    found = json.loads(stats(toml(home), rare, as_json=True))
+    (note,) = found["notes"]
+    counts = f"fits 0 of {found['total']['items']:,} positions, 50% were asked for"
+    assert note.startswith(f"warning: text.positions.pattern 'which makes' {counts}")
+    assert note in stats(toml(home), rare, quiet=True).splitlines()
+    assert prepare(toml(home), rare, quiet=True).splitlines()[0] == note
+
+
+def test_how_plain_text_was_cut_is_told(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("\n\n".join(passage(n) * 3 for n in range(400)), encoding="utf-8")
+    (tmp_path / "book.toml").write_text(f'[[text.sources]]\nname = "book"\npath = "{tmp_path / "book.txt"}"\n', "utf-8")
+    found = json.loads(stats([*toml(home), str(tmp_path / "book.toml")], ["text.allow_fewer=true"], as_json=True))
+    documents = found["read"]["book"]["documents"]
+    assert 100 < documents < 400
+    assert found["notes"] == [
+        "source book: .txt cut at form feeds and blank lines into documents of about 2,000 bytes, 8,000 at most, "
+        f"{documents} in all; another cut: the source's separator"
+    ]
+
+
+def test_all_missing_sources_are_named_at_once(home: Path) -> None:
+    sources = '[{name = "x", path = "absent-1.txt"}, {name = "y", path = "absent-2"}]'
+    with pytest.raises(UserError, match=r"^2 things are missing: text x: absent-1.txt: .* text y: absent-2: "):
+        stats(toml(home), [f"text.sources={sources}"])
+    config = Config.load(*toml(home), overrides=[f"text.sources={sources}"])
+    with pytest.raises(UserError, match=r"^2 sources are missing: absent-1.txt \(source x\), absent-2 \(source y\)"):
+        corpus_of(config)

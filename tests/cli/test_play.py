@@ -16,9 +16,9 @@ import torch
 from rich.console import Console
 
 import tiny
-from tfive.cli import play
+from tfive.cli import play_server
 from tfive.cli.app import _call
-from tfive.cli.play import PlayServer
+from tfive.cli.play_server import PlayServer
 from tfive.cli.play_terminal import Terminal
 from tfive.errors import UserError
 from tfive.inference.look import MAX_CHARACTERS, Question, goes_on, look, question_from
@@ -195,7 +195,7 @@ def test_running_out_of_memory_is_said_and_survived(server: PlayServer, monkeypa
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("out of memory\ndetails")
 
-    monkeypatch.setitem(play.QUESTIONS, "look", full)
+    monkeypatch.setitem(play_server.QUESTIONS, "look", full)
     assert ask(server) == (500, {"error": "it could not work this out: out of memory"})
     monkeypatch.undo()
     assert ask(server)[0] == 200

@@ -158,7 +158,7 @@ def test_missing_files_folders_and_unknown_presets_are_refused(tmp_path: Path) -
         (["gae.alpha=0.05"], ["gae.alpha = 0.05", "-0.667", "length 12", "≥ 0.0834"]),
         (["gae.alpha=0.5", "thought.variable_length=true"], ["gae.alpha = 0.5", "length 1", "≥ 1"]),
         (["thought.variable_length=true", "thought.delimiters=none"], ["variable_length", "delimiters"]),
-        (["thought.horizon=600"], ["thought.horizon = 600", "p + H ≤ S", "≤ 511"]),
+        (["thought.horizon=600"], ["thought.horizon = 600", "p + H ≤ S", "≤ 31"]),
         (["text.positions.per_text=64"], ["text.positions.per_text = 64", "at most 31"]),
         (["window.items=200000"], ["window.items = 200000", "37892 training sequences"]),
         (["window.qualify=10"], ["window.qualify = 10", "1280 calibration sequences"]),
@@ -167,7 +167,7 @@ def test_missing_files_folders_and_unknown_presets_are_refused(tmp_path: Path) -
         (["thought.group=8"], ["thought.group = 8", "method t5", "thought.group = 1"]),
         (["method=rlp", "thought.group=1"], ["thought.group = 1", "method rlp", "thought.group = 8"]),
         (["method=quiet-star-ppo", "critic.pair=disjoint"], ["critic.pair = disjoint", "one critic", "same"]),
-        (["method=quiet-star-ppo", "ppo.frozen_windows=100"], ["ppo.frozen_windows = 100", "fewer"]),
+        (["method=quiet-star-ppo", "ppo.frozen_windows=100"], ["ppo.frozen_windows = 100", "≤ 99"]),
         (["method=rlp", "calibration.mode=minimum"], ["calibration.mode = minimum", "method rlp"]),
         (["method=rlp", "calibration.score_centering=true"], ["calibration.score_centering = true", "method rlp"]),
         (["method=quiet-star-ppo", "qualify.rule=fixed"], ["qualify.rule = fixed", "use method = t5"]),
@@ -253,6 +253,7 @@ def test_every_rule_has_a_name_and_can_break() -> None:
         ["method=quiet-star-ppo", "critic.pair=bracket", "window.reading=100", "qualify.rule=fixed"],
         ["text.sources=[]"],
         ["thought.reading=gated", "anchor.conditioned=0"],
+        ["text.sequence_length=9"],
     ):
         config = resolve(["qwen3.5-2b"], overrides).config
         broken |= {check.__name__ for check in rules.RULES if check(config) is not None}

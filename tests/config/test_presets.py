@@ -37,12 +37,12 @@ def test_every_variant_keeps_every_rule_after_a_whole_run(name: str) -> None:
 
 
 def test_the_presets_people_are_promised_exist() -> None:
-    promised = {"nano", "smollm2-135m", "smollm2-135m-instruct", "qwen3-1.7b", "qwen3.5-2b", "qwen3.5-9b"}
+    promised = {"nano", "smollm2-135m-toy", "smollm2-135m-study", "qwen3-1.7b", "qwen3.5-2b", "qwen3.5-9b"}
     assert promised <= set(presets())
 
 
 def test_the_study_s_preset_holds_the_paper_s_shares_and_a_hundred_steps() -> None:
-    config = Config.load("smollm2-135m-instruct")
+    config = Config.load("smollm2-135m-study")
     shares: dict[str, float] = {}
     for source in config.text.sources:
         shares[source.name.partition("-")[0]] = shares.get(source.name.partition("-")[0], 0) + source.share

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import tiny
+from tfive.cli import evaluate_gains
 from tfive.cli.evaluate_gains import parse_corpus
 from tfive.errors import UserError
 from tfive.evaluate.diagnostics import SampleSize, diagnose, gains_table, sample_texts
@@ -81,3 +83,50 @@ def test_too_little_text_is_one_line(thinker: ThoughtModel, corpus: list[str]) -
     for wrong in (["x=0"], [f"{corpus[1]}=much"], []):
         with pytest.raises(UserError, match="--corpus"):
             parse_corpus(wrong)
+
+
+def test_a_configuration_stands_for_its_sources(thinker: ThoughtModel, corpus: list[str], tmp_path: Path) -> None:
+    near, far = (text.partition("=")[0] for text in corpus)
+    (tmp_path / "book.txt").write_text("\n\n".join(tiny.document(n) * 12 for n in range(40)), "utf-8")
+    written = "".join(
+        f'[[text.sources]]\nname = "{name}"\npath = "{path}"\nshare = {share}\n'
+        for name, path, share in (("near", near, 3), ("book", tmp_path / "book.txt", 1))
+    )
+    (tmp_path / "mine.toml").write_text(written, "utf-8")
+    found = parse_corpus([str(tmp_path / "mine.toml"), f"{far}=0.5"])
+    assert [(one.name, one.share) for one in found] == [("near", 0.75), ("book", 0.25), ("far.jsonl", 0.5)]
+    sample = sample_texts(found, thinker, Positions(per_text=2), SampleSize(texts=6, tokens=40))
+    assert sorted(sample.source_B) == ["book", "far.jsonl", "far.jsonl", "near", "near", "near"]
+
+
+def test_a_folder_is_one_source_however_many_files_it_has(thinker: ThoughtModel, tmp_path: Path) -> None:
+    folder = tmp_path / "letters"
+    folder.mkdir()
+    for number in range(30):
+        (folder / f"{number}.txt").write_text(tiny.document(number), "utf-8")
+    (found,) = parse_corpus([str(folder)])
+    assert (found.name, len(found.files)) == ("letters", 30)
+    sample = sample_texts([found], thinker, Positions(per_text=2), SampleSize(texts=8, tokens=40))
+    assert set(sample.source_B) == {"letters"}
+
+
+def test_a_pattern_that_finds_nothing_is_told(
+    corpus: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thinker: ThoughtModel
+) -> None:
+    monkeypatch.setattr(evaluate_gains, "thinker_of", lambda *_: thinker)
+    options: dict[str, Any] = {
+        "base": None,
+        "size": SIZE,
+        "per_text": 3,
+        "entropy": 0.0,
+        "device": "cpu",
+        "compute": "float32",
+    }
+    text = evaluate_gains.gains_command("any", corpus, pattern="never this", as_json=False, **options)
+    assert "warning: text.positions.pattern 'never this' fits 0 of " in text.splitlines()[-1]
+    found = json.loads(
+        evaluate_gains.gains_command(
+            "any", corpus, pattern="(?:river|mill|farm|boat|grain|salt|town)", as_json=True, **options
+        )
+    )
+    assert found["notes"] == []

@@ -10,6 +10,7 @@ import pytest
 from tfive.cli.evaluate_suite import Wanted, load_subject
 from tfive.errors import UserError
 from tfive.evaluate.answers import grade
+from tfive.evaluate.compare import explained
 from tfive.evaluate.evaluated import parse_thoughts
 from tfive.evaluate.generate import Decoding, GenerationRequest, generate
 from tfive.evaluate.prompts import demonstrations, prompt
@@ -63,7 +64,10 @@ def test_a_task_is_asked_for_one_line(thinker: ThoughtModel, sums: Items, riddle
     assert (plan.max_new_tokens, plan.decoding.samples) == (32, 1)
     run_task(thinker, plan, tmp_path)
     records = [json.loads(line) for line in (tmp_path / "sums.generated.jsonl").read_text("utf-8").splitlines()]
-    assert [record["thoughts"] for record in records] == [1, 1]
+    assert [[one["before"] for one in record["thoughts"]] for record in records] == [[0], [0]]
+    assert all(isinstance(one["text"], str) for record in records for one in record["thoughts"])
+    shown = explained({"task": "sums", "generated": records, "options": []})
+    assert all(f"thought before token 1: {record['thoughts'][0]['text']!r}" in shown for record in records)
     assert not any("\n" in record["output"] for record in records)
     run_task(thinker, plan_task(riddles, ways=("likelihood",), when=When(at_answer="own")), tmp_path)
     compared = json.loads((tmp_path / "riddles.options.jsonl").read_text("utf-8").splitlines()[0])

@@ -26,8 +26,10 @@ from transformers import (
 
 import tfive.models.load as load
 from tfive.errors import UserError
+from tfive.models import folder
 from tfive.models.load import load_model, load_tokenizer, save_model, tokenizer_fingerprint
 from tfive.models.precision import choose_device, choose_dtype
+from tfive.models.weights import changed_model, model_digests
 
 pytestmark = pytest.mark.model
 IDS = torch.arange(1, 40)[None]
@@ -182,14 +184,67 @@ def test_missing_optional_package_is_named(tmp_path: Path, monkeypatch: pytest.M
         load_model(tmp_path / "model.gguf", device="cpu")
 
 
-def test_remote_code_stays_off_unless_asked_for(saved: Path) -> None:
+def test_remote_code_stays_off_unless_asked_for(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = json.loads((saved / "config.json").read_text())
     config |= {"model_type": "own-code", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
     (saved / "config.json").write_text(json.dumps(config))
     (saved / "own.py").write_text("raise SystemError('foreign code ran')\n")
-    with pytest.raises(UserError, match="trust_remote_code") as error:
+    with pytest.raises(UserError, match="--trust-remote-code") as error:
         load_model(saved, device="cpu")
     one_line(error)
+    # A program may wait at a terminal for a yes; nobody is asked, whoever loads the tokenizer.
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked instead of refused"))
+    tokens = json.loads((saved / "tokenizer_config.json").read_text())
+    tokens |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.T", "own.T"]}}
+    (saved / "tokenizer_config.json").write_text(json.dumps(tokens))
+    with pytest.raises(UserError, match="--trust-remote-code") as error:
+        load_tokenizer(saved)
+    one_line(error)
+    with pytest.raises(UserError, match="foreign code ran"):
+        load_tokenizer(saved, trust_remote_code=True)
+    assert "own.py" in model_digests(str(saved))
+
+
+@pytest.mark.parametrize(
+    ("key", "size"),
+    [("num_hidden_layers", 0), ("num_hidden_layers", 10**8), ("num_hidden_layers", 900), ("vocab_size", 10**12),
+     ("hidden_size", -1), ("num_attention_heads", 0)],
+)  # fmt: skip
+def test_sizes_that_no_model_has_are_refused_before_anything_is_built(
+    saved: Path, key: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps(config | {key: size}))
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("it was built"))
+    with pytest.raises(UserError, match=key) as error:
+        load_model(saved, device="cpu")
+    one_line(error)
+
+
+@pytest.mark.parametrize(
+    "index",
+    ["[]", "null", "{", "{}", "[" * 5000, '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 3}}',
+     '{"weight_map": {"a": "../other/model.safetensors"}}', '{"weight_map": {"a": "pytorch_model.bin"}}'],
+)  # fmt: skip
+def test_an_index_of_another_kind_is_one_line(saved: Path, index: str) -> None:
+    (saved / "model.safetensors").rename(saved / "model-00001-of-00001.safetensors")
+    (saved / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(UserError, match=r"model\.safetensors\.index\.json.*fetch the model again") as error:
+        load_model(saved, device="cpu")
+    one_line(error)
+
+
+def test_digests_are_of_whole_files(saved: Path) -> None:
+    before = model_digests(str(saved))
+    assert set(before) == {"config.json", "model.safetensors"}
+    content = bytearray((saved / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (saved / "model.safetensors").write_bytes(bytes(content))
+    assert changed_model(before, model_digests(str(saved))) == "model.safetensors"
+    assert changed_model(before, before) is None
+    weights = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps(weights | {"rope_theta": 1.0}))
+    assert changed_model(before, model_digests(str(saved))) == "config.json"
 
 
 def qwen_text_config() -> Qwen3_5TextConfig:
@@ -310,7 +365,7 @@ def test_embedded_model_is_found_in_the_package(
     saved: Path, tmp_path: Path, llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "package"
-    monkeypatch.setattr(load, "files", lambda name: package)
+    monkeypatch.setattr(folder, "files", lambda name: package)
     with pytest.raises(UserError, match="missing from this installation"):
         load_model("nano", device="cpu")
     shutil.move(saved, package / "data" / "nano")

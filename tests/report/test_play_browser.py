@@ -15,7 +15,7 @@ from browser import Opened
 from thought_samples import HOSTILE
 
 import tiny
-from tfive.cli.play import PlayServer
+from tfive.cli.play_server import PlayServer
 from tfive.inference.thought_model import ThoughtModel
 from tfive.rl.gate import PredictionGate
 from tfive.tree.settings import ThoughtSettings

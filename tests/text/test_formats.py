@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import tempfile
 from pathlib import Path
 
 import pyarrow
@@ -28,7 +29,7 @@ def parquet_bytes(rows: list[dict[str, object]]) -> bytes:
     return buffer.getvalue()
 
 
-def read(path: Path, separator: str | None = None) -> list[tuple[int, formats.RawRow]]:
+def read(path: Path, separator: str = "none") -> list[tuple[int, formats.RawRow]]:
     return list(raw_rows(path, ["text", "n"], separator))
 
 
@@ -72,7 +73,7 @@ def test_separated_documents_do_not_depend_on_chunks(
     assert found == expected
 
 
-def test_a_text_file_is_one_document_without_a_separator(tmp_path: Path) -> None:
+def test_a_text_file_may_be_one_document(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\n\ntwo\n")
     assert read(path) == [(0, b"one\n\ntwo\n")]
@@ -125,3 +126,25 @@ def test_an_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_formats_by_name() -> None:
     names = ["a.jsonl", "a.txt.zst", "a.parquet", "a.parquet.gz", "a.csv", "jsonl", "a.gz"]
     assert [format_of(Path(name)) for name in names] == ["jsonl", "txt", "parquet", None, None, None, None]
+
+
+@given(
+    st.lists(st.sampled_from([b"", b" ", b"\t", b"\r", b'{"text": "a"}', b"x y"]), max_size=12),
+    st.booleans(),
+    st.integers(1, 9),
+)
+def test_blank_lines_are_counted_and_left_out(pieces: list[bytes], ended: bool, chunk: int) -> None:
+    """The same rows and numbers as cutting at every line feed, however the file is cut into chunks."""
+    content = b"\n".join(pieces) + (b"\n" if ended else b"")
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder) / "a.jsonl"
+        path.write_bytes(content)
+        patch.setattr(formats, "CHUNK", chunk)
+        found = list(raw_rows(path, ("text",)))
+    assert found == [(number, line) for number, line in enumerate(content.split(b"\n")) if line.strip()]
+
+
+def test_blank_lines_are_never_handed_out_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\n" * 1_000_000)
+    monkeypatch.setattr(formats, "_pieces", lambda *_: pytest.fail("every line feed is a step of a loop"))
+    assert list(raw_rows(tmp_path / "a.jsonl", ("text",))) == []

@@ -17,7 +17,8 @@ from tfive.report import figures
 from tfive.report.runs import mismatches, read_study
 from tfive.training import compare
 from tfive.training.checkpoint import CheckpointStore
-from tfive.training.loop import CHECKPOINTS, SUMMARY, save_summary
+from tfive.training.loop import CHECKPOINTS
+from tfive.training.summary import SUMMARY, save_summary
 from tiny import OVERRIDES, configure
 
 pytestmark = pytest.mark.model

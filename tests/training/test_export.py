@@ -21,12 +21,13 @@ from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import load_model
+from tfive.models.weights import model_digests
 from tfive.rl.gate import PredictionGate
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.qualify import Qualifier
 from tfive.text.settings import KINDS
 from tfive.text.tokens import TextTokenizer
-from tfive.training import start
+from tfive.training import continuity, start
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.explorer import Pieces
 from tfive.training.export import export
@@ -71,8 +72,13 @@ def made(folder: Path, config: Config, compute: torch.dtype = torch.float32, **c
     actor = {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()}
     state = {"window": 2, "phase": "update", "actor": actor, "gate": gate} | changes
     save_config(config, folder)
-    CheckpointStore(folder / CHECKPOINTS).save({"method": state})
+    CheckpointStore(folder / CHECKPOINTS).save({"method": state, "began": began(config)})
     return state
+
+
+def began(config: Config) -> dict[str, Any]:
+    """What a run with this configuration notes of its beginning."""
+    return continuity.record(config, model_digests(config.model.name), "no corpus")
 
 
 def test_a_run_becomes_a_model_that_thinks(trained: Path, tmp_path: Path) -> None:
@@ -228,7 +234,7 @@ def old_key(run: Path) -> None:
 @pytest.mark.parametrize(
     ("age", "part"),
     [
-        (old_checkpoint, "written by another version of tfive (format 1, this one reads 2)"),
+        (old_checkpoint, "written by another version of tfive (format 1, this one reads 3)"),
         (old_key, "not a configuration of this version of tfive: critics.count"),
     ],
 )
@@ -264,7 +270,7 @@ def test_what_cannot_be_exported_is_one_line_and_writes_nothing(home: Path, tmp_
     save_config(config, strange)
     CheckpointStore(strange / CHECKPOINTS).save({"something": "else"})
     refused(strange, tmp_path / "out", "no checkpoint of a training run")
-    CheckpointStore(strange / CHECKPOINTS).save({"method": {"window": 1}})
+    CheckpointStore(strange / CHECKPOINTS).save({"method": {"window": 1}, "began": began(config)})
     refused(strange, tmp_path / "out", "holds no actor")
     other = tmp_path / "other"
     state = made(other, config)

@@ -122,7 +122,7 @@ def test_exported_it_gains_what_the_run_measured(home: Path, tmp_path: Path, mon
     ("overrides", "parts"),
     [
         (("anchor.conditioned=0",), ("thought.reading = gated", "anchor.conditioned = 1")),
-        (("window.windows=1",), ("window.windows = 1", "use window.windows = 2")),
+        (("window.windows=1",), ("window.windows = 1", "use window.windows ≥ 2")),
     ],
 )
 def test_what_could_never_open_a_gate_is_refused(

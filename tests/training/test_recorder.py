@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tfive.errors import RunFailed, UserError
+from tfive.errors import UserError
 from tfive.telemetry import Silent, Telemetry
 from tfive.training import trackers
 from tfive.training.progress import LINE_EVERY, ProgressReport
@@ -149,13 +149,15 @@ def test_resuming_goes_on_where_the_checkpoint_was_and_drops_later_lines(tmp_pat
     assert second.account()["seconds"] == {"pilot": {"all": 4.0}}
 
 
-def test_resuming_on_a_shortened_metrics_file_is_refused(tmp_path: Path) -> None:
-    with Recorder(tmp_path) as recorder:
+@pytest.mark.parametrize("content", ["", '{"step": 1, "seconds": 0.0, "a": 2.0}\n', "x" * 500])
+def test_resuming_on_a_metrics_file_of_something_else_is_refused(tmp_path: Path, content: str) -> None:
+    with Recorder(tmp_path, clock=Clock()) as recorder:
         recorder.metrics({"a": 1.0}, step=1)
         state = recorder.state_dict()
-    (tmp_path / METRICS).write_text("")
-    with Recorder(tmp_path) as recorder, pytest.raises(RunFailed, match="shorter than at the checkpoint"):
+    (tmp_path / METRICS).write_text(content)
+    with Recorder(tmp_path) as recorder, pytest.raises(UserError, match="not what the run had written"):
         recorder.load_state_dict(state)
+    assert (tmp_path / METRICS).read_text() == content
 
 
 def test_bar_appears_while_work_goes_on_and_disappears_after() -> None:

@@ -228,7 +228,7 @@ def test_a_run_is_resumed_only_where_there_is_one(tmp_path: Path) -> None:
 def test_without_json_nothing_is_returned(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Config, Path | None]] = []
 
-    def train(config: Config, out: Path | None, quiet: bool) -> dict[str, int]:
+    def train(config: Config, out: Path | None, quiet: bool, trust_remote_code: bool) -> dict[str, int]:
         seen.append((config, out))
         return {"a": 1}
 

@@ -16,8 +16,9 @@ from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.rl import hindsight
 from tfive.training import warmstart
-from tfive.training.loop import CHECKPOINTS, SUMMARY
+from tfive.training.loop import CHECKPOINTS
 from tfive.training.start import resume, train
+from tfive.training.summary import SUMMARY
 from tfive.training.warmstart import REPORT, WEIGHTS
 
 pytestmark = pytest.mark.model

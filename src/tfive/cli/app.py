@@ -15,7 +15,8 @@ from tfive.cli.bench import bench_app
 from tfive.cli.config import config_app
 from tfive.cli.data import data_app
 from tfive.cli.evaluate import eval_app
-from tfive.cli.options import AsJson, Overrides, Page, Quiet, Sources, describe, fail
+from tfive.cli.options import AsJson, Overrides, Page, Quiet, Sources, TrustRemoteCode, describe, fail, loading, show
+from tfive.cli.play import PLAY_HELP, play
 from tfive.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -25,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Teach a base language model short hidden thoughts that make plain text more predictable.",
-    epilog="Start with: tfive doctor nano",
+    epilog="Start with: tfive init (a text of your own), or tfive train nano (the embedded example)",
 )
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
@@ -35,7 +36,7 @@ app.add_typer(eval_app, name="eval")
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"tfive {__version__}")
+        show(f"tfive {__version__}")
         raise typer.Exit
 
 
@@ -50,7 +51,8 @@ def _root(
 
 @app.command(
     help=describe(
-        "Report Python, torch, devices, precision, optional packages, disk, and whether a preset fits in memory.",
+        "Report Python, torch, devices, precision, optional packages, disk, and of a preset or file whether it fits in "
+        "memory, whether its model, text and benchmarks are there, and about how long it takes.",
         "tfive doctor",
         "tfive doctor qwen3-1.7b",
         "tfive doctor nano --json",
@@ -58,9 +60,44 @@ def _root(
 )
 def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Report."""
-    from tfive.cli.doctor import report
+    with loading(as_json):
+        from tfive.cli.doctor import report
 
-    print(report(sources or [], overrides or [], as_json))
+    with loading(as_json, "looking at this machine"):
+        text = report(sources or [], overrides or [], as_json)
+    show(text)
+
+
+@app.command(
+    help=describe(
+        "Write a configuration for a text of your own, sized by the minutes you have. On a terminal, what no option "
+        "says is asked for.",
+        "tfive init",
+        "tfive init mine.toml --text notes.txt --minutes 10",
+        "tfive init mine.toml --model Qwen/Qwen3-0.6B-Base --text books/ --device cuda --minutes 60",
+    )
+)
+def init(
+    out: Annotated[str, typer.Argument(metavar="FILE.toml", help="File to write; never overwritten.")] = "mine.toml",
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="nano, a folder, a hub id or a .gguf file.", show_default=False)
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Text file or folder; may be repeated.", show_default=False),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default=False)] = None,
+    minutes: Annotated[float | None, typer.Option(help="How long to train, roughly.", show_default=False)] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option(metavar="REGEX", help="Most thoughts stand right after this.", show_default=False),
+    ] = None,
+) -> None:
+    """Ask, look, write."""
+    with loading():
+        from tfive.cli.init import init_command
+
+    show(init_command(out, model=model, text=text or [], device=device, minutes=minutes, pattern=pattern))
 
 
 @app.command(
@@ -79,18 +116,21 @@ def train(
         str | None, typer.Option("--out", metavar="DIR", help="Folder for everything the run writes.")
     ] = None,
     page: Page = False,
+    trust: TrustRemoteCode = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Train from the start."""
-    from tfive.training.start import run_command
+    with loading(quiet):
+        from tfive.training.start import run_command
 
+    options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust}
     if page:
         from tfive.cli.live import train_with_page
 
-        _print(train_with_page(sources or [], overrides or [], out, as_json=as_json, quiet=quiet))
+        _print(train_with_page(sources or [], overrides or [], out, **options))
         return
-    _print(run_command(sources or [], overrides or [], out, as_json=as_json, quiet=quiet))
+    _print(run_command(sources or [], overrides or [], out, **options))
 
 
 @app.command(
@@ -102,18 +142,21 @@ def train(
 def resume(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that tfive train wrote.")],
     page: Page = False,
+    trust: TrustRemoteCode = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Resume."""
-    from tfive.training.start import resume_command
+    with loading(quiet):
+        from tfive.training.start import resume_command
 
+    options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust}
     if page:
         from tfive.cli.live import resume_with_page
 
-        _print(resume_with_page(folder, as_json=as_json, quiet=quiet))
+        _print(resume_with_page(folder, **options))
         return
-    _print(resume_command(folder, as_json=as_json, quiet=quiet))
+    _print(resume_command(folder, **options))
 
 
 @app.command(
@@ -136,12 +179,17 @@ def export(
         str | None,
         typer.Option("--push", metavar="REPO", help="Also upload it to this repository of the hub, private if new."),
     ] = None,
+    trust: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Export the newest checkpoint."""
-    from tfive.training.export import export_command
+    with loading(as_json):
+        from tfive.training.export import export_command
 
-    print(export_command(folder, out, exact=exact, untrained=untrained, as_json=as_json, repo=repo))
+    chosen = {"exact": exact, "untrained": untrained, "as_json": as_json, "trust_remote_code": trust}
+    with loading(as_json, f"writing {out}"):
+        text = export_command(folder, out, repo=repo, **chosen)
+    show(text)
 
 
 @app.command(
@@ -172,7 +220,7 @@ def compare(
     text, complete = compare_command(
         sources or [], methods, seeds, overrides or [], out, jobs=jobs, retry=retry, as_json=as_json, quiet=quiet
     )
-    print(text)
+    show(text)
     if not complete:
         raise typer.Exit(1)
 
@@ -196,7 +244,7 @@ def report(
     """Report."""
     from tfive.cli.report import report_command
 
-    print(report_command(folders, as_json=as_json))
+    show(report_command(folders, as_json=as_json))
 
 
 @app.command(
@@ -221,39 +269,12 @@ def watch(
     watch_command(folders, host, port)
 
 
-@app.command(
-    help=describe(
-        "Type a text and see where a model thinks, what it thinks, and how its predictions of the next tokens change: on "
-        "a page of this machine, or in the terminal. Any model will do; an exported one has learned to think.",
-        "tfive play out",
-        "tfive play nano --terminal",
-        'tfive play out --text "37 boxes of 48 pencils each, which makes"',
-    )
-)
-def play(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Folder of tfive export, nano, any model folder, file or hub id.")
-    ],
-    text: Annotated[str | None, typer.Option(metavar="TEXT", help="Show this text in the terminal, and end.")] = None,
-    terminal: Annotated[bool, typer.Option("--terminal", help="Play here instead of on a page.")] = False,
-    host: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Serve the page elsewhere than on this machine alone.", show_default=False),
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Serve the page at this port.", show_default="a free one")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random numbers of the first thoughts in the terminal.")] = 0,
-) -> None:
-    """Play until Ctrl-C; without a screen to open a page on, in the terminal."""
-    from tfive.cli.play import play_command
-
-    play_command(model, text=text, terminal=terminal, host=host, port=port, seed=seed)
+app.command(help=PLAY_HELP)(play)
 
 
 def _print(text: str | None) -> None:
     if text is not None:
-        print(text)
+        show(text)
 
 
 @app.command(
@@ -286,12 +307,12 @@ def theory(
     if figures is not None:
         from tfive_lab.theory.figures import draw
 
-        print(draw(figures, 24 if worlds is None else worlds, quiet=quiet or as_json))
+        show(draw(figures, 24 if worlds is None else worlds, quiet=quiet or as_json))
         return
     from tfive.cli.theory import theory as check
 
     text, passed = check(statement, 200 if worlds is None else worlds, seed, as_json=as_json, quiet=quiet)
-    print(text)
+    show(text)
     if not passed:
         raise typer.Exit(1)
 
@@ -309,6 +330,7 @@ def _call(arguments: Sequence[str] | None) -> int:
     except UserError as error:
         return fail(str(error), 2)
     except RunFailed as error:
+        _print(getattr(error, "result", None))
         return fail(str(error), 1)
     except usage_errors as error:
         return _usage(error)
@@ -324,7 +346,7 @@ def _usage(error: Any) -> int:
     message = error.format_message()
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
-        print(message)
+        show(message)
         return 2
     path = context.command_path if context is not None else "tfive"
     return fail(f"{message} (see: {path} --help)", 2)

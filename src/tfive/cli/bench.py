@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tfive.cli.options import AsJson, Device, Overrides, describe
+from tfive.cli.options import AsJson, Device, Overrides, describe, show
 
 Shape = Annotated[
     str | None,
@@ -41,7 +41,7 @@ def bench_engine(
     from tfive_lab.bench.engine import engine, render
 
     found = engine(shape, device=device, compute=compute, repeats=repeats)
-    print(json.dumps(found, indent=1) if as_json else render(found))
+    show(json.dumps(found, indent=1) if as_json else render(found))
 
 
 @bench_app.command(
@@ -57,7 +57,7 @@ def bench_selfcheck(device: Device = "auto", as_json: AsJson = False) -> None:
     from tfive_lab.bench.selfcheck import render, selfcheck
 
     found = selfcheck(device)
-    print(json.dumps(found, indent=1) if as_json else render(found))
+    show(json.dumps(found, indent=1) if as_json else render(found))
     if not found["ok"]:
         raise typer.Exit(1)
 
@@ -98,4 +98,4 @@ def bench_step(
         overrides=overrides or [],
         witness=witness,
     )
-    print(json.dumps(found, indent=1) if as_json else render(found))
+    show(json.dumps(found, indent=1) if as_json else render(found))

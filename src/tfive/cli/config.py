@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tfive.cli.options import AsJson, Overrides, Sources, describe, fail
+from tfive.cli.options import AsJson, Overrides, Sources, describe, fail, show
 
 config_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Show or check a configuration, list presets, print the schema."
@@ -20,6 +20,7 @@ config_app = typer.Typer(
         "tfive config show nano",
         "tfive config show qwen3.5-2b --set thought.length=8 --set 'thought.checkpoints=[4, 8]'",
         "tfive config show nano --explain",
+        "tfive config show nano --method rlp",
         "tfive config show nano --json",
     ),
 )
@@ -27,12 +28,16 @@ def config_show(
     sources: Sources = None,
     overrides: Overrides = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say above each key what it means.")] = False,
+    method: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Only the keys that this method reads.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Resolve and print."""
     from tfive.cli.show_config import show_config
 
-    print(show_config(sources or [], overrides or [], explain, as_json))
+    show(show_config(sources or [], overrides or [], explain, as_json, method))
 
 
 @config_app.command(
@@ -48,7 +53,7 @@ def config_presets(as_json: AsJson = False) -> None:
     """List."""
     from tfive.cli.show_config import list_presets
 
-    print(list_presets(as_json))
+    show(list_presets(as_json))
 
 
 @config_app.command(
@@ -64,7 +69,7 @@ def config_methods(as_json: AsJson = False) -> None:
     """List."""
     from tfive.cli.show_config import list_methods
 
-    print(list_methods(as_json))
+    show(list_methods(as_json))
 
 
 @config_app.command(
@@ -80,7 +85,7 @@ def config_schema() -> None:
     """Print."""
     from tfive.cli.show_config import show_schema
 
-    print(show_schema())
+    show(show_schema())
 
 
 @config_app.command(
@@ -97,7 +102,7 @@ def config_check(sources: Sources = None, overrides: Overrides = None, as_json: 
 
     text, problems = check_config(sources or [], overrides or [], as_json)
     if text:
-        print(text)
+        show(text)
     if problems:
         for problem in problems if not as_json else ():
             fail(problem, 2)

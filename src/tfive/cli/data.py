@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tfive.cli.options import AsJson, Overrides, Quiet, Sources, describe
+from tfive.cli.options import AsJson, Overrides, Quiet, Sources, TrustRemoteCode, describe, loading, show
 
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare a corpus, show it, count it.")
 
@@ -22,12 +22,17 @@ data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepar
     ),
 )
 def data_prepare(
-    sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False, quiet: Quiet = False
+    sources: Sources = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    trust: TrustRemoteCode = False,
 ) -> None:
     """Prepare, or find it prepared."""
-    from tfive.training.corpus import prepare
+    with loading(quiet):
+        from tfive.training.corpus import prepare
 
-    print(prepare(sources or [], overrides or [], as_json=as_json, quiet=quiet))
+    show(prepare(sources or [], overrides or [], as_json=as_json, quiet=quiet, trust_remote_code=trust))
 
 
 @data_app.command(
@@ -39,12 +44,17 @@ def data_prepare(
     ),
 )
 def data_stats(
-    sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False, quiet: Quiet = False
+    sources: Sources = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    trust: TrustRemoteCode = False,
 ) -> None:
     """Prepare if need be, then count."""
-    from tfive.training.corpus import stats
+    with loading(quiet):
+        from tfive.training.corpus import stats
 
-    print(stats(sources or [], overrides or [], as_json=as_json, quiet=quiet))
+    show(stats(sources or [], overrides or [], as_json=as_json, quiet=quiet, trust_remote_code=trust))
 
 
 @data_app.command(
@@ -65,13 +75,19 @@ def data_inspect(
     count: Annotated[int, typer.Option(help="How many to show.")] = 3,
     as_json: AsJson = False,
     quiet: Quiet = False,
+    trust: TrustRemoteCode = False,
 ) -> None:
     """Prepare if need be, then show."""
-    from tfive.training.corpus import inspect
+    with loading(quiet):
+        from tfive.training.corpus import inspect
 
     chosen: dict[str, Any] = {"split": split, "role": role, "start": start, "count": count}
     colour = sys.stdout.isatty()
-    print(inspect(sources or [], overrides or [], **chosen, as_json=as_json, quiet=quiet, colour=colour))
+    text = inspect(
+        sources or [], overrides or [], **chosen, as_json=as_json, quiet=quiet, colour=colour, trust_remote_code=trust
+    )
+    # Colours are escape sequences of our own; what stands between them is escaped already.
+    print(text) if colour and not as_json else show(text)
 
 
 @data_app.command(
@@ -103,7 +119,8 @@ def data_overlap(
     quiet: Quiet = False,
 ) -> None:
     """Read every document once and report."""
-    from tfive.cli.data_overlap import overlap
+    with loading(quiet):
+        from tfive.cli.data_overlap import overlap
 
     chosen = (tasks or ["primary"], data, fields or ["text"], overrides or [])
-    print(overlap(corpora, *chosen, as_json=as_json, quiet=quiet))
+    show(overlap(corpora, *chosen, as_json=as_json, quiet=quiet))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tfive import __version__
-from tfive.config.config import Config, resolve
+from tfive.config.config import Config, presets, resolve
 from tfive.config.rules import problems
 from tfive.errors import UserError
 from tfive.extras import install_hint
@@ -36,6 +36,9 @@ OPTIONAL = {
     "fla": "flash-linear-attention kernels",
 }
 EXTRAS = {"pyarrow": "parquet", "zstandard": "zstd", "datasets": "hub", "matplotlib": "figures", "fla": "kernels"}
+SMALLER = "use critic.adapt = top, model.compute = bfloat16 or a smaller run.texts_per_pass"
+"""What makes a run smaller."""
+
 _DISTRIBUTIONS = {"fla": "flash-linear-attention"}
 
 
@@ -50,11 +53,14 @@ class Device:
 
 
 def report(sources: Sequence[str], overrides: Sequence[str], as_json: bool) -> str:
-    """The whole report; with a preset or file also its memory table."""
+    """The whole report: with a preset or file its memory, needs and duration, without one those of all presets."""
     devices = find_devices()
     facts = machine(devices)
+    speed = speed_of(devices[0])
     if sources or overrides:
-        facts["configuration"] = fit(list(sources), overrides, devices[0])
+        facts["configuration"] = fit(list(sources), overrides, devices[0], speed)
+    else:
+        facts["presets"] = {name: preset_facts(name, devices[0], speed) for name in presets()}
     return json.dumps(facts, indent=2, ensure_ascii=False) if as_json else render(facts)
 
 
@@ -113,8 +119,36 @@ def model_shape(config: Config) -> ModelShape:
     return shape
 
 
-def fit(sources: list[str], overrides: Sequence[str], device: Device) -> dict[str, Any]:
-    """Memory per role of a configuration, and whether it fits on `device`."""
+def speed_of(device: Device) -> float:
+    """What the device does in a matrix product, in floating-point operations a second."""
+    import torch
+
+    from tfive.training.duration import product_speed
+
+    return product_speed(torch.device(device.name.split()[0] if device.kind == "cuda" else "cpu"))
+
+
+def preset_facts(name: str, device: Device, speed: float) -> dict[str, Any]:
+    """What a preset trains on, what of it is missing here, and how long it would take."""
+    from tfive.training.duration import expected
+    from tfive.training.inputs import needed
+
+    config = resolve([name]).config
+    shape = model_shape(config)
+    return {
+        "model": config.model.name,
+        "text": [source.path or source.hub for source in config.text.sources],
+        "missing": [one.shown() for one in needed(config) if not one.there],
+        "seconds": expected(config, shape, device.kind, speed).seconds,
+        "fits": _fits(estimate(config, shape, on_gpu=device.kind == "cuda"), device),
+    }
+
+
+def fit(sources: list[str], overrides: Sequence[str], device: Device, speed: float) -> dict[str, Any]:
+    """Memory per role of a configuration, whether it fits on `device`, what it needs and how long it takes."""
+    from tfive.training.duration import expected
+    from tfive.training.inputs import needed
+
     config = resolve(sources, overrides).config
     shape = model_shape(config)
     table = estimate(config, shape, on_gpu=device.kind == "cuda")
@@ -130,6 +164,8 @@ def fit(sources: list[str], overrides: Sequence[str], device: Device) -> dict[st
         "device": device.name,
         "memory": device.memory,
         "fits": _fits(table, device),
+        "needs": [asdict(one) | {"shown": one.shown()} for one in needed(config, contents=True)],
+        "duration": asdict(expected(config, shape, device.kind, speed)),
     }
 
 
@@ -156,11 +192,31 @@ def render(facts: dict[str, Any]) -> str:
     lines.append(f"disk       {readable_bytes(facts['disk']['free'])} free in {facts['disk']['folder']}")
     if "configuration" in facts:
         lines += ["", *render_fit(facts["configuration"])]
+    if "presets" in facts:
+        lines += ["", *render_presets(facts["presets"], facts["devices"][0]["name"])]
     return "\n".join(lines)
 
 
+def render_presets(found: dict[str, Any], device: str) -> list[str]:
+    """A line a preset: its model, its text, how long it takes here; below it what is missing."""
+    from tfive.training.duration import readable
+
+    width = max(len(name) for name in found)
+    lines = [f"presets    what they train on, and how long on {device} (a rough count; tfive doctor NAME says more)"]
+    for name, one in found.items():
+        room = {True: "", False: ", does not fit into memory", None: ""}[one["fits"]]
+        took = f"about {readable(one['seconds'])}{room}"
+        lines.append(f"  {name:<{width}}  {one['model']}; {', '.join(one['text'])}; {took}")
+        lines += [f"  {'':<{width}}  missing: {line}" for line in one["missing"][:1]]
+        if len(one["missing"]) > 1:
+            lines.append(f"  {'':<{width}}  and {len(one['missing']) - 1} more: tfive doctor {name}")
+    return lines
+
+
 def render_fit(fit: dict[str, Any]) -> list[str]:
-    """The memory table with its arithmetic."""
+    """The memory table with its arithmetic, what the run needs and how long it takes."""
+    from tfive.training.duration import Duration
+
     model = fit["model"]
     width = 2 + max(len(row["role"]) for row in fit["roles"])
     lines = [
@@ -177,5 +233,9 @@ def render_fit(fit: dict[str, Any]) -> list[str]:
     verdict = {True: "fits", False: "does not fit", None: "cannot be judged"}[fit["fits"]]
     memory = readable_bytes(fit["memory"]) if fit["memory"] else "unknown memory"
     lines.append(f"total: {lasting} that last + {transient} of the largest pass = {total}")
-    lines.append(f"{verdict} on {fit['device']} with {memory}, all roles on one device")
+    remedy = f"; {SMALLER}" if fit["fits"] is False else ""
+    lines.append(f"{verdict} on {fit['device']} with {memory}, all roles on one device{remedy}")
+    lines.append("needs:")
+    lines += [f"  {'no ' if one['missing'] else 'yes'}  {one['shown']}" for one in fit["needs"]]
+    lines.append(f"takes {Duration(**fit['duration']).shown()}")
     return lines + [f"rule broken: {problem}" for problem in fit["broken_rules"]]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tfive.cli.options import AsJson, Device, Quiet, describe
+from tfive.cli.options import AsJson, Device, Quiet, describe, loading, show
 
 WAYS = {"both": ("generated", "likelihood"), "generated": ("generated",), "likelihood": ("likelihood",)}
 
@@ -94,7 +94,8 @@ def eval_run(
     quiet: Quiet = False,
 ) -> None:
     """Evaluate."""
-    from tfive.cli.evaluate_suite import Wanted, evaluate_command
+    with loading(quiet):
+        from tfive.cli.evaluate_suite import Wanted, evaluate_command
 
     if ways not in WAYS:
         raise typer.BadParameter(f"--ways {ways!r}: give generated, likelihood or both")
@@ -103,7 +104,7 @@ def eval_run(
     options |= {"config": config, "bare": bare}
     options |= {"thoughts": thoughts, "chat": chat, "seed": seed, "parity": parity, "rows": rows, "flips": flips}
     wanted = Wanted(model, names, data, out, limit, ways=WAYS[ways], device=device, compute=compute, **options)
-    print(evaluate_command(wanted, as_json=as_json, quiet=quiet))
+    show(evaluate_command(wanted, as_json=as_json, quiet=quiet))
 
 
 @eval_app.command(
@@ -118,7 +119,7 @@ def eval_tasks(data: Data = None, as_json: AsJson = False) -> None:
     """List."""
     from tfive.cli.evaluate_tasks import tasks_command
 
-    print(tasks_command(data, as_json=as_json))
+    show(tasks_command(data, as_json=as_json))
 
 
 @eval_app.command(
@@ -137,7 +138,7 @@ def eval_explain(
     """Show."""
     from tfive.cli.evaluate_suite import explain_command
 
-    print(explain_command(run, item, as_json=as_json))
+    show(explain_command(run, item, as_json=as_json))
 
 
 @eval_app.command(
@@ -155,7 +156,7 @@ def eval_compare(
     """Compare."""
     from tfive.cli.evaluate_suite import compare_command
 
-    print(compare_command(first, second, as_json=as_json))
+    show(compare_command(first, second, as_json=as_json))
 
 
 @eval_app.command(
@@ -163,6 +164,7 @@ def eval_compare(
     help=describe(
         "Measure thoughts on texts of your own: every gain with its controls, by kind of position and by file.",
         "tfive eval gains out --corpus web.jsonl.gz=85 --corpus math.jsonl.gz=15 --base nano",
+        "tfive eval gains out --corpus mine.toml --base nano --tokens 128",
         "tfive eval gains nano --corpus notes.txt --texts 32 --tokens 128 --json",
     ),
 )
@@ -170,7 +172,10 @@ def eval_gains(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Exported folder, or any model with untrained thoughts.")
     ],
-    corpus: Annotated[list[str], typer.Option(metavar="FILE[=SHARE]", help="Text; may be repeated.")],
+    corpus: Annotated[
+        list[str],
+        typer.Option(metavar="TEXT[=SHARE]", help="File or folder of text, or a TOML file's sources; may be repeated."),
+    ],
     base: Annotated[
         str | None, typer.Option(metavar="MODEL", help="The model before training.", show_default=False)
     ] = None,
@@ -188,13 +193,16 @@ def eval_gains(
     as_json: AsJson = False,
 ) -> None:
     """Measure and tabulate."""
-    from tfive.cli.evaluate_gains import gains_command
-    from tfive.evaluate.diagnostics import SampleSize
+    with loading(as_json):
+        from tfive.cli.evaluate_gains import gains_command
+        from tfive.evaluate.diagnostics import SampleSize
 
     size = SampleSize(texts, tokens, rows, seed)
     chosen: dict[str, Any] = {"base": base, "size": size, "per_text": positions, "entropy": entropy}
     chosen["pattern"] = pattern
-    print(gains_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json))
+    with loading(as_json, "measuring thoughts"):
+        text = gains_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json)
+    show(text)
 
 
 @eval_app.command(
@@ -241,4 +249,4 @@ def eval_headroom(
     size = SampleSize(texts, tokens, rows, seed)
     chosen: dict[str, Any] = {"config": config, "size": size, "per_text": positions, "pattern": pattern}
     chosen |= {"samples": samples, "passes": critic_passes}
-    print(headroom_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json))
+    show(headroom_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json))

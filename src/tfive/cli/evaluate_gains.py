@@ -5,25 +5,32 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from transformers import PreTrainedModel
 
+from tfive.config.config import Config, presets
 from tfive.errors import UserError
-from tfive.evaluate.diagnostics import SampleSize, diagnose, gains_table, sample_texts
+from tfive.evaluate.diagnostics import Corpus, SampleSize, diagnose, gains_table, sample_texts
 from tfive.evaluate.evaluated import load_thinker
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import load_model, tokenizer_fingerprint
 from tfive.models.precision import choose_device, choose_dtype
-from tfive.text.settings import Positions, TextSource, Where
-from tfive.text.sources import SourceFile, local_files
+from tfive.telemetry import Silent
+from tfive.text.corpus import source_files
+from tfive.text.settings import KINDS, Positions, TextSource, Where
+from tfive.text.sources import local_files
+from tfive.text.views import rare_pattern
+from tfive.training.corpus import cache_folder
 from tfive.tree.settings import ThoughtSettings
 
 
-def parse_corpus(texts: Sequence[str], where: Where | None = None) -> list[tuple[SourceFile, float]]:
-    """FILE or FILE=SHARE, each; a folder is all its files. `where` says which rows are kept."""
-    found = []
+def parse_corpus(texts: Sequence[str], where: Where | None = None) -> list[Corpus]:
+    """FILE or FILE=SHARE, each; a folder is all its files, and a preset or TOML file all sources it trains on, as it
+    reads them. `where` says which rows of a file are kept."""
+    found: list[Corpus] = []
     for number, text in enumerate(texts):
         path, sign, share = text.rpartition("=")
         if not sign:
@@ -34,9 +41,24 @@ def parse_corpus(texts: Sequence[str], where: Where | None = None) -> list[tuple
             raise UserError(f"--corpus {text!r}: the share {share!r} is not a number") from error
         if not 0 < weight < float("inf"):
             raise UserError(f"--corpus {text!r}: the share must be above 0")
-        found += [(file, weight) for file in local_files(TextSource(name=f"source-{number}", path=path, where=where))]
+        if path.endswith(".toml") or (path in presets() and not Path(path).exists()):
+            found += _configured(path, weight)
+            continue
+        files = local_files(TextSource(name=f"source-{number}", path=path, where=where))
+        found.append(Corpus(files[0].name if len(files) == 1 else Path(path).name, files, weight))
     if not found:
         raise UserError("--corpus: name at least one file of text")
+    return found
+
+
+def _configured(name: str, weight: float) -> list[Corpus]:
+    """The sources of a configuration, with their filters, fields, separators and shares."""
+    config = Config.load(name)
+    total = sum(source.share for source in config.text.sources)
+    found = []
+    for source in config.text.sources:
+        files, _ = source_files(source, cache_folder(config), Silent(), skip_bad=config.text.bad_rows == "skip")
+        found.append(Corpus(source.name, files, weight * source.share / total))
     return found
 
 
@@ -89,7 +111,13 @@ def gains_command(
         needed = f"{size.tokens} tokens and {model.plan.reach} of a thought"
         raise UserError(f"--tokens {size.tokens}: {needed} need more than the model's {model.limit} positions")
     other = None if base is None else base_of(base, model)
-    found: dict[str, Any] = diagnose(model, sample_texts(files, model, positions, size), size, other)
+    sample = sample_texts(files, model, positions, size)
+    found: dict[str, Any] = diagnose(model, sample, size, other)
+    matched, items = int((sample.kind_BP == KINDS.index("match")).sum()), int((sample.kind_BP >= 0).sum())
+    rare = rare_pattern(positions, matched, items)
+    found["notes"] = [rare] if rare else []
     facts = {"model": source, "base": base, "corpus": list(corpus), "size": asdict(size)}
     facts |= {"positions": positions.model_dump(mode="json"), "thought": model.thought.model_dump(mode="json")}
-    return json.dumps(facts | found, ensure_ascii=False) if as_json else gains_table(found)
+    if as_json:
+        return json.dumps(facts | found, ensure_ascii=False)
+    return "\n".join([gains_table(found), *found["notes"]])

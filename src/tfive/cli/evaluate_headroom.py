@@ -14,7 +14,7 @@ from tfive import rng
 from tfive.cli.evaluate_gains import parse_corpus, positions_of
 from tfive.config.config import resolve
 from tfive.errors import UserError
-from tfive.evaluate.diagnostics import SampleSize, sample_texts
+from tfive.evaluate.diagnostics import Corpus, SampleSize, sample_texts
 from tfive.evaluate.evaluated import load_thinker
 from tfive.evaluate.headroom import HeadroomTexts, headroom_table, measure
 from tfive.inference.thought_model import ThoughtModel
@@ -22,19 +22,21 @@ from tfive.models.precision import choose_device, choose_dtype
 from tfive.rl.settings import CriticSettings
 from tfive.text.candidates import apportion
 from tfive.text.settings import KINDS
-from tfive.text.sources import SourceFile
 from tfive.text.workings import batched, compiled, worked_texts
 from tfive.tree.settings import SamplingSettings, ThoughtSettings
 
 
 def worked_sample(
-    files: Sequence[tuple[SourceFile, float]], model: ThoughtModel, pattern: str, per_text: int, size: SampleSize
+    corpora: Sequence[Corpus], model: ThoughtModel, pattern: str, per_text: int, size: SampleSize
 ) -> HeadroomTexts | None:
     """Texts whose workings are known, of each file by its share in a random order; None where no file has any."""
     matches, chosen = compiled(pattern, "--pattern"), []
-    for number, count in enumerate(apportion(size.texts, [share for _, share in files])):
-        path = Path(files[number][0].path)
-        there = list(worked_texts(path, model.tokenizer, matches, length=size.tokens, per_text=per_text))
+    for number, count in enumerate(apportion(size.texts, [one.share for one in corpora])):
+        there = [
+            text
+            for file in corpora[number].files
+            for text in worked_texts(Path(file.path), model.tokenizer, matches, length=size.tokens, per_text=per_text)
+        ]
         order = rng.permutation(size.seed, "headroom/texts", number, len(there)).tolist() if there else []
         chosen += [there[i] for i in order[:count]]
     if not chosen:
@@ -51,17 +53,17 @@ def worked_sample(
 
 
 def texts_of(
-    files: Sequence[tuple[SourceFile, float]], model: ThoughtModel, pattern: str, per_text: int, size: SampleSize
+    corpora: Sequence[Corpus], model: ThoughtModel, pattern: str, per_text: int, size: SampleSize
 ) -> HeadroomTexts:
     """Texts with their workings where there are any, else beginnings of documents: positions after the pattern, or
     uniform ones."""
-    found = worked_sample(files, model, pattern, per_text, size) if pattern else None
+    found = worked_sample(corpora, model, pattern, per_text, size) if pattern else None
     if found is not None:
         return found
     positions = positions_of(per_text, 0.0, pattern)
     if pattern:
         positions = positions.model_copy(update={"uniform": 0.0, "match": 1.0})
-    sampled = sample_texts(files, model, positions, size)
+    sampled = sample_texts(corpora, model, positions, size)
     if not bool((sampled.texts.positions_BP >= 0).any()):
         raise UserError(f"--pattern {pattern!r}: it ends at no token of these texts; give another, or none")
     return HeadroomTexts(sampled.texts, sampled.kind_BP, tuple(KINDS), sampled.source_B, {})

@@ -33,7 +33,8 @@ from tfive.evaluate.tasks import Items, find_tasks, load_items
 from tfive.inference.requests import When
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.precision import choose_device, choose_dtype
-from tfive.training.corpus import weights_fingerprint
+from tfive.models.weights import weights_fingerprint
+from tfive.training.lock import FolderLock
 from tfive.training.recorder import Recorder
 
 
@@ -111,6 +112,14 @@ def evaluate(wanted: Wanted, *, quiet: bool = False) -> dict[str, Any]:
     open_folder(
         folder, {"model": facts, "seed": wanted.seed, "chat": wanted.chat, "versions": versions, "tasks": tasks}
     )
+    with FolderLock(folder):
+        return _answered(wanted, model, plans, folder, quiet=quiet)
+
+
+def _answered(
+    wanted: Wanted, model: ThoughtModel, plans: Sequence[TaskPlan], folder: Path, *, quiet: bool
+) -> dict[str, Any]:
+    """Ask what is not answered yet, score and write."""
     before = read_scores(folder)["tasks"] if (folder / SCORES).is_file() else {}
     seconds = {name: float(task["seconds"]) for name, task in before.items()}
     flipped: dict[str, Any] = {}

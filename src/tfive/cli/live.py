@@ -15,18 +15,24 @@ from tfive.training.start import default_folder, resume_command, run_command
 
 
 def train_with_page(
-    sources: Sequence[str], overrides: Sequence[str], out: str | None, *, as_json: bool, quiet: bool
+    sources: Sequence[str],
+    overrides: Sequence[str],
+    out: str | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+    trust_remote_code: bool = False,
 ) -> str | None:
     """What `tfive train --page` does; returns the last line to print, if any."""
     folder = Path(out) if out else default_folder(Config.load(*sources, overrides=overrides))
     with _page_of(folder):
-        return run_command(sources, overrides, out, as_json=as_json, quiet=quiet)
+        return run_command(sources, overrides, out, as_json=as_json, quiet=quiet, trust_remote_code=trust_remote_code)
 
 
-def resume_with_page(folder: str, *, as_json: bool, quiet: bool) -> str | None:
+def resume_with_page(folder: str, *, as_json: bool, quiet: bool, trust_remote_code: bool = False) -> str | None:
     """What `tfive resume --page` does; returns the last line to print, if any."""
     with _page_of(Path(folder)):
-        return resume_command(folder, as_json=as_json, quiet=quiet)
+        return resume_command(folder, as_json=as_json, quiet=quiet, trust_remote_code=trust_remote_code)
 
 
 @contextmanager

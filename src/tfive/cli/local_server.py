@@ -73,9 +73,9 @@ class LocalServer(ThreadingHTTPServer):
         """Print the address and serve until Ctrl-C; `warning` is said first where others can listen in."""
         if not only_here(self.host):
             print(warning.format(host=self.host), file=sys.stderr)
-        print(self.address, flush=True)
-        print(hint, file=sys.stderr, flush=True)
         try:
+            print(self.address, flush=True)
+            print(hint, file=sys.stderr, flush=True)
             self.serve_forever()
         except KeyboardInterrupt:
             print("ended", file=sys.stderr)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -11,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from tfive.errors import RunFailed, UserError
+from tfive.printable import printable
 
 
 def _shipped_presets(incomplete: str) -> list[str]:
@@ -42,6 +44,13 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, on
 Page = Annotated[
     bool, typer.Option("--page", help="Serve the run's page on this machine meanwhile, and write it at the end.")
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Let the model run code of its own, in this command alone; no file can say this.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 
@@ -50,9 +59,33 @@ def describe(summary: str, *examples: str) -> str:
     return f"{summary}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
 
 
+@contextmanager
+def loading(quiet: bool = False, what: str = "loading torch and transformers") -> Iterator[None]:
+    """Shows on a terminal what is being waited for: importing libraries alone takes seconds."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from tfive.training.progress import ProgressReport, Waiting
+
+    with ProgressReport(sys.stderr).showing(Waiting(what)):
+        yield
+
+
+LONGEST = 1_500
+"""Characters of the longest error line; of a longer one the beginning and the end are shown."""
+
+
+def show(text: str) -> None:
+    """Print on standard output what a command found, with nothing in it that could steer the terminal."""
+    print(printable(text))
+
+
 def fail(message: str, status: int, program: str = "tfive") -> int:
     """Print what went wrong in one line on standard error; returns the exit status."""
-    print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
+    line = printable(" ".join(message.split()))
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
+    print(f"{program}: error: {line}", file=sys.stderr)
     return status
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from tfive.errors import UserError
 from tfive.inference.look import described, goes_on, look, question_from
 from tfive.inference.thought_model import ThoughtModel
+from tfive.printable import printable
 
 HELP = """\
 type a text, or its beginning; then
@@ -84,8 +85,8 @@ class Terminal:
             self._expected(_number(words[0]))
         elif command == ":write":
             found = goes_on(self.model, question_from({key: self.question[key] for key in ("text", "seed")}))
-            self._print(Text.assemble(("without thoughts: ", "dim"), _shown(found["without"])))
-            self._print(Text.assemble(("with thoughts:    ", "dim"), _shown(found["with"])))
+            self._print(Text.assemble(("without thoughts: ", "dim"), printable(found["without"])))
+            self._print(Text.assemble(("with thoughts:    ", "dim"), printable(found["with"])))
         else:
             raise UserError(f"{command}: not a command; :help lists them")
 
@@ -101,9 +102,9 @@ class Terminal:
         thoughts = {thought["position"]: thought["text"] for thought in found["thoughts"]}
         shown = Text()
         for place, token in enumerate(found["tokens"]):
-            shown.append(_shown(token), _style(found["predictions"][place - 1] if place else None))
+            shown.append(printable(token), _style(found["predictions"][place - 1] if place else None))
             if place in thoughts:
-                shown.append(f"⟨{_shown(thoughts[place])}⟩", "italic cyan")
+                shown.append(f"⟨{printable(thoughts[place])}⟩", "italic cyan")
         self._print(shown)
         self._print(Text(_summary(found), "dim"))
 
@@ -151,15 +152,8 @@ def _number(word: str) -> int:
         raise UserError(f"{word}: give the number of a token, counted from 0") from error
 
 
-def _shown(text: str) -> str:
-    """Text that moves no cursor and changes no colour: control characters by their pictures."""
-    return "".join(
-        chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else "�" if 127 <= ord(c) < 160 else c for c in text
-    )
-
-
 def _quoted(token: str) -> str:
-    return f"“{_shown(token).replace(chr(10), '⏎').replace(chr(9), '⇥')}”"
+    return f"“{printable(token).replace(chr(10), '⏎').replace(chr(9), '⇥')}”"
 
 
 def _style(prediction: dict[str, Any] | None) -> str:

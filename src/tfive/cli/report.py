@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tfive.cli.options import loading
 from tfive.errors import UserError
 from tfive.report import figures
 from tfive.report.assembly import page_html
@@ -33,7 +34,8 @@ def compare_command(
     quiet: bool,
 ) -> tuple[str, bool]:
     """What `tfive compare` does: returns what to print and whether every run came to its end."""
-    from tfive.training.compare import compare, seeds_of
+    with loading(quiet):
+        from tfive.training.compare import compare, seeds_of
 
     labels = [label.strip() for label in methods.split(",") if label.strip()]
     folder, runs = compare(
@@ -48,6 +50,16 @@ def report_command(folders: Sequence[str], *, as_json: bool) -> str:
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path}: there is no such folder; name that of a run, of a study or of an evaluation")
+    try:
+        return _reported(paths, as_json=as_json)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        reason = " ".join(f"{error!r}".split())[:120]
+        raise UserError(
+            f"{', '.join(folders)}: holds something else than tfive train, compare or eval writes ({reason})"
+        ) from error
+
+
+def _reported(paths: Sequence[Path], *, as_json: bool) -> str:
     page = page_data(paths)
     if page["kind"] == "study" and done(read_study(paths[0])):
         return study_text(paths[0], read_study(paths[0]), as_json=as_json, page=page)

@@ -7,16 +7,24 @@ from collections.abc import Sequence
 
 from tfive.config.config import presets, resolve, variants
 from tfive.config.json_schema import json_schema
+from tfive.config.reading import read_keys
 from tfive.config.rules import RULES, problems
+from tfive.errors import UserError
 from tfive.methods.registry import methods
 
 
-def show_config(sources: Sequence[str], overrides: Sequence[str], explain: bool, as_json: bool) -> str:
-    """The resolved configuration as TOML with origins (a valid file again), or as JSON; `explain` adds each meaning."""
-    resolved = resolve(sources, overrides)
+def show_config(
+    sources: Sequence[str], overrides: Sequence[str], explain: bool, as_json: bool, method: str | None = None
+) -> str:
+    """The resolved configuration as TOML with origins (a valid file again), or as JSON; `explain` adds each meaning.
+
+    With a `method`, that method's configuration and of it only the keys it reads.
+    """
+    resolved = resolve(sources, [*overrides, *([] if method is None else [f"method={method}"])])
+    keys = None if method is None else read_keys(resolved.config)
     if as_json:
-        return json.dumps(resolved.to_dict(explain), indent=2, ensure_ascii=False)
-    return resolved.to_toml(explain).rstrip("\n")
+        return json.dumps(resolved.to_dict(explain, keys), indent=2, ensure_ascii=False)
+    return resolved.to_toml(explain, keys).rstrip("\n")
 
 
 def show_schema() -> str:
@@ -62,12 +70,17 @@ def _first_line(text: str) -> str:
 
 def check_config(sources: Sequence[str], overrides: Sequence[str], as_json: bool) -> tuple[str, list[str]]:
     """What to print, and the broken rules (empty if all is well)."""
-    resolved = resolve(sources, overrides)
+    try:
+        resolved = resolve(sources, overrides)
+    except UserError as error:
+        if not as_json:
+            raise
+        return json.dumps({"ok": False, "problems": [str(error)]}, ensure_ascii=False), [str(error)]
     found = problems(resolved.config)
     changed = sum(origin != "default" for origin in resolved.origins.values())
     if as_json:
         return json.dumps(
-            {"ok": not found, "problems": found, "keys": len(resolved.origins), "changed": changed}
+            {"ok": not found, "problems": found, "keys": len(resolved.origins), "changed": changed}, ensure_ascii=False
         ), found
     summary = f"ok: {len(resolved.origins)} keys, {changed} of them not at their default; {len(RULES)} rules hold"
     return "" if found else summary, found

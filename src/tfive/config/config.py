@@ -6,7 +6,7 @@ value knows which of them it came from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from tfive.config import layers
+from tfive.config.former_keys import FORMER_PRESETS
 from tfive.config.layers import Leaf
 from tfive.config.rules import problems
 from tfive.config.schema import Schema
@@ -85,17 +86,21 @@ class Resolved:
             raise UserError(found[0] + rest)
         return self.config
 
-    def to_toml(self, explain: bool = False) -> str:
-        """The configuration as TOML, each value with its origin as a comment, below its meaning if `explain`."""
-        leaves = {key: Leaf(value, self.origins[key]) for key, value in self.config.leaves().items()}
+    def to_toml(self, explain: bool = False, keys: Collection[str] | None = None) -> str:
+        """The configuration (or these `keys` of it) as TOML, each value with its origin as a comment, below its
+        meaning if `explain`."""
+        leaves = {key: Leaf(value, self.origins[key]) for key, value in self._leaves(keys).items()}
         return layers.to_toml(leaves, meanings=meanings() if explain else {})
 
-    def to_dict(self, explain: bool = False) -> dict[str, dict[str, Any]]:
+    def _leaves(self, keys: Collection[str] | None) -> dict[str, Any]:
+        return {key: value for key, value in self.config.leaves().items() if keys is None or key in keys}
+
+    def to_dict(self, explain: bool = False, keys: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
         """Dotted key → value, origin and, if `explain`, meaning."""
         meaning = meanings()
         return {
             key: {"value": value, "origin": self.origins[key]} | ({"meaning": meaning[key]} if explain else {})
-            for key, value in self.config.leaves().items()
+            for key, value in self._leaves(keys).items()
         }
 
 
@@ -133,9 +138,11 @@ def read_source(source: str | Path) -> dict[str, Leaf]:
         return layers.read_toml(known[name], Config, f"preset {name}", by_line=False)
     if path.suffix == ".toml" or path.exists():
         return _read_file(path)
-    close = layers.nearest(name, list(known))
+    if name in FORMER_PRESETS:
+        raise UserError(f"{source}: this preset {FORMER_PRESETS[name]}")
+    close = layers.meant(name, list(known), "name one of those")
     raise UserError(
-        f"{source}: no such preset; did you mean {close}? (presets: {', '.join(presets())}; "
+        f"{source}: no such preset; {close} (presets: {', '.join(presets())}; "
         "all with tfive config presets; files end in .toml)"
     )
 

@@ -1,13 +1,11 @@
-"""Keys that configurations once had. A file or `--set` that still names one is refused with what became of it."""
+"""Keys and presets there once were. A file or `--set` that still names one is refused with what became of it."""
 
 from __future__ import annotations
 
 _FIXED = "gone; its default is a constant now"
 
 FORMER_KEYS: dict[str, str] = {
-    "model.trust_remote_code": (
-        "gone; load such a model by load_model(…, trust_remote_code=True) and give it to train(…, model=…)"
-    ),
+    "model.trust_remote_code": "gone; no file can allow it, only --trust-remote-code on the command line",
     "text.seed": "gone; all runs share one corpus, run.seed decides the rest",
     "text.split_by": "now split_by of a source in text.sources",
     "text.positions.entropy_quantile": f"{_FIXED} (0.8)",
@@ -59,3 +57,9 @@ FORMER_KEYS: dict[str, str] = {
     "run.out": "gone; name the folder by --out, or by train(…, out=…)",
 }
 """Dotted key → one line: what to write instead, or why nothing."""
+
+FORMER_PRESETS: dict[str, str] = {
+    "smollm2-135m": "is now smollm2-135m-toy: SmolLM2-135M-Instruct on the small text that comes with tfive",
+    "smollm2-135m-instruct": "is now smollm2-135m-study: SmolLM2-135M-Instruct on the real text of its study",
+}
+"""Name → one line: what it is called now, and what it is."""

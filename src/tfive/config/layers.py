@@ -28,6 +28,12 @@ from tfive.section import Section
 NONE = "none"
 """How a file or `--set` writes "no value"; TOML has no null."""
 
+LONGEST_KEY = 100
+"""Characters of a key that are compared with the valid ones: likeness takes quadratic time."""
+
+LONGEST_LINE = 1_000
+"""Characters of a line in which a key is looked for, to say where it was written."""
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -56,22 +62,41 @@ def leaf_fields(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo
     return found
 
 
-def nearest(key: str, valid: Iterable[str]) -> str:
-    """The valid key most like `key`: the whole dotted name counts, and so does its last part alone."""
+CLOSE = 0.62
+"""Likeness from which on a name may be meant: a slip of a few letters passes, another word does not."""
+
+
+def nearest(key: str, valid: Iterable[str]) -> list[str]:
+    """The valid keys that `key` may have been meant for, the most alike first, three at most; none if no key is close.
+
+    The whole dotted name counts, and so does its last part alone.
+    """
+    key = key[:LONGEST_KEY]
 
     def likeness(candidate: str) -> float:
         whole = difflib.SequenceMatcher(None, key, candidate).ratio()
         last = difflib.SequenceMatcher(None, key.rpartition(".")[2], candidate.rpartition(".")[2]).ratio()
         return max(whole, 0.95 * last)
 
-    return max(valid, key=likeness)
+    found = {candidate: likeness(candidate) for candidate in valid}
+    best = max(found.values(), default=0.0)
+    close = sorted((key for key in found if found[key] >= max(CLOSE, best - 0.005)), key=lambda one: -found[one])
+    return close[:3]
+
+
+def meant(key: str, valid: Iterable[str], otherwise: str) -> str:
+    """`did you mean a or b?`, or `otherwise` where nothing is close."""
+    *others, last = nearest(key, valid) or [""]
+    return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else otherwise
 
 
 def unknown_key(key: str, origin: str, valid: Iterable[str], former: Mapping[str, str]) -> UserError:
     """The refusal of a key that does not exist; for one that once did, with what became of it."""
     if key in former:
         return UserError(f"{key} ({origin}): {former[key]}")
-    return UserError(f"{key} ({origin}): no such key; did you mean {nearest(key, valid)}?")
+    return UserError(
+        f"{_short(key)} ({origin}): no such key; {meant(key, valid, 'tfive config show --explain lists all')}"
+    )
 
 
 def flatten(
@@ -96,7 +121,9 @@ def flatten(
                 walk(value, inner, f"{key}.")
             else:
                 first = next(iter(inner.model_fields))
-                raise UserError(f"{key} = {value!r} ({origin}): a section; write a key of it, such as {key}.{first}")
+                raise UserError(
+                    f"{key} = {_short(repr(value))} ({origin}): a section; write a key of it, such as {key}.{first}"
+                )
 
     walk(table, model, "")
     return leaves
@@ -104,7 +131,7 @@ def flatten(
 
 def _full_name(key: str, value: Any) -> str:
     """The first leaf below an unknown table, so that the whole name is compared with the valid ones."""
-    while isinstance(value, Mapping) and value:
+    while isinstance(value, Mapping) and value and len(key) <= LONGEST_KEY:
         name, value = next(iter(value.items()))
         key = f"{key}.{name}"
     return key
@@ -126,6 +153,8 @@ def key_lines(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), start=1):
+        if len(line) > LONGEST_LINE:
+            continue
         if header := _HEADER.match(line):
             table = re.sub(r"[\s\"']", "", header["name"])
             found.setdefault(table, number)
@@ -137,12 +166,21 @@ def key_lines(text: str) -> dict[str, int]:
 
 def read_toml(text: str, model: type[Section], name: str, by_line: bool) -> dict[str, Leaf]:
     """Leaves of a TOML text called `name` in messages; `by_line` adds the line to each origin."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{name}: not valid TOML: {error}; fix the line and try again") from error
+    table = _parsed(text, name)
     lines = {key: f"{name}:{line}" for key, line in key_lines(text).items()} if by_line else {}
     return flatten(table, model, lines, name)
+
+
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    """The tables of a TOML text; whatever the parser cannot take is one line."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise UserError(f"{name}: brackets nested too deeply to be read; write fewer inside each other") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{name}: not valid TOML: {_short(str(error), 200)}; fix the line and try again") from error
+    except ValueError as error:  # a whole number of thousands of digits
+        raise UserError(f"{name}: not valid TOML: {_short(str(error), 200)}; write a shorter number") from error
 
 
 def read_file(path: Path, model: type[Section]) -> dict[str, Leaf]:
@@ -160,7 +198,7 @@ def top_level_value(path: Path, key: str) -> Any:
     """What a TOML file says of one of its topmost keys, None if nothing or if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")).get(key)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -168,24 +206,30 @@ def read_override(argument: str, model: type[Section]) -> dict[str, Leaf]:
     """The leaf of one `--set key=value`: the value in TOML syntax, or a bare word taken as a string."""
     before, equals, after = argument.partition("=")
     key, raw = before.strip(), after.strip()
+    shown = _short(argument)
     if not (key and equals and raw):
-        raise UserError(f"--set {argument}: write KEY=VALUE, for example --set thought.length=8")
+        raise UserError(f"--set {shown}: write KEY=VALUE, for example --set thought.length=8")
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError as error:
-        if raw[0] in "[{\"'" or "\n" in raw:
-            raise UserError(f"--set {argument}: {raw} is not a TOML value: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"--set {shown}: brackets nested too deeply to be read; write fewer") from error
+    except ValueError as error:
+        if raw[0] in "[{\"'" or "\n" in raw or not isinstance(error, tomllib.TOMLDecodeError):
+            reason = _short(str(error), 200)
+            raise UserError(f"--set {shown}: {_short(raw)} is not a TOML value: {reason}") from error
         if after != raw and before == before.rstrip():
             # `key = word` is a way to write it; `key= word` may mean a word that begins with a space.
             quoted = f"{key}={json.dumps(after, ensure_ascii=False)}"
-            raise UserError(f"--set {argument}: quote a text that begins or ends with a space: {quoted}") from error
+            raise UserError(
+                f"--set {shown}: quote a text that begins or ends with a space: {_short(quoted)}"
+            ) from error
         value = raw
     fields = leaf_fields(model)
     if key in fields:
         return {key: Leaf(_null(value, fields[key]), "--set")}
     parent = next((leaf for leaf in fields if key.startswith(f"{leaf}.")), None)
     if parent is not None:
-        raise UserError(f"--set {argument}: {parent} is one value; set it whole, for example in a TOML file")
+        raise UserError(f"--set {shown}: {parent} is one value; set it whole, for example in a TOML file")
     nested: Any = value
     for part in reversed(key.split(".")):
         nested = {part: nested}
@@ -218,19 +262,18 @@ def explain(error: ValidationError, leaves: Layer, model: type[BaseModel]) -> li
     lines = []
     for problem in error.errors():
         where = [str(part) for part in problem["loc"]]
-        message = problem["msg"].removeprefix("Value error, ").replace("Input should", "should")
+        message = _short(problem["msg"].removeprefix("Value error, ").replace("Input should", "should"), 300)
         key = next((k for n in range(len(where), 0, -1) if (k := ".".join(where[:n])) in fields), None)
         if key is None:
-            lines.append(f"{'.'.join(where)}: {message}")
+            lines.append(f"{_short('.'.join(where))}: {message}")
             continue
         if problem["type"] == "extra_forbidden":
             message = f"no such key; {_siblings(fields[key], where[-1])}"
         shown = json.dumps(problem["input"], default=str, ensure_ascii=False)
         origin = leaves[key].origin if key in leaves else "default"
         meaning = fields[key].description
-        lines.append(
-            f"{'.'.join(where)} = {_short(shown)} ({origin}): {message}" + (f" ({_first(meaning)})" if meaning else "")
-        )
+        about = f" ({_first(meaning)})" if meaning else ""
+        lines.append(f"{_short('.'.join(where))} = {_short(shown)} ({origin}): {message}{about}")
     return lines
 
 
@@ -242,7 +285,7 @@ def _siblings(field: FieldInfo, name: str) -> str:
             yield from sections(inner)
 
     valid = [key for model in sections(field.annotation) for key in model.model_fields]
-    return f"did you mean {nearest(name, valid)}?" if valid else "remove it"
+    return meant(name, valid, f"it has {', '.join(valid)}" if valid else "remove it")
 
 
 def _first(text: str) -> str:

@@ -1,6 +1,8 @@
 """Rules that span several settings, checked before anything runs. Each is one function and one message.
 
-A rule returns None, or one line that names the key, its value and the remedy. Rules within one section live beside it.
+A rule returns None, or one line that names the key, its value and, after the last semicolon, the remedy: `use KEY =
+VALUE`, `KEY ≤ VALUE` or `KEY ≥ VALUE`, several joined by `and`, alternatives by `or`. A test applies every remedy: what
+a rule recommends, it accepts. Rules within one section live beside it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ from collections.abc import Callable
 
 from tfive.config.schema import Schema
 from tfive.rl.settings import TRAINING_ROLES
+
+SHORTEST_TEXT = 12
+"""Tokens of a text that the admission probe needs (`tree.admission`)."""
 
 Rule = Callable[[Schema], str | None]
 RULES: list[Rule] = []
@@ -63,6 +68,18 @@ def a_rate_of_anchors_has_anchors(config: Schema) -> str | None:
 
 
 @rule
+def texts_are_long_enough_for_the_probe(config: Schema) -> str | None:
+    """The admission of a model reads three positions with a continuation each."""
+    length = config.text.sequence_length
+    if length >= SHORTEST_TEXT:
+        return None
+    return (
+        f"text.sequence_length = {length}: the check of the model takes {SHORTEST_TEXT} tokens; "
+        f"use text.sequence_length ≥ {SHORTEST_TEXT}"
+    )
+
+
+@rule
 def continuation_fits_in_the_sequence(config: Schema) -> str | None:
     """`p + H ≤ S` for at least the first allowed position."""
     horizon, length = config.thought.horizon, config.text.sequence_length
@@ -70,8 +87,22 @@ def continuation_fits_in_the_sequence(config: Schema) -> str | None:
         return None
     return (
         f"thought.horizon = {horizon}: p + H ≤ S fails already at position 1 of sequences of {length} tokens; "
-        f"use thought.horizon ≤ {length - 1} or a longer text.sequence_length"
+        f"use {_shorter_horizon(config)}text.sequence_length ≥ {_length_needed(config)}"
     )
+
+
+def _length_needed(config: Schema) -> int:
+    """S for P positions at their least distance, with a continuation after the last."""
+    gap = config.text.positions.min_gap or config.thought.horizon
+    return max(SHORTEST_TEXT, gap * (config.text.positions.per_text - 1) + config.thought.horizon + 1)
+
+
+def _shorter_horizon(config: Schema) -> str:
+    """The longest horizon with which all positions fit, as one way out; empty where there is none."""
+    positions, length = config.text.positions, config.text.sequence_length
+    by_gap = None if positions.min_gap is None else length - 1 - positions.min_gap * (positions.per_text - 1)
+    most = (length - 1) // positions.per_text if by_gap is None else by_gap
+    return f"thought.horizon ≤ {most} or " if most >= 1 else ""
 
 
 @rule
@@ -84,7 +115,8 @@ def positions_fit_in_the_sequence(config: Schema) -> str | None:
         return None
     return (
         f"text.positions.per_text = {positions.per_text}: at most {most} positions {gap} tokens apart fit in "
-        f"{config.text.sequence_length} tokens; use fewer, or a smaller text.positions.min_gap"
+        f"{config.text.sequence_length} tokens; use text.positions.per_text ≤ {most} or "
+        f"text.sequence_length ≥ {_length_needed(config)}"
     )
 
 
@@ -100,11 +132,23 @@ def training_roles_fit_in_the_training_split(config: Schema) -> str | None:
     available = config.text.sequences.train
     if needed <= available:
         return None
-    most = config.window.items * available // needed
+    most = _most_items(config, available)
+    fewer = f"window.items ≤ {most} or " if most else ""
     return (
         f"window.items = {config.window.items}: one window's roles need {needed} training sequences, "
-        f"text.sequences.train has {available}; use window.items ≤ {most} or prepare more text"
+        f"text.sequences.train has {available}; use {fewer}text.sequences.train ≥ {needed}"
     )
+
+
+def _most_items(config: Schema, available: int) -> int:
+    """The largest N whose roles fit in so many sequences, by bisection; 0 where not even one item does."""
+    low, high = 0, config.window.items
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = config.model_copy(update={"window": config.window.model_copy(update={"items": middle})})
+        fits = sum(texts_needed(tried, role) for role in TRAINING_ROLES) <= available
+        low, high = (middle, high) if fits else (low, middle)
+    return low
 
 
 @rule
@@ -115,7 +159,8 @@ def qualification_fits_in_the_calibration_split(config: Schema) -> str | None:
         return None
     return (
         f"window.qualify = {config.window.qualify:g}: a test needs {needed} calibration sequences, "
-        f"text.sequences.calibration has {available}; lower it or prepare more text"
+        f"text.sequences.calibration has {available}; use text.sequences.calibration ≥ {needed} or "
+        f"window.qualify ≤ {0.99 * available * config.text.positions.per_text / config.window.items:.2g}"
     )
 
 
@@ -125,7 +170,12 @@ def development_items_exist(config: Schema) -> str | None:
     most = config.text.sequences.development * config.text.positions.per_text
     if config.run.develop_items <= most:
         return None
-    return f"run.develop_items = {config.run.develop_items}: the development split holds {most} items; ask for fewer"
+    needed = max(2, math.ceil(config.run.develop_items / config.text.positions.per_text))
+    fewer = f"run.develop_items ≤ {most} or " if most >= 2 * config.text.positions.per_text else ""
+    return (
+        f"run.develop_items = {config.run.develop_items}: the development split holds {most} items; "
+        f"use {fewer}text.sequences.development ≥ {needed}"
+    )
 
 
 @rule
@@ -136,7 +186,7 @@ def development_items_lie_in_several_texts(config: Schema) -> str | None:
         return None
     return (
         f"run.develop_items = {config.run.develop_items}: controls take thoughts of other texts, and one text may hold "
-        f"{config.text.positions.per_text} items; use at least {least}"
+        f"{config.text.positions.per_text} items; use run.develop_items ≥ {least}"
     )
 
 
@@ -152,7 +202,8 @@ def roles_of_the_method_are_filled(config: Schema) -> str | None:
     if empty is None:
         return None
     key = config.window.key_of(empty)
-    return f"{key} = 0: method {config.method} needs trajectories of the role {empty}; give it a share above 0"
+    usual = type(config.window).model_fields[key.rpartition(".")[2]].default
+    return f"{key} = 0: method {config.method} needs trajectories of the role {empty}; use {key} = {usual}"
 
 
 @rule
@@ -186,11 +237,11 @@ def the_actor_is_released_within_the_run(config: Schema) -> str | None:
     if reading > config.window.reading:
         return (
             f"window.windows = {windows}: with thought.reading = gated the first {reading} only opens the gates and "
-            f"nothing would reward a thought; use window.windows = {reading + 1} or more"
+            f"nothing would reward a thought; use window.windows ≥ {reading + 1}"
         )
     return (
-        f"window.reading = {reading}: the run has {windows} windows and nothing would reward a thought; use fewer, "
-        "or method = anchor-only"
+        f"window.reading = {reading}: the run has {windows} windows and nothing would reward a thought; "
+        f"use window.windows ≥ {reading + 1} or window.reading ≤ {windows - 1} or method = anchor-only"
     )
 
 
@@ -198,14 +249,17 @@ def the_actor_is_released_within_the_run(config: Schema) -> str | None:
 def ablations_change_something(config: Schema) -> str | None:
     """What changes calibration or qualification would silently change nothing in a method without them."""
     uses = config.spec.uses
-    asked = {
-        f"calibration.mode = {config.calibration.mode}": config.calibration.mode != "learned",
-        "calibration.score_centering = true": config.calibration.score_centering,
-        "calibration.certified = true": config.calibration.certified,
-        "qualify.rule = fixed": config.qualify.rule == "fixed",
+    usual = {
+        "calibration.mode": (config.calibration.mode, "learned"),
+        "calibration.score_centering": (config.calibration.score_centering, False),
+        "calibration.certified": (config.calibration.certified, False),
+        "qualify.rule": (config.qualify.rule if config.qualify.rule == "fixed" else "strict", "strict"),
     }
-    key = next((key for key, is_asked in asked.items() if is_asked and key.split(".")[0] not in uses), None)
-    return key and f"{key}: method {config.method} has no such step; use method = t5 or leave it out"
+    for key, (value, default) in usual.items():
+        if value != default and key.split(".")[0] not in uses:
+            shown, instead = (str(one).lower() for one in (value, default))
+            return f"{key} = {shown}: method {config.method} has no such step; use method = t5 or {key} = {instead}"
+    return None
 
 
 @rule
@@ -215,7 +269,7 @@ def a_foreign_reference_needs_critics(config: Schema) -> str | None:
         return None
     return (
         f"reward.reference = {config.reward.reference}: it changes nothing in method {config.method}, which has no "
-        "critic; use method t5 or quiet-star-ppo, or reward.reference = no_thought"
+        "critic; use method = t5 or reward.reference = no_thought"
     )
 
 
@@ -227,7 +281,7 @@ def minibatches_are_not_empty(config: Schema) -> str | None:
         return None
     return (
         f"actor.minibatches = {config.actor.minibatches}: the actor role has {texts} texts a window; "
-        f"use fewer minibatches or more window.items"
+        f"use actor.minibatches ≤ {texts}"
     )
 
 
@@ -239,7 +293,7 @@ def actor_steps_are_within_the_reuse(config: Schema) -> str | None:
         return None
     return (
         f"window.actor_steps = {config.window.actor_steps}: {config.actor.reuse_passes} passes of "
-        f"{config.actor.minibatches} minibatches give {most}; lower it or raise actor.reuse_passes"
+        f"{config.actor.minibatches} minibatches give {most}; use window.actor_steps ≤ {most}"
     )
 
 
@@ -249,7 +303,8 @@ def warmup_ends_within_the_run(config: Schema) -> str | None:
     steps = config.window.windows * config.window.actor_steps
     if config.optimizer.warmup_steps < steps:
         return None
-    return f"optimizer.warmup_steps = {config.optimizer.warmup_steps}: the run takes {steps} steps; use fewer"
+    said = f"optimizer.warmup_steps = {config.optimizer.warmup_steps}: the run takes {steps} steps"
+    return f"{said}; use optimizer.warmup_steps ≤ {steps - 1}"
 
 
 @rule
@@ -258,7 +313,8 @@ def ratio_correction_leaves_room(config: Schema) -> str | None:
     if config.ratio.correction == "none" or config.ratio.cap > 1:
         return None
     return (
-        f"ratio.cap = {config.ratio.cap:g}: ratio.correction = {config.ratio.correction} needs a cap above 1, such as 2"
+        f"ratio.cap = {config.ratio.cap:g}: ratio.correction = {config.ratio.correction} needs a cap above 1; "
+        "use ratio.cap = 2 or ratio.correction = none"
     )
 
 
@@ -278,16 +334,19 @@ def the_actor_learns_something(config: Schema) -> str | None:
     """Without a policy gradient an anchor must carry the method; mixing and reading are the conditioned anchor's."""
     anchor = config.anchor
     if anchor.mixture > 0 and anchor.conditioned == 0:
-        return f"anchor.mixture = {anchor.mixture:g}: only the conditioned anchor mixes; set anchor.conditioned too"
+        said = f"anchor.mixture = {anchor.mixture:g}: only the conditioned anchor mixes"
+        return f"{said}; use anchor.conditioned = 1 or anchor.mixture = 0"
     if config.window.reading > 0 and anchor.conditioned == 0:
-        return f"window.reading = {config.window.reading}: nothing would teach reading; set anchor.conditioned too"
+        said = f"window.reading = {config.window.reading}: nothing would teach reading"
+        return f"{said}; use anchor.conditioned = 1 or window.reading = 0"
     spec, name = config.spec, config.method
     if spec.rewarded or not spec.trains:
         return None
     if not spec.thinks and anchor.next_token == 0:
         return f"anchor.next_token = 0: method {name} trains by this loss alone; use anchor.next_token = 1"
     if anchor.next_token == anchor.conditioned == 0:
-        return f"anchor.next_token = 0: method {name} needs an anchor; set anchor.next_token or anchor.conditioned"
+        said = f"anchor.next_token = 0: method {name} needs an anchor"
+        return f"{said}; use anchor.next_token = 1 or anchor.conditioned = 1"
     return None
 
 
@@ -298,8 +357,8 @@ def gates_can_open(config: Schema) -> str | None:
     if config.thought.reading != "gated" or not (spec.trains and spec.thinks) or anchor.conditioned > 0:
         return None
     return (
-        "thought.reading = gated: the gates start shut and nothing would open them; set anchor.conditioned = 1, "
-        "or thought.reading = inline"
+        "thought.reading = gated: the gates start shut and nothing would open them; use anchor.conditioned = 1 or "
+        "thought.reading = inline"
     )
 
 
@@ -320,7 +379,7 @@ def parity_has_no_probes(config: Schema) -> str | None:
         return "calibration.mode = repeated: parity sampling draws whole thoughts; use calibration.mode = learned"
     if config.window.probe == 0:
         return None
-    return f"window.probe = {config.window.probe:g}: parity sampling draws whole thoughts; set window.probe = 0"
+    return f"window.probe = {config.window.probe:g}: parity sampling draws whole thoughts; use window.probe = 0"
 
 
 @rule
@@ -333,4 +392,7 @@ def bounds_hold_by_construction(config: Schema) -> str | None:
     if config.critic.bounded and settings.mean_bound is not None:
         return None
     key = "certified = true" if settings.certified else "bounds = enforce"
-    return f"calibration.{key}: nothing bounds the signal; set critic.bounded = true and calibration.mean_bound"
+    bound = f"{2 * config.reward.clip:g}"
+    return (
+        f"calibration.{key}: nothing bounds the signal; use critic.bounded = true and calibration.mean_bound = {bound}"
+    )

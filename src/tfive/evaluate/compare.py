@@ -118,7 +118,10 @@ def explained(found: dict[str, Any]) -> str:
     for record in found["generated"]:
         verdict = "right" if record["correct"] else "wrong" if record["extracted"] is not None else "no answer found"
         ended = f"{record['tokens']} tokens, ended by {record['ended']}"
-        lines += ["", f"--- sample {record['sample']}: {verdict} ({ended}, {record['thoughts']} thoughts)"]
+        thoughts = record["thoughts"] if isinstance(record["thoughts"], list) else []
+        count = len(thoughts) or record["thoughts"] or 0
+        lines += ["", f"--- sample {record['sample']}: {verdict} ({ended}, {count} thoughts)"]
+        lines += [f"  thought before token {one['before'] + 1}: {one['text']!r}" for one in thoughts]
         lines += [record["output"], ""]
         lines += [f"  {step}" for step in record["steps"]]
         if record["equivalent"] is not None:

@@ -38,6 +38,15 @@ _AGAINST_BASE = ("gain_vs_base", "no_thought_drift")
 
 
 @dataclass(frozen=True)
+class Corpus:
+    """One body of text to draw from: its files, and its share of the texts."""
+
+    name: str
+    files: Sequence[SourceFile]
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
 class Sample:
     """The texts of a measurement with their positions, the kind of each position and the source of each text."""
 
@@ -61,27 +70,25 @@ class SampleSize:
 
 
 def draw_texts(
-    sources: Sequence[tuple[SourceFile, float]], tokenizer: TextTokenizer, size: SampleSize
+    sources: Sequence[Corpus], tokenizer: TextTokenizer, size: SampleSize
 ) -> tuple[np.ndarray, list[int], list[int]]:
     """Beginnings of documents in a random order `[B, S]`, the number of each one's source, and how many documents of
     each source were too short."""
     parts, number_B, short = [], [], [0] * len(sources)
-    for number, count in enumerate(apportion(size.texts, [share for _, share in sources])):
+    for number, count in enumerate(apportion(size.texts, [source.share for source in sources])):
         if count:
-            rows, short[number] = _beginnings(sources[number][0], number, count, size, tokenizer)
+            rows, short[number] = _beginnings(sources[number], number, count, size, tokenizer)
             parts.append(rows)
             number_B += [number] * count
     order = rng.permutation(size.seed, "gains/texts", 0, size.texts)
     return np.concatenate(parts)[order].astype(np.int64), [number_B[i] for i in order.tolist()], short
 
 
-def sample_texts(
-    sources: Sequence[tuple[SourceFile, float]], model: ThoughtModel, positions: Positions, size: SampleSize
-) -> Sample:
+def sample_texts(sources: Sequence[Corpus], model: ThoughtModel, positions: Positions, size: SampleSize) -> Sample:
     """Texts of all sources; positions by entropy are chosen where this model is uncertain."""
     tokenizer = TextTokenizer.of(model.tokenizer)
     tokens_BS, number_B, short = draw_texts(sources, tokenizer, size)
-    names = [file.name for file, _ in sources]
+    names = [source.name for source in sources]
     entropy_BS = _entropies(model, tokens_BS, size.rows) if positions.entropy > 0 else None
     chooser = PositionChooser(positions, model.plan.horizon, size.seed, tokenizer, _never_asked)
     place_BP = np.full((size.texts, positions.per_text), -1, dtype=np.int64)
@@ -104,10 +111,10 @@ def _never_asked(*_: Any) -> Any:
 
 
 def _beginnings(
-    file: SourceFile, number: int, count: int, size: SampleSize, tokenizer: TextTokenizer
+    source: Corpus, number: int, count: int, size: SampleSize, tokenizer: TextTokenizer
 ) -> tuple[np.ndarray, int]:
     """The beginnings of `count` documents in a random order `[count, S]`, and how many were too short."""
-    documents = [text for _, text in Reader().documents(file)]
+    documents = [text for file in source.files for _, text in Reader().documents(file)]
     order = rng.permutation(size.seed, "gains/documents", number, len(documents)).tolist()
     rows: list[Any] = []
     short = 0
@@ -119,7 +126,7 @@ def _beginnings(
             rows.append(ids[: size.tokens])
             if len(rows) == count:
                 return np.stack(rows), short
-    raise UserError(f"{file.name}: {len(rows)} documents of {size.tokens} tokens, {count} are needed; ask for less")
+    raise UserError(f"{source.name}: {len(rows)} documents of {size.tokens} tokens, {count} are needed; ask for less")
 
 
 def _entropies(model: ThoughtModel, tokens_BS: np.ndarray, rows: int) -> np.ndarray:

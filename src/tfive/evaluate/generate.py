@@ -80,7 +80,8 @@ class Output:
     ended: str
     """`end` (the model ended it), `stop` (a stop string) or `length`."""
     prompt_tokens: int
-    thoughts: int
+    thoughts: tuple[dict[str, Any], ...]
+    """What it thought: `text`, and the number of written tokens that stand `before` the thought."""
     thought_tokens: int
 
 
@@ -134,10 +135,15 @@ def generate(
                 tuple(written.ids),
                 written.finish_reason,
                 len(in_tokens[number].ids),
-                len(written.thoughts),
+                _thoughts(model, written, len(in_tokens[number].ids)),
                 sum(len(tokens) for _, tokens, _ in written.thoughts),
             ),
         )
+
+
+def _thoughts(model: ThoughtModel, written: Completion, prompt: int) -> tuple[dict[str, Any], ...]:
+    listed = model.thoughts_of(written)
+    return tuple({"before": thought.position + 1 - prompt, "text": thought.text} for thought in listed)
 
 
 def _mode(model: ThoughtModel, decoding: Decoding) -> WritingMode:

@@ -157,7 +157,7 @@ def _generate(model: ThoughtModel, plan: TaskPlan, path: Path, verifier: Verifie
                     "tokens": len(output.ids),
                     "ended": output.ended,
                     "prompt_tokens": output.prompt_tokens,
-                    "thoughts": output.thoughts,
+                    "thoughts": list(output.thoughts),
                     "thought_tokens": output.thought_tokens,
                     "question": item.question,
                     "choices": list(item.choices),

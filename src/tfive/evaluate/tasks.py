@@ -225,7 +225,7 @@ def load_items(task: Task, folder: Path | None, *, frozen: bool = True) -> Items
     if folder is not None:
         path = local_file(task, folder)
         source, fields = str(path), task.fields
-        rows = ((number, _json_row(path, number, raw)) for number, raw in raw_rows(path, (), None))
+        rows = ((number, _json_row(path, number, raw)) for number, raw in raw_rows(path, ()))
     elif task.hub is not None:
         source, fields = f"{task.hub.path}@{task.hub.revision or 'main'}", task.hub.fields
         rows = enumerate(_hub_rows(task, task.hub))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -126,11 +126,11 @@ def _trained(source: Path, device: torch.device | str | None, dtype: torch.dtype
         thought = ThoughtSettings.model_validate_json(json.dumps(content["thought"]), strict=True)
         sampling = SamplingSettings.model_validate_json(json.dumps(content["sampling"]), strict=True)
         shape = content["gate"]
-        gate = None if shape is None else PredictionGate(int(shape["features"]), width=int(shape["width"]))
-    except (ValidationError, KeyError, TypeError, ValueError) as error:
+        size = None if shape is None else (int(shape["features"]), int(shape["width"]))
+        origin = dict(content.get("origin") or {})
+    except (ValidationError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise _damaged(source / FOLDER / DESCRIPTION, error) from error
-    if gate is not None:
-        _fill(gate, source / FOLDER / GATE)
+    gate = None if size is None else _gate(source / FOLDER / GATE, size)
     delimiters = None
     loaded = load_model(source, device=device, dtype=dtype)
     if content.get("tokenizer") != loaded.fingerprint:
@@ -143,7 +143,6 @@ def _trained(source: Path, device: torch.device | str | None, dtype: torch.dtype
     if thought.reading == "gated":
         gates = ReadingGates.of(loaded.model)
         _fill(gates, source / FOLDER / READING_GATES)
-    origin = dict(content.get("origin") or {})
     return ThoughtModelParts(loaded.model, loaded.tokenizer, thought, sampling, gate, delimiters, origin, gates)
 
 
@@ -153,12 +152,29 @@ def _description(source: Path) -> dict[str, Any]:
         raise UserError(f"{source}: no {FOLDER}/{DESCRIPTION} in it; give a folder written by tfive export")
     try:
         content: Any = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, error) from error
     found = content.get("format") if isinstance(content, dict) else None
     if found != FORMAT:
         raise UserError(f"{path}: format {found}, this version of tfive reads {FORMAT}; export the run again")
     return content
+
+
+def _gate(path: Path, size: tuple[int, int]) -> PredictionGate:
+    """The gate in a file, which alone says how large it is: a description that says otherwise asks for no memory."""
+    try:
+        with safe_open(path, framework="pt") as stored:
+            width, features = stored.get_slice("project.weight").get_shape()
+    except (OSError, SafetensorError, ValueError) as error:
+        raise _damaged(path, error) from error
+    if (features, width) != size:
+        said = ValueError(
+            f"a gate of {features} features and {width} units, {DESCRIPTION} says {size[0]} and {size[1]}"
+        )
+        raise _damaged(path, said)
+    gate = PredictionGate(features, width=width)
+    _fill(gate, path)
+    return gate
 
 
 def _fill(module: torch.nn.Module, path: Path) -> None:

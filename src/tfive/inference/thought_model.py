@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
@@ -89,7 +90,7 @@ class ThoughtModel:
         self.delimiters = delimiters and delimiters.to(model.device)
         self.gates = gates and gates.to(model.device)
         self.tokenizer, self.thought, self.sampling = tokenizer, thought, sampling or SamplingSettings()
-        self.origin = origin or {}
+        self.origin, self._visible = origin or {}, partial(self._decode, specials=False)
         self.plan = replace(plan_for(thought, model, tokenizer), checkpoints=(thought.length,), group=1)
         # Engines are made for a call: admitting fused blocks, which asks for a trial, would not pay.
         self.settings = engine or EngineOptions(max_nodes=_PASS_NODES, fused_blocks="off")
@@ -129,7 +130,7 @@ class ThoughtModel:
 
     def engine(self) -> TreeModel:
         """The model as a tree engine with this plan."""
-        # A fresh one a call: it keeps sampling buffers for every shape it meets, and texts come in all lengths.
+        # A fresh one a call: it keeps sampling buffers for every shape it meets.
         return TreeModel(self.model, self.plan, self.settings, self.delimiters, self.gates)
 
     def _encode(self, text: str, least: int, what: str) -> list[int]:
@@ -347,8 +348,7 @@ class ThoughtModel:
         if every < 0:
             raise UserError(f"every = {every}: give 0 (no thoughts) or how many tokens to write between two thoughts")
         law = text_law(temperature, top_k, top_p)
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        ids = [self._encode(one, 1, "prompt") for one in prompts]
+        ids = [self._encode(one, 1, "prompt") for one in ([prompt] if isinstance(prompt, str) else prompt)]
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens = {max_new_tokens}: at least 1 is needed")
         width = max(map(len, ids), default=0) + max_new_tokens
@@ -376,12 +376,13 @@ class ThoughtModel:
         """The written text, without what ended it."""
         return completed_text(self._visible, written, stops)
 
-    def _visible(self, ids: Sequence[int]) -> str:
-        return self._decode(ids, specials=False)
+    def thoughts_of(self, written: Completion) -> tuple[Thought, ...]:
+        """The thoughts of a written text."""
+        return tuple(self._thought(*thought) for thought in written.thoughts)
 
     def _generation(self, written: Completion, prompt: int, stops: tuple[str, ...], show: bool) -> Generation:
         text = self.text_of(written, stops)
-        thoughts = tuple(self._thought(*thought) for thought in written.thoughts)
+        thoughts = self.thoughts_of(written)
         if show:
             text = with_thoughts(self._visible, text, written.ids, thoughts, prompt)
         plain, thoughtful, gate, mixed = written.log_probs.double().T

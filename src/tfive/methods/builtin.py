@@ -20,7 +20,8 @@ def _ppo_moves_within_the_run(config: Any) -> str | None:
     frozen, windows = config.ppo.frozen_windows, config.window.windows - config.reading_windows
     if frozen == 0 or frozen < windows:
         return None
-    return f"ppo.frozen_windows = {frozen}: the actor would never move in {windows} windows; use fewer"
+    said = f"ppo.frozen_windows = {frozen}: the actor would never move in {windows} windows"
+    return f"{said}; use ppo.frozen_windows ≤ {max(0, windows - 1)}"
 
 
 BASE = MethodSpec(

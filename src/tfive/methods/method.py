@@ -250,6 +250,10 @@ class Method(Generic[P]):
         """
         return None
 
+    def standing(self) -> str:
+        """What a person who watches the run should know beside window and phase, in a few words; empty for nothing."""
+        return "learning to read" if self.reading and not self.closed else ""
+
     def log(self, what: str, detail: str) -> None:
         """A transition, for the console and the log."""
         self.parts.telemetry.event(what, detail, window=self.window)

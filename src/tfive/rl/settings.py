@@ -27,34 +27,34 @@ depend on the method, because all methods of a comparison share one prepared cor
 class WindowSettings(Section):
     """One window: N actor items, the other roles as trajectories per actor item, and the steps the actor may take."""
 
-    items: int = Field(1024, ge=1)
+    items: int = Field(1024, ge=1, le=10_000_000)
     """N, the fresh actor trajectories of a window (one thought per selected position)."""
 
-    windows: int = Field(100, ge=1)
+    windows: int = Field(100, ge=1, le=1_000_000)
     """Windows to complete before the run ends."""
 
-    reading: int = Field(0, ge=0)
+    reading: int = Field(0, ge=0, le=1_000_000)
     """Windows at the start in which the anchors alone move the model: it learns to read its thoughts before anything
     rewards them. No critic is fitted meanwhile. With gated reading it is at least 1 where thoughts are rewarded."""
 
-    actor_steps: int = Field(8, ge=1)
+    actor_steps: int = Field(8, ge=1, le=100_000)
     """PPO steps of a window, in which only the actor moves; at most actor.reuse_passes × actor.minibatches."""
 
-    critic_fit: float = Field(1.0, ge=0)
+    critic_fit: float = Field(1.0, ge=0, le=64)
     """Critic-fitting trajectories per actor item (n_V = N)."""
 
-    qualify: float = Field(0.25, ge=0)
+    qualify: float = Field(0.25, ge=0, le=64)
     """Held-out trajectories per actor item in one qualification test (N/4)."""
 
-    pilot: float = Field(0.125, ge=0)
+    pilot: float = Field(0.125, ge=0, le=64)
     """Pilot trajectories per actor item for the advantage normaliser (N/8); as many more (role `scale`) set the next
     window's reward scale."""
 
-    head_train: float = Field(0.5, ge=0)
+    head_train: float = Field(0.5, ge=0, le=64)
     """Trajectories per actor item that teach the weight and mean heads (N/2); half as many (role `head_validate`, N/4)
     validate the frozen candidate."""
 
-    probe: float = Field(0.03125, ge=0)
+    probe: float = Field(0.03125, ge=0, le=64)
     """Probe contexts per actor item for the drift diagnostics (N/32); continuations count as extra, 0 is none."""
 
     def count(self, role: str) -> int:
@@ -83,7 +83,7 @@ class WindowSettings(Section):
 class RewardSettings(Section):
     """How a gain becomes a reward (eq:dense-reward, eq:reward-scale)."""
 
-    clip: float = Field(3.0, gt=0)
+    clip: float = Field(3.0, ge=1e-3, le=1e3)
     """c_r: potentials are clipped to ±this."""
 
     reference: Literal["no_thought", "foreign"] = "no_thought"
@@ -101,13 +101,13 @@ class CriticSettings(Section):
     adapt: Literal["head", "top", "lora", "full"] = "full"
     """What is trained: the value head alone, the last `blocks` blocks, low-rank updates of those, or everything."""
 
-    blocks: int = Field(4, ge=1)
+    blocks: int = Field(4, ge=1, le=1024)
     """Last blocks that `top` and `lora` adapt; the frozen rest is computed once per trajectory."""
 
-    lora_rank: int = Field(16, ge=1)
+    lora_rank: int = Field(16, ge=1, le=4096)
     """Rank of each low-rank update."""
 
-    width: int = Field(256, ge=0)
+    width: int = Field(256, ge=0, le=16_384)
     """Hidden units of the value head; 0 makes it linear in the normalised features, with one bias a step."""
 
     bounded: bool = False
@@ -126,25 +126,25 @@ class CriticSettings(Section):
     """Value loss of alternating training: clipped around the pre-fit prediction (eq:value-loss), or half-squared.
     Warm-ups always take the latter: the pre-fit prediction is not yet worth staying near."""
 
-    clip: float = Field(0.2, gt=0)
+    clip: float = Field(0.2, ge=1e-3, le=1e3)
     """ε_v of the clipped loss, in units of the shaped return."""
 
-    lr: float = Field(1e-5, gt=0)
+    lr: float = Field(1e-5, ge=1e-12, le=1)
     """Learning rate of the adapted blocks."""
 
-    head_lr: float = Field(1e-3, gt=0)
+    head_lr: float = Field(1e-3, ge=1e-12, le=1)
     """Learning rate of the value head."""
 
-    head_passes: int = Field(1, ge=0)
+    head_passes: int = Field(1, ge=0, le=1000)
     """Passes of the value-head warm-up over its fitting set, before the blocks are unfrozen."""
 
-    passes: int = Field(2, ge=1)
+    passes: int = Field(2, ge=1, le=1000)
     """Passes over a window's fitting set."""
 
-    minibatches: int = Field(8, ge=1)
+    minibatches: int = Field(8, ge=1, le=100_000)
     """Optimizer steps per pass."""
 
-    warmup_rounds: int = Field(3, ge=1)
+    warmup_rounds: int = Field(3, ge=1, le=10_000)
     """Fitting rounds (a fresh set, `passes` passes over it) before the actor's first step where no test decides that:
     `quiet-star-ppo`, and T⁵ with `qualify.rule = fixed`. Later windows have one each."""
 
@@ -160,13 +160,13 @@ class QualifySettings(Section):
     eta: float = Field(0.1, ge=0, lt=1)
     """The weaker critic's held-out R² must reach this."""
 
-    consecutive: int = Field(2, ge=1)
+    consecutive: int = Field(2, ge=1, le=10_000)
     """m: fresh tests in a row that admit."""
 
-    patience: int = Field(2, ge=1)
+    patience: int = Field(2, ge=1, le=10_000)
     """Failures in a row, once admitted, that pause the actor; `rule = sustained` alone reads it."""
 
-    attempts: int = Field(5, ge=1)
+    attempts: int = Field(5, ge=1, le=10_000)
     """Failed tests of a window without admission after which `on_failure` decides."""
 
     on_failure: Literal["stop", "wait", "baseline"] = "baseline"
@@ -179,7 +179,7 @@ class QualifySettings(Section):
 class GaeSettings(Section):
     """Length-adaptive traces (eq:masked-gae)."""
 
-    alpha: float = Field(1.0, gt=0)
+    alpha: float = Field(1.0, ge=1e-6, le=1e6)
     """λ(L) = 1 − 1/(αL); every reachable length must keep λ in [0, 1]."""
 
 
@@ -193,14 +193,15 @@ class RatioSettings(Section):
     correction: Literal["none", "truncated", "mask"] = "none"
     """`truncated`: multiply by min(π_old/q, cap). `mask`: drop tokens with π_old/q outside [1/cap, cap]."""
 
-    cap: float = Field(2.0, ge=1)
+    cap: float = Field(2.0, ge=1, le=1e6)
     """Bound used by the correction."""
 
     @model_validator(mode="after")
     def _sampler_needs_no_correction(self) -> RatioSettings:
         if self.denominator == "sampler" and self.correction != "none":
             raise ValueError(
-                f"correction = {self.correction!r} corrects the recomputed denominator; use none with sampler"
+                f"correction = {self.correction} corrects the recomputed denominator; use ratio.correction = none or "
+                "ratio.denominator = recomputed"
             )
         return self
 
@@ -208,26 +209,26 @@ class RatioSettings(Section):
 class ActorSettings(Section):
     """The clipped-PPO step (eq:ppo)."""
 
-    clip_low: float = Field(0.8, gt=0, le=1)
+    clip_low: float = Field(0.8, ge=1e-6, le=1)
     """ρ₋: below it, negative advantages stop pushing."""
 
-    clip_high: float = Field(1.28, ge=1)
+    clip_high: float = Field(1.28, ge=1, le=1e6)
     """ρ₊: above it, positive advantages stop pushing."""
 
-    reuse_passes: int = Field(2, ge=1)
+    reuse_passes: int = Field(2, ge=1, le=1000)
     """Passes over the window's actor trajectories."""
 
-    minibatches: int = Field(4, ge=1)
+    minibatches: int = Field(4, ge=1, le=100_000)
     """Optimizer steps per pass."""
 
 
 class AnchorSettings(Section):
     """Likelihood losses beside the policy gradient."""
 
-    next_token: float = Field(1.0, ge=0)
+    next_token: float = Field(1.0, ge=0, le=100)
     """Weight of the next-token loss on the text itself; 0 leaves it out."""
 
-    lr: float | None = Field(None, gt=0)
+    lr: float | None = Field(None, ge=1e-12, le=1)
     """Peak learning rate of the anchors alone; none: one update of policy and anchors together by `optimizer.lr`. With
     a rate each step is two updates with moments of their own, the policy's by `optimizer.lr`, then the anchors': AdamW
     takes steps of the same size whatever a loss weighs, so weights alone cannot slow one of them down."""
@@ -236,7 +237,7 @@ class AnchorSettings(Section):
     """Whether the next-token loss also takes the H tokens after every selected position; `false` leaves them out, so
     that few answers that come again and again are not learned by heart."""
 
-    conditioned: float = Field(0.0, ge=0)
+    conditioned: float = Field(0.0, ge=0, le=100)
     """Weight of the next-token loss on the continuation given the thought; 0 leaves it out."""
 
     mixture: float = Field(0.0, ge=0, lt=1)
@@ -251,22 +252,22 @@ class AnchorSettings(Section):
 class OptimizerSettings(Section):
     """AdamW and its schedule. All keys but `gate_lr` are keyword arguments of `rl.optimizer.MasterOptimizer`."""
 
-    lr: float = Field(1e-5, gt=0)
+    lr: float = Field(1e-5, ge=1e-12, le=1)
     """Peak learning rate."""
 
-    gate_lr: float = Field(1e-2, gt=0)
+    gate_lr: float = Field(1e-2, ge=1e-12, le=1)
     """Peak learning rate of the reading gates (`thought.reading = gated`); it follows the same schedule as `lr`."""
 
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, le=10)
     """Decoupled decay; norms, biases and other vectors are left out."""
 
-    clip_norm: float | None = Field(1.0, gt=0)
+    clip_norm: float | None = Field(1.0, ge=1e-4, le=1e6)
     """Largest global gradient norm; none = no clipping."""
 
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after the warm-up; `linear` and `cosine` end at 0."""
 
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(0, ge=0, le=1_000_000_000)
     """Updates of linear warm-up."""
 
     bf16_update: Literal["master", "stochastic"] = "master"
@@ -283,19 +284,19 @@ class WarmstartSettings(Section):
     path: str | None = None
     """File of rows with `text` and `workings` (one for each match, as it stands between the delimiters)."""
 
-    rounds: int = Field(2, ge=1)
+    rounds: int = Field(2, ge=1, le=1000)
     """How often thoughts are drawn anew and learned; given ones are learned in one round."""
 
-    items: int = Field(512, ge=2)
+    items: int = Field(512, ge=2, le=10_000_000)
     """Positions at which thoughts are drawn in a round."""
 
-    samples: int = Field(8, ge=1)
+    samples: int = Field(8, ge=1, le=4096)
     """Thoughts drawn at each position, of which the best is learned."""
 
-    steps: int = Field(60, ge=1)
+    steps: int = Field(60, ge=1, le=1_000_000)
     """Updates of a round, each on about 32 thoughts."""
 
-    lr: float = Field(1e-5, gt=0)
+    lr: float = Field(1e-5, ge=1e-12, le=1)
     """Peak learning rate of these updates; it rises over a tenth of them and then falls to 0."""
 
     @model_validator(mode="after")
@@ -308,14 +309,14 @@ class WarmstartSettings(Section):
 class GateSettings(Section):
     """The prediction gate β_g and its loss (app:gate-behavior)."""
 
-    no_harm: float = Field(1.0, ge=0)
+    no_harm: float = Field(1.0, ge=0, le=1e3)
     """Weight of the penalty on predictions that the mixture makes worse."""
 
-    utility: float = Field(0.1, ge=0)
+    utility: float = Field(0.1, ge=0, le=1e3)
     """Weight per nat of the term that ties the gate to the signed utility of the thought."""
 
-    lr: float = Field(1e-3, gt=0)
+    lr: float = Field(1e-3, ge=1e-12, le=1)
     """Learning rate of the gate."""
 
-    passes: int = Field(2, ge=0)
+    passes: int = Field(2, ge=0, le=1000)
     """Passes over a window's actor trajectories; with 0 there is no gate, and no mixed gain is reported."""

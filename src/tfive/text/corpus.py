@@ -20,12 +20,13 @@ import numpy.typing as npt
 from tfive.errors import UserError
 from tfive.telemetry import Silent, Telemetry
 from tfive.text.candidates import BYTES_PER_TOKEN_KEPT, Groups, Shares, apportion, scan
+from tfive.text.cutting import VERSION as CUTTING
 from tfive.text.files import Staging, sha256
 from tfive.text.items import ENTROPY_QUANTILE, PATTERN_REACH, Entropies, PositionChooser
 from tfive.text.prepared import ARRAYS, FORMAT, MANIFEST, TOKENIZER, PreparedCorpus, SequenceRange
 from tfive.text.sequences import Share, TokenStore, check_filled, fill, pack
-from tfive.text.settings import SPLITS, TextSettings, TextSource
-from tfive.text.sources import Exclusion, Reader, SourceFile, local_files, shares_of
+from tfive.text.settings import AUTO, SPLITS, WHOLE, TextSettings, TextSource
+from tfive.text.sources import Exclusion, Reader, SourceFile, local_files, shares_of, source_root
 from tfive.text.spool import hub_files
 from tfive.text.tokens import Encoder, TextTokenizer, encoder
 
@@ -116,6 +117,10 @@ def source_files(
 def _open(settings: TextSettings, cache: Path, telemetry: Telemetry) -> OpenedSources:
     """Files in an order that does not depend on how the sources were listed."""
     opened = OpenedSources([], [], {})
+    absent = [one for one in settings.sources if one.hub is None and not source_root(one).exists()]
+    if len(absent) > 1:
+        named = ", ".join(f"{source_root(one)} (source {one.name})" for one in absent)
+        raise UserError(f"{len(absent)} sources are missing: {named}; check text.sources")
     for source in sorted(settings.sources, key=lambda one: one.name):
         files, commit = source_files(source, cache, telemetry, skip_bad=settings.bad_rows == "skip")
         if commit is not None:
@@ -154,6 +159,10 @@ def _identity(
     sources = []
     for source in sorted(settings.sources, key=lambda one: one.name):
         described = source.model_dump(mode="json", exclude={"path", "revision", "sha256"}, exclude_none=True)
+        if source.separator in (AUTO, WHOLE):
+            del described["separator"]  # only plain text depends on it
+        if source.separator == AUTO and any(one.is_plain for one in opened.files if one.source == source.name):
+            described["cut"] = CUTTING
         described["files"] = [
             {"name": file.name, "sha256": digest}
             for file, digest in zip(opened.files, opened.digests)

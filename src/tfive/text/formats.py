@@ -6,6 +6,7 @@ Nothing is held beyond one chunk and one row. A file that cannot be read to its 
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 from tfive.errors import UserError
 from tfive.extras import install_hint
+from tfive.text.cutting import documents_of
+from tfive.text.settings import AUTO, WHOLE
 
 CHUNK = 1 << 20
 LONGEST_ROW = 64 << 20
@@ -21,6 +24,7 @@ LONGEST_ROW = 64 << 20
 RawRow = bytes | dict[str, Any]
 """A JSON line or a plain document as bytes, or a Parquet row."""
 
+_FILLED = re.compile(rb"[^\n]+")
 _COMPRESSED = (".gz", ".zst")
 _KINDS = {".jsonl": "jsonl", ".txt": "txt", ".parquet": "parquet"}
 
@@ -35,8 +39,11 @@ def format_of(path: Path) -> str | None:
     return _KINDS.get(Path(name).suffix)
 
 
-def raw_rows(path: Path, columns: Sequence[str], separator: str | None) -> Iterator[tuple[int, RawRow]]:
-    """Rows of one file with their number; blank JSON lines keep their number but are left out."""
+def raw_rows(path: Path, columns: Sequence[str], separator: str = AUTO) -> Iterator[tuple[int, RawRow]]:
+    """Rows of one file with their number; blank JSON lines keep their number but are left out.
+
+    `separator` is that of a source: `auto` cuts plain text by `tfive.text.cutting`, `none` takes a file whole.
+    """
     kind = format_of(path)
     if kind is None:
         raise UserError(f"{path}: not a .jsonl, .parquet or .txt file; convert it or point at another file")
@@ -44,9 +51,11 @@ def raw_rows(path: Path, columns: Sequence[str], separator: str | None) -> Itera
         if kind == "parquet":
             yield from enumerate(_parquet(path, columns))
         elif kind == "jsonl":
-            yield from ((n, line) for n, line in enumerate(_pieces(path, _bytes(path), b"\n")) if line.strip())
-        elif separator is None:
+            yield from _lines(path, _bytes(path))
+        elif separator == WHOLE:
             yield 0, _whole(path)
+        elif separator == AUTO:
+            yield from enumerate(documents_of(_pieces(path, _unix_newlines(_bytes(path)), b"\n")))
         else:
             yield from enumerate(_pieces(path, _unix_newlines(_bytes(path)), separator.encode()))
     except OSError as error:
@@ -118,6 +127,23 @@ def _pieces(path: Path, chunks: Iterator[bytes], end: bytes) -> Iterator[bytes]:
         yield from pieces
     if rest:
         yield rest
+
+
+def _lines(path: Path, chunks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines that hold more than white space, with their number; blank ones cost no more than being counted."""
+    rest, number = b"", 0
+    for chunk in chunks:
+        block, end, rest = (rest + chunk).rpartition(b"\n")
+        _check_length(path, len(rest))
+        done = 0
+        for line in _FILLED.finditer(block):
+            number += block.count(b"\n", done, line.start())
+            done = line.start()
+            if not line[0].isspace():
+                yield number, line[0]
+        number += block.count(b"\n", done) + len(end)
+    if rest.strip():
+        yield number, rest
 
 
 def _whole(path: Path) -> bytes:

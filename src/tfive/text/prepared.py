@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,9 @@ class SequenceRange:
     @property
     def numbers(self) -> npt.NDArray[np.int64]:
         return np.arange(self.first, self.first + self.sequences)
+
+
+_RANGE = {field.name for field in fields(SequenceRange)}
 
 
 class PreparedCorpus:
@@ -157,17 +160,22 @@ class PreparedCorpus:
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{folder}: no prepared corpus here; run tfive data prepare") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{folder}: prepared by another version of tfive; delete the folder and prepare again")
+    files, groups = manifest.get("files"), manifest.get("groups")
+    whole = isinstance(files, dict) and set(files) == {*ARRAYS, TOKENIZER} and isinstance(groups, list)
+    if not whole or not all(isinstance(one, dict) and one.keys() == _RANGE for one in groups or ()):
+        raise UserError(f"{folder / MANIFEST}: damaged since it was prepared; delete {folder} and prepare again")
     return manifest
 
 
 def _check(path: Path, recorded: dict[str, Any], *, whole: bool) -> None:
     """Refuse a file that is not the one in the manifest: by its size, and by its digest when `whole`."""
     try:
-        same = path.stat().st_size == recorded["bytes"] and (not whole or sha256(path) == recorded["sha256"])
+        same = isinstance(recorded, dict) and path.stat().st_size == recorded.get("bytes")
+        same = same and (not whole or sha256(path) == recorded.get("sha256"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); delete {path.parent} and prepare again") from error
     if not same:

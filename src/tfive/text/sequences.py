@@ -195,8 +195,9 @@ def pack(
     for group, count in zip(groups, counts):
         if count == 0:
             raise UserError(
-                f"no text fills a sequence of {length} tokens for {group.split}/{group.role}: add documents "
-                "(a .txt file is one document unless the source has a separator) or lower text.sequence_length"
+                f"no text fills a sequence of {length} tokens for {group.split}/{group.role}: the roles "
+                "share the documents out, and these are too few; add text, cut it into more documents (the source's "
+                "separator, for .txt files), or lower text.sequence_length"
             )
     shape = (sum(counts), length)
     packed: list[npt.NDArray[np.void]] = []

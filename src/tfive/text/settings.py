@@ -13,6 +13,9 @@ SPLITS = ("train", "calibration", "development", "test")
 KINDS = ("match", "entropy", "every", "uniform")
 """Kinds of position, in the order in which they choose; what one kind cannot fill goes to those after it."""
 
+AUTO, WHOLE = "auto", "none"
+"""Values of a source's `separator` that are no text to look for: cut where the text falls apart, or not at all."""
+
 
 class Where(Section):
     """Keep only rows whose field lies in a half-open range; text compares as text, so ISO dates and arXiv ids work."""
@@ -54,15 +57,16 @@ class TextSource(Section):
     """Split of the hub dataset."""
     files: tuple[str, ...] = ()
     """Patterns of files inside the hub dataset; none means all of the configuration."""
-    limit: int | None = Field(None, ge=1)
+    limit: int | None = Field(None, ge=1, le=10**12)
     """Most documents read from each configuration of the hub dataset: a random sample that is spread over its files."""
     fields: tuple[str, ...] = Field(("text",), min_length=1)
     """Fields of a row that make up the document, joined by a blank line."""
     where: Where | None = None
     """Which rows are kept; none means all."""
-    separator: str | None = Field(None, min_length=1)
-    """What stands between two documents of a .txt file; none means that a file is one document."""
-    share: float = Field(1.0, gt=0, allow_inf_nan=False)
+    separator: str = Field(AUTO, min_length=1)
+    """What stands between two documents of a .txt file, such as `"<|end|>"`. `auto` cuts at form feeds and blank lines
+    into documents of about 2,000 bytes (8,000 at most); `none` takes every file as one document."""
+    share: float = Field(1.0, ge=1e-9, le=1e9)
     """Share of the tokens of every split, relative to the other sources."""
     split_by: str | None = None
     """Regular expression with one group: documents whose first match has the same text in it stay in one split and
@@ -75,7 +79,7 @@ class TextSource(Section):
         if pattern is not None:
             try:
                 groups = re.compile(pattern).groups
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise ValueError(f"{pattern!r} is not a regular expression ({error})") from error
             if groups != 1:
                 raise ValueError(f"{pattern!r} has {groups} groups; mark the part that versions share with one (…)")
@@ -95,35 +99,35 @@ class TextSource(Section):
 class Sequences(Section):
     """How many sequences each split holds; documents are split in this proportion, by a stable hash of their text."""
 
-    train: int = Field(12_800, ge=1)
+    train: int = Field(12_800, ge=1, le=2**32)
     """Sequences of the training split."""
-    calibration: int = Field(1_024, ge=1)
+    calibration: int = Field(1_024, ge=1, le=2**32)
     """Sequences of the calibration split (critic qualification)."""
-    development: int = Field(1_024, ge=1)
+    development: int = Field(1_024, ge=1, le=2**32)
     """Sequences of the development split (progress and selection)."""
-    test: int = Field(128, ge=2)
+    test: int = Field(128, ge=2, le=2**32)
     """Sequences of the test split, all measured once when training is over (results; they choose nothing)."""
 
 
 class Positions(Section):
     """Where thoughts may stand; chosen from the visible prefix of each position, once, when the corpus is prepared."""
 
-    per_text: int = Field(16, ge=1)
+    per_text: int = Field(16, ge=1, le=65_536)
     """P: most positions in one sequence."""
-    uniform: float = Field(1.0, ge=0, allow_inf_nan=False)
+    uniform: float = Field(1.0, ge=0, le=1e9)
     """Share of positions chosen at random."""
-    entropy: float = Field(0.0, ge=0, allow_inf_nan=False)
+    entropy: float = Field(0.0, ge=0, le=1e9)
     """Share of positions chosen at random among those where the base model is most uncertain about the next token."""
-    every: float = Field(0.0, ge=0, allow_inf_nan=False)
+    every: float = Field(0.0, ge=0, le=1e9)
     """Share of positions chosen among every `step`-th token of a document."""
-    match: float = Field(0.0, ge=0, allow_inf_nan=False)
+    match: float = Field(0.0, ge=0, le=1e9)
     """Share of positions chosen right after `pattern`."""
-    step: int = Field(16, ge=1)
+    step: int = Field(16, ge=1, le=2**20)
     """Distance of the `every` kind, counted from the start of the document in the sequence."""
     pattern: str = ""
     """Regular expression of the `match` kind. It is matched against the decoded text up to and including the position's
     token and must end where that token ends; it can see nothing later. A match may be 256 characters long."""
-    min_gap: int | None = Field(None, ge=1)
+    min_gap: int | None = Field(None, ge=1, le=2**20)
     """Least distance of two positions of one sequence in tokens; none means the horizon H."""
 
     @field_validator("pattern")
@@ -131,7 +135,7 @@ class Positions(Section):
     def _compiles(cls, pattern: str) -> str:
         try:
             re.compile(rf"(?:{pattern})\Z")
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"{pattern!r} is not a regular expression ({error}); flags are written as (?i:…)"
             ) from error
@@ -164,7 +168,7 @@ class TextSettings(Section):
 
     sources: tuple[TextSource, ...] = ()
     """Where the text comes from."""
-    sequence_length: int = Field(512, ge=2)
+    sequence_length: int = Field(512, ge=2, le=2**20)
     """S: tokens of one sequence."""
     sequences: Sequences = Sequences()
     """Sequences of each split."""
@@ -181,7 +185,7 @@ class TextSettings(Section):
     """Which benchmarks' items no document may hold."""
     cache: str | None = None
     """Folder of prepared corpora; none means the user's cache folder."""
-    workers: int = Field(1, ge=1)
+    workers: int = Field(1, ge=1, le=1024)
     """Processes that tokenize; the result does not depend on it."""
 
     @field_validator("sources")

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tfive.errors import UserError
 from tfive.text.files import sha256
 from tfive.text.formats import RawRow, format_of, raw_rows
-from tfive.text.settings import TextSource, Where
+from tfive.text.settings import AUTO, TextSource, Where
 
 PACKAGE = "tfive:"
 """Prefix of a path inside the installed package."""
@@ -41,7 +41,7 @@ class SourceFile:
     """The path below the source's folder, with forward slashes: the same on every machine."""
     fields: tuple[str, ...] = ("text",)
     where: Where | None = None
-    separator: str | None = None
+    separator: str = AUTO
 
     @cached_property
     def is_plain(self) -> bool:
@@ -188,13 +188,17 @@ def _kept(row: dict[str, Any], where: Where) -> bool:
     return above and (where.below is None or value < where.below)  # type: ignore[operator]
 
 
-def local_files(source: TextSource) -> list[SourceFile]:
-    """The files of a local source in a fixed order."""
+def source_root(source: TextSource) -> Path:
+    """The file or folder that a local source names, there or not."""
     path = source.path or ""
     if path.startswith(PACKAGE):
-        root = Path(str(importlib.resources.files("tfive"))) / path.removeprefix(PACKAGE)
-    else:
-        root = Path(path).expanduser()
+        return Path(str(importlib.resources.files("tfive"))) / path.removeprefix(PACKAGE)
+    return Path(path).expanduser()
+
+
+def local_files(source: TextSource) -> list[SourceFile]:
+    """The files of a local source in a fixed order."""
+    root = source_root(source)
     if root.is_dir():
         found = sorted(
             (found for found in root.rglob("*") if found.is_file() and format_of(found) and not _hidden(found, root)),

@@ -10,12 +10,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tfive.printable import printable
+from tfive.text.cutting import RULE
 from tfive.text.items import segments
 from tfive.text.prepared import PreparedCorpus, SequenceRange
-from tfive.text.settings import KINDS
+from tfive.text.settings import KINDS, Positions
 
 STYLES = {"match": "bold black on yellow", "entropy": "bold black on cyan", "every": "bold black on green"}
 UNIFORM = "bold black on white"
+
+RARE = 0.1
+"""A pattern that gives less than this part of the positions it was asked for is worth a warning."""
 
 
 def corpus_counts(corpus: PreparedCorpus) -> dict[str, Any]:
@@ -29,7 +34,37 @@ def corpus_counts(corpus: PreparedCorpus) -> dict[str, Any]:
         "roles": rows,
         "read": corpus.manifest["read"],
         "duplicates": corpus.manifest["duplicates"],
+        "notes": corpus_notes(corpus),
     }
+
+
+def corpus_notes(corpus: PreparedCorpus) -> list[str]:
+    """What a person should know before training on it: how plain text was cut, and a pattern that found (almost)
+    nothing."""
+    read, kept = corpus.manifest["read"], corpus.manifest["settings"]["positions"]
+    positions = Positions(**{key: kept[key] for key in Positions.model_fields if key in kept})
+    notes = [
+        f"source {source['name']}: .txt cut {RULE}, {read[source['name']]['documents']:,} in all; "
+        "another cut: the source's separator"
+        for source in corpus.manifest["sources"]
+        if "cut" in source
+    ]
+    matched, items = int((corpus.kinds == KINDS.index("match")).sum()), int((corpus.positions >= 0).sum())
+    rare = rare_pattern(positions, matched, items)
+    return [*notes, rare] if rare else notes
+
+
+def rare_pattern(positions: Positions, matched: int, items: int) -> str | None:
+    """A warning where the pattern stands behind less than a tenth of the positions it was asked for, else None."""
+    shares = positions.shares()
+    asked = shares["match"] / sum(shares.values())
+    if matched >= RARE * asked * items:
+        return None
+    return (
+        f"warning: text.positions.pattern {positions.pattern!r} fits {matched:,} of {items:,} positions, "
+        f"{asked:.0%} were asked for; the others stand elsewhere. Write a pattern that occurs in this text, "
+        "or set text.positions.match = 0"
+    )
 
 
 def _counts(corpus: PreparedCorpus, group: int, stretch: SequenceRange) -> dict[str, Any]:
@@ -76,9 +111,8 @@ def counts_table(corpus: PreparedCorpus, counts: dict[str, Any]) -> str:
         )
         for name, tally in counts["read"].items()
     ]
-    return "\n".join(
-        [_rendered(table), "", *read, f"duplicates left out: {counts['duplicates']:,}", str(corpus.folder)]
-    )
+    duplicates = f"duplicates left out: {counts['duplicates']:,}"
+    return "\n".join([_rendered(table), "", *read, duplicates, *counts["notes"], str(corpus.folder)])
 
 
 def sequence_view(corpus: PreparedCorpus, number: int) -> dict[str, Any]:
@@ -135,10 +169,10 @@ def marked_text(corpus: PreparedCorpus, number: int, *, colour: bool) -> str:
     shown = Text(f"sequence {number} · {view['split']}/{view['role']} · {len(view['positions'])} positions\n", "bold")
     done = 0
     for at, _, note in sorted(notes, key=lambda note: note[:2]):
-        shown.append(view["text"][done:at], style="not bold")
+        shown.append(printable(view["text"][done:at]), style="not bold")
         shown.append_text(note)
         done = at
-    shown.append(view["text"][done:], style="not bold")
+    shown.append(printable(view["text"][done:]), style="not bold")
     return _rendered(shown, colour=colour)
 
 

@@ -52,7 +52,7 @@ def worked_texts(
 
     A position counts if a match ends where a token ends and text follows; texts without one are passed over.
     """
-    for number, raw in raw_rows(path, ("text", FIELD), None):
+    for number, raw in raw_rows(path, ("text", FIELD)):
         row = _row(raw, path, number)
         text, places, workings = _split(row, pattern, path, number)
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

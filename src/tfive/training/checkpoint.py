@@ -7,6 +7,7 @@ leaves either the previous checkpoints or those and a complete new one. Loading 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -24,12 +25,16 @@ from torch import Tensor
 from tfive.errors import RunFailed
 from tfive.training.state_tree import decode, encode
 
-FORMAT = 2
+FORMAT = 3
 """Of the files and of the state in them; raised whenever either is laid out differently. No older one is read."""
 
 SHARD_BYTES = 1 << 29
 POINTS = ("before-write", "mid-write", "before-rename", "after-rename", "mid-prune")
 """Where `save` calls its fault hook; `mid-write` comes once for every file, half of it written."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MALFORMED = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
+"""What reading JSON of another shape raises."""
 
 _NAME = re.compile(r"checkpoint-(\d{8,})")
 _WRITING, _PRUNED = ".writing-", ".pruned-"
@@ -94,17 +99,28 @@ class CheckpointStore:
         except OSError as error:
             self._clear_leftovers()
             reason = error.strerror or str(error)
-            raise RunFailed(
-                f"no checkpoint could be written in {self.root}: {reason}; free space and resume"
-            ) from error
+            remedy = "free space" if error.errno in FULL else "see that it can be written to"
+            raise RunFailed(f"no checkpoint could be written in {self.root}: {reason}; {remedy} and resume") from error
         return final
 
     def load(self, path: Path) -> Any:
         """The verified tree of one checkpoint; `DamagedCheckpointError` when any byte of it is not as written."""
         try:
             return self._verified(path)
-        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, SafetensorError) as error:
-            raise DamagedCheckpointError(f"unreadable: {error}") from error
+        except DamagedCheckpointError:
+            raise
+        except (OSError, MemoryError, SafetensorError, *_MALFORMED) as error:
+            raise DamagedCheckpointError(f"unreadable: {' '.join(str(error).split())[:200]}") from error
+
+    def entry(self, key: str) -> Any:
+        """One entry without tensors of the newest tree whose checksum holds, None where there is none: a small read."""
+        for path in reversed(self.paths()):
+            try:
+                document = self._document(path, _read_manifest(path))
+                return next(decode(value, []) for name, value in document["dict"] if name == key)
+            except (DamagedCheckpointError, StopIteration, OSError, *_MALFORMED):
+                continue
+        return None
 
     def newest(self) -> Found:
         """The newest checkpoint that verifies; damaged newer ones are named, never used."""
@@ -149,24 +165,37 @@ class CheckpointStore:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _verified(self, path: Path) -> Any:
-        written = (path / _MANIFEST).read_bytes()
-        manifest = json.loads(written)
-        if manifest["format"] != FORMAT:
-            own = f"format {manifest['format']}, this one reads {FORMAT}"
-            raise DamagedCheckpointError(f"{_MANIFEST}: written by another version of tfive ({own})")
-        if written != _manifest(_serial(path), manifest["files"]):
-            raise DamagedCheckpointError(f"{_MANIFEST} is not as it was written")
+        manifest = _read_manifest(path)
         tensors: dict[str, Tensor] = {}
-        document: Any = None
-        for name, fingerprint in manifest["files"].items():
-            content = (path / name).read_bytes()
-            if _fingerprint(content) != fingerprint:
-                raise DamagedCheckpointError(f"{name}: checksum mismatch")
-            if name == _TREE:
-                document = json.loads(content)
-            else:
-                tensors |= safetensors.torch.load(content)
-        return decode(document, [tensors[str(number)] for number in range(len(tensors))])
+        for name in manifest["files"]:
+            if name != _TREE:
+                tensors |= safetensors.torch.load(_content(path, name, manifest))
+        return decode(self._document(path, manifest), [tensors[str(number)] for number in range(len(tensors))])
+
+    @staticmethod
+    def _document(path: Path, manifest: dict[str, Any]) -> Any:
+        return json.loads(_content(path, _TREE, manifest))
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    written = (path / _MANIFEST).read_bytes()
+    manifest: dict[str, Any] = json.loads(written)
+    if manifest["format"] != FORMAT:
+        own = f"format {manifest['format']}, this one reads {FORMAT}"
+        raise DamagedCheckpointError(f"{_MANIFEST}: written by another version of tfive ({own})")
+    if written != _manifest(_serial(path), manifest["files"]):
+        raise DamagedCheckpointError(f"{_MANIFEST} is not as it was written")
+    if any(Path(name).name != name for name in manifest["files"]):
+        raise DamagedCheckpointError(f"{_MANIFEST} names a file outside of the checkpoint")
+    return manifest
+
+
+def _content(path: Path, name: str, manifest: dict[str, Any]) -> bytes:
+    """A file of a checkpoint, byte for byte as it was written."""
+    content = (path / name).read_bytes()
+    if _fingerprint(content) != manifest["files"][name]:
+        raise DamagedCheckpointError(f"{name}: checksum mismatch")
+    return content
 
 
 def _serial(path: Path) -> int:

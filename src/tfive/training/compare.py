@@ -6,6 +6,7 @@ ones stay recorded. Cells share nothing but their settings, so different machine
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -27,7 +28,11 @@ from tfive.methods.registry import methods
 from tfive.report.runs import STUDY, Run, read_study
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
-from tfive.training.loop import CHECKPOINTS, CONFIG, SUMMARY
+from tfive.training.lock import held
+from tfive.training.loop import CHECKPOINTS, CONFIG, SIGNALS
+from tfive.training.progress import ProgressReport
+from tfive.training.status import PROGRESS
+from tfive.training.summary import SUMMARY
 
 CELLS = "cells"
 THREADS = 2
@@ -60,7 +65,15 @@ class Cell:
 
     def known(self) -> dict[str, Any]:
         """What was recorded of it so far."""
-        return json.loads(self.record.read_text("utf-8")) if self.record.is_file() else {}
+        if not self.record.is_file():
+            return {}
+        try:
+            found = json.loads(self.record.read_text("utf-8"))
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise UserError(f"{self.record}: holds no record of a run; remove it, and the same command goes on")
+        return found
 
     def note(self, **changes: Any) -> None:
         """Record something of it."""
@@ -118,11 +131,40 @@ def _slug(label: str) -> str:
     return re.sub(r"[^\w.+=-]+", "_", label)
 
 
+class CellsStatus:
+    """The headline of a study: how many runs are over, and the line of each that works now."""
+
+    def __init__(self, all_cells: int, to_do: int) -> None:
+        self.all_cells, self.over = all_cells, all_cells - to_do
+        self.running: tuple[Cell, ...] = ()
+
+    def line(self) -> str:
+        """A line for the study and one for every running cell, as it tells of itself in its folder."""
+        lines = [f"{self.over} of {self.all_cells} runs done"]
+        for cell in self.running:
+            said = cell.folder / PROGRESS
+            with contextlib.suppress(OSError):  # it comes and goes with the run
+                lines.append(f"{cell.folder.name}: {said.read_text('utf-8').strip()}")
+                continue
+            lines.append(f"{cell.folder.name}: loading model and text")
+        return "\n  ".join(lines)
+
+    def fraction(self) -> float | None:
+        """The share of the runs that are over."""
+        return self.over / self.all_cells
+
+
 def run_cells(cells: Sequence[Cell], *, jobs: int = 1, retry: bool = False, console: Console | None = None) -> None:
     """Run what is not finished, `jobs` at a time; returns when nothing is left to do, whatever failed."""
     console = console or Console(quiet=True)
     waiting = [cell for cell in cells if _to_do(cell, retry)]
     console.say(f"{len(cells)} runs: {len(cells) - len(waiting)} finished or failed before, {len(waiting)} to do")
+    status = CellsStatus(len(cells), len(waiting))
+    with ProgressReport(sys.stderr).showing(status, drawn=bool(waiting) and not console.quiet):
+        _run_waiting(waiting, jobs, console, status)
+
+
+def _run_waiting(waiting: list[Cell], jobs: int, console: Console, status: CellsStatus) -> None:
     running: dict[int, tuple[Cell, Any]] = {}
     began = time.monotonic()
     try:
@@ -133,10 +175,12 @@ def run_cells(cells: Sequence[Cell], *, jobs: int = 1, retry: bool = False, cons
                 cell.note(failure=None, disturbed=bool(cell.known().get("disturbed")) or jobs > 1)
                 running[slot] = cell, launch(cell, slot if jobs > 1 else None)
             for slot, (cell, process) in list(running.items()):
-                status = process.poll()
-                if status is not None:
+                code = process.poll()
+                if code is not None:
                     del running[slot]
-                    console.say(f"  {time.monotonic() - began:7.0f} s  {cell.folder.name}: {_judge(cell, status)}")
+                    status.over += 1
+                    console.say(f"  {time.monotonic() - began:7.0f} s  {cell.folder.name}: {_judge(cell, code)}")
+            status.running = tuple(cell for cell, _ in running.values())
             if running:
                 time.sleep(0.05)
     finally:
@@ -195,16 +239,22 @@ def launch(cell: Cell, slot: int | None) -> Any:
 
 def _clear(cell: Cell) -> None:
     """Remove what a run left that ended before its first checkpoint: it begins anew."""
+    if (owner := held(cell.folder)) is not None:
+        raise UserError(f"{cell.folder}: in use by {owner}; wait until it ends, or use another --out")
     for path in sorted(cell.folder.rglob("*"), reverse=True) if cell.folder.is_dir() else ():
         path.rmdir() if path.is_dir() else path.unlink()
 
 
 def _judge(cell: Cell, status: int) -> str:
     """What an exit status means; a cell that was stopped or killed is unfinished, one that ended badly has failed."""
-    if status == 0 and (cell.folder / SUMMARY).is_file():
+    finished = (cell.folder / SUMMARY).is_file()
+    if status == 0 and finished:
         return "done"
     said = [line for line in cell.log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
     last = said[-1] if said else f"exit status {status}"
+    if finished:
+        # A run that destroyed its model is a result of the comparison, and says so.
+        return f"done, but {last.removeprefix('tfive: error: ')}"
     if status < 0 or "go on with: tfive resume" in last:
         return f"unfinished ({last if status > 0 else f'killed by signal {-status}'})"
     # Tables go further than the machine: what they keep of a failure names no folder of it.
@@ -253,10 +303,12 @@ def compare(
     cells = cells_of(sources, methods, seeds, overrides, folder)
     for cell in cells:
         _require_same(cell)
+        if (owner := held(cell.folder)) is not None:
+            raise UserError(f"{cell.folder}: in use by {owner}; wait until it ends, or use another --out")
     command = {"sources": list(sources), "methods": list(methods), "seeds": list(seeds), "overrides": list(overrides)}
     write_study(folder, cells, command)
     try:
-        with _sigterm_like_ctrl_c():
+        with _signals_like_ctrl_c():
             run_cells(cells, jobs=jobs, retry=retry, console=Console(quiet=quiet))
     except KeyboardInterrupt as error:
         raise RunFailed(f"interrupted: what ran is saved in {folder}; the same command goes on") from error
@@ -266,8 +318,9 @@ def compare(
 
 
 @contextmanager
-def _sigterm_like_ctrl_c() -> Iterator[None]:
-    """A study that is asked to end lets its cells save first. Only the main thread may listen."""
+def _signals_like_ctrl_c() -> Iterator[None]:
+    """A study that is asked to end, or whose terminal closes, lets its cells save first. Only the main thread may
+    listen; what was ignored when the process began (`nohup`) stays ignored."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -275,8 +328,10 @@ def _sigterm_like_ctrl_c() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    asked = [number for number in SIGNALS if number != signal.SIGINT and signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in asked}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from tfive.printable import printable
+
 COLUMNS = (
     ("window", "window", "d"),
     ("R² 1", "r2.0", ".2f"),
@@ -35,7 +37,7 @@ class Console:
         """One line."""
         if not self.quiet:
             # Looked up at every call: while a progress bar is drawn, rich puts its own stream there.
-            print(line, file=sys.stderr, flush=True)
+            print(printable(line), file=sys.stderr, flush=True)
 
     def draws(self, draws: dict[str, float]) -> None:
         """How often the run will draw a text, before it begins; above once, a model begins to know its texts."""
@@ -63,6 +65,8 @@ class Console:
         low, high = summary["test_content_gain_interval"]
         windows = "1 window" if summary["windows"] == 1 else f"{summary['windows']} windows"
         self.say("")
+        for problem in summary["problems"]:
+            self.say(f"DO NOT USE THESE NUMBERS: {problem}")
         if summary.get("note"):
             self.say(f"note: {summary['note']}")
         self.say(f"{windows}, {summary['seconds']:.0f} s, {summary['generated_tokens']:,} thought tokens")

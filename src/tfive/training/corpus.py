@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tfive.evaluate.overlap import OverlapIndex
 from tfive.evaluate.tasks import find_tasks, load_items
 from tfive.models.load import Loaded, load_model, load_tokenizer
 from tfive.models.precision import choose_device, choose_dtype
+from tfive.models.weights import weights_fingerprint
 from tfive.rl.roles import role_shares
 from tfive.telemetry import Silent, Telemetry
 from tfive.text.corpus import prepare as prepare_text
@@ -27,6 +28,8 @@ from tfive.text.settings import TextSettings
 from tfive.text.sources import Exclusion
 from tfive.text.spool import spooled
 from tfive.text.views import corpus_counts, counts_table, marked_text, sequence_view
+from tfive.training.inputs import require
+from tfive.training.progress import ProgressReport, Waiting
 from tfive.training.recorder import Recorder
 
 LOGIT_BYTES = 1 << 28
@@ -47,6 +50,7 @@ def corpus_of(
     loaded: Loaded | None = None,
     texts: Iterable[str] | None = None,
     telemetry: Telemetry | None = None,
+    trust_remote_code: bool = False,
 ) -> PreparedCorpus:
     """The prepared corpus of a configuration, from the cache or made now.
 
@@ -65,8 +69,10 @@ def corpus_of(
             device=device,
             dtype=choose_dtype(config.model.compute, device),
             revision=config.model.revision,
+            trust_remote_code=trust_remote_code,
         )
-    tokenizer: Any = loaded.tokenizer if loaded else load_tokenizer(config.model.name, revision=config.model.revision)
+    options: dict[str, Any] = {"revision": config.model.revision, "trust_remote_code": trust_remote_code}
+    tokenizer: Any = loaded.tokenizer if loaded else load_tokenizer(config.model.name, **options)
     by_entropy = settings.positions.entropy > 0 and loaded is not None
     return prepare_text(
         settings,
@@ -94,15 +100,6 @@ def exclusion_of(settings: TextSettings) -> Exclusion | None:
         return None
     index = benchmark_index(asked.tasks, Path(asked.data).expanduser() if asked.data else None)
     return Exclusion(index.fingerprint, index.overlaps)
-
-
-def weights_fingerprint(model: Any) -> str:
-    """Digest of the first values of every weight: differs between a model and the same model after training."""
-    sha = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        sha.update(name.encode())
-        sha.update(weight.detach().flatten()[:256].float().cpu().numpy().tobytes())
-    return sha.hexdigest()[:20]
 
 
 def base_entropies(model: Any) -> Entropies:
@@ -133,24 +130,45 @@ def base_entropies(model: Any) -> Entropies:
     return measure
 
 
-def prepare(sources: Sequence[str], overrides: Sequence[str], *, as_json: bool = False, quiet: bool = False) -> str:
+def prepare(
+    sources: Sequence[str],
+    overrides: Sequence[str],
+    *,
+    as_json: bool = False,
+    quiet: bool = False,
+    trust_remote_code: bool = False,
+) -> str:
     """Prepare the corpus of a configuration; returns what to print."""
-    corpus = _opened(sources, overrides, quiet=quiet or as_json)
+    corpus = _opened(sources, overrides, quiet=quiet or as_json, trust=trust_remote_code)
     counts = corpus_counts(corpus)
     if as_json:
         return json.dumps(
-            {"folder": str(corpus.folder), "fingerprint": corpus.fingerprint, **counts["total"]}, indent=1
+            {
+                "folder": str(corpus.folder),
+                "fingerprint": corpus.fingerprint,
+                **counts["total"],
+                "notes": counts["notes"],
+            },
+            indent=1,
         )
     total = counts["total"]
-    return (
+    made = (
         f"{total['sequences']:,} sequences of {corpus.sequence_length} tokens with {total['items']:,} positions from "
         f"{total['documents']:,} documents, in {corpus.folder}"
     )
+    return "\n".join([*counts["notes"], made])
 
 
-def stats(sources: Sequence[str], overrides: Sequence[str], *, as_json: bool = False, quiet: bool = False) -> str:
+def stats(
+    sources: Sequence[str],
+    overrides: Sequence[str],
+    *,
+    as_json: bool = False,
+    quiet: bool = False,
+    trust_remote_code: bool = False,
+) -> str:
     """Counts per split, role, source and kind of position; returns what to print."""
-    corpus = _opened(sources, overrides, quiet=quiet or as_json)
+    corpus = _opened(sources, overrides, quiet=quiet or as_json, trust=trust_remote_code)
     counts = corpus_counts(corpus)
     return json.dumps(counts, indent=1, ensure_ascii=False) if as_json else counts_table(corpus, counts)
 
@@ -166,11 +184,12 @@ def inspect(
     as_json: bool = False,
     quiet: bool = False,
     colour: bool = False,
+    trust_remote_code: bool = False,
 ) -> str:
     """Sequences as text with their positions marked; returns what to print."""
     if start < 0 or count < 1:
         raise UserError(f"--start {start} --count {count}: start must be at least 0 and count at least 1")
-    corpus = _opened(sources, overrides, quiet=quiet or as_json)
+    corpus = _opened(sources, overrides, quiet=quiet or as_json, trust=trust_remote_code)
     numbers = corpus.sequences(split, role)[start : start + count]
     if not len(numbers):
         raise UserError(f"--start {start}: there are only {len(corpus.sequences(split, role))} such sequences")
@@ -179,7 +198,12 @@ def inspect(
     return "\n\n".join(marked_text(corpus, int(number), colour=colour) for number in numbers)
 
 
-def _opened(sources: Sequence[str], overrides: Sequence[str], *, quiet: bool) -> PreparedCorpus:
+def _opened(sources: Sequence[str], overrides: Sequence[str], *, quiet: bool, trust: bool) -> PreparedCorpus:
     config = Config.load(*sources, overrides=overrides)
-    with Recorder(quiet=quiet) as recorder:
-        return corpus_of(config, telemetry=recorder)
+    require(config)
+    progress = ProgressReport(sys.stderr)
+    with (
+        Recorder(quiet=quiet, progress=progress) as recorder,
+        progress.showing(Waiting("preparing the text"), drawn=not quiet),
+    ):
+        return corpus_of(config, telemetry=recorder, trust_remote_code=trust)

@@ -12,11 +12,14 @@ from torch import Tensor
 from tfive.errors import UserError
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import Loaded, load_model
+from tfive.models.weights import model_digests
 from tfive.report.card import CARD, model_card
 from tfive.rl.gate import PredictionGate
+from tfive.training import continuity
 from tfive.training.checkpoint import CheckpointStore
-from tfive.training.loop import CHECKPOINTS, SUMMARY, read_config
+from tfive.training.loop import CHECKPOINTS, read_config
 from tfive.training.push import check_repo, push
+from tfive.training.summary import SUMMARY
 from tfive.tree.forward import Delimiters
 from tfive.tree.gated import ReadingGates
 
@@ -29,6 +32,7 @@ def export(
     untrained: bool = False,
     model: Loaded | None = None,
     repo: str | None = None,
+    trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """Write the actor, delimiters and gates of a finished or stopped run to `out`, with a model card; returns a record
     of what it wrote.
@@ -36,20 +40,24 @@ def export(
     Weights are the compute copy that sampled and was measured; with `exact` the float32 masters behind it, where the
     run kept any. A run whose actor never moved is refused unless `untrained` asks for it. `model` is the base model of
     a run started with the caller's own; its weights are replaced. `repo` is where the card says it can be found.
+    `trust_remote_code` lets a model bring code of its own; it is never read from a file.
     """
     folder, target = Path(run_folder), Path(out)
     config = read_config(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} already exists and is not empty; choose another folder")
-    checkpoint, state, damaged = _newest(folder)
+    checkpoint, tree, damaged = _newest(folder)
+    state = tree["method"]
+    continuity.check(tree.get("began"), config, None, None, folder)
     try:
         weights, gate, delimiters = _learned(state, exact)
         opened: dict[str, Tensor] | None = state["actor"].get("reading_gates")
         progress = {name: state[name] for name in ("window", "phase")}
         updates = 0 if gate is None else int(state["gate"]["optimizer"]["steps"])
         actor_updates = int(state["actor"]["optimizer"]["steps"])
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise UserError(f"{folder}: {checkpoint} holds no actor ({error}); use the tfive that trained it") from error
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, StopIteration) as error:
+        reason = " ".join(f"{error!r}".split())[:200]
+        raise UserError(f"{folder}: {checkpoint} holds no actor ({reason}); use the tfive that trained it") from error
     if actor_updates == 0 and not untrained:
         raise UserError(
             f"{folder}: its actor was never updated, so this is {config.model.name} as it came; train it, or export it "
@@ -60,7 +68,11 @@ def export(
         device="cpu",
         dtype=next(iter(weights.values())).dtype,
         revision=config.model.revision,
+        trust_remote_code=trust_remote_code,
     )
+    if model is None:
+        digests = model_digests(config.model.name, config.model.revision)
+        continuity.check(tree["began"], config, digests, None, folder)
     try:
         loaded.model.load_state_dict(weights)
         gates = None if opened is None else ReadingGates.of(loaded.model)
@@ -88,17 +100,16 @@ def export(
 
 
 def _newest(folder: Path) -> tuple[str, dict[str, Any], list[str]]:
-    """Name and method state of the newest valid checkpoint, and a line for every newer one that is damaged."""
+    """Name and tree of the newest valid checkpoint, and a line for every newer one that is damaged."""
     found = CheckpointStore(folder / CHECKPOINTS).newest()
     damaged = [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
     if found.checkpoint is None:
         reason = "; ".join(damaged) or "there is none"
         raise UserError(f"{folder}: no usable checkpoint ({reason}); train or resume it with the tfive that wrote it")
     tree = found.checkpoint.tree
-    state = tree.get("method") if isinstance(tree, dict) else None
-    if not isinstance(state, dict):
+    if not isinstance(tree, dict) or not isinstance(tree.get("method"), dict):
         raise UserError(f"{folder}: {found.checkpoint.path.name} is no checkpoint of a training run")
-    return found.checkpoint.path.name, state, damaged
+    return found.checkpoint.path.name, tree, damaged
 
 
 def _learned(state: dict[str, Any], exact: bool) -> tuple[dict[str, Tensor], PredictionGate | None, Delimiters | None]:
@@ -122,12 +133,20 @@ def _gate(weights: dict[str, Tensor]) -> PredictionGate:
 
 
 def export_command(
-    folder: str, out: str, *, exact: bool, untrained: bool, as_json: bool, repo: str | None = None
+    folder: str,
+    out: str,
+    *,
+    exact: bool,
+    untrained: bool,
+    as_json: bool,
+    trust_remote_code: bool = False,
+    repo: str | None = None,
 ) -> str:
     """What `tfive export` does; returns what to print."""
     if repo is not None:
         check_repo(repo)
-    record = export(folder, out, exact=exact, untrained=untrained, repo=repo)
+    chosen = {"exact": exact, "untrained": untrained, "trust_remote_code": trust_remote_code}
+    record = export(folder, out, repo=repo, **chosen)
     if repo is not None:
         record["pushed"] = push(Path(out), repo)
     if as_json:

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tfive.config.config import Config
+from tfive.models.weights import weights_fingerprint
 from tfive.rl.roles import MEASURED, auxiliary_rollouts
 from tfive.telemetry import DIAGNOSE
 from tfive.training.build import Assembly
-from tfive.training.corpus import weights_fingerprint
 from tfive.training.recorder import Recorder
 
 NOT_TRAINING = ("admit", "develop", "test", "benchmarks")

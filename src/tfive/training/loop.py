@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import shutil
 import signal
@@ -19,16 +17,24 @@ from torch import Tensor
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.rl.critic_files import save_critics
+from tfive.training import continuity
 from tfive.training.benchmarks import Benchmarks
 from tfive.training.build import Assembly
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.develop import MeasuredTexts, save_items
 from tfive.training.explorer import EXPLORER, Explorer
+from tfive.training.health import problems, relative_change
 from tfive.training.identity import actor_items, cost, identity, rollouts
+from tfive.training.memory_limits import out_of_memory_explained
 from tfive.training.recorder import Recorder
 from tfive.training.run_status import RunStatus, Stopped
+from tfive.training.status import LiveStatus
+from tfive.training.summary import headline, save_summary
 
-CONFIG, SUMMARY, CHECKPOINTS, CRITICS = "config.toml", "summary.json", "checkpoints", "critics"
+CONFIG, CHECKPOINTS, CRITICS = "config.toml", "checkpoints", "critics"
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""What asks a run to save and stop: a person, a scheduler, a terminal that closed."""
 
 WindowCallback = Callable[[dict[str, Any]], None]
 
@@ -47,8 +53,13 @@ class Loop:
     """Where the run computes, for the summary."""
     benchmarks: Benchmarks | None = None
     """What is measured beside the development texts, on a schedule of its own."""
+    model: dict[str, str] = field(default_factory=dict)
+    """Digests of the files of the base model (`models.weights`)."""
 
     def __post_init__(self) -> None:
+        self.live = LiveStatus(
+            self.assembly.config, self.assembly.method, self.recorder, self.assembly.actor.engine.device
+        )
         self.store = CheckpointStore(self.folder / CHECKPOINTS, keep=self.assembly.config.run.keep, faults=self.faults)
         self.history: list[dict[str, Any]] = []
         """Development measurements: before training, then one per measured window."""
@@ -58,6 +69,8 @@ class Loop:
         parts = self.assembly
         self.explorer = Explorer(self.folder / EXPLORER, parts.config, parts.corpus, parts.development)
         self.status = RunStatus(self.folder)
+        self.places = [{"window": 0, **self.place}]
+        """Where the run computed: from the start, and after every resume that changed something."""
         self._stop: str | None = None
 
     def go(self) -> dict[str, Any]:
@@ -99,9 +112,14 @@ class Loop:
         account = self.recorder.account()
         self.status.write(window=method.window, phase=method.phase, account=account)
 
+    @property
+    def _began(self) -> dict[str, Any]:
+        return continuity.record(self.assembly.config, self.model, self.assembly.corpus.fingerprint)
+
     def _micro_step(self) -> str:
         try:
-            return self.assembly.method.advance()
+            with out_of_memory_explained(self.assembly.method.phase):
+                return self.assembly.method.advance()
         except RunFailed as error:
             # The failed micro-step left half-done work behind; the last checkpoint is the state to go on from.
             there = f" (the last checkpoint is in {self.folder / CHECKPOINTS})" if self.store.paths() else ""
@@ -110,6 +128,7 @@ class Loop:
     def _close_window(self) -> None:
         config, method = self.assembly.config, self.assembly.method
         self.recorder.at(method.window)
+        self.live.close_window()
         drawn = actor_items(self.assembly, method.window)
         self.window_costs.append({"window": method.window, **cost(self.assembly, self.recorder), "actor_items": drawn})
         self.status.spent(self.window_costs[-1])
@@ -125,7 +144,7 @@ class Loop:
             self.save()
 
     def _measure(self, window: int) -> dict[str, Any]:
-        with self.recorder.phase("develop", "develop"):
+        with self.recorder.phase("develop", "develop"), out_of_memory_explained("develop"):
             found, items = self._measured(self.assembly.development, window)
             self.explorer.save(window, self.assembly.method, items)
             ends = window in (0, self.assembly.config.window.windows)
@@ -173,12 +192,14 @@ class Loop:
                 "recorder": self.recorder.state_dict(),
                 "history": self.history,
                 "window_costs": self.window_costs,
-                "corpus": self.assembly.corpus.fingerprint,
+                "began": self._began,
+                "places": self.places,
             }
         )
 
     def restore(self) -> list[str]:
-        """Load the newest valid checkpoint; returns a line for every damaged one that was skipped."""
+        """Load the newest valid checkpoint; returns a line for every damaged one that was skipped, and for everything
+        that has changed since and may (also written to the log)."""
         found = self.store.newest()
         if found.checkpoint is None:
             reason = "; ".join(f"{path.name}: {why}" for path, why in found.damaged) or "there is none"
@@ -186,15 +207,25 @@ class Loop:
                 f"{self.folder}: no usable checkpoint ({reason}); use the tfive that wrote it, or start again with "
                 "tfive train"
             )
-        state = found.checkpoint.tree
-        if state["corpus"] != self.assembly.corpus.fingerprint:
-            raise UserError(f"{self.folder}: the prepared corpus has changed since the run began; restore its sources")
-        self.assembly.method.load_state_dict(state["method"])
-        self.assembly.ledger.load_state_dict(state["ledger"])
-        self.recorder.load_state_dict(state["recorder"])
-        self.history, self.window_costs = list(state["history"]), list(state["window_costs"])
+        name, state = found.checkpoint.path.name, found.checkpoint.tree
+        with fits(self.folder, name):
+            corpus = self.assembly.corpus.fingerprint
+            changed = continuity.check(state["began"], self.assembly.config, self.model, corpus, self.folder)
+            self.recorder.load_state_dict(state["recorder"])
+            self.assembly.method.load_state_dict(state["method"])
+            self.assembly.ledger.load_state_dict(state["ledger"])
+            self.history = [_measurement(one) for one in state["history"]]
+            self.window_costs = [dict(one) for one in state["window_costs"]]
+            self.places = list(state["places"])
+            before = {key: value for key, value in self.places[-1].items() if key != "window"}
+            elsewhere = continuity.moved(before, self.place)
+        if elsewhere:
+            self.places.append({"window": self.assembly.method.window, **self.place})
+        for line in (*changed, *elsewhere):
+            self.recorder.event("resumed", line, window=self.assembly.method.window)
         self.explorer.forget_after(self.history[-1]["window"])
         self.status.restore([{"window": 0, **self.history[0]["cost"]}, *self.window_costs])
+        self.live = LiveStatus(self.live.config, self.assembly.method, self.recorder, self.live.device)
         return [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
 
     def summary(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +233,11 @@ class Loop:
         its end and between, and what it cost."""
         report = self.assembly.method.report
         account = self.recorder.account()
+        change = relative_change(
+            self.assembly.actor.optimizer.masters(), dict(self.assembly.base.model.named_parameters())
+        )
         return {
+            "problems": problems(self.assembly.config, self.history, change, self.assembly.base.head.vocabulary),
             "note": self.assembly.method.note,
             "method": self.assembly.config.method,
             "model": self.assembly.loaded.name,
@@ -221,7 +256,9 @@ class Loop:
             "actor_steps": self.assembly.config.window.actor_steps,
             "draws": self.assembly.draws,
             "identity": self.identity,
+            "weight_change": change,
             "place": self.place,
+            "places": self.places,
             "test": {"before": before, "after": after},
             "history": self.history,
             "laps": self.window_costs,
@@ -237,15 +274,19 @@ class Loop:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """SIGINT and SIGTERM ask for a stop after the present micro-step; a second one ends the process at once."""
+        """SIGINT, SIGTERM and SIGHUP ask for a stop after the present micro-step; a second one ends the process at
+        once. What was ignored when the process began (`nohup`) stays ignored."""
 
         def ask(number: int, frame: FrameType | None) -> None:
             if self._stop is not None:
                 raise KeyboardInterrupt
             self._stop = signal.Signals(number).name
+            if self._stop == "SIGHUP":
+                _leave_the_terminal()
 
+        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         try:
-            before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+            before = {number: signal.signal(number, ask) for number in heard}
         except ValueError:
             # Only the main thread may listen; a caller that trains in another one stops it by its own means.
             before = {}
@@ -256,16 +297,32 @@ class Loop:
                 signal.signal(number, handler)
 
 
-def headline(split: str, first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
-    """What a summary says of one split, each figure named by it: `test_content_gain_end`, `dev_content_gain_end`."""
-    ends = ("thought_gain", "content_gain", "no_thought_loss")
-    found = {f"{name}_start": first[name] for name in ends} | {f"{name}_end": last[name] for name in ends}
-    found |= {f"{name}_end": last.get(name) for name in ("gain_vs_base", "empty_gain", "random_gain", "mixed_gain")}
-    intervals = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain")
-    found |= {f"{name}_interval": last.get(f"{name}_interval") for name in intervals}
-    shares = ("mixed_gain_constant", "mixed_gain_other", "useful_fraction", "worst_1_percent")
-    found |= {name: last.get(name) for name in (*shares, "mean_thought_length", "mean_gate", "gate_deviation")}
-    return {f"{split}_{name}": value for name, value in found.items()}
+def _measurement(entry: Any) -> dict[str, Any]:
+    """One entry of a checkpoint's history; what is none raises an error here and not at the end of the run."""
+    return {**entry, "window": int(entry["window"]), "no_thought_loss": float(entry["no_thought_loss"])}
+
+
+def _leave_the_terminal() -> None:
+    """Write to nowhere what would go to a terminal that is gone: a failing print must not keep a run from saving."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        if os.isatty(stream):
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
+@contextmanager
+def fits(folder: Path, name: str) -> Iterator[None]:
+    """Turns whatever a checkpoint of another shape raises, once its checksums hold, into one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(
+            f"{folder}: {name} is no checkpoint of this run ({reason}); use the tfive that wrote it, or restore it"
+        ) from error
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
@@ -280,26 +337,6 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
         elif isinstance(value, bool | int | float):
             found[key] = float(value)
     return found
-
-
-def summary_text(summary: dict[str, Any], indent: int | None = None) -> str:
-    """The summary as JSON that any parser takes: a number that is not finite (an interval of one text) is null."""
-    return json.dumps(_finite(summary), indent=indent, ensure_ascii=False, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def save_summary(summary: dict[str, Any], folder: Path) -> None:
-    """Write the summary whole or not at all: where there is one, the run is finished."""
-    beside = folder / f".{SUMMARY}"
-    beside.write_text(summary_text(summary, indent=1) + "\n", "utf-8")
-    os.replace(beside, folder / SUMMARY)
 
 
 def read_config(folder: Path) -> Config:

@@ -10,7 +10,9 @@ import math
 from dataclasses import dataclass, field, replace
 
 from tfive.config.config import Config
+from tfive.config.rules import texts_needed
 from tfive.models.shape import ModelShape
+from tfive.rl.settings import TRAINING_ROLES
 from tfive.tree.settings import HEAD_BYTES
 
 COLUMNS = ("weights", "moments", "gradients", "activations", "states")
@@ -97,7 +99,7 @@ def nodes_of(config: Config) -> Nodes:
     """The pass sizes a configuration asks for."""
     thought = config.thought
     return Nodes(
-        texts=config.run.texts_per_pass,
+        texts=_texts(config, config.run.texts_per_pass),
         S=config.text.sequence_length,
         P=config.text.positions.per_text,
         R=config.text.positions.per_text * config.group,
@@ -107,6 +109,12 @@ def nodes_of(config: Config) -> Nodes:
         delimiter=0 if thought.delimiters == "none" else 1,
         reread=1 if thought.reading == "gated" else 0,
     )
+
+
+def _texts(config: Config, asked: int) -> int:
+    """Texts of the largest pass: as many as are asked for, or as any role or the development split has."""
+    most = max(texts_needed(config, role) for role in (*TRAINING_ROLES, "qualify"))
+    return min(asked, max(most, math.ceil(config.run.develop_items / config.text.positions.per_text)))
 
 
 def estimate(config: Config, shape: ModelShape, on_gpu: bool) -> Estimate:
@@ -122,7 +130,7 @@ def estimate(config: Config, shape: ModelShape, on_gpu: bool) -> Estimate:
         _weights(measured, config, shape.parameters, compute)
         rows.append(measured)
     if spec.thinks:
-        rows.append(_rollout(config, shape, replace(nodes, texts=config.run.rollout_texts), compute))
+        rows.append(_rollout(config, shape, replace(nodes, texts=_texts(config, config.run.rollout_texts)), compute))
     rows += _critics(config, shape, nodes, compute, spec.critics)
     for name in spec.averages:
         average = Row(name)

@@ -7,6 +7,7 @@ scored tokens and head updates per role, seconds per phase and role.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from tfive.errors import RunFailed
+from tfive.errors import UserError
 from tfive.training.progress import ProgressReport
 from tfive.training.trackers import Tracker
 
@@ -39,24 +40,32 @@ class Recorder:
         trackers: Sequence[Tracker] = (),
         quiet: bool = False,
         stream: IO[str] | None = None,
+        progress: ProgressReport | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
         self.on_event: Callable[[str, str], None] | None = None
         """Called with every event, e.g. to print it."""
         self._trackers = list(trackers)
-        self._progress = None if quiet else ProgressReport(stream if stream is not None else sys.stderr)
+        self._progress = None if quiet else progress or ProgressReport(stream if stream is not None else sys.stderr)
         self._started = clock()
         self._earlier_seconds = 0.0
         self._step = 0
         self._amounts: dict[str, dict[str, int]] = {}
         self._seconds: dict[str, dict[str, float]] = {}
         self._open: list[str] = []
+        self._entered = self._started
+        """When the outermost open phase was entered, or the last one left."""
+        self.trajectories = 0
+        """All that were counted, whatever their role."""
         self._path = folder / METRICS if folder is not None else None
         self._file: IO[str] | None = None
+        self._digest = hashlib.sha256()
+        """Of the metrics file so far."""
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a", encoding="utf-8")
+            self._digest.update(self._path.read_bytes())
 
     def __enter__(self) -> Recorder:
         return self
@@ -88,12 +97,17 @@ class Recorder:
         self._open.append(name)
         path = "/".join(self._open)
         began = self._clock()
+        self._entered = began if len(self._open) == 1 else self._entered
         try:
             yield
         finally:
             roles = self._seconds.setdefault(path, {})
             roles[role] = roles.get(role, 0.0) + self._clock() - began
             self._open.pop()
+
+    def now(self) -> tuple[str, float]:
+        """The outermost open phase (empty between two) and how many seconds it has lasted."""
+        return "".join(self._open[:1]), self._clock() - self._entered
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """The numbers of one step: one line of JSON, and a record in every tracker.
@@ -103,8 +117,7 @@ class Recorder:
         if self._file is not None:
             line: dict[str, float | None] = {"step": step, "seconds": round(self.seconds, 3)}
             line |= {name: value if math.isfinite(value) else None for name, value in values.items()}
-            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            self._file.flush()
+            self._write(line)
         for tracker in self._trackers:
             tracker.write(values, step)
 
@@ -113,12 +126,18 @@ class Recorder:
         for tracker in self._trackers:
             tracker.samples(rows, step)
 
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self._file is not None:
+            text = json.dumps(line, ensure_ascii=False) + "\n"
+            self._file.write(text)
+            self._file.flush()
+            self._digest.update(text.encode())
+
     def event(self, what: str, detail: str, window: int | None = None) -> None:
         """A transition: one line in the metrics file, and a call of `on_event`."""
         if self._file is not None:
             line = {"step": self._step if window is None else window, "seconds": round(self.seconds, 3)}
-            self._file.write(json.dumps({**line, "event": what, "detail": detail}, ensure_ascii=False) + "\n")
-            self._file.flush()
+            self._write({**line, "event": what, "detail": detail})
         if self.on_event is not None:
             self.on_event(what, detail)
 
@@ -129,6 +148,7 @@ class Recorder:
             if name not in account:
                 raise ValueError(f"{name} is not counted; choose among {', '.join(AMOUNTS)}")
             account[name] += int(amount)
+        self.trajectories += int(amounts.get("trajectories", 0))
 
     def account(self) -> dict[str, Any]:
         """Everything counted so far: per role, in total, and the seconds per phase and role."""
@@ -155,6 +175,7 @@ class Recorder:
             "amounts": {role: dict(account) for role, account in self._amounts.items()},
             "seconds": {phase: dict(roles) for phase, roles in self._seconds.items()},
             "metrics_bytes": self._path.stat().st_size if self._path is not None else 0,
+            "metrics_sha256": self._digest.hexdigest(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -162,9 +183,13 @@ class Recorder:
         self._step = int(state["step"])
         self._earlier_seconds, self._started = float(state["wall_seconds"]), self._clock()
         self._amounts = {role: dict(account) for role, account in state["amounts"].items()}
+        self.trajectories = sum(account["trajectories"] for account in self._amounts.values())
         self._seconds = {phase: dict(roles) for phase, roles in state["seconds"].items()}
         if self._file is not None and self._path is not None:
             kept = int(state["metrics_bytes"])
-            if self._path.stat().st_size < kept:
-                raise RunFailed(f"{self._path}: shorter than at the checkpoint; restore the file the run wrote")
+            with self._path.open("rb") as file:
+                begun = file.read(kept)
+            self._digest = hashlib.sha256(begun)
+            if self._digest.hexdigest() != state["metrics_sha256"]:
+                raise UserError(f"{self._path}: not what the run had written by its checkpoint; restore that file")
             os.truncate(self._path, kept)

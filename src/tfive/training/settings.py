@@ -21,30 +21,30 @@ class RunSettings(Section):
     """Deterministic kernels on GPUs, too: one seed then gives the same numbers again, and a run that was killed and
     resumed those of an undisturbed one. It is slower; a kernel that cannot is named in one line. CPUs always do."""
 
-    texts_per_pass: int = Field(8, ge=1)
+    texts_per_pass: int = Field(8, ge=1, le=65_536)
     """Texts in one forward or backward pass; it decides speed and memory, never what is computed."""
 
-    texts_per_rollout: int | None = Field(None, ge=1)
+    texts_per_rollout: int | None = Field(None, ge=1, le=65_536)
     """The same for passes without gradients (sampling, scoring, reading features), which need less memory; none means
     `texts_per_pass`."""
 
-    checkpoint_every: int = Field(1, ge=0)
+    checkpoint_every: int = Field(1, ge=0, le=1_000_000)
     """Windows between two checkpoints; the last window is always saved, with 0 it alone."""
 
     checkpoint_phases: bool = False
     """Also save whenever a phase of a window ends: less to do again after a crash, more writing."""
 
-    keep: int = Field(2, ge=1)
+    keep: int = Field(2, ge=1, le=1_000_000)
     """Checkpoints kept on disk; older ones are removed once a newer one is complete."""
 
-    develop_every: int = Field(1, ge=1)
+    develop_every: int = Field(1, ge=1, le=1_000_000)
     """Windows between two measurements on the development split (gains and their controls)."""
 
-    develop_items: int = Field(256, ge=1)
+    develop_items: int = Field(256, ge=1, le=10_000_000)
     """Development items measured each time, always the same ones. When training is over, all test texts are measured
     once (`text.sequences.test`); they choose nothing, and the results of a run are theirs."""
 
-    explorer_items: int = Field(256, ge=0)
+    explorer_items: int = Field(256, ge=0, le=10_000_000)
     """Development items whose thoughts are kept token by token for the page of the run, at the start, half-way and at
     the end; 0 keeps none."""
 

@@ -14,11 +14,11 @@ from tfive.section import Section
 class ThoughtSettings(Section):
     """The shape of a thought and of the text it is judged by."""
 
-    length: int = Field(12, ge=1)
+    length: int = Field(12, ge=1, le=65_536)
     """T: how many tokens a thought has (its longest length when `variable_length` is on)."""
     checkpoints: tuple[int, ...] = (4, 8, 12)
     """After how many thought tokens the continuation is scored; rising, the last one is `length`."""
-    horizon: int = Field(16, ge=1)
+    horizon: int = Field(16, ge=1, le=65_536)
     """H: how many following text tokens a thought is judged by."""
     open: str = " ("
     """The text that opens a thought (and the start of a learned opening)."""
@@ -31,7 +31,7 @@ class ThoughtSettings(Section):
     reading: Literal["inline", "gated"] = "inline"
     """How the text that follows reads a thought. `inline`: as text before it; `gated`: at the positions it has without
     a thought, through gates per layer and head that start shut (a thought then changes nothing)."""
-    group: int | None = Field(None, ge=1)
+    group: int | None = Field(None, ge=1, le=4096)
     """G: how many thoughts are sampled at each position; none is 8 for group-relative methods and 1 for the others."""
 
     @field_validator("checkpoints")
@@ -44,22 +44,30 @@ class ThoughtSettings(Section):
     @model_validator(mode="after")
     def _consistent(self) -> ThoughtSettings:
         if self.checkpoints[-1] != self.length:
-            raise ValueError(f"the last of checkpoints {list(self.checkpoints)} must be length {self.length}")
+            fitting = [*(step for step in self.checkpoints if step < self.length), self.length]
+            raise ValueError(
+                f"the last of checkpoints {list(self.checkpoints)} must be length {self.length}; "
+                f"use thought.checkpoints = {fitting} or thought.length = {self.checkpoints[-1]}"
+            )
         if self.delimiters == "none" and self.variable_length:
-            raise ValueError("variable_length needs a close to sample: set delimiters to text or learned")
+            raise ValueError(
+                "variable_length needs a close to sample; use thought.variable_length = false or "
+                "thought.delimiters = text"
+            )
         if self.delimiters != "none" and not (self.open and self.close):
-            raise ValueError("open and close must not be empty: set delimiters to none to go without")
+            fixed = " and thought.variable_length = false" if self.variable_length else ""
+            raise ValueError(f"open and close must not be empty; use thought.delimiters = none{fixed}")
         return self
 
 
 class SamplingSettings(Section):
     """The sampling law q of thought tokens."""
 
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, ge=1e-2, le=100)
     """Divides the logits before sampling."""
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(0, ge=0, le=2**24)
     """Keep the k most likely tokens (0: all)."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(1.0, ge=1e-6, le=1)
     """Keep the smallest set of most likely tokens whose probability reaches p (1: all)."""
     parity: bool = False
     """Sample from the training forward itself, so that the first ratio is exactly 1 (slow; for checking)."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tfive.config.config import Config
 from tfive.errors import UserError
-from tfive_lab.bench.cost import nodes_per_item
+from tfive.training.cost import nodes_per_item
 
 PRESET = "qwen3.5-2b"
 """The preset whose critics are meant by `preset`: it follows the paper, which adapts whole critics."""

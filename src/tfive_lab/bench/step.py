@@ -27,8 +27,8 @@ from tfive.rl.roles import auxiliary_rollouts
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.build import Assembly, build
 from tfive.training.corpus import corpus_of
+from tfive.training.cost import nodes_per_item
 from tfive.training.recorder import Recorder
-from tfive_lab.bench.cost import nodes_per_item
 from tfive_lab.bench.counted import ONE_BLOCK, critic_overrides, row_name
 from tfive_lab.bench.fit import smaller, texts_that_fit
 from tfive_lab.bench.step_report import GOAL, protocol_hash, ratios, witness_of

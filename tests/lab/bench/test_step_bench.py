@@ -15,8 +15,8 @@ from tfive.models.load import load_model
 from tfive.models.shape import known_shapes, shape_from
 from tfive.rl.qualify import Score
 from tfive.training.corpus import corpus_of
+from tfive.training.cost import nodes_per_item
 from tfive_lab.bench import step as bench_step
-from tfive_lab.bench.cost import nodes_per_item
 from tfive_lab.bench.counted import ONE_BLOCK, critic_overrides
 from tfive_lab.bench.fit import SHARE, fitted, smaller
 from tfive_lab.bench.step_report import protocol_hash, ratios, render, witness_of

@@ -19,34 +19,34 @@ class CalibrationSettings(Section):
     kappa: float = Field(0.1, ge=0, lt=1)
     """Largest displacement from the fixed average, as a share of its energy."""
 
-    width: int = Field(64, ge=1)
+    width: int = Field(64, ge=1, le=16_384)
     """Hidden width of the weight head w(s, a) and of the mean head h(c)."""
 
-    mean_bound: float | None = Field(None, gt=0)
+    mean_bound: float | None = Field(None, ge=1e-6, le=1e6)
     """Keep |h| below this by construction (for the Hoeffding bounds); none leaves it free."""
 
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout inside both heads while they learn; a mean head without restraint memorises."""
 
-    steps: int = Field(400, ge=0)
+    steps: int = Field(400, ge=0, le=1_000_000)
     """Steps of the weight."""
 
-    batch: int = Field(256, ge=1)
+    batch: int = Field(256, ge=1, le=10_000_000)
     """Trajectories a step."""
 
-    weight_lr: float = Field(1e-3, gt=0)
+    weight_lr: float = Field(1e-3, ge=1e-12, le=1)
     """Learning rate of the weight head."""
 
-    mean_steps: int = Field(1, ge=1)
+    mean_steps: int = Field(1, ge=1, le=1000)
     """Steps of the mean response's moving part per step of the weight."""
 
-    warm_steps: int = Field(400, ge=0)
+    warm_steps: int = Field(400, ge=0, le=1_000_000)
     """Longest regression of each part of the mean response before the weight moves."""
 
-    evaluate_every: int = Field(20, ge=1)
+    evaluate_every: int = Field(20, ge=1, le=1_000_000)
     """Steps between evaluations on the held-out quarter of the head-training texts, which selects the step."""
 
-    delta: float = Field(0.05, gt=0, lt=1)
+    delta: float = Field(0.05, ge=1e-12, lt=1)
     """Total failure probability spent over all validation checks of a run, and as much over its qualification tests."""
 
     bounds: Literal["report", "enforce", "off"] = "report"
@@ -55,19 +55,19 @@ class CalibrationSettings(Section):
     certified: bool = False
     """Report U_R; refused unless the three bounds below are supplied."""
 
-    approximation_bound: float | None = Field(None, ge=0)
+    approximation_bound: float | None = Field(None, ge=0, le=1e6)
     """Upper bound on the mean head's approximation error, for certified mode."""
 
-    optimisation_bound: float | None = Field(None, ge=0)
+    optimisation_bound: float | None = Field(None, ge=0, le=1e6)
     """Upper bound on the mean head's optimisation error, for certified mode."""
 
-    sensitivity_bound: float | None = Field(None, ge=0)
+    sensitivity_bound: float | None = Field(None, ge=0, le=1e6)
     """Upper bound B on the mean update factor, for certified mode."""
 
     cross_fit: bool = True
     """Report the cross-fitted offset of the mixture and the average, visible and hidden parts, on validation texts."""
 
-    continuations: int = Field(4, ge=2)
+    continuations: int = Field(4, ge=2, le=1024)
     """Independent continuations per probe context, and per anchor in `repeated` mode (head_train, head_validate)."""
 
     score_centering: bool = False
@@ -81,12 +81,13 @@ class CalibrationSettings(Section):
             if getattr(self, name) is None
         ]
         if self.certified and missing:
-            raise ValueError(f"certified = true needs {', '.join(missing)}; supply them or set certified = false")
+            raise ValueError(f"certified = true needs {', '.join(missing)}; use calibration.certified = false")
         return self
 
     @model_validator(mode="after")
     def _limits_need_a_mean_head(self) -> CalibrationSettings:
         if self.mode == "repeated" and (self.certified or self.bounds == "enforce"):
             key = "certified = true" if self.certified else "bounds = enforce"
-            raise ValueError(f"{key} needs the mean head that mode = repeated does without; use mode = learned")
+            said = f"{key} needs the mean head that mode = repeated does without"
+            raise ValueError(f"{said}; use calibration.mode = learned")
         return self

@@ -1,0 +1,45 @@
+"""Whether a finished run trained anything and left a language model: numbers of one that did not mean nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from tfive.config.config import Config
+
+LOST_NATS = 1.0
+"""A rise of the loss without thoughts that no mid-training costs: every token e times less likely than before."""
+LEAST_CHANGE = 1e-7
+"""Relative change of all weights below which nothing moved: float32 holds no smaller one."""
+
+
+def relative_change(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> float:
+    """‖θ − θ₀‖ / ‖θ₀‖ over the weights that both name."""
+    moved = size = 0.0
+    for name in weights.keys() & base.keys():
+        before = base[name].detach().float()
+        moved += float((weights[name].detach().to(before.device).float() - before).square().sum())
+        size += float(before.square().sum())
+    return math.sqrt(moved / size) if size else 0.0
+
+
+def problems(config: Config, history: Sequence[Mapping[str, Any]], change: float, vocabulary: int) -> list[str]:
+    """One line for each reason not to trust the numbers of a run; empty for a sound one."""
+    first, last = (float(entry["no_thought_loss"]) for entry in (history[0], history[-1]))
+    found = []
+    if not math.isfinite(last):
+        found.append(f"the model is destroyed: its loss without thoughts ended at {last}; lower optimizer.lr")
+    elif last - first >= LOST_NATS or (last >= 0.95 * math.log(vocabulary) and last - first >= LOST_NATS / 4):
+        found.append(
+            f"the model is destroyed: its loss without thoughts rose from {first:.2f} to {last:.2f} nats (a uniform "
+            f"guess costs {math.log(vocabulary):.2f}); lower optimizer.lr"
+        )
+    if config.spec.trains and config.window.windows and not change >= LEAST_CHANGE:
+        found.append(
+            f"the model did not move: its weights changed by {change:.1g} of their size in {len(history) - 1} measured "
+            "windows; raise optimizer.lr or optimizer.clip_norm, or let the actor take steps"
+        )
+    return found

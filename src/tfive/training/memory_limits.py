@@ -1,0 +1,101 @@
+"""Memory is reckoned before it is asked for, and running out of it is one line that says what to lower."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from tfive.config.config import Config
+from tfive.errors import RunFailed, UserError
+from tfive.inference.thought_model import plan_for
+from tfive.models.load import Loaded
+from tfive.models.shape import shape_from
+from tfive.training.memory import Estimate, estimate, readable_bytes
+
+SLACK = 1.25
+"""How far the estimate may lie above the device's memory before a run is refused: it is no measurement."""
+
+
+def check_size(config: Config, loaded: Loaded, device: torch.device) -> None:
+    """Refuse a run whose texts and thoughts have more positions than the model, or whose tensors cannot fit in memory.
+
+    What is asked for by mistake (a thousand thoughts a position, texts of a million tokens) is named here, before
+    anything is written.
+    """
+    _require_positions(config, loaded)
+    found = _estimate(config, loaded, device)
+    there = device_memory(device)
+    if found is not None and there is not None and found.total > SLACK * there:
+        row = max(found.rows, key=lambda one: sum(one.bytes.values()))
+        column = max(row.bytes, key=lambda name: row.bytes[name])
+        raise UserError(
+            f"this run needs about {readable_bytes(found.total)}, {device} has {readable_bytes(there)}; most of it "
+            f"{column} of {row.role} ({row.how.get(column, '')}); {_remedy(column)}, and see: tfive doctor"
+        )
+
+
+def _remedy(column: str) -> str:
+    if column in ("activations", "states"):
+        return (
+            "lower run.texts_per_pass, text.sequence_length, text.positions.per_text, thought.group or thought.length"
+        )
+    return "use a smaller model.name, critic.adapt = top or head, or a smaller critic.width"
+
+
+def _require_positions(config: Config, loaded: Loaded) -> None:
+    limit = getattr(loaded.model.config, "max_position_embeddings", None)
+    if not isinstance(limit, int):
+        return
+    length = config.text.sequence_length
+    reach = plan_for(config.thought, loaded.model, loaded.tokenizer).reach if config.spec.thinks else 0
+    if length + reach > limit:
+        most = limit - reach
+        remedy = f"use text.sequence_length = {most} or less" if most >= 2 else "use a shorter thought.length"
+        raise UserError(
+            f"text.sequence_length = {length}: with a thought of up to {reach} more {length + reach} positions are "
+            f"needed, {loaded.name} has {limit}; {remedy}"
+        )
+
+
+def _estimate(config: Config, loaded: Loaded, device: torch.device) -> Estimate | None:
+    """The table of `tfive doctor`; None for models whose configuration does not say their sizes in the usual words."""
+    try:
+        shape = shape_from(loaded.model.config.to_dict(), loaded.name)
+    except UserError:
+        return None
+    return estimate(config, shape, on_gpu=device.type == "cuda")
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Bytes the device has, None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+@contextmanager
+def out_of_memory_explained(phase: str) -> Iterator[None]:
+    """Turns a failed allocation into a `RunFailed` that names the phase and what to lower; the run can be resumed."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not _is_memory(error):
+            raise
+        asked = " ".join(str(error).split())[:160] or type(error).__name__
+        raise RunFailed(
+            f"out of memory in phase {phase} ({asked}); lower run.texts_per_pass or run.texts_per_rollout in the run's "
+            "config.toml and go on with tfive resume"
+        ) from error
+
+
+def _is_memory(error: Any) -> bool:
+    said = str(error)
+    words = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in said for word in words)

@@ -1,0 +1,125 @@
+"""Where a run is, in one line: window, phase, step, thoughts a second, time to the end, attempts left, memory.
+
+Everything is read from plain numbers that the run keeps anyway, so that asking never waits for a device.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tfive.config.config import Config
+from tfive.methods.method import Method
+from tfive.training.recorder import Recorder
+
+PROGRESS = "progress.txt"
+"""The same line as a file in the run's folder while the run works."""
+
+
+def thoughts_of_window(config: Config, number: int) -> int:
+    """Thoughts that window `number` (from 1) samples if one round of fitting and testing is enough."""
+    spec, window = config.spec, config.window
+    if not spec.thinks:
+        return 0
+    once = sum(window.count(role) for role in spec.first_roles) if number == 1 else 0
+    if number <= config.reading_windows:
+        return config.group * (window.items + once)
+    return config.group * (sum(window.count(role) for role in spec.roles_of(config)) + once)
+
+
+def planned_thoughts(config: Config, first: int = 1) -> int:
+    """Thoughts of all windows from window `first` on."""
+    return sum(thoughts_of_window(config, number) for number in range(first, config.window.windows + 1))
+
+
+class LiveStatus:
+    """The headline of a training run."""
+
+    def __init__(self, config: Config, method: Method[Any], recorder: Recorder, device: torch.device) -> None:
+        self.config, self.method, self.recorder, self.device = config, method, recorder, device
+        self.windows, self.planned = config.window.windows, planned_thoughts(config)
+        self._begun = recorder.seconds
+        """When the loop began: loading and preparing are behind it."""
+        self._before = self._thoughts()
+        """Thoughts of a run that goes on, sampled before."""
+        self._closed: list[tuple[int, float]] = []
+        """Window and time at each close that was seen; of a resumed run, those since."""
+        self._at_close = self._before
+
+    def close_window(self) -> None:
+        """A window is over; called by the loop."""
+        self._closed.append((self.method.window, self.recorder.seconds))
+        self._at_close = self._thoughts()
+
+    def line(self) -> str:
+        """`window 2 of 6, fit 3 (0:12), 41 thoughts/s, about 0:02:10 left, attempt 3 of 20, 1.2 GB`."""
+        method, recorder = self.method, self.recorder
+        seconds = recorder.seconds
+        phases, since = recorder.now()
+        where = "measuring" if phases == "develop" else f"{phases or method.phase}{self._step()}"
+        window = min(method.window + (method.closed and phases != "develop"), self.windows)
+        at = f"window {window} of {self.windows}" if window else f"before window 1 of {self.windows}"
+        parts = [at, f"{where} ({clock(since)})"]
+        rate = (self._thoughts() - self._before) / max(seconds - self._begun, 1e-9)
+        parts.append(f"{rate:.3g} thoughts/s" if self.planned and rate else "")
+        left = self.seconds_left()
+        parts += ["" if left is None else f"about {clock(left)} left", method.standing(), memory(self.device)]
+        return ", ".join(part for part in parts if part)
+
+    def fraction(self) -> float | None:
+        """How much of the run is done, by the thoughts still to come, or by windows where there are none."""
+        if self.planned:
+            return 1 - self._to_come() / self.planned
+        return min((self.method.window - (0 if self.method.closed else 1)) / self.windows, 1.0)
+
+    def seconds_left(self) -> float | None:
+        """Thoughts still to come at the pace so far; without thoughts, windows. Rounds of fitting that are yet to fail
+        are not foreseen."""
+        spent, done = self.recorder.seconds - self._begun, self._thoughts() - self._before
+        if self.planned:
+            return spent / done * self._to_come() if done else None
+        if not self._closed:
+            return None
+        first, (number, when) = self._closed[0][0] - 1, self._closed[-1]
+        each = (when - self._begun) / (number - first)
+        return max(each * (self.windows - number) - (self.recorder.seconds - when), 0.0)
+
+    def _to_come(self) -> int:
+        """Thoughts of this window that are left, and all of later ones."""
+        current = self.method.window + (1 if self.method.closed else 0)
+        left = thoughts_of_window(self.config, current) - (self._thoughts() - self._at_close)
+        this = max(left, 0) if current <= self.windows else 0
+        return this + planned_thoughts(self.config, current + 1)
+
+    def _step(self) -> str:
+        return f" {self.method.step + 1}" if self.method.step else ""
+
+    def _thoughts(self) -> int:
+        return self.recorder.trajectories
+
+
+def clock(seconds: float) -> str:
+    """`0:12`, `3:05`, `1:02:10`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def memory(device: torch.device) -> str:
+    """What the run holds now: the device's memory, or the process's where that is the same."""
+    if device.type == "cuda":
+        return f"{torch.cuda.memory_allocated(device) / 1e9:.1f} GB on the GPU"
+    return "" if sys.platform == "win32" else f"{_resident() / 1e9:.1f} GB"
+
+
+def _resident() -> int:
+    """Bytes this process holds; where the system does not tell, the most it has held."""
+    resource: Any = importlib.import_module("resource")
+    try:
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * int(resource.getpagesize())
+    except (OSError, ValueError, IndexError):
+        return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)

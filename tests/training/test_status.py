@@ -1,0 +1,234 @@
+"""A run always says where it is: on a terminal at once, in a log every minute, in a notebook, in a file."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+import types
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from stage import assembled
+from tfive.config.config import Config
+from tfive.training import progress as progress_module
+from tfive.training import status as status_module
+from tfive.training.compare import Cell, CellsStatus
+from tfive.training.progress import HEADLINE_EVERY, ProgressReport, Waiting
+from tfive.training.recorder import Recorder
+from tfive.training.status import PROGRESS, LiveStatus, clock, planned_thoughts
+
+
+class Clock:
+    """A clock that moves only when a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Heard(io.StringIO):
+    """A stream that tells when something was written to it."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal, self.written = terminal, threading.Event()
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> int:
+        if "loading" in text:
+            self.written.set()
+        return super().write(text)
+
+
+@pytest.fixture(autouse=True)
+def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "TICK", 0.005)
+
+
+def test_a_terminal_shows_the_headline_at_once_and_nothing_is_left_of_it() -> None:
+    screen = Heard(terminal=True)
+    with ProgressReport(screen).showing(Waiting("loading nano")):
+        assert screen.written.is_set()
+    assert "loading nano, 0 s" in screen.getvalue()
+    assert "\x1b[2K" in screen.getvalue().rpartition("loading nano")[2]
+
+
+def test_a_log_gets_a_line_a_minute() -> None:
+    log, time = Heard(terminal=False), Clock()
+    report = ProgressReport(log, clock=time)
+    with report.showing(Waiting("loading nano", time)):
+        time.now += HEADLINE_EVERY
+        assert log.written.wait(timeout=30)
+    assert log.getvalue() == "  loading nano, 60 s\n"
+    with report.showing(Waiting("loading nano", time)):
+        time.now += HEADLINE_EVERY - 1
+        threading.Event().wait(0.05)
+    assert log.getvalue().count("\n") == 1
+
+
+def test_other_programs_find_the_line_in_a_file_while_the_work_goes_on(tmp_path: Path) -> None:
+    file, seen = tmp_path / PROGRESS, ""
+    with ProgressReport(Heard(terminal=True)).showing(Waiting("loading nano"), file, drawn=False):
+        while not seen:
+            seen = file.read_text("utf-8") if file.is_file() else ""
+    assert seen == "loading nano, 0 s\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_vanished_folder_does_not_end_the_work(tmp_path: Path) -> None:
+    with ProgressReport(Heard(terminal=False)).showing(Waiting("loading"), tmp_path / "gone" / PROGRESS, drawn=False):
+        threading.Event().wait(0.05)
+    assert not (tmp_path / "gone").exists()
+
+
+def test_a_notebook_gets_a_bar_that_is_updated_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    updated = threading.Event()
+
+    class Handle:
+        def update(self, text: str) -> None:
+            shown.append(text)
+            updated.set()
+
+    def put(text: str, display_id: bool) -> Handle:
+        assert display_id
+        shown.append(text)
+        return Handle()
+
+    shell, page = types.ModuleType("IPython"), types.ModuleType("IPython.display")
+    shell.__dict__["get_ipython"] = lambda: SimpleNamespace(kernel=object())
+    page.__dict__.update(display=put, HTML=lambda text: text)
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    monkeypatch.setitem(sys.modules, "IPython.display", page)
+    with ProgressReport(sys.stderr).showing(Waiting("loading <nano>")):
+        assert updated.wait(timeout=30)
+    assert shown[-1] == '<progress max="1"></progress> <code>loading &lt;nano&gt;, 0 s</code>'
+
+
+def test_loops_inside_a_headline_keep_their_bars() -> None:
+    screen = Heard(terminal=True)
+    report = ProgressReport(screen, show_after=0.0)
+    with report.showing(Waiting("loading nano")):
+        assert list(report.track(range(3), "reading")) == [0, 1, 2]
+    assert list(report.track(range(2), "again")) == [0, 1]
+
+
+def test_thoughts_of_a_whole_run_are_counted_from_its_roles() -> None:
+    config = Config.load("nano")
+    assert planned_thoughts(config) == 6 * (192 + 96 + 24 + 96 + 48 + 192 + 24)
+    reading = Config.load("nano", overrides=["window.reading=2"])
+    assert planned_thoughts(reading) == 4 * (192 + 96 + 24 + 96 + 48 + 192 + 24) + 2 * 192
+    group = Config.load("nano", overrides=["method=quiet-star-grpo"])
+    assert planned_thoughts(group) == 8 * (6 * 192 + 24)
+    assert planned_thoughts(Config.load("nano", overrides=["method=ntp"])) == 0
+
+
+def a_status(time: Clock, *overrides: str) -> tuple[LiveStatus, Any, Recorder]:
+    method: Any = SimpleNamespace(window=0, phase="open", step=0, closed=True, standing=lambda: "2 of 5 attempts left")
+    recorder = Recorder(quiet=True, clock=time)
+    config = Config.load("nano", overrides=overrides)
+    return LiveStatus(config, method, recorder, torch.device("cpu")), method, recorder
+
+
+def test_the_line_says_window_phase_step_rate_time_left_and_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_module, "_resident", lambda: 1_250_000_000)
+    time = Clock()
+    status, method, recorder = a_status(time)
+    assert status.line() == "window 1 of 6, open (0:00), 2 of 5 attempts left, 1.2 GB"
+    with recorder.phase("develop"):
+        assert status.line() == "before window 1 of 6, measuring (0:00), 2 of 5 attempts left, 1.2 GB"
+    method.window, method.closed, method.phase, method.step = 1, False, "fit", 2
+    time.now += 60
+    recorder.count("critic_fit", trajectories=403)
+    with recorder.phase("fit"):
+        time.now += 3.9
+        expected = 63.9 * (planned_thoughts(status.config) - 403) / 403
+        assert status.line() == (
+            f"window 1 of 6, fit 3 (0:03), 6.31 thoughts/s, about {clock(expected)} left, 2 of 5 attempts left, 1.2 GB"
+        )
+    assert status.fraction() == pytest.approx(403 / planned_thoughts(status.config))
+
+
+def test_failed_rounds_do_not_make_the_end_come_nearer() -> None:
+    time = Clock()
+    status, method, recorder = a_status(time, "window.reading=1")
+    method.window = 1
+    recorder.count("actor", trajectories=192)
+    time.now += 10
+    status.close_window()
+    later = planned_thoughts(status.config, 2)
+    assert status.seconds_left() == pytest.approx(10 / 192 * later)
+    method.window, method.closed = 2, False
+    recorder.count("critic_fit", trajectories=5 * later)
+    time.now += 200
+    assert status.seconds_left() == pytest.approx(210 / (192 + 5 * later) * planned_thoughts(status.config, 3))
+
+
+def test_without_thoughts_closed_windows_say_how_long_the_others_take() -> None:
+    time = Clock()
+    status, method, _ = a_status(time, "method=ntp")
+    assert status.seconds_left() is None
+    for number in (1, 2):
+        method.window = number
+        time.now += 20
+        status.close_window()
+    assert status.seconds_left() == 4 * 20
+    time.now += 5
+    assert status.seconds_left() == 4 * 20 - 5
+    assert status.fraction() == pytest.approx(2 / 6)
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.9, "0:00"), (75, "1:15"), (3725, "1:02:05")])
+def test_a_time(seconds: float, shown: str) -> None:
+    assert clock(seconds) == shown
+
+
+@pytest.mark.model
+def test_t5_tells_how_many_attempts_are_left(tmp_path: Path) -> None:
+    method: Any = assembled(tmp_path, "window.reading=1", "window.windows=3", "anchor.conditioned=1.0").method
+    assert method.standing() == ""
+    method.window, method.phase = 1, "collect"
+    assert method.standing() == "learning to read"
+    method.window, method.phase = 2, "fit"
+    assert method.standing() == ""
+    method.qualifier.spent = 3
+    assert method.standing() == "critics not yet qualified, 37 of 40 attempts left"
+    method.qualifier.admitted = True
+    assert method.standing() == ""
+
+
+def test_a_study_shows_the_line_of_every_running_cell(tmp_path: Path) -> None:
+    config = Config.load("nano")
+    cells = tuple(Cell("t5", seed, config, tmp_path / f"t5-seed{seed}") for seed in (0, 1))
+    cells[0].folder.mkdir()
+    (cells[0].folder / PROGRESS).write_text("window 2 of 6, fit (0:03)\n", "utf-8")
+    status = CellsStatus(5, 3)
+    status.running = cells
+    assert status.line().splitlines() == [
+        "2 of 5 runs done",
+        "  t5-seed0: window 2 of 6, fit (0:03)",
+        "  t5-seed1: loading model and text",
+    ]
+    assert status.fraction() == pytest.approx(0.4)
+
+
+def test_what_is_waited_for_is_told_before_libraries_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tfive.cli.options import loading
+
+    screen = Heard(terminal=True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with loading():
+        assert screen.written.is_set()
+    before = screen.getvalue()
+    with loading(quiet=True):
+        pass
+    assert screen.getvalue() == before
