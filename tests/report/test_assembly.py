@@ -122,5 +122,6 @@ def test_every_asset_is_in_the_package_and_in_the_page() -> None:
     templates = "".join(path.read_text("utf-8") for path in folder.glob("*.html"))
     named = set(re.findall(r"<!--tfive:(?:style|script) ([\w.-]+)-->", templates))
     assert named == {path.name for path in folder.iterdir() if path.suffix in (".js", ".css")}
+    template = (folder / "page.html").read_text("utf-8")
     for mark in ("csp", "title", "data", "plain"):
         assert template.count(f"<!--tfive:{mark}-->") == 1

@@ -138,8 +138,8 @@ def _use(repo: str | None) -> str:
     code += ["print(found.mixed_gain, [thought.text for thought in found.thoughts])"]
     fence = "\n".join(["```python", *code, "```"])
     return (
-        f"With its thoughts:\n\n{fence}\n\n`tfive play FOLDER` shows them while you type. Without its thoughts it is an "
-        "ordinary model: `AutoModelForCausalLM.from_pretrained` of transformers loads the same folder."
+        f"With its thoughts:\n\n{fence}\n\n`tfive play FOLDER` shows them while you type. Without its thoughts it is "
+        "an ordinary model: `AutoModelForCausalLM.from_pretrained` of transformers loads the same folder."
     )
 
 
