@@ -40,7 +40,7 @@ test-min: $(MIN)/test.stamp
 	@$(MIN)/bin/python -m pytest -m model
 
 test-page: $(VENV)/page.stamp
-	@$(VENV)/bin/python -m pytest tests/report/test_page_browser.py tests/report/test_page_looks.py
+	@$(VENV)/bin/python -m pytest tests/report/test_page_browser.py tests/report/test_page_looks.py tests/report/test_play_browser.py
 
 lint: $(VENV)/lint.stamp
 	@$(VENV)/bin/ruff check --quiet .

@@ -119,8 +119,9 @@ def test_a_file_that_breaks_out_of_its_element_is_refused(monkeypatch: pytest.Mo
 
 def test_every_asset_is_in_the_package_and_in_the_page() -> None:
     folder = Path(assembly.__file__).parent / "page"
-    template = (folder / "page.html").read_text("utf-8")
-    named = set(re.findall(r"<!--tfive:(?:style|script) ([\w.-]+)-->", template))
+    templates = "".join(path.read_text("utf-8") for path in folder.glob("*.html"))
+    named = set(re.findall(r"<!--tfive:(?:style|script) ([\w.-]+)-->", templates))
     assert named == {path.name for path in folder.iterdir() if path.suffix in (".js", ".css")}
+    template = (folder / "page.html").read_text("utf-8")
     for mark in ("csp", "title", "data", "plain"):
         assert template.count(f"<!--tfive:{mark}-->") == 1

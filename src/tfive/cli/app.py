@@ -16,6 +16,7 @@ from tfive.cli.config import config_app
 from tfive.cli.data import data_app
 from tfive.cli.evaluate import eval_app
 from tfive.cli.options import AsJson, Overrides, Page, Quiet, Sources, TrustRemoteCode, describe, fail, loading, show
+from tfive.cli.play import PLAY_HELP, play
 from tfive.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -160,9 +161,11 @@ def resume(
 
 @app.command(
     help=describe(
-        "Write the trained model of a run: a Hugging Face folder for the actor, with delimiters and gate beside it.",
+        "Write the trained model of a run: a Hugging Face folder for the actor, with delimiters, gate and a model card "
+        "beside it.",
         "tfive export runs/nano-t5-seed0 out",
         "tfive export runs/nano-t5-seed0 out --exact --json",
+        "tfive export runs/nano-t5-seed0 out --push you/model",
     )
 )
 def export(
@@ -172,6 +175,10 @@ def export(
     untrained: Annotated[
         bool, typer.Option("--untrained", help="Export a run even if its actor was never updated.")
     ] = False,
+    repo: Annotated[
+        str | None,
+        typer.Option("--push", metavar="REPO", help="Also upload it to this repository of the hub, private if new."),
+    ] = None,
     trust: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
@@ -181,7 +188,7 @@ def export(
 
     chosen = {"exact": exact, "untrained": untrained, "as_json": as_json, "trust_remote_code": trust}
     with loading(as_json, f"writing {out}"):
-        text = export_command(folder, out, **chosen)
+        text = export_command(folder, out, repo=repo, **chosen)
     show(text)
 
 
@@ -260,6 +267,9 @@ def watch(
     from tfive.cli.watch import watch_command
 
     watch_command(folders, host, port)
+
+
+app.command(help=PLAY_HELP)(play)
 
 
 def _print(text: str | None) -> None:

@@ -16,7 +16,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-TEMPLATE = "page.html"
+TEMPLATE, PLAY = "page.html", "play.html"
 MARK = re.compile(r"<!--tfive:(\w+)(?: ([\w.-]+))?-->")
 UNSAFE = re.compile(r"</script|</style|<!--", re.IGNORECASE)
 """What would end or change the element that a file is put into."""
@@ -41,13 +41,30 @@ def page_html(data: dict[str, Any], *, live: bool = False) -> str:
         "data": f'<script type="text/plain" id="tfive-data">{base64.b64encode(packed(shown)).decode()}</script>',
         "plain": f"<noscript>{plain(data)}</noscript>",
     }
-    return MARK.sub(lambda mark: _element(mark) or content[mark[1]], _asset(TEMPLATE))
+    return _filled(TEMPLATE, content)
 
 
-def policy(*, live: bool = False) -> str:
+def play_html(model: dict[str, Any]) -> str:
+    """The page of `tfive play`, told what model it is about; it asks its server for everything else."""
+    described = json.dumps(model, ensure_ascii=True, allow_nan=False).encode()
+    return _filled(
+        PLAY,
+        {
+            "csp": f'<meta http-equiv="Content-Security-Policy" content="{policy(live=True, template=PLAY)}">',
+            "data": f'<script type="text/plain" id="tfive-data">{base64.b64encode(described).decode()}</script>',
+        },
+    )
+
+
+def _filled(template: str, content: dict[str, str]) -> str:
+    """A template with its files and what data replaces."""
+    return MARK.sub(lambda mark: _element(mark) or content[mark[1]], _asset(template))
+
+
+def policy(*, live: bool = False, template: str = TEMPLATE) -> str:
     """The content security policy: the page's own scripts and styles by their hashes, and nothing else."""
     hashes: dict[str, list[str]] = {"style": [], "script": []}
-    for mark in MARK.finditer(_asset(TEMPLATE)):
+    for mark in MARK.finditer(_asset(template)):
         if mark[1] in hashes:
             digest = hashlib.sha256(_asset(mark[2]).encode()).digest()
             hashes[mark[1]].append(f"'sha256-{base64.b64encode(digest).decode()}'")
@@ -65,7 +82,7 @@ def _element(mark: re.Match[str]) -> str | None:
 def _asset(name: str) -> str:
     """A file of the page; one that would break out of its element is refused."""
     text = (files("tfive.report") / "page" / name).read_text("utf-8")
-    if name != TEMPLATE and (found := UNSAFE.search(text)):
+    if name not in (TEMPLATE, PLAY) and (found := UNSAFE.search(text)):
         raise ValueError(f"report/page/{name} holds {found[0]!r}, which would end the element around it")
     return text
 

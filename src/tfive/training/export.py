@@ -13,10 +13,12 @@ from tfive.errors import UserError
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import Loaded, load_model
 from tfive.models.weights import model_digests
+from tfive.report.card import CARD, model_card
 from tfive.rl.gate import PredictionGate
 from tfive.training import continuity
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.loop import CHECKPOINTS, read_config
+from tfive.training.push import check_repo, push
 from tfive.training.summary import SUMMARY
 from tfive.tree.forward import Delimiters
 from tfive.tree.gated import ReadingGates
@@ -29,14 +31,16 @@ def export(
     exact: bool = False,
     untrained: bool = False,
     model: Loaded | None = None,
+    repo: str | None = None,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """Write the actor, delimiters and gates of a finished or stopped run to `out`; returns a record of what it wrote.
+    """Write the actor, delimiters and gates of a finished or stopped run to `out`, with a model card; returns a record
+    of what it wrote.
 
     Weights are the compute copy that sampled and was measured; with `exact` the float32 masters behind it, where the
     run kept any. A run whose actor never moved is refused unless `untrained` asks for it. `model` is the base model of
-    a run started with the caller's own; its weights are replaced. `trust_remote_code` lets a model bring code of its
-    own; it is never read from a file.
+    a run started with the caller's own; its weights are replaced. `repo` is where the card says it can be found.
+    `trust_remote_code` lets a model bring code of its own; it is never read from a file.
     """
     folder, target = Path(run_folder), Path(out)
     config = read_config(folder)
@@ -89,7 +93,9 @@ def export(
     thinker = ThoughtModel(
         loaded.model, loaded.tokenizer, config.thought, config.sampling, gate, delimiters, gates=gates, origin=record
     )
+    card = model_card(folder, {**record, "gate": gate is not None}, repo)
     thinker.save_pretrained(target)
+    (target / CARD).write_text(card, "utf-8")
     return {**record, "gate": gate is not None, "out": str(target), "damaged": damaged}
 
 
@@ -127,10 +133,22 @@ def _gate(weights: dict[str, Tensor]) -> PredictionGate:
 
 
 def export_command(
-    folder: str, out: str, *, exact: bool, untrained: bool, as_json: bool, trust_remote_code: bool = False
+    folder: str,
+    out: str,
+    *,
+    exact: bool,
+    untrained: bool,
+    as_json: bool,
+    trust_remote_code: bool = False,
+    repo: str | None = None,
 ) -> str:
     """What `tfive export` does; returns what to print."""
-    record = export(folder, out, exact=exact, untrained=untrained, trust_remote_code=trust_remote_code)
+    if repo is not None:
+        check_repo(repo)
+    chosen = {"exact": exact, "untrained": untrained, "trust_remote_code": trust_remote_code}
+    record = export(folder, out, repo=repo, **chosen)
+    if repo is not None:
+        record["pushed"] = push(Path(out), repo)
     if as_json:
         return json.dumps(record, ensure_ascii=False)
     gate = "no gate" if not record["gate"] else f"gate after {record['gate_updates']} updates"
@@ -138,6 +156,9 @@ def export_command(
     lines = [*record["damaged"], f"{out}: {actor}, {gate}"]
     if not record["finished"]:
         lines.append(f"the run is not finished; for the trained model go on first: tfive resume {folder}")
+    if repo is not None:
+        lines.append(f"pushed to {record['pushed']}; a repository that was new is private until you change that there")
+    lines.append(f"its model card is {Path(out) / CARD}; look at its thoughts with: tfive play {out}")
     return "\n".join(
         [*lines, f'use it: tfive.ThoughtModel.from_pretrained("{out}"), or plain transformers for the actor']
     )
