@@ -45,7 +45,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("TFIVE_CACHE", str(tmp_path / "cache"))
     # Critics of this size qualify by luck alone; here it only matters that every cell does what it should.
     monkeypatch.setattr(Qualifier, "_criterion", lambda *_: (True, "let through"))
-    settings = [*tiny.OVERRIDES, "text.sequence_length=96", "window.windows=1", f"model.name={small_model(tmp_path)}"]
+    settings = [*tiny.OVERRIDES, "text.sequence_length=48", "window.windows=1", f"model.name={small_model(tmp_path)}"]
     names: dict[str, Any] = {"__name__": "__main__"}
     shown = []
     for cell in cells("code"):

@@ -243,7 +243,12 @@ def test_the_command_without_a_screen(
     model: ThoughtModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(ThoughtModel, "from_pretrained", lambda source: asked.append(source) or model)
+
+    def loaded(source: str) -> ThoughtModel:
+        asked.append(source)
+        return model
+
+    monkeypatch.setattr(ThoughtModel, "from_pretrained", loaded)
     assert _call(["play", "mine", "--text", TEXT]) == 0
     assert "after token" in capsys.readouterr().out
     # Lines of standard input are texts; a bad one does not end it.

@@ -145,7 +145,7 @@ def export_command(
     """What `tfive export` does; returns what to print."""
     if repo is not None:
         check_repo(repo)
-    chosen = {"exact": exact, "untrained": untrained, "trust_remote_code": trust_remote_code}
+    chosen: dict[str, Any] = {"exact": exact, "untrained": untrained, "trust_remote_code": trust_remote_code}
     record = export(folder, out, repo=repo, **chosen)
     if repo is not None:
         record["pushed"] = push(Path(out), repo)
