@@ -25,9 +25,13 @@ def cells(kind: str) -> list[dict[str, Any]]:
 def run_cell(source: str, names: dict[str, Any]) -> Any:
     """Run a cell as a notebook does; returns the value of its last line where that is an expression."""
     tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    last = tree.body[-1]
+    if not isinstance(last, ast.Expr):
+        exec(compile(tree, NOTEBOOK.name, "exec"), names)
+        return None
+    tree.body.pop()
     exec(compile(tree, NOTEBOOK.name, "exec"), names)
-    return None if last is None else eval(compile(ast.Expression(last.value), NOTEBOOK.name, "eval"), names)
+    return eval(compile(ast.Expression(last.value), NOTEBOOK.name, "eval"), names)
 
 
 def small_model(folder: Path) -> Path:
