@@ -33,7 +33,7 @@ train: $(VENV)/run.stamp
 	@$(VENV)/bin/tfive train nano
 
 test: lint
-	@$(VENV)/bin/python -m pytest
+	@$(VENV)/bin/python -m pytest -n 2 --dist loadfile
 	@$(VENV)/bin/python tests/docs_check.py --short
 
 test-min: $(MIN)/test.stamp
