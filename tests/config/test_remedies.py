@@ -168,8 +168,10 @@ _BOUNDS = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
     "text",
     ["a = " + "[" * 3000, "[" + "a." * 3_000 + "a]\nb = 1", "a" * 200_000 + " = 1", "run.seed = " + "9" * 5000,
      "[text.positions]\npattern = 'a{99999999999}'", "text = 3", 'text.cache = "\\u0000"', "window.pilot = inf",
-     "[run]\nseed = 1\n" + "x" * 5000 + " = 2"],
-    ids=["brackets", "tables", "key", "digits", "pattern", "section", "nul", "infinite", "inner-key"],
+     "[run]\nseed = 1\n" + "x" * 5000 + " = 2", '[[text.sources]]\nname = "x"\n' + "a." * 1500 + "b = 1",
+     "a." * 50_000 + "b = 1", '"a" . ' * 50_000 + "b = 1"],
+    ids=["brackets", "tables", "key", "digits", "pattern", "section", "nul", "infinite", "inner-key", "inner-tables",
+         "tower", "quoted-tower"],
 )  # fmt: skip
 def test_a_file_of_nonsense_is_one_short_line(tmp_path: object, text: str) -> None:
     from pathlib import Path

@@ -16,10 +16,9 @@ import pyarrow
 import pyarrow.parquet
 import zstandard
 from hypothesis import strategies as st
-from material import ROLES, document
 
 from fuzz.draw import as_json, as_toml, damaged_bytes, damaged_file, damaged_json, damaged_toml, hostile, words
-from fuzz.world import DECLARATION, ROWS, World, replace
+from fuzz.world import DECLARATION, ROLES, ROWS, World, replace
 from tfive.cli.doctor import find_devices, fit
 from tfive.cli.report import report_command
 from tfive.config.config import Config, presets
@@ -36,7 +35,7 @@ from tfive.text.views import corpus_counts, marked_text
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.export import export
 from tfive.training.start import resume_command
-from tiny import tokenizer
+from tiny import document, tokenizer
 
 Call = Callable[[], Any]
 Case = tuple[Call, object]

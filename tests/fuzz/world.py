@@ -33,6 +33,9 @@ question = "question"
 choices = "choices"
 answer = "answer"
 """
+ROLES = {"train": {"actor": 1.0}, "calibration": {"qualify": 1.0}, "development": {"develop": 1.0}}
+"""Roles of the texts of a corpus."""
+
 ROWS = [{"id": str(n), "question": f"1 + {n}?", "choices": ["1", "2", "3"], "answer": n} for n in range(3)]
 
 

@@ -7,6 +7,7 @@ the run goes on and must end bit for bit where an undisturbed one does. Each ret
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import resource
@@ -17,17 +18,17 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from material import ROLES, document, text_settings, write_jsonl
-
+from fuzz.world import ROLES
 from soak.life import FAILED, FINE, REFUSED, Death, compare, live
 from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.text.corpus import prepare
+from tfive.text.settings import TextSettings
 from tfive.training.checkpoint import POINTS, CheckpointStore
 from tfive.training.export import export
 from tfive.training.loop import CHECKPOINTS
 from tfive.training.recorder import Recorder
-from tiny import tokenizer
+from tiny import document, tokenizer
 
 NOBODY = 65534
 SAID = {FINE: "went through", FAILED: "status 1", REFUSED: "status 2"}
@@ -157,23 +158,32 @@ def clock_set_back(home: Path, config: Config, undisturbed: Path, rng: random.Ra
 def text_that_changes(home: Path, config: Config, undisturbed: Path, rng: random.Random) -> str:
     """A corpus is prepared while its source is replaced again and again by another one."""
     folder = _new(home, "text")
-    versions = [[document(number + 1000 * version) for number in range(80)] for version in range(2)]
-    path = write_jsonl(folder / "source.jsonl", versions[0])
-    others = [write_jsonl(folder / f"{version}.other", texts) for version, texts in enumerate(versions)]
+    folder.mkdir()
+    numbers = (range(80), range(1000, 1080))
+    versions = ["".join(json.dumps({"text": document(one)}) + "\n" for one in some).encode() for some in numbers]
+    path = folder / "source.jsonl"
+    path.write_bytes(versions[0])
     over = threading.Event()
 
     def meddle() -> None:
         drawn = random.Random(rng.randrange(10**9))
         while not over.is_set():
             time.sleep(drawn.uniform(0, 0.02))
-            path.write_bytes(others[drawn.randrange(2)].read_bytes()[: drawn.choice([None, None, 5000])])
+            path.write_bytes(versions[drawn.randrange(2)][: drawn.choice([None, None, 5000])])
 
     meddler = threading.Thread(target=meddle)
     meddler.start()
     outcomes: Counter[str] = Counter()
     try:
         for number in range(10):
-            settings = text_settings([{"name": "a", "path": str(path)}], allow_fewer=True)
+            settings = TextSettings.model_validate(
+                {
+                    "sources": [{"name": "a", "path": str(path)}],
+                    "sequence_length": 32,
+                    "sequences": {"train": 16, "calibration": 4, "development": 4},
+                    "allow_fewer": True,
+                }
+            )
             try:
                 prepare(settings, horizon=3, roles=ROLES, tokenizer=tokenizer(), cache=folder / f"cache-{number}")
                 outcomes["went through"] += 1

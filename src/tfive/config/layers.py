@@ -148,6 +148,12 @@ _HEADER = re.compile(r"^\s*\[{1,2}\s*(?P<name>[^\[\]]+?)\s*\]{1,2}\s*(#.*)?$")
 _ASSIGNMENT = re.compile(r"^\s*(?P<name>[A-Za-z0-9_.\-\"']+)\s*=")
 
 
+MOST_PARTS = 64
+_TOWER = re.compile(
+    rf"""(?<![\w"'-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MOST_PARTS}}}"""
+)  # Python's parser takes a time that grows with the square of the parts of one key: a file of 60 kB, a minute.
+
+
 def key_lines(text: str) -> dict[str, int]:
     """Line number (from 1) at which each dotted key of a TOML text is first written."""
     found: dict[str, int] = {}
@@ -173,6 +179,8 @@ def read_toml(text: str, model: type[Section], name: str, by_line: bool) -> dict
 
 def _parsed(text: str, name: str) -> dict[str, Any]:
     """The tables of a TOML text; whatever the parser cannot take is one line."""
+    if _TOWER.search(text):
+        raise UserError(f"{name}: a name of more than {MOST_PARTS} parts with dots between them; write a shorter one")
     try:
         return tomllib.loads(text)
     except RecursionError as error:
@@ -197,8 +205,8 @@ def read_file(path: Path, model: type[Section]) -> dict[str, Leaf]:
 def top_level_value(path: Path, key: str) -> Any:
     """What a TOML file says of one of its topmost keys, None if nothing or if it cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8")).get(key)
-    except (OSError, ValueError, RecursionError):
+        return _parsed(path.read_text(encoding="utf-8"), str(path)).get(key)
+    except (OSError, ValueError, UserError):
         return None
 
 
@@ -298,7 +306,10 @@ def _short(text: str, limit: int = 80) -> str:
 
 def as_json(leaves: Layer) -> str:
     """The merged leaves as JSON, which pydantic reads strictly: arrays become tuples, strings do not become numbers."""
-    return json.dumps(nest({key: leaf.value for key, leaf in leaves.items()}), default=str)
+    try:
+        return json.dumps(nest({key: leaf.value for key, leaf in leaves.items()}), default=str)
+    except RecursionError as error:
+        raise UserError("a value holds tables nested too deeply to be read; write fewer inside each other") from error
 
 
 def toml_item(value: Any) -> Item:
