@@ -122,6 +122,14 @@ def test_loops_inside_a_headline_keep_their_bars() -> None:
     assert list(report.track(range(2), "again")) == [0, 1]
 
 
+def test_a_window_that_opens_has_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_module, "_resident", lambda: 1_250_000_000)
+    status, method, recorder = a_status(Clock())
+    with recorder.phase("open"):
+        method.window = 1
+        assert status.line().startswith("window 1 of 6, open")
+
+
 def test_thoughts_of_a_whole_run_are_counted_from_its_roles() -> None:
     config = Config.load("nano")
     assert planned_thoughts(config) == 6 * (192 + 96 + 24 + 96 + 48 + 192 + 24 + 6)

@@ -61,7 +61,7 @@ class LiveStatus:
         seconds = recorder.seconds
         phases, since = recorder.now()
         where = "measuring" if phases == "develop" else f"{phases or method.phase}{self._step()}"
-        window = min(method.window + (method.closed and phases != "develop"), self.windows)
+        window = min(method.window + (self._between() and phases != "develop"), self.windows)
         at = f"window {window} of {self.windows}" if window else f"before window 1 of {self.windows}"
         parts = [at, f"{where} ({clock(since)})"]
         rate = (self._thoughts() - self._before) / max(seconds - self._begun, 1e-9)
@@ -90,10 +90,14 @@ class LiveStatus:
 
     def _to_come(self) -> int:
         """Thoughts of this window that are left, and all of later ones."""
-        current = self.method.window + (1 if self.method.closed else 0)
+        current = self.method.window + (1 if self._between() else 0)
         left = thoughts_of_window(self.config, current) - (self._thoughts() - self._at_close)
         this = max(left, 0) if current <= self.windows else 0
         return this + planned_thoughts(self.config, current + 1)
+
+    def _between(self) -> bool:
+        """Whether one window is over and the next has not begun; the number rises inside `open`."""
+        return bool(self.method.closed) and not self.recorder.now()[0].startswith("open")
 
     def _step(self) -> str:
         return f" {self.method.step + 1}" if self.method.step else ""
