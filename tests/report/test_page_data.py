@@ -255,3 +255,18 @@ def test_a_run_and_its_evaluations_share_a_page(tmp_path: Path) -> None:
     assert (page["kind"], page["evaluation"]["models"][0]["name"]) == ("run", "mine")
     with pytest.raises(UserError, match="one run or one study"):
         page_data([folder, begun(tmp_path / "other")])
+
+
+def test_the_page_says_which_texts_its_numbers_are_of(tmp_path: Path) -> None:
+    def measured_on(folder: Path) -> str:
+        return next(one["value"] for one in run_page(folder)["header"] if one["name"] == "measured on")
+
+    finished = run(tmp_path / "done", "t5", 0, 0.2)
+    summary = json.loads((finished / "summary.json").read_text("utf-8"))
+    summary["history"][-1] |= {"items": 6, "texts": 3}
+    summary["test"]["after"] |= {"items": 8, "texts": 4}
+    (finished / "summary.json").write_text(json.dumps(summary), "utf-8")
+    assert measured_on(finished) == "8 places in 4 test texts"
+    del summary["test"]
+    (finished / "summary.json").write_text(json.dumps(summary), "utf-8")
+    assert measured_on(finished) == "6 places in 3 development texts"

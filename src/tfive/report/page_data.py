@@ -195,7 +195,6 @@ def _thinks(record: RunRecord) -> bool:
 
 
 def _header(record: RunRecord) -> list[dict[str, str]]:
-    last = record.history[-1] if record.history else {}
     cost = record.costs.get(max(record.costs, default=0), {})
     sources = record.setting("text.sources", [])
     windows = f"{record.windows} of {record.planned}" if record.planned else str(record.windows)
@@ -209,7 +208,7 @@ def _header(record: RunRecord) -> list[dict[str, str]]:
         _entry("time", "" if seconds is None else _duration(float(seconds))),
         _entry("thought tokens", _count(cost.get("thought_tokens")), "tokens sampled inside thoughts, all roles"),
         _entry("corpus tokens", _count(cost.get("corpus_tokens")), "tokens of every text drawn, all roles"),
-        _entry("measured on", _measured_on(last), "held out from every update"),
+        _entry("measured on", _measured_on(record), "held out from every update"),
         _entry("thoughts", _shape(record)),
         _entry("reading", str(record.summary.get("reading") or record.setting("thought.reading") or "")),
         _entry("seed", str(record.seed)),
@@ -231,8 +230,13 @@ def _study_header(runs: Sequence[Run]) -> list[dict[str, str]]:
     return [one for one in entries if one["value"]]
 
 
-def _measured_on(last: dict[str, Any]) -> str:
-    return f"{last['items']:g} places in {last['texts']:g} texts" if last.get("items") and last.get("texts") else ""
+def _measured_on(record: RunRecord) -> str:
+    """The texts behind the three numbers: test texts once the run is over, development texts until then."""
+    test = record.summary.get("test")
+    last = test["after"] if test else record.history[-1] if record.history else {}
+    if not last.get("items") or not last.get("texts"):
+        return ""
+    return f"{last['items']:g} places in {last['texts']:g} {'test' if test else 'development'} texts"
 
 
 def _shape(record: RunRecord) -> str:

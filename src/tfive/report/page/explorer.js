@@ -310,7 +310,7 @@ class Explorer {
     const head = (name) => [name, "thoughts", term("content_gain"), term("thought_gain"), "share harmed"];
     fill(
       this.where,
-      el("h3", {}, "Where thoughts help and harm"),
+      el("h3", {}, "Where thoughts help and harm (development texts)"),
       el(
         "div",
         { class: "pair" },

@@ -208,6 +208,7 @@ function timelinePart(data) {
       "p",
       { class: "aside" },
       `A window took ${duration(total / timeline.windows.length)} on average, ${duration(total)} in all.`,
+      " Measuring and diagnosing are left out; all seconds stand under Seconds by phase.",
       stride > 1 && ` One window in ${stride} is drawn.`,
     ),
     legend,
