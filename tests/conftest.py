@@ -17,5 +17,7 @@ settings.register_profile(
 )
 settings.load_profile("tfive")
 
-# A shell that starts jobs in the background lets them ignore Ctrl-C; tests of stopping need it as a person has it.
+# Background jobs may ignore Ctrl-C, and nohup a closing terminal; tests of stopping need both as a person has them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -51,7 +51,7 @@ def given_workings_have_places(config: Schema) -> str | None:
     if config.warmstart.source != "given" or config.text.positions.pattern:
         return None
     return (
-        "warmstart.source = given: text.positions.pattern, which workings stand after, is empty; set it, or; use "
+        "warmstart.source = given: text.positions.pattern is empty, so no working has a place; set it, or else; use "
         "warmstart.source = off, warmstart.path = none"
     )
 
