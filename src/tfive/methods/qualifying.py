@@ -52,6 +52,15 @@ class QualifiedMethod(FittedMethod[C]):
         self.updates = dict.fromkeys(CREDITS, 0)
         """Actor updates of the run by where their advantages came from."""
 
+    def standing(self) -> str:
+        """While the actor waits for critics that failed: how many attempts are left."""
+        rule = self.qualifier
+        if self.closed or rule.admitted or not rule.spent:
+            return super().standing()
+        if self.credit == "baseline":
+            return "critics not yet qualified, batch baseline in their place"
+        return f"critics not yet qualified, {max(0, rule.limit - rule.spent)} of {rule.limit} attempts left"
+
     def open(self) -> str | None:
         """A window begins with nothing fitted and nothing tested."""
         self.attempt = self.tests = 0

@@ -236,15 +236,6 @@ class T5(QualifiedMethod[T5Parts]):
             mixed.need("advantage_BRT"),
         )
 
-    def standing(self) -> str:
-        """While the actor waits for critics that failed: how many attempts are left."""
-        rule = self.qualifier
-        if self.closed or rule.admitted or not rule.spent:
-            return super().standing()
-        if self.credit == "baseline":
-            return "critics not yet qualified, batch baseline in their place"
-        return f"critics not yet qualified, {max(0, rule.limit - rule.spent)} of {rule.limit} attempts left"
-
     def _signal_bounds(self) -> SignalBounds | None:
         """|Ã| ≤ K and |h| ≤ K_h where construction enforces them: bounded critics and a bounded mean head.
 
