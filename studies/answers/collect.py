@@ -30,6 +30,7 @@ SETTINGS = (
     "qualify.eta",
     "window.items",
     "window.actor_steps",
+    "sampling.temperature",
     "run.seed",
 )
 """What differs between cells, and what a reader needs to place them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -24,6 +25,8 @@ FINAL = {"anchor.next_token": 0.3, "anchor.answers": True, "anchor.conditioned":
 """The anchors that the comparison uses."""
 EARLIER = "2f32b4f"
 """The commit of the first runs, which had two flaws that the page names; their cells carry it."""
+OWN_LAW, COLD = 1.0, 0.7
+"""Temperatures: thoughts drawn from the policy itself (the settings of `answers.toml`), and those of the first recipe."""
 
 
 def draw(page: str, found: dict[str, Any]) -> str:
@@ -58,10 +61,30 @@ def _anchors(cell: dict[str, Any]) -> dict[str, Any]:
     return {key: cell["settings"][key] for key in FINAL}
 
 
-def compared(found: dict[str, Any], *, earlier: bool = False) -> list[dict[str, Any]]:
-    """The cells with the final anchors, of today's code or of the earlier one, in the order of names and seeds."""
-    cells = [cell for cell in found["cells"] if _anchors(cell) == FINAL and (cell.get("code") == EARLIER) == earlier]
-    return sorted(cells, key=lambda cell: (list(NAMES).index(cell["method"]), cell["settings"]["run.seed"]))
+def compared(found: dict[str, Any], *, earlier: bool = False, temperature: float | None = None) -> list[dict[str, Any]]:
+    """The cells with the final anchors, of today's code or of the earlier one, at one `temperature` or at all, in the
+    order of names and seeds, larger windows first."""
+    cells = [
+        cell
+        for cell in found["cells"]
+        if _anchors(cell) == FINAL
+        and (cell.get("code") == EARLIER) == earlier
+        and temperature in (None, cell["settings"]["sampling.temperature"])
+    ]
+    return sorted(
+        cells,
+        key=lambda cell: (
+            list(NAMES).index(cell["method"]),
+            cell["settings"]["run.seed"],
+            -cell["settings"]["window.items"],
+        ),
+    )
+
+
+def title(cell: dict[str, Any]) -> str:
+    """Method, positions a window and thoughts at each."""
+    settings = cell["settings"]
+    return f"{NAMES[cell['method']]}, {settings['window.items']:,} × {settings['group']}"
 
 
 def _seed(cell: dict[str, Any]) -> str:
@@ -82,24 +105,24 @@ def _points(value: Sequence[float]) -> str:
     return f"{shown[0]} ({shown[1]} … {shown[2]})"
 
 
-def answering(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def answering(found: dict[str, Any], temperature: float) -> dict[str, dict[str, Any]]:
     """Accuracies on the test problems by the name of the model: those before training, then the cells'."""
     models = {STARTS[name]: found["accuracy"][name] for name in STARTS if name in found.get("accuracy", {})}
-    cells = [cell for cell in compared(found) if "accuracy" in cell]
-    return models | {f"{NAMES[cell['method']]}, seed {_seed(cell)}": cell["accuracy"] for cell in cells}
+    cells = [cell for cell in compared(found, temperature=temperature) if "accuracy" in cell]
+    return models | {title(cell): cell["accuracy"] for cell in cells}
 
 
-def accuracy(found: dict[str, Any]) -> str:
+def accuracy(found: dict[str, Any], temperature: float = OWN_LAW) -> str:
     """Right answers to the test problems in per cent, and what the own thought adds, by lines left out."""
     head = ("model", "left out", "answers", "without", "own", "sampled", "another's", "empty", "true working")
     conditions = ("none", "own", "sampled", "other", "empty", "true")
     rows = []
-    for name, model in answering(found).items():
-        for missing, title in MISSING.items():
+    for name, model in answering(found, temperature).items():
+        for missing, words in MISSING.items():
             row = model["results"][missing]
             shares = (_percent(row["accuracy"][one][0]) for one in conditions)
             pairs = (_points(row["difference"][f"own - {other}"]) for other in ("none", "other"))
-            rows.append((name, title.replace("item", "answer"), f"{row['items']:,}", *shares, *pairs))
+            rows.append((name, words.replace("item", "answer"), f"{row['items']:,}", *shares, *pairs))
     return _table((*head, "own − without", "own − another's"), rows)
 
 
@@ -111,47 +134,63 @@ def paired(first: str, second: str) -> list[float]:
     return [mean, mean - 1.96 * error, mean + 1.96 * error]
 
 
-def between(found: dict[str, Any]) -> str:
+def between(found: dict[str, Any], temperature: float = OWN_LAW) -> str:
     """Models against each other on the same answers: after the own thought, without, and after the true working."""
-    models = answering(found)
-    control = next((name for name in models if name.startswith(NAMES["anchor-only"])), None)
+    models = answering(found, temperature)
+    cells = {title(cell): cell for cell in compared(found, temperature=temperature) if "accuracy" in cell}
+    controls = [name for name, cell in cells.items() if cell["method"] == "anchor-only"]
     rows = []
-    for name, model in models.items():
-        if control is None or name == control:
+    for name, cell in cells.items():
+        if cell["method"] == "anchor-only":
             continue
-        first, second = model["verdicts"], models[control]["verdicts"]
-        own = list(zip(first["own"], second["own"]))
-        alone = (str(own.count(("1", "0"))), str(own.count(("0", "1"))))
-        rows.append((name, *(_points(paired(first[one], second[one])) for one in ("own", "none", "true")), *alone))
-    head = ("minus anchors alone", "own thought", "without", "true working", "only it is right", "only the control is")
+        same = [one for one in controls if cells[one]["settings"]["window.items"] == cell["settings"]["window.items"]]
+        rows += [_against(name, other, models) for other in (*(same or controls), STARTS["warm"]) if other in models]
+    head = ("model", "minus", "own thought", "without", "true working", "only the first is right", "only the second is")
     return _table(head, rows)
 
 
-def comparison(found: dict[str, Any]) -> str:
+def _against(name: str, other: str, models: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+    first, second = models[name]["verdicts"], models[other]["verdicts"]
+    own = list(zip(first["own"], second["own"]))
+    alone = (str(own.count(("1", "0"))), str(own.count(("0", "1"))))
+    return name, other, *(_points(paired(first[one], second[one])) for one in ("own", "none", "true")), *alone
+
+
+def comparison(found: dict[str, Any], temperature: float = OWN_LAW) -> str:
     """Test texts of every finished cell of today's code."""
-    head = ("method", "seed", "actor thoughts", "thought gain", "gain against the start", "content gain", "empty")
+    head = (
+        "method, positions × thoughts",
+        "seed",
+        "steps",
+        "actor thoughts",
+        "thought gain",
+        "gain against the start",
+        "content gain",
+        "empty",
+    )
     rows = []
-    for cell in compared(found):
+    for cell in compared(found, temperature=temperature):
         if "test" in cell:
             last = cell["test"]
             gains = (_with_interval(last[key]) for key in ("thought_gain", "gain_vs_base", "content_gain"))
             controls = (signed(last[key][0]) for key in ("empty_gain", "random_gain"))
             mixed = (signed(last[key][0]) for key in ("mixed_gain", "mixed_gain_constant"))
             tail = (f"{last['no_thought_loss'][0]:.3f}", *mixed, f"{last['mean_thought_length']:.0f}")
-            thoughts = f"{cell['measured'][-1]['actor_thoughts']:,}"
-            rows.append((NAMES[cell["method"]], _seed(cell), thoughts, *gains, *controls, *tail))
+            end = cell["measured"][-1]
+            spent = (str(end["steps"]), f"{end['actor_thoughts']:,}")
+            rows.append((title(cell), _seed(cell), *spent, *gains, *controls, *tail))
     return _table(
         (*head, "random tokens", "loss without", "mixed gain", "constant gate", "tokens of a thought"),
         rows,
     )
 
 
-def course(found: dict[str, Any]) -> str:
-    """Every measurement of today's cells on development texts."""
-    cells = compared(found)
+def course(found: dict[str, Any], temperature: float = OWN_LAW) -> str:
+    """Every measurement of today's cells on development texts, those that broke off included."""
+    cells = [cell for cell in compared(found, temperature=temperature) if cell["measured"][-1]["window"]]
     windows = sorted({one["window"] for cell in cells for one in cell["measured"]})
     rows = []
-    for measure, title in (
+    for measure, words in (
         ("thought_gain", "thought gain"),
         ("gain_vs_base", "gain against the start"),
         ("no_thought_loss", "loss without a thought"),
@@ -160,8 +199,8 @@ def course(found: dict[str, Any]) -> str:
             at = {one["window"]: one[measure][0] for one in cell["measured"]}
             form = "{:.3f}".format if measure == "no_thought_loss" else signed
             values = tuple(form(at[window]) if window in at else "–" for window in windows)
-            rows.append((title, NAMES[cell["method"]], _seed(cell), *values))
-    return _table(("", "method", "seed", *(f"window {window}" for window in windows)), rows)
+            rows.append((words, title(cell), _seed(cell), *values))
+    return _table(("", "method, positions × thoughts", "seed", *(f"window {window}" for window in windows)), rows)
 
 
 def earlier(found: dict[str, Any]) -> str:
@@ -218,5 +257,7 @@ def critics(found: dict[str, Any]) -> str:
 
 TABLES = {
     "headroom": headroom, "accuracy": accuracy, "between": between, "comparison": comparison, "course": course,
+    "accuracy_cold": partial(accuracy, temperature=COLD), "between_cold": partial(between, temperature=COLD),
+    "comparison_cold": partial(comparison, temperature=COLD), "course_cold": partial(course, temperature=COLD),
     "earlier": earlier, "critics": critics, "every": every,
 }  # fmt: skip

@@ -188,11 +188,25 @@ def test_the_page_shows_the_committed_results() -> None:
     found = json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))
     assert set(re.findall(r"<!-- table: (\w+) -->", page)) == set(tables.TABLES)
     assert tables.draw(page, found) == page
-    answering = tables.answering(found)
+    answering = tables.answering(found, tables.OWN_LAW)
     shares = {name: model["results"]["every"]["accuracy"] for name, model in answering.items()}
     readme = (ROOT / "README.md").read_text("utf-8")
-    for name, other in (("GRPO, seed 2", "none"), ("GRPO, seed 2", "own"), ("anchors alone, seed 2", "own")):
+    trained, control, start = "T⁵, 2,048 × 1", "anchors alone, 2,048 × 1", "after the warm start"
+    for name, other in ((trained, "none"), (trained, "own"), (control, "own"), (start, "own")):
         assert f"{100 * shares[name][other][0]:.1f} %" in readme, (name, other)
+
+
+def test_each_method_is_held_against_the_control_with_the_same_positions() -> None:
+    tables = scripts.script("studies/answers/tables.py")
+    found = json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))
+    rows = [line.split(" | ")[:2] for line in tables.between(found).splitlines()[2:]]
+    pairs = {(first.removeprefix("| "), second) for first, second in rows}
+    assert ("T⁵, 2,048 × 1", "anchors alone, 2,048 × 1") in pairs
+    assert ("GRPO, 256 × 8", "anchors alone, 256 × 1") in pairs
+    assert ("T⁵, 2,048 × 1", "anchors alone, 256 × 1") not in pairs
+    # No control of the first recipe had GRPO's positions: the one there is stands in.
+    cold = tables.between(found, tables.COLD)
+    assert "| GRPO, 192 × 8 | anchors alone, 768 × 1 |" in cold
 
 
 def test_models_are_paired_answer_by_answer() -> None:
