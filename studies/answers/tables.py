@@ -26,7 +26,7 @@ FINAL = {"anchor.next_token": 0.3, "anchor.answers": True, "anchor.conditioned":
 EARLIER = "2f32b4f"
 """The commit of the first runs, which had two flaws that the page names; their cells carry it."""
 OWN_LAW, COLD = 1.0, 0.7
-"""Temperatures: thoughts drawn from the policy itself (the settings of `answers.toml`), and those of the first recipe."""
+"""Temperatures: thoughts drawn from the policy itself (as `answers.toml` has it), and those of the first recipe."""
 
 
 def draw(page: str, found: dict[str, Any]) -> str:
@@ -158,16 +158,7 @@ def _against(name: str, other: str, models: dict[str, dict[str, Any]]) -> tuple[
 
 def comparison(found: dict[str, Any], temperature: float = OWN_LAW) -> str:
     """Test texts of every finished cell of today's code."""
-    head = (
-        "method, positions × thoughts",
-        "seed",
-        "steps",
-        "actor thoughts",
-        "thought gain",
-        "gain against the start",
-        "content gain",
-        "empty",
-    )
+    head = ("method, positions × thoughts", "seed", "steps", "actor thoughts", "thought gain", "gain against the start")
     rows = []
     for cell in compared(found, temperature=temperature):
         if "test" in cell:
@@ -180,9 +171,10 @@ def comparison(found: dict[str, Any], temperature: float = OWN_LAW) -> str:
             spent = (str(end["steps"]), f"{end['actor_thoughts']:,}")
             rows.append((title(cell), _seed(cell), *spent, *gains, *controls, *tail))
     return _table(
-        (*head, "random tokens", "loss without", "mixed gain", "constant gate", "tokens of a thought"),
+        (*head, "content gain", "empty", "random tokens", "loss without", "mixed gain", "constant gate",
+         "tokens of a thought"),
         rows,
-    )
+    )  # fmt: skip
 
 
 def course(found: dict[str, Any], temperature: float = OWN_LAW) -> str:
