@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tfive import rng
+from tfive.distributed.pieces import Sharding
 from tfive.errors import RunFailed
 from tfive.rl.losses import (
     Aggregate,
@@ -31,6 +32,7 @@ from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.forward import Centring, TreeModel
+from tfive.tree.gated import GATES
 from tfive.tree.layout import ThoughtPlan
 from tfive.tree.outputs import PolicyOutput
 from tfive.tree.settings import SamplingSettings
@@ -82,12 +84,17 @@ class Actor:
         parity: bool = False,
         patience: int = 3,
         centre: SamplingSettings | None = None,
+        shards: Sharding | None = None,
     ) -> None:
         """`parity`: ratios one text at a time, as in parity sampling. `patience`: how many skipped updates in a row end
-        the run. `centre`: the sampling law for score centring, which needs a second copy of the weights."""
-        self.engine, self.optimizer = engine, optimizer
+        the run. `centre`: the sampling law for score centring, which needs a second copy of the weights. `shards`: where
+        the weights of `engine` are trained in shards, and it is their whole copy."""
+        self.engine, self.optimizer, self.shards = engine, optimizer, shards
         self.reader = under(engine, replace(engine.plan, group=1))
         """The same weights with one thought a position, whatever the group: for anchors, gate and measurements."""
+        self.trained = engine if shards is None else _in_shards(engine, shards)
+        """What passes with gradients go through."""
+        self.trained_reader = under(self.trained, self.reader.plan)
         self.settings, self.ratio, self.anchor = actor, ratio, anchor
         self.seed, self.rows, self.parity, self.patience = seed, rows, parity, patience
         self.skipped = 0
@@ -149,10 +156,12 @@ class Actor:
     def _one_update(self, trajectories: Trajectories, policy: bool, aggregate: Aggregate) -> tuple[Sums, StepReport]:
         """Policy and anchors as one loss."""
         if policy and self._one_pass:
-            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=True)
+            sums = self._backward(self.trained, trajectories, aggregate=aggregate, anchored=True)
         else:
-            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=False) if policy else Sums()
-            anchors = self._backward(self.reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
+            sums = self._backward(self.trained, trajectories, aggregate=aggregate, anchored=False) if policy else Sums()
+            anchors = self._backward(
+                self.trained_reader, self._first_thoughts(trajectories), aggregate=None, anchored=True
+            )
             sums = replace(sums, text=anchors.text, conditioned=anchors.conditioned)
         return sums, self._applied(sums)
 
@@ -161,9 +170,9 @@ class Actor:
         one."""
         sums, report = Sums(), None
         if policy:
-            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=False)
+            sums = self._backward(self.trained, trajectories, aggregate=aggregate, anchored=False)
             report = self._applied(sums, counted=False)
-        anchors = self._backward(self.reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
+        anchors = self._backward(self.trained_reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
         with self.optimizer.apart(self.anchor.lr or self.optimizer.lr):
             own = self._applied(anchors)
         sums = replace(sums, text=anchors.text, conditioned=anchors.conditioned)
@@ -201,7 +210,8 @@ class Actor:
         text_total, after_total = (max(count, 1) for count in counts)
         sums, text_sum, after_sum = dict(NO_TERMS), 0.0, 0.0
         for some in _parts(trajectories, self.rows):
-            output = self._read(engine, some, weights, acting)
+            read = partial(self._read, engine, some, weights, acting)
+            output = read() if self.shards is None else self.shards.run(read)
             loss = torch.zeros((), device=engine.device)
             if aggregate is not None:
                 terms, own = self._policy_loss(some, output, aggregate)
@@ -312,6 +322,12 @@ def under(engine: TreeModel, plan: ThoughtPlan) -> TreeModel:
     if plan == engine.plan:
         return engine
     return TreeModel(engine.model, plan, engine.engine, engine.delimiters, engine.gates)
+
+
+def _in_shards(engine: TreeModel, shards: Sharding) -> TreeModel:
+    """The same engine over the sharded weights."""
+    delimiters, gates = shards.beside.get("delimiters"), shards.beside.get(GATES.removesuffix("."))
+    return TreeModel(shards.model, engine.plan, engine.engine, delimiters, gates)
 
 
 def _centring(engine: TreeModel, ratio: RatioSettings, law: SamplingSettings) -> Centring:
