@@ -4,8 +4,8 @@
 together in compute precision when a pass needs it and freed after, and gradients arrive summed, each process's own
 rows of them. Sampling and scoring do without gathering: they read a whole copy, refreshed in place after every update,
 so that whatever remembers where its weights lie (captured graphs, fused kernels) stays right. And since that copy is
-there, passes with gradients gather their blocks out of it: weights travel between processes once an update, however many
-passes it takes.
+there, passes with gradients gather their blocks out of it: weights travel between processes once an update, however
+many passes it takes.
 
 What was learned about `fully_shard`, and is held here: tied weights and everything else outside the blocks stay in the
 root's group; the engine calls parts of a model without its forward, so passes run inside the forward of a root of ours;
@@ -161,7 +161,7 @@ class Shards:
             for target, module, attribute in weights:
                 target.copy_(getattr(module, attribute))
             unit.reshard()
-            gather.fresh = gather.order_known
+            gather.fresh = bool(gather.order_known)
 
     @torch.no_grad()
     def take(self) -> None:

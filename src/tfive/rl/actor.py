@@ -87,8 +87,8 @@ class Actor:
         shards: Sharding | None = None,
     ) -> None:
         """`parity`: ratios one text at a time, as in parity sampling. `patience`: how many skipped updates in a row end
-        the run. `centre`: the sampling law for score centring, which needs a second copy of the weights. `shards`: where
-        the weights of `engine` are trained in shards, and it is their whole copy."""
+        the run. `centre`: the sampling law for score centring, which needs a second copy of the weights. `shards`:
+        where the weights are trained in shards, of which `engine` is the whole copy."""
         self.engine, self.optimizer, self.shards = engine, optimizer, shards
         self.reader = under(engine, replace(engine.plan, group=1))
         """The same weights with one thought a position, whatever the group: for anchors, gate and measurements."""
