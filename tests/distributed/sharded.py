@@ -32,11 +32,6 @@ LEARNED = replace(PLAN, learned=True, gated=True)
 OPTIONS: dict[str, Any] = {"lr": 3e-4, "weight_decay": 0.1, "lr_multipliers": {"reading_gates.": 5.0}}
 
 
-def blocks(model: Any) -> list[str]:
-    found = Backbone(model).blocks
-    return [name for name, module in model.named_modules() if any(module is block for block in found)]
-
-
 @dataclass
 class Trained:
     """An engine with its optimizer, whole or in shards."""
@@ -85,7 +80,7 @@ def trained(
         named += [(f"{name}.{n}", p) for name, module in beside.items() for n, p in module.named_parameters()]
         return Trained(engine, engine, MasterOptimizer(named, **(OPTIONS | own)))
     precision = {"trained_in": wide} if not stochastic else {}
-    held = Shards(model, blocks(model), mesh, beside=beside, **precision)
+    held = Shards(model, engine.backbone.block_names, mesh, beside=beside, **precision)
     through = TreeModel(held.model, plan, options, held.beside.get("delimiters"), held.beside.get("reading_gates"))
     optimizer = MasterOptimizer(held.named_parameters(), shards=held, **(OPTIONS | own))
     return Trained(engine, through, optimizer, held)
@@ -154,8 +149,8 @@ def exactness(world: World) -> dict[str, Any]:
     found["pointers stay"] = pointers(tied) == before
     again = EngineOptions(activation_checkpointing=True)
     untied = [trained(gpt2(tied=False), held, options=again) for held in (None, mesh)]
-    found["untied, recomputed"] = course(world, *untied)
-    found["delimiters and gates"] = course(world, *(trained(gpt2(), held, LEARNED) for held in (None, mesh)))
+    found["untied, recomputed"] = course(world, untied[0], untied[1])
+    found["delimiters and gates"] = course(world, trained(gpt2(), None, LEARNED), trained(gpt2(), mesh, LEARNED))
     if world.size == 4:
         found["two by two"] = course(world, trained(gpt2()), trained(gpt2(), shard_mesh("cpu", 4, 2)))
     sharded = trained(llama(blocks=2), mesh)
@@ -175,7 +170,7 @@ def precisions(world: World) -> dict[str, Any]:
         losses = [[side.backward(0, 3), side.backward(3, 8), _stepped(side)] for side in (whole, one) for _ in range(2)]
         found[f"{name} alone"] = losses[:2] == losses[2:] and apart(weights(whole), weights(one)) == 0.0
         found[f"{name} masters"] = apart(whole.optimizer.masters(), one.optimizer.masters())
-    own = {"bf16_update": "stochastic", "seed": 5}
+    own: dict[str, Any] = {"bf16_update": "stochastic", "seed": 5}
     whole = trained(llama(torch.bfloat16), **own)
     sharded = trained(llama(torch.bfloat16), shard_mesh("cpu", world.size), **own)
     for _ in range(2):
@@ -208,7 +203,8 @@ def restored(one: Trained, model: dict[str, Tensor], state: dict[str, Any]) -> N
 
 def states(world: World) -> dict[str, Any]:
     """States go from shards to a whole optimizer and back, pending gradients and moments apart included."""
-    mesh, found = shard_mesh("cpu", world.size), {}
+    mesh = shard_mesh("cpu", world.size)
+    found: dict[str, Any] = {}
     for name, dtype in {"float64": torch.float64, "bfloat16": torch.bfloat16}.items():
         sharded = trained(llama(dtype), mesh)
         for lr in (1e-3, 3e-3):
@@ -239,8 +235,8 @@ def states(world: World) -> dict[str, Any]:
 
 def traps(world: World) -> dict[str, Any]:
     """What a sharded model must not break: copies, sampling, inference mode, critics on the base, a lone bad rank."""
-    mesh, found = shard_mesh("cpu", world.size), {}
-    base = llama()
+    mesh = shard_mesh("cpu", world.size)
+    found: dict[str, Any] = {}
     sharded = trained(llama(), mesh, LEARNED)
     calls = _counted()
     with torch.inference_mode():
@@ -256,7 +252,7 @@ def traps(world: World) -> dict[str, Any]:
     found["pass"] = calls()
     sharded.optimizer.step()
     found["update"] = calls()
-    found["units"] = len(blocks(base)) + 3
+    found["units"] = sharded.engine.block_count + 3
     before = weights(sharded)
     sharded.backward(rows.start, rows.stop, weight=float("nan") if world.rank == world.size - 1 else 1.0)
     report = sharded.optimizer.step()
@@ -268,7 +264,7 @@ def traps(world: World) -> dict[str, Any]:
 def _mixed(mesh: DeviceMesh) -> None:
     model = llama(torch.bfloat16)
     model.lm_head.weight.data = model.lm_head.weight.data.float()
-    Shards(model, blocks(model), mesh, trained_in=wide)
+    Shards(model, Backbone(model).block_names, mesh, trained_in=wide)
 
 
 def _said(call: Callable[[], Any]) -> str:
