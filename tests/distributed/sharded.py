@@ -193,7 +193,7 @@ def whole_state(one: Trained) -> dict[str, Any]:
         for key, value in entry.items():
             if isinstance(value, Piece):
                 assert one.shards is not None
-                entry[key] = one.shards.gathered(name, value.rows)
+                entry[key] = one.shards.gathered(name, value.local)
     return state
 
 
