@@ -31,13 +31,13 @@ class Heard(Silent):
         self.events.append(f"{window} {what}: {_rounded(detail)}")
 
 
-def course(world: World, folder: str, overrides: list[str], windows: int = 2) -> dict[str, Any]:
+def course(world: World, folder: str, overrides: list[str], name: str = "course", windows: int = 2) -> dict[str, Any]:
     """What a run of so many windows came to, measured on the way."""
     config = configure(Path(folder), *overrides, f"window.windows={windows}")
     heard, thoughts = Heard(), _Thoughts()
     loaded = _exact(config)
     corpus = corpus_of(config, loaded=loaded)
-    warmed = warm_start(config, loaded, corpus, heard, Path(folder) / f"warm-{world.size}-{world.rank}", world)
+    warmed = warm_start(config, loaded, corpus, heard, Path(folder) / f"{name}-{world.size}", world)
     assembly = build(config, loaded, corpus, heard, warmed, world)
     _exact_heads(assembly)
     thoughts.listen(assembly)
@@ -136,3 +136,8 @@ def _leaves(value: Any, path: str = "") -> dict[str, float]:
 def _rounded(detail: str) -> str:
     """An event as it was said."""
     return detail
+
+
+def courses(world: World, folder: str, cases: dict[str, list[str]]) -> dict[str, Any]:
+    """`course` for every case."""
+    return {name: course(world, folder, overrides, name) for name, overrides in cases.items()}
