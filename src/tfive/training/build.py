@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from tfive.config.config import Config
 from tfive.distributed.world import SINGLE, World
@@ -18,7 +20,7 @@ from tfive.rl.critic import FrozenBase, build_pair
 from tfive.rl.critic_files import load_critics
 from tfive.rl.critics import Critics
 from tfive.rl.gate import Gate
-from tfive.rl.optimizer import MasterOptimizer
+from tfive.rl.optimizer import MasterOptimizer, wide
 from tfive.rl.roles import MEASURED, Ledger
 from tfive.rl.rollout import Rollout
 from tfive.rl.snapshots import Snapshots
@@ -164,16 +166,20 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart 
     if warmed is not None and gates is not None and warmed.gates is not None:
         gates.load_state_dict(warmed.gates)
     engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
+    beside = {"delimiters": delimiters, GATES.removesuffix("."): gates}
+    small = {name: module for name, module in beside.items() if module is not None}
     named = list(model.named_parameters())
-    if delimiters is not None:
-        named += [(f"delimiters.{name}", parameter) for name, parameter in delimiters.named_parameters()]
-    if gates is not None:
-        named += [(f"{GATES}{name}", parameter) for name, parameter in gates.named_parameters()]
+    for prefix, module in small.items():
+        named += [(f"{prefix}.{name}", parameter) for name, parameter in module.named_parameters()]
+    shards = None
+    if world.size > 1 and config.distributed.shard != 1:
+        shards = _shards(config, engine, small, world)
+        named = shards.named_parameters()
     total = config.window.windows * config.window.actor_steps
     settings = config.optimizer.model_dump(exclude={"gate_lr"})
     rates = {GATES: config.optimizer.gate_lr / config.optimizer.lr}
     optimizer = MasterOptimizer(
-        named, total_steps=total, seed=config.run.seed, lr_multipliers=rates, world=world, **settings
+        named, total_steps=total, seed=config.run.seed, lr_multipliers=rates, world=world, shards=shards, **settings
     )
     return Actor(
         engine,
@@ -187,6 +193,22 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart 
         parity=config.sampling.parity,
         centre=config.sampling if config.calibration.score_centering else None,
         world=world,
+        shards=shards,
+    )
+
+
+def _shards(config: Config, engine: TreeModel, beside: Mapping[str, nn.Module], world: World) -> Any:
+    """The actor's weights in shards, of which the engine's become the whole copy."""
+    # Imported where it is needed: a run without shards never loads FSDP.
+    from tfive.distributed.shards import Shards, shard_mesh
+
+    stochastic = config.optimizer.bf16_update == "stochastic"
+    return Shards(
+        engine.model,
+        engine.backbone.block_names,
+        shard_mesh(engine.device.type, world.size, config.distributed.shard),
+        beside=beside,
+        trained_in=(lambda dtype: dtype) if stochastic else wide,
     )
 
 

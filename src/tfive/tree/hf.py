@@ -112,6 +112,11 @@ class Backbone:
         return list(found[0])
 
     @property
+    def block_names(self) -> list[str]:
+        """The blocks as the model's modules are named."""
+        return [name for name, module in self.model.named_modules() if any(module is block for block in self.blocks)]
+
+    @property
     def embedding(self) -> nn.Module:
         """The input embedding, scaling of its own included."""
         return self.base.get_input_embeddings()
