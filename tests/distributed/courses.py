@@ -104,7 +104,8 @@ def _listen(optimizer: MasterOptimizer, kept: list[list[float]]) -> None:
 
     def heard() -> None:
         add()
-        kept.append(_sums(gradient for _, gradient in optimizer.gradients()))
+        whole, found = optimizer.shards, list(optimizer.gradients())
+        kept.append(_sums(one if whole is None else whole.gathered(name, one) for name, one in found))
 
     optimizer._sum_over_processes = heard  # type: ignore[method-assign]
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tfive.config.config import Config
+from tfive.distributed.roles import fitters
 from tfive.distributed.world import SINGLE, World
 from tfive.inference.thought_model import plan_for
 from tfive.methods.method import Kit, Method
@@ -155,7 +156,8 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan, world: World) -> Cr
         load_critics(config.critic.start, own)
     base = FrozenBase(frozen, plan, config.critic, config.engine.options())
     rows = config.run.texts_per_pass
-    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows, world=world)
+    by = fitters(config.distributed.profile, world, count)
+    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows, world=world, fitters=by)
 
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None, world: World) -> Actor:
