@@ -15,7 +15,8 @@ from tfive.models.load import Loaded, load_model
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import Silent
-from tfive.training.build import Assembly, build
+from tfive.training import build
+from tfive.training.build import Assembly
 from tfive.training.corpus import corpus_of
 from tfive.training.warmstart import warm_start
 from tiny import configure
@@ -38,8 +39,7 @@ def course(world: World, folder: str, overrides: list[str], name: str = "course"
     loaded = _exact(config)
     corpus = corpus_of(config, loaded=loaded)
     warmed = warm_start(config, loaded, corpus, heard, Path(folder) / f"{name}-{world.size}", world)
-    assembly = build(config, loaded, corpus, heard, warmed, world)
-    _exact_heads(assembly)
+    assembly = _exactly_built(config, loaded, corpus, heard, warmed, world)
     thoughts.listen(assembly)
     gradients = _gradients(assembly)
     method, phases, reports = assembly.method, [], []
@@ -67,9 +67,18 @@ def _exact(config: Config) -> Loaded:
     return loaded
 
 
-def _exact_heads(assembly: Assembly) -> None:
-    for critic in assembly.critics.critics if assembly.critics is not None else ():
-        critic.double()
+def _exactly_built(*given: Any) -> Assembly:
+    """What `build` makes, with critics whose heads are float64 like everything else."""
+    pair = build.build_pair
+
+    def exact(*arguments: Any, **named: Any) -> Any:
+        return [critic.double() for critic in pair(*arguments, **named)]
+
+    build.build_pair = exact
+    try:
+        return build.build(*given)
+    finally:
+        build.build_pair = pair
 
 
 class _Thoughts:

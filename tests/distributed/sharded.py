@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import courses
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,6 +21,7 @@ from tfive.distributed.world import World
 from tfive.errors import UserError
 from tfive.rl.optimizer import MasterOptimizer, StepReport, wide
 from tfive.rl.teacher import Teacher
+from tfive.training import build
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.forward import TreeModel
 from tfive.tree.gated import ReadingGates
@@ -73,14 +75,13 @@ def trained(
     model: Any, mesh: DeviceMesh | None = None, plan: Any = PLAN, options: EngineOptions | None = None, **own: Any
 ) -> Trained:
     beside = extras(model, plan)
-    stochastic = own.get("bf16_update") == "stochastic"
     engine = TreeModel(model, plan, options, beside.get("delimiters"), beside.get("reading_gates"))
     if mesh is None:
         named = list(model.named_parameters())
         named += [(f"{name}.{n}", p) for name, module in beside.items() for n, p in module.named_parameters()]
         return Trained(engine, engine, MasterOptimizer(named, **(OPTIONS | own)))
-    precision = {"trained_in": wide} if not stochastic else {}
-    held = Shards(model, engine.backbone.block_names, mesh, beside=beside, **precision)
+    trained_in = (lambda dtype: dtype) if own.get("bf16_update") == "stochastic" else wide
+    held = Shards(model, engine.backbone.block_names, mesh, beside=beside, trained_in=trained_in)
     through = TreeModel(held.model, plan, options, held.beside.get("delimiters"), held.beside.get("reading_gates"))
     optimizer = MasterOptimizer(held.named_parameters(), shards=held, **(OPTIONS | own))
     return Trained(engine, through, optimizer, held)
@@ -295,3 +296,14 @@ def _counted() -> Callable[[], int]:
 def everything(world: World) -> dict[str, Any]:
     """All of it in one world, since starting one takes seconds."""
     return {"precisions": precisions(world), "states": states(world), "traps": traps(world)}
+
+
+def run_of(world: World, folder: str, overrides: list[str], windows: int = 1) -> dict[str, Any]:
+    """A course of a whole run (`courses.course`) whose critics compute in float64 before they are sharded."""
+    pair = build.build_pair
+
+    def exact(*given: Any, **named: Any) -> Any:
+        return [critic.double() for critic in pair(*given, **named)]
+
+    build.build_pair = exact
+    return courses.course(world, folder, overrides, windows=windows)

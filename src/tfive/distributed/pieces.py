@@ -35,6 +35,9 @@ class Sharding(Protocol):
     beside: dict[str, Any]
     """Small modules beside it, by name."""
 
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """The weights in pieces, named as those of the whole copy."""
+
     def run(self, forward: Callable[[], Result]) -> Result:
         """What a pass through `model` gives, with gradients to the pieces; `backward` must follow."""
 

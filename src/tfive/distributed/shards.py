@@ -66,34 +66,41 @@ class Shards:
         mesh: DeviceMesh,
         *,
         beside: Mapping[str, nn.Module] | None = None,
+        name: str = "",
         trained_in: Callable[[torch.dtype], torch.dtype] = lambda dtype: dtype,
     ) -> None:
         """`whole` and the modules `beside` it become the copy that computes without gradients; shards are made of a
         copy of them. `blocks` names the modules that are gathered one at a time; `trained_in` gives the precision in
-        which weights are trained from that in which they compute."""
+        which weights are trained from that in which they compute. `name` stands before the names of `whole`'s
+        weights, as those of the modules beside it before theirs."""
         self.mesh, self._trained_in, others = mesh, trained_in, dict(beside or {})
+        self._prefix = f"{name}." if name else ""
         self._group = mesh.get_group(SHARD)
         self._ways, self._rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         self._writes = REPLICATE not in (mesh.mesh_dim_names or ()) or mesh.get_local_rank(REPLICATE) == 0
-        self._whole = dict(whole.named_parameters())
-        for name, module in others.items():
-            self._whole |= {f"{name}.{own}": parameter for own, parameter in module.named_parameters()}
+        self._whole = self._named(whole, others)
         policy = _policy(_one_precision(whole), trained_in)
         self.model: Any = copy.deepcopy(whole)
         self.beside: dict[str, Any] = {name: copy.deepcopy(module) for name, module in others.items()}
         for parameter in self._whole.values():
             parameter.requires_grad_(False)
         # A block at a time is widened and sharded, so that no second whole set of weights is ever in memory.
-        units = {f"{name}.": self._unit(self.model.get_submodule(name), policy) for name in blocks}
-        for name, module in self.beside.items():
-            units[f"{name}."] = self._unit(module, _policy(_one_precision(module), trained_in))
+        units = {f"{self._prefix}{block}.": self._unit(self.model.get_submodule(block), policy) for block in blocks}
+        for other, module in self.beside.items():
+            units[f"{other}."] = self._unit(module, _policy(_one_precision(module), trained_in))
         self._root = self._unit(_Root(self.model, self.beside), policy)
         self._units = self._by_unit({**units, "": self._root})
         self._gathers = [_Gather([target for target, _, _ in weights], self._ways) for _, weights in self._units]
         for (unit, _), gather in zip(self._units, self._gathers):
             unit.set_custom_all_gather(gather)
-        self._parameters = dict(self._root.own_names())
+        self._parameters = self._named(self.model, self.beside)
         self.refresh()
+
+    def _named(self, model: nn.Module, beside: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+        found = {self._prefix + own: parameter for own, parameter in model.named_parameters()}
+        for other, module in beside.items():
+            found |= {f"{other}.{own}": parameter for own, parameter in module.named_parameters()}
+        return found
 
     def _unit(self, module: nn.Module, policy: MixedPrecisionPolicy) -> Any:
         for parameter in module.parameters():
@@ -112,8 +119,14 @@ class Shards:
         for name, target in self._whole.items():
             prefix = next(one for one in longest if name.startswith(one))
             path, _, attribute = name.rpartition(".")
-            found[prefix].append((target, self._root.named(path), attribute))
-        return [(units[prefix], weights) for prefix, weights in found.items()]
+            other, _, inside = path.partition(".")
+            module = self.beside[other].get_submodule(inside) if other in self.beside else self._inside(path)
+            found[prefix].append((target, module, attribute))
+        return [(units[prefix], weights) for prefix, weights in found.items() if weights]
+
+    def _inside(self, path: str) -> nn.Module:
+        module: nn.Module = self.model.get_submodule(f"{path}.".removeprefix(self._prefix).removesuffix("."))
+        return module
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The sharded weights, named as those of the whole copy."""
@@ -228,14 +241,6 @@ class _Root(nn.Module):
             # Nothing calls their forward, which would gather them; the end of the backward pass frees them.
             module.unshard()  # type: ignore[operator]
         return call()
-
-    def own_names(self) -> list[tuple[str, nn.Parameter]]:
-        return [*self.model.named_parameters(), *self.beside.named_parameters()]
-
-    def named(self, path: str) -> nn.Module:
-        """The module of that name, in the model or beside it."""
-        first = path.partition(".")[0]
-        return (self.beside if first in self.beside else self.model).get_submodule(path)
 
 
 def _one_precision(module: nn.Module) -> torch.dtype:

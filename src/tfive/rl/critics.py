@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from tfive import rng
+from tfive.distributed.pieces import Sharding
 from tfive.distributed.roles import Fitter
 from tfive.distributed.transfer import transferred
 from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed
-from tfive.rl.critic import BaseActivations, Critic, FrozenBase
+from tfive.rl.critic import BaseActivations, Critic, CriticOutput, FrozenBase
 from tfive.rl.gae import adaptive_gae
 from tfive.rl.losses import clipped_value_loss, expectile_value_loss, squared_value_loss
 from tfive.rl.optimizer import MasterOptimizer
@@ -52,27 +53,32 @@ class Critics:
         rows: int,
         world: World = SINGLE,
         fitters: Sequence[Fitter] | None = None,
+        shards: Sequence[Sharding] = (),
     ) -> None:
         """`world`: the processes that read a share of the texts each; `fitters` says which of them fit which critic,
-        all of them unless it is given."""
-        self.world = world
+        all of them unless it is given. `shards`: of each critic, where all fit all and the weights are trained in
+        shards of which `critics` are the whole copies."""
+        self.world, self.shards = world, tuple(shards)
         self.fitters = fitters or [Fitter(world, alone=False) for _ in critics]
         self.base, self.critics, self.settings = base, tuple(critics), settings
         self.alpha, self.seed, self.rows = alpha, seed, rows
         self.head_passes = 0 if settings.adapt == "head" else settings.head_passes
         """Passes of the value-head warm-up; 0 if only heads are trained anyway."""
         self.head_only = self.head_passes > 0
-        self.optimizers = [self._optimizer(critic, by.world or SINGLE) for critic, by in zip(critics, self.fitters)]
+        self.trained = [own.over(held.model, held.beside["head"]) for own, held in zip(critics, shards)]
+        self.optimizers = [self._optimizer(number) for number in range(len(critics))]
         self._read: tuple[TextBatch, Thoughts, World, list[BaseActivations]] | None = None
 
-    def _optimizer(self, critic: Critic, world: World) -> MasterOptimizer:
+    def _optimizer(self, number: int) -> MasterOptimizer:
+        held = self.shards[number] if self.shards else None
         head = self.settings.head_lr / self.settings.lr
         return MasterOptimizer(
-            critic.trainable(),
+            self.critics[number].trainable() if held is None else held.named_parameters(),
             lr=self.settings.lr,
             lr_multipliers={"head.": head},
             seed=self.seed,
-            world=world,
+            world=self.fitters[number].world or SINGLE,
+            shards=held,
         )
 
     def unfreeze(self) -> None:
@@ -161,19 +167,19 @@ class Critics:
         warmup: bool,
     ) -> dict[str, float]:
         """One critic's updates by the processes of `world`: its mean loss, and whether every gradient was finite."""
-        size, held, shared = self.rows, world.share(len(trajectories.texts.tokens_BS)), self.shared(trajectories, world)
-        seen, losses = 0, list[list[float]]()
+        texts, shared = len(trajectories.texts.tokens_BS), self.shared(trajectories, world)
+        first, seen, losses = world.computed(texts).start, 0, list[list[float]]()
         for chosen in steps:
             own = chosen[self._sees(critic, trajectories, chosen).cpu()]
             count = int(trajectories.mask_BRT[own].sum())
             if not count:
                 continue
-            mine = own[(own >= held.start) & (own < held.stop)]
-            for rows in mine.split(size) if len(mine) else ():
-                read = BaseActivations.gathered(shared, size, rows - held.start)
+            for rows, spare in self._passes(own, texts, world):
+                read = BaseActivations.gathered(shared, self.rows, rows - first)
                 loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
-                (loss / count).backward()
-                losses.append([float(loss.detach())])
+                (0.0 * loss if spare else loss / count).backward()
+                if not spare:
+                    losses.append([float(loss.detach())])
             seen += count
             if not self.optimizers[critic].step().applied:
                 return {"loss": math.nan, "sound": False}
@@ -193,6 +199,16 @@ class Critics:
             module.load_state_dict(found["critic"])
             optimizer.load_state_dict(found["optimizer"])
         return found
+
+    def _passes(self, chosen: Tensor, texts: int, world: World) -> list[tuple[Tensor, bool]]:
+        """The parts of a step's `chosen` texts that this process reads. Over shards a pass is common work: a process
+        with fewer parts than others adds spare ones, whose loss counts for nothing."""
+        shares = [world.share_of(rank, texts) for rank in range(world.size)]
+        mine = [chosen[(chosen >= share.start) & (chosen < share.stop)] for share in shares]
+        parts = [rows for rows in mine[world.rank].split(self.rows) if len(rows)]
+        most = max(-(-len(rows) // self.rows) for rows in mine) if self.shards else 0
+        row = torch.tensor([world.computed(texts).start])
+        return [(rows, False) for rows in parts] + [(row, True)] * (most - len(parts))
 
     def _sees(self, critic: int, trajectories: Trajectories, rows: Tensor) -> Tensor:
         """Which of these texts a critic fits: all, or its half in a disjoint pair, always the same by item number."""
@@ -230,8 +246,12 @@ class Critics:
     ) -> Tensor:
         some = trajectories.rows(rows)
         mask = some.mask_BRT
-        own = self.critics[critic]
-        value = own.evaluate(self._features(own, some, read), some.mask_BRT).values_BRT
+        own = self.trained[critic] if self.shards else self.critics[critic]
+
+        def evaluated() -> CriticOutput:
+            return own.evaluate(self._features(own, some, read), mask)
+
+        value = (self.shards[critic].run(evaluated) if self.shards else evaluated()).values_BRT
         target = some.need("returns_BRT").to(value.dtype)
         if self.settings.pair == "bracket":
             expectile = self.settings.expectile if critic else 1 - self.settings.expectile

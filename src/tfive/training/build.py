@@ -156,8 +156,13 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan, world: World) -> Cr
         load_critics(config.critic.start, own)
     base = FrozenBase(frozen, plan, config.critic, config.engine.options())
     rows = config.run.texts_per_pass
-    by = fitters(config.distributed.profile, world, count)
-    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows, world=world, fitters=by)
+    by, shards = fitters(config.distributed.profile, world, count), []
+    if config.critic.adapt in ("top", "full") and _in_shards(config, world) and not any(one.alone for one in by):
+        # Adapted blocks are as large as the model's; a head or low-rank updates are small, and every process has all.
+        trees = [(critic, critic.tree) for critic in own if critic.tree is not None]
+        shards = [_shards(config, t, {"head": c.head}, world, name="body", trained_in=wide) for c, t in trees]
+    split: dict[str, Any] = {"world": world, "fitters": by, "shards": shards}
+    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows, **split)
 
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None, world: World) -> Actor:
@@ -174,8 +179,9 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart 
     for prefix, module in small.items():
         named += [(f"{prefix}.{name}", parameter) for name, parameter in module.named_parameters()]
     shards = None
-    if world.size > 1 and config.distributed.shard != 1:
-        shards = _shards(config, engine, small, world)
+    if _in_shards(config, world):
+        kept = config.optimizer.bf16_update == "stochastic"
+        shards = _shards(config, engine, small, world, trained_in=(lambda dtype: dtype) if kept else wide)
         named = shards.named_parameters()
     total = config.window.windows * config.window.actor_steps
     settings = config.optimizer.model_dump(exclude={"gate_lr"})
@@ -199,19 +205,17 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart 
     )
 
 
-def _shards(config: Config, engine: TreeModel, beside: Mapping[str, nn.Module], world: World) -> Any:
-    """The actor's weights in shards, of which the engine's become the whole copy."""
+def _in_shards(config: Config, world: World) -> bool:
+    return world.size > 1 and config.distributed.shard != 1
+
+
+def _shards(config: Config, engine: TreeModel, beside: Mapping[str, nn.Module], world: World, **options: Any) -> Any:
+    """An engine's weights in shards, of which its own become the whole copy."""
     # Imported where it is needed: a run without shards never loads FSDP.
     from tfive.distributed.shards import Shards, shard_mesh
 
-    stochastic = config.optimizer.bf16_update == "stochastic"
-    return Shards(
-        engine.model,
-        engine.backbone.block_names,
-        shard_mesh(engine.device.type, world.size, config.distributed.shard),
-        beside=beside,
-        trained_in=(lambda dtype: dtype) if stochastic else wide,
-    )
+    mesh = shard_mesh(engine.device.type, world.size, config.distributed.shard)
+    return Shards(engine.model, engine.backbone.block_names, mesh, beside=beside, **options)
 
 
 def _delimiters(model: Any, plan: ThoughtPlan, *, trainable: bool) -> Delimiters | None:

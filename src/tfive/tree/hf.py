@@ -113,8 +113,9 @@ class Backbone:
 
     @property
     def block_names(self) -> list[str]:
-        """The blocks as the model's modules are named."""
-        return [name for name, module in self.model.named_modules() if any(module is block for block in self.blocks)]
+        """The names of the model's blocks, but for stand-ins without weights."""
+        own = [block for block in self.blocks if next(block.parameters(), None) is not None]
+        return [name for name, module in self.model.named_modules() if any(module is block for block in own)]
 
     @property
     def embedding(self) -> nn.Module:
