@@ -24,7 +24,6 @@ from tfive.rl.optimizer import MasterOptimizer, StepReport, wide
 from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rl.teacher import Teacher
 from tfive.rl.trajectory import Trajectories
-from tfive.training import build
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.forward import TreeModel
 from tfive.tree.gated import ReadingGates
@@ -296,17 +295,6 @@ def _counted() -> Callable[[], int]:
     return since
 
 
-def run_of(world: World, folder: str, overrides: list[str], windows: int = 1) -> dict[str, Any]:
-    """A course of a whole run (`courses.course`) whose critics compute in float64 before they are sharded."""
-    pair = build.build_pair
-
-    def exact(*given: Any, **named: Any) -> Any:
-        return [critic.double() for critic in pair(*given, **named)]
-
-    build.build_pair = exact
-    return courses.course(world, folder, overrides, windows)
-
-
 ANCHORS = AnchorSettings(next_token=0.7, conditioned=1.3)
 UPDATES: dict[str, dict[str, Any]] = {
     "one reading for policy and anchors": {"anchor": ANCHORS},
@@ -363,7 +351,7 @@ def actors(world: World) -> dict[str, Any]:
     return found
 
 
-def everything(world: World, folder: str, overrides: list[str]) -> dict[str, Any]:
+def everything(world: World, folder: str, runs: dict[str, list[str]]) -> dict[str, Any]:
     """All of it in one world, since starting one takes seconds."""
     return {
         "exactness": exactness(world),
@@ -371,5 +359,7 @@ def everything(world: World, folder: str, overrides: list[str]) -> dict[str, Any
         "states": states(world),
         "traps": traps(world),
         "actors": actors(world),
-        "run": run_of(world, folder, overrides),
+        "runs": {
+            name: courses.course(world, folder, overrides, name=name, windows=1) for name, overrides in runs.items()
+        },
     }

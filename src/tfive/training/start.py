@@ -27,6 +27,7 @@ from tfive.training.inputs import require
 from tfive.training.lock import LOCK, FolderLock
 from tfive.training.loop import CHECKPOINTS, Loop, WindowCallback, read_config, save_config
 from tfive.training.memory_limits import check_size
+from tfive.training.processes import require_possible
 from tfive.training.progress import Headline, ProgressReport, Waiting
 from tfive.training.recorder import METRICS, Recorder
 from tfive.training.status import PROGRESS
@@ -55,6 +56,7 @@ def train(
     config = config if isinstance(config, Config) else Config.load(config)
     folder = default_folder(config) if out is None else Path(out)
     given: dict[str, Any] = {"model": model, "texts": texts, "on_window": on_window, "quiet": quiet}
+    require_possible(config, launched_size())
     with joined(_placed(config).device, config.distributed.timeout) as world:
         given |= {"world": world, "trust": trust_remote_code, "resumed": False}
         if not world.leads:
@@ -103,6 +105,7 @@ def resume(
     if (folder / SUMMARY).is_file():
         return read_summary(folder)
     config = read_config(folder)
+    require_possible(config, launched_size())
     with joined(_placed(config).device, config.distributed.timeout) as world:
         given: dict[str, Any] = {"on_window": on_window, "quiet": quiet, "trust": trust_remote_code, "resumed": True}
         given |= {"world": world}
