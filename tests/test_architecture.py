@@ -23,12 +23,13 @@ ROOT = {"errors", "extras", "printable", "section", "rng", "telemetry"}
 
 BELOW: dict[str, set[str]] = {"tree": set(), "models": {"tree"}, "text": {"tree"}, "report": set()}
 """Room → the rooms it may import."""
+BELOW["distributed"] = set()
 BELOW["rl"] = {"tree", "models", "text"}
 BELOW["inference"] = BELOW["rl"] | {"rl"}
 BELOW["methods"] = BELOW["rl"] | {"rl", "config"}
 BELOW["evaluate"] = BELOW["inference"] | {"inference"}
 BELOW["config"] = BELOW["methods"] | {"methods", "training"}
-BELOW["training"] = BELOW["evaluate"] | {"evaluate", "methods", "config", "report"}
+BELOW["training"] = BELOW["evaluate"] | {"evaluate", "methods", "config", "report", "distributed"}
 BELOW["cli"] = BELOW["training"] | {"training", "tfive_lab"}
 BELOW["tfive_lab"] = BELOW["training"] | {"training"}
 BELOW["__main__"] = {"cli"}

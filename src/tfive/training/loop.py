@@ -75,8 +75,19 @@ class Loop:
 
     def go(self) -> dict[str, Any]:
         """Train to the end and return the summary."""
-        with self.status.kept():
+        with self.status.kept(), self._settling():
             return self._go()
+
+    @contextmanager
+    def _settling(self) -> Iterator[None]:
+        """A run that fails lets the checkpoint that it has begun come to its end; a second signal does not wait."""
+        try:
+            yield
+        except Exception as error:
+            unwritten = self.store.settle()
+            if unwritten is not None:
+                raise RunFailed(f"{' '.join(str(error).split())}; {unwritten}") from error
+            raise
 
     def _go(self) -> dict[str, Any]:
         config, method = self.assembly.config, self.assembly.method
@@ -96,9 +107,12 @@ class Loop:
                     self._close_window()
                 elif self._stop is not None or (config.run.checkpoint_phases and method.phase != phase):
                     self.save()
+                if self._stop is not None or self.store.failed:
+                    self.store.wait()
                 if self._stop is not None:
                     raise Stopped(f"{self._stop}: saved in {self.folder}; go on with: tfive resume {self.folder}")
         summary = self.summary(*self._measure_test())
+        self.store.wait()
         critics = self.assembly.critics
         if critics is not None:
             shutil.rmtree(self.folder / CRITICS, ignore_errors=True)
@@ -118,7 +132,7 @@ class Loop:
 
     def _micro_step(self) -> str:
         try:
-            with out_of_memory_explained(self.assembly.method.phase):
+            with self._settling(), out_of_memory_explained(self.assembly.method.phase):
                 return self.assembly.method.advance()
         except RunFailed as error:
             # The failed micro-step left half-done work behind; the last checkpoint is the state to go on from.
@@ -183,9 +197,9 @@ class Loop:
             record |= self.benchmarks.measure(self.assembly, self.folder, window, self.recorder)
         self.recorder.metrics(_flat({"benchmarks": record}), window)
 
-    def save(self) -> Path:
-        """Write a checkpoint of everything."""
-        return self.store.save(
+    def save(self) -> None:
+        """Begin a checkpoint of everything; it is written while the run goes on."""
+        self.store.begin(
             {
                 "method": self.assembly.method.state_dict(),
                 "ledger": self.assembly.ledger.state_dict(),
@@ -197,17 +211,11 @@ class Loop:
             }
         )
 
-    def restore(self) -> list[str]:
-        """Load the newest valid checkpoint; returns a line for every damaged one that was skipped, and for everything
-        that has changed since and may (also written to the log)."""
-        found = self.store.newest()
-        if found.checkpoint is None:
-            reason = "; ".join(f"{path.name}: {why}" for path, why in found.damaged) or "there is none"
-            raise UserError(
-                f"{self.folder}: no usable checkpoint ({reason}); use the tfive that wrote it, or start again with "
-                "tfive train"
-            )
-        name, state = found.checkpoint.path.name, found.checkpoint.tree
+    def restore(self, *, skip_damaged: bool = False) -> list[str]:
+        """Load the newest checkpoint, or with `skip_damaged` the newest valid one; returns a line for every one that
+        was skipped, and for everything that has changed since and may (also written to the log)."""
+        checkpoint, skipped = self.store.usable(skip_damaged=skip_damaged)
+        name, state = checkpoint.path.name, checkpoint.tree
         with fits(self.folder, name):
             corpus = self.assembly.corpus.fingerprint
             changed = continuity.check(state["began"], self.assembly.config, self.model, corpus, self.folder)
@@ -226,7 +234,7 @@ class Loop:
         self.explorer.forget_after(self.history[-1]["window"])
         self.status.restore([{"window": 0, **self.history[0]["cost"]}, *self.window_costs])
         self.live = LiveStatus(self.live.config, self.assembly.method, self.recorder, self.live.device)
-        return [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
+        return skipped
 
     def summary(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         """The result of the whole run: test texts `before` and `after` training, development texts at its beginning,

@@ -82,11 +82,15 @@ def default_folder(config: Config) -> Path:
 def resume(
     folder: str | Path,
     *,
+    skip_damaged: bool = False,
     on_window: WindowCallback | None = None,
     quiet: bool = False,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """Go on with a stopped run from its newest valid checkpoint; a finished one gives its summary again."""
+    """Go on with a stopped run from its newest checkpoint; a finished one gives its summary again.
+
+    A damaged checkpoint is refused by name, unless `skip_damaged` asks for the newest one that is whole.
+    """
     folder = Path(folder)
     if (folder / SUMMARY).is_file():
         return read_summary(folder)
@@ -98,7 +102,8 @@ def resume(
         if began is not None:
             # Now, before anything is loaded or opened; once more with the model and the text when they are.
             continuity.check(began, config, None, None, folder)
-        return _run(config, folder, on_window=on_window, quiet=quiet, trust=trust_remote_code, resumed=True)
+        given: dict[str, Any] = {"on_window": on_window, "quiet": quiet, "trust": trust_remote_code}
+        return _run(config, folder, **given, resumed=True, skip_damaged=skip_damaged)
 
 
 def _run(
@@ -111,6 +116,7 @@ def _run(
     quiet: bool,
     trust: bool,
     resumed: bool,
+    skip_damaged: bool = False,
 ) -> dict[str, Any]:
     console, progress = Console(quiet=quiet), ProgressReport(sys.stderr)
     with _showing(progress, Waiting(f"loading {config.model.name}"), quiet):
@@ -155,7 +161,7 @@ def _run(
         if resumed and not begun:
             console.say("no checkpoint yet; beginning again")
         elif resumed:
-            for line in loop.restore():
+            for line in loop.restore(skip_damaged=skip_damaged):
                 console.say(line)
             console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
         else:
@@ -197,10 +203,12 @@ def run_command(
     return _sound(summary, summary_text(summary) if as_json else None)
 
 
-def resume_command(folder: str, *, as_json: bool, quiet: bool, trust_remote_code: bool = False) -> str | None:
+def resume_command(
+    folder: str, *, as_json: bool, quiet: bool, trust_remote_code: bool = False, skip_damaged: bool = False
+) -> str | None:
     """What `tfive resume` does; returns the last line to print, if any. A run that trained nothing raises `Unsound`."""
     over = (Path(folder) / SUMMARY).is_file()
-    summary = resume(Path(folder), quiet=quiet, trust_remote_code=trust_remote_code)
+    summary = resume(Path(folder), quiet=quiet, trust_remote_code=trust_remote_code, skip_damaged=skip_damaged)
     if as_json:
         return _sound(summary, summary_text(summary))
     done = f"{folder}: finished, {summary['windows']} windows; nothing to do; use it: tfive export {folder} OUT"
