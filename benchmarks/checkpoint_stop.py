@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tfive.distributed.launch import joined
-from tfive.distributed.world import World
 from torch import Tensor
 
+from tfive.distributed.launch import joined
 from tfive.distributed.pieces import Piece
+from tfive.distributed.world import World
 from tfive.training.checkpoint import CheckpointStore
 
 WIDTH = 1024
@@ -59,7 +59,7 @@ def work(device: torch.device) -> float:
 
 def measured(world: World, folder: Path, megabytes: int, device: torch.device, sharded: bool) -> dict[str, Any]:
     tree = state(megabytes, world, device, sharded)
-    store = CheckpointStore(folder, keep=1, ranks=world)
+    store = CheckpointStore(folder, keep=1, world=world)
     work(device)
     alone = statistics.median(work(device) for _ in range(5))
     stops, writes, beside = [], [], []
@@ -104,7 +104,8 @@ def start(size: int, sharded: bool, options: argparse.Namespace) -> None:
             subprocess.Popen(words, env={**os.environ, **own, "RANK": str(rank), "LOCAL_RANK": str(rank)})
             for rank in range(size)
         ]
-        if any([process.wait() for process in started]):
+        codes = [process.wait() for process in started]
+        if any(codes):
             raise SystemExit(f"{size} processes: one failed")
     finally:
         shutil.rmtree(folder)

@@ -78,7 +78,7 @@ def wanted_by(ranks: ThreadRank) -> Wanted:
 
 def saved(root: Path, size: int, tree: dict[Any, Any], **options: Any) -> list[Path | Exception]:
     def save(ranks: ThreadRank) -> Path:
-        return CheckpointStore(root, ranks=ranks, **options).save(held(tree, ranks))
+        return CheckpointStore(root, world=ranks, **options).save(held(tree, ranks))
 
     return together(size, save)
 
@@ -87,7 +87,7 @@ def loaded(root: Path, size: int) -> list[Any]:
     """The tree on every rank, put together from the blocks of all to compare."""
 
     def load(ranks: ThreadRank) -> dict[Any, Any]:
-        found = CheckpointStore(root, ranks=ranks).newest(wanted=wanted_by(ranks)).checkpoint
+        found = CheckpointStore(root, world=ranks).newest(wanted=wanted_by(ranks)).checkpoint
         assert found is not None
         return dict(found.tree)
 
@@ -144,7 +144,7 @@ def test_copies_of_a_block_are_dealt_to_their_holders(tmp_path: Path) -> None:
     def save(ranks: ThreadRank) -> Path:
         first = ranks.rank % 2 == 0
         pieces = [Piece(one[:2] if first else one[2:], (4, 2), (0 if first else 2, 0)) for one in weights]
-        return CheckpointStore(tmp_path, ranks=ranks).save({"weights": pieces})
+        return CheckpointStore(tmp_path, world=ranks).save({"weights": pieces})
 
     together(4, save)
     path = tmp_path / "checkpoint-00000001"
@@ -180,7 +180,7 @@ def test_a_damaged_shard_is_refused_by_name_on_every_rank(
     reason = harm(sorted((root / "checkpoint-00000002").glob(f"{kind}-*"))[-1])
 
     def use(ranks: ThreadRank, skip: bool) -> Any:
-        return CheckpointStore(root, ranks=ranks).usable(skip_damaged=skip, wanted=wanted_by(ranks))
+        return CheckpointStore(root, world=ranks).usable(skip_damaged=skip, wanted=wanted_by(ranks))
 
     for found in (*together(4, lambda ranks: use(ranks, False)), *together(1, lambda ranks: use(ranks, False))):
         assert isinstance(found, UserError)
@@ -214,7 +214,7 @@ def test_a_rank_that_cannot_write_fails_all_and_leaves_the_older_one(
 
         def save(ranks: ThreadRank) -> Path:
             faults = full_disk if ranks.rank == at else None
-            store = CheckpointStore(tmp_path, ranks=ranks, faults=faults, patience=20.0)
+            store = CheckpointStore(tmp_path, world=ranks, faults=faults, patience=20.0)
             return store.save(held(whole_state(2), ranks))
 
         found = together(4, save)
@@ -265,7 +265,7 @@ def test_ranks_that_hold_different_states_are_refused(
         tree = held(whole_state(), ranks)
         if ranks.rank == 1:
             change(tree)
-        return CheckpointStore(tmp_path, ranks=ranks).save(tree)
+        return CheckpointStore(tmp_path, world=ranks).save(tree)
 
     for error in together(3, save):
         assert said in str(error) or isinstance(error, TypeError)

@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from tfive.distributed.world import World
+
 Result = TypeVar("Result")
 
 
-class ThreadRank:
+class ThreadRank(World):
     """One of `size` ranks; what they exchange passes through a list that all of them see."""
 
     def __init__(self, rank: int, size: int, meeting: threading.Barrier, table: list[Any]) -> None:

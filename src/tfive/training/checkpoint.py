@@ -16,13 +16,14 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from tfive.distributed.pieces import Box, Piece
+from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed, UserError
 from tfive.training.background import Background
 from tfive.training.checkpoint_write import WRITING, Attempt, clear_unfinished, not_written, reason_of
@@ -43,24 +44,6 @@ _MALFORMED = (ValueError, KeyError, TypeError, IndexError, AttributeError, Recur
 _UNREADABLE = (OSError, MemoryError, OverflowError, RuntimeError, SafetensorError, *_MALFORMED)
 _PRUNED = ".pruned-"
 _Result = TypeVar("_Result")
-
-
-class Ranks(Protocol):
-    """The processes that save and load together; each calls the same in the same order."""
-
-    rank: int
-    size: int
-
-    def gather_ragged(self, own: Sequence[Tensor]) -> list[Tensor]:
-        """The rows of every process one after another."""
-        ...
-
-
-class _Alone:
-    rank, size = 0, 1
-
-    def gather_ragged(self, own: Sequence[Tensor]) -> list[Tensor]:
-        return list(own)
 
 
 @dataclass(frozen=True)
@@ -90,14 +73,13 @@ class CheckpointStore:
         *,
         keep: int = 2,
         faults: Callable[[str], None] | None = None,
-        ranks: Ranks | None = None,
+        world: World = SINGLE,
         patience: float = PATIENCE,
     ) -> None:
         """`faults` is called with each of `POINTS` during a save, for tests that crash there."""
         if keep < 1:
             raise ValueError(f"at least one checkpoint must be kept, not {keep}")
-        self.root, self.keep, self.patience = Path(root), keep, patience
-        self.ranks: Ranks = ranks or _Alone()
+        self.root, self.keep, self.patience, self.world = Path(root), keep, patience, world
         self._fault = faults or (lambda point: None)
         self._background = Background("checkpoint")
         self._attempt: Attempt | None = None
@@ -124,7 +106,7 @@ class CheckpointStore:
         if problem is None:
             self._fault("before-write")
             serial, problem = _attempted(self._opened)
-        paths = [] if encoded is None or self.ranks.rank else encoded.paths
+        paths = [] if encoded is None or self.world.rank else encoded.paths
         first = self._exchanged({"problem": problem, "serial": serial, "paths": paths})[0]
         assert encoded is not None
         attempt = self._planned(encoded, [tuple(path) for path in first["paths"]], first["serial"])
@@ -171,7 +153,7 @@ class CheckpointStore:
         """What ended this process's write, in one line."""
         if error is None or isinstance(error, RunFailed):
             return None if error is None else str(error)
-        where = f"rank {self.ranks.rank}: " if self.ranks.size > 1 else ""
+        where = f"rank {self.world.rank}: " if self.world.size > 1 else ""
         return str(not_written(self.root, f"{where}{reason_of(error)}"))
 
     def load(self, path: Path, wanted: Wanted | None = None) -> Any:
@@ -238,7 +220,7 @@ class CheckpointStore:
 
     def _opened(self) -> int:
         """Make the folder of the next checkpoint, which is the first process's work; the number of it."""
-        if self.ranks.rank:
+        if self.world.rank:
             return 0
         self.root.mkdir(parents=True, exist_ok=True)
         clear_unfinished(self.root, WRITING, _PRUNED)
@@ -249,7 +231,7 @@ class CheckpointStore:
 
     def _planned(self, encoded: Encoded, paths: list[Any], serial: int) -> Attempt:
         """Who writes what, and copies of what this process writes."""
-        rank, size = self.ranks.rank, self.ranks.size
+        rank, size = self.world.rank, self.world.size
         found, problem = _attempted(lambda: _pieces_at(encoded, paths))
         pieces = found or []
         boxes = [[piece.box.offset, piece.box.shape] if piece.partial else None for piece in pieces]
@@ -297,7 +279,7 @@ class CheckpointStore:
         assembly = Reassembly(manifest.tensors, wanted)
         for number, name in enumerate(sorted(manifest.files)):
             # A file that no process needs is verified by one of them.
-            if name != TREE and (assembly.needs(name) or number % self.ranks.size == self.ranks.rank):
+            if name != TREE and (assembly.needs(name) or number % self.world.size == self.world.rank):
                 content = checked(path, name, manifest)
                 if assembly.needs(name):
                     assembly.take(name, tensors_in(content))
@@ -305,10 +287,10 @@ class CheckpointStore:
 
     def _messages(self, message: Any) -> list[Any]:
         """What every process says, by rank."""
-        if self.ranks.size == 1:
+        if self.world.size == 1:
             return [message]
         line = json.dumps(message).encode() + b"\n"
-        (every,) = self.ranks.gather_ragged([torch.frombuffer(bytearray(line), dtype=torch.uint8)])
+        (every,) = self.world.gather_ragged([torch.frombuffer(bytearray(line), dtype=torch.uint8)])
         return [json.loads(one) for one in every.numpy().tobytes().splitlines()]
 
     def _exchanged(self, message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -320,7 +302,7 @@ class CheckpointStore:
             raise own
         for rank, one in enumerate(every):
             if one["problem"] is not None:
-                where = f"rank {rank}: " if self.ranks.size > 1 else ""
+                where = f"rank {rank}: " if self.world.size > 1 else ""
                 raise not_written(self.root, f"{where}{one['problem']}") from own
         return every
 
