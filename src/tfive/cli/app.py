@@ -15,7 +15,19 @@ from tfive.cli.bench import bench_app
 from tfive.cli.config import config_app
 from tfive.cli.data import data_app
 from tfive.cli.evaluate import eval_app
-from tfive.cli.options import AsJson, Overrides, Page, Quiet, Sources, TrustRemoteCode, describe, fail, loading, show
+from tfive.cli.options import (
+    AsJson,
+    Overrides,
+    Page,
+    Quiet,
+    SkipDamaged,
+    Sources,
+    TrustRemoteCode,
+    describe,
+    fail,
+    loading,
+    show,
+)  # fmt: skip
 from tfive.cli.play import PLAY_HELP, play
 from tfive.errors import RunFailed, UserError
 
@@ -135,12 +147,14 @@ def train(
 
 @app.command(
     help=describe(
-        "Go on with a stopped run from its newest valid checkpoint.",
+        "Go on with a stopped run from its newest checkpoint; a damaged one is refused by name.",
         "tfive resume runs/nano-t5-seed0",
+        "tfive resume runs/nano-t5-seed0 --skip-damaged",
     )
 )
 def resume(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that tfive train wrote.")],
+    skip_damaged: SkipDamaged = False,
     page: Page = False,
     trust: TrustRemoteCode = False,
     as_json: AsJson = False,
@@ -150,7 +164,7 @@ def resume(
     with loading(quiet):
         from tfive.training.start import resume_command
 
-    options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust}
+    options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust, "skip_damaged": skip_damaged}
     if page:
         from tfive.cli.live import resume_with_page
 
@@ -175,6 +189,7 @@ def export(
     untrained: Annotated[
         bool, typer.Option("--untrained", help="Export a run even if its actor was never updated.")
     ] = False,
+    skip_damaged: SkipDamaged = False,
     repo: Annotated[
         str | None,
         typer.Option("--push", metavar="REPO", help="Also upload it to this repository of the hub, private if new."),
@@ -187,6 +202,7 @@ def export(
         from tfive.training.export import export_command
 
     chosen = {"exact": exact, "untrained": untrained, "as_json": as_json, "trust_remote_code": trust}
+    chosen["skip_damaged"] = skip_damaged
     with loading(as_json, f"writing {out}"):
         text = export_command(folder, out, repo=repo, **chosen)
     show(text)

@@ -96,11 +96,15 @@ def default_folder(config: Config) -> Path:
 def resume(
     folder: str | Path,
     *,
+    skip_damaged: bool = False,
     on_window: WindowCallback | None = None,
     quiet: bool = False,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """Go on with a stopped run from its newest valid checkpoint; a finished one gives its summary again."""
+    """Go on with a stopped run from its newest checkpoint; a finished one gives its summary again.
+
+    A damaged checkpoint is refused by name, unless `skip_damaged` asks for the newest one that is whole.
+    """
     folder = Path(folder)
     if (folder / SUMMARY).is_file():
         return read_summary(folder)
@@ -108,7 +112,7 @@ def resume(
     require_possible(config, launched_size())
     with joined(_placed(config).device, config.distributed.timeout) as world:
         given: dict[str, Any] = {"on_window": on_window, "quiet": quiet, "trust": trust_remote_code, "resumed": True}
-        given |= {"world": world}
+        given |= {"world": world, "skip_damaged": skip_damaged}
         if not world.leads:
             return _run(config, folder, **given)
         with FolderLock(folder) as lock:
@@ -131,6 +135,7 @@ def _run(
     quiet: bool,
     trust: bool,
     resumed: bool,
+    skip_damaged: bool = False,
     world: World = SINGLE,
 ) -> dict[str, Any]:
     quiet = quiet or not world.leads
@@ -184,7 +189,7 @@ def _run(
         if resumed and not begun:
             console.say("no checkpoint yet; beginning again")
         elif resumed:
-            for line in loop.restore():
+            for line in loop.restore(skip_damaged=skip_damaged):
                 console.say(line)
             console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
         else:
@@ -231,10 +236,12 @@ def run_command(
     return _sound(summary, summary_text(summary) if as_json else None)
 
 
-def resume_command(folder: str, *, as_json: bool, quiet: bool, trust_remote_code: bool = False) -> str | None:
+def resume_command(
+    folder: str, *, as_json: bool, quiet: bool, trust_remote_code: bool = False, skip_damaged: bool = False
+) -> str | None:
     """What `tfive resume` does; returns the last line to print, if any. A run that trained nothing raises `Unsound`."""
     over = (Path(folder) / SUMMARY).is_file()
-    summary = resume(Path(folder), quiet=quiet, trust_remote_code=trust_remote_code)
+    summary = resume(Path(folder), quiet=quiet, trust_remote_code=trust_remote_code, skip_damaged=skip_damaged)
     if as_json:
         return _sound(summary, summary_text(summary))
     done = f"{folder}: finished, {summary['windows']} windows; nothing to do; use it: tfive export {folder} OUT"
