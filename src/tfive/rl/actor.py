@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tfive import rng
+from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed
 from tfive.rl.losses import (
     Aggregate,
@@ -82,9 +83,12 @@ class Actor:
         parity: bool = False,
         patience: int = 3,
         centre: SamplingSettings | None = None,
+        world: World = SINGLE,
     ) -> None:
         """`parity`: ratios one text at a time, as in parity sampling. `patience`: how many skipped updates in a row end
-        the run. `centre`: the sampling law for score centring, which needs a second copy of the weights."""
+        the run. `centre`: the sampling law for score centring, which needs a second copy of the weights. `world`: the
+        processes that read a share of each step's texts; `optimizer` sums their gradients."""
+        self.world = world
         self.engine, self.optimizer = engine, optimizer
         self.reader = under(engine, replace(engine.plan, group=1))
         """The same weights with one thought a position, whatever the group: for anchors, gate and measurements."""
@@ -199,26 +203,29 @@ class Actor:
         total = 1 if aggregate is None else max(int(policy_count(trajectories.mask_BRT, aggregate)), 1)
         counts = anchor_counts(texts.document_BS, texts.positions_BP, engine.plan.horizon, weights.answers)
         text_total, after_total = (max(count, 1) for count in counts)
-        sums, text_sum, after_sum = dict(NO_TERMS), 0.0, 0.0
-        for some in _parts(trajectories, self.rows):
+        # Of every part: the policy's terms, the next-token loss, the loss after thoughts.
+        seen: list[list[float]] = []
+        for some in _parts(trajectories, self.world.share(len(texts.tokens_BS)), self.rows):
+            sums, text_sum, after_sum = dict(NO_TERMS), 0.0, 0.0
             output = self._read(engine, some, weights, acting)
             loss = torch.zeros((), device=engine.device)
             if aggregate is not None:
                 terms, own = self._policy_loss(some, output, aggregate)
                 loss = loss + own / total
-                for name in sums:
-                    sums[name] += float(getattr(terms, name).detach())
+                sums = {name: float(getattr(terms, name).detach()) for name in NO_TERMS}
             if output.text_log_prob_BS is not None:
                 text = anchor_loss(output.text_log_prob_BS, self._text_mask(some, output))
                 loss = loss + weights.next_token * text / text_total
-                text_sum += float(text.detach())
+                text_sum = float(text.detach())
             if output.continuation_log_prob_BRH is not None:
                 mask_BRH, plain_BRH = output.need("continuation_mask_BRH"), output.no_thought_log_prob_BRH
                 conditioned = anchor_loss(output.continuation_log_prob_BRH, mask_BRH, plain_BRH, weights.mixture)
                 loss = loss + weights.conditioned * conditioned / after_total
-                after_sum += float(conditioned.detach())
+                after_sum = float(conditioned.detach())
             loss.backward()
-        return Sums(sums, text_sum / text_total, after_sum / after_total)
+            seen.append([*sums.values(), text_sum, after_sum])
+        *policy, text_all, after_all = self.world.sum_in_order(seen, len(NO_TERMS) + 2)
+        return Sums(dict(zip(NO_TERMS, policy)), text_all / text_total, after_all / after_total)
 
     def _read(
         self, engine: TreeModel, some: Trajectories, weights: AnchorSettings, acting: bool, features: bool = False
@@ -322,6 +329,6 @@ def _centring(engine: TreeModel, ratio: RatioSettings, law: SamplingSettings) ->
     return Centring(TreeModel(model, engine.plan, engine.engine, delimiters), law, term)
 
 
-def _parts(trajectories: Trajectories, rows: int) -> Iterator[Trajectories]:
-    for part in micro_batches(len(trajectories.texts.tokens_BS), rows):
+def _parts(trajectories: Trajectories, own: slice, rows: int) -> Iterator[Trajectories]:
+    for part in micro_batches(own, rows):
         yield trajectories.rows(part)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tfive import rng
+from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed
 from tfive.rl.critic import BaseActivations, Critic, FrozenBase
 from tfive.rl.gae import adaptive_gae
@@ -46,7 +47,10 @@ class Critics:
         alpha: float,
         seed: int,
         rows: int,
+        world: World = SINGLE,
     ) -> None:
+        """`world`: the processes that read a share of the texts each, and fit to those."""
+        self.world = world
         self.base, self.critics, self.settings = base, tuple(critics), settings
         self.alpha, self.seed, self.rows = alpha, seed, rows
         self.head_passes = 0 if settings.adapt == "head" else settings.head_passes
@@ -62,6 +66,7 @@ class Critics:
             lr=self.settings.lr,
             lr_multipliers={"head.": head},
             seed=self.seed,
+            world=self.world,
         )
 
     def unfreeze(self) -> None:
@@ -69,10 +74,12 @@ class Critics:
         self.head_only = False
 
     def shared(self, trajectories: Trajectories) -> list[BaseActivations]:
-        """The frozen base's activations of each micro-batch, cached for the trajectories last asked for."""
+        """The frozen base's activations of each micro-batch that this process computes, cached for the trajectories
+        last asked for."""
         texts, thoughts = trajectories.texts, trajectories.thoughts
         if self._read is None or self._read[0] is not texts or self._read[1] is not thoughts:
-            parts = [trajectories.rows(part) for part in micro_batches(len(texts.tokens_BS), self.rows)]
+            own = self.world.computed(len(texts.tokens_BS))
+            parts = [trajectories.rows(part) for part in micro_batches(own, self.rows)]
             self._read = (texts, thoughts, [self.base.read(p.texts, p.thoughts, features=False) for p in parts])
         return self._read[2]
 
@@ -89,18 +96,17 @@ class Critics:
     def evaluate(self, trajectories: Trajectories) -> CriticValues:
         """Values and features of every prefix before an action, by every critic with its present weights."""
         views: list[list[Any]] = [[] for _ in self.critics]
-        shared = self.shared(trajectories)
-        for part, read in zip(micro_batches(len(trajectories.texts.tokens_BS), self.rows), shared):
+        shared, count = self.shared(trajectories), len(trajectories.texts.tokens_BS)
+        for part, read in zip(micro_batches(self.world.computed(count), self.rows), shared):
             some = trajectories.rows(part)
             for number, critic in enumerate(self.critics):
                 views[number].append(critic.evaluate(self._features(critic, some, read), some.mask_BRT))
-        values_2BRT = torch.stack([torch.cat([v.values_BRT for v in one]) for one in views])
+        own_2BRT = torch.stack([torch.cat([v.values_BRT for v in one]) for one in views])
+        own_2BRTE = torch.stack([torch.cat([v.hidden_BRTE for v in one]) for one in views])
+        values_2BRT, features_2BRTE = self.world.gather_all([(own_2BRT, 1), (own_2BRTE, 1)], count)
         if not bool(torch.isfinite(values_2BRT).all()):
             raise RunFailed(f"a critic diverged: values of the {trajectories.role} set are not finite; lower critic.lr")
-        return CriticValues(
-            values_2BRT,
-            torch.stack([torch.cat([v.hidden_BRTE for v in one]) for one in views]),
-        )
+        return CriticValues(values_2BRT, features_2BRTE)
 
     def advantages(self, trajectories: Trajectories, values: CriticValues) -> Trajectories:
         """The trajectories with each critic's masked, length-adaptive GAEs from the same rewards (eq:masked-gae)."""
@@ -114,10 +120,11 @@ class Critics:
         """One pass of every critic over the fitting set; returns each one's mean loss, before its updates.
 
         `frozen_2BRT` is the pre-fit prediction around which the loss is clipped (eq:value-loss). Minibatches are
-        whole texts.
+        whole texts; a process reads those of them whose activations it holds.
         """
         texts, size = len(trajectories.texts.tokens_BS), self.rows
-        totals = [[0.0, 0.0] for _ in self.critics]
+        held, counts = self.world.share(texts), [0] * len(self.critics)
+        losses: list[list[list[float]]] = [[] for _ in self.critics]
         self._require_halves(trajectories)
         shared = self.shared(trajectories)
         order = rng.permutation(self.seed, f"critic/{number}", window, texts)
@@ -128,16 +135,18 @@ class Critics:
                 count = int(trajectories.mask_BRT[own].sum())
                 if not count:
                     continue
-                for rows in own.split(size):
-                    read = BaseActivations.gathered(shared, size, rows)
+                mine = own[(own >= held.start) & (own < held.stop)]
+                for rows in mine.split(size) if len(mine) else ():
+                    read = BaseActivations.gathered(shared, size, rows - held.start)
                     loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
                     (loss / count).backward()
-                    totals[critic][0] += float(loss.detach())
-                totals[critic][1] += count
+                    losses[critic].append([float(loss.detach())])
+                counts[critic] += count
                 report = self.optimizers[critic].step()
                 if not report.applied:
                     raise RunFailed(f"critic {critic + 1} diverged in window {window}: its gradient is not finite")
-        return [total / max(count, 1.0) for total, count in totals]
+        totals = [self.world.sum_in_order(own, 1)[0] for own in losses]
+        return [total / max(count, 1.0) for total, count in zip(totals, counts)]
 
     def _sees(self, critic: int, trajectories: Trajectories, rows: Tensor) -> Tensor:
         """Which of these texts a critic fits: all, or its half in a disjoint pair, always the same by item number."""

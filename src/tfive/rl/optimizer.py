@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.utils.hooks import RemovableHandle
 
+from tfive.distributed.world import SINGLE, World
 from tfive.rng import philox
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -147,8 +148,11 @@ class MasterOptimizer:
         bf16_update: Bf16Update = "master",
         lr_multipliers: Mapping[str, float] | None = None,
         seed: int = 0,
+        world: World = SINGLE,
     ) -> None:
-        """`lr_multipliers` maps a name prefix to a factor on the rate (the longest matching prefix counts)."""
+        """`lr_multipliers` maps a name prefix to a factor on the rate (the longest matching prefix counts).
+        `world`: the processes whose gradients are summed before each update, which all of them make alike."""
+        self.world = world
         self.lr, self.betas, self.eps, self.weight_decay, self.clip_norm = lr, betas, eps, weight_decay, clip_norm
         self.schedule, self.warmup_steps, self.total_steps = schedule, warmup_steps, total_steps
         self.final_fraction, self.seed, self.stochastic = final_fraction, seed, bf16_update == "stochastic"
@@ -193,7 +197,7 @@ class MasterOptimizer:
         return {slot.name: slot.weights for slot in self._slots}
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """The accumulated float32 gradients by name; several processes sum these in place before `step`."""
+        """The accumulated float32 gradients of this process by name."""
         for slot in self._slots:
             slot.collect(slot.parameter)
             if slot.gradient is not None:
@@ -222,6 +226,7 @@ class MasterOptimizer:
     def step(self, divide_by: float = 1.0, *, counted: bool = True) -> StepReport:
         """One AdamW update with the accumulated sum divided by `divide_by` (the global count of valid tokens). One that
         is not `counted` leaves the schedule where it is, for another update of the same step."""
+        self._sum_over_processes()
         gradients = [gradient for _, gradient in self.gradients()]
         lr = self.current_lr()
         if not gradients:
@@ -238,6 +243,21 @@ class MasterOptimizer:
         self.steps += counted
         self.zero_grad()
         return StepReport(lr, norm, applied=True)
+
+    def _sum_over_processes(self) -> None:
+        """Make every process's accumulated gradients those of all."""
+        if self.world.size == 1:
+            return
+        for slot in self._slots:
+            slot.collect(slot.parameter)
+
+        def zeros(number: int) -> Tensor:
+            parameter = self._slots[number].parameter
+            return torch.zeros_like(parameter, dtype=wide(parameter.dtype))
+
+        sums = self.world.reduce_gradients([slot.gradient for slot in self._slots], zeros)
+        for slot, gradient in zip(self._slots, sums):
+            slot.gradient = gradient
 
     def skip(self, norm: float = math.nan) -> StepReport:
         """Drop the accumulated gradient and count a skipped update; no weight changes."""

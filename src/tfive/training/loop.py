@@ -28,7 +28,7 @@ from tfive.training.identity import actor_items, cost, identity, rollouts
 from tfive.training.memory_limits import out_of_memory_explained
 from tfive.training.recorder import Recorder
 from tfive.training.run_status import RunStatus, Stopped
-from tfive.training.status import LiveStatus
+from tfive.training.status import LiveStatus, peak_bytes
 from tfive.training.summary import headline, save_summary
 
 CONFIG, CHECKPOINTS, CRITICS = "config.toml", "checkpoints", "critics"
@@ -67,8 +67,10 @@ class Loop:
         """What had been spent when each window closed, and which actor texts it drew."""
         self.identity = identity(self.assembly)
         parts = self.assembly
-        self.explorer = Explorer(self.folder / EXPLORER, parts.config, parts.corpus, parts.development)
-        self.status = RunStatus(self.folder)
+        self.world = parts.world
+        writes = self.world.leads
+        self.explorer = Explorer(self.folder / EXPLORER, parts.config, parts.corpus, parts.development, writes)
+        self.status = RunStatus(self.folder, writes=writes)
         self.places = [{"window": 0, **self.place}]
         """Where the run computed: from the start, and after every resume that changed something."""
         self._stop: str | None = None
@@ -90,6 +92,7 @@ class Loop:
             while not method.finished(config.window.windows):
                 self._point(f"phase:{method.phase}")
                 phase = self._micro_step()
+                self._hear_others()
                 if method.phase != phase:
                     self._say_where()
                 if method.closed:
@@ -99,13 +102,23 @@ class Loop:
                 if self._stop is not None:
                     raise Stopped(f"{self._stop}: saved in {self.folder}; go on with: tfive resume {self.folder}")
         summary = self.summary(*self._measure_test())
+        if self.world.leads:
+            self._save_results(summary)
+        self.world.barrier("the end of the run")
+        return summary
+
+    def _save_results(self, summary: dict[str, Any]) -> None:
         critics = self.assembly.critics
         if critics is not None:
             shutil.rmtree(self.folder / CRITICS, ignore_errors=True)
             exact = [optimizer.masters() for optimizer in critics.optimizers]
             save_critics(self.folder / CRITICS, critics.critics, exact)
         save_summary(summary, self.folder)
-        return summary
+
+    def _hear_others(self) -> None:
+        """A stop that one process was asked for is one of all."""
+        if self.world.any_of(self._stop is not None) and self._stop is None:
+            self._stop = "stopped with another process"
 
     def _say_where(self) -> None:
         method = self.assembly.method
@@ -159,7 +172,8 @@ class Loop:
 
     def _measured(self, texts: MeasuredTexts, window: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         found, items = texts.measure(self.assembly.reader, self.assembly.gate if window else None)
-        save_items(items, self.folder / texts.role, window)
+        if self.world.leads:
+            save_items(items, self.folder / texts.role, window)
         self.recorder.count(texts.role, **texts.amounts())
         return found, items
 
@@ -180,22 +194,27 @@ class Loop:
         record: dict[str, Any] = {"steps": window * planned.actor_steps, "tokens": spent["thought_tokens"]}
         record["seconds"] = sum(seconds for phase, seconds in spent["seconds"].items() if "/" not in phase)
         with self.recorder.phase("benchmarks", "benchmarks"):
-            record |= self.benchmarks.measure(self.assembly, self.folder, window, self.recorder)
+            if self.world.leads:
+                record |= self.benchmarks.measure(self.assembly, self.folder, window, self.recorder)
+            self.world.barrier("benchmarks")
         self.recorder.metrics(_flat({"benchmarks": record}), window)
 
-    def save(self) -> Path:
-        """Write a checkpoint of everything."""
-        return self.store.save(
-            {
-                "method": self.assembly.method.state_dict(),
-                "ledger": self.assembly.ledger.state_dict(),
-                "recorder": self.recorder.state_dict(),
-                "history": self.history,
-                "window_costs": self.window_costs,
-                "began": self._began,
-                "places": self.places,
-            }
-        )
+    def save(self) -> None:
+        """Write a checkpoint of everything; every process waits until it is there."""
+        if self.world.leads:
+            self.store.save(self._state())
+        self.world.barrier("a checkpoint")
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "method": self.assembly.method.state_dict(),
+            "ledger": self.assembly.ledger.state_dict(),
+            "recorder": self.recorder.state_dict(),
+            "history": self.history,
+            "window_costs": self.window_costs,
+            "began": self._began,
+            "places": self.places,
+        }
 
     def restore(self) -> list[str]:
         """Load the newest valid checkpoint; returns a line for every damaged one that was skipped, and for everything
@@ -259,11 +278,19 @@ class Loop:
             "weight_change": change,
             "place": self.place,
             "places": self.places,
+            **self._processes(),
             "test": {"before": before, "after": after},
             "history": self.history,
             "laps": self.window_costs,
             **({} if self.assembly.warmstart is None else {"warmstart": self.assembly.warmstart}),
         }
+
+    def _processes(self) -> dict[str, Any]:
+        """What each process took, where there are several."""
+        if self.world.size == 1:
+            return {}
+        own = {"seconds": self.recorder.seconds, "peak_bytes": float(peak_bytes(self.live.device))}
+        return {"processes": self.world.gather_numbers(own)}
 
     def _decode(self, tokens: list[int]) -> str:
         return str(self.assembly.loaded.tokenizer.decode(tokens))

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tfive.config.config import Config
+from tfive.distributed.launch import joined, launched_size, local_rank
+from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed, UserError
 from tfive.models.load import Loaded, load_model
 from tfive.models.weights import model_digests, own_digests
@@ -20,7 +22,7 @@ from tfive.training.build import build
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
 from tfive.training.corpus import corpus_of
-from tfive.training.devices import kernels_named, place
+from tfive.training.devices import Placement, kernels_named, place
 from tfive.training.inputs import require
 from tfive.training.lock import LOCK, FolderLock
 from tfive.training.loop import CHECKPOINTS, Loop, WindowCallback, read_config, save_config
@@ -29,7 +31,7 @@ from tfive.training.progress import Headline, ProgressReport, Waiting
 from tfive.training.recorder import METRICS, Recorder
 from tfive.training.status import PROGRESS
 from tfive.training.summary import SUMMARY, read_summary, summary_text
-from tfive.training.trackers import open_trackers
+from tfive.training.trackers import Tracker, open_trackers
 from tfive.training.warmstart import REPORT, warm_start
 
 
@@ -52,15 +54,25 @@ def train(
     """
     config = config if isinstance(config, Config) else Config.load(config)
     folder = default_folder(config) if out is None else Path(out)
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise UserError(f"{folder}: {nearest} is no folder that can be written to; name another with --out")
-    _require_empty(folder)
-    require(config, model=model is None, texts=texts is None)
-    with FolderLock(folder):
-        _require_empty(folder)  # again: another process may have come and gone before the lock was ours
-        given: dict[str, Any] = {"model": model, "texts": texts, "on_window": on_window, "quiet": quiet}
-        return _run(config, folder, **given, trust=trust_remote_code, resumed=False)
+    given: dict[str, Any] = {"model": model, "texts": texts, "on_window": on_window, "quiet": quiet}
+    with joined(_placed(config).device, config.distributed.timeout) as world:
+        given |= {"world": world, "trust": trust_remote_code, "resumed": False}
+        if not world.leads:
+            return _run(config, folder, **given)
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+            raise UserError(f"{folder}: {nearest} is no folder that can be written to; name another with --out")
+        _require_empty(folder)
+        require(config, model=model is None, texts=texts is None)
+        with FolderLock(folder):
+            _require_empty(folder)  # again: another process may have come and gone before the lock was ours
+            return _run(config, folder, **given)
+
+
+def _placed(config: Config) -> Placement:
+    """Where this process computes; one of several has the GPU of its number."""
+    process = local_rank() if launched_size() > 1 else None
+    return place(config.model.device, config.model.compute, config.run.deterministic, process=process)
 
 
 def _require_empty(folder: Path) -> None:
@@ -91,14 +103,19 @@ def resume(
     if (folder / SUMMARY).is_file():
         return read_summary(folder)
     config = read_config(folder)
-    with FolderLock(folder) as lock:
-        if lock.left_by is not None:
-            Console(quiet=quiet).say(f"{folder}: {lock.left_by} ended without giving its lock back")
-        began = CheckpointStore(folder / CHECKPOINTS).entry("began")
-        if began is not None:
-            # Now, before anything is loaded or opened; once more with the model and the text when they are.
-            continuity.check(began, config, None, None, folder)
-        return _run(config, folder, on_window=on_window, quiet=quiet, trust=trust_remote_code, resumed=True)
+    with joined(_placed(config).device, config.distributed.timeout) as world:
+        given: dict[str, Any] = {"on_window": on_window, "quiet": quiet, "trust": trust_remote_code, "resumed": True}
+        given |= {"world": world}
+        if not world.leads:
+            return _run(config, folder, **given)
+        with FolderLock(folder) as lock:
+            if lock.left_by is not None:
+                Console(quiet=quiet).say(f"{folder}: {lock.left_by} ended without giving its lock back")
+            began = CheckpointStore(folder / CHECKPOINTS).entry("began")
+            if began is not None:
+                # Now, before anything is loaded or opened; once more with the model and the text when they are.
+                continuity.check(began, config, None, None, folder)
+            return _run(config, folder, **given)
 
 
 def _run(
@@ -111,13 +128,16 @@ def _run(
     quiet: bool,
     trust: bool,
     resumed: bool,
+    world: World = SINGLE,
 ) -> dict[str, Any]:
+    quiet = quiet or not world.leads
     console, progress = Console(quiet=quiet), ProgressReport(sys.stderr)
     with _showing(progress, Waiting(f"loading {config.model.name}"), quiet):
-        placement = place(config.model.device, config.model.compute, config.run.deterministic)
+        placement = _placed(config)
         placement.apply(config.run.seed)
         console.say(
-            f"{config.method} on {config.model.name}, seed {config.run.seed}, {placement.device}; writing to {folder}"
+            f"{config.method} on {config.model.name}, seed {config.run.seed}, {placement.device}"
+            f"{f', {world.size} processes' if world.size > 1 else ''}; writing to {folder}"
         )
         loaded = model or load_model(
             config.model.name,
@@ -130,27 +150,33 @@ def _run(
         digests = model_digests(config.model.name, config.model.revision) if model is None else own_digests(model.model)
         benchmarks = benchmarks_of(config, loaded)
     with _showing(progress, Waiting("preparing the text"), quiet):
+        # One process prepares what the others then find in the cache.
+        if not world.leads:
+            world.barrier("the prepared text")
         with Recorder(None, quiet=quiet, progress=progress) as preparing:
             corpus = corpus_of(config, loaded=loaded, texts=texts, telemetry=preparing)
+        if world.leads:
+            world.barrier("the prepared text")
         for note in corpus_notes(corpus):
             console.say(note)
-    if not resumed:
+    if not resumed and world.leads:
         save_config(config, folder)
     # A run that was stopped in its warm start has no checkpoint, and everything it did comes out the same again.
     begun = config.warmstart.source == "off" or bool(CheckpointStore(folder / CHECKPOINTS).paths())
-    if resumed and not begun:
+    if resumed and not begun and world.leads:
         (folder / METRICS).unlink(missing_ok=True)
-    trackers = open_trackers(config.run.trackers, folder, folder.name, config.run.project, config.leaves())
+    trackers = _trackers(config, folder) if world.leads else ()
     with (
-        Recorder(folder, trackers=trackers, quiet=quiet, progress=progress) as recorder,
+        Recorder(folder if world.leads else None, trackers=trackers, quiet=quiet, progress=progress) as recorder,
         placement.no_autocast(),
         kernels_named(),
     ):
         recorder.on_event = console.event
         with _showing(progress, Waiting("building critics, heads and development texts"), quiet):
-            warmed = warm_start(config, loaded, corpus, recorder, folder)
-            assembly, shown = build(config, loaded, corpus, recorder, warmed), _both(console.window, on_window)
-            where = placement.describe()
+            warmed = warm_start(config, loaded, corpus, recorder, folder, world)
+            assembly = build(config, loaded, corpus, recorder, warmed, world)
+            shown = _both(console.window, on_window) if world.leads else None
+            where = placement.describe() | ({"processes": world.size} if world.size > 1 else {})
             loop = Loop(assembly, recorder, folder, on_window=shown, place=where, benchmarks=benchmarks, model=digests)
         if resumed and not begun:
             console.say("no checkpoint yet; beginning again")
@@ -160,7 +186,8 @@ def _run(
             console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
         else:
             console.draws(assembly.draws)
-        with progress.showing(loop.live, folder / PROGRESS, drawn=not quiet):
+        watched = progress.showing(loop.live, folder / PROGRESS, drawn=not quiet) if world.leads else nullcontext()
+        with watched:
             summary = loop.go()
     console.summary(summary)
     console.say(
@@ -171,6 +198,10 @@ def _run(
 
 def _showing(progress: ProgressReport, headline: Headline, quiet: bool) -> AbstractContextManager[None]:
     return nullcontext() if quiet else progress.showing(headline)
+
+
+def _trackers(config: Config, folder: Path) -> Sequence[Tracker]:
+    return open_trackers(config.run.trackers, folder, folder.name, config.run.project, config.leaves())
 
 
 def _both(first: WindowCallback, second: WindowCallback | None) -> WindowCallback:
