@@ -24,7 +24,8 @@ WHOLE = {
 
 def test_the_place_is_read_whole() -> None:
     assert launched(WHOLE) == Launched(5, 8, 1, 2, "job-7", 3)
-    assert launched({}) == Launched() and launched({}).first
+    assert launched({}) == Launched()
+    assert launched({}).first
     assert launched({"WORLD_SIZE": "1", "RANK": "0"}) == Launched()
     assert not launched(WHOLE).first
 
@@ -48,5 +49,5 @@ def test_half_an_environment_is_refused(changed: dict[str, str], said: str) -> N
 
 def test_a_launch_without_a_name_is_told_by_its_launcher() -> None:
     unnamed = launched(WHOLE | {"TORCHELASTIC_RUN_ID": "none"}).launch
-    assert unnamed is not None and unnamed.endswith(f"-{os.getppid()}")
+    assert str(unnamed).endswith(f"-{os.getppid()}")
     assert launched({name: value for name, value in WHOLE.items() if "RUN_ID" not in name}).launch is None

@@ -42,7 +42,7 @@ LAUNCHES = """
 import json, sys
 from tfive.cli.launch import launch
 rank, folder, *kinds = sys.argv[1:]
-print(json.dumps({kind: launch([kind, folder], 2, 1, 30, program=(rank,)) for kind in kinds}))
+print(json.dumps({kind: launch([kind, folder], processes=2, restarts=1, patience=30, program=(rank,)) for kind in kinds}))
 """
 
 
@@ -63,7 +63,8 @@ def test_ends_are_tried_again_or_passed_through(tmp_path: Path) -> None:
     started = {path.name: path.read_text() for path in tmp_path.iterdir() if path.suffix != ".py"}
     once = {f"{kind}-{rank}-0" for kind in kinds for rank in (0, 1)}
     again = {f"{kind}-{rank}-1" for kind in ("killed", "always") for rank in (0, 1)}
-    assert set(started) == once | again and set(started.values()) == {"3"}
+    assert set(started) == once | again
+    assert set(started.values()) == {"3"}
 
 
 def test_the_most_telling_status_is_that_of_the_whole() -> None:
@@ -77,15 +78,16 @@ def test_the_most_telling_status_is_that_of_the_whole() -> None:
 def test_a_restart_names_the_rank_that_died_first() -> None:
     assert restart_line({0: LOST, 1: -signal.SIGTERM, 3: CRASHED}, 0, 2).startswith("rank 3 crashed; starting all")
     assert restart_line({0: LOST}, 2, 2).startswith("rank 0 lost another rank; no restart is left of 2")
-    assert restart_line({2: 9}, 1, 2).startswith("rank 2 ended with status 9; starting") and "2 of 2" in restart_line(
-        {2: 9}, 1, 2
-    )
+    assert restart_line({2: 9}, 1, 2).startswith("rank 2 ended with status 9; starting all ranks again")
+    assert "(2 of 2 restarts)" in restart_line({2: 9}, 1, 2)
 
 
 def test_processes_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK"):
         monkeypatch.delenv(name, raising=False)
     assert not started_by_launcher(2)
+    with pytest.raises(UserError, match="--page: it is served by one process"):
+        started_by_launcher(2, page=True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="no rendezvous"):
         started_by_launcher(2)

@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 
 import tiny
-from tfive.distributed.environment import Launched, PeerLost
-from tfive.distributed.meeting import SAID, StoreMeeting, meeting
+from tfive.distributed.environment import SAID, Launched, PeerLost
+from tfive.distributed.meeting import Meeting, StoreMeeting, meeting
 from tfive.errors import UserError
 from tfive.training.agreement import code_digest, of_configuration, of_data, require_same
 
@@ -21,12 +21,13 @@ SIZE = 3
 
 def meet(work: Callable[[StoreMeeting], Any]) -> list[Any]:
     """What `work` returns or raises on each of three ranks that share a store."""
-    store, found = dist.HashStore(), [None] * SIZE
+    store = dist.HashStore()
+    found: list[Any] = [None] * SIZE
 
     def rank(number: int) -> None:
         try:
             found[number] = work(StoreMeeting(Launched(number, SIZE), store))
-        except Exception as error:
+        except (UserError, PeerLost) as error:
             found[number] = error
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(SIZE)]
@@ -39,9 +40,23 @@ def meet(work: Callable[[StoreMeeting], Any]) -> list[Any]:
 
 
 def test_texts_come_by_rank_and_a_line_is_said_once() -> None:
-    assert meet(lambda met: met.exchange("words", f"rank {met.place.rank} ↔")) == [["rank 0 ↔", "rank 1 ↔", "rank 2 ↔"]] * 3
+    assert (
+        meet(lambda met: met.exchange("words", f"rank {met.place.rank} ↔"))
+        == [["rank 0 ↔", "rank 1 ↔", "rank 2 ↔"]] * 3
+    )
     assert sorted(meet(lambda met: met.says_first("the same line"))) == [False, False, True]
     assert meet(lambda met: met.says_first(f"line {met.place.rank}")) == [True] * 3
+
+
+def test_the_first_works_before_the_others_begin() -> None:
+    order: list[int] = []
+
+    def work(met: StoreMeeting) -> int:
+        order.append(met.place.rank)
+        return met.place.rank
+
+    assert meet(lambda met: met.first_alone("text", lambda: work(met))) == [0, 1, 2]
+    assert order[0] == 0
 
 
 def test_a_refusal_of_one_is_raised_by_all() -> None:
@@ -64,7 +79,8 @@ def test_a_refusal_of_one_is_raised_by_all() -> None:
 def test_other_settings_code_or_data_are_named(tmp_path: Path) -> None:
     config = tiny.configure(tmp_path)
     same = of_configuration(config)
-    assert same["run.seed"] == "0" and f"code {code_digest()}" in same["tfive"] and "torch" in same
+    assert same["run.seed"] == "0"
+    assert f"code {code_digest()}" in same["tfive"]
 
     def differing(changes: dict[str, str]) -> list[str]:
         own = lambda met: same | (changes if met.place.rank == 2 else {})  # noqa: E731
@@ -90,13 +106,18 @@ def test_code_is_told_by_its_names_and_contents(tmp_path: Path) -> None:
 def test_ranks_that_never_come_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(PeerLost, match=r"rank 0 of 2: not all ranks have come within 1 s"), meeting(Launched(0, 2), 1.0):
+    with (
+        pytest.raises(PeerLost, match=r"rank 0 of 2: not all ranks have come within 1 s"),
+        meeting(Launched(0, 2), 1.0),
+    ):
         pass
 
 
 def test_one_process_meets_itself() -> None:
-    with pytest.raises(UserError, match="alone") as raised, meeting(Launched()) as met:
-        assert met.exchange("words", "mine") == ["mine"] and met.says_first("line")
-        with met.refusals("files"):
-            raise UserError("alone")
+    met = Meeting(Launched())
+    assert met.exchange("words", "mine") == ["mine"]
+    assert met.says_first("line")
+    assert met.first_alone("work", lambda: 3) == 3
+    with pytest.raises(UserError, match="alone") as raised, meeting(Launched()) as alone, alone.refusals("files"):
+        raise UserError("alone")
     assert not hasattr(raised.value, SAID)

@@ -12,7 +12,8 @@ import time
 import pytest
 
 from tfive.distributed.environment import LOST, Launched
-from tfive.training.watchdog import Beat, Pulse, Watch, Watchdog
+from tfive.distributed.pulse import Pulse
+from tfive.training.watchdog import Beat, Watch, Watchdog
 
 
 def watch(*steps: tuple[int, str], now: float = 100.0) -> Watch:

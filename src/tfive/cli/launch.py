@@ -12,12 +12,15 @@ import signal
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from tfive.config.config import Config
 from tfive.distributed.environment import CRASHED, LOST, launched
 from tfive.errors import UserError
 from tfive.training.console import Console
 from tfive.training.devices import usable_cores
+from tfive.training.loop import read_config
 
 FINAL = (2, 1, 130)
 """Statuses that a restart would only repeat, the most telling first: a refusal, failed work, an interruption."""
@@ -28,23 +31,48 @@ TFIVE = ("-P", "-m", "tfive")
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
-def started_by_launcher(processes: int) -> bool:
+def started_by_launcher(processes: int, page: bool = False) -> bool:
     """Whether this is one of the processes that `--processes` asks for, and not the one to start them."""
+    if page:
+        raise UserError("--page: it is served by one process; leave it out and look with tfive watch DIR")
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         launched()  # half an environment is refused here already
         return False
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if local != processes:
-        raise UserError(f"--processes {processes}: a launcher has started {local} a node already; leave --processes out")
+        raise UserError(
+            f"--processes {processes}: a launcher has started {local} a node already; leave --processes out"
+        )
     return True
+
+
+def launch_train(
+    sources: Sequence[str], overrides: Sequence[str], out: str | None, flags: Mapping[str, bool], **several: int
+) -> int:
+    """`tfive train` in several processes; a configuration that is refused is refused here, before any begins."""
+    config = Config.load(*sources, overrides=overrides)
+    words = ["train", *sources, *(word for one in overrides for word in ("--set", one))]
+    words += ["--out", out] if out else []
+    return launch(_with(words, flags), patience=config.distributed.timeout, quiet=flags["quiet"], **several)
+
+
+def launch_resume(folder: str, flags: Mapping[str, bool], **several: int) -> int:
+    """`tfive resume` in several processes."""
+    config = read_config(Path(folder))
+    words = _with(["resume", folder], flags)
+    return launch(words, patience=config.distributed.timeout, quiet=flags["quiet"], **several)
+
+
+def _with(words: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
+    return [*words, *(f"--{name.replace('_', '-')}" for name, given in flags.items() if given)]
 
 
 def launch(
     arguments: Sequence[str],
+    *,
     processes: int,
     restarts: int,
     patience: float,
-    *,
     quiet: bool = False,
     program: Sequence[str] = TFIVE,
 ) -> int:
@@ -61,7 +89,12 @@ def launch(
         os.environ.setdefault(name, value)
     logging.disable(logging.CRITICAL)  # of this process alone: what its agent meets is said in a line of ours
     place = RendezvousParameters(
-        backend="c10d", endpoint="localhost:0", run_id=uuid.uuid4().hex, min_nodes=1, max_nodes=1, local_addr="localhost"
+        backend="c10d",
+        endpoint="localhost:0",
+        run_id=uuid.uuid4().hex,
+        min_nodes=1,
+        max_nodes=1,
+        local_addr="localhost",
     )
     spec = WorkerSpec(
         role="tfive",
@@ -84,12 +117,14 @@ def launch(
 
 def _settings(processes: int) -> dict[str, str]:
     """What the processes inherit unless a person has set it: their share of the cores, a store of their own at every
-    attempt (addresses in a store that outlives an attempt are those of dead processes), and which signals to pass on."""
+    attempt (addresses in a store that outlives an attempt are those of dead processes), which signals to pass on, and
+    that they talk inside this machine."""
     heard = [name for name in SIGNALS if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN]
     return {
         "OMP_NUM_THREADS": str(max(1, usable_cores() // processes)),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(heard),
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
     }
 
 

@@ -15,6 +15,9 @@ NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LOST = 75
 """Exit status of a rank that ended because another one did, or hangs: nothing of its own is wrong (EX_TEMPFAIL)."""
 
+SAID = "said_by_another_rank"
+"""Attribute of an error that another process prints."""
+
 CRASHED = 70
 """Exit status of a rank that ended in an unforeseen error, after its traceback (EX_SOFTWARE)."""
 

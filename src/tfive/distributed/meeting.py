@@ -6,20 +6,23 @@ is written; so a node with another file or another version ends the launch in a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
-from tfive.distributed.environment import Launched, PeerLost, launched
+from tfive.distributed.environment import SAID, Launched, PeerLost, launched
 from tfive.errors import RunFailed, UserError
 
 PATIENCE = 300.0
-"""Seconds for all processes of a launch to come, and for each to say what it was asked."""
+"""Seconds for all processes of a launch to come."""
+
+LOADING = 86_400.0
+"""Seconds for each to say what it was asked: one may read a large model or prepare a text meanwhile. One that dies
+while the others wait is the launcher's concern."""
 
 
-SAID = "said_by_another_rank"
-"""Attribute of an error that another process prints."""
+Result = TypeVar("Result")
 
 PARTING = 5.0
 """Seconds that the store's keeper waits for the others when it ends."""
@@ -45,6 +48,10 @@ class Meeting:
         """Work that may be refused on some of the processes: all of them then raise the first one's refusal."""
         yield
 
+    def first_alone(self, name: str, work: Callable[[], Result]) -> Result:
+        """What `work` gives on each process; the others begin when the first has done it, and find what it left."""
+        return work()
+
 
 class StoreMeeting(Meeting):
     """Several processes that meet in a store of `torch.distributed`, kept by the first of them or by the launcher."""
@@ -55,9 +62,11 @@ class StoreMeeting(Meeting):
 
     def exchange(self, name: str, text: str) -> list[str]:
         """Every process's text; `PeerLost` if one does not come."""
+        keys = [f"{name}/{rank}" for rank in range(self.place.size)]
         with lost(f"waiting for all ranks at {name}"):
-            self.store.set(f"{name}/{self.place.rank}", text)
-            found: list[bytes] = self.store.multi_get([f"{name}/{rank}" for rank in range(self.place.size)])
+            self.store.set(keys[self.place.rank], text)
+            self.store.wait(keys, timedelta(seconds=LOADING))
+            found: list[bytes] = self.store.multi_get(keys)
         return [one.decode() for one in found]
 
     def says_first(self, line: str) -> bool:
@@ -91,6 +100,15 @@ class StoreMeeting(Meeting):
         first = next((rank for rank, line in enumerate(said) if line), None)
         if first is not None:
             raise UserError(said[first] if len(set(said)) == 1 else f"rank {first}: {said[first]}")
+
+    def first_alone(self, name: str, work: Callable[[], Result]) -> Result:
+        """The first process, then all others."""
+        done: list[Result] = []
+        for first in (True, False):
+            with self.refusals(f"{name}, {'first' if first else 'others'}"):
+                if self.place.first == first:
+                    done.append(work())
+        return done[0]
 
 
 @contextmanager

@@ -1,15 +1,15 @@
 """What the processes of a run send each other in a window, in bytes by collective, and how long that takes.
 
-A window is counted whose critics qualify at their first test. Bytes are what one process hands to a collective; how much
-of it passes a link follows from the collective (`Network.seconds`). Gradients and replayed trajectories are nearly all of
-it; agreements, sums of losses and what only measures are left out. Held against a counted run in
+A window is counted whose critics qualify at their first test. Bytes are what one process hands to a collective; how
+much of it passes a link follows from the collective (`Network.seconds`). Gradients and replayed trajectories are nearly
+all of it; agreements, sums of losses and what only measures are left out. Held against a counted run in
 `tests/distributed/test_communication.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tfive.config.config import Config
@@ -100,7 +100,7 @@ def _trajectories(config: Config, shape: ModelShape, layout: Layout, compute: in
     def rows(role: str) -> int:
         return math.ceil(_texts(config, role) / layout.processes) * nodes.R
 
-    def gathered(what: str, roles: list[str], size: Callable[[str], int]) -> Exchange:
+    def gathered(what: str, roles: Sequence[str], size: Callable[[str], int]) -> Exchange:
         return Exchange(ALL_GATHER, what, 1, sum(rows(role) * size(role) for role in roles), layout.processes)
 
     found = [gathered("thoughts and their losses", drawn, lambda role: _thought(config, nodes, role))]

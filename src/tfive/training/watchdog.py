@@ -16,10 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from tfive.distributed.environment import LOST, Launched
+from tfive.distributed.meeting import Meeting
+from tfive.distributed.pulse import START, Pulse
 
 GRACE = 3.0
 """Seconds that ranks wait for the one that speaks, before they go too."""
@@ -28,31 +31,9 @@ GRACE = 3.0
 class Store(Protocol):
     """What the beats are exchanged through (a `torch.distributed` store)."""
 
-    def set(self, key: str, value: str) -> None: ...  # noqa: D102
+    def set(self, key: str, value: str) -> None: ...
 
-    def multi_get(self, keys: list[str]) -> list[bytes]: ...  # noqa: D102
-
-
-@dataclass
-class Pulse:
-    """Where a rank's main thread is; it calls, the watchdog's thread reads."""
-
-    phase: str = "start"
-    waits: str = ""
-    """The collective it waits in, empty outside of one."""
-    steps: int = 0
-
-    def at(self, phase: str) -> None:
-        """The main thread enters a phase, or makes a step in it."""
-        self.phase, self.steps = phase, self.steps + 1
-
-    def entered(self, collective: str) -> None:
-        """The main thread waits for other ranks from here on."""
-        self.waits, self.steps = collective, self.steps + 1
-
-    def left(self) -> None:
-        """The other ranks have come."""
-        self.waits, self.steps = "", self.steps + 1
+    def multi_get(self, keys: list[str]) -> list[bytes]: ...
 
 
 @dataclass
@@ -61,7 +42,7 @@ class Beat:
 
     number: int = 0
     steps: int = 0
-    phase: str = "start"
+    phase: str = START
     waits: str = ""
     process: int = 0
     host: str = ""
@@ -108,7 +89,9 @@ class Watch:
         silent = [rank for rank, seen in self.seen.items() if now - seen.silent_since > self.timeout]
         if silent:
             return silent
-        still = [rank for rank, seen in self.seen.items() if now - seen.still_since > self.timeout]
+        # Loading and preparing take their time without a step.
+        going = [rank for rank, seen in self.seen.items() if seen.beat.phase != START or seen.beat.waits]
+        still = [rank for rank in going if now - self.seen[rank].still_since > self.timeout]
         busy = [rank for rank in still if not self.seen[rank].beat.waits]
         if busy or len(still) < self.size:
             return busy
@@ -201,6 +184,14 @@ class Watchdog:
                     os.kill(beat.process, signal.SIGKILL)
                 except ProcessLookupError:
                     continue  # it has ended meanwhile
+
+
+def watching(met: Meeting, pulse: Pulse, timeout: float) -> AbstractContextManager[object]:
+    """The watchdog of a process among several; nothing for one alone."""
+    if met.place.size == 1:
+        return nullcontext()
+    # A connection of its own: one that the main thread waits in serves nobody else.
+    return Watchdog(met.place, pulse, met.store.clone, timeout)
 
 
 def _key(rank: int) -> str:
