@@ -42,7 +42,8 @@ LAUNCHES = """
 import json, sys
 from tfive.cli.launch import launch
 rank, folder, *kinds = sys.argv[1:]
-print(json.dumps({kind: launch([kind, folder], processes=2, restarts=1, patience=30, program=(rank,)) for kind in kinds}))
+how = {"processes": 2, "restarts": 1, "patience": 30, "program": (rank,)}
+print(json.dumps({kind: launch([kind, folder], **how) for kind in kinds}))
 """
 
 

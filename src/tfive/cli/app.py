@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -31,7 +32,7 @@ from tfive.cli.options import (
 )
 from tfive.cli.play import PLAY_HELP, play
 from tfive.cli.theory import THEORY_HELP, theory
-from tfive.distributed.environment import CRASHED, LOST, SAID, PeerLost
+from tfive.distributed.environment import CRASHED, LINGER, LOST, SAID, PeerLost
 from tfive.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -146,8 +147,7 @@ def train(
     options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust}
     if processes is not None and not started_by_launcher(processes, page):
         flags = {"json": as_json, "quiet": quiet, "trust_remote_code": trust}
-        several = {"processes": processes, "restarts": restarts}
-        raise typer.Exit(launch_train(sources or [], overrides or [], out, flags, **several))
+        raise typer.Exit(launch_train(sources or [], overrides or [], out, flags, processes, restarts))
     if page:
         from tfive.cli.live import train_with_page
 
@@ -179,7 +179,7 @@ def resume(
     options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust}
     if processes is not None and not started_by_launcher(processes, page):
         flags = {"json": as_json, "quiet": quiet, "trust_remote_code": trust}
-        raise typer.Exit(launch_resume(folder, flags, processes=processes, restarts=restarts))
+        raise typer.Exit(launch_resume(folder, flags, processes, restarts))
     if page:
         from tfive.cli.live import resume_with_page
 
@@ -324,7 +324,7 @@ def _call(arguments: Sequence[str] | None) -> int:
         _print(getattr(error, "result", None))
         return fail(str(error), status)
     except PeerLost as error:
-        return LOST if "TORCHELASTIC_RUN_ID" in os.environ else fail(str(error), LOST)
+        return _lost(str(error))
     except usage_errors as error:
         return _usage(error)
     except (KeyboardInterrupt, typer.Abort):
@@ -341,9 +341,16 @@ def _crashed(error: Exception) -> int:
     if os.environ.get("WORLD_SIZE", "1") == "1":
         raise error
     if any(word in str(error) for word in ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")):
-        return LOST
+        return _lost(str(error))
     traceback.print_exception(error)
     return CRASHED
+
+
+def _lost(line: str) -> int:
+    """The status of a process whose peers are gone. One of them may be about to say why, and a launcher ends all when
+    the first one ends: it is given the time. The launcher says who died."""
+    time.sleep(LINGER)
+    return LOST if "TORCHELASTIC_RUN_ID" in os.environ else fail(line, LOST)
 
 
 def _usage(error: Any) -> int:

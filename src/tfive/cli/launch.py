@@ -47,20 +47,29 @@ def started_by_launcher(processes: int, page: bool = False) -> bool:
 
 
 def launch_train(
-    sources: Sequence[str], overrides: Sequence[str], out: str | None, flags: Mapping[str, bool], **several: int
+    sources: Sequence[str],
+    overrides: Sequence[str],
+    out: str | None,
+    flags: Mapping[str, bool],
+    processes: int,
+    restarts: int,
 ) -> int:
     """`tfive train` in several processes; a configuration that is refused is refused here, before any begins."""
     config = Config.load(*sources, overrides=overrides)
     words = ["train", *sources, *(word for one in overrides for word in ("--set", one))]
     words += ["--out", out] if out else []
-    return launch(_with(words, flags), patience=config.distributed.timeout, quiet=flags["quiet"], **several)
+    return _launched(_with(words, flags), config, processes, restarts, quiet=flags["quiet"])
 
 
-def launch_resume(folder: str, flags: Mapping[str, bool], **several: int) -> int:
+def launch_resume(folder: str, flags: Mapping[str, bool], processes: int, restarts: int) -> int:
     """`tfive resume` in several processes."""
     config = read_config(Path(folder))
-    words = _with(["resume", folder], flags)
-    return launch(words, patience=config.distributed.timeout, quiet=flags["quiet"], **several)
+    return _launched(_with(["resume", folder], flags), config, processes, restarts, quiet=flags["quiet"])
+
+
+def _launched(words: Sequence[str], config: Config, processes: int, restarts: int, *, quiet: bool) -> int:
+    patience = config.distributed.timeout
+    return launch(words, processes=processes, restarts=restarts, patience=patience, quiet=quiet)
 
 
 def _with(words: Sequence[str], flags: Mapping[str, bool]) -> list[str]:

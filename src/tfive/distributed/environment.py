@@ -18,6 +18,9 @@ LOST = 75
 SAID = "said_by_another_rank"
 """Attribute of an error that another process prints."""
 
+LINGER = 5.0
+"""Seconds that a rank without peers waits before it ends, for the one with a reason to end first."""
+
 CRASHED = 70
 """Exit status of a rank that ended in an unforeseen error, after its traceback (EX_SOFTWARE)."""
 

@@ -130,7 +130,8 @@ def meeting(place: Launched | None = None, patience: float = PATIENCE) -> Iterat
         raise
     except (UserError, RunFailed) as error:
         setattr(error, SAID, not found.says_first(str(error)))
-        found.part()
+        if isinstance(error, UserError):
+            found.part()
         raise
     found.part()
 
