@@ -33,9 +33,8 @@ def deed(name: str) -> None:
 
 def faults() -> Callable[[str], None]:
     place = [int(os.environ.get(name, "0")) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK")]
-    planned = {
-        point: what for attempt, rank, point, what in json.loads(os.environ["FAULTS"]) if [attempt, rank] == place
-    }
+    listed = json.loads(os.environ["FAULTS"])
+    planned = {point: what for attempt, rank, point, what in listed if [attempt, rank] == place}
 
     def hook(point: str) -> None:
         what = planned.pop(point, None)

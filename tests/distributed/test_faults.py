@@ -18,12 +18,12 @@ from tfive.training.loop import CHECKPOINTS
 from tiny import OVERRIDES, configure
 
 HERE = Path(__file__).parent
-LIMIT = 300
+LIMIT = 400
 """Seconds after which a launch counts as hanging; then every process shows its stack."""
 
 SETTINGS = (
     *OVERRIDES, "run.seed=2", "window.windows=1", "window.qualify=1.0", "critic.head_lr=3e-2", "critic.lr=1e-3",
-    "qualify.rule=sustained", "qualify.patience=9", "run.checkpoint_phases=true", "distributed.timeout=15",
+    "qualify.rule=sustained", "qualify.patience=9", "run.checkpoint_phases=true", "distributed.timeout=20",
 )  # fmt: skip
 
 LAUNCH = """
@@ -108,7 +108,7 @@ def test_ranks_that_die_hang_or_stop_change_no_bit(home: Path) -> None:
     assert status == 0, said
     (hung,) = [line for line in said if line.startswith("tfive: error:")]
     assert "rank 1 of 2 (process " in hung
-    assert "in phase update: no sign for 15 s; all ranks end" in hung
+    assert "in phase update: no sign for 20 s; all ranks end" in hung
     assert [line for line in said if line.startswith("rank 1 was ended by SIGKILL; starting all ranks again")], said
     same(final_state(home / "broken"), final_state(home / "whole"))
     assert [row for row in metrics(home / "broken") if "event" not in row] == [
@@ -119,18 +119,15 @@ def test_ranks_that_die_hang_or_stop_change_no_bit(home: Path) -> None:
 @pytest.mark.parametrize(
     ("differs", "said"),
     [
-        (
-            "configuration",
-            "tfive: error: rank 1: run.seed = 1, rank 0 has 2; give all ranks the same files and versions",
-        ),
-        ("data", "tfive: error: rank 1: model file model.safetensors = another, rank 0 has "),
+        ("configuration", "rank 1: run.seed = 1, rank 0 has 2; give all ranks the same files and versions"),
+        ("data", "rank 1: model file model.safetensors = another, rank 0 has "),
     ],
 )
 def test_ranks_that_differ_are_refused_by_one_of_them(home: Path, differs: str, said: str) -> None:
     status, lines = train(home, "refused", "--quiet", differs=differs)
     assert status == 2
     assert len(lines) == 1
-    assert lines[0].startswith(said)
+    assert lines[0].startswith(f"tfive: error: {said}")
     assert not (home / "refused").exists()
 
 
@@ -139,9 +136,6 @@ def test_several_processes_without_a_rendezvous_are_refused(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert _call(["train", str(home / "tiny.toml"), "--out", str(home / "alone")]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert (
-        "environment WORLD_SIZE = 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: there is no rendezvous" in said
-    )
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "WORLD_SIZE = 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: there is no rendezvous" in said
     assert not (home / "alone").exists()
