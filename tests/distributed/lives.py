@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tfive.config.config import Config
+from tfive.distributed.environment import Launched
 from tfive.distributed.group import Group
+from tfive.distributed.meeting import Meeting
 from tfive.distributed.pieces import Box, piece_of
 from tfive.distributed.world import SINGLE, World
 from tfive.errors import UserError
 from tfive.training import start
+from tfive.training.begin import NEW, RESUMED, Begun
 from tfive.training.checkpoint import CheckpointStore
-from tfive.training.loop import CHECKPOINTS, Loop
+from tfive.training.loop import CHECKPOINTS, Loop, WindowCallback
+from tfive.training.progress import ProgressReport
+from tfive.training.recorder import Recorder
 from tfive.training.run_status import Stopped
 from tiny import configure
 from training.test_resume import same
@@ -42,11 +49,26 @@ def live(world: World, home: Path, name: str, windows: int, stop_after: int | No
             os.kill(os.getpid(), signal.SIGTERM)
 
     try:
-        start._run(config, folder, on_window=closed, quiet=True, trust=False, resumed=resumed, world=world)
+        _run(config, Begun(folder, RESUMED if resumed else NEW, None), world, closed)
         assert stop_after is None
     except Stopped:
         assert stop_after is not None
     assert not list((folder / CHECKPOINTS).glob(".*")), "a write was not waited for"
+
+
+def _run(config: Config, begun: Begun, world: World, closed: WindowCallback) -> None:
+    """What `start` does when the processes have met, by those of `world`."""
+    met, progress = Meeting(Launched(world.rank, world.size)), ProgressReport(sys.stderr)
+    if not world.leads:
+        world.barrier("the prepared text")
+    inputs = start._inputs(config, begun.folder, met, progress, model=None, texts=None, quiet=True, trust=False)
+    if world.leads:
+        begun.prepare(config)
+        world.barrier("the prepared text")
+    with Recorder(begun.folder if world.leads else None, quiet=True) as recorder:
+        start._recorded(
+            config, begun, inputs, recorder, world, progress, on_window=closed, quiet=True, skip_damaged=False
+        )
 
 
 def restored_exactly(loop: Loop, **options: Any) -> list[str]:
@@ -64,7 +86,7 @@ RESTORED: list[int] = []
 
 def every_life(world: World, home: str) -> dict[str, Any]:
     """A run by two that is undisturbed, and by two others that is stopped; then one by four, two, one and four."""
-    Loop.restore = restored_exactly  # type: ignore[method-assign]
+    Loop.restore = restored_exactly  # type: ignore[method-assign, assignment]
     folder = Path(home)
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     pair = Group(torch.device("cpu"), groups[world.rank // 2])
