@@ -21,14 +21,20 @@ LAB = SOURCE.parent / "tfive_lab"
 ROOT = {"errors", "extras", "printable", "section", "rng", "telemetry"}
 """Root modules that every room may import."""
 
-BELOW: dict[str, set[str]] = {"tree": set(), "models": {"tree"}, "text": {"tree"}, "report": set()}
+BELOW: dict[str, set[str]] = {
+    "tree": set(),
+    "models": {"tree"},
+    "text": {"tree"},
+    "report": set(),
+    "distributed": set(),
+}
 """Room → the rooms it may import."""
-BELOW["rl"] = {"tree", "models", "text"}
+BELOW["rl"] = {"tree", "models", "text", "distributed"}
 BELOW["inference"] = BELOW["rl"] | {"rl"}
 BELOW["methods"] = BELOW["rl"] | {"rl", "config"}
 BELOW["evaluate"] = BELOW["inference"] | {"inference"}
 BELOW["config"] = BELOW["methods"] | {"methods", "training"}
-BELOW["training"] = BELOW["evaluate"] | {"evaluate", "methods", "config", "report"}
+BELOW["training"] = BELOW["evaluate"] | {"evaluate", "methods", "config", "report", "distributed"}
 BELOW["cli"] = BELOW["training"] | {"training", "tfive_lab"}
 BELOW["tfive_lab"] = BELOW["training"] | {"training"}
 BELOW["__main__"] = {"cli"}

@@ -8,6 +8,7 @@ from typing import ClassVar
 from pydantic import field_validator
 
 from tfive.config.former_keys import FORMER_KEYS
+from tfive.distributed.settings import DistributedSettings
 from tfive.methods.registry import methods, spec_of
 from tfive.methods.spec import MethodSpec
 from tfive.models.settings import ModelSettings
@@ -58,6 +59,7 @@ class Schema(Section):
     warmstart: WarmstartSettings = WarmstartSettings()
     run: RunSettings = RunSettings()
     benchmarks: BenchmarkSettings = BenchmarkSettings()
+    distributed: DistributedSettings = DistributedSettings()
 
     @field_validator("method")
     @classmethod

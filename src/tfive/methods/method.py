@@ -233,7 +233,8 @@ class Method(Generic[P]):
         if parts.gate is not None:
             # The gate meets one thought an item, so that it learns equally much with any group.
             single = acting.thoughts.branches(0, None, parts.actor.engine.plan.group)
-            predictions = experts(parts.actor.reader, acting.texts, single, rows=parts.rollout.rows)
+            rows, world = parts.rollout.rows, parts.rollout.world
+            predictions = experts(parts.actor.reader, acting.texts, single, rows=rows, world=world)
             self.report["gate_loss"] = parts.gate.fit(predictions, self.window)
         if acting.count:
             self.report |= {

@@ -32,7 +32,7 @@ class RLP(Method[RLPParts]):
     @classmethod
     def assemble(cls, kit: Kit) -> Self:
         rollout = kit.common["rollout"]
-        teacher = Teacher.of(rollout.engine, decay=kit.settings.decay, rows=rollout.rows)
+        teacher = Teacher.of(rollout.engine, decay=kit.settings.decay, rows=rollout.rows, world=rollout.world)
         return cls(RLPParts(**kit.common, teacher=teacher), **kit.windows)
 
     def collect(self) -> str | None:

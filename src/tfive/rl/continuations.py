@@ -42,7 +42,8 @@ def continued(rollout: Rollout, begun: Trajectories, count: int) -> Trajectories
     step_BR = step_BP.repeat_interleave(count, 1)
     tokens_BRT = begun.thoughts.tokens_BRT.repeat_interleave(count, 1)
     thoughts, log_old = [], []
-    for part in micro_batches(len(texts.tokens_BS), rollout.rows):
+    own = rollout.world.computed(len(texts.tokens_BS))
+    for part in micro_batches(own, rollout.rows):
         some = texts.rows(part.start, part.stop)
         drawn = engine.sample(some, numbers_BRT[part], rollout.law, prefix=(tokens_BRT[part], step_BR[part]))
         with torch.no_grad():
@@ -51,14 +52,15 @@ def continued(rollout: Rollout, begun: Trajectories, count: int) -> Trajectories
     found = Trajectories(
         begun.role,
         window,
-        texts,
+        texts.rows(own.start, own.stop),
         join_thoughts(thoughts),
         log_old_BRT=torch.cat(log_old),
-        probe_step_BR=step_BR,
-        foreign_BR=None if begun.foreign_BR is None else begun.foreign_BR.repeat_interleave(count, 1),
         snapshots=rollout.snapshots.current("policy"),
     )
     scored = score(engine, found, rows=rollout.rows, snapshots=rollout.snapshots.current("scorer"))
+    scored = scored.gathered(rollout.world, texts).having(probe_step_BR=step_BR)
+    if begun.foreign_BR is not None:
+        scored = scored.having(foreign_BR=begun.foreign_BR.repeat_interleave(count, 1))
     rollout.count_tokens(begun.role, scored, given=int(step_BR[scored.thoughts.valid_BR].sum()))
     return rollout.rewarded(scored)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tfive import rng
+from tfive.distributed.world import SINGLE, World
 from tfive.rl.clusters import Estimate, clustered_mean
 from tfive.rl.sampling import micro_batches, sample
 from tfive.rl.trajectory import last_loss
@@ -131,15 +132,17 @@ def _inside(engine: TreeModel) -> Tensor:
 
 
 @torch.no_grad()
-def no_thought_losses(engine: TreeModel, texts: TextBatch, *, rows: int) -> Tensor:
+def no_thought_losses(engine: TreeModel, texts: TextBatch, *, rows: int, world: World = SINGLE) -> Tensor:
     """ℓ_0 of every item `[B, R]` (eq:continuation-ce). Of the frozen base model it is a reference training cannot
     move."""
-    parts = micro_batches(len(texts.tokens_BS), rows)
-    return torch.cat([engine.no_thought(texts.rows(part.start, part.stop)) for part in parts])
+    count = len(texts.tokens_BS)
+    parts = micro_batches(world.computed(count), rows)
+    return world.gather(torch.cat([engine.no_thought(texts.rows(part.start, part.stop)) for part in parts]), count)
 
 
 OnScores = Callable[[str, TextBatch, Thoughts, Scores], None]
-"""Called with the scores of every micro-batch, features included, for each item's `own` thought and for the `other`."""
+"""Called with the scores of every micro-batch of this process, features included, for each item's `own` thought and for
+the `other`."""
 
 
 @torch.no_grad()
@@ -155,11 +158,13 @@ def measure(
     window: int = 0,
     rows: int,
     on_scores: OnScores | None = None,
+    world: World = SINGLE,
 ) -> tuple[Gains, Thoughts]:
     """Sample thoughts for all items of `texts` and score them and every control under `engine`; returns the gains and
     the thoughts. `on_scores`: see `OnScores`."""
     group = engine.plan.group
-    own = sample(engine, texts, law, seed=seed, role=role, window=window, rows=rows, record_old=False).thoughts
+    drawn = sample(engine, texts, law, seed=seed, role=role, window=window, rows=rows, record_old=False, world=world)
+    own = drawn.thoughts
     versions = {
         "own": own,
         "other": foreign(own),
@@ -167,7 +172,7 @@ def measure(
         "random": randomised(own, texts, _inside(engine), group=group, seed=seed, window=window),
     }
     valid = own.valid_BR
-    losses, tokens = _losses_after(engine, texts, versions, rows, on_scores)
+    losses, tokens = _losses_after(engine, texts, versions, rows, on_scores, world)
     flat = {name: loss_BR[valid].float().cpu() for name, loss_BR in losses.items()}
     kinds_BP = torch.zeros_like(texts.positions_BP) if kind_BP is None else kind_BP.to(texts.positions_BP.device)
     gains = Gains(
@@ -186,7 +191,12 @@ def measure(
 
 
 def _losses_after(
-    engine: TreeModel, texts: TextBatch, versions: dict[str, Thoughts], rows: int, on_scores: OnScores | None
+    engine: TreeModel,
+    texts: TextBatch,
+    versions: dict[str, Thoughts],
+    rows: int,
+    on_scores: OnScores | None,
+    world: World,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The continuation loss `[B, R]` after every version of the thoughts, and without one (`no_thought`); and the same
     token by token `[B, R, H]` (see `Gains.token_IH`).
@@ -195,7 +205,8 @@ def _losses_after(
     """
     losses: dict[str, list[Tensor]] = {name: [] for name in (*versions, "no_thought")}
     tokens: dict[str, list[Tensor]] = {name: [] for name in (*losses, "mask")}
-    for part in micro_batches(len(texts.tokens_BS), rows):
+    count = len(texts.tokens_BS)
+    for part in micro_batches(world.computed(count), rows):
         some = texts.rows(part.start, part.stop)
         reading = engine.read(some)
         for name, thoughts in versions.items():
@@ -209,5 +220,6 @@ def _losses_after(
                 losses["no_thought"].append(scores.no_thought_BR)
                 tokens["no_thought"].append(scores.no_thought_token_BRH)
                 tokens["mask"].append(scores.token_mask_BRH)
-    joined = [{name: torch.cat(values) for name, values in found.items()} for found in (losses, tokens)]
-    return joined[0], joined[1]
+    own = [(torch.cat(values), 0) for found in (losses, tokens) for values in found.values()]
+    whole = iter(world.gather_all(own, count))
+    return {name: next(whole) for name in losses}, {name: next(whole) for name in tokens}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfive import rng
+from tfive.distributed.world import SINGLE, World
 from tfive.rl.clusters import clustered_mean
 from tfive.rl.initial import InitialWeights, dense
 from tfive.rl.optimizer import MasterOptimizer
@@ -167,6 +168,14 @@ class Experts:
             text_BR[valid_BR],
         )
 
+    def gathered(self, world: World, texts: int) -> Experts:
+        """The items of all `texts` rows, of which these are the ones that this process computed."""
+        if world.size == 1:
+            return self
+        rows = world.share(texts)
+        own = self if rows.stop > rows.start else self.items(self.text_I[:0])
+        return Experts(*world.gather_ragged([getattr(own, name) for name in Experts.__dataclass_fields__]))
+
     @staticmethod
     def joined(parts: Sequence[Experts]) -> Experts:
         """The micro-batches concatenated."""
@@ -174,13 +183,13 @@ class Experts:
 
 
 @torch.no_grad()
-def experts(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, *, rows: int) -> Experts:
+def experts(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, *, rows: int, world: World = SINGLE) -> Experts:
     """The two predictions of each item's continuation: after its whole thought, and without it."""
     parts = []
-    for part in micro_batches(len(texts.tokens_BS), rows):
+    for part in micro_batches(world.computed(len(texts.tokens_BS)), rows):
         some, own = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
         parts.append(Experts.of(engine.score(some, own, features=True, whole=True), some, own))
-    return Experts.joined(parts)
+    return Experts.joined(parts).gathered(world, len(texts.tokens_BS))
 
 
 class Gate:

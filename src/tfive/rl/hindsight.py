@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tfive.distributed.world import SINGLE, World
 from tfive.rl.gains import foreign
 from tfive.rl.sampling import micro_batches, sample
 from tfive.rl.trajectory import last_loss
@@ -100,6 +102,7 @@ def learnable(
     seed: int,
     stream: str,
     rows: int,
+    world: World = SINGLE,
 ) -> Learnable:
     """The best hindsight thought of every position that has a useful one; `engine`'s group says how many are drawn.
 
@@ -108,7 +111,8 @@ def learnable(
     plan, group = engine.plan, engine.plan.group
     asked, places, continuations = noted(texts, plan.horizon, note)
     at_once = rows * texts.positions_BP.shape[1]
-    drawn = sample(engine, asked, law, seed=seed, role=stream, window=0, rows=at_once, record_old=False).thoughts
+    asking: dict[str, Any] = {"seed": seed, "role": stream, "window": 0, "rows": at_once, "world": world}
+    drawn = sample(engine, asked, law, **asking, record_old=False).thoughts
     branches = texts.positions_BP.shape[1] * group
     spread = {}
     for name in ("tokens_BRT", "length_BR", "valid_BR", "closed_BR", "log_q_BRT"):
@@ -124,7 +128,7 @@ def learnable(
         for branch in range(slot * group, (slot + 1) * group):
             ids = thoughts.tokens_BRT[row, branch, : int(thoughts.length_BR[row, branch])].tolist()
             leak_BR[row, branch] = leaks(decode(ids), told)
-    own_BR, other_BR = (_losses(engine, texts, some, rows) for some in (thoughts, foreign(thoughts, near=True)))
+    own_BR, other_BR = (_losses(engine, texts, some, rows, world) for some in (thoughts, foreign(thoughts, near=True)))
     best, gain_BP, useful_BP = chosen(own_BR, other_BR, thoughts.valid_BR & ~leak_BR, group)
     single = Thoughts(**{name: value.gather(1, _like(best, value)) for name, value in spread.items()})
     single = replace(single, valid_BR=useful_BP)
@@ -153,9 +157,9 @@ def _like(index_BP: Tensor, value: Tensor) -> Tensor:
     return index_BP if value.ndim == 2 else index_BP[..., None].expand(*index_BP.shape, value.shape[-1])
 
 
-def _losses(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, rows: int) -> Tensor:
-    parts = []
-    for part in micro_batches(len(texts.tokens_BS), rows):
+def _losses(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, rows: int, world: World) -> Tensor:
+    parts, count = [], len(texts.tokens_BS)
+    for part in micro_batches(world.computed(count), rows):
         scores = engine.score(texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop), whole=True)
         parts.append(last_loss(scores.losses_BRK, scores.mask_BRK).float())
-    return torch.cat(parts)
+    return world.gather(torch.cat(parts), count)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed
 from tfive.rl.gains import foreign
 from tfive.rl.reward import (
@@ -49,7 +50,10 @@ class Rollout:
         *,
         seed: int,
         rows: int,
+        world: World = SINGLE,
     ) -> None:
+        """`world`: the processes that sample and score a share of the texts each; every one gets all trajectories."""
+        self.world = world
         self.engine, self.texts_of, self.ledger, self.snapshots, self.law = engine, texts_of, ledger, snapshots, law
         self.reward, self.telemetry, self.seed, self.rows = reward, telemetry, seed, rows
         self.scale = RewardScale(reward.decay)
@@ -83,6 +87,7 @@ class Rollout:
             scored=True,
             states=states,
             snapshots=self.snapshots.current("policy", "scorer"),
+            world=self.world,
         )
         self._check(scored)
         self.count_tokens(role, scored)
@@ -105,14 +110,15 @@ class Rollout:
     def _foreign_losses(self, engine: TreeModel, scored: Trajectories) -> Tensor:
         """The loss `[B, R]` of each continuation after a whole thought of another text."""
         other = foreign(scored.thoughts, near=True)
-        losses = []
-        for part in micro_batches(len(scored.texts.tokens_BS), self.rows):
+        losses, count = [], len(scored.texts.tokens_BS)
+        for part in micro_batches(self.world.computed(count), self.rows):
             some = scored.texts.rows(part.start, part.stop)
             found = engine.score(some, other.rows(part.start, part.stop), whole=True)
             losses.append(last_loss(found.losses_BRK, found.mask_BRK))
-        if not all(bool(torch.isfinite(part).all()) for part in losses):
+        losses_BR = self.world.gather(torch.cat(losses), count)
+        if not bool(torch.isfinite(losses_BR).all()):
             raise RunFailed(f"the {scored.role} set of window {scored.window} has foreign losses that are not finite")
-        return torch.cat(losses)
+        return losses_BR
 
     def appraised(self, engine: TreeModel, texts: TextBatch, thoughts: Thoughts, window: int) -> Trajectories:
         """Thoughts that were sampled before, with the losses, log-probabilities and rewards they get from `engine` now.
@@ -120,19 +126,20 @@ class Rollout:
         For reports alone: nothing is drawn and nothing is counted.
         """
         scores, recorded = [], []
-        for part in micro_batches(len(texts.tokens_BS), self.rows):
+        own = self.world.computed(len(texts.tokens_BS))
+        for part in micro_batches(own, self.rows):
             some, these = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
             scores.append(engine.score(some, these))
             recorded.append(engine.policy(some, these, features=True, parity=self.law.parity))
         found = Trajectories(
             "develop",
             window,
-            texts,
-            thoughts,
+            texts.rows(own.start, own.stop),
+            thoughts.rows(own.start, own.stop),
             log_old_BRT=torch.cat([p.need("log_prob_BRT").float() for p in recorded]),
             states_BRTD=torch.cat([p.need("features_BRTD") for p in recorded]),
         )
-        found = with_scores(found, scores)
+        found = with_scores(found, scores).gathered(self.world, texts)
         if self.reward.reference != "no_thought":
             found = found.having(foreign_BR=self._foreign_losses(engine, found))
         return self._with_rewards(found)

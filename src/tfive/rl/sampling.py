@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tfive import rng
+from tfive.distributed.world import SINGLE, World
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
@@ -34,10 +35,11 @@ def branch_uniforms(texts: TextBatch, *, group: int, steps: int, seed: int, role
     return torch.from_numpy(numbers).to(texts.tokens_BS.device)
 
 
-def micro_batches(count: int, size: int) -> Iterator[slice]:
-    """Slices of at most `size` rows that cover `count` of them."""
-    for start in range(0, count, size):
-        yield slice(start, min(start + size, count))
+def micro_batches(rows: int | slice, size: int) -> Iterator[slice]:
+    """Slices of at most `size` rows that cover so many of them, or a slice of them."""
+    begin, end = (rows.start, rows.stop) if isinstance(rows, slice) else (0, rows)
+    for start in range(begin, end, size):
+        yield slice(start, min(start + size, end))
 
 
 def join_thoughts(parts: list[Thoughts]) -> Thoughts:
@@ -59,13 +61,17 @@ def sample(
     scored: bool = False,
     states: bool = False,
     snapshots: dict[str, str] | None = None,
+    world: World = SINGLE,
 ) -> Trajectories:
     """Thoughts for every item of `texts`, `rows` texts at a time, with log q and log π_old recorded.
 
     log π_old is recomputed by the training forward on the weights that sampled, so that the gap between the two is
     measured and not assumed to be zero. With `scored` the same weights also score the thoughts, sharing the forward
-    pass over the text. With `states` both passes keep the features that the calibration heads read.
+    pass over the text. With `states` both passes keep the features that the calibration heads read. The processes of
+    `world` draw for a share of the texts each, and every one gets all thoughts.
     """
+    everything, own = texts, world.computed(len(texts.tokens_BS))
+    texts = texts.rows(own.start, own.stop)
     numbers_BRT = branch_uniforms(
         texts, group=engine.plan.group, steps=engine.plan.length, seed=seed, role=role, window=window
     )
@@ -92,7 +98,7 @@ def sample(
             states_BRTD=torch.cat([p.need("features_BRTD") for p in recorded]),
             scoring_BRF=torch.cat([scoring_features(p) for p in scores]),
         )
-    return with_scores(drawn, scores) if scored else drawn
+    return (with_scores(drawn, scores) if scored else drawn).gathered(world, everything)
 
 
 def scoring_features(read: Scores) -> Tensor:

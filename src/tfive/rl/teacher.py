@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tfive.distributed.world import SINGLE, World
 from tfive.rl.gains import no_thought_losses
 from tfive.rl.optimizer import wide
 from tfive.tree.forward import TreeModel
@@ -67,16 +68,16 @@ class Ema:
 class Teacher:
     """φ ← decay·φ + (1 − decay)·θ in float32, starting at θ. `engine` is the compute copy, filled from the average."""
 
-    def __init__(self, engine: TreeModel, *, decay: float, rows: int) -> None:
-        self.engine, self.rows = engine, rows
+    def __init__(self, engine: TreeModel, *, decay: float, rows: int, world: World = SINGLE) -> None:
+        self.engine, self.rows, self.world = engine, rows, world
         self.average = Ema(decay)
 
     @classmethod
-    def of(cls, student: TreeModel, *, decay: float, rows: int) -> Self:
+    def of(cls, student: TreeModel, *, decay: float, rows: int, world: World = SINGLE) -> Self:
         """A teacher with a frozen copy of the student's model, under the student's plan."""
         model = copy.deepcopy(student.model).requires_grad_(False)
         delimiters = None if student.delimiters is None else copy.deepcopy(student.delimiters).requires_grad_(False)
-        return cls(TreeModel(model, student.plan, student.engine, delimiters), decay=decay, rows=rows)
+        return cls(TreeModel(model, student.plan, student.engine, delimiters), decay=decay, rows=rows, world=world)
 
     @property
     def started(self) -> bool:
@@ -96,7 +97,7 @@ class Teacher:
         if self.engine.delimiters is not None:
             named |= {f"delimiters.{name}": p for name, p in self.engine.delimiters.named_parameters()}
         self.average.copy_to(named.items())
-        return no_thought_losses(self.engine, texts, rows=self.rows)
+        return no_thought_losses(self.engine, texts, rows=self.rows, world=self.world)
 
     def state_dict(self) -> dict[str, Any]:
         return self.average.state_dict()

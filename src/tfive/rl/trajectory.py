@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfive.distributed.world import World
 from tfive.tree.layout import TextBatch, Thoughts
 
 _TEXT_FIELDS = ("tokens_BS", "document_BS", "positions_BP", "items_BP")
@@ -103,6 +104,17 @@ class Trajectories:
 
     def to(self, device: torch.device | str) -> Trajectories:
         return self._map(lambda _, tensor: tensor.to(device))
+
+    def gathered(self, world: World, texts: TextBatch) -> Trajectories:
+        """The trajectories of all `texts`, of which these are the rows that this process computed."""
+        if world.size == 1:
+            return self
+        own = [(f.name, v) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)]
+        parts = [(v, 1 if name.endswith("_2BRT") else 0) for name, v in own]
+        parts += [(getattr(self.thoughts, name), 0) for name in _THOUGHT_FIELDS]
+        found = world.gather_all(parts, len(texts.tokens_BS))
+        whole: dict[str, Any] = {name: value for (name, _), value in zip(own, found)}
+        return replace(self, texts=texts, thoughts=Thoughts(*found[len(own) :]), **whole)
 
     def _map(self, change: Any) -> Trajectories:
         own = {

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from tfive.config.config import Config
+from tfive.distributed.roles import fitters
+from tfive.distributed.world import SINGLE, World
 from tfive.inference.thought_model import plan_for
 from tfive.methods.method import Kit, Method
 from tfive.models.load import Loaded
@@ -17,7 +21,7 @@ from tfive.rl.critic import FrozenBase, build_pair
 from tfive.rl.critic_files import load_critics
 from tfive.rl.critics import Critics
 from tfive.rl.gate import Gate
-from tfive.rl.optimizer import MasterOptimizer
+from tfive.rl.optimizer import MasterOptimizer, wide
 from tfive.rl.roles import MEASURED, Ledger
 from tfive.rl.rollout import Rollout
 from tfive.rl.snapshots import Snapshots
@@ -51,6 +55,8 @@ class Assembly:
     """Texts that choose nothing: measured once, when training is over."""
     warmstart: dict[str, Any] | None = None
     """What the warm start did, where there was one."""
+    world: World = SINGLE
+    """The processes of the run."""
 
     @property
     def reader(self) -> TreeModel:
@@ -69,10 +75,15 @@ class Assembly:
 
 
 def build(
-    config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Telemetry, warmed: WarmStart | None = None
+    config: Config,
+    loaded: Loaded,
+    corpus: PreparedCorpus,
+    telemetry: Telemetry,
+    warmed: WarmStart | None = None,
+    world: World = SINGLE,
 ) -> Assembly:
     """Admit the model by probe, copy the frozen base, and put the method's parts together; `warmed`: what the run
-    begins with beside the weights."""
+    begins with beside the weights; `world`: the processes that split the passes over texts."""
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=config.group)
     single = replace(plan, group=1)
     frozen = copy.deepcopy(loaded.model).requires_grad_(False)
@@ -81,7 +92,7 @@ def build(
     base = TreeModel(frozen, single, config.engine.options(), _delimiters(frozen, single, trainable=False), shut)
     with telemetry.phase("admit"):
         admit(base, corpus.sequence_length + plan.reach)
-    actor = _actor(config, loaded, plan, warmed)
+    actor = _actor(config, loaded, plan, warmed, world)
     spec, engine, snapshots = config.spec, actor.engine, Snapshots()
     drawn = (*spec.roles_of(config), *spec.first_roles)
     ledger = Ledger(corpus, config.window, seed=config.run.seed, roles=drawn)
@@ -90,8 +101,8 @@ def build(
         gate = Gate(base.width, config.gate, seed=config.run.seed, device=base.device)
     if spec.scoring == "next_token":
         engine = under(engine, replace(plan, checkpoints=(plan.length,), horizon=1))
-    rollout = _rollout(config, engine, corpus, ledger, snapshots, telemetry)
-    critics = _critics(config, frozen, single)
+    rollout = _rollout(config, engine, corpus, ledger, snapshots, telemetry, world)
+    critics = _critics(config, frozen, single, world)
     common = {"rollout": rollout, "actor": actor, "snapshots": snapshots, "telemetry": telemetry, "gate": gate}
     method: Method[Any] = spec.load().assemble(Kit(config, common, critics))
     return Assembly(
@@ -104,9 +115,10 @@ def build(
         gate,
         critics,
         method,
-        development=_measured(config, corpus, base, "development", config.run.develop_items),
-        test=_measured(config, corpus, base, "test"),
+        development=_measured(config, corpus, base, world, "development", config.run.develop_items),
+        test=_measured(config, corpus, base, world, "test"),
         warmstart=None if warmed is None else warmed.report,
+        world=world,
     )
 
 
@@ -117,6 +129,7 @@ def _rollout(
     ledger: Ledger,
     snapshots: Snapshots,
     telemetry: Telemetry,
+    world: World,
 ) -> Rollout:
     return Rollout(
         engine,
@@ -128,10 +141,11 @@ def _rollout(
         telemetry,
         seed=config.run.seed,
         rows=config.run.rollout_texts,
+        world=world,
     )
 
 
-def _critics(config: Config, frozen: Any, plan: ThoughtPlan) -> Critics | None:
+def _critics(config: Config, frozen: Any, plan: ThoughtPlan, world: World) -> Critics | None:
     """As many critics as the method has, fresh from the base model or from a saved pair."""
     count = config.spec.critics
     if not count:
@@ -142,10 +156,16 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan) -> Critics | None:
         load_critics(config.critic.start, own)
     base = FrozenBase(frozen, plan, config.critic, config.engine.options())
     rows = config.run.texts_per_pass
-    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows)
+    by, shards = fitters(config.distributed.profile, world, count), []
+    if config.critic.adapt in ("top", "full") and _in_shards(config, world) and not any(one.alone for one in by):
+        # Adapted blocks are as large as the model's; a head or low-rank updates are small, and every process has all.
+        trees = [(critic, critic.tree) for critic in own if critic.tree is not None]
+        shards = [_shards(config, t, {"head": c.head}, world, name="body", trained_in=wide) for c, t in trees]
+    split: dict[str, Any] = {"world": world, "fitters": by, "shards": shards}
+    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows, **split)
 
 
-def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None) -> Actor:
+def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None, world: World) -> Actor:
     model = loaded.model.requires_grad_(True)
     delimiters, gates = _delimiters(model, plan, trainable=True), _gates(model, plan, trainable=True)
     if warmed is not None and delimiters is not None and warmed.delimiters is not None:
@@ -153,15 +173,22 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart 
     if warmed is not None and gates is not None and warmed.gates is not None:
         gates.load_state_dict(warmed.gates)
     engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
+    beside = {"delimiters": delimiters, GATES.removesuffix("."): gates}
+    small = {name: module for name, module in beside.items() if module is not None}
     named = list(model.named_parameters())
-    if delimiters is not None:
-        named += [(f"delimiters.{name}", parameter) for name, parameter in delimiters.named_parameters()]
-    if gates is not None:
-        named += [(f"{GATES}{name}", parameter) for name, parameter in gates.named_parameters()]
+    for prefix, module in small.items():
+        named += [(f"{prefix}.{name}", parameter) for name, parameter in module.named_parameters()]
+    shards = None
+    if _in_shards(config, world):
+        kept = config.optimizer.bf16_update == "stochastic"
+        shards = _shards(config, engine, small, world, trained_in=(lambda dtype: dtype) if kept else wide)
+        named = shards.named_parameters()
     total = config.window.windows * config.window.actor_steps
     settings = config.optimizer.model_dump(exclude={"gate_lr"})
     rates = {GATES: config.optimizer.gate_lr / config.optimizer.lr}
-    optimizer = MasterOptimizer(named, total_steps=total, seed=config.run.seed, lr_multipliers=rates, **settings)
+    optimizer = MasterOptimizer(
+        named, total_steps=total, seed=config.run.seed, lr_multipliers=rates, world=world, shards=shards, **settings
+    )
     return Actor(
         engine,
         optimizer,
@@ -173,7 +200,22 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart 
         rows=config.run.texts_per_pass,
         parity=config.sampling.parity,
         centre=config.sampling if config.calibration.score_centering else None,
+        world=world,
+        shards=shards,
     )
+
+
+def _in_shards(config: Config, world: World) -> bool:
+    return world.size > 1 and config.distributed.shard != 1
+
+
+def _shards(config: Config, engine: TreeModel, beside: Mapping[str, nn.Module], world: World, **options: Any) -> Any:
+    """An engine's weights in shards, of which its own become the whole copy."""
+    # Imported where it is needed: a run without shards never loads FSDP.
+    from tfive.distributed.shards import Shards, shard_mesh
+
+    mesh = shard_mesh(engine.device.type, world.size, config.distributed.shard)
+    return Shards(engine.model, engine.backbone.block_names, mesh, beside=beside, **options)
 
 
 def _delimiters(model: Any, plan: ThoughtPlan, *, trainable: bool) -> Delimiters | None:
@@ -185,7 +227,7 @@ def _gates(model: Any, plan: ThoughtPlan, *, trainable: bool) -> ReadingGates | 
 
 
 def _measured(
-    config: Config, corpus: PreparedCorpus, base: TreeModel, split: str, items: int | None = None
+    config: Config, corpus: PreparedCorpus, base: TreeModel, world: World, split: str, items: int | None = None
 ) -> MeasuredTexts:
     """The first sequences of a split that together hold the items asked for, or all."""
     numbers = corpus.sequences(split)
@@ -199,4 +241,5 @@ def _measured(
         role=MEASURED[split],
         seed=config.run.seed,
         rows=config.run.rollout_texts,
+        world=world,
     )

@@ -30,11 +30,17 @@ MAY_CHANGE = (
     "text.sources",
     "text.cache",
     "text.workers",
+    "distributed.profile",
+    "distributed.shard",
+    "distributed.timeout",
 )
 """Keys that a run may be resumed with another value of: how long it goes, what it writes, how and where it computes.
 The model and the sources may have moved; their digests say whether they are the same."""
 
-BITS = ("run.texts_per_pass", "run.texts_per_rollout", "engine.fast", "engine.activation_checkpointing")
+BITS = (
+    "run.texts_per_pass", "run.texts_per_rollout", "engine.fast", "engine.activation_checkpointing",
+    "distributed.profile", "distributed.shard",
+)  # fmt: skip
 """Those that change the order of summation, and so the last bits of the numbers."""
 
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tfive.distributed.world import SINGLE, World
 from tfive.rl.gains import measure as measure_gains
 from tfive.rl.gains import no_thought_losses
 from tfive.rl.gate import Experts, Gate, mixed_gains
@@ -40,9 +41,10 @@ class MeasuredTexts:
         role: str,
         seed: int,
         rows: int,
+        world: World = SINGLE,
     ) -> None:
         self.texts, self.kind_BP, self.base, self.sampling = texts, kind_BP, base, sampling
-        self.role, self.seed, self.rows = role, seed, rows
+        self.role, self.seed, self.rows, self.world = role, seed, rows, world
         self.thoughts: Thoughts | None = None
         """Those of the last measurement."""
         self.token_IH: dict[str, Tensor] = {}
@@ -52,7 +54,7 @@ class MeasuredTexts:
     @cached_property
     def base_no_thought_BR(self) -> Tensor:
         """The yardstick that training cannot move."""
-        return no_thought_losses(self.base, self.texts, rows=self.rows)
+        return no_thought_losses(self.base, self.texts, rows=self.rows, world=self.world)
 
     def measure(self, engine: TreeModel, gate: Gate | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All gains as plain numbers with 95 % intervals, each kind of position also by itself; and item by item."""
@@ -71,6 +73,7 @@ class MeasuredTexts:
             role=self.role,
             rows=self.rows,
             on_scores=None if gate is None else keep,
+            world=self.world,
         )
         self.thoughts, self.token_IH = thoughts, dict(gains.token_IH)
         found = gains.summary()
@@ -82,7 +85,9 @@ class MeasuredTexts:
                 own = gains.estimates(chosen_I)
                 found |= {f"{name}_{kind}": own[name].mean for name in ("thought_gain", "content_gain", "empty_gain")}
         if gate is not None:
-            mixed = mixed_gains(gate, Experts.joined(kept["own"]), Experts.joined(kept["other"]))
+            count = len(self.texts.tokens_BS)
+            pair = [Experts.joined(kept[name]).gathered(self.world, count) for name in ("own", "other")]
+            mixed = mixed_gains(gate, *pair)
             found |= mixed.summary()
             items |= mixed.gains_I
             self.token_IH["gate"] = mixed.gate_IH.detach().cpu()

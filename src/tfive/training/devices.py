@@ -82,13 +82,20 @@ class Placement:
         }
 
 
-def place(device: str = "auto", compute: str = "auto", deterministic: bool = False) -> Placement:
+def place(
+    device: str = "auto", compute: str = "auto", deterministic: bool = False, *, process: int | None = None
+) -> Placement:
     """The placement of `model.device`, `model.compute` and `run.deterministic`, with all cores this process may use.
 
     Deterministic kernels are always on for the CPU, where they cost nothing; on GPUs they are slower and asked for.
+    `process` is this one's number among several on this machine, each of which has the GPU of its number; None is for
+    work that one process does alone, and refuses a launch of several.
     """
-    refuse_several_processes()
+    if process is None:
+        refuse_several_processes()
     chosen = choose_device(device)
+    if process is not None and chosen.type == "cuda" and device in ("auto", "cuda"):
+        chosen = choose_device(f"cuda:{process % torch.cuda.device_count()}")
     return Placement(chosen, choose_dtype(compute, chosen), usable_cores(), deterministic or chosen.type == "cpu")
 
 

@@ -67,12 +67,14 @@ class Pieces:
 
 @dataclass
 class Explorer:
-    """Writes the files of one run; `count` items, the first of the development set."""
+    """Writes the files of one run; `count` items, the first of the development set. Of several processes, which all
+    ask the critics together, one `writes`."""
 
     folder: Path
     config: Config
     corpus: PreparedCorpus
     development: MeasuredTexts
+    writes: bool = True
 
     def __post_init__(self) -> None:
         texts = self.development.texts
@@ -95,14 +97,16 @@ class Explorer:
         thoughts = self.development.thoughts
         if not self.count or thoughts is None:
             return
-        if not (self.folder / TEXTS).is_file():
-            self._save_texts()
         texts, thoughts = self.development.texts.rows(0, self.rows), thoughts.rows(0, self.rows)
-        kept: Arrays = self._thoughts(thoughts)
-        kept |= self._tokens() | {name: _half(items[name][: self.count]) for name in GAINS if name in items}
         # What critics say costs passes of its own, so it is asked for where it stays: half-way and at the end.
         stays = window in (self.half_way, self.config.window.windows)
         credit = method.credited(texts, thoughts) if stays else None
+        if not self.writes:
+            return
+        if not (self.folder / TEXTS).is_file():
+            self._save_texts()
+        kept: Arrays = self._thoughts(thoughts)
+        kept |= self._tokens() | {name: _half(items[name][: self.count]) for name in GAINS if name in items}
         if credit is not None:
             kept |= self._credit(credit, thoughts.valid_BR)
         _save(kept, self.path(window), {"window": window})
@@ -112,6 +116,8 @@ class Explorer:
 
     def forget_after(self, window: int) -> None:
         """Remove measurements later than a window: a resumed run makes them again."""
+        if not self.writes:
+            return
         for path in self.folder.glob("window-*.safetensors"):
             if path.name > self.path(window).name:
                 path.unlink()

@@ -28,13 +28,16 @@ class Stopped(RunFailed):
 class RunStatus:
     """Keeps both files of one run's folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, writes: bool = True) -> None:
+        """Of several processes one `writes`."""
+        self.folder, self.writes = folder, writes
         self._said: dict[str, Any] = {}
 
     def write(self, **changes: Any) -> None:
         """Change what `status.json` says; it appears whole or not at all."""
         self._said |= changes
+        if not self.writes:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         beside = self.folder / f".{STATUS}"
         beside.write_text(json.dumps(self._said, ensure_ascii=False) + "\n", "utf-8")
@@ -57,12 +60,16 @@ class RunStatus:
 
     def spent(self, cost: dict[str, Any]) -> None:
         """Add a line of costs."""
+        if not self.writes:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / COSTS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(cost, ensure_ascii=False) + "\n")
 
     def restore(self, costs: Iterable[dict[str, Any]]) -> None:
         """Write the costs anew as a checkpoint has them: lines after it will be written again."""
+        if not self.writes:
+            return
         (self.folder / COSTS).unlink(missing_ok=True)
         for cost in costs:
             self.spent(cost)

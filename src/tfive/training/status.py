@@ -120,10 +120,22 @@ def memory(device: torch.device) -> str:
     return "" if sys.platform == "win32" else f"{_resident() / 1e9:.1f} GB"
 
 
+def peak_bytes(device: torch.device) -> int:
+    """The most bytes that this process has held so far, of the device's memory or of the host's."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return 0 if sys.platform == "win32" else _most_resident()
+
+
+def _most_resident() -> int:
+    resource: Any = importlib.import_module("resource")
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+
+
 def _resident() -> int:
     """Bytes this process holds; where the system does not tell, the most it has held."""
     resource: Any = importlib.import_module("resource")
     try:
         return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * int(resource.getpagesize())
     except (OSError, ValueError, IndexError):
-        return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+        return _most_resident()

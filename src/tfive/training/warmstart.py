@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tfive import rng
 from tfive.config.config import Config
+from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed, UserError
 from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded
@@ -59,7 +60,12 @@ class WarmStart:
 
 
 def warm_start(
-    config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Telemetry, folder: Path
+    config: Config,
+    loaded: Loaded,
+    corpus: PreparedCorpus,
+    telemetry: Telemetry,
+    folder: Path,
+    world: World = SINGLE,
 ) -> WarmStart | None:
     """Train `loaded.model` in place as `config.warmstart` says, or take what `folder` keeps of that; None if off."""
     if config.warmstart.source == "off":
@@ -71,7 +77,8 @@ def warm_start(
     model = loaded.model.requires_grad_(True)
     delimiters = Delimiters.from_model(model, plan).requires_grad_(True) if plan.learned else None
     gates = ReadingGates.of(model).requires_grad_(True) if plan.gated else None
-    teaching = Teaching(config, loaded, corpus, TreeModel(model, plan, config.engine.options(), delimiters, gates))
+    engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
+    teaching = Teaching(config, loaded, corpus, engine, world)
     with telemetry.phase("develop", "develop"):
         before = teaching.measured()
     rounds = []
@@ -89,14 +96,18 @@ def warm_start(
         None if delimiters is None else dict(delimiters.state_dict()),
         None if gates is None else dict(gates.state_dict()),
     )
-    _keep(found, loaded, folder)
+    if world.leads:
+        _keep(found, loaded, folder)
     return found
 
 
 class Teaching:
     """The model, its optimizer, and the rounds of drawing thoughts and learning them."""
 
-    def __init__(self, config: Config, loaded: Loaded, corpus: PreparedCorpus, engine: TreeModel) -> None:
+    def __init__(
+        self, config: Config, loaded: Loaded, corpus: PreparedCorpus, engine: TreeModel, world: World = SINGLE
+    ) -> None:
+        self.world = world
         self.config, self.settings, self.corpus, self.engine = config, config.warmstart, corpus, engine
         self.tokenizer: Any = loaded.tokenizer
         self.rounds = self.settings.rounds if self.settings.source == "hindsight" else 1
@@ -106,7 +117,7 @@ class Teaching:
         warmup, seed = max(steps > 1, steps // 10), config.run.seed
         self.optimizer = MasterOptimizer(
             self._named(), lr=self.settings.lr, schedule="linear", warmup_steps=warmup, total_steps=steps,
-            lr_multipliers=rates, seed=seed,
+            lr_multipliers=rates, seed=seed, world=world,
         )  # fmt: skip
         self._base: Tensor | None = None
 
@@ -125,10 +136,9 @@ class Teaching:
         texts = self.corpus.batch(numbers[:enough]).to(self.engine.device)
         rows, seed = self.config.run.rollout_texts, self.config.run.seed
         if self._base is None:
-            self._base = no_thought_losses(self.engine, texts, rows=rows)
-        found, _ = measure(
-            self.engine, texts, self.config.sampling, base_no_thought_BR=self._base, seed=seed, rows=rows
-        )
+            self._base = no_thought_losses(self.engine, texts, rows=rows, world=self.world)
+        law, base = self.config.sampling, self._base
+        found, _ = measure(self.engine, texts, law, base_no_thought_BR=base, seed=seed, rows=rows, world=self.world)
         summary = found.summary()
         return {name: float(summary[name]) for name in MEASURED}
 
@@ -164,6 +174,7 @@ class Teaching:
             drawing, texts, self.config.sampling, note=(note[0], note[1]),
             decode=lambda ids: str(self.tokenizer.decode(ids)), seed=self.config.run.seed,
             stream=f"{ROLE}/{number}", rows=max(1, self.config.run.rollout_texts // self.settings.samples),
+            world=self.world,
         )  # fmt: skip
 
     def _given(self) -> Learnable:
@@ -205,8 +216,8 @@ class Teaching:
         actions = max(1, int(thoughts.mask_BRT.sum()))
         taught_BP = torch.where(thoughts.valid_BR, texts.positions_BP, -1)
         text_count, after_count = anchor_counts(texts.document_BS, taught_BP, self.engine.plan.horizon)
-        total = 0.0
-        for part in micro_batches(len(rows), self.config.run.texts_per_pass):
+        losses: list[list[float]] = []
+        for part in micro_batches(self.world.share(len(rows)), self.config.run.texts_per_pass):
             some = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
             output = self.engine.policy(*some, text=True, continuations=True)
             thought = anchor_loss(output.need("log_prob_BRT"), some[1].mask_BRT)
@@ -214,10 +225,10 @@ class Teaching:
             text = anchor_loss(output.need("text_log_prob_BS"), output.need("text_mask_BS"))
             loss = thought / actions + after / max(1, after_count) + TEXT_WEIGHT * text / max(1, text_count)
             loss.backward()
-            total += float(loss.detach())
+            losses.append([float(loss.detach())])
         if not self.optimizer.step().applied:
             raise RunFailed("the warm start's gradient is not finite; lower warmstart.lr")
-        return total
+        return self.world.sum_in_order(losses, 1)[0]
 
     def _batches(self, data: Learnable, number: int, step: int) -> Iterator[Tensor]:
         """The rows of update `step`: texts with thoughts in a random order, a fresh one for every pass."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed
 from tfive.rl.calibration.heads import ACTION_WIDTH, MeanHead, WeightHead
 from tfive.rl.calibration.mean import MeanPlan, cross_fit_change, cross_fit_offset
@@ -43,8 +44,9 @@ class Calibrator:
         seed: int,
         rows: int,
         action_width: int = ACTION_WIDTH,
+        world: World = SINGLE,
     ) -> None:
-        self.engine, self.settings, self.seed, self.rows = engine, settings, seed, rows
+        self.engine, self.settings, self.seed, self.rows, self.world = engine, settings, seed, rows, world
         features = engine.width
         prefix = features + 2 * critic_features
         scoring = features + engine.plan.horizon + 1
@@ -246,8 +248,9 @@ class Calibrator:
     def _policy_features(self, trajectories: Trajectories) -> Tensor:
         if trajectories.states_BRTD is not None:
             return trajectories.states_BRTD
-        parts = [trajectories.rows(p) for p in micro_batches(len(trajectories.texts.tokens_BS), self.rows)]
-        return torch.cat([self.engine.features(some.texts, some.thoughts) for some in parts])
+        count = len(trajectories.texts.tokens_BS)
+        parts = [trajectories.rows(p) for p in micro_batches(self.world.computed(count), self.rows)]
+        return self.world.gather(torch.cat([self.engine.features(some.texts, some.thoughts) for some in parts]), count)
 
     def _scoring_context(self, trajectories: Trajectories) -> Tensor:
         """The scoring text's features, with the rewards' reference loss (usually ℓ_0) as the last one."""
@@ -257,11 +260,11 @@ class Calibrator:
     def _scoring_features(self, trajectories: Trajectories) -> Tensor:
         if trajectories.scoring_BRF is not None:
             return trajectories.scoring_BRF
-        parts = []
-        for part in micro_batches(len(trajectories.texts.tokens_BS), self.rows):
+        parts, count = [], len(trajectories.texts.tokens_BS)
+        for part in micro_batches(self.world.computed(count), self.rows):
             some = trajectories.rows(part)
             parts.append(scoring_features(self.engine.score(some.texts, emptied(some.thoughts), features=True)))
-        return torch.cat(parts)
+        return self.world.gather(torch.cat(parts), count)
 
     def state_dict(self) -> dict[str, Any]:
         return {

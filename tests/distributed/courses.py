@@ -1,0 +1,153 @@
+"""A few windows of any method in float64, by any number of processes: thoughts, gradients and decisions."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tfive.config.config import Config
+from tfive.distributed.world import World
+from tfive.methods.method import Method
+from tfive.models.load import Loaded, load_model
+from tfive.rl.optimizer import MasterOptimizer
+from tfive.rl.trajectory import Trajectories
+from tfive.telemetry import Silent
+from tfive.training import build
+from tfive.training.build import Assembly
+from tfive.training.corpus import corpus_of
+from tfive.training.warmstart import warm_start
+from tiny import configure
+
+
+class Heard(Silent):
+    """Keeps the events: every decision that a method takes is one."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def event(self, what: str, detail: str, window: int | None = None) -> None:
+        self.events.append(f"{window} {what}: {_rounded(detail)}")
+
+
+def course(world: World, folder: str, overrides: list[str], name: str = "course", windows: int = 2) -> dict[str, Any]:
+    """What a run of so many windows came to, measured on the way."""
+    config = configure(Path(folder), *overrides, f"window.windows={windows}")
+    heard, thoughts = Heard(), _Thoughts()
+    loaded = _exact(config)
+    corpus = corpus_of(config, loaded=loaded)
+    warmed = warm_start(config, loaded, corpus, heard, Path(folder) / f"{name}-{world.size}", world)
+    assembly = _exactly_built(config, loaded, corpus, heard, warmed, world)
+    thoughts.listen(assembly)
+    gradients = _gradients(assembly)
+    method, phases, reports = assembly.method, [], []
+    while not method.finished(windows):
+        phases.append(method.advance())
+        if method.closed:
+            found, _ = assembly.development.measure(assembly.reader, assembly.gate)
+            reports.append(
+                _numbers(method) | {f"develop/{name}": found[name] for name in ("content_gain", "thought_gain")}
+            )
+    return {
+        "phases": phases,
+        "events": heard.events,
+        "thoughts": thoughts.digests,
+        "gradients": gradients,
+        "reports": reports,
+        "weights": _sums(assembly.actor.optimizer.masters().values()),
+        "warmstart": None if warmed is None else _leaves(warmed.report),
+    }
+
+
+def _exact(config: Config) -> Loaded:
+    loaded = load_model(config.model.name, device="cpu", dtype=torch.float32)
+    loaded.model.double()
+    return loaded
+
+
+def _exactly_built(*given: Any) -> Assembly:
+    """What `build` makes, with critics whose heads are float64 like everything else."""
+    pair = build.build_pair
+
+    def exact(*arguments: Any, **named: Any) -> Any:
+        return [critic.double() for critic in pair(*arguments, **named)]
+
+    build.build_pair = exact
+    try:
+        return build.build(*given)
+    finally:
+        build.build_pair = pair
+
+
+class _Thoughts:
+    """A digest of every set of thoughts that is drawn."""
+
+    def __init__(self) -> None:
+        self.digests: list[str] = []
+
+    def listen(self, assembly: Assembly) -> None:
+        rollout, collect = assembly.method.parts.rollout, assembly.method.parts.rollout.collect
+
+        def heard(*given: Any, **named: Any) -> Trajectories:
+            found = collect(*given, **named)
+            tokens = found.thoughts.tokens_BRT.masked_fill(~found.mask_BRT, -1)
+            self.digests.append(hashlib.sha256(tokens.numpy().tobytes()).hexdigest()[:16])
+            return found
+
+        rollout.collect = heard
+
+
+def _gradients(assembly: Assembly) -> list[list[float]]:
+    """A few numbers of every summed gradient before it is clipped, by update: of the actor and of each critic."""
+    kept: list[list[float]] = []
+    critics = [] if assembly.critics is None else assembly.critics.optimizers
+    for optimizer in (assembly.actor.optimizer, *critics):
+        _listen(optimizer, kept)
+    return kept
+
+
+def _listen(optimizer: MasterOptimizer, kept: list[list[float]]) -> None:
+    add = optimizer._sum_over_processes
+
+    def heard() -> None:
+        add()
+        whole, found = optimizer.shards, list(optimizer.gradients())
+        kept.append(_sums(one if whole is None else whole.gathered(name, one) for name, one in found))
+
+    optimizer._sum_over_processes = heard  # type: ignore[method-assign]
+
+
+def _sums(tensors: Any) -> list[float]:
+    """Of each tensor its sum, its square sum and one weighted sum."""
+    found = []
+    for tensor in tensors:
+        flat = tensor.detach().double().flatten()
+        found += [
+            float(flat.sum()),
+            float(flat.square().sum()),
+            float(flat @ torch.linspace(-1, 2, len(flat)).double()),
+        ]
+    return found
+
+
+def _numbers(method: Method[Any]) -> dict[str, float]:
+    return _leaves(method.report)
+
+
+def _leaves(value: Any, path: str = "") -> dict[str, float]:
+    if isinstance(value, bool | int | float):
+        return {path: float(value)}
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    return {name: leaf for key, one in pairs for name, leaf in _leaves(one, f"{path}/{key}").items()}
+
+
+def _rounded(detail: str) -> str:
+    """An event as it was said."""
+    return detail
+
+
+def courses(world: World, folder: str, cases: dict[str, list[str]]) -> dict[str, Any]:
+    """`course` for every case."""
+    return {name: course(world, folder, overrides, name) for name, overrides in cases.items()}
