@@ -3,7 +3,7 @@
 Mid-training steps are far smaller than the spacing of bfloat16 numbers, so master weights, moments and accumulated
 gradients are float32. A float32 or float64 model is its own master and needs no second copy. Where memory does not
 allow masters, bfloat16 weights are rounded stochastically, with counter-based noise: the same bits on every device,
-batch size and restart.
+batch size and restart. Moments can be kept in bfloat16 the same way.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.utils.hooks import RemovableHandle
 
-from tfive.rng import philox
+from tfive.rl.rounding import rounded_stochastically
 
 Schedule = Literal["constant", "linear", "cosine"]
 Bf16Update = Literal["master", "stochastic"]
+Moments = Literal["float32", "bfloat16"]
 
 _CHUNK = 1 << 24
-"""Elements that share one key of the rounding noise: bounds temporary memory, and keeps element numbers below 2**32."""
+"""Elements that share one key of the rounding noise and are updated at once where anything is rounded: bounds temporary
+memory, and keeps element numbers below 2**32."""
 
-_LOW16 = 0xFFFF
+_NOISE = {"weight": "stochastic-rounding", "first": "rounding/first-moment", "second": "rounding/second-moment"}
+"""Names under which the rounding of weights and moments draws its noise."""
 
 _APART = 1 << 30
 """Added to the step of updates with a rate of their own, so that their rounding noise is another."""
@@ -88,13 +91,12 @@ class _Slot:
         self.gradient = arrived if self.gradient is None else self.gradient.add_(arrived)
         parameter.grad = None
 
-    def ready_moments(self) -> tuple[Tensor, Tensor, Tensor]:
+    def ready_moments(self, narrow: bool) -> tuple[Tensor, Tensor, Tensor]:
         """First moment, second moment and step counter, allocated on the first update so that a frozen part has
-        none."""
+        none; `narrow`: in bfloat16."""
         if self.moments is None:
-            like = torch.zeros_like(
-                self.parameter, dtype=wide(self.parameter.dtype), memory_format=torch.contiguous_format
-            )
+            dtype = torch.bfloat16 if narrow else wide(self.parameter.dtype)
+            like = torch.zeros_like(self.parameter, dtype=dtype, memory_format=torch.contiguous_format)
             steps = torch.zeros((), dtype=torch.float32, device=like.device)
             self.moments = (like.detach(), torch.zeros_like(like), steps)
         return self.moments
@@ -128,7 +130,8 @@ class MasterOptimizer:
     Call `backward()` as often as there are micro-batches, then `step(divide_by=…)`. Each gradient is added to a
     float32 accumulator as soon as it is computed, so the sum is the same with or without a checkpoint in between; read
     it through `gradients()`, `parameter.grad` stays empty. With `bf16_update="stochastic"` there is no master copy: the
-    bfloat16 weights themselves are rounded stochastically. Norms, biases and other vectors do not decay.
+    bfloat16 weights themselves are rounded stochastically, with `moments="bfloat16"` both moments. Norms, biases and
+    other vectors do not decay.
     """
 
     def __init__(
@@ -145,13 +148,15 @@ class MasterOptimizer:
         total_steps: int = 0,
         final_fraction: float = 0.0,
         bf16_update: Bf16Update = "master",
+        moments: Moments = "float32",
         lr_multipliers: Mapping[str, float] | None = None,
         seed: int = 0,
     ) -> None:
         """`lr_multipliers` maps a name prefix to a factor on the rate (the longest matching prefix counts)."""
         self.lr, self.betas, self.eps, self.weight_decay, self.clip_norm = lr, betas, eps, weight_decay, clip_norm
         self.schedule, self.warmup_steps, self.total_steps = schedule, warmup_steps, total_steps
-        self.final_fraction, self.seed, self.stochastic = final_fraction, seed, bf16_update == "stochastic"
+        self.final_fraction, self.seed = final_fraction, seed
+        self.stochastic, self.narrow = bf16_update == "stochastic", moments == "bfloat16"
         self.steps = self.skipped = 0
         self._factor, self._round_offset = 1.0, 0
         self._slots = [
@@ -252,22 +257,56 @@ class MasterOptimizer:
             if slot.gradient is None:
                 continue
             decay = self.weight_decay if slot.decays else 0.0
-            if self.stochastic and slot.parameter.dtype == torch.bfloat16:
-                weights = slot.parameter.detach().to(torch.float32)
-                self._adamw([slot], [weights], lr * slot.lr_multiplier, decay)
-                round_stochastically(weights, slot.parameter, seed=self.seed, step=step, number=slot.number)
+            if self._narrow(slot) or (self.stochastic and slot.parameter.dtype == torch.bfloat16):
+                self._update_rounding(slot, lr * slot.lr_multiplier, decay, step)
             else:
                 key = (lr * slot.lr_multiplier, decay, slot.weights.device, slot.weights.dtype)
                 together.setdefault(key, []).append(slot)
         for (rate, decay, _, _), slots in together.items():
-            self._adamw(slots, [slot.weights for slot in slots], rate, decay)
+            self._adamw_together(slots, rate, decay)
             for slot in slots:
                 if slot.master is not None:
                     slot.parameter.copy_(slot.master)
 
-    def _adamw(self, slots: list[_Slot], weights: list[Tensor], lr: float, weight_decay: float) -> None:
-        first, second, steps = (list(parts) for parts in zip(*(slot.ready_moments() for slot in slots)))
+    def _narrow(self, slot: _Slot) -> bool:
+        """Whether a slot's moments are bfloat16; exact tests train in float64, whose moments stay so."""
+        return self.narrow and slot.parameter.dtype != torch.float64
+
+    def _update_rounding(self, slot: _Slot, lr: float, weight_decay: float, step: int) -> None:
+        """One slot's update where weights or moments are rounded: in float32, a chunk at a time, then back."""
+        first, second, steps = slot.ready_moments(self._narrow(slot))
+        kept = {"weight": slot.weights, "first": first, "second": second}
+        flat = {name: tensor.view(-1) for name, tensor in kept.items()}
+        gradient = slot.gradient.reshape(-1)  # type: ignore[union-attr]
+        for chunk, start in enumerate(range(0, len(gradient), _CHUNK)):
+            at = slice(start, start + _CHUNK)
+            exact = {name: tensor[at].to(torch.float32) for name, tensor in flat.items()}
+            weight, some, count = exact["weight"], gradient[at], steps.clone()
+            self._adamw([weight], [some], [exact["first"]], [exact["second"]], [count], lr, weight_decay)
+            for name, tensor in flat.items():
+                if tensor.dtype == torch.bfloat16:
+                    tensor[at] = rounded_stochastically(
+                        exact[name], seed=self.seed, step=step, number=slot.number, chunk=chunk, name=_NOISE[name]
+                    )
+        steps.add_(1)
+        if slot.master is not None:
+            slot.parameter.copy_(slot.master)
+
+    def _adamw_together(self, slots: list[_Slot], lr: float, weight_decay: float) -> None:
+        first, second, steps = (list(parts) for parts in zip(*(slot.ready_moments(False) for slot in slots)))
         gradients = [slot.gradient for slot in slots if slot.gradient is not None]
+        self._adamw([slot.weights for slot in slots], gradients, first, second, steps, lr, weight_decay)
+
+    def _adamw(
+        self,
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        first: list[Tensor],
+        second: list[Tensor],
+        steps: list[Tensor],
+        lr: float,
+        weight_decay: float,
+    ) -> None:
         beta1, beta2 = self.betas
         adamw(
             weights, gradients, first, second, [], steps, fused=True, amsgrad=False, maximize=False,
@@ -316,15 +355,17 @@ class MasterOptimizer:
             like = torch.empty_like(slot.parameter, dtype=wide(slot.parameter.dtype))
             slot.gradient = like.copy_(_same_shape(slot, entry["gradient"])) if "gradient" in entry else None
             if "apart_first" in entry:
-                slot.apart, slot.moments = _filled(slot, entry, "apart_"), None
+                slot.apart, slot.moments = _filled(slot, entry, "apart_", self._narrow(slot)), None
             if "first" in entry:
-                _filled(slot, entry, "")
+                _filled(slot, entry, "", self._narrow(slot))
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
 
 
-def _filled(slot: _Slot, entry: Mapping[str, Any], prefix: str) -> tuple[Tensor, Tensor, Tensor]:
+def _filled(slot: _Slot, entry: Mapping[str, Any], prefix: str, narrow: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Fresh moments of a slot with the saved values under `prefix`."""
-    first, second, steps = slot.ready_moments()
+    first, second, steps = slot.ready_moments(narrow)
+    if entry[f"{prefix}first"].dtype != first.dtype:
+        raise ValueError(f"optimiser state of {slot.name} was saved in another precision setting")
     first.copy_(_same_shape(slot, entry[f"{prefix}first"]))
     second.copy_(_same_shape(slot, entry[f"{prefix}second"]))
     steps.fill_(entry[f"{prefix}steps"])
@@ -335,36 +376,3 @@ def _same_shape(slot: _Slot, tensor: Tensor) -> Tensor:
     if tensor.shape != slot.parameter.shape:
         raise ValueError(f"{slot.name} has shape {tuple(slot.parameter.shape)}, the saved state {tuple(tensor.shape)}")
     return tensor
-
-
-def _signed(word: int) -> int:
-    """The 32-bit word as the int32 of the same bits."""
-    return word - (1 << 32) if word >= 1 << 31 else word
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """A bijective 32-bit hash (xor-shift and multiply, constants of Wellons' "lowbias32"); int32 products wrap."""
-    x = (x ^ ((x >> 16) & _LOW16)) * 0x7FEB352D
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * _signed(0x846CA68B)
-    return x ^ ((x >> 16) & _LOW16)
-
-
-def noise16(count: int, words: tuple[int, int], device: torch.device | str) -> Tensor:
-    """`count` int32 numbers uniform on 0 … 65535, element i a function of i and the two key words alone."""
-    i = torch.arange(count, dtype=torch.int32, device=device)
-    return (_mixed(_mixed(i ^ _signed(words[0])) + _signed(words[1])) >> 16) & _LOW16
-
-
-def round_stochastically(source: Tensor, target: Tensor, *, seed: int, step: int, number: int) -> None:
-    """Write float32 `source` into bfloat16 `target`, rounding up with the probability that makes the mean exact.
-
-    Round to nearest loses every update smaller than half a spacing (2⁻⁸ of the weight), which is most of them at
-    learning rates of mid-training; here the expected weight moves by the whole update. `number` tells tensors apart.
-    """
-    flat, out = source.reshape(-1), target.view(-1)
-    for chunk, start in enumerate(range(0, flat.numel(), _CHUNK)):
-        part = flat[start : start + _CHUNK]
-        words = philox(seed, "stochastic-rounding", step, number, chunk)
-        noise = noise16(part.numel(), (int(words[0]), int(words[1])), part.device)
-        carried = ((part.view(torch.int32) + noise) & ~_LOW16).view(torch.float32)
-        out[start : start + _CHUNK] = torch.where(part.isfinite(), carried, part).to(torch.bfloat16)

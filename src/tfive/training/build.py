@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from tfive.config.config import Config
 from tfive.inference.thought_model import plan_for
 from tfive.methods.method import Kit, Method
 from tfive.models.load import Loaded
 from tfive.rl.actor import Actor, under
+from tfive.rl.adapters import adapt_actor
 from tfive.rl.critic import FrozenBase, build_pair
 from tfive.rl.critic_files import load_critics
 from tfive.rl.critics import Critics
@@ -29,6 +31,7 @@ from tfive.tree.admission import admit
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.gated import GATES, ReadingGates
 from tfive.tree.layout import ThoughtPlan
+from tfive.tree.low_rank import copy_sharing_frozen
 
 
 @dataclass
@@ -75,7 +78,7 @@ def build(
     begins with beside the weights."""
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=config.group)
     single = replace(plan, group=1)
-    frozen = copy.deepcopy(loaded.model).requires_grad_(False)
+    frozen = _frozen(config, loaded)
     # Gates that stay shut: the base model is measured without thoughts.
     shut = _gates(frozen, single, trainable=False)
     base = TreeModel(frozen, single, config.engine.options(), _delimiters(frozen, single, trainable=False), shut)
@@ -108,6 +111,16 @@ def build(
         test=_measured(config, corpus, base, "test"),
         warmstart=None if warmed is None else warmed.report,
     )
+
+
+def _frozen(config: Config, loaded: Loaded) -> PreTrainedModel:
+    """The base model beside the actor's: a copy of it, or (`actor.adapt = lora`) the very weights that the actor's
+    low-rank updates stand on."""
+    if config.actor.adapt == "full":
+        return copy.deepcopy(loaded.model).requires_grad_(False)
+    base = copy_sharing_frozen(loaded.model.requires_grad_(False))
+    adapt_actor(loaded.model, config.actor, config.run.seed)
+    return base
 
 
 def _rollout(
@@ -146,14 +159,14 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan) -> Critics | None:
 
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None) -> Actor:
-    model = loaded.model.requires_grad_(True)
+    model = loaded.model.requires_grad_(True) if config.actor.adapt == "full" else loaded.model
     delimiters, gates = _delimiters(model, plan, trainable=True), _gates(model, plan, trainable=True)
     if warmed is not None and delimiters is not None and warmed.delimiters is not None:
         delimiters.load_state_dict(warmed.delimiters)
     if warmed is not None and gates is not None and warmed.gates is not None:
         gates.load_state_dict(warmed.gates)
     engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
-    named = list(model.named_parameters())
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if delimiters is not None:
         named += [(f"delimiters.{name}", parameter) for name, parameter in delimiters.named_parameters()]
     if gates is not None:

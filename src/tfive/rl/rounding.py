@@ -1,0 +1,43 @@
+"""Stochastic rounding to bfloat16 with counter-based noise: the same bits on every device, batch size and restart."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tfive.rng import philox
+
+_LOW16 = 0xFFFF
+
+
+def _signed(word: int) -> int:
+    """The 32-bit word as the int32 of the same bits."""
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """A bijective 32-bit hash (xor-shift and multiply, constants of Wellons' "lowbias32"); int32 products wrap."""
+    x = (x ^ ((x >> 16) & _LOW16)) * 0x7FEB352D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * _signed(0x846CA68B)
+    return x ^ ((x >> 16) & _LOW16)
+
+
+def noise16(count: int, words: tuple[int, int], device: torch.device | str) -> Tensor:
+    """`count` int32 numbers uniform on 0 … 65535, element i a function of i and the two key words alone."""
+    i = torch.arange(count, dtype=torch.int32, device=device)
+    return (_mixed(_mixed(i ^ _signed(words[0])) + _signed(words[1])) >> 16) & _LOW16
+
+
+def rounded_stochastically(
+    part: Tensor, *, seed: int, step: int, number: int, chunk: int = 0, name: str = "stochastic-rounding"
+) -> Tensor:
+    """Float32 numbers in bfloat16, each rounded up with the probability that makes the mean exact.
+
+    Round to nearest loses every update smaller than half a spacing (2⁻⁸ of the weight), which is most of them at
+    learning rates of mid-training; here the expected weight moves by the whole update. A moment of a slowly decaying
+    average would stand still in the same way. `name`, `number` and `chunk` tell what is rounded apart.
+    """
+    words = philox(seed, name, step, number, chunk)
+    noise = noise16(part.numel(), (int(words[0]), int(words[1])), part.device)
+    carried = ((part.view(torch.int32) + noise) & ~_LOW16).view(torch.float32)
+    return torch.where(part.isfinite(), carried, part).to(torch.bfloat16)
