@@ -166,6 +166,7 @@ def resume(
         "tfive export runs/nano-t5-seed0 out",
         "tfive export runs/nano-t5-seed0 out --exact --json",
         "tfive export runs/nano-t5-seed0 out --push you/model",
+        "tfive export runs/lora out --adapter",
     )
 )
 def export(
@@ -174,6 +175,9 @@ def export(
     exact: Annotated[bool, typer.Option("--exact", help="Float32 master weights instead of the compute copy.")] = False,
     untrained: Annotated[
         bool, typer.Option("--untrained", help="Export a run even if its actor was never updated.")
+    ] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Low-rank updates alone, for peft (runs with actor.adapt = lora).")
     ] = False,
     repo: Annotated[
         str | None,
@@ -186,9 +190,9 @@ def export(
     with loading(as_json):
         from tfive.training.export import export_command
 
-    chosen = {"exact": exact, "untrained": untrained, "as_json": as_json, "trust_remote_code": trust}
+    chosen = {"exact": exact, "untrained": untrained, "adapter": adapter, "as_json": as_json}
     with loading(as_json, f"writing {out}"):
-        text = export_command(folder, out, repo=repo, **chosen)
+        text = export_command(folder, out, repo=repo, trust_remote_code=trust, **chosen)
     show(text)
 
 
