@@ -75,6 +75,11 @@ class Row:
     bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COLUMNS, 0))
     how: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def transient(self) -> int:
+        """Bytes that are there while the role works."""
+        return sum(amount for column, amount in self.bytes.items() if column not in LASTING)
+
     def add(self, column: str, amount: float, how: str) -> None:
         """Book `amount` bytes under `column`."""
         self.bytes[column] += round(amount)
@@ -138,7 +143,7 @@ def estimate(config: Config, shape: ModelShape, on_gpu: bool) -> Estimate:
         average.add("weights", (4 + compute) * shape.parameters, f"{count} × (4 float32 + {compute} compute copy)")
         rows.append(average)
     lasting = sum(row.bytes[column] for row in rows for column in LASTING)
-    transient = max((row.bytes["activations"] + row.bytes["states"] for row in rows), default=0)
+    transient = max((row.transient for row in rows), default=0)
     return Estimate(rows, lasting, transient)
 
 
