@@ -1,4 +1,4 @@
-"""Predicted and measured peak memory of training, and seconds of a step: `python benchmarks/memory.py --shape qwen3.5-9b`.
+"""Predicted and measured peak memory of training, seconds of a step: `python benchmarks/memory.py --shape qwen3.5-9b`.
 
 The model has random weights, made on the device. The JSON is printed, and with `--out` also written after every method,
 so that a run which is cut short leaves what it measured.

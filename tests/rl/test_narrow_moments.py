@@ -56,9 +56,7 @@ def test_a_saved_state_goes_on_bit_for_bit(update: Any) -> None:
     whole = trained("bfloat16", 9, torch.bfloat16, bf16_update=update)
     half = trained("bfloat16", 4, torch.bfloat16, bf16_update=update)
     weight = nn.Parameter(half._slots[0].parameter.detach().clone())
-    again = MasterOptimizer(
-        [("w", weight)], lr=1e-3, clip_norm=None, moments="bfloat16", seed=3, bf16_update=update
-    )
+    again = MasterOptimizer([("w", weight)], lr=1e-3, clip_norm=None, moments="bfloat16", seed=3, bf16_update=update)
     again.load_state_dict(copy.deepcopy(half.state_dict()))
     for _ in range(5):
         step(again, weight)

@@ -81,7 +81,13 @@ def test_every_method_trains_updates_of_weights_that_stay(method: str, home: Pat
 
 @pytest.mark.parametrize("method", ["t5", "rlp"])
 def test_a_run_goes_on_bit_for_bit_from_its_updates_alone(method: str, home: Path) -> None:
-    settings = (*LORA, f"method={method}", "thought.reading=gated", "anchor.conditioned=1", "optimizer.moments=bfloat16")
+    settings = (
+        *LORA,
+        f"method={method}",
+        "thought.reading=gated",
+        "anchor.conditioned=1",
+        "optimizer.moments=bfloat16",
+    )
     one, other = (assembled(home, *settings) for _ in range(2))
     window(one)  # opens the gates; the next one is rewarded
     window(one)
@@ -134,7 +140,9 @@ def test_exports_merged_or_as_an_adapter_are_the_actor(trained: Path, tmp_path: 
     assert record["update_lost"] < 1e-3
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert ThoughtModel.from_pretrained(tmp_path / "merged", device="cpu").predict("7 river mill farm ( boat").thoughts
-    said = export_command(str(trained), str(tmp_path / "adapter"), exact=False, untrained=False, adapter=True, as_json=False)
+    said = export_command(
+        str(trained), str(tmp_path / "adapter"), exact=False, untrained=False, adapter=True, as_json=False
+    )
     assert "PeftModel" in said
     assert {path.name for path in (tmp_path / "adapter").iterdir()} == {
         "adapter_config.json", "adapter_model.safetensors", "README.md"
@@ -156,6 +164,6 @@ def test_exports_merged_or_as_an_adapter_are_the_actor(trained: Path, tmp_path: 
 
 def test_what_is_no_adapter_is_refused(home: Path, tmp_path: Path) -> None:
     start.train(configure(home, "method=anchor-only", "window.windows=1"), tmp_path / "full", quiet=True)
-    with pytest.raises(UserError, match="actor.adapt = full, no adapter"):
+    with pytest.raises(UserError, match="full, no adapter"):
         export(tmp_path / "full", tmp_path / "out", adapter=True)
     assert not (tmp_path / "out").exists()

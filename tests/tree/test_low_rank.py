@@ -103,7 +103,10 @@ def test_held_updates_follow_the_model(family: str) -> None:
 @pytest.mark.parametrize(
     ("targets", "leaves"),
     [
-        ("attention", {"q_proj", "k_proj", "v_proj", "o_proj", "out_proj"} | {f"in_proj_{n}" for n in ("qkv", "z", "b", "a")}),
+        (
+            "attention",
+            {"q_proj", "k_proj", "v_proj", "o_proj", "out_proj"} | {f"in_proj_{n}" for n in ("qkv", "z", "b", "a")},
+        ),
         ("mlp", {"gate_proj", "up_proj", "down_proj"}),
     ],
 )
@@ -115,7 +118,10 @@ def test_targets_are_the_layers_they_name(targets: str, leaves: set[str]) -> Non
     case = random_case(2, "text")
     with lifted():
         ours, reference = (TreeModel(one, case.plan) for one in (model, plain(model)))
-        close(ours.policy(case.texts, case.thoughts).log_prob_BRT, reference.policy(case.texts, case.thoughts).log_prob_BRT)
+        close(
+            ours.policy(case.texts, case.thoughts).log_prob_BRT,
+            reference.policy(case.texts, case.thoughts).log_prob_BRT,
+        )
 
 
 def test_merging_gives_a_plain_model_and_says_what_precision_cost() -> None:
@@ -167,5 +173,5 @@ def test_copies_share_what_is_frozen_and_nothing_else() -> None:
 def test_a_model_is_adapted_once_and_where_it_can_be() -> None:
     with pytest.raises(UserError, match="already has low-rank updates"):
         adapt_actor(adapted("llama"), ActorSettings(adapt="lora"), seed=0)
-    with pytest.raises(UserError, match="actor.adapt = full"):
+    with pytest.raises(UserError, match="has no linear layers"):
         adapt_actor(tiny("gpt2"), ActorSettings(adapt="lora"), seed=0)

@@ -29,7 +29,7 @@ from tfive.rl.qualify import Qualifier
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.build import build
 from tfive.training.corpus import corpus_of
-from tfive.training.memory import Estimate, estimate
+from tfive.training.memory import FEATURES, Estimate, estimate
 from tfive_lab.bench.fit import fitted
 from tfive_lab.bench.step import SMALL, Forced, StepWork, Timed, configure, device_clock
 from tfive_lab.bench.work import NANO, SHAPES, random_model
@@ -49,8 +49,6 @@ FITTING: dict[str, Sequence[str]] = {
     "nano-hybrid": LORA,
 }
 """What a shape is trained with unless told otherwise: low-rank updates, or every weight with narrow moments."""
-ROLES = {"update": ("actor",), "fit": ("critic 1", "critic 2", "features for critics (of the frozen base)")}
-"""Phase → the roles of the estimate whose passes it makes, beside the drawing and scoring of thoughts."""
 
 
 class Meter(Protocol):
@@ -147,15 +145,12 @@ def facts_of(shape: str) -> dict[str, Any]:
     return facts[next(key for key in facts if key.startswith(SHAPES[shape]))]
 
 
-def predicted(table: Estimate) -> Callable[[str], int]:
-    """Peak bytes by phase as the estimate has them: what lasts, and the largest pass that the phase makes."""
+def predicted(table: Estimate, phase: str) -> int:
+    """Peak bytes of a phase as the estimate has them: what lasts, and the largest pass that the phase makes."""
     transient = {row.role: row.transient for row in table.rows}
-
-    def of(phase: str) -> int:
-        roles = ROLES.get(phase, ()) if phase == "update" else (*ROLES.get(phase, ()), "rollout and scoring")
-        return table.lasting + max((transient.get(role, 0) for role in roles), default=0)
-
-    return of
+    fitting = transient.get("critic 1", 0) + transient.get(FEATURES, 0)
+    passes = {"update": transient.get("actor", 0), "fit": max(fitting, transient.get("rollout and scoring", 0))}
+    return table.lasting + passes.get(phase, transient.get("rollout and scoring", 0))
 
 
 def measure(
@@ -207,7 +202,7 @@ def _cleared(device: torch.device) -> None:
 
 
 def _report(config: Config, table: Estimate, recorder: PeakRecorder, seconds: list[float]) -> dict[str, Any]:
-    of, steps, peak = predicted(table), config.window.actor_steps, max(recorder.peaks.values())
+    steps, peak = config.window.actor_steps, max(recorder.peaks.values())
     spent = recorder.phases()
     return {
         "method": config.method,
@@ -223,7 +218,7 @@ def _report(config: Config, table: Estimate, recorder: PeakRecorder, seconds: li
         "measured_bytes": peak,
         "predicted_over_measured": round(table.total / peak, 4),
         "phases": {
-            name: {"predicted": of(name), "measured": measured, "seconds": round(spent.get(name, 0.0), 3)}
+            name: {"predicted": predicted(table, name), "measured": measured, "seconds": round(spent.get(name, 0.0), 3)}
             for name, measured in recorder.peaks.items()
         },
         "window_s": [round(one, 3) for one in seconds],
