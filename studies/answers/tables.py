@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -247,7 +247,7 @@ def critics(found: dict[str, Any]) -> str:
     return _table(("seed", "window", "R² of critic 1", "R² of critic 2", "policy KL", "tokens clipped"), rows)
 
 
-TABLES = {
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "headroom": headroom, "accuracy": accuracy, "between": between, "comparison": comparison, "course": course,
     "accuracy_cold": partial(accuracy, temperature=COLD), "between_cold": partial(between, temperature=COLD),
     "comparison_cold": partial(comparison, temperature=COLD), "course_cold": partial(course, temperature=COLD),

@@ -63,6 +63,7 @@ BROKEN: tuple[tuple[str, ...], ...] = (
     ("thought.open=''",),
     ("warmstart.source=given", "warmstart.path=a.jsonl", "text.positions.pattern=''", "text.positions.match=0"),
     ("anchor.lr=1e-5", "anchor.next_token=0", "anchor.conditioned=0"),
+    ("actor.adapt=lora", "warmstart.source=hindsight"),
 )
 _STEP = re.compile(r"(?P<key>[a-z_0-9]+(?:\.[a-z_0-9]+)*) (?P<sign>[=≤≥]) (?P<value>\[[^\]]*\]|[^\s;]+)")
 

@@ -115,10 +115,10 @@ def test_a_run_without_shards_never_loads_them() -> None:
 def test_pieces_round_stochastically_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     from tfive.rl import rounding
 
-    monkeypatch.setattr(rounding, "_CHUNK", 64)
+    monkeypatch.setattr(rounding, "CHUNK", 64)
     source = torch.randn(300, generator=torch.Generator().manual_seed(1))
     whole = torch.empty(300, dtype=torch.bfloat16)
-    key = {"seed": 3, "step": 5, "number": 7}
+    key: dict[str, Any] = {"seed": 3, "step": 5, "number": 7}
     rounding.round_stochastically(source, whole, **key)
     for cut in (1, 63, 64, 65, 200):
         parts = [torch.empty(cut, dtype=torch.bfloat16), torch.empty(300 - cut, dtype=torch.bfloat16)]

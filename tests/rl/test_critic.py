@@ -10,13 +10,15 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from tfive.errors import UserError
-from tfive.rl.critic import Critic, FrozenBase, LoraLinear, ValueHead, build_pair, with_lora
+from tfive.rl.adapters import with_lora
+from tfive.rl.critic import Critic, FrozenBase, ValueHead, build_pair
 from tfive.rl.critic_files import load_critics, save_critics
 from tfive.rl.initial import InitialWeights
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.settings import CriticSettings
 from tfive.training.checkpoint import CheckpointStore
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.low_rank import LoraLinear
 
 pytestmark = pytest.mark.model
 ADAPT = ["head", "top", "lora", "full"]
@@ -357,7 +359,7 @@ def test_learned_delimiters_of_critics_stay_where_they_started() -> None:
 
 def test_lora_starts_at_zero_and_is_its_formula() -> None:
     linear = torch.nn.Linear(5, 3)
-    wrapped = LoraLinear(copy.deepcopy(linear), 2, 4.0, InitialWeights(0, "update"))
+    wrapped = LoraLinear(copy.deepcopy(linear), torch.randn(2, 5), 2.0)
     x = torch.randn(7, 5)
     assert wrapped(x).equal(linear(x))
     with torch.no_grad():

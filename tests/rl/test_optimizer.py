@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tfive.rl.optimizer import Bf16Update, MasterOptimizer, learning_rate
-from tfive.rl.rounding import noise16, round_stochastically
+from tfive.rl.rounding import CHUNK, noise16, round_stochastically
 from tfive.rl.settings import OptimizerSettings
 from tfive.rl.teacher import Ema
 
@@ -296,12 +296,17 @@ def test_settings_are_the_optimisers_keywords() -> None:
             OptimizerSettings(**bad)
 
 
+def rounded(source: torch.Tensor, **key: Any) -> torch.Tensor:
+    target = torch.empty_like(source, dtype=torch.bfloat16)
+    round_stochastically(source, target, **key)
+    return target
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.floats(min_value=-(2.0**99), max_value=2.0**99, width=32, allow_subnormal=False), st.integers(0, 1000))
 def test_stochastic_rounding_picks_a_neighbour_and_is_unbiased(value: float, seed: int) -> None:
     source = torch.full((4096,), value)
-    target = torch.empty(4096, dtype=torch.bfloat16)
-    round_stochastically(source, target, seed=seed, step=3, number=1)
+    target = rounded(source, seed=seed, step=3, number=1)
     low = np.float32(value).view(np.int32) & np.int32(-65536)
     below, above = float(low.view(np.float32)), float((low + np.int32(65536)).view(np.float32))
     assert set(target.float().tolist()) <= {below, above}
@@ -311,11 +316,11 @@ def test_stochastic_rounding_picks_a_neighbour_and_is_unbiased(value: float, see
 
 
 def test_rounding_noise_is_a_function_of_its_counters() -> None:
-    first, second = torch.empty(100, dtype=torch.bfloat16), torch.empty(100, dtype=torch.bfloat16)
     source = torch.rand(100, generator=torch.Generator().manual_seed(1))
-    for differing in ({}, {"step": 1}, {"number": 1}, {"seed": 1}):
-        round_stochastically(source, first, seed=0, step=0, number=0)
-        round_stochastically(source, second, **({"seed": 0, "step": 0, "number": 0} | differing))
+    same: dict[str, Any] = {"seed": 0, "step": 0, "number": 0}
+    for differing in ({}, {"step": 1}, {"number": 1}, {"seed": 1}, {"first": CHUNK}, {"name": "rounding/first-moment"}):
+        first = rounded(source, **same)
+        second = rounded(source, **(same | differing))
         assert first.equal(second) == (not differing)
     numbers = noise16(1 << 16, (123, 456), "cpu")
     counts = torch.bincount(numbers >> 8, minlength=256).double()
@@ -328,8 +333,7 @@ def test_rounding_noise_is_a_function_of_its_counters() -> None:
 
 
 def test_rounding_keeps_infinities_and_nan() -> None:
-    target = torch.empty(3, dtype=torch.bfloat16)
-    round_stochastically(torch.tensor([math.inf, -math.inf, math.nan]), target, seed=0, step=0, number=0)
+    target = rounded(torch.tensor([math.inf, -math.inf, math.nan]), seed=0, step=0, number=0)
     assert target[0] == math.inf
     assert target[1] == -math.inf
     assert target[2].isnan()

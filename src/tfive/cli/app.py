@@ -198,6 +198,7 @@ def resume(
         "tfive export runs/nano-t5-seed0 out",
         "tfive export runs/nano-t5-seed0 out --exact --json",
         "tfive export runs/nano-t5-seed0 out --push you/model",
+        "tfive export runs/lora out --adapter",
     )
 )
 def export(
@@ -208,6 +209,9 @@ def export(
         bool, typer.Option("--untrained", help="Export a run even if its actor was never updated.")
     ] = False,
     skip_damaged: SkipDamaged = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Low-rank updates alone, for peft (runs with actor.adapt = lora).")
+    ] = False,
     repo: Annotated[
         str | None,
         typer.Option("--push", metavar="REPO", help="Also upload it to this repository of the hub, private if new."),
@@ -219,10 +223,10 @@ def export(
     with loading(as_json):
         from tfive.training.export import export_command
 
-    chosen = {"exact": exact, "untrained": untrained, "as_json": as_json, "trust_remote_code": trust}
+    chosen = {"exact": exact, "untrained": untrained, "adapter": adapter, "as_json": as_json}
     chosen["skip_damaged"] = skip_damaged
     with loading(as_json, f"writing {out}"):
-        text = export_command(folder, out, repo=repo, **chosen)
+        text = export_command(folder, out, repo=repo, trust_remote_code=trust, **chosen)
     show(text)
 
 

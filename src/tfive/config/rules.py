@@ -57,6 +57,17 @@ def given_workings_have_places(config: Schema) -> str | None:
 
 
 @rule
+def a_warm_start_trains_every_weight(config: Schema) -> str | None:
+    """What a warm start learns becomes the base model, which low-rank updates leave as it is."""
+    if config.actor.adapt == "full" or config.warmstart.source == "off":
+        return None
+    return (
+        "actor.adapt = lora: a warm start trains every weight of the model; use actor.adapt = full or "
+        "warmstart.source = off and warmstart.path = none"
+    )
+
+
+@rule
 def a_rate_of_anchors_has_anchors(config: Schema) -> str | None:
     """`anchor.lr` is the rate of updates that something must make."""
     if config.anchor.lr is None or config.anchor.next_token or config.anchor.conditioned:

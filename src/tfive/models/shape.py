@@ -95,6 +95,37 @@ class ModelShape:
         return self.linear_layers * (matrix + (2 * self.linear_key + self.linear_value) * max(self.conv_kernel - 1, 0))
 
     @property
+    def recurrent_matrices(self) -> int:
+        """Numbers in the recurrent states alone of one row, over all linear layers."""
+        return self.linear_layers * self.linear_key_head * self.linear_value
+
+    @property
+    def written_per_token(self) -> int:
+        """Numbers that sampling remembers of a branch's own token until they are folded into its state: key and write
+        of every head, over all linear layers."""
+        return self.linear_layers * (self.linear_heads * self.linear_key_head + self.linear_value)
+
+    @property
+    def from_residual(self) -> int:
+        """Weights that read the residual stream: those that sampling by fused blocks holds copies of."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = query * (2 if self.gated_attention else 1) + 2 * key
+        linear = 2 * self.linear_key + 2 * self.linear_value + 2 * self.linear_heads
+        mixers = self.attention_layers * attention + self.linear_layers * linear
+        return self.hidden * (mixers + self.layers * 2 * self.intermediate)
+
+    @property
+    def projection_ends(self) -> tuple[int, int, int]:
+        """Inputs and outputs of all linear layers of attention, of a gated delta net and of a feed-forward part, added
+        up: a low-rank update has so many weights per rank."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        asked = query * (2 if self.gated_attention else 1)
+        attention = (self.hidden + asked) + 2 * (self.hidden + key) + (query + self.hidden)
+        channels, value, heads = 2 * self.linear_key + self.linear_value, self.linear_value, self.linear_heads
+        linear = 5 * self.hidden + channels + value + 2 * heads + value
+        return attention, linear, 3 * (self.hidden + self.intermediate)
+
+    @property
     def cache_per_token(self) -> int:
         """Numbers in the keys and values of one token, over all attention layers."""
         return self.attention_layers * 2 * self.kv_heads * self.head_dim

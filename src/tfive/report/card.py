@@ -32,7 +32,7 @@ def model_card(folder: Path, exported: dict[str, Any], repo: str | None = None) 
     thinks = page["story"]["verdict"]["code"] != "no_thoughts"
     title = "a model with hidden thoughts" if thinks else "a control without thoughts"
     parts = [
-        _header(record, str(exported["base"])),
+        _header(record, str(exported["base"]), "adapter" if exported.get("adapter") else "finetune"),
         f"# {_line(record.method)} on {_line(base)}: {title}",
         *_first(record, exported),
         _verdict(page["story"], exported),
@@ -43,18 +43,18 @@ def model_card(folder: Path, exported: dict[str, Any], repo: str | None = None) 
         "## Figures",
         _figures(record, page["story"]),
         "## Use",
-        _use(repo),
+        _use_adapter(base) if exported.get("adapter") else _use(repo),
         "## Limits",
         "\n".join(f"- {line}" for line in (*page["story"]["limits"], *LIMITS)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _header(record: RunRecord, base: str) -> str:
+def _header(record: RunRecord, base: str, relation: str) -> str:
     """YAML that hubs read. JSON texts are YAML texts, whatever they hold."""
     lines = ["library_name: transformers", "pipeline_tag: text-generation"]
     if HUB_ID.fullmatch(base) and not Path(base).exists():
-        lines += [f"base_model: {json.dumps(base)}", "base_model_relation: finetune"]
+        lines += [f"base_model: {json.dumps(base)}", f"base_model_relation: {relation}"]
     lines += ["tags:", *(f"- {json.dumps(tag)}" for tag in (*TAGS, record.method))]
     return "\n".join(["---", *lines, "---"])
 
@@ -140,6 +140,13 @@ def _use(repo: str | None) -> str:
     return (
         f"With its thoughts:\n\n{fence}\n\n`tfive play FOLDER` shows them while you type. Without its thoughts it is "
         "an ordinary model: `AutoModelForCausalLM.from_pretrained` of transformers loads the same folder."
+    )
+
+
+def _use_adapter(base: str) -> str:
+    return (
+        f"These are low-rank updates of {_line(base)}, without its weights. `peft.PeftModel.from_pretrained(model, "
+        "FOLDER)` puts them on the base model that `AutoModelForCausalLM.from_pretrained` of transformers loads."
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -35,6 +34,7 @@ from tfive.rl.trajectory import Trajectories
 from tfive.tree.forward import Centring, TreeModel
 from tfive.tree.gated import GATES
 from tfive.tree.layout import ThoughtPlan
+from tfive.tree.low_rank import copy_sharing_frozen, load_trained_state, low_rank_parts, trained_state
 from tfive.tree.outputs import PolicyOutput
 from tfive.tree.settings import SamplingSettings
 
@@ -107,7 +107,7 @@ class Actor:
         """π_old is the policy as it is now; only score centring needs to keep it."""
         if self.centring is not None:
             old, engine = self.centring.old, self.engine
-            old.model.load_state_dict(engine.model.state_dict())
+            old.model.load_state_dict(trained_state(engine.model), strict=False)
             if old.delimiters is not None and engine.delimiters is not None:
                 old.delimiters.load_state_dict(engine.delimiters.state_dict())
             # Centring compares actions, which no reading gate touches.
@@ -306,31 +306,31 @@ class Actor:
 
     def state_dict(self) -> dict[str, Any]:
         # Weights in compute precision follow from the masters where there are any, so both are always in step.
-        state: dict[str, Any] = {
-            "model": dict(self.engine.model.state_dict()),
-            "optimizer": self.optimizer.state_dict(),
-            "skipped": self.skipped,
-        }
+        # Frozen weights are the base model's.
+        trained = trained_state(self.engine.model)
+        state: dict[str, Any] = {"model": trained, "optimizer": self.optimizer.state_dict(), "skipped": self.skipped}
+        if any(True for _ in low_rank_parts(self.engine.model)):
+            state["compute"] = str(self.engine.model.dtype).removeprefix("torch.")
         if self.engine.delimiters is not None:
             state["delimiters"] = dict(self.engine.delimiters.state_dict())
         if self.engine.gates is not None:
             state["reading_gates"] = dict(self.engine.gates.state_dict())
         if self.centring is not None:
             old = self.centring.old
-            state["old_model"] = dict(old.model.state_dict())
+            state["old_model"] = {name: value for name, value in old.model.state_dict().items() if name in trained}
             if old.delimiters is not None:
                 state["old_delimiters"] = dict(old.delimiters.state_dict())
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.engine.model.load_state_dict(state["model"])
+        load_trained_state(self.engine.model, state["model"])
         if self.engine.delimiters is not None:
             self.engine.delimiters.load_state_dict(state["delimiters"])
         if self.engine.gates is not None:
             self.engine.gates.load_state_dict(state["reading_gates"])
         if self.centring is not None:
             old = self.centring.old
-            old.model.load_state_dict(state["old_model"])
+            old.model.load_state_dict(state["old_model"], strict=False)
             if old.delimiters is not None:
                 old.delimiters.load_state_dict(state["old_delimiters"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -352,7 +352,7 @@ def _in_shards(engine: TreeModel, shards: Sharding) -> TreeModel:
 
 def _centring(engine: TreeModel, ratio: RatioSettings, law: SamplingSettings) -> Centring:
     """A frozen copy of the policy, and the mean score of the update that these ratios make."""
-    model = copy.deepcopy(engine.model).requires_grad_(False)
-    delimiters = None if engine.delimiters is None else copy.deepcopy(engine.delimiters).requires_grad_(False)
+    model = copy_sharing_frozen(engine.model).requires_grad_(False)
+    delimiters = None if engine.delimiters is None else copy_sharing_frozen(engine.delimiters).requires_grad_(False)
     term = partial(centering_term, denominator=ratio.denominator, correction=ratio.correction, cap=ratio.cap)
     return Centring(TreeModel(model, engine.plan, engine.engine, delimiters), law, term)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from tfive.errors import UserError
+from tfive.rl.adapters import LORA_ALPHA, with_lora
 from tfive.rl.initial import InitialWeights, dense
 from tfive.rl.settings import CriticSettings
 from tfive.tree.forward import Delimiters, TreeModel
@@ -24,48 +25,6 @@ from tfive.tree.hf import Backbone
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower
 from tfive.tree.settings import EngineOptions
-
-LORA_ALPHA = 32.0
-"""Low-rank updates are scaled by this over their rank: twice the update at the default rank of 16, the usual choice."""
-
-
-class LoraLinear(nn.Module):
-    """`linear(x) + (alpha / rank) · up(down(x))` with `linear` frozen; the update starts at exactly zero."""
-
-    def __init__(self, linear: nn.Linear, rank: int, alpha: float, initial: InitialWeights) -> None:
-        super().__init__()
-        self.linear = linear.requires_grad_(False)
-        self.scale = alpha / rank
-        down = initial.normal(rank, linear.in_features, deviation=linear.in_features**-0.5)
-        device = linear.weight.device
-        self.down = nn.Parameter(down.to(device))
-        self.up = nn.Parameter(torch.zeros(linear.out_features, rank, device=device))
-
-    @property
-    def weight(self) -> Tensor:
-        """The frozen weight, for code that reads a layer's dtype or device from it."""
-        return self.linear.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        narrow = F.linear(x, self.down.to(x.dtype))
-        return self.linear(x) + self.scale * F.linear(narrow, self.up.to(x.dtype))
-
-
-def with_lora(module: nn.Module, rank: int, alpha: float, initial: InitialWeights) -> int:
-    """Freeze `module` and wrap every linear layer inside it; returns how many there were."""
-    module.requires_grad_(False)
-    return _wrapped(module, rank, alpha, initial)
-
-
-def _wrapped(module: nn.Module, rank: int, alpha: float, initial: InitialWeights) -> int:
-    count = 0
-    for name, child in list(module.named_children()):
-        if isinstance(child, nn.Linear):
-            setattr(module, name, LoraLinear(child, rank, alpha, initial.of(name)))
-            count += 1
-        else:
-            count += _wrapped(child, rank, alpha, initial.of(name))
-    return count
 
 
 class ValueHead(nn.Module):

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tfive.errors import UserError
-from tfive.rl.critic import LORA_ALPHA, Critic
+from tfive.rl.adapters import LORA_ALPHA
+from tfive.rl.critic import Critic
 
 _DESCRIPTION = "critics.json"
 _VERSION = 1

@@ -2,8 +2,9 @@
 
 Mid-training steps are far smaller than the spacing of bfloat16 numbers, so master weights, moments and accumulated
 gradients are float32. A float32 or float64 model is its own master and needs no second copy. Where memory does not
-allow masters, bfloat16 weights are rounded stochastically (`rl/rounding.py`). Where several processes hold the weights
-in shards, each keeps masters, moments and gradients of its own rows alone.
+allow masters, bfloat16 weights are rounded stochastically (`rl/rounding.py`), and moments can be kept in bfloat16 the
+same way. Where several processes hold the weights in shards, each keeps masters, moments and gradients of its own rows
+alone.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from torch.utils.hooks import RemovableHandle
 from tfive.distributed.pieces import Piece, piece_of
 from tfive.distributed.sharding import Sharding, held_of
 from tfive.distributed.world import SINGLE, World
-from tfive.rl.rounding import round_stochastically
+from tfive.rl.rounding import CHUNK, round_stochastically
 
 Schedule = Literal["constant", "linear", "cosine"]
 Bf16Update = Literal["master", "stochastic"]
+Moments = Literal["float32", "bfloat16"]
+
+_NOISE = {"weight": "stochastic-rounding", "first": "rounding/first-moment", "second": "rounding/second-moment"}
+"""Names under which the rounding of weights and moments draws its noise."""
 
 _APART = 1 << 30
 """Added to the step of updates with a rate of their own, so that their rounding noise is another."""
@@ -107,12 +112,13 @@ class _Slot:
         if self.master is not None and self.shards is None:
             self.parameter.copy_(self.master)
 
-    def ready_moments(self) -> tuple[Tensor, Tensor, Tensor]:
+    def ready_moments(self, narrow: bool) -> tuple[Tensor, Tensor, Tensor]:
         """First moment, second moment and step counter, allocated on the first update so that a frozen part has
-        none."""
+        none; `narrow`: in bfloat16."""
         if self.moments is None:
             held = self.held
-            like = torch.zeros_like(held, dtype=wide(held.dtype), memory_format=torch.contiguous_format)
+            dtype = torch.bfloat16 if narrow else wide(held.dtype)
+            like = torch.zeros_like(held, dtype=dtype, memory_format=torch.contiguous_format)
             steps = torch.zeros((), dtype=torch.float32, device=like.device)
             self.moments = (like, torch.zeros_like(like), steps)
         return self.moments
@@ -146,7 +152,8 @@ class MasterOptimizer:
     Call `backward()` as often as there are micro-batches, then `step(divide_by=…)`. Each gradient is added to a
     float32 accumulator as soon as it is computed, so the sum is the same with or without a checkpoint in between; read
     it through `gradients()`, `parameter.grad` stays empty. With `bf16_update="stochastic"` there is no master copy: the
-    bfloat16 weights themselves are rounded stochastically. Norms, biases and other vectors do not decay.
+    bfloat16 weights themselves are rounded stochastically, with `moments="bfloat16"` both moments. Norms, biases and
+    other vectors do not decay.
     """
 
     def __init__(
@@ -163,6 +170,7 @@ class MasterOptimizer:
         total_steps: int = 0,
         final_fraction: float = 0.0,
         bf16_update: Bf16Update = "master",
+        moments: Moments = "float32",
         lr_multipliers: Mapping[str, float] | None = None,
         seed: int = 0,
         world: World = SINGLE,
@@ -175,7 +183,8 @@ class MasterOptimizer:
         self.world = SINGLE if shards is not None else world
         self.lr, self.betas, self.eps, self.weight_decay, self.clip_norm = lr, betas, eps, weight_decay, clip_norm
         self.schedule, self.warmup_steps, self.total_steps = schedule, warmup_steps, total_steps
-        self.final_fraction, self.seed, self.stochastic = final_fraction, seed, bf16_update == "stochastic"
+        self.final_fraction, self.seed = final_fraction, seed
+        self.stochastic, self.narrow = bf16_update == "stochastic", moments == "bfloat16"
         self.steps = self.skipped = 0
         self._factor, self._round_offset, self.shards = 1.0, 0, shards
         self._slots = [
@@ -300,26 +309,57 @@ class MasterOptimizer:
             if slot.gradient is None:
                 continue
             decay = self.weight_decay if slot.decays else 0.0
-            if self.stochastic and slot.parameter.dtype == torch.bfloat16:
-                held = slot.held
-                weights = held.to(torch.float32)
-                self._adamw([slot], [weights], lr * slot.lr_multiplier, decay)
-                row = 0 if self.shards is None else self.shards.piece(slot.name, held).offset[0]
-                first = row * math.prod(held.shape[1:])
-                round_stochastically(weights, held, seed=self.seed, step=step, number=slot.number, first=first)
+            if self._narrow(slot) or (self.stochastic and slot.parameter.dtype == torch.bfloat16):
+                self._update_rounding(slot, lr * slot.lr_multiplier, decay, step)
             else:
                 key = (lr * slot.lr_multiplier, decay, slot.weights.device, slot.weights.dtype)
                 together.setdefault(key, []).append(slot)
         for (rate, decay, _, _), slots in together.items():
-            self._adamw(slots, [slot.weights for slot in slots], rate, decay)
+            self._adamw_together(slots, rate, decay)
             for slot in slots:
                 slot.write()
         if self.shards is not None:
             self.shards.refresh()
 
-    def _adamw(self, slots: list[_Slot], weights: list[Tensor], lr: float, weight_decay: float) -> None:
-        first, second, steps = (list(parts) for parts in zip(*(slot.ready_moments() for slot in slots)))
+    def _narrow(self, slot: _Slot) -> bool:
+        """Whether a slot's moments are bfloat16; exact tests train in float64, whose moments stay so."""
+        return self.narrow and slot.parameter.dtype != torch.float64
+
+    def _update_rounding(self, slot: _Slot, lr: float, weight_decay: float, step: int) -> None:
+        """One slot's update where weights or moments are rounded: in float32, a chunk at a time, then back."""
+        first, second, steps = slot.ready_moments(self._narrow(slot))
+        kept = {"weight": slot.weights, "first": first, "second": second}
+        flat = {name: tensor.view(-1) for name, tensor in kept.items()}
+        gradient = slot.gradient.reshape(-1)  # type: ignore[union-attr]
+        row = 0 if self.shards is None else self.shards.piece(slot.name, slot.held).offset[0]
+        place = row * math.prod(slot.held.shape[1:])
+        for start in range(0, len(gradient), CHUNK):
+            at = slice(start, start + CHUNK)
+            exact = {name: tensor[at].to(torch.float32) for name, tensor in flat.items()}
+            weight, some, count = exact["weight"], gradient[at], steps.clone()
+            self._adamw([weight], [some], [exact["first"]], [exact["second"]], [count], lr, weight_decay)
+            for name, tensor in flat.items():
+                key = {"seed": self.seed, "step": step, "number": slot.number, "first": place + start}
+                if tensor.dtype == torch.bfloat16:
+                    round_stochastically(exact[name], tensor[at], **key, name=_NOISE[name])
+        steps.add_(1)
+        slot.write()
+
+    def _adamw_together(self, slots: list[_Slot], lr: float, weight_decay: float) -> None:
+        first, second, steps = (list(parts) for parts in zip(*(slot.ready_moments(False) for slot in slots)))
         gradients = [slot.gradient for slot in slots if slot.gradient is not None]
+        self._adamw([slot.weights for slot in slots], gradients, first, second, steps, lr, weight_decay)
+
+    def _adamw(
+        self,
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        first: list[Tensor],
+        second: list[Tensor],
+        steps: list[Tensor],
+        lr: float,
+        weight_decay: float,
+    ) -> None:
         beta1, beta2 = self.betas
         adamw(
             weights, gradients, first, second, [], steps, fused=True, amsgrad=False, maximize=False,
@@ -372,17 +412,19 @@ class MasterOptimizer:
             like = torch.empty_like(held, dtype=wide(held.dtype))
             slot.gradient = like.copy_(slot.own(entry["gradient"])) if "gradient" in entry else None
             if "apart_first" in entry:
-                slot.apart, slot.moments = _filled(slot, entry, "apart_"), None
+                slot.apart, slot.moments = _filled(slot, entry, "apart_", self._narrow(slot)), None
             if "first" in entry:
-                _filled(slot, entry, "")
+                _filled(slot, entry, "", self._narrow(slot))
         if self.shards is not None:
             self.shards.refresh()
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
 
 
-def _filled(slot: _Slot, entry: Mapping[str, Any], prefix: str) -> tuple[Tensor, Tensor, Tensor]:
+def _filled(slot: _Slot, entry: Mapping[str, Any], prefix: str, narrow: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Fresh moments of a slot with the saved values under `prefix`."""
-    first, second, steps = slot.ready_moments()
+    first, second, steps = slot.ready_moments(narrow)
+    if entry[f"{prefix}first"].dtype != first.dtype:
+        raise ValueError(f"optimiser state of {slot.name} was saved in another precision setting")
     first.copy_(slot.own(entry[f"{prefix}first"]))
     second.copy_(slot.own(entry[f"{prefix}second"]))
     steps.fill_(entry[f"{prefix}steps"])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tfive.rng import philox
 
-_CHUNK = 1 << 24
+CHUNK = 1 << 24
 """Elements that share one key of the rounding noise: bounds temporary memory, and keeps element numbers below 2**32."""
 
 _LOW16 = 0xFFFF
@@ -33,19 +33,29 @@ def noise16(count: int, words: tuple[int, int], device: torch.device | str, firs
     return (_mixed(_mixed(i ^ _signed(words[0])) + _signed(words[1])) >> 16) & _LOW16
 
 
-def round_stochastically(source: Tensor, target: Tensor, *, seed: int, step: int, number: int, first: int = 0) -> None:
+def round_stochastically(
+    source: Tensor,
+    target: Tensor,
+    *,
+    seed: int,
+    step: int,
+    number: int,
+    first: int = 0,
+    name: str = "stochastic-rounding",
+) -> None:
     """Write float32 `source` into bfloat16 `target`, rounding up with the probability that makes the mean exact.
 
     Round to nearest loses every update smaller than half a spacing (2⁻⁸ of the weight), which is most of them at
-    learning rates of mid-training; here the expected weight moves by the whole update. `number` tells tensors apart;
-    a piece of a tensor gives the place of its first element as `first`, and is rounded as in the whole.
+    learning rates of mid-training; here the expected weight moves by the whole update. A moment of a slowly decaying
+    average would stand still in the same way. `name` and `number` tell what is rounded apart; a piece of a tensor gives
+    the place of its first element as `first`, and is rounded as in the whole.
     """
     flat, out = source.reshape(-1), target.view(-1)
     start = 0
     while start < flat.numel():
-        chunk, inside = divmod(first + start, _CHUNK)
-        part = flat[start : start + _CHUNK - inside]
-        words = philox(seed, "stochastic-rounding", step, number, chunk)
+        chunk, inside = divmod(first + start, CHUNK)
+        part = flat[start : start + CHUNK - inside]
+        words = philox(seed, name, step, number, chunk)
         noise = noise16(part.numel(), (int(words[0]), int(words[1])), part.device, inside)
         carried = ((part.view(torch.int32) + noise) & ~_LOW16).view(torch.float32)
         out[start : start + part.numel()] = torch.where(part.isfinite(), carried, part).to(torch.bfloat16)

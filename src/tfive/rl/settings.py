@@ -207,7 +207,18 @@ class RatioSettings(Section):
 
 
 class ActorSettings(Section):
-    """The clipped-PPO step (eq:ppo)."""
+    """What of the actor is trained, and its clipped-PPO step (eq:ppo)."""
+
+    adapt: Literal["full", "lora"] = "full"
+    """`full`: every weight of the model. `lora`: low-rank updates of its linear layers; the model itself is frozen and
+    there once, for actor, base model, teacher and critics together."""
+
+    lora_rank: int = Field(16, ge=1, le=4096)
+    """Rank of each low-rank update."""
+
+    lora_targets: Literal["all", "attention", "mlp"] = "all"
+    """Linear layers of every block that are updated: all, those of attention (and of recurrent layers), or those of the
+    feed-forward part."""
 
     clip_low: float = Field(0.8, ge=1e-6, le=1)
     """ρ₋: below it, negative advantages stop pushing."""
@@ -272,6 +283,9 @@ class OptimizerSettings(Section):
 
     bf16_update: Literal["master", "stochastic"] = "master"
     """How bfloat16 weights are trained: with a float32 master copy, or alone (4 bytes less) by stochastic rounding."""
+
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """Precision of AdamW's two moments of the actor; bfloat16 halves them, rounded stochastically."""
 
 
 class WarmstartSettings(Section):

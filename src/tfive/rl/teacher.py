@@ -6,7 +6,6 @@ optimizer's float32 masters, which are not a module, while the copy that compute
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
@@ -19,6 +18,7 @@ from tfive.rl.optimizer import wide
 from tfive.tree.forward import TreeModel
 from tfive.tree.gated import GATES
 from tfive.tree.layout import TextBatch
+from tfive.tree.low_rank import copy_sharing_frozen
 
 
 class Ema:
@@ -74,9 +74,11 @@ class Teacher:
 
     @classmethod
     def of(cls, student: TreeModel, *, decay: float, rows: int, world: World = SINGLE) -> Self:
-        """A teacher with a frozen copy of the student's model, under the student's plan."""
-        model = copy.deepcopy(student.model).requires_grad_(False)
-        delimiters = None if student.delimiters is None else copy.deepcopy(student.delimiters).requires_grad_(False)
+        """A teacher with a frozen copy of what the student trains, under the student's plan; what the student does not
+        train is the same for both."""
+        model = copy_sharing_frozen(student.model).requires_grad_(False)
+        own = student.delimiters
+        delimiters = None if own is None else copy_sharing_frozen(own).requires_grad_(False)
         return cls(TreeModel(model, student.plan, student.engine, delimiters), decay=decay, rows=rows, world=world)
 
     @property

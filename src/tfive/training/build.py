@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from tfive.config.config import Config
 from tfive.distributed.roles import fitters
@@ -17,6 +18,7 @@ from tfive.inference.thought_model import plan_for
 from tfive.methods.method import Kit, Method
 from tfive.models.load import Loaded
 from tfive.rl.actor import Actor, under
+from tfive.rl.adapters import adapt_actor
 from tfive.rl.critic import FrozenBase, build_pair
 from tfive.rl.critic_files import load_critics
 from tfive.rl.critics import Critics
@@ -33,6 +35,7 @@ from tfive.tree.admission import admit
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.gated import GATES, ReadingGates
 from tfive.tree.layout import ThoughtPlan
+from tfive.tree.low_rank import copy_sharing_frozen
 
 
 @dataclass
@@ -86,7 +89,7 @@ def build(
     begins with beside the weights; `world`: the processes that split the passes over texts."""
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=config.group)
     single = replace(plan, group=1)
-    frozen = copy.deepcopy(loaded.model).requires_grad_(False)
+    frozen = _frozen(config, loaded)
     # Gates that stay shut: the base model is measured without thoughts.
     shut = _gates(frozen, single, trainable=False)
     base = TreeModel(frozen, single, config.engine.options(), _delimiters(frozen, single, trainable=False), shut)
@@ -120,6 +123,16 @@ def build(
         warmstart=None if warmed is None else warmed.report,
         world=world,
     )
+
+
+def _frozen(config: Config, loaded: Loaded) -> PreTrainedModel:
+    """The base model beside the actor's: a copy of it, or (`actor.adapt = lora`) the very weights that the actor's
+    low-rank updates stand on."""
+    if config.actor.adapt == "full":
+        return copy.deepcopy(loaded.model).requires_grad_(False)
+    base = copy_sharing_frozen(loaded.model.requires_grad_(False))
+    adapt_actor(loaded.model, config.actor, config.run.seed)
+    return base
 
 
 def _rollout(
@@ -166,7 +179,7 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan, world: World) -> Cr
 
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None, world: World) -> Actor:
-    model = loaded.model.requires_grad_(True)
+    model = loaded.model.requires_grad_(True) if config.actor.adapt == "full" else loaded.model
     delimiters, gates = _delimiters(model, plan, trainable=True), _gates(model, plan, trainable=True)
     if warmed is not None and delimiters is not None and warmed.delimiters is not None:
         delimiters.load_state_dict(warmed.delimiters)
@@ -175,7 +188,7 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart 
     engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
     beside = {"delimiters": delimiters, GATES.removesuffix("."): gates}
     small = {name: module for name, module in beside.items() if module is not None}
-    named = list(model.named_parameters())
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     for prefix, module in small.items():
         named += [(f"{prefix}.{name}", parameter) for name, parameter in module.named_parameters()]
     shards = None

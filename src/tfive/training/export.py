@@ -7,21 +7,28 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tfive.errors import UserError
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import Loaded, load_model
+from tfive.models.precision import COMPUTE
 from tfive.models.weights import model_digests
 from tfive.report.card import CARD, model_card
 from tfive.rl.gate import PredictionGate
 from tfive.training import continuity
+from tfive.training.adapter_files import require_adapter, save_adapter, with_updates
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.loop import CHECKPOINTS, read_config
 from tfive.training.push import check_repo, push
 from tfive.training.summary import SUMMARY
 from tfive.tree.forward import Delimiters
 from tfive.tree.gated import ReadingGates
+from tfive.tree.low_rank import merge
+
+LOSSY = 0.1
+"""Part of the low-rank updates' size that may be lost in merged weights without a word."""
 
 
 def export(
@@ -31,6 +38,7 @@ def export(
     exact: bool = False,
     untrained: bool = False,
     skip_damaged: bool = False,
+    adapter: bool = False,
     model: Loaded | None = None,
     repo: str | None = None,
     trust_remote_code: bool = False,
@@ -39,20 +47,27 @@ def export(
     of what it wrote.
 
     Weights are the compute copy that sampled and was measured; with `exact` the float32 masters behind it, where the
-    run kept any. A run whose actor never moved is refused unless `untrained` asks for it, and a damaged newest
-    checkpoint unless `skip_damaged` asks for the one before it. `model` is the base model of a run started with the
-    caller's own; its weights are replaced. `repo` is where the card says it can be found.
+    run kept any. Low-rank updates (`actor.adapt = lora`) are put into the base model's weights, in the precision they
+    were trained on or (`exact`) float32; with `adapter` they are written alone, for peft. A run whose actor never moved
+    is refused unless `untrained` asks for it, and a damaged newest checkpoint unless `skip_damaged` asks for the one
+    before it. `model` is the base model of a run started with the caller's own; its weights are replaced. `repo` is
+    where the card says it can be found.
     `trust_remote_code` lets a model bring code of its own; it is never read from a file.
     """
     folder, target = Path(run_folder), Path(out)
     config = read_config(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} already exists and is not empty; choose another folder")
+    if adapter:
+        require_adapter(config)
     checkpoint, tree, damaged = _newest(folder, skip_damaged)
     state = tree["method"]
     continuity.check(tree.get("began"), config, None, None, folder)
     try:
         weights, gate, delimiters = _learned(state, exact)
+        dtype = next(iter(weights.values())).dtype
+        if config.actor.adapt == "lora" and not exact:
+            dtype = {**COMPUTE, "float64": torch.float64}[state["actor"]["compute"]]
         opened: dict[str, Tensor] | None = state["actor"].get("reading_gates")
         progress = {name: state[name] for name in ("window", "phase")}
         updates = 0 if gate is None else int(state["gate"]["optimizer"]["steps"])
@@ -68,15 +83,20 @@ def export(
     loaded = model or load_model(
         config.model.name,
         device="cpu",
-        dtype=next(iter(weights.values())).dtype,
+        dtype=dtype,
         revision=config.model.revision,
         trust_remote_code=trust_remote_code,
     )
     if model is None:
         digests = model_digests(config.model.name, config.model.revision)
         continuity.check(tree["began"], config, digests, None, folder)
+    lost = 0.0
     try:
-        loaded.model.load_state_dict(weights)
+        if config.actor.adapt == "lora":
+            with_updates(loaded.model, config, weights)
+            lost = 0.0 if adapter else merge(loaded.model)
+        else:
+            loaded.model.load_state_dict(weights)
         gates = None if opened is None else ReadingGates.of(loaded.model)
         if gates is not None and opened is not None:
             gates.load_state_dict(opened)
@@ -92,13 +112,18 @@ def export(
         "gate_updates": updates,
         "finished": (Path(folder) / SUMMARY).is_file(),
     }
+    if adapter:
+        described = {**record, "gate": False, "adapter": True}
+        save_adapter(loaded.model, config, target, model_card(folder, described, repo))
+        return {**described, "out": str(target), "damaged": damaged}
     thinker = ThoughtModel(
         loaded.model, loaded.tokenizer, config.thought, config.sampling, gate, delimiters, gates=gates, origin=record
     )
     card = model_card(folder, {**record, "gate": gate is not None}, repo)
     thinker.save_pretrained(target)
     (target / CARD).write_text(card, "utf-8")
-    return {**record, "gate": gate is not None, "out": str(target), "damaged": damaged}
+    lossy = {"update_lost": round(lost, 4)} if config.actor.adapt == "lora" else {}
+    return {**record, "gate": gate is not None, "out": str(target), "damaged": damaged, **lossy}
 
 
 def _newest(folder: Path, skip_damaged: bool) -> tuple[str, dict[str, Any], list[str]]:
@@ -137,6 +162,7 @@ def export_command(
     exact: bool,
     untrained: bool,
     skip_damaged: bool = False,
+    adapter: bool = False,
     as_json: bool,
     trust_remote_code: bool = False,
     repo: str | None = None,
@@ -144,9 +170,9 @@ def export_command(
     """What `tfive export` does; returns what to print."""
     if repo is not None:
         check_repo(repo)
-    chosen: dict[str, Any] = {"exact": exact, "untrained": untrained, "trust_remote_code": trust_remote_code}
+    chosen: dict[str, Any] = {"exact": exact, "untrained": untrained, "adapter": adapter}
     chosen["skip_damaged"] = skip_damaged
-    record = export(folder, out, repo=repo, **chosen)
+    record = export(folder, out, repo=repo, trust_remote_code=trust_remote_code, **chosen)
     if repo is not None:
         record["pushed"] = push(Path(out), repo)
     if as_json:
@@ -156,8 +182,15 @@ def export_command(
     lines = [*record["damaged"], f"{out}: {actor}, {gate}"]
     if not record["finished"]:
         lines.append(f"the run is not finished; for the trained model go on first: tfive resume {folder}")
+    if record.get("update_lost", 0.0) > LOSSY:
+        lines.append(
+            f"{record['update_lost']:.0%} of the low-rank updates' size is lost to the precision of the weights they "
+            "were put into; --exact keeps it in float32, --adapter beside them"
+        )
     if repo is not None:
         lines.append(f"pushed to {record['pushed']}; a repository that was new is private until you change that there")
+    if adapter:
+        return "\n".join([*lines, f'use it on {record["base"]}: peft.PeftModel.from_pretrained(model, "{out}")'])
     lines.append(f"its model card is {Path(out) / CARD}; look at its thoughts with: tfive play {out}")
     return "\n".join(
         [*lines, f'use it: tfive.ThoughtModel.from_pretrained("{out}"), or plain transformers for the actor']

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tfive.config.config import Config
+from tfive.tree.low_rank import low_rank_parts
 
 LOST_NATS = 1.0
 """A rise of the loss without thoughts that no mid-training costs: every token e times less likely than before."""
@@ -16,9 +17,10 @@ LEAST_CHANGE = 1e-7
 """Relative change of all weights below which nothing moved: float32 holds no smaller one."""
 
 
-def relative_change(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> float:
-    """‖θ − θ₀‖ / ‖θ₀‖ over the weights that both name."""
-    moved = size = 0.0
+def relative_change(weights: Mapping[str, Tensor], base: Mapping[str, Tensor], model: nn.Module | None = None) -> float:
+    """‖θ − θ₀‖ / ‖θ₀‖ over the weights that both name, and those that have low-rank updates in `model`."""
+    changes = [] if model is None else [part.change() for _, part in low_rank_parts(model)]
+    moved, size = sum(update for update, _ in changes), sum(frozen for _, frozen in changes)
     for name in weights.keys() & base.keys():
         before = base[name].detach().float()
         moved += float((weights[name].detach().to(before.device).float() - before).square().sum())

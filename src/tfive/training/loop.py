@@ -266,9 +266,8 @@ class Loop:
         its end and between, and what it cost."""
         report = self.assembly.method.report
         account = self.recorder.account()
-        change = relative_change(
-            self.assembly.actor.optimizer.masters(), dict(self.assembly.base.model.named_parameters())
-        )
+        actor, base = self.assembly.actor, dict(self.assembly.base.model.named_parameters())
+        change = relative_change(actor.optimizer.masters(), base, actor.engine.model)
         return {
             "note": self.assembly.method.note,
             "problems": problems(self.assembly.config, self.history, change, self.assembly.base.head.vocabulary),

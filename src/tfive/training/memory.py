@@ -1,7 +1,8 @@
 """Whether a configuration fits in memory: bytes per role, with the arithmetic that gives them.
 
-Weights, moments and gradients stay for the whole run and add up. Activations and states exist while one role works, so
-the largest counts once. Small heads (calibration, gate) are a few megabytes and left out.
+Weights, moments and the buffers of sampling stay for the whole run and add up. Gradients and activations exist while
+one role works, so the largest counts once. Small heads (calibration, gate) are a few megabytes and left out.
+`benchmarks/memory.py` measures the same.
 """
 
 from __future__ import annotations
@@ -16,9 +17,16 @@ from tfive.rl.settings import TRAINING_ROLES
 from tfive.tree.settings import HEAD_BYTES
 
 COLUMNS = ("weights", "moments", "gradients", "activations", "states")
-LASTING = ("weights", "moments", "gradients")
+LASTING = ("weights", "moments", "states")
 CHUNK = 64
 """Trunk tokens between two kept recurrent states."""
+FEATURES = "features for critics (of the frozen base)"
+CHUNKS = 4
+"""Tensors of the size of a chunk of vocabulary logits while its gradient is computed."""
+SAMPLERS = 4
+"""Shapes of batch whose sampling buffers are kept (`tree.forward`)."""
+ROUNDED, ROUNDING = 1 << 24, 32
+"""Weights that are rounded stochastically at a time (`rl.optimizer`), and bytes each takes meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,11 @@ class Row:
     bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COLUMNS, 0))
     how: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def transient(self) -> int:
+        """Bytes that are there while the role works."""
+        return sum(amount for column, amount in self.bytes.items() if column not in LASTING)
+
     def add(self, column: str, amount: float, how: str) -> None:
         """Book `amount` bytes under `column`."""
         self.bytes[column] += round(amount)
@@ -125,47 +138,48 @@ def estimate(config: Config, shape: ModelShape, on_gpu: bool) -> Estimate:
     rows: list[Row] = [_base(shape, compute)]
     if spec.trains:
         rows.append(_actor(config, shape, nodes, compute))
-    else:
+    elif config.actor.adapt == "full":
         measured = Row("model")
         _weights(measured, config, shape.parameters, compute)
         rows.append(measured)
     if spec.thinks:
-        rows.append(_rollout(config, shape, replace(nodes, texts=_texts(config, config.run.rollout_texts)), compute))
+        rows.append(_rollout(config, shape, nodes, compute, on_gpu))
     rows += _critics(config, shape, nodes, compute, spec.critics)
     for name in spec.averages:
-        average = Row(name)
-        count = f"P {_n(shape.parameters)}"
-        average.add("weights", (4 + compute) * shape.parameters, f"{count} × (4 float32 + {compute} compute copy)")
+        average, (trained, exact) = Row(name), _trained_weights(config, shape)
+        copied = 4 if exact else compute
+        average.add("weights", (4 + copied) * trained, f"P {_n(trained)} × (4 float32 + {copied} compute copy)")
         rows.append(average)
     lasting = sum(row.bytes[column] for row in rows for column in LASTING)
-    transient = max((row.bytes["activations"] + row.bytes["states"] for row in rows), default=0)
+    alone = {row.role: row.transient for row in rows}
+    shared = alone.pop(FEATURES, 0)
+    transient = max((size + (shared if role.startswith("critic") else 0) for role, size in alone.items()), default=0)
     return Estimate(rows, lasting, transient)
 
 
 def _base(shape: ModelShape, compute: int) -> Row:
-    """The frozen base model: the yardstick of every measurement, and what critics read."""
+    """The frozen base model: the yardstick of every measurement, and what critics and low-rank updates stand on."""
     row = Row("frozen base")
     row.add("weights", compute * shape.parameters, f"P {_n(shape.parameters)} × {compute}")
     return row
 
 
-def _weights(row: Row, config: Config, parameters: int, compute: int) -> None:
-    """Weights that an optimizer holds, whether or not it ever steps."""
+def _trained_weights(config: Config, shape: ModelShape) -> tuple[int, bool]:
+    """How many weights of the actor are trained, and whether they are float32 whatever the model computes in."""
+    if config.actor.adapt == "full":
+        return shape.parameters, False
+    return _lora(shape, shape.layers, config.actor.lora_rank, config.actor.lora_targets), True
+
+
+def _weights(row: Row, config: Config, parameters: int, compute: int, exact: bool = False) -> None:
+    """Weights that an optimizer holds, whether or not it ever steps; `exact`: float32 anyway."""
     count = f"P {_n(parameters)}"
-    if compute == 2 and config.optimizer.bf16_update == "stochastic":
-        row.add("weights", 2 * parameters, f"{count} × 2 (bfloat16, stochastic rounding)")
-    elif compute == 2:
-        row.add("weights", 6 * parameters, f"{count} × (4 float32 + 2 bfloat16 copy)")
-    else:
+    if exact or compute == 4:
         row.add("weights", 4 * parameters, f"{count} × 4 (float32)")
-
-
-def _trained(row: Row, config: Config, parameters: int, compute: int) -> None:
-    """Weights, AdamW moments and accumulated gradients of trained parameters."""
-    _weights(row, config, parameters, compute)
-    count = f"P {_n(parameters)}"
-    row.add("moments", 8 * parameters, f"{count} × 2 × 4 (float32)")
-    row.add("gradients", 4 * parameters, f"{count} × 4 (float32)")
+    elif config.optimizer.bf16_update == "stochastic":
+        row.add("weights", 2 * parameters, f"{count} × 2 (bfloat16, stochastic rounding)")
+    else:
+        row.add("weights", 6 * parameters, f"{count} × (4 float32 + 2 bfloat16 copy)")
 
 
 def _kept(row: Row, config: Config, shape: ModelShape, nodes: Nodes, compute: int, share: float = 1.0) -> None:
@@ -190,10 +204,11 @@ def _kept(row: Row, config: Config, shape: ModelShape, nodes: Nodes, compute: in
         row.add("activations", paths * count, f"{rule} × {count:g} layers")
 
 
-def _mask(row: Row, shape: ModelShape, texts: int, length: int, compute: int) -> None:
+def _mask(row: Row, shape: ModelShape, texts: int, queries: int, keys: int, compute: int) -> None:
     """The dense mask; grouped queries are folded into its length."""
     fold = shape.heads // shape.kv_heads
-    row.add("activations", texts * fold * length**2 * compute, f"mask {texts} × {fold} × {length}² × {compute}")
+    size = f"mask {texts} × {fold} × {queries} × {keys} × {compute}"
+    row.add("activations", texts * fold * queries * keys * compute, size)
 
 
 def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row:
@@ -201,85 +216,153 @@ def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row
     nodes = replace(nodes, anchored=conditioned)
     if not (config.spec.rewarded or conditioned):
         nodes = replace(nodes, R=0)  # the next-token loss alone reads no thought
-    _trained(row, config, shape.parameters, compute)
+    trained, exact = _trained_weights(config, shape)
+    _weights(row, config, trained, compute, exact)
+    size = 2 if config.optimizer.moments == "bfloat16" else 4
+    sets = 1 if config.anchor.lr is None else 2
+    apart = "" if sets == 1 else " × 2 (the anchors' own)"
+    row.add("moments", 2 * size * sets * trained, f"P {_n(trained)} × 2 × {size} ({config.optimizer.moments}){apart}")
     _kept(row, config, shape, nodes, compute)
-    _mask(row, shape, nodes.texts, nodes.policy, compute)
-    head = _head_bytes(config, shape, nodes)
-    row.add("activations", 2 * head, f"vocabulary chunk and its gradient 2 × {readable_bytes(head)}")
+    _mask(row, shape, nodes.texts, nodes.policy, nodes.policy, compute)
+    head = _head_bytes(shape, nodes.texts * nodes.policy)
+    row.add("activations", CHUNKS * head, f"vocabulary chunks {CHUNKS} × {readable_bytes(head)}")
+    if not exact:
+        row.add("activations", (4 + compute) * shape.embedding, f"gradient of the vocabulary head × (4 + {compute})")
+    _gradients(row, trained, _passes(config))
+    if size == 2 or (compute == 2 and not exact and config.optimizer.bf16_update == "stochastic"):
+        part = min(ROUNDED, shape.embedding)
+        row.add("activations", ROUNDING * part, f"rounding {_n(part)} weights at a time × {ROUNDING}")
     if config.calibration.score_centering:
-        row.add("weights", compute * shape.parameters, f"π_old P {_n(shape.parameters)} × {compute}")
+        copied = 4 if exact else compute
+        row.add("weights", copied * trained, f"π_old P {_n(trained)} × {copied}")
     return row
 
 
-def _head_bytes(config: Config, shape: ModelShape, nodes: Nodes) -> int:
+def _passes(config: Config) -> int:
+    """Forward and backward passes of one optimizer step."""
+    texts = math.ceil(texts_needed(config, "actor") / config.actor.minibatches)
+    return math.ceil(texts / max(1, min(texts, config.run.texts_per_pass)))
+
+
+def _gradients(row: Row, trained: int, passes: int) -> None:
+    """Accumulated gradients; in a step of one pass they take the place of activations, as these are used up."""
+    whole, replaced = 4 * trained, 0 if passes > 1 else row.bytes["activations"]
+    if whole > replaced:
+        beyond = "" if passes > 1 else f" − {readable_bytes(replaced)} of activations that are gone by then"
+        row.add("gradients", whole - replaced, f"P {_n(trained)} × 4 (float32){beyond}")
+
+
+def _head_bytes(shape: ModelShape, rows: int) -> int:
     """Float32 vocabulary logits held at once; fewer where the pass has fewer rows than the chunk would hold."""
-    return min(HEAD_BYTES, 4 * shape.vocabulary * nodes.texts * nodes.policy)
+    return min(HEAD_BYTES, 4 * shape.vocabulary * rows)
 
 
-def _rollout(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row:
+def _rollout(config: Config, shape: ModelShape, nodes: Nodes, compute: int, on_gpu: bool) -> Row:
     """Sampling and scoring with the actor's own compute copy; these passes keep nothing for a backward."""
-    row = Row("rollout and scoring")
+    row, texts = Row("rollout and scoring"), _texts(config, config.run.rollout_texts)
+    if config.engine.fast == "on" or (config.engine.fast == "auto" and on_gpu):
+        held = shape.from_residual
+        row.add("weights", held * compute, f"weights held for sampling {_n(held)} × {compute}")
+    for count in _sampled_together(config):
+        _sampling(row, shape, replace(nodes, texts=count), compute)
+    trunk = nodes.S * shape.cache_per_token * compute + nodes.P * 4 * shape.recurrent_matrices
+    row.add("activations", texts * trunk, f"trunk, {texts} × {_n(trunk)} B")
+    # Branches are scored a few at a time; the old law is that of whole rows.
+    scored = min(nodes.score - nodes.S, 2 * nodes.S)
+    longest = max(nodes.policy, scored, nodes.S)
     one = max(shape.kept_per_node(compute))
-    row.add("activations", nodes.texts * nodes.score * one, f"one block, {nodes.texts} × {nodes.score} × {_n(one)} B")
-    _mask(row, shape, nodes.texts, nodes.score, compute)
-    head = _head_bytes(config, shape, nodes)
+    row.add("activations", texts * longest * one, f"one block, {texts} × {longest} × {_n(one)} B")
+    if shape.linear_layers:
+        paths, kept = max(nodes.path, 2 * scored), shape.kept_per_path_token
+        row.add("activations", texts * paths * kept, f"one delta rule, {texts} × {paths} path tokens × {_n(kept)} B")
+    _mask(row, shape, texts, longest, nodes.S + longest if longest == scored else longest, compute)
+    head = _head_bytes(shape, texts * longest)
     row.add("activations", head, f"vocabulary chunk {readable_bytes(head)}")
+    return row
+
+
+def _sampled_together(config: Config) -> list[int]:
+    """Texts of the batches that sampling keeps buffers for: a run's distinct ones, of at most four the largest."""
+    most, sizes = config.run.rollout_texts, set()
+    for role in (*config.spec.roles_of(config), *config.spec.first_roles):
+        texts = texts_needed(config, role)
+        sizes |= {min(texts, most), texts % most if texts > most else 0}
+    return sorted(sizes - {0}, reverse=True)[:SAMPLERS]
+
+
+def _sampling(row: Row, shape: ModelShape, nodes: Nodes, compute: int) -> None:
+    """Buffers of one shape of batch: keys and values of all nodes, states of recurrent layers and what branches add."""
     cache = nodes.texts * nodes.policy * shape.cache_per_token * compute
     row.add(
         "states", cache, f"keys and values {nodes.texts} × {nodes.policy} × {_n(shape.cache_per_token)} × {compute}"
     )
     if shape.linear_layers:
-        kept = nodes.R + math.ceil(nodes.S / CHUNK)
-        amount = nodes.texts * kept * shape.recurrent_state * 4
+        own = nodes.delimiter + nodes.T
+        forks = nodes.P if own <= CHUNK else nodes.R
+        matrices, written = shape.recurrent_matrices, shape.written_per_token * min(own, CHUNK)
+        amount = nodes.texts * 4 * (forks * matrices + nodes.R * written)
         row.add(
-            "states", amount, f"recurrent {nodes.texts} × ({nodes.R} + S/{CHUNK}) × {_n(shape.recurrent_state)} × 4"
+            "states", amount, f"recurrent {nodes.texts} × ({forks} × {_n(matrices)} + {nodes.R} × {_n(written)}) × 4"
         )
-    return row
 
 
 def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, count: int) -> list[Row]:
     settings = config.critic
-    trained, share = trained_by_critic(config, shape), 0.0
-    if settings.adapt != "head":
-        share = 1.0 if settings.adapt == "full" else settings.blocks / shape.layers
+    share = {"full": 1.0, "head": 0.0}.get(settings.adapt, min(settings.blocks / shape.layers, 1.0))
+    copied, exact = _copied_by_critic(config, shape), _added_by_critic(config, shape)
     rows = []
     if count and settings.adapt != "full":
-        base = Row("features for critics (of the frozen base)")
+        base = Row(FEATURES)
         tokens = config.window.count("critic_fit") * nodes.T
         if settings.adapt == "head":
-            base.add("states", tokens * shape.hidden * compute, f"features {_n(tokens)} × {shape.hidden} × {compute}")
+            amount = tokens * shape.hidden * compute
+            base.add("activations", amount, f"features {_n(tokens)} × {shape.hidden} × {compute}")
         else:
             rows_ = math.ceil(config.window.count("critic_fit") / config.text.positions.per_text)
             amount = rows_ * nodes.policy * shape.hidden * compute
-            base.add("states", amount, f"lower features {rows_} × {nodes.policy} × {shape.hidden} × {compute}")
+            base.add("activations", amount, f"lower features {rows_} × {nodes.policy} × {shape.hidden} × {compute}")
         rows.append(base)
     for number in range(1, count + 1):
         row = Row(f"critic {number}")
-        _trained(row, config, trained, compute)
+        wide = 6 if compute == 2 else 4
+        kinds = ((copied, wide, "4 float32 + 2 bfloat16 copy" if wide == 6 else "4 float32"), (exact, 4, "4 float32"))
+        for size, each, how in kinds:
+            if size:
+                row.add("weights", each * size, f"P {_n(size)} × ({how})")
+        row.add("moments", 8 * (copied + exact), f"P {_n(copied + exact)} × 2 × 4 (float32)")
+        row.add("gradients", 4 * (copied + exact), f"P {_n(copied + exact)} × 4 (float32)")
         if share:
-            _kept(row, config, shape, nodes, compute, min(share, 1.0))
-            _mask(row, shape, nodes.texts, nodes.policy, compute)
+            _kept(row, config, shape, nodes, compute, share)
+            _mask(row, shape, nodes.texts, nodes.policy, nodes.policy, compute)
         rows.append(row)
     return rows
 
 
 def trained_by_critic(config: Config, shape: ModelShape) -> int:
     """Parameters that one critic trains: its head, and what `critic.adapt` says of the blocks below."""
+    return _copied_by_critic(config, shape) + _added_by_critic(config, shape)
+
+
+def _copied_by_critic(config: Config, shape: ModelShape) -> int:
+    """Weights of the base model that a critic has a trained copy of."""
+    settings = config.critic
+    return {"full": shape.backbone, "top": shape.top_blocks(settings.blocks)}.get(settings.adapt, 0)
+
+
+def _added_by_critic(config: Config, shape: ModelShape) -> int:
+    """Weights that a critic adds to the base model: its head, and low-rank updates."""
     settings = config.critic
     width = settings.width or 1
     head = shape.hidden * width + (config.thought.length + 2) * width + 1
-    if settings.adapt == "full":
-        return shape.backbone + head
-    if settings.adapt == "top":
-        return shape.top_blocks(settings.blocks) + head
-    return head + (_lora(shape, settings.blocks, settings.lora_rank) if settings.adapt == "lora" else 0)
+    return head + (_lora(shape, settings.blocks, settings.lora_rank, "all") if settings.adapt == "lora" else 0)
 
 
-def _lora(shape: ModelShape, blocks: int, rank: int) -> int:
-    """Parameters of low-rank updates on the seven projections of each block (hybrids: reckoned as attention blocks)."""
-    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    ends = 2 * (shape.hidden + query) + 2 * (shape.hidden + key) + 3 * (shape.hidden + shape.intermediate)
-    return min(blocks, shape.layers) * rank * ends
+def _lora(shape: ModelShape, blocks: int, rank: int, targets: str) -> int:
+    """Parameters of low-rank updates in the last `blocks` blocks (hybrids: by the mean block)."""
+    attention, linear, feed = shape.projection_ends
+    mixers = (shape.attention_layers * attention + shape.linear_layers * linear) / shape.layers
+    ends = {"all": mixers + feed, "attention": mixers, "mlp": feed}[targets]
+    return round(min(blocks, shape.layers) * rank * ends)
 
 
 def _n(count: float) -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 from tfive.errors import UserError
 from tfive.training.progress import ProgressReport
@@ -69,7 +69,7 @@ class Recorder:
             self._file = self._path.open("a", encoding="utf-8")
             self._digest.update(self._path.read_bytes())
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

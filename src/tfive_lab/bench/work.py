@@ -17,6 +17,7 @@ from tfive.tree.layout import TextBatch, ThoughtPlan
 
 SHAPES = {
     "qwen3-1.7b": "Qwen3-1.7B",
+    "qwen3-4b": "Qwen3-4B",
     "qwen3.5-2b": "Qwen3.5-2B",
     "qwen3.5-9b": "Qwen3.5-9B",
     "smollm2-135m": "SmolLM2-135M",

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from tfive.errors import UserError
 from tfive.tree.attention import Attending, TreePass
 from tfive.tree.fast.fused import Angles, Division, Heads, Ops, TorchOps, choose_ops
+from tfive.tree.fast.updates import HeldUpdates, Linear, Outward, is_plain
 from tfive.tree.hf import (
     IMPLEMENTATION,
     Backbone,
@@ -39,6 +40,7 @@ from tfive.tree.hf import (
     replaced,
 )
 from tfive.tree.layout import Layout
+from tfive.tree.low_rank import LoraLinear
 
 _BOUND = 1e-4
 """Largest error of a fused block in float32, relative to what the block adds to the residual stream."""
@@ -76,9 +78,7 @@ class Fan:
     reads the products.
     """
 
-    def __init__(
-        self, norm: RootMeanSquare, parts: tuple[nn.Linear, ...], hold: bool = False, fold: bool = False
-    ) -> None:
+    def __init__(self, norm: RootMeanSquare, parts: tuple[Linear, ...], hold: bool = False, fold: bool = False) -> None:
         self.norm, self.parts, self.sizes = norm, parts, [part.out_features for part in parts]
         biased = [part.bias is not None for part in parts]
         if any(biased) != all(biased):
@@ -86,13 +86,16 @@ class Fan:
         # A bias comes after the division.
         self.folds = fold and not any(biased)
         self.weight = torch.cat([part.weight.detach() for part in parts]) if hold else None
-        self.bias = torch.cat([part.bias.detach() for part in parts]) if hold and all(biased) else None
+        biases = [part.bias.detach() for part in parts if part.bias is not None]
+        self.bias = torch.cat(biases) if hold and biases else None
+        self.updates = HeldUpdates.of(parts) if hold else None
 
     def __call__(self, residual: Tensor) -> tuple[Tensor, ...]:
         inputs = residual if self.folds else self.norm(residual)
         if self.weight is None:
-            return tuple(F.linear(inputs, part.weight, part.bias) for part in self.parts)
-        return F.linear(inputs, self.weight, self.bias).split(self.sizes, -1)
+            return tuple(part(inputs) for part in self.parts)
+        products = F.linear(inputs, self.weight, self.bias)
+        return (products if self.updates is None else self.updates.add(inputs, products)).split(self.sizes, -1)
 
     def division(self, residual_xD: Tensor) -> Division | None:
         """What is left of the norm."""
@@ -114,12 +117,8 @@ class Fan:
                     torch.mul(getattr(part, name), self.norm.weight, out=place)
                 else:
                     place.copy_(getattr(part, name))
-
-
-def _onto(residual_xD: Tensor, inputs: Tensor, linear: nn.Linear) -> Tensor:
-    """The residual stream plus a product, in place: it belongs to the pass, and a copy would cost a kernel."""
-    residual_xD.addmm_(inputs, linear.weight.t())
-    return residual_xD if linear.bias is None else residual_xD.add_(linear.bias)
+        if self.updates is not None:
+            self.updates.refresh(self.norm.weight if self.folds else None)
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class AttentionPart:
     heads: Heads
     scale: float
     inward: Fan
-    outward: nn.Linear
+    outward: Outward
     norms: tuple[RootMeanSquare, RootMeanSquare] | None
 
     def onto(self, residual_BnD: Tensor, angles: Angles, tree: Attending, ops: Ops) -> Tensor:
@@ -144,17 +143,19 @@ class AttentionPart:
         ops.rotate(products, division, norms, angles, gated, slot_n, query_BnYE, keys, values)
         gate = products[0] if gated else None
         output = tree.attend_written(ops, self.layer, query_BnYE, keys, values, self.scale, gate)
-        return _onto(residual_xD, output.reshape(len(residual_xD), -1), self.outward)
+        return self.outward.onto(residual_xD, output.reshape(len(residual_xD), -1))
 
     def holding(self) -> AttentionPart:
         """The same on copies of the weights it projects with."""
         norms = None if self.norms is None else (_held(self.norms[0]), _held(self.norms[1]))
         # The gate would be read undivided.
-        return replace(self, inward=self.inward.holding(fold=not self.heads.gated), norms=norms)
+        inward = self.inward.holding(fold=not self.heads.gated)
+        return replace(self, inward=inward, outward=self.outward.holding(), norms=norms)
 
     def refresh(self) -> None:
         """Bring the copies up to date."""
         self.inward.refresh()
+        self.outward.refresh()
         for norm in self.norms or ():
             if isinstance(norm, HeldNorm):
                 norm.refresh()
@@ -195,7 +196,7 @@ class FusedBlock:
     mixer: AttentionPart | RecurrentPart
     spread: Fan
     """The feed-forward layer's gate and up projections, and the norm before them."""
-    down: nn.Linear
+    down: Outward
 
     def forward(self, ops: Ops) -> Callable[..., Tensor]:
         """A forward to put in place of the block's own."""
@@ -207,13 +208,19 @@ class FusedBlock:
             cos, sin = (a.expand(shape[0], -1, -1).reshape(-1, a.shape[-1]) for a in position_embeddings)
             residual_xD = self.mixer.onto(hidden_states.contiguous(), (cos, sin), tree, ops)
             gate, up = self.spread(residual_xD)
-            return _onto(residual_xD, ops.gate(gate, up, self.spread.division(residual_xD)), self.down).view(shape)
+            return self.down.onto(residual_xD, ops.gate(gate, up, self.spread.division(residual_xD))).view(shape)
 
         return forward
 
     def holding(self) -> FusedBlock:
         """The same block on copies of the weights it projects with."""
-        return FusedBlock(self.mixer.holding(), self.spread.holding(fold=True), self.down)
+        return FusedBlock(self.mixer.holding(), self.spread.holding(fold=True), self.down.holding())
+
+    def refresh(self) -> None:
+        """Bring the copies up to date."""
+        self.mixer.refresh()
+        self.spread.refresh()
+        self.down.refresh()
 
 
 class Fusion:
@@ -237,13 +244,12 @@ class Fusion:
         It is done every time: no sign of a change is safe against all ways of changing a parameter.
         """
         for block in self.held:
-            block.mixer.refresh()
-            block.spread.refresh()
+            block.refresh()
 
 
-def _linear(module: Any, name: str) -> nn.Linear:
-    part = getattr(module, name, None)
-    if type(part) is not nn.Linear or part._forward_hooks or part._forward_pre_hooks:
+def _linear(module: Any, name: str) -> Linear:
+    part: Any = getattr(module, name, None)
+    if not is_plain(part):
         raise Unfit(f"{name} of {type(module).__name__} is no plain linear layer")
     return part
 
@@ -264,17 +270,17 @@ def _parts(module: Any, wanted: set[str], possible: set[str]) -> None:
 def _attention(module: Any, before: RootMeanSquare, turned: int, scale: float) -> AttentionPart:
     _parts(module, {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"})
     inward = Fan(before, tuple(_linear(module, name) for name in ("q_proj", "k_proj", "v_proj")))
-    outward, features = _linear(module, "o_proj"), int(module.head_dim)
+    outer, features = _linear(module, "o_proj"), int(module.head_dim)
     normed = hasattr(module, "q_norm")
     norms = (_norm(module, "q_norm"), _norm(module, "k_norm")) if normed else None
     if norms is not None and (norms[0].epsilon != norms[1].epsilon or len(norms[0].weight) != features):
         raise Unfit(f"norms of {type(module).__name__} are not over the features of a head")
-    queries = outward.in_features // features
+    queries = outer.in_features // features
     width = inward.sizes[0] // (queries * features)
     if width not in (1, 2) or inward.sizes[0] != width * queries * features:
         raise Unfit(f"q_proj of {type(module).__name__} gives neither queries nor queries and gates")
     heads = Heads(queries, inward.sizes[1] // features, features, turned, normed, gated=width == 2)
-    return AttentionPart(int(module.layer_idx), heads, scale, inward, outward, norms)
+    return AttentionPart(int(module.layer_idx), heads, scale, inward, Outward(outer), norms)
 
 
 def _block(block: Any, turned: int, scale: float) -> FusedBlock:
@@ -295,7 +301,7 @@ def _block(block: Any, turned: int, scale: float) -> FusedBlock:
         part = RecurrentPart(mixer, Fan(before, tuple(_linear(mixer, f"in_proj_{n}") for n in ("qkv", "z", "b", "a"))))
     else:
         part = _attention(mixer, before, turned, scale)
-    return FusedBlock(part, spread, _linear(block.mlp, "down_proj"))
+    return FusedBlock(part, spread, Outward(_linear(block.mlp, "down_proj")))
 
 
 class _Noting(TreePass):
@@ -329,6 +335,9 @@ def _examined(backbone: Backbone, index: int, angles: Angles, tree: _Noting) -> 
     """The block, fused, after a comparison of both forwards in float32 on its own weights."""
     block, wide = backbone.blocks[index], angles[0].dtype
     twin: Any = copy.deepcopy(block, {id(backbone.config): backbone.config}).to(wide)
+    for module in twin.modules():
+        if isinstance(module, LoraLinear):  # it begins at zero, and nothing would be compared
+            module.up.copy_(torch.randn(module.up.shape, generator=torch.Generator().manual_seed(index)) * 0.1)
     shape = (*tree.layout.position_BN.shape, backbone.config.hidden_size)
     hidden = torch.randn(shape, generator=torch.Generator().manual_seed(index)).to(angles[0])
     turned = angles[0].shape[-1]
