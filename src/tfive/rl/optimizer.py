@@ -423,9 +423,10 @@ class MasterOptimizer:
 def _filled(slot: _Slot, entry: Mapping[str, Any], prefix: str, narrow: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Fresh moments of a slot with the saved values under `prefix`."""
     first, second, steps = slot.ready_moments(narrow)
-    if entry[f"{prefix}first"].dtype != first.dtype:
+    saved = slot.own(entry[f"{prefix}first"])
+    if saved.dtype != first.dtype:
         raise ValueError(f"optimiser state of {slot.name} was saved in another precision setting")
-    first.copy_(slot.own(entry[f"{prefix}first"]))
+    first.copy_(saved)
     second.copy_(slot.own(entry[f"{prefix}second"]))
     steps.fill_(entry[f"{prefix}steps"])
     return first, second, steps
