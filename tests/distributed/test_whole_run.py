@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from processes import run_world
-from whole import trained
+from whole import evaluated, trained
 
 from tfive.config.config import Config
 from tfive.errors import UserError
@@ -79,6 +79,28 @@ def test_a_run_by_two_processes_is_written_once_and_like_one(tmp_path: Path) -> 
         ]
         ids = [[json.loads(line)["id"] for line in text.splitlines()] for text in answers]
         assert ids[0] == ids[1], name
+
+
+def answers(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Every answer of an evaluation, by file, in the order of items."""
+    kept = {path.name: path.read_text("utf-8").splitlines() for path in folder.glob("*.jsonl")}
+    return {
+        name: sorted(map(json.loads, found), key=lambda one: (one["id"], one.get("sample", 0)))
+        for name, found in kept.items()
+    }
+
+
+def test_an_evaluation_by_two_processes_has_the_answers_of_one(tmp_path: Path) -> None:
+    asked(tmp_path)
+    alone = evaluated(str(tmp_path), str(tmp_path / "one"))
+    # A stopped evaluation goes on with what it lacks.
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "run.json").write_bytes((tmp_path / "one" / "run.json").read_bytes())
+    begun = (tmp_path / "one" / "colours.options.jsonl").read_text("utf-8").splitlines(keepends=True)[:2]
+    (tmp_path / "two" / "colours.options.jsonl").write_text("".join(begun), "utf-8")
+    found = run_world(2, "whole:evaluated", str(tmp_path), str(tmp_path / "two"), joins=False)
+    assert found == [alone, alone]
+    assert answers(tmp_path / "two") == answers(tmp_path / "one")
 
 
 @pytest.mark.parametrize(
