@@ -49,9 +49,9 @@ def live(world: World, home: Path, name: str, windows: int, stop_after: int | No
     assert not list((folder / CHECKPOINTS).glob(".*")), "a write was not waited for"
 
 
-def restored_exactly(loop: Loop, **options: Any) -> list[str]:
+def restored_exactly(loop: Loop, *, skip_damaged: bool = False) -> list[str]:
     """`Loop.restore`, after which every process holds what one process alone reads from the checkpoint."""
-    lines = _RESTORE(loop, **options)
+    lines = _RESTORE(loop, skip_damaged=skip_damaged)
     store = CheckpointStore(loop.store.root)
     same(store.load(store.paths()[-1])["method"], loop.assembly.method.state_dict())
     RESTORED.append(loop.world.size)
@@ -114,7 +114,7 @@ def sharded(world: World, root: Path) -> list[str]:
         pieces = {("model", key): piece_of(value).box for key, value in model.state_dict().items()}
         own = store.load(path, partial(_own_piece, pieces))
         for key, value in whole.items():
-            assert own["model"][key].equal(value[pieces["model", key].slices]), (name, key)
+            assert own["model"][key].rows.equal(value[pieces["model", key].slices]), (name, key)
         said.append(_refused(world, root / name))
     return said
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from tfive import rng
+from tfive.distributed.pieces import Sharding
 from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed
-from tfive.rl.critic import BaseActivations, Critic, FrozenBase
+from tfive.rl.critic import BaseActivations, Critic, CriticOutput, FrozenBase
 from tfive.rl.gae import adaptive_gae
 from tfive.rl.losses import clipped_value_loss, expectile_value_loss, squared_value_loss
 from tfive.rl.optimizer import MasterOptimizer
@@ -48,25 +49,30 @@ class Critics:
         seed: int,
         rows: int,
         world: World = SINGLE,
+        shards: Sequence[Sharding] = (),
     ) -> None:
-        """`world`: the processes that read a share of the texts each, and fit to those."""
-        self.world = world
+        """`world`: the processes that read a share of the texts each, and fit to those. `shards`: of each critic, where
+        their weights are trained in shards of which `critics` are the whole copies."""
+        self.world, self.shards = world, tuple(shards)
         self.base, self.critics, self.settings = base, tuple(critics), settings
         self.alpha, self.seed, self.rows = alpha, seed, rows
         self.head_passes = 0 if settings.adapt == "head" else settings.head_passes
         """Passes of the value-head warm-up; 0 if only heads are trained anyway."""
         self.head_only = self.head_passes > 0
-        self.optimizers = [self._optimizer(critic) for critic in critics]
+        self.trained = [own.over(held.model, held.beside["head"]) for own, held in zip(critics, shards)]
+        self.optimizers = [self._optimizer(number) for number in range(len(critics))]
         self._read: tuple[TextBatch, Thoughts, list[BaseActivations]] | None = None
 
-    def _optimizer(self, critic: Critic) -> MasterOptimizer:
+    def _optimizer(self, number: int) -> MasterOptimizer:
+        held = self.shards[number] if self.shards else None
         head = self.settings.head_lr / self.settings.lr
         return MasterOptimizer(
-            critic.trainable(),
+            self.critics[number].trainable() if held is None else held.named_parameters(),
             lr=self.settings.lr,
             lr_multipliers={"head.": head},
             seed=self.seed,
             world=self.world,
+            shards=held,
         )
 
     def unfreeze(self) -> None:
@@ -123,7 +129,7 @@ class Critics:
         whole texts; a process reads those of them whose activations it holds.
         """
         texts, size = len(trajectories.texts.tokens_BS), self.rows
-        held, counts = self.world.share(texts), [0] * len(self.critics)
+        first, counts = self.world.computed(texts).start, [0] * len(self.critics)
         losses: list[list[list[float]]] = [[] for _ in self.critics]
         self._require_halves(trajectories)
         shared = self.shared(trajectories)
@@ -135,18 +141,28 @@ class Critics:
                 count = int(trajectories.mask_BRT[own].sum())
                 if not count:
                     continue
-                mine = own[(own >= held.start) & (own < held.stop)]
-                for rows in mine.split(size) if len(mine) else ():
-                    read = BaseActivations.gathered(shared, size, rows - held.start)
+                for rows, spare in self._passes(own, texts):
+                    read = BaseActivations.gathered(shared, size, rows - first)
                     loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
-                    (loss / count).backward()
-                    losses[critic].append([float(loss.detach())])
+                    (0.0 * loss if spare else loss / count).backward()
+                    if not spare:
+                        losses[critic].append([float(loss.detach())])
                 counts[critic] += count
                 report = self.optimizers[critic].step()
                 if not report.applied:
                     raise RunFailed(f"critic {critic + 1} diverged in window {window}: its gradient is not finite")
         totals = [self.world.sum_in_order(own, 1)[0] for own in losses]
         return [total / max(count, 1.0) for total, count in zip(totals, counts)]
+
+    def _passes(self, chosen: Tensor, texts: int) -> list[tuple[Tensor, bool]]:
+        """The parts of a step's `chosen` texts that this process reads. Over shards a pass is common work: a process
+        with fewer parts than others adds spare ones, whose loss counts for nothing."""
+        shares = [self.world.share_of(rank, texts) for rank in range(self.world.size)]
+        mine = [chosen[(chosen >= share.start) & (chosen < share.stop)] for share in shares]
+        parts = [rows for rows in mine[self.world.rank].split(self.rows) if len(rows)]
+        most = max(-(-len(rows) // self.rows) for rows in mine) if self.shards else 0
+        row = torch.tensor([self.world.computed(texts).start])
+        return [(rows, False) for rows in parts] + [(row, True)] * (most - len(parts))
 
     def _sees(self, critic: int, trajectories: Trajectories, rows: Tensor) -> Tensor:
         """Which of these texts a critic fits: all, or its half in a disjoint pair, always the same by item number."""
@@ -184,8 +200,12 @@ class Critics:
     ) -> Tensor:
         some = trajectories.rows(rows)
         mask = some.mask_BRT
-        own = self.critics[critic]
-        value = own.evaluate(self._features(own, some, read), some.mask_BRT).values_BRT
+        own = self.trained[critic] if self.shards else self.critics[critic]
+
+        def evaluated() -> CriticOutput:
+            return own.evaluate(self._features(own, some, read), mask)
+
+        value = (self.shards[critic].run(evaluated) if self.shards else evaluated()).values_BRT
         target = some.need("returns_BRT").to(value.dtype)
         if self.settings.pair == "bracket":
             expectile = self.settings.expectile if critic else 1 - self.settings.expectile
