@@ -41,7 +41,7 @@ def state(megabytes: int, world: World, device: torch.device, sharded: bool) -> 
             return torch.full((rows, WIDTH), float(number), device=device)
         own = world.share(rows)
         local = torch.full((own.stop - own.start, WIDTH), float(number), device=device)
-        return Piece(local, own.start, (rows, WIDTH))
+        return Piece(local, (rows, WIDTH), (own.start, 0))
 
     return {name: [made(number) for number in range(count)] for name in ("weights", "first", "second")}
 

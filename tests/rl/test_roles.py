@@ -221,7 +221,7 @@ def test_the_account_survives_a_restart() -> None:
             assert whole.draw(role, window).tolist() == first.draw(role, window).tolist()
     found = encode(first.state_dict())
     second = ledger()
-    second.load_state_dict(decode(json.loads(json.dumps(found.document)), [piece.rows for piece in found.pieces]))
+    second.load_state_dict(decode(json.loads(json.dumps(found.document)), [piece.local for piece in found.pieces]))
     assert second.rows() == first.rows()
     for window in (3, 4, 9, 10, 11, 12):
         for role in ("actor", "critic_fit", "qualify"):

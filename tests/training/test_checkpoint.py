@@ -106,7 +106,7 @@ def native(tree: Any) -> Any:
 @given(trees)
 def test_any_tree_survives_the_encoding(tree: Any) -> None:
     found = encode(tree)
-    assert same(decode(found.document, [piece.rows for piece in found.pieces]), native(tree))
+    assert same(decode(found.document, [piece.local for piece in found.pieces]), native(tree))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

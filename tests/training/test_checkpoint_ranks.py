@@ -61,7 +61,7 @@ def held(tree: dict[Any, Any], ranks: ThreadRank) -> dict[Any, Any]:
     own = dict(tree)
     for name, axis in SHARDED.items():
         box = block(tree[name], ranks.rank, ranks.size, axis)
-        own[name] = Piece(tree[name][box.slices].clone(), box.offset[axis], tuple(tree[name].shape), axis)
+        own[name] = Piece(tree[name][box.slices].clone(), tuple(tree[name].shape), box.offset)
     return {**own, "tied": own["rows"], "rank": ranks.rank}
 
 
@@ -97,12 +97,12 @@ def loaded(root: Path, size: int) -> list[Any]:
     trees: list[Any] = together(size, load)
     for tree in trees:
         assert isinstance(tree, dict), tree
-        for name, axis in SHARDED.items():
+        for name in SHARDED:
             piece = tree[name]
             # What one process alone wants is the whole, which comes as a tensor.
-            assert isinstance(piece, Tensor) if size == 1 else (piece.axis, piece.shape) == (axis, SHAPES[name])
+            assert isinstance(piece, Tensor) if size == 1 else piece.shape == SHAPES[name]
     joined = {
-        name: torch.cat([tree[name] if size == 1 else tree[name].rows for tree in trees], axis)
+        name: torch.cat([tree[name] if size == 1 else tree[name].local for tree in trees], axis)
         for name, axis in SHARDED.items()
     }
     return [{**tree, **joined, "tied": joined["rows"]} for tree in trees]
@@ -153,7 +153,7 @@ def test_copies_of_a_block_are_dealt_to_their_holders(tmp_path: Path) -> None:
 
     def save(ranks: ThreadRank) -> Path:
         first = ranks.rank % 2 == 0
-        pieces = [Piece(one[:2] if first else one[2:], 0 if first else 2, (4, 2)) for one in weights]
+        pieces = [Piece(one[:2] if first else one[2:], (4, 2), (0 if first else 2, 0)) for one in weights]
         return CheckpointStore(tmp_path, world=ranks).save({"weights": pieces})
 
     together(4, save)
@@ -256,7 +256,7 @@ def _less(tree: dict[Any, Any]) -> None:
 
 
 def _the_same_block(tree: dict[Any, Any]) -> None:
-    tree["rows"] = tree["tied"] = Piece(torch.zeros(3, 3), 1, (11, 3))
+    tree["rows"] = tree["tied"] = Piece(torch.zeros(3, 3), (11, 3), (1, 0))
 
 
 def _cannot_be_stored(tree: dict[Any, Any]) -> None:

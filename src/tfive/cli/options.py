@@ -54,6 +54,13 @@ TrustRemoteCode = Annotated[
         help="Let the model run code of its own, in this command alone; no file can say this.",
     ),
 ]
+Processes = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Processes that share the work on this machine.", show_default=False),
+]
+Restarts = Annotated[
+    int, typer.Option(min=0, metavar="N", help="How often processes that died are started again, with --processes.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 

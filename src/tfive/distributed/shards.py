@@ -55,7 +55,7 @@ def shard_mesh(device: str, processes: int, shard: int = 0) -> DeviceMesh:
 class Shards:
     """The weights of a model, and of small modules beside it, in shards; and the whole copy beside them.
 
-    Its methods are what `pieces.Sharding` asks for. `run` and those marked collective there must be called by every
+    Its methods are what `sharding.Sharding` asks for. `run` and those marked collective there must be called by every
     process equally often, or all wait for the one that did not.
     """
 
@@ -146,7 +146,8 @@ class Shards:
 
     def piece(self, name: str, rows: Tensor) -> Piece:
         shape = tuple(self._whole[name].shape)
-        return Piece(rows, min(self._rank * self._height(shape), shape[0]), shape)
+        first = min(self._rank * self._height(shape), shape[0])
+        return Piece(rows, shape, (first, *[0] * (len(shape) - 1)))
 
     def computes_in(self, name: str) -> torch.dtype:
         return self._whole[name].dtype
@@ -179,8 +180,7 @@ class Shards:
     def take(self) -> None:
         for name, parameter in self._parameters.items():
             own = self.local(parameter)
-            first = self.piece(name, own).first
-            own.copy_(self._whole[name][first : first + len(own)])
+            own.copy_(self._whole[name][self.piece(name, own).box.slices])
 
     def _height(self, shape: tuple[int, ...]) -> int:
         """How many rows the first process has; the last ones may have fewer, or none."""

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from tfive.distributed.pulse import Pulse
+
 Rows = Sequence[Sequence[float]]
 """Numbers of every part (micro-batch) of a step: one row a part, one column a number."""
 
@@ -24,6 +26,10 @@ class World:
     """The number of this process."""
     size: int = 1
     """How many there are."""
+
+    def __init__(self) -> None:
+        self.pulse = Pulse()
+        """Where this process is, for the others."""
 
     @property
     def leads(self) -> bool:
@@ -73,9 +79,21 @@ class World:
         """Whether any process says so."""
         return flag
 
+    def broadcast_bytes(self, own: Tensor, source: int) -> Tensor:
+        """The bytes (uint8) that process `source` gives, on the host of every process."""
+        return own
+
+    def part(self, ranks: Sequence[int]) -> World | None:
+        """The world of some of the processes, for one of them; None for the others. All must call it."""
+        return self if self.rank in ranks else None
+
     def gather_numbers(self, own: Mapping[str, float]) -> list[dict[str, float]]:
         """Every process's numbers, by rank; all give the same names."""
         return [dict(own)]
+
+    def gather_texts(self, own: str) -> list[str]:
+        """Every process's text, by rank."""
+        return [own]
 
     def barrier(self, name: str) -> None:
         """Wait until every process is here; `name` says where that is."""

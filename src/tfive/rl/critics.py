@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor
 
 from tfive import rng
-from tfive.distributed.pieces import Sharding
+from tfive.distributed.roles import Fitter
+from tfive.distributed.sharding import Sharding
+from tfive.distributed.transfer import transferred
 from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed
 from tfive.rl.critic import BaseActivations, Critic, CriticOutput, FrozenBase
@@ -49,11 +52,14 @@ class Critics:
         seed: int,
         rows: int,
         world: World = SINGLE,
+        fitters: Sequence[Fitter] | None = None,
         shards: Sequence[Sharding] = (),
     ) -> None:
-        """`world`: the processes that read a share of the texts each, and fit to those. `shards`: of each critic, where
-        their weights are trained in shards of which `critics` are the whole copies."""
+        """`world`: the processes that read a share of the texts each; `fitters` says which of them fit which critic,
+        all of them unless it is given. `shards`: of each critic, where all fit all and the weights are trained in
+        shards of which `critics` are the whole copies."""
         self.world, self.shards = world, tuple(shards)
+        self.fitters = fitters or [Fitter(world, alone=False) for _ in critics]
         self.base, self.critics, self.settings = base, tuple(critics), settings
         self.alpha, self.seed, self.rows = alpha, seed, rows
         self.head_passes = 0 if settings.adapt == "head" else settings.head_passes
@@ -61,7 +67,7 @@ class Critics:
         self.head_only = self.head_passes > 0
         self.trained = [own.over(held.model, held.beside["head"]) for own, held in zip(critics, shards)]
         self.optimizers = [self._optimizer(number) for number in range(len(critics))]
-        self._read: tuple[TextBatch, Thoughts, list[BaseActivations]] | None = None
+        self._read: tuple[TextBatch, Thoughts, World, list[BaseActivations]] | None = None
 
     def _optimizer(self, number: int) -> MasterOptimizer:
         held = self.shards[number] if self.shards else None
@@ -71,7 +77,7 @@ class Critics:
             lr=self.settings.lr,
             lr_multipliers={"head.": head},
             seed=self.seed,
-            world=self.world,
+            world=self.fitters[number].world or SINGLE,
             shards=held,
         )
 
@@ -79,15 +85,18 @@ class Critics:
         """End of the value-head warm-up: from here on the adapted blocks are trained as well."""
         self.head_only = False
 
-    def shared(self, trajectories: Trajectories) -> list[BaseActivations]:
-        """The frozen base's activations of each micro-batch that this process computes, cached for the trajectories
-        last asked for."""
-        texts, thoughts = trajectories.texts, trajectories.thoughts
-        if self._read is None or self._read[0] is not texts or self._read[1] is not thoughts:
-            own = self.world.computed(len(texts.tokens_BS))
+    def shared(self, trajectories: Trajectories, world: World | None = None) -> list[BaseActivations]:
+        """The frozen base's activations of each micro-batch that this process computes as one of `world` (of all,
+        unless given), cached for the trajectories last asked for."""
+        texts, thoughts, world = trajectories.texts, trajectories.thoughts, world or self.world
+        read = self._read
+        if read is None or read[0] is not texts or read[1] is not thoughts or read[2] is not world:
+            self._read = None
+            own = world.computed(len(texts.tokens_BS))
             parts = [trajectories.rows(part) for part in micro_batches(own, self.rows)]
-            self._read = (texts, thoughts, [self.base.read(p.texts, p.thoughts, features=False) for p in parts])
-        return self._read[2]
+            found = [self.base.read(p.texts, p.thoughts, features=False) for p in parts]
+            self._read = read = (texts, thoughts, world, found)
+        return read[3]
 
     def _features(self, critic: Critic, some: Trajectories, read: BaseActivations) -> Tensor:
         """Features of every state; during the value-head warm-up no gradient goes below the head."""
@@ -128,40 +137,77 @@ class Critics:
         `frozen_2BRT` is the pre-fit prediction around which the loss is clipped (eq:value-loss). Minibatches are
         whole texts; a process reads those of them whose activations it holds.
         """
-        texts, size = len(trajectories.texts.tokens_BS), self.rows
-        first, counts = self.world.computed(texts).start, [0] * len(self.critics)
-        losses: list[list[list[float]]] = [[] for _ in self.critics]
         self._require_halves(trajectories)
-        shared = self.shared(trajectories)
-        order = rng.permutation(self.seed, f"critic/{number}", window, texts)
-        for step in np.array_split(order, min(self.settings.minibatches, texts)):
-            chosen = torch.from_numpy(np.sort(step))
-            for critic in range(len(self.critics)):
-                own = chosen[self._sees(critic, trajectories, chosen).cpu()]
-                count = int(trajectories.mask_BRT[own].sum())
-                if not count:
-                    continue
-                for rows, spare in self._passes(own, texts):
-                    read = BaseActivations.gathered(shared, size, rows - first)
-                    loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
-                    (0.0 * loss if spare else loss / count).backward()
-                    if not spare:
-                        losses[critic].append([float(loss.detach())])
-                counts[critic] += count
-                report = self.optimizers[critic].step()
-                if not report.applied:
-                    raise RunFailed(f"critic {critic + 1} diverged in window {window}: its gradient is not finite")
-        totals = [self.world.sum_in_order(own, 1)[0] for own in losses]
-        return [total / max(count, 1.0) for total, count in zip(totals, counts)]
+        steps = self._minibatches(len(trajectories.texts.tokens_BS), window, number)
+        given = (trajectories, frozen_2BRT, warmup)
+        # Each group fits its critic; then they tell one another.
+        own = [
+            None if by.world is None else self._fit(critic, by.world, steps, *given)
+            for critic, by in enumerate(self.fitters)
+        ]
+        found = [self._told(critic, one) for critic, one in enumerate(own)]
+        diverged = [critic for critic, one in enumerate(found) if not one["sound"]]
+        if diverged:
+            raise RunFailed(f"critic {diverged[0] + 1} diverged in window {window}: its gradient is not finite")
+        return [float(one["loss"]) for one in found]
 
-    def _passes(self, chosen: Tensor, texts: int) -> list[tuple[Tensor, bool]]:
+    def _minibatches(self, texts: int, window: int, number: int) -> list[Tensor]:
+        """The texts of every step of one pass, ascending."""
+        order = rng.permutation(self.seed, f"critic/{number}", window, texts)
+        parts = np.array_split(order, min(self.settings.minibatches, texts))
+        return [torch.from_numpy(np.sort(part)) for part in parts]
+
+    def _fit(
+        self,
+        critic: int,
+        world: World,
+        steps: Sequence[Tensor],
+        trajectories: Trajectories,
+        frozen_2BRT: Tensor,
+        warmup: bool,
+    ) -> dict[str, float]:
+        """One critic's updates by the processes of `world`: its mean loss, and whether every gradient was finite."""
+        texts, shared = len(trajectories.texts.tokens_BS), self.shared(trajectories, world)
+        first, seen, losses = world.computed(texts).start, 0, list[list[float]]()
+        for chosen in steps:
+            own = chosen[self._sees(critic, trajectories, chosen).cpu()]
+            count = int(trajectories.mask_BRT[own].sum())
+            if not count:
+                continue
+            for rows, spare in self._passes(own, texts, world):
+                read = BaseActivations.gathered(shared, self.rows, rows - first)
+                loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
+                (0.0 * loss if spare else loss / count).backward()
+                if not spare:
+                    losses.append([float(loss.detach())])
+            seen += count
+            if not self.optimizers[critic].step().applied:
+                return {"loss": math.nan, "sound": False}
+        return {"loss": world.sum_in_order(losses, 1)[0] / max(seen, 1.0), "sound": True}
+
+    def _told(self, critic: int, own: dict[str, float] | None) -> dict[str, Any]:
+        """What a critic's fit came to, on every process; those that did not take part get its weights and moments."""
+        by = self.fitters[critic]
+        if not by.alone:
+            return own or {}
+        module, optimizer = self.critics[critic], self.optimizers[critic]
+        state = (
+            None if own is None else own | {"critic": dict(module.state_dict()), "optimizer": optimizer.state_dict()}
+        )
+        found: dict[str, Any] = transferred(self.world, state, by.root)
+        if by.world is None:
+            module.load_state_dict(found["critic"])
+            optimizer.load_state_dict(found["optimizer"])
+        return found
+
+    def _passes(self, chosen: Tensor, texts: int, world: World) -> list[tuple[Tensor, bool]]:
         """The parts of a step's `chosen` texts that this process reads. Over shards a pass is common work: a process
         with fewer parts than others adds spare ones, whose loss counts for nothing."""
-        shares = [self.world.share_of(rank, texts) for rank in range(self.world.size)]
+        shares = [world.share_of(rank, texts) for rank in range(world.size)]
         mine = [chosen[(chosen >= share.start) & (chosen < share.stop)] for share in shares]
-        parts = [rows for rows in mine[self.world.rank].split(self.rows) if len(rows)]
+        parts = [rows for rows in mine[world.rank].split(self.rows) if len(rows)]
         most = max(-(-len(rows) // self.rows) for rows in mine) if self.shards else 0
-        row = torch.tensor([self.world.computed(texts).start])
+        row = torch.tensor([world.computed(texts).start])
         return [(rows, False) for rows in parts] + [(row, True)] * (most - len(parts))
 
     def _sees(self, critic: int, trajectories: Trajectories, rows: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tfive.config.config import Config
+from tfive.distributed.roles import fitters
 from tfive.distributed.world import SINGLE, World
 from tfive.inference.thought_model import plan_for
 from tfive.methods.method import Kit, Method
@@ -155,12 +156,13 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan, world: World) -> Cr
         load_critics(config.critic.start, own)
     base = FrozenBase(frozen, plan, config.critic, config.engine.options())
     rows = config.run.texts_per_pass
-    shards = []
-    if config.critic.adapt in ("top", "full") and _in_shards(config, world):
+    by, shards = fitters(config.distributed.profile, world, count), []
+    if config.critic.adapt in ("top", "full") and _in_shards(config, world) and not any(one.alone for one in by):
         # Adapted blocks are as large as the model's; a head or low-rank updates are small, and every process has all.
         trees = [(critic, critic.tree) for critic in own if critic.tree is not None]
         shards = [_shards(config, t, {"head": c.head}, world, name="body", trained_in=wide) for c, t in trees]
-    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows, world=world, shards=shards)
+    split: dict[str, Any] = {"world": world, "fitters": by, "shards": shards}
+    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows, **split)
 
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None, world: World) -> Actor:

@@ -240,18 +240,18 @@ class CheckpointStore:
         if other is not None:
             raise not_written(self.root, f"rank {other} has tensors of other shapes or dtypes than rank 0")
         held = [[_held(piece, box) for piece, box in zip(pieces, one["boxes"])] for one in every]
-        widths = [piece.rows.element_size() for piece in pieces]
+        widths = [piece.local.element_size() for piece in pieces]
         shares = dealt(held, widths)
         whole = [all(boxes[number] == Box.whole(piece.shape) for boxes in held) for number, piece in enumerate(pieces)]
         plan = filed(shares, whole, widths)
-        dtypes, shapes = [piece.rows.dtype for piece in pieces], [piece.shape for piece in pieces]
+        dtypes, shapes = [piece.local.dtype for piece in pieces], [piece.shape for piece in pieces]
         try:
             tensors = tuple(stored(plan, paths, dtypes, shapes))
         except ValueError as error:
             raise not_written(self.root, f"the parts of the processes are not the whole: {error}") from error
         own = {name: some for name, some in plan.items() if some[0].rank == rank}
         copies = {
-            name: {str(share.number): _host_copy(pieces[share.number].rows) for share in some}
+            name: {str(share.number): _host_copy(pieces[share.number].local) for share in some}
             for name, some in own.items()
         }
         document = encoded.document if rank == 0 else None
@@ -325,7 +325,7 @@ def _pieces_at(encoded: Encoded, paths: Sequence[Any]) -> list[Piece]:
 
 def _layout(pieces: Sequence[Piece]) -> str:
     """A digest of shapes and dtypes."""
-    described = [[list(piece.shape), str(piece.rows.dtype)] for piece in pieces]
+    described = [[list(piece.shape), str(piece.local.dtype)] for piece in pieces]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 

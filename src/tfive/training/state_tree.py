@@ -99,7 +99,7 @@ class _Encoder:
 
     def _numbered(self, value: Tensor | Piece, path: Path) -> int:
         piece = value if isinstance(value, Piece) else _described(value, path)
-        local = piece.rows
+        local = piece.local
         if local.layout != torch.strided or local.is_quantized or local.dtype.is_complex:
             raise TypeError(f"{named(path)}: a tensor of {local.dtype}, {local.layout} cannot be stored")
         self.found.everywhere[path] = piece
