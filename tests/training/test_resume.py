@@ -272,7 +272,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_one_line(
         made = Loop.__init__
         patch.setattr(Loop, "__init__", lambda self, *a, **o: made(self, *a, **{**o, "faults": full}))
         with pytest.raises(
-            RunFailed, match="no checkpoint could be written in .*: No space left on device; free"
+            RunFailed, match=r"no checkpoint could be written in .*: No space left on device; free"
         ) as error:
             start.train(config, folder, quiet=True)
     assert "\n" not in str(error.value)
