@@ -80,7 +80,7 @@ class Shards:
         self._whole = self._named(whole, others)
         if not all(parameter.requires_grad for parameter in self._whole.values()):
             raise UserError(
-                "distributed.shard: some weights are frozen; use distributed.shard = 1, the others are small"
+                "distributed.shard: some weights are frozen, and the rest is small; use distributed.shard = 1"
             )
         policy = _policy(_one_precision(whole), trained_in)
         self.model: Any = copy.deepcopy(whole)
