@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tfive.cli.theory import theory
+from tfive.cli.theory_check import theory
 from tfive.errors import UserError
 from tfive_lab.theory import figures as theory_figures
 from tfive_lab.theory.statement import REGISTRY

@@ -14,9 +14,12 @@ import pytest
 import torch
 
 from tfive.config.config import Config
+from tfive.distributed.environment import Launched
+from tfive.distributed.meeting import Meeting
 from tfive.errors import UserError
 from tfive.methods.registry import spec_of
 from tfive.training import start
+from tfive.training.begin import NEW, Begun
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.loop import CHECKPOINTS, Loop, Stopped
 from tfive.tree.forward import TreeModel
@@ -144,7 +147,7 @@ def in_a_child(
                 monkeypatch.setattr(Loop, "__init__", with_faults)
             begun = (folder / CHECKPOINTS).exists() and CheckpointStore(folder / CHECKPOINTS).paths()
             start.resume(folder, quiet=True) if begun else start._run(
-                config, folder, on_window=None, quiet=True, trust=False, resumed=False
+                config, Begun(folder, NEW, None), Meeting(Launched()), on_window=None, quiet=True, trust=False
             )
             status = 0
         finally:

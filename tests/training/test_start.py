@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -226,16 +227,16 @@ def test_a_run_is_resumed_only_where_there_is_one(tmp_path: Path) -> None:
 
 
 def test_without_json_nothing_is_returned(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Config, Path | None]] = []
+    seen: list[tuple[Config, str | None]] = []
 
-    def train(config: Config, out: Path | None, quiet: bool, trust_remote_code: bool) -> dict[str, int]:
-        seen.append((config, out))
+    def train(load: Callable[[], Config], out: str | None, **given: Any) -> dict[str, int]:
+        seen.append((load(), out))
         return {"a": 1}
 
-    monkeypatch.setattr(start, "train", train)
+    monkeypatch.setattr(start, "_train", train)
     assert start.run_command([str(home / "tiny.toml")], OVERRIDES, None, as_json=False, quiet=True) is None
     assert start.run_command([str(home / "tiny.toml")], OVERRIDES, "o", as_json=True, quiet=True) == '{"a": 1}'
-    assert [out for _, out in seen] == [None, Path("o")]
+    assert [out for _, out in seen] == [None, "o"]
 
 
 def test_native_rlp_runs(home: Path, tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,8 +16,24 @@ from tfive.cli.bench import bench_app
 from tfive.cli.config import config_app
 from tfive.cli.data import data_app
 from tfive.cli.evaluate import eval_app
-from tfive.cli.options import AsJson, Overrides, Page, Quiet, Sources, TrustRemoteCode, describe, fail, loading, show
+from tfive.cli.options import (
+    AsJson,
+    Overrides,
+    Page,
+    Processes,
+    Quiet,
+    Restarts,
+    SkipDamaged,
+    Sources,
+    TrustRemoteCode,
+    describe,
+    fail,
+    loading,
+    show,
+)
 from tfive.cli.play import PLAY_HELP, play
+from tfive.cli.theory import THEORY_HELP, theory
+from tfive.distributed.environment import CRASHED, LINGER, LOST, SAID, PeerLost
 from tfive.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -107,6 +124,7 @@ def init(
         "tfive train nano --set run.seed=1 --out runs/second",
         "tfive train nano mine.toml --json",
         "tfive train nano --page",
+        "tfive train nano --processes 2",
     )
 )
 def train(
@@ -115,6 +133,8 @@ def train(
     out: Annotated[
         str | None, typer.Option("--out", metavar="DIR", help="Folder for everything the run writes.")
     ] = None,
+    processes: Processes = None,
+    restarts: Restarts = 3,
     page: Page = False,
     trust: TrustRemoteCode = False,
     as_json: AsJson = False,
@@ -122,9 +142,13 @@ def train(
 ) -> None:
     """Train from the start."""
     with loading(quiet):
+        from tfive.cli.launch import launch_train, started_by_launcher
         from tfive.training.start import run_command
 
     options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust}
+    if processes is not None and not started_by_launcher(processes, page):
+        flags = {"json": as_json, "quiet": quiet, "trust_remote_code": trust}
+        raise typer.Exit(launch_train(sources or [], overrides or [], out, flags, processes, restarts))
     if page:
         from tfive.cli.live import train_with_page
 
@@ -135,12 +159,16 @@ def train(
 
 @app.command(
     help=describe(
-        "Go on with a stopped run from its newest valid checkpoint.",
+        "Go on with a stopped run from its newest checkpoint; a damaged one is refused by name.",
         "tfive resume runs/nano-t5-seed0",
+        "tfive resume runs/nano-t5-seed0 --skip-damaged",
     )
 )
 def resume(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that tfive train wrote.")],
+    skip_damaged: SkipDamaged = False,
+    processes: Processes = None,
+    restarts: Restarts = 3,
     page: Page = False,
     trust: TrustRemoteCode = False,
     as_json: AsJson = False,
@@ -148,9 +176,13 @@ def resume(
 ) -> None:
     """Resume."""
     with loading(quiet):
+        from tfive.cli.launch import launch_resume, started_by_launcher
         from tfive.training.start import resume_command
 
-    options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust}
+    options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust, "skip_damaged": skip_damaged}
+    if processes is not None and not started_by_launcher(processes, page):
+        flags = {"json": as_json, "quiet": quiet, "trust_remote_code": trust, "skip_damaged": skip_damaged}
+        raise typer.Exit(launch_resume(folder, flags, processes, restarts))
     if page:
         from tfive.cli.live import resume_with_page
 
@@ -175,6 +207,7 @@ def export(
     untrained: Annotated[
         bool, typer.Option("--untrained", help="Export a run even if its actor was never updated.")
     ] = False,
+    skip_damaged: SkipDamaged = False,
     repo: Annotated[
         str | None,
         typer.Option("--push", metavar="REPO", help="Also upload it to this repository of the hub, private if new."),
@@ -187,6 +220,7 @@ def export(
         from tfive.training.export import export_command
 
     chosen = {"exact": exact, "untrained": untrained, "as_json": as_json, "trust_remote_code": trust}
+    chosen["skip_damaged"] = skip_damaged
     with loading(as_json, f"writing {out}"):
         text = export_command(folder, out, repo=repo, **chosen)
     show(text)
@@ -270,51 +304,12 @@ def watch(
 
 
 app.command(help=PLAY_HELP)(play)
+app.command(help=THEORY_HELP)(theory)
 
 
 def _print(text: str | None) -> None:
     if text is not None:
         show(text)
-
-
-@app.command(
-    help=describe(
-        "Check every numbered claim of the paper on finite worlds, with the functions the trainer uses.",
-        "tfive theory --worlds 20",
-        "tfive theory --statement lem:moment-duality --statement prop:population-saddle",
-        "tfive theory --worlds 200 --json",
-        "tfive theory --figures figures --worlds 24",
-    )
-)
-def theory(
-    statement: Annotated[
-        list[str] | None,
-        typer.Option("--statement", metavar="LABEL", help="Only this label; may be repeated.", show_default=False),
-    ] = None,
-    worlds: Annotated[
-        int | None,
-        typer.Option(help="Random worlds to try (200), or worlds a setting of the map (24).", show_default=False),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Which random worlds.")] = 0,
-    figures: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Draw the map of when calibration helps instead.", show_default=False),
-    ] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Check and tabulate, or draw the map; exit status 1 when a claim fails."""
-    if figures is not None:
-        from tfive_lab.theory.figures import draw
-
-        show(draw(figures, 24 if worlds is None else worlds, quiet=quiet or as_json))
-        return
-    from tfive.cli.theory import theory as check
-
-    text, passed = check(statement, 200 if worlds is None else worlds, seed, as_json=as_json, quiet=quiet)
-    show(text)
-    if not passed:
-        raise typer.Exit(1)
 
 
 def _call(arguments: Sequence[str] | None) -> int:
@@ -327,11 +322,14 @@ def _call(arguments: Sequence[str] | None) -> int:
         )
         # typer turns Ctrl-C into this status without a word
         return fail("interrupted", 130) if result == 130 else result if isinstance(result, int) else 0
-    except UserError as error:
-        return fail(str(error), 2)
-    except RunFailed as error:
+    except (UserError, RunFailed) as error:
+        status = 2 if isinstance(error, UserError) else 1
+        if getattr(error, SAID, False):
+            return status
         _print(getattr(error, "result", None))
-        return fail(str(error), 1)
+        return fail(str(error), status)
+    except PeerLost as error:
+        return _lost(str(error))
     except usage_errors as error:
         return _usage(error)
     except (KeyboardInterrupt, typer.Abort):
@@ -339,6 +337,25 @@ def _call(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return fail(f"{where}{error.strerror or error}", 2)
+    except Exception as error:  # noqa: BLE001
+        return _crashed(error)
+
+
+def _crashed(error: Exception) -> int:
+    """The status of one of several processes that ended in an unforeseen error; a process alone shows it as ever."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        raise error
+    if any(word in str(error) for word in ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")):
+        return _lost(str(error))
+    traceback.print_exception(error)
+    return CRASHED
+
+
+def _lost(line: str) -> int:
+    """The status of a process whose peers are gone. One of them may be about to say why, and a launcher ends all when
+    the first one ends: it is given the time. The launcher says who died."""
+    time.sleep(LINGER)
+    return LOST if "TORCHELASTIC_RUN_ID" in os.environ else fail(line, LOST)
 
 
 def _usage(error: Any) -> int:

@@ -44,12 +44,22 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, on
 Page = Annotated[
     bool, typer.Option("--page", help="Serve the run's page on this machine meanwhile, and write it at the end.")
 ]
+SkipDamaged = Annotated[
+    bool, typer.Option("--skip-damaged", help="Use the newest checkpoint that is whole, though a newer one is damaged.")
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(
         "--trust-remote-code",
         help="Let the model run code of its own, in this command alone; no file can say this.",
     ),
+]
+Processes = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Processes that share the work on this machine.", show_default=False),
+]
+Restarts = Annotated[
+    int, typer.Option(min=0, metavar="N", help="How often processes that died are started again, with --processes.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 

@@ -1,34 +1,49 @@
-"""What `tfive theory` does: check the paper's claims on finite worlds and report by what margin each one holds."""
+"""The `tfive theory` command."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
-from tfive.training.recorder import Recorder
-from tfive_lab.theory.run import Row, run
+import typer
+
+from tfive.cli.options import AsJson, Quiet, describe, show
+
+THEORY_HELP = describe(
+    "Check every numbered claim of the paper on finite worlds, with the functions the trainer uses.",
+    "tfive theory --worlds 20",
+    "tfive theory --statement lem:moment-duality --statement prop:population-saddle",
+    "tfive theory --worlds 200 --json",
+    "tfive theory --figures figures --worlds 24",
+)
 
 
 def theory(
-    labels: Sequence[str] | None, worlds: int, seed: int, *, as_json: bool = False, quiet: bool = False
-) -> tuple[str, bool]:
-    """Runs the chosen statements (all for None); returns what to print and whether every one held."""
-    with Recorder(None, quiet=quiet or as_json) as recorder:
-        rows = run(labels or None, worlds, seed, recorder)
-    passed = all(row.passed for row in rows)
-    return json.dumps([asdict(row) for row in rows], indent=1) if as_json else _table(rows), passed
+    statement: Annotated[
+        list[str] | None,
+        typer.Option("--statement", metavar="LABEL", help="Only this label; may be repeated.", show_default=False),
+    ] = None,
+    worlds: Annotated[
+        int | None,
+        typer.Option(help="Random worlds to try (200), or worlds a setting of the map (24).", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Which random worlds.")] = 0,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Draw the map of when calibration helps instead.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check and tabulate, or draw the map; exit status 1 when a claim fails."""
+    if figures is not None:
+        from tfive_lab.theory.figures import draw
 
+        show(draw(figures, 24 if worlds is None else worlds, quiet=quiet or as_json))
+        return
+    from tfive.cli.theory_check import theory as check
 
-def _table(rows: list[Row]) -> str:
-    """Label, claim, worlds, smallest margin and verdict, one line a statement, and a last line that counts."""
-    wide = max(len(row.label) for row in rows)
-    say = max(len(row.says) for row in rows)
-    head = f"{'statement':<{wide}}  {'says':<{say}}  {'worlds':>6}  {'margin':>9}  verdict"
-    lines = [
-        f"{row.label:<{wide}}  {row.says:<{say}}  {row.worlds or 'named':>6}  {row.margin:9.1e}  "
-        + ("holds" if row.passed else f"FAILS at {row.tightest}")
-        for row in rows
-    ]
-    held = sum(row.passed for row in rows)
-    return "\n".join([head, *lines, f"{held} of {len(rows)} statements hold"])
+    text, passed = check(statement, 200 if worlds is None else worlds, seed, as_json=as_json, quiet=quiet)
+    show(text)
+    if not passed:
+        raise typer.Exit(1)

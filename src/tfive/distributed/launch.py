@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 
+from tfive.distributed.environment import launched
 from tfive.distributed.world import SINGLE, World
-from tfive.errors import UserError
 
-
-def launched_size() -> int:
-    """How many processes the launcher says there are; 1 without one."""
-    value = os.environ.get("WORLD_SIZE", "1")
-    if not value.isdigit() or int(value) < 1:
-        raise UserError(f"environment WORLD_SIZE = {value}: no number of processes; unset it, or start with torchrun")
-    return int(value)
-
-
-def local_rank() -> int:
-    """The number of this process on its machine, which is also that of its GPU."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+PATIENCE = 86_400.0
+"""Seconds a collective waits. One process may prepare a text or measure benchmarks while the others wait for it; one
+that hangs is found by the watchdog, and one that died by its closed connection."""
 
 
 @contextmanager
-def joined(device: torch.device, timeout: float) -> Iterator[World]:
+def joined(device: torch.device, timeout: float = PATIENCE, store: Any = None) -> Iterator[World]:
     """The world of this process while the block runs; without a launcher a world of one, for which nothing is
-    imported. `device` is where the run computes; a process that is silent for `timeout` seconds ends the others."""
-    if launched_size() == 1:
+    imported. `device` is where the run computes; `store` is one in which the processes have met before."""
+    place = launched()
+    if place.size == 1:
         yield SINGLE
         return
     import torch.distributed as dist
 
     from tfive.distributed.group import Group
 
-    alone = device.type == "cpu" or torch.cuda.device_count() <= local_rank()
-    dist.init_process_group("gloo" if alone else "nccl", timeout=timedelta(seconds=timeout))
+    alone = device.type == "cpu" or torch.cuda.device_count() <= place.local_rank
+    met = {} if store is None else {"store": store, "rank": place.rank, "world_size": place.size}
+    dist.init_process_group("gloo" if alone else "nccl", timeout=timedelta(seconds=timeout), **met)
     try:
         yield Group(torch.device("cpu") if alone else device)
     finally:

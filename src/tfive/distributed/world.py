@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from tfive.distributed.pulse import Pulse
+
 Rows = Sequence[Sequence[float]]
 """Numbers of every part (micro-batch) of a step: one row a part, one column a number."""
 
@@ -24,6 +26,10 @@ class World:
     """The number of this process."""
     size: int = 1
     """How many there are."""
+
+    def __init__(self) -> None:
+        self.pulse = Pulse()
+        """Where this process is, for the others."""
 
     @property
     def leads(self) -> bool:

@@ -24,8 +24,10 @@ LOCK = ".lock"
 class FolderLock:
     """Holds the lock of a folder while it is entered; folders that it had to make and that stayed empty are removed."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.path = folder, folder / LOCK
+    def __init__(self, folder: Path, launch: str | None = None) -> None:
+        """`launch` names what started this process; a lock of the same launch was left by a process of it that died,
+        perhaps on another machine."""
+        self.folder, self.path, self.launch = folder, folder / LOCK, launch
         self.left_by: str | None = None
         """Who held the lock before and ended without giving it back; None where nobody did."""
         self._handle = -1
@@ -37,7 +39,7 @@ class FolderLock:
         while not self._taken():
             pass
         os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, json.dumps(_this_process()).encode(), 0)
+        os.pwrite(self._handle, json.dumps({**_this_process(), "launch": self.launch}).encode(), 0)
         return self
 
     def __exit__(
@@ -62,7 +64,8 @@ class FolderLock:
                 os.close(self._handle)
                 return False
             holder = _read(self._handle)
-            if holder is not None and _elsewhere(holder):
+            ours = holder is not None and self.launch is not None and holder.get("launch") == self.launch
+            if holder is not None and not ours and _elsewhere(holder):
                 raise UserError(
                     f"{self.folder}: in use by {_named(holder)}; wait until it ends, or remove {self.path} if it has"
                 )

@@ -239,16 +239,9 @@ def _rollout(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> R
 
 def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, count: int) -> list[Row]:
     settings = config.critic
-    width = settings.width or 1
-    head = shape.hidden * width + (nodes.T + 2) * width + 1
-    if settings.adapt == "full":
-        trained, share = shape.backbone + head, 1.0
-    elif settings.adapt == "top":
-        trained, share = shape.top_blocks(settings.blocks) + head, settings.blocks / shape.layers
-    elif settings.adapt == "lora":
-        trained, share = _lora(shape, settings.blocks, settings.lora_rank) + head, settings.blocks / shape.layers
-    else:
-        trained, share = head, 0.0
+    trained, share = trained_by_critic(config, shape), 0.0
+    if settings.adapt != "head":
+        share = 1.0 if settings.adapt == "full" else settings.blocks / shape.layers
     rows = []
     if count and settings.adapt != "full":
         base = Row("features for critics (of the frozen base)")
@@ -268,6 +261,18 @@ def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, coun
             _mask(row, shape, nodes.texts, nodes.policy, compute)
         rows.append(row)
     return rows
+
+
+def trained_by_critic(config: Config, shape: ModelShape) -> int:
+    """Parameters that one critic trains: its head, and what `critic.adapt` says of the blocks below."""
+    settings = config.critic
+    width = settings.width or 1
+    head = shape.hidden * width + (config.thought.length + 2) * width + 1
+    if settings.adapt == "full":
+        return shape.backbone + head
+    if settings.adapt == "top":
+        return shape.top_blocks(settings.blocks) + head
+    return head + (_lora(shape, settings.blocks, settings.lora_rank) if settings.adapt == "lora" else 0)
 
 
 def _lora(shape: ModelShape, blocks: int, rank: int) -> int:

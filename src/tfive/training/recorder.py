@@ -46,6 +46,8 @@ class Recorder:
         self._clock = clock
         self.on_event: Callable[[str, str], None] | None = None
         """Called with every event, e.g. to print it."""
+        self.on_phase: Callable[[str], None] | None = None
+        """Called with the path of every phase that begins, and at every step of one that shows progress."""
         self._trackers = list(trackers)
         self._progress = None if quiet else progress or ProgressReport(stream if stream is not None else sys.stderr)
         self._started = clock()
@@ -96,6 +98,7 @@ class Recorder:
         """A timed block. Nested phases are named by their path and the outer one keeps its whole duration."""
         self._open.append(name)
         path = "/".join(self._open)
+        self._tell_phase()
         began = self._clock()
         self._entered = began if len(self._open) == 1 else self._entered
         try:
@@ -104,6 +107,10 @@ class Recorder:
             roles = self._seconds.setdefault(path, {})
             roles[role] = roles.get(role, 0.0) + self._clock() - began
             self._open.pop()
+
+    def _tell_phase(self) -> None:
+        if self.on_phase is not None:
+            self.on_phase("/".join(self._open))
 
     def now(self) -> tuple[str, float]:
         """The outermost open phase (empty between two) and how many seconds it has lasted."""
@@ -165,7 +172,13 @@ class Recorder:
         if total is None:
             length = getattr(items, "__len__", None)
             total = length() if length is not None else None
+        items = items if self.on_phase is None else self._told(items)
         return iter(items) if self._progress is None else self._progress.track(items, label, total)
+
+    def _told(self, items: Iterable[Item]) -> Iterator[Item]:
+        for item in items:
+            self._tell_phase()
+            yield item
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: the account, the time worked, and how far the metrics file had come."""

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfive.config.config import Config
-from tfive.distributed.launch import joined, launched_size, local_rank
-from tfive.distributed.world import SINGLE, World
-from tfive.errors import RunFailed, UserError
+from tfive.distributed.environment import SAID, launched
+from tfive.distributed.launch import joined
+from tfive.distributed.meeting import Meeting, meeting
+from tfive.distributed.world import World
+from tfive.errors import RunFailed
 from tfive.models.load import Loaded, load_model
 from tfive.models.weights import model_digests, own_digests
+from tfive.text.prepared import PreparedCorpus
 from tfive.text.views import corpus_notes
 from tfive.training import continuity
-from tfive.training.benchmarks import benchmarks_of
+from tfive.training.agreement import of_data, require_same
+from tfive.training.begin import AGAIN, RESUMED, Begun, agreed, new_folder, stopped_folder
+from tfive.training.benchmarks import Benchmarks, benchmarks_of
 from tfive.training.build import build
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import Placement, kernels_named, place
 from tfive.training.inputs import require
-from tfive.training.lock import LOCK, FolderLock
-from tfive.training.loop import CHECKPOINTS, Loop, WindowCallback, read_config, save_config
+from tfive.training.loop import CHECKPOINTS, Loop, WindowCallback, read_config
 from tfive.training.memory_limits import check_size
-from tfive.training.processes import require_possible
 from tfive.training.progress import Headline, ProgressReport, Waiting
-from tfive.training.recorder import METRICS, Recorder
+from tfive.training.recorder import Recorder
 from tfive.training.status import PROGRESS
 from tfive.training.summary import SUMMARY, read_summary, summary_text
 from tfive.training.trackers import Tracker, open_trackers
-from tfive.training.warmstart import REPORT, warm_start
+from tfive.training.warmstart import warm_start
+from tfive.training.watchdog import watching
 
 
 def train(
@@ -53,39 +57,21 @@ def train(
     lets a model bring code of its own; it is never read from a file. A summary whose `problems` are not empty is of a
     run that destroyed its model or did not move it.
     """
-    config = config if isinstance(config, Config) else Config.load(config)
-    folder = default_folder(config) if out is None else Path(out)
-    given: dict[str, Any] = {"model": model, "texts": texts, "on_window": on_window, "quiet": quiet}
-    require_possible(config, launched_size())
-    with joined(_placed(config).device, config.distributed.timeout) as world:
-        given |= {"world": world, "trust": trust_remote_code, "resumed": False}
-        if not world.leads:
-            return _run(config, folder, **given)
-        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-            raise UserError(f"{folder}: {nearest} is no folder that can be written to; name another with --out")
-        _require_empty(folder)
-        require(config, model=model is None, texts=texts is None)
-        with FolderLock(folder):
-            _require_empty(folder)  # again: another process may have come and gone before the lock was ours
-            return _run(config, folder, **given)
+    own: dict[str, Any] = {"model": model, "texts": texts, "on_window": on_window, "trust": trust_remote_code}
+    return _train(lambda: config if isinstance(config, Config) else Config.load(config), out, quiet=quiet, **own)
 
 
-def _placed(config: Config) -> Placement:
-    """Where this process computes; one of several has the GPU of its number."""
-    process = local_rank() if launched_size() > 1 else None
-    return place(config.model.device, config.model.compute, config.run.deterministic, process=process)
+def _train(load: Callable[[], Config], out: str | Path | None, *, quiet: bool, **given: Any) -> dict[str, Any]:
+    """Begin a new run, together with the other processes of this launch."""
+    with meeting() as met:
+        config = agreed(met, load)
+        folder = default_folder(config) if out is None else Path(out)
 
+        def require_inputs() -> None:
+            require(config, model=given["model"] is None, texts=given["texts"] is None)
 
-def _require_empty(folder: Path) -> None:
-    """A new run begins in a folder without files; the lock of a process that was killed at once is none."""
-    if not folder.exists() or all(path.name == LOCK for path in folder.iterdir()):
-        return
-    if (folder / SUMMARY).is_file():
-        raise UserError(f"{folder}: already holds a finished run; name another folder with --out")
-    kept = (folder / CHECKPOINTS).exists() or (folder / REPORT).exists()
-    begun = f"go on with tfive resume {folder}, or " if kept else ""
-    raise UserError(f"{folder}: already holds files; {begun}name another folder with --out")
+        with new_folder(met, folder, require_inputs, quiet) as begun:
+            return _run(config, begun, met, quiet=quiet, **given)
 
 
 def default_folder(config: Config) -> Path:
@@ -96,51 +82,64 @@ def default_folder(config: Config) -> Path:
 def resume(
     folder: str | Path,
     *,
+    skip_damaged: bool = False,
     on_window: WindowCallback | None = None,
     quiet: bool = False,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """Go on with a stopped run from its newest valid checkpoint; a finished one gives its summary again."""
+    """Go on with a stopped run from its newest checkpoint; a finished one gives its summary again.
+
+    A damaged checkpoint is refused by name, unless `skip_damaged` asks for the newest one that is whole.
+    """
     folder = Path(folder)
     if (folder / SUMMARY).is_file():
         return read_summary(folder)
-    config = read_config(folder)
-    require_possible(config, launched_size())
-    with joined(_placed(config).device, config.distributed.timeout) as world:
-        given: dict[str, Any] = {"on_window": on_window, "quiet": quiet, "trust": trust_remote_code, "resumed": True}
-        given |= {"world": world}
-        if not world.leads:
-            return _run(config, folder, **given)
-        with FolderLock(folder) as lock:
-            if lock.left_by is not None:
-                Console(quiet=quiet).say(f"{folder}: {lock.left_by} ended without giving its lock back")
+    with meeting() as met:
+        config = agreed(met, lambda: read_config(folder))
+
+        def check() -> None:
             began = CheckpointStore(folder / CHECKPOINTS).entry("began")
             if began is not None:
                 # Now, before anything is loaded or opened; once more with the model and the text when they are.
                 continuity.check(began, config, None, None, folder)
-            return _run(config, folder, **given)
+
+        with stopped_folder(met, folder, check, warm=config.warmstart.source != "off", quiet=quiet) as begun:
+            own: dict[str, Any] = {"on_window": on_window, "quiet": quiet, "trust": trust_remote_code}
+            return _run(config, begun, met, **own, skip_damaged=skip_damaged)
 
 
-def _run(
+@dataclass(frozen=True)
+class Inputs:
+    """What a run is made of, the same on every process."""
+
+    placement: Placement
+    loaded: Loaded
+    digests: dict[str, str]
+    """Of the files of the base model."""
+    benchmarks: Benchmarks | None
+    corpus: PreparedCorpus
+
+
+def _inputs(
     config: Config,
     folder: Path,
+    met: Meeting,
+    progress: ProgressReport,
     *,
-    model: Loaded | None = None,
-    texts: Iterable[str] | None = None,
-    on_window: WindowCallback | None,
+    model: Any,
+    texts: Any,
     quiet: bool,
     trust: bool,
-    resumed: bool,
-    world: World = SINGLE,
-) -> dict[str, Any]:
-    quiet = quiet or not world.leads
-    console, progress = Console(quiet=quiet), ProgressReport(sys.stderr)
-    with _showing(progress, Waiting(f"loading {config.model.name}"), quiet):
-        placement = _placed(config)
+) -> Inputs:
+    """Load the model and prepare the text on every process; another model or text on one of them is refused."""
+    console = Console(quiet=quiet)
+    with _showing(progress, Waiting(f"loading {config.model.name}"), quiet), met.refusals("model"):
+        placement = _placed(config, met)
         placement.apply(config.run.seed)
+        several = f", {met.place.size} processes" if met.place.size > 1 else ""
         console.say(
-            f"{config.method} on {config.model.name}, seed {config.run.seed}, {placement.device}"
-            f"{f', {world.size} processes' if world.size > 1 else ''}; writing to {folder}"
+            f"{config.method} on {config.model.name}, seed {config.run.seed}, {placement.device}{several}; "
+            f"writing to {folder}"
         )
         loaded = model or load_model(
             config.model.name,
@@ -152,51 +151,96 @@ def _run(
         check_size(config, loaded, placement.device)
         digests = model_digests(config.model.name, config.model.revision) if model is None else own_digests(model.model)
         benchmarks = benchmarks_of(config, loaded)
-    with _showing(progress, Waiting("preparing the text"), quiet):
-        # One process prepares what the others then find in the cache.
-        if not world.leads:
-            world.barrier("the prepared text")
+
+    def prepared() -> PreparedCorpus:
         with Recorder(None, quiet=quiet, progress=progress) as preparing:
-            corpus = corpus_of(config, loaded=loaded, texts=texts, telemetry=preparing)
-        if world.leads:
-            world.barrier("the prepared text")
+            return corpus_of(config, loaded=loaded, texts=texts, telemetry=preparing)
+
+    with _showing(progress, Waiting("preparing the text"), quiet):
+        corpus = met.first_alone("text", prepared)
         for note in corpus_notes(corpus):
             console.say(note)
-    if not resumed and world.leads:
-        save_config(config, folder)
-    # A run that was stopped in its warm start has no checkpoint, and everything it did comes out the same again.
-    begun = config.warmstart.source == "off" or bool(CheckpointStore(folder / CHECKPOINTS).paths())
-    if resumed and not begun and world.leads:
-        (folder / METRICS).unlink(missing_ok=True)
-    trackers = _trackers(config, folder) if world.leads else ()
-    with (
-        Recorder(folder if world.leads else None, trackers=trackers, quiet=quiet, progress=progress) as recorder,
-        placement.no_autocast(),
-        kernels_named(),
-    ):
-        recorder.on_event = console.event
-        with _showing(progress, Waiting("building critics, heads and development texts"), quiet):
-            warmed = warm_start(config, loaded, corpus, recorder, folder, world)
-            assembly = build(config, loaded, corpus, recorder, warmed, world)
-            shown = _both(console.window, on_window) if world.leads else None
-            where = placement.describe() | ({"processes": world.size} if world.size > 1 else {})
-            loop = Loop(assembly, recorder, folder, on_window=shown, place=where, benchmarks=benchmarks, model=digests)
-        if resumed and not begun:
-            console.say("no checkpoint yet; beginning again")
-        elif resumed:
-            for line in loop.restore():
-                console.say(line)
-            console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
-        else:
-            console.draws(assembly.draws)
-        watched = progress.showing(loop.live, folder / PROGRESS, drawn=not quiet) if world.leads else nullcontext()
-        with watched:
-            summary = loop.go()
+    require_same(met, "data", of_data(digests, corpus.fingerprint), "give all ranks the same model and text")
+    return Inputs(placement, loaded, digests, benchmarks, corpus)
+
+
+def _run(
+    config: Config,
+    begun: Begun,
+    met: Meeting,
+    *,
+    model: Loaded | None = None,
+    texts: Iterable[str] | None = None,
+    on_window: WindowCallback | None,
+    quiet: bool,
+    trust: bool,
+    skip_damaged: bool = False,
+) -> dict[str, Any]:
+    quiet, progress, folder = quiet or not met.place.first, ProgressReport(sys.stderr), begun.folder
+    inputs = _inputs(config, folder, met, progress, model=model, texts=texts, quiet=quiet, trust=trust)
+    placement = inputs.placement
+    if met.place.first:
+        begun.prepare(config)
+    with joined(placement.device, store=met.store) as world, watching(met, world.pulse, config.distributed.timeout):
+        trackers = _trackers(config, folder) if world.leads else ()
+        with (
+            Recorder(folder if world.leads else None, trackers=trackers, quiet=quiet, progress=progress) as recorder,
+            placement.no_autocast(),
+            kernels_named(),
+        ):
+            recorder.on_phase = world.pulse.at
+            own: dict[str, Any] = {"on_window": on_window, "quiet": quiet, "skip_damaged": skip_damaged}
+            return _recorded(config, begun, inputs, recorder, world, progress, **own)
+
+
+def _recorded(
+    config: Config,
+    begun: Begun,
+    inputs: Inputs,
+    recorder: Recorder,
+    world: World,
+    progress: ProgressReport,
+    *,
+    on_window: WindowCallback | None,
+    quiet: bool,
+    skip_damaged: bool,
+) -> dict[str, Any]:
+    """Build everything, go on from a checkpoint if there is one, and train to the end."""
+    console, folder, loaded, corpus = Console(quiet=quiet), begun.folder, inputs.loaded, inputs.corpus
+    recorder.on_event = console.event
+    with _showing(progress, Waiting("building critics, heads and development texts"), quiet):
+        warmed = warm_start(config, loaded, corpus, recorder, folder, world)
+        assembly = build(config, loaded, corpus, recorder, warmed, world)
+        loop = Loop(
+            assembly,
+            recorder,
+            folder,
+            on_window=_both(console.window, on_window) if world.leads else None,
+            place=inputs.placement.describe() | ({"processes": world.size} if world.size > 1 else {}),
+            benchmarks=inputs.benchmarks,
+            model=inputs.digests,
+        )
+    if begun.how == AGAIN:
+        console.say("no checkpoint yet; beginning again")
+    elif begun.how == RESUMED:
+        for line in loop.restore(skip_damaged=skip_damaged):
+            console.say(line)
+        console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
+    else:
+        console.draws(assembly.draws)
+    with progress.showing(loop.live, folder / PROGRESS, drawn=not quiet) if world.leads else nullcontext():
+        summary = loop.go()
     console.summary(summary)
     console.say(
         f"next: tfive report {folder}, tfive export {folder} OUT; what the numbers mean: docs/howto/diagnostics.md"
     )
     return summary
+
+
+def _placed(config: Config, met: Meeting) -> Placement:
+    """Where this process computes; one of several has the GPU of its number."""
+    process = met.place.local_rank if met.place.size > 1 else None
+    return place(config.model.device, config.model.compute, config.run.deterministic, process=process)
 
 
 def _showing(progress: ProgressReport, headline: Headline, quiet: bool) -> AbstractContextManager[None]:
@@ -226,15 +270,17 @@ def run_command(
     trust_remote_code: bool = False,
 ) -> str | None:
     """What `tfive train` does; returns the last line to print, if any. A run that trained nothing raises `Unsound`."""
-    config, folder = Config.load(*sources, overrides=overrides), Path(out) if out else None
-    summary = train(config, folder, quiet=quiet, trust_remote_code=trust_remote_code)
+    own: dict[str, Any] = {"model": None, "texts": None, "on_window": None, "trust": trust_remote_code}
+    summary = _train(lambda: Config.load(*sources, overrides=overrides), out or None, quiet=quiet, **own)
     return _sound(summary, summary_text(summary) if as_json else None)
 
 
-def resume_command(folder: str, *, as_json: bool, quiet: bool, trust_remote_code: bool = False) -> str | None:
+def resume_command(
+    folder: str, *, as_json: bool, quiet: bool, trust_remote_code: bool = False, skip_damaged: bool = False
+) -> str | None:
     """What `tfive resume` does; returns the last line to print, if any. A run that trained nothing raises `Unsound`."""
     over = (Path(folder) / SUMMARY).is_file()
-    summary = resume(Path(folder), quiet=quiet, trust_remote_code=trust_remote_code)
+    summary = resume(Path(folder), quiet=quiet, trust_remote_code=trust_remote_code, skip_damaged=skip_damaged)
     if as_json:
         return _sound(summary, summary_text(summary))
     done = f"{folder}: finished, {summary['windows']} windows; nothing to do; use it: tfive export {folder} OUT"
@@ -251,7 +297,9 @@ class Unsound(RunFailed):
 
 
 def _sound(summary: dict[str, Any], result: str | None) -> str | None:
-    found = summary.get("problems") or []
+    found, speaks = summary.get("problems") or [], launched().first
     if found:
-        raise Unsound("; ".join(map(str, found)), result)
-    return result
+        error = Unsound("; ".join(map(str, found)), result)
+        setattr(error, SAID, not speaks)
+        raise error
+    return result if speaks else None

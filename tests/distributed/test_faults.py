@@ -1,0 +1,141 @@
+"""Ranks may die, hang, fill the disk or be told to stop: the run ends bit for bit like an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tfive.cli.app import _call
+from tfive.training.checkpoint import CheckpointStore
+from tfive.training.loop import CHECKPOINTS
+from tiny import OVERRIDES, configure
+
+HERE = Path(__file__).parent
+LIMIT = 400
+"""Seconds after which a launch counts as hanging; then every process shows its stack."""
+
+SETTINGS = (
+    *OVERRIDES, "run.seed=2", "window.windows=1", "window.qualify=1.0", "critic.head_lr=3e-2", "critic.lr=1e-3",
+    "qualify.rule=sustained", "qualify.patience=9", "run.checkpoint_phases=true", "distributed.timeout=20",
+)  # fmt: skip
+
+LAUNCH = """
+import sys
+from tfive.cli import launch
+launch.TFIVE = (sys.argv.pop(1),)
+launch.launch.__kwdefaults__["program"] = launch.TFIVE
+from tfive.cli.app import main
+main()
+"""
+
+Fault = tuple[int, int, str, str]
+
+
+def launch(*words: str, faults: tuple[Fault, ...] = (), differs: str = "") -> tuple[int, list[str]]:
+    """`tfive WORDS --processes 2 --quiet` with faults in its ranks: the status, and what was printed."""
+    command = [sys.executable, "-c", LAUNCH, str(HERE / "faulty.py"), *words, "--processes", "2"]
+    environment = os.environ | {"FAULTS": json.dumps(faults), "DIFFERS": differs, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=environment)
+    return done.returncode, (done.stdout + done.stderr).splitlines()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    configure(folder)
+    return folder
+
+
+def train(home: Path, out: str, *more: str, **options: Any) -> tuple[int, list[str]]:
+    sets = [word for one in SETTINGS for word in ("--set", one)]
+    return launch("train", str(home / "tiny.toml"), *sets, "--out", str(home / out), *more, **options)
+
+
+def final_state(folder: Path) -> Any:
+    found = CheckpointStore(folder / CHECKPOINTS).newest()
+    assert found.checkpoint is not None
+    return found.checkpoint.tree
+
+
+CLOCK = ("seconds", "wall_seconds", "metrics_bytes", "metrics_sha256")
+
+
+def same(left: Any, right: Any, path: str = "") -> None:
+    """Equal trees, tensors bit for bit; clock fields are left out."""
+    if isinstance(left, dict):
+        assert left.keys() == right.keys(), path
+        for key in left.keys() - set(CLOCK):
+            same(left[key], right[key], f"{path}/{key}")
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right), path
+        for number, pair in enumerate(zip(left, right)):
+            same(*pair, f"{path}/{number}")
+    elif isinstance(left, torch.Tensor):
+        assert torch.equal(left, right), path
+    else:
+        assert left == right or (left != left and right != right), path
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def test_ranks_that_die_hang_or_stop_change_no_bit(home: Path) -> None:
+    assert train(home, "whole", "--quiet") == (0, [])
+    # One rank dies, then the one that writes, in the middle of it; then its disk is full.
+    dies = ((0, 1, "phase:fit", "kill"), (1, 0, "mid-write", "kill"), (2, 0, "before-rename", "full"))
+    status, said = train(home, "broken", faults=dies)
+    assert status == 1, said
+    assert [line for line in said if "starting all ranks again" in line or "error:" in line] == [
+        "rank 1 was ended by SIGKILL; starting all ranks again from the newest checkpoint (1 of 3 restarts)",
+        "rank 0 was ended by SIGKILL; starting all ranks again from the newest checkpoint (2 of 3 restarts)",
+        f"tfive: error: no checkpoint could be written in {home / 'broken' / CHECKPOINTS}: No space left on device; "
+        "free space and resume",
+    ], said
+    folder = str(home / "broken")
+    status, said = launch("resume", folder, "--quiet", faults=((0, 1, "phase:pilot", "terminate"),))
+    assert status == 1, said
+    assert said == [f"tfive: error: SIGTERM: saved in {folder}; go on with: tfive resume {folder}"]
+    status, said = launch("resume", folder, faults=((0, 1, "phase:update", "stop"),))
+    assert status == 0, said
+    (hung,) = [line for line in said if line.startswith("tfive: error:")]
+    assert "rank 1 of 2 (process " in hung
+    assert "in phase update: no sign for 20 s; all ranks end" in hung
+    assert [line for line in said if line.startswith("rank 1 was ended by SIGKILL; starting all ranks again")], said
+    same(final_state(home / "broken"), final_state(home / "whole"))
+    assert [row for row in metrics(home / "broken") if "event" not in row] == [
+        row for row in metrics(home / "whole") if "event" not in row
+    ]
+
+
+@pytest.mark.parametrize(
+    ("differs", "said"),
+    [
+        ("configuration", "rank 1: run.seed = 1, rank 0 has 2; give all ranks the same files and versions"),
+        ("data", "rank 1: model file model.safetensors = another, rank 0 has "),
+    ],
+)
+def test_ranks_that_differ_are_refused_by_one_of_them(home: Path, differs: str, said: str) -> None:
+    status, lines = train(home, "refused", "--quiet", differs=differs)
+    assert status == 2
+    assert len(lines) == 1
+    assert lines[0].startswith(f"tfive: error: {said}")
+    assert not (home / "refused").exists()
+
+
+def test_several_processes_without_a_rendezvous_are_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert _call(["train", str(home / "tiny.toml"), "--out", str(home / "alone")]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "WORLD_SIZE = 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: there is no rendezvous" in said
+    assert not (home / "alone").exists()

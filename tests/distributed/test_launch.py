@@ -1,0 +1,99 @@
+"""The launcher: which ends it tries again, which it passes through, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfive.cli.launch import restart_line, started_by_launcher, whole_status
+from tfive.distributed.environment import CRASHED, LOST
+from tfive.errors import UserError
+
+LIMIT = 120
+"""Seconds after which a launch counts as hanging."""
+
+RANK = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+what, folder = sys.argv[1:]
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+open(f"{folder}/{what}-{rank}-{attempt}", "w").write(os.environ["OMP_NUM_THREADS"])
+while not os.path.exists(f"{folder}/{what}-{1 - int(rank)}-{attempt}"):
+    time.sleep(0.01)
+if what == "refused" and rank == "1":
+    sys.exit(2)
+if what == "failed" and rank == "0":
+    sys.exit(1)
+if rank == "1" and (what == "always" or (what == "killed" and attempt == "0")):
+    os.kill(os.getpid(), signal.SIGKILL)
+if what == "stopped" and rank == "0":
+    os.kill(os.getppid(), signal.SIGTERM)
+if what not in ("well", "killed") or (what == "killed" and attempt == "0"):
+    time.sleep(600)
+"""
+
+LAUNCHES = """
+import json, sys
+from tfive.cli.launch import launch
+rank, folder, *kinds = sys.argv[1:]
+how = {"processes": 2, "restarts": 1, "patience": 30, "program": (rank,)}
+print(json.dumps({kind: launch([kind, folder], **how) for kind in kinds}))
+"""
+
+
+def test_ends_are_tried_again_or_passed_through(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RANK, "utf-8")
+    kinds = ("well", "refused", "failed", "killed", "always", "stopped")
+    command = [sys.executable, "-c", LAUNCHES, str(tmp_path / "rank.py"), str(tmp_path), *kinds]
+    environment = {**os.environ, "OMP_NUM_THREADS": "3"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True, env=environment)
+    assert json.loads(done.stdout) == {
+        "well": 0, "refused": 2, "failed": 1, "killed": 0, "always": 1, "stopped": 1,
+    }  # fmt: skip
+    assert done.stderr.splitlines() == [
+        "rank 1 was ended by SIGKILL; starting all ranks again from the newest checkpoint (1 of 1 restarts)",
+        "rank 1 was ended by SIGKILL; starting all ranks again from the newest checkpoint (1 of 1 restarts)",
+        "rank 1 was ended by SIGKILL; no restart is left of 1; go on with tfive resume",
+    ]
+    started = {path.name: path.read_text() for path in tmp_path.iterdir() if path.suffix != ".py"}
+    once = {f"{kind}-{rank}-0" for kind in kinds for rank in (0, 1)}
+    again = {f"{kind}-{rank}-1" for kind in ("killed", "always") for rank in (0, 1)}
+    assert set(started) == once | again
+    assert set(started.values()) == {"3"}
+
+
+def test_the_most_telling_status_is_that_of_the_whole() -> None:
+    assert whole_status([0, 0]) == 0
+    assert whole_status([1, 0, 2]) == 2
+    assert whole_status([LOST, -signal.SIGKILL]) == 1
+    assert whole_status([130, LOST]) == 130
+    assert whole_status([0, None]) == whole_status([]) == 1
+
+
+def test_a_restart_names_the_rank_that_died_first() -> None:
+    assert restart_line({0: LOST, 1: -signal.SIGTERM, 3: CRASHED}, 0, 2).startswith("rank 3 crashed; starting all")
+    assert restart_line({0: LOST}, 2, 2).startswith("rank 0 lost another rank; no restart is left of 2")
+    assert restart_line({2: 9}, 1, 2).startswith("rank 2 ended with status 9; starting all ranks again")
+    assert "(2 of 2 restarts)" in restart_line({2: 9}, 1, 2)
+
+
+def test_processes_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert not started_by_launcher(2)
+    with pytest.raises(UserError, match="--page: it is served by one process"):
+        started_by_launcher(2, page=True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="no rendezvous"):
+        started_by_launcher(2)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert started_by_launcher(2)
+    with pytest.raises(UserError, match="--processes 4: a launcher has started 2 a node already"):
+        started_by_launcher(4)
