@@ -15,7 +15,8 @@ from tfive.models.load import Loaded, load_model
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import Silent
-from tfive.training.build import Assembly, build
+from tfive.training import build
+from tfive.training.build import Assembly
 from tfive.training.corpus import corpus_of
 from tfive.training.warmstart import warm_start
 from tiny import configure
@@ -31,15 +32,14 @@ class Heard(Silent):
         self.events.append(f"{window} {what}: {_rounded(detail)}")
 
 
-def course(world: World, folder: str, overrides: list[str], windows: int = 2) -> dict[str, Any]:
+def course(world: World, folder: str, overrides: list[str], name: str = "course", windows: int = 2) -> dict[str, Any]:
     """What a run of so many windows came to, measured on the way."""
     config = configure(Path(folder), *overrides, f"window.windows={windows}")
     heard, thoughts = Heard(), _Thoughts()
     loaded = _exact(config)
     corpus = corpus_of(config, loaded=loaded)
-    warmed = warm_start(config, loaded, corpus, heard, Path(folder) / f"warm-{world.size}-{world.rank}", world)
-    assembly = build(config, loaded, corpus, heard, warmed, world)
-    _exact_heads(assembly)
+    warmed = warm_start(config, loaded, corpus, heard, Path(folder) / f"{name}-{world.size}", world)
+    assembly = _exactly_built(config, loaded, corpus, heard, warmed, world)
     thoughts.listen(assembly)
     gradients = _gradients(assembly)
     method, phases, reports = assembly.method, [], []
@@ -67,9 +67,18 @@ def _exact(config: Config) -> Loaded:
     return loaded
 
 
-def _exact_heads(assembly: Assembly) -> None:
-    for critic in assembly.critics.critics if assembly.critics is not None else ():
-        critic.double()
+def _exactly_built(*given: Any) -> Assembly:
+    """What `build` makes, with critics whose heads are float64 like everything else."""
+    pair = build.build_pair
+
+    def exact(*arguments: Any, **named: Any) -> Any:
+        return [critic.double() for critic in pair(*arguments, **named)]
+
+    build.build_pair = exact
+    try:
+        return build.build(*given)
+    finally:
+        build.build_pair = pair
 
 
 class _Thoughts:
@@ -104,7 +113,8 @@ def _listen(optimizer: MasterOptimizer, kept: list[list[float]]) -> None:
 
     def heard() -> None:
         add()
-        kept.append(_sums(gradient for _, gradient in optimizer.gradients()))
+        whole, found = optimizer.shards, list(optimizer.gradients())
+        kept.append(_sums(one if whole is None else whole.gathered(name, one) for name, one in found))
 
     optimizer._sum_over_processes = heard  # type: ignore[method-assign]
 
@@ -136,3 +146,8 @@ def _leaves(value: Any, path: str = "") -> dict[str, float]:
 def _rounded(detail: str) -> str:
     """An event as it was said."""
     return detail
+
+
+def courses(world: World, folder: str, cases: dict[str, list[str]]) -> dict[str, Any]:
+    """`course` for every case."""
+    return {name: course(world, folder, overrides, name) for name, overrides in cases.items()}

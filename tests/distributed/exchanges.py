@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tfive.distributed.transfer import transferred
 from tfive.distributed.world import World
 from tfive.errors import RunFailed
 
@@ -32,6 +33,12 @@ def exchanges(world: World) -> dict[str, Any]:
     found["gradients"] = [None if one is None else one.tolist() for one in sums]
     found["any"] = [world.any_of(world.rank == 1), world.any_of(False)]
     found["numbers"] = world.gather_numbers({"seconds": 1.5 * world.rank, "bytes": 2.0})
+    found["texts"] = world.gather_texts("é" * world.rank)
+    tree = {"a.b": [torch.arange(3), 1.5, None], "two": {"weights": torch.full((2, 1), float(world.rank)).bfloat16()}}
+    came = transferred(world, tree, 1)
+    found["transferred"] = [came["a.b"][0].tolist(), *came["a.b"][1:], came["two"]["weights"].tolist()]
+    some = world.part([0, 1])
+    found["part"] = None if some is None else some.sum_in_order([[1.0]], 1)
     world.barrier("here")
     world.agree("the corpus", "same")
     try:

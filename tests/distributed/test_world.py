@@ -35,6 +35,7 @@ def test_a_world_of_one_gives_back_what_it_is_given() -> None:
 def test_exchanges_are_exact_and_the_same_on_every_process(size: int) -> None:
     found = run_world(size, "exchanges:exchanges")
     assert [one.pop("rank") for one in found] == list(range(size))
+    assert [one.pop("part") for one in found] == [[2.0], [2.0], None, None][:size]
     assert all(one == found[0] for one in found)
     total = size * (size - 1) // 2
     assert found[0]["sum"] == [float(total), 10.0 * total]
@@ -42,4 +43,6 @@ def test_exchanges_are_exact_and_the_same_on_every_process(size: int) -> None:
     assert found[0]["gradients"] == [[[float(total)] * 2] * 2, [1.0] * 3, None]
     assert found[0]["any"] == [True, False]
     assert [one["seconds"] for one in found[0]["numbers"]] == [1.5 * rank for rank in range(size)]
+    assert found[0]["texts"] == ["é" * rank for rank in range(size)]
+    assert found[0]["transferred"] == [[0, 1, 2], 1.5, None, [[1.0], [1.0]]]
     assert "the corpus differs between processes: rank" in found[0]["differs"]

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tfive.rl.optimizer import Bf16Update, MasterOptimizer, learning_rate, noise16, round_stochastically
+from tfive.rl.optimizer import Bf16Update, MasterOptimizer, learning_rate
+from tfive.rl.rounding import noise16, round_stochastically
 from tfive.rl.settings import OptimizerSettings
 from tfive.rl.teacher import Ema
 

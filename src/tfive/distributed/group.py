@@ -108,11 +108,39 @@ class Group(World):
         (every,) = self._exchanged([torch.tensor([flag])], [1] * self.size, "agreement")
         return bool(every.any())
 
+    def broadcast_bytes(self, own: Tensor, source: int) -> Tensor:
+        """The length goes ahead."""
+        length = torch.tensor([len(own)], dtype=torch.int64, device=self.device)
+        root = source if self.group is None else dist.get_global_rank(self.group, source)
+        with self._waiting("broadcast"):
+            dist.broadcast(length, root, group=self.group)
+        sends = self.rank == source
+        flat = own.to(self.device) if sends else torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        with self._waiting("broadcast"):
+            dist.broadcast(flat, root, group=self.group)
+        return flat.cpu()
+
+    def part(self, ranks: Sequence[int]) -> Group | None:
+        """A group of its own, made by all."""
+        made = dist.new_group(list(ranks))
+        if self.rank not in ranks:
+            return None
+        found = Group(self.device, made)
+        found.pulse = self.pulse
+        return found
+
     def gather_numbers(self, own: Mapping[str, float]) -> list[dict[str, float]]:
         """Every process's numbers, by rank."""
         numbers = torch.tensor([list(own.values())], dtype=torch.float64)
         (every,) = self._exchanged([numbers], [1] * self.size, "gather")
         return [dict(zip(own, row)) for row in every.tolist()]
+
+    def gather_texts(self, own: str) -> list[str]:
+        """How long they are is exchanged first."""
+        encoded = torch.frombuffer(bytearray(own.encode()), dtype=torch.uint8) if own else torch.empty(0).byte()
+        (lengths,) = self._exchanged([torch.tensor([len(encoded)])], [1] * self.size, "gather")
+        (every,) = self._exchanged([encoded], lengths.tolist(), "gather")
+        return [part.numpy().tobytes().decode() for part in every.cpu().split(lengths.tolist())]
 
     def barrier(self, name: str) -> None:
         """Wait until every process is at `name`."""

@@ -79,9 +79,21 @@ class World:
         """Whether any process says so."""
         return flag
 
+    def broadcast_bytes(self, own: Tensor, source: int) -> Tensor:
+        """The bytes (uint8) that process `source` gives, on the host of every process."""
+        return own
+
+    def part(self, ranks: Sequence[int]) -> World | None:
+        """The world of some of the processes, for one of them; None for the others. All must call it."""
+        return self if self.rank in ranks else None
+
     def gather_numbers(self, own: Mapping[str, float]) -> list[dict[str, float]]:
         """Every process's numbers, by rank; all give the same names."""
         return [dict(own)]
+
+    def gather_texts(self, own: str) -> list[str]:
+        """Every process's text, by rank."""
+        return [own]
 
     def barrier(self, name: str) -> None:
         """Wait until every process is here; `name` says where that is."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tfive import rng
+from tfive.distributed.pieces import Sharding
 from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed
 from tfive.rl.losses import (
@@ -32,6 +33,7 @@ from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.forward import Centring, TreeModel
+from tfive.tree.gated import GATES
 from tfive.tree.layout import ThoughtPlan
 from tfive.tree.outputs import PolicyOutput
 from tfive.tree.settings import SamplingSettings
@@ -84,14 +86,18 @@ class Actor:
         patience: int = 3,
         centre: SamplingSettings | None = None,
         world: World = SINGLE,
+        shards: Sharding | None = None,
     ) -> None:
         """`parity`: ratios one text at a time, as in parity sampling. `patience`: how many skipped updates in a row end
         the run. `centre`: the sampling law for score centring, which needs a second copy of the weights. `world`: the
-        processes that read a share of each step's texts; `optimizer` sums their gradients."""
-        self.world = world
-        self.engine, self.optimizer = engine, optimizer
+        processes that read a share of each step's texts; their gradients are summed by `optimizer`, or on the way to
+        its `shards`, where the weights are trained in shards of which `engine` is the whole copy."""
+        self.engine, self.optimizer, self.world, self.shards = engine, optimizer, world, shards
         self.reader = under(engine, replace(engine.plan, group=1))
         """The same weights with one thought a position, whatever the group: for anchors, gate and measurements."""
+        self.trained = engine if shards is None else _in_shards(engine, shards)
+        """What passes with gradients go through."""
+        self.trained_reader = under(self.trained, self.reader.plan)
         self.settings, self.ratio, self.anchor = actor, ratio, anchor
         self.seed, self.rows, self.parity, self.patience = seed, rows, parity, patience
         self.skipped = 0
@@ -153,10 +159,12 @@ class Actor:
     def _one_update(self, trajectories: Trajectories, policy: bool, aggregate: Aggregate) -> tuple[Sums, StepReport]:
         """Policy and anchors as one loss."""
         if policy and self._one_pass:
-            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=True)
+            sums = self._backward(self.trained, trajectories, aggregate=aggregate, anchored=True)
         else:
-            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=False) if policy else Sums()
-            anchors = self._backward(self.reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
+            sums = self._backward(self.trained, trajectories, aggregate=aggregate, anchored=False) if policy else Sums()
+            anchors = self._backward(
+                self.trained_reader, self._first_thoughts(trajectories), aggregate=None, anchored=True
+            )
             sums = replace(sums, text=anchors.text, conditioned=anchors.conditioned)
         return sums, self._applied(sums)
 
@@ -165,9 +173,9 @@ class Actor:
         one."""
         sums, report = Sums(), None
         if policy:
-            sums = self._backward(self.engine, trajectories, aggregate=aggregate, anchored=False)
+            sums = self._backward(self.trained, trajectories, aggregate=aggregate, anchored=False)
             report = self._applied(sums, counted=False)
-        anchors = self._backward(self.reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
+        anchors = self._backward(self.trained_reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
         with self.optimizer.apart(self.anchor.lr or self.optimizer.lr):
             own = self._applied(anchors)
         sums = replace(sums, text=anchors.text, conditioned=anchors.conditioned)
@@ -205,9 +213,10 @@ class Actor:
         text_total, after_total = (max(count, 1) for count in counts)
         # Of every part: the policy's terms, the next-token loss, the loss after thoughts.
         seen: list[list[float]] = []
-        for some in _parts(trajectories, self.world.share(len(texts.tokens_BS)), self.rows):
+        for some, spare in self._passes(trajectories, acting):
             sums, text_sum, after_sum = dict(NO_TERMS), 0.0, 0.0
-            output = self._read(engine, some, weights, acting)
+            read = partial(self._read, engine, some, weights, acting)
+            output = read() if self.shards is None else self.shards.run(read)
             loss = torch.zeros((), device=engine.device)
             if aggregate is not None:
                 terms, own = self._policy_loss(some, output, aggregate)
@@ -222,10 +231,24 @@ class Actor:
                 conditioned = anchor_loss(output.continuation_log_prob_BRH, mask_BRH, plain_BRH, weights.mixture)
                 loss = loss + weights.conditioned * conditioned / after_total
                 after_sum = float(conditioned.detach())
-            loss.backward()
+            (0.0 * loss if spare else loss).backward()
+            if spare:
+                continue
             seen.append([*sums.values(), text_sum, after_sum])
         *policy, text_all, after_all = self.world.sum_in_order(seen, len(NO_TERMS) + 2)
         return Sums(dict(zip(NO_TERMS, policy)), text_all / text_total, after_all / after_total)
+
+    def _passes(self, trajectories: Trajectories, acting: bool) -> Iterator[tuple[Trajectories, bool]]:
+        """The parts that this process reads. Over shards a pass is common work: a process with fewer parts than others
+        adds spare ones, whose loss counts for nothing, and a pass in parity, which reads texts one by one, has one."""
+        count = len(trajectories.texts.tokens_BS)
+        rows = 1 if self.shards is not None and self.parity and acting else self.rows
+        parts = list(micro_batches(self.world.share(count), rows))
+        yield from ((trajectories.rows(part), False) for part in parts)
+        if self.shards is not None and count:
+            most = len(list(micro_batches(self.world.share_of(0, count), rows)))
+            row = self.world.computed(count).start
+            yield from ((trajectories.rows(slice(row, row + 1)), True) for _ in range(most - len(parts)))
 
     def _read(
         self, engine: TreeModel, some: Trajectories, weights: AnchorSettings, acting: bool, features: bool = False
@@ -321,14 +344,15 @@ def under(engine: TreeModel, plan: ThoughtPlan) -> TreeModel:
     return TreeModel(engine.model, plan, engine.engine, engine.delimiters, engine.gates)
 
 
+def _in_shards(engine: TreeModel, shards: Sharding) -> TreeModel:
+    """The same engine over the sharded weights."""
+    delimiters, gates = shards.beside.get("delimiters"), shards.beside.get(GATES.removesuffix("."))
+    return TreeModel(shards.model, engine.plan, engine.engine, delimiters, gates)
+
+
 def _centring(engine: TreeModel, ratio: RatioSettings, law: SamplingSettings) -> Centring:
     """A frozen copy of the policy, and the mean score of the update that these ratios make."""
     model = copy.deepcopy(engine.model).requires_grad_(False)
     delimiters = None if engine.delimiters is None else copy.deepcopy(engine.delimiters).requires_grad_(False)
     term = partial(centering_term, denominator=ratio.denominator, correction=ratio.correction, cap=ratio.cap)
     return Centring(TreeModel(model, engine.plan, engine.engine, delimiters), law, term)
-
-
-def _parts(trajectories: Trajectories, own: slice, rows: int) -> Iterator[Trajectories]:
-    for part in micro_batches(own, rows):
-        yield trajectories.rows(part)

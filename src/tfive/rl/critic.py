@@ -197,6 +197,15 @@ class Critic(nn.Module):
         self.register_state_dict_post_hook(_leave_out_frozen)
         self.register_load_state_dict_post_hook(_frozen_is_not_missing)
 
+    def over(self, body: Any, head: nn.Module) -> Critic:
+        """This critic with its weights in other modules of the same make: in shards, for passes with gradients."""
+        if self.tree is None:
+            raise ValueError("a critic that adapts the head alone has no body to replace")
+        other = copy.copy(self)
+        other._modules = {"body": body, "head": head}
+        other.tree = TreeModel(body, self.plan, self.tree.engine, self.tree.delimiters)
+        return other
+
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Named parameters for the optimiser: `head.…` and, where there is one, `body.…`."""
         return [(name, parameter) for name, parameter in self.named_parameters() if name in self._own]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,12 @@ import torch
 from torch import Tensor
 
 from tfive import rng
+from tfive.distributed.pieces import Sharding
+from tfive.distributed.roles import Fitter
+from tfive.distributed.transfer import transferred
 from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed
-from tfive.rl.critic import BaseActivations, Critic, FrozenBase
+from tfive.rl.critic import BaseActivations, Critic, CriticOutput, FrozenBase
 from tfive.rl.gae import adaptive_gae
 from tfive.rl.losses import clipped_value_loss, expectile_value_loss, squared_value_loss
 from tfive.rl.optimizer import MasterOptimizer
@@ -48,40 +52,51 @@ class Critics:
         seed: int,
         rows: int,
         world: World = SINGLE,
+        fitters: Sequence[Fitter] | None = None,
+        shards: Sequence[Sharding] = (),
     ) -> None:
-        """`world`: the processes that read a share of the texts each, and fit to those."""
-        self.world = world
+        """`world`: the processes that read a share of the texts each; `fitters` says which of them fit which critic,
+        all of them unless it is given. `shards`: of each critic, where all fit all and the weights are trained in
+        shards of which `critics` are the whole copies."""
+        self.world, self.shards = world, tuple(shards)
+        self.fitters = fitters or [Fitter(world, alone=False) for _ in critics]
         self.base, self.critics, self.settings = base, tuple(critics), settings
         self.alpha, self.seed, self.rows = alpha, seed, rows
         self.head_passes = 0 if settings.adapt == "head" else settings.head_passes
         """Passes of the value-head warm-up; 0 if only heads are trained anyway."""
         self.head_only = self.head_passes > 0
-        self.optimizers = [self._optimizer(critic) for critic in critics]
-        self._read: tuple[TextBatch, Thoughts, list[BaseActivations]] | None = None
+        self.trained = [own.over(held.model, held.beside["head"]) for own, held in zip(critics, shards)]
+        self.optimizers = [self._optimizer(number) for number in range(len(critics))]
+        self._read: tuple[TextBatch, Thoughts, World, list[BaseActivations]] | None = None
 
-    def _optimizer(self, critic: Critic) -> MasterOptimizer:
+    def _optimizer(self, number: int) -> MasterOptimizer:
+        held = self.shards[number] if self.shards else None
         head = self.settings.head_lr / self.settings.lr
         return MasterOptimizer(
-            critic.trainable(),
+            self.critics[number].trainable() if held is None else held.named_parameters(),
             lr=self.settings.lr,
             lr_multipliers={"head.": head},
             seed=self.seed,
-            world=self.world,
+            world=self.fitters[number].world or SINGLE,
+            shards=held,
         )
 
     def unfreeze(self) -> None:
         """End of the value-head warm-up: from here on the adapted blocks are trained as well."""
         self.head_only = False
 
-    def shared(self, trajectories: Trajectories) -> list[BaseActivations]:
-        """The frozen base's activations of each micro-batch that this process computes, cached for the trajectories
-        last asked for."""
-        texts, thoughts = trajectories.texts, trajectories.thoughts
-        if self._read is None or self._read[0] is not texts or self._read[1] is not thoughts:
-            own = self.world.computed(len(texts.tokens_BS))
+    def shared(self, trajectories: Trajectories, world: World | None = None) -> list[BaseActivations]:
+        """The frozen base's activations of each micro-batch that this process computes as one of `world` (of all,
+        unless given), cached for the trajectories last asked for."""
+        texts, thoughts, world = trajectories.texts, trajectories.thoughts, world or self.world
+        read = self._read
+        if read is None or read[0] is not texts or read[1] is not thoughts or read[2] is not world:
+            self._read = None
+            own = world.computed(len(texts.tokens_BS))
             parts = [trajectories.rows(part) for part in micro_batches(own, self.rows)]
-            self._read = (texts, thoughts, [self.base.read(p.texts, p.thoughts, features=False) for p in parts])
-        return self._read[2]
+            found = [self.base.read(p.texts, p.thoughts, features=False) for p in parts]
+            self._read = read = (texts, thoughts, world, found)
+        return read[3]
 
     def _features(self, critic: Critic, some: Trajectories, read: BaseActivations) -> Tensor:
         """Features of every state; during the value-head warm-up no gradient goes below the head."""
@@ -122,31 +137,78 @@ class Critics:
         `frozen_2BRT` is the pre-fit prediction around which the loss is clipped (eq:value-loss). Minibatches are
         whole texts; a process reads those of them whose activations it holds.
         """
-        texts, size = len(trajectories.texts.tokens_BS), self.rows
-        held, counts = self.world.share(texts), [0] * len(self.critics)
-        losses: list[list[list[float]]] = [[] for _ in self.critics]
         self._require_halves(trajectories)
-        shared = self.shared(trajectories)
+        steps = self._minibatches(len(trajectories.texts.tokens_BS), window, number)
+        given = (trajectories, frozen_2BRT, warmup)
+        # Each group fits its critic; then they tell one another.
+        own = [
+            None if by.world is None else self._fit(critic, by.world, steps, *given)
+            for critic, by in enumerate(self.fitters)
+        ]
+        found = [self._told(critic, one) for critic, one in enumerate(own)]
+        diverged = [critic for critic, one in enumerate(found) if not one["sound"]]
+        if diverged:
+            raise RunFailed(f"critic {diverged[0] + 1} diverged in window {window}: its gradient is not finite")
+        return [float(one["loss"]) for one in found]
+
+    def _minibatches(self, texts: int, window: int, number: int) -> list[Tensor]:
+        """The texts of every step of one pass, ascending."""
         order = rng.permutation(self.seed, f"critic/{number}", window, texts)
-        for step in np.array_split(order, min(self.settings.minibatches, texts)):
-            chosen = torch.from_numpy(np.sort(step))
-            for critic in range(len(self.critics)):
-                own = chosen[self._sees(critic, trajectories, chosen).cpu()]
-                count = int(trajectories.mask_BRT[own].sum())
-                if not count:
-                    continue
-                mine = own[(own >= held.start) & (own < held.stop)]
-                for rows in mine.split(size) if len(mine) else ():
-                    read = BaseActivations.gathered(shared, size, rows - held.start)
-                    loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
-                    (loss / count).backward()
-                    losses[critic].append([float(loss.detach())])
-                counts[critic] += count
-                report = self.optimizers[critic].step()
-                if not report.applied:
-                    raise RunFailed(f"critic {critic + 1} diverged in window {window}: its gradient is not finite")
-        totals = [self.world.sum_in_order(own, 1)[0] for own in losses]
-        return [total / max(count, 1.0) for total, count in zip(totals, counts)]
+        parts = np.array_split(order, min(self.settings.minibatches, texts))
+        return [torch.from_numpy(np.sort(part)) for part in parts]
+
+    def _fit(
+        self,
+        critic: int,
+        world: World,
+        steps: Sequence[Tensor],
+        trajectories: Trajectories,
+        frozen_2BRT: Tensor,
+        warmup: bool,
+    ) -> dict[str, float]:
+        """One critic's updates by the processes of `world`: its mean loss, and whether every gradient was finite."""
+        texts, shared = len(trajectories.texts.tokens_BS), self.shared(trajectories, world)
+        first, seen, losses = world.computed(texts).start, 0, list[list[float]]()
+        for chosen in steps:
+            own = chosen[self._sees(critic, trajectories, chosen).cpu()]
+            count = int(trajectories.mask_BRT[own].sum())
+            if not count:
+                continue
+            for rows, spare in self._passes(own, texts, world):
+                read = BaseActivations.gathered(shared, self.rows, rows - first)
+                loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
+                (0.0 * loss if spare else loss / count).backward()
+                if not spare:
+                    losses.append([float(loss.detach())])
+            seen += count
+            if not self.optimizers[critic].step().applied:
+                return {"loss": math.nan, "sound": False}
+        return {"loss": world.sum_in_order(losses, 1)[0] / max(seen, 1.0), "sound": True}
+
+    def _told(self, critic: int, own: dict[str, float] | None) -> dict[str, Any]:
+        """What a critic's fit came to, on every process; those that did not take part get its weights and moments."""
+        by = self.fitters[critic]
+        if not by.alone:
+            return own or {}
+        module, optimizer = self.critics[critic], self.optimizers[critic]
+        state = (
+            None if own is None else own | {"critic": dict(module.state_dict()), "optimizer": optimizer.state_dict()}
+        )
+        found: dict[str, Any] = transferred(self.world, state, by.root)
+        if by.world is None:
+            module.load_state_dict(found["critic"])
+            optimizer.load_state_dict(found["optimizer"])
+        return found
+
+    def _passes(self, chosen: Tensor, texts: int, world: World) -> list[tuple[Tensor, bool]]:
+        """The parts of a step's `chosen` texts that this process reads. Over shards a pass is common work: a process
+        with fewer parts than others adds spare ones, whose loss counts for nothing."""
+        shares = [world.share_of(rank, texts) for rank in range(world.size)]
+        mine = [chosen[(chosen >= share.start) & (chosen < share.stop)] for share in shares]
+        parts = [rows for rows in mine[world.rank].split(self.rows) if len(rows)]
+        most = max(-(-len(rows) // self.rows) for rows in mine) if self.shards else 0
+        row = torch.tensor([world.computed(texts).start])
+        return [(rows, False) for rows in parts] + [(row, True)] * (most - len(parts))
 
     def _sees(self, critic: int, trajectories: Trajectories, rows: Tensor) -> Tensor:
         """Which of these texts a critic fits: all, or its half in a disjoint pair, always the same by item number."""
@@ -184,8 +246,12 @@ class Critics:
     ) -> Tensor:
         some = trajectories.rows(rows)
         mask = some.mask_BRT
-        own = self.critics[critic]
-        value = own.evaluate(self._features(own, some, read), some.mask_BRT).values_BRT
+        own = self.trained[critic] if self.shards else self.critics[critic]
+
+        def evaluated() -> CriticOutput:
+            return own.evaluate(self._features(own, some, read), mask)
+
+        value = (self.shards[critic].run(evaluated) if self.shards else evaluated()).values_BRT
         target = some.need("returns_BRT").to(value.dtype)
         if self.settings.pair == "bracket":
             expectile = self.settings.expectile if critic else 1 - self.settings.expectile

@@ -2,8 +2,8 @@
 
 Mid-training steps are far smaller than the spacing of bfloat16 numbers, so master weights, moments and accumulated
 gradients are float32. A float32 or float64 model is its own master and needs no second copy. Where memory does not
-allow masters, bfloat16 weights are rounded stochastically, with counter-based noise: the same bits on every device,
-batch size and restart.
+allow masters, bfloat16 weights are rounded stochastically (`rl/rounding.py`). Where several processes hold the weights
+in shards, each keeps masters, moments and gradients of its own rows alone.
 """
 
 from __future__ import annotations
@@ -20,16 +20,12 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.utils.hooks import RemovableHandle
 
+from tfive.distributed.pieces import Piece, Sharding, rows_of
 from tfive.distributed.world import SINGLE, World
-from tfive.rng import philox
+from tfive.rl.rounding import round_stochastically
 
 Schedule = Literal["constant", "linear", "cosine"]
 Bf16Update = Literal["master", "stochastic"]
-
-_CHUNK = 1 << 24
-"""Elements that share one key of the rounding noise: bounds temporary memory, and keeps element numbers below 2**32."""
-
-_LOW16 = 0xFFFF
 
 _APART = 1 << 30
 """Added to the step of updates with a rate of their own, so that their rounding noise is another."""
@@ -75,29 +71,50 @@ class _Slot:
     moments: tuple[Tensor, Tensor, Tensor] | None = None
     apart: tuple[Tensor, Tensor, Tensor] | None = None
     """The moments of updates that have a rate of their own."""
+    shards: Sharding | None = None
     handle: RemovableHandle | None = field(default=None, repr=False)
 
     @property
+    def held(self) -> Tensor:
+        """The parameter itself, or this process's rows of it."""
+        return self.parameter.detach() if self.shards is None else self.shards.local(self.parameter)
+
+    @property
     def weights(self) -> Tensor:
-        return self.parameter.detach() if self.master is None else self.master
+        return self.held if self.master is None else self.master
+
+    def saved(self, tensor: Tensor) -> Tensor | Piece:
+        """A tensor of the parameter's state as it goes into a state dict."""
+        return tensor if self.shards is None else self.shards.piece(self.name, tensor)
+
+    def own(self, saved: Tensor | Piece) -> Tensor:
+        """The part of a saved tensor that this process holds."""
+        held = self.held
+        mine = Piece(held, 0, tuple(held.shape)) if self.shards is None else self.shards.piece(self.name, held)
+        return rows_of(saved, self.name, self.parameter, mine)
 
     def collect(self, parameter: Tensor) -> None:
         """Add the parameter's gradient to the float32 accumulator and free it."""
         if parameter.grad is None:
             return
-        arrived = parameter.grad.to(wide(parameter.dtype))
+        own = parameter.grad if self.shards is None else self.shards.local(parameter.grad)
+        arrived = own.to(wide(parameter.dtype))
         self.gradient = arrived if self.gradient is None else self.gradient.add_(arrived)
         parameter.grad = None
+
+    def write(self) -> None:
+        """Round the master into the parameter; a shard is its own master."""
+        if self.master is not None and self.shards is None:
+            self.parameter.copy_(self.master)
 
     def ready_moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """First moment, second moment and step counter, allocated on the first update so that a frozen part has
         none."""
         if self.moments is None:
-            like = torch.zeros_like(
-                self.parameter, dtype=wide(self.parameter.dtype), memory_format=torch.contiguous_format
-            )
+            held = self.held
+            like = torch.zeros_like(held, dtype=wide(held.dtype), memory_format=torch.contiguous_format)
             steps = torch.zeros((), dtype=torch.float32, device=like.device)
-            self.moments = (like.detach(), torch.zeros_like(like), steps)
+            self.moments = (like, torch.zeros_like(like), steps)
         return self.moments
 
 
@@ -149,15 +166,18 @@ class MasterOptimizer:
         lr_multipliers: Mapping[str, float] | None = None,
         seed: int = 0,
         world: World = SINGLE,
+        shards: Sharding | None = None,
     ) -> None:
         """`lr_multipliers` maps a name prefix to a factor on the rate (the longest matching prefix counts).
-        `world`: the processes whose gradients are summed before each update, which all of them make alike."""
-        self.world = world
+        `world`: the processes whose gradients are summed before each update, which all of them make alike. With
+        `shards` they arrive summed, and every process calls every method alike, since what is gathered is common
+        work."""
+        self.world = SINGLE if shards is not None else world
         self.lr, self.betas, self.eps, self.weight_decay, self.clip_norm = lr, betas, eps, weight_decay, clip_norm
         self.schedule, self.warmup_steps, self.total_steps = schedule, warmup_steps, total_steps
         self.final_fraction, self.seed, self.stochastic = final_fraction, seed, bf16_update == "stochastic"
         self.steps = self.skipped = 0
-        self._factor, self._round_offset = 1.0, 0
+        self._factor, self._round_offset, self.shards = 1.0, 0, shards
         self._slots = [
             self._slot(number, name, parameter, lr_multipliers or {})
             for number, (name, parameter) in enumerate(named_parameters)
@@ -175,9 +195,13 @@ class MasterOptimizer:
         if self.stochastic and not exact and parameter.dtype != torch.bfloat16:
             raise ValueError(f"stochastic rounding is for bfloat16 weights; {name} is {parameter.dtype}")
         master = None if exact or self.stochastic else parameter.detach().to(torch.float32)
+        if self.shards is not None and not self.stochastic:
+            # Shards are masters themselves; they are saved as such where the model computes in less.
+            compute = self.shards.computes_in(name)
+            master = None if compute == wide(compute) else self.shards.local(parameter)
         prefixes = [prefix for prefix in multipliers if name.startswith(prefix)]
         factor = multipliers[max(prefixes, key=len)] if prefixes else 1.0
-        slot = _Slot(name, number, parameter, master, parameter.ndim >= 2, factor)
+        slot = _Slot(name, number, parameter, master, parameter.ndim >= 2, factor, shards=self.shards)
         slot.handle = parameter.register_post_accumulate_grad_hook(_collecting(slot))
         return slot
 
@@ -193,11 +217,14 @@ class MasterOptimizer:
         )
 
     def masters(self) -> dict[str, Tensor]:
-        """The exact weights by name, detached: for moving averages and saved copies."""
-        return {slot.name: slot.weights for slot in self._slots}
+        """The exact weights by name, detached and whole: for moving averages and saved copies."""
+        if self.shards is None:
+            return {slot.name: slot.weights for slot in self._slots}
+        return {slot.name: self.shards.gathered(slot.name, slot.weights) for slot in self._slots}
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """The accumulated float32 gradients of this process by name."""
+        """The accumulated float32 gradients of this process by name; those of shards are of its rows, and sums over all
+        processes."""
         for slot in self._slots:
             slot.collect(slot.parameter)
             if slot.gradient is not None:
@@ -231,7 +258,8 @@ class MasterOptimizer:
         lr = self.current_lr()
         if not gradients:
             raise ValueError("step without a gradient: call backward first")
-        norm = float(nn.utils.get_total_norm(gradients)) / divide_by
+        norm = float(nn.utils.get_total_norm(gradients))
+        norm = (norm if self.shards is None else self.shards.norm(norm)) / divide_by
         if not math.isfinite(norm):
             return self.skip(norm)
         factor = 1.0 / divide_by
@@ -273,17 +301,21 @@ class MasterOptimizer:
                 continue
             decay = self.weight_decay if slot.decays else 0.0
             if self.stochastic and slot.parameter.dtype == torch.bfloat16:
-                weights = slot.parameter.detach().to(torch.float32)
+                held = slot.held
+                weights = held.to(torch.float32)
                 self._adamw([slot], [weights], lr * slot.lr_multiplier, decay)
-                round_stochastically(weights, slot.parameter, seed=self.seed, step=step, number=slot.number)
+                row = 0 if self.shards is None else self.shards.piece(slot.name, held).first
+                first = row * math.prod(held.shape[1:])
+                round_stochastically(weights, held, seed=self.seed, step=step, number=slot.number, first=first)
             else:
                 key = (lr * slot.lr_multiplier, decay, slot.weights.device, slot.weights.dtype)
                 together.setdefault(key, []).append(slot)
         for (rate, decay, _, _), slots in together.items():
             self._adamw(slots, [slot.weights for slot in slots], rate, decay)
             for slot in slots:
-                if slot.master is not None:
-                    slot.parameter.copy_(slot.master)
+                slot.write()
+        if self.shards is not None:
+            self.shards.refresh()
 
     def _adamw(self, slots: list[_Slot], weights: list[Tensor], lr: float, weight_decay: float) -> None:
         first, second, steps = (list(parts) for parts in zip(*(slot.ready_moments() for slot in slots)))
@@ -302,89 +334,56 @@ class MasterOptimizer:
                 slot.handle = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, moments, master weights and pending gradients; tensors are references."""
+        """Counters, moments, master weights and pending gradients; tensors are references, and of shards `Piece`s."""
         parameters: dict[str, dict[str, Any]] = {}
         for slot in self._slots:
             slot.collect(slot.parameter)
-            entry: dict[str, Any] = {} if slot.master is None else {"master": slot.master}
+            entry: dict[str, Any] = {} if slot.master is None else {"master": slot.saved(slot.master)}
             if slot.gradient is not None:
-                entry["gradient"] = slot.gradient
-            if slot.moments is not None:
-                first, second, steps = slot.moments
-                entry |= {"first": first, "second": second, "steps": int(steps.item())}
-            if slot.apart is not None:
-                first, second, steps = slot.apart
-                entry |= {"apart_first": first, "apart_second": second, "apart_steps": int(steps.item())}
+                entry["gradient"] = slot.saved(slot.gradient)
+            for prefix, moments in (("", slot.moments), ("apart_", slot.apart)):
+                if moments is not None:
+                    first, second = (slot.saved(moment) for moment in moments[:2])
+                    steps = int(moments[2].item())
+                    entry |= {f"{prefix}first": first, f"{prefix}second": second, f"{prefix}steps": steps}
             parameters[slot.name] = entry
         return {"steps": self.steps, "skipped": self.skipped, "parameters": parameters}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state; names and shapes must match. Master weights are written into the parameters too."""
+        """Restore a saved state of whole tensors (or of the same pieces); names and shapes must match. Master weights
+        are written into the parameters too; shards without masters are taken from the whole copy, to be loaded
+        before."""
         saved = state["parameters"]
         names = [slot.name for slot in self._slots]
         if set(saved) != set(names):
             raise ValueError(f"optimiser state is of other parameters: {sorted(set(saved) ^ set(names))[:3]}")
+        if self.shards is not None:
+            self.shards.take()
         for slot in self._slots:
             entry = saved[slot.name]
             if (slot.master is None) != ("master" not in entry):
                 raise ValueError(f"optimiser state of {slot.name} was saved in another precision setting")
             if slot.master is not None:
-                slot.master.copy_(_same_shape(slot, entry["master"]))
-                slot.parameter.copy_(slot.master)
+                slot.master.copy_(slot.own(entry["master"]))
+                slot.write()
             slot.parameter.grad = slot.moments = slot.apart = None
-            like = torch.empty_like(slot.parameter, dtype=wide(slot.parameter.dtype))
-            slot.gradient = like.copy_(_same_shape(slot, entry["gradient"])) if "gradient" in entry else None
+            held = slot.held
+            like = torch.empty_like(held, dtype=wide(held.dtype))
+            slot.gradient = like.copy_(slot.own(entry["gradient"])) if "gradient" in entry else None
             if "apart_first" in entry:
                 slot.apart, slot.moments = _filled(slot, entry, "apart_"), None
             if "first" in entry:
                 _filled(slot, entry, "")
+        if self.shards is not None:
+            self.shards.refresh()
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
 
 
 def _filled(slot: _Slot, entry: Mapping[str, Any], prefix: str) -> tuple[Tensor, Tensor, Tensor]:
     """Fresh moments of a slot with the saved values under `prefix`."""
     first, second, steps = slot.ready_moments()
-    first.copy_(_same_shape(slot, entry[f"{prefix}first"]))
-    second.copy_(_same_shape(slot, entry[f"{prefix}second"]))
+    first.copy_(slot.own(entry[f"{prefix}first"]))
+    second.copy_(slot.own(entry[f"{prefix}second"]))
     steps.fill_(entry[f"{prefix}steps"])
     return first, second, steps
-
-
-def _same_shape(slot: _Slot, tensor: Tensor) -> Tensor:
-    if tensor.shape != slot.parameter.shape:
-        raise ValueError(f"{slot.name} has shape {tuple(slot.parameter.shape)}, the saved state {tuple(tensor.shape)}")
-    return tensor
-
-
-def _signed(word: int) -> int:
-    """The 32-bit word as the int32 of the same bits."""
-    return word - (1 << 32) if word >= 1 << 31 else word
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """A bijective 32-bit hash (xor-shift and multiply, constants of Wellons' "lowbias32"); int32 products wrap."""
-    x = (x ^ ((x >> 16) & _LOW16)) * 0x7FEB352D
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * _signed(0x846CA68B)
-    return x ^ ((x >> 16) & _LOW16)
-
-
-def noise16(count: int, words: tuple[int, int], device: torch.device | str) -> Tensor:
-    """`count` int32 numbers uniform on 0 … 65535, element i a function of i and the two key words alone."""
-    i = torch.arange(count, dtype=torch.int32, device=device)
-    return (_mixed(_mixed(i ^ _signed(words[0])) + _signed(words[1])) >> 16) & _LOW16
-
-
-def round_stochastically(source: Tensor, target: Tensor, *, seed: int, step: int, number: int) -> None:
-    """Write float32 `source` into bfloat16 `target`, rounding up with the probability that makes the mean exact.
-
-    Round to nearest loses every update smaller than half a spacing (2⁻⁸ of the weight), which is most of them at
-    learning rates of mid-training; here the expected weight moves by the whole update. `number` tells tensors apart.
-    """
-    flat, out = source.reshape(-1), target.view(-1)
-    for chunk, start in enumerate(range(0, flat.numel(), _CHUNK)):
-        part = flat[start : start + _CHUNK]
-        words = philox(seed, "stochastic-rounding", step, number, chunk)
-        noise = noise16(part.numel(), (int(words[0]), int(words[1])), part.device)
-        carried = ((part.view(torch.int32) + noise) & ~_LOW16).view(torch.float32)
-        out[start : start + _CHUNK] = torch.where(part.isfinite(), carried, part).to(torch.bfloat16)

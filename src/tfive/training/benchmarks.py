@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from tfive.config.config import Config
-from tfive.evaluate.answer_gains import answer_gains
+from tfive.distributed.transfer import transferred
 from tfive.evaluate.compare import answers_of
 from tfive.evaluate.evaluated import parse_thoughts
 from tfive.evaluate.metrics import mean_with_interval
-from tfive.evaluate.suite import TaskPlan, check_task, plan_task, primary_values, run_task
+from tfive.evaluate.shared_tasks import answer_gains_together, run_task_together
+from tfive.evaluate.suite import TaskPlan, check_task, plan_task, primary_values
 from tfive.evaluate.tasks import Items, find_tasks, load_items
 from tfive.inference.requests import NEVER
 from tfive.inference.thought_model import ThoughtModel
@@ -52,25 +53,25 @@ class Benchmarks:
 
     def measure(self, assembly: Assembly, folder: Path, window: int, telemetry: Telemetry) -> dict[str, Any]:
         """Every task's gains and score by the actor's present weights, nested as task → measure → number."""
-        thinker = thought_model(assembly, gated=window > 0)
+        thinker, world = thought_model(assembly, gated=window > 0), assembly.world
         found: dict[str, Any] = {}
         for items in self.gains:
             asked = items.items[: self.settings.items]
-            gains = answer_gains(thinker, items.task, asked, seed=self.seed, rows=assembly.config.run.rollout_texts)
+            rows = assembly.config.run.rollout_texts
+            gains = answer_gains_together(thinker, items.task, asked, world, seed=self.seed, rows=rows)
             telemetry.count("extra", trajectories=len(asked), generated_tokens=gains.thought_tokens)
             found.setdefault(items.task.name, {}).update(gains.summary())
         steps = window * assembly.config.window.actor_steps
         answers = folder / FOLDER / f"step-{steps:06d}"
         # What an interrupted measurement left was answered by weights of a lost course.
-        shutil.rmtree(answers, ignore_errors=True)
+        if world.leads:
+            shutil.rmtree(answers, ignore_errors=True)
         for plan in self._plans(assembly.plan.horizon):
-            answers.mkdir(parents=True, exist_ok=True)
-            run_task(thinker, plan, answers, telemetry=telemetry)
-            values = primary_values(*answers_of(answers, plan.task.name))
-            score = mean_with_interval(list(values.values()))
-            found.setdefault(plan.task.name, {}).update(
-                {"score": score.mean, "score_low": score.low, "score_high": score.high}
-            )
+            if world.leads:
+                answers.mkdir(parents=True, exist_ok=True)
+            run_task_together(thinker, plan, answers, world, telemetry=telemetry)
+            score = _score(answers, plan.task.name) if world.leads else None
+            found.setdefault(plan.task.name, {}).update(transferred(world, score, 0))
         return found
 
     def _plans(self, horizon: int | None) -> list[TaskPlan]:
@@ -88,6 +89,12 @@ class Benchmarks:
             )
             for items in self.scores
         ]
+
+
+def _score(answers: Path, task: str) -> dict[str, float]:
+    """The mean of a task's primary values with its interval."""
+    score = mean_with_interval(list(primary_values(*answers_of(answers, task)).values()))
+    return {"score": score.mean, "score_low": score.low, "score_high": score.high}
 
 
 def benchmarks_of(config: Config, loaded: Loaded) -> Benchmarks | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from tfive.config.config import Config
+from tfive.distributed.roles import fitters
 from tfive.distributed.world import SINGLE, World
 from tfive.inference.thought_model import plan_for
 from tfive.methods.method import Kit, Method
@@ -18,7 +21,7 @@ from tfive.rl.critic import FrozenBase, build_pair
 from tfive.rl.critic_files import load_critics
 from tfive.rl.critics import Critics
 from tfive.rl.gate import Gate
-from tfive.rl.optimizer import MasterOptimizer
+from tfive.rl.optimizer import MasterOptimizer, wide
 from tfive.rl.roles import MEASURED, Ledger
 from tfive.rl.rollout import Rollout
 from tfive.rl.snapshots import Snapshots
@@ -153,7 +156,13 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan, world: World) -> Cr
         load_critics(config.critic.start, own)
     base = FrozenBase(frozen, plan, config.critic, config.engine.options())
     rows = config.run.texts_per_pass
-    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows, world=world)
+    by, shards = fitters(config.distributed.profile, world, count), []
+    if config.critic.adapt in ("top", "full") and _in_shards(config, world) and not any(one.alone for one in by):
+        # Adapted blocks are as large as the model's; a head or low-rank updates are small, and every process has all.
+        trees = [(critic, critic.tree) for critic in own if critic.tree is not None]
+        shards = [_shards(config, t, {"head": c.head}, world, name="body", trained_in=wide) for c, t in trees]
+    split: dict[str, Any] = {"world": world, "fitters": by, "shards": shards}
+    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows, **split)
 
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None, world: World) -> Actor:
@@ -164,16 +173,21 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart 
     if warmed is not None and gates is not None and warmed.gates is not None:
         gates.load_state_dict(warmed.gates)
     engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
+    beside = {"delimiters": delimiters, GATES.removesuffix("."): gates}
+    small = {name: module for name, module in beside.items() if module is not None}
     named = list(model.named_parameters())
-    if delimiters is not None:
-        named += [(f"delimiters.{name}", parameter) for name, parameter in delimiters.named_parameters()]
-    if gates is not None:
-        named += [(f"{GATES}{name}", parameter) for name, parameter in gates.named_parameters()]
+    for prefix, module in small.items():
+        named += [(f"{prefix}.{name}", parameter) for name, parameter in module.named_parameters()]
+    shards = None
+    if _in_shards(config, world):
+        kept = config.optimizer.bf16_update == "stochastic"
+        shards = _shards(config, engine, small, world, trained_in=(lambda dtype: dtype) if kept else wide)
+        named = shards.named_parameters()
     total = config.window.windows * config.window.actor_steps
     settings = config.optimizer.model_dump(exclude={"gate_lr"})
     rates = {GATES: config.optimizer.gate_lr / config.optimizer.lr}
     optimizer = MasterOptimizer(
-        named, total_steps=total, seed=config.run.seed, lr_multipliers=rates, world=world, **settings
+        named, total_steps=total, seed=config.run.seed, lr_multipliers=rates, world=world, shards=shards, **settings
     )
     return Actor(
         engine,
@@ -187,7 +201,21 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart 
         parity=config.sampling.parity,
         centre=config.sampling if config.calibration.score_centering else None,
         world=world,
+        shards=shards,
     )
+
+
+def _in_shards(config: Config, world: World) -> bool:
+    return world.size > 1 and config.distributed.shard != 1
+
+
+def _shards(config: Config, engine: TreeModel, beside: Mapping[str, nn.Module], world: World, **options: Any) -> Any:
+    """An engine's weights in shards, of which its own become the whole copy."""
+    # Imported where it is needed: a run without shards never loads FSDP.
+    from tfive.distributed.shards import Shards, shard_mesh
+
+    mesh = shard_mesh(engine.device.type, world.size, config.distributed.shard)
+    return Shards(engine.model, engine.backbone.block_names, mesh, beside=beside, **options)
 
 
 def _delimiters(model: Any, plan: ThoughtPlan, *, trainable: bool) -> Delimiters | None:

@@ -26,6 +26,7 @@ from tfive.training.explorer import EXPLORER, Explorer
 from tfive.training.health import problems, relative_change
 from tfive.training.identity import actor_items, cost, identity, rollouts
 from tfive.training.memory_limits import out_of_memory_explained
+from tfive.training.processes import course_so_far
 from tfive.training.recorder import Recorder
 from tfive.training.run_status import RunStatus, Stopped
 from tfive.training.status import LiveStatus, peak_bytes
@@ -140,6 +141,8 @@ class Loop:
 
     def _close_window(self) -> None:
         config, method = self.assembly.config, self.assembly.method
+        if self.world.size > 1:
+            self.world.agree(f"the course of window {method.window}", course_so_far(method))
         self.recorder.at(method.window)
         self.live.close_window()
         drawn = actor_items(self.assembly, method.window)
@@ -194,9 +197,7 @@ class Loop:
         record: dict[str, Any] = {"steps": window * planned.actor_steps, "tokens": spent["thought_tokens"]}
         record["seconds"] = sum(seconds for phase, seconds in spent["seconds"].items() if "/" not in phase)
         with self.recorder.phase("benchmarks", "benchmarks"):
-            if self.world.leads:
-                record |= self.benchmarks.measure(self.assembly, self.folder, window, self.recorder)
-            self.world.barrier("benchmarks")
+            record |= self.benchmarks.measure(self.assembly, self.folder, window, self.recorder)
         self.recorder.metrics(_flat({"benchmarks": record}), window)
 
     def save(self) -> None:

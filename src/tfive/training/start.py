@@ -31,6 +31,7 @@ from tfive.training.devices import Placement, kernels_named, place
 from tfive.training.inputs import require
 from tfive.training.loop import CHECKPOINTS, Loop, WindowCallback, read_config
 from tfive.training.memory_limits import check_size
+from tfive.training.processes import require_possible
 from tfive.training.progress import Headline, ProgressReport, Waiting
 from tfive.training.recorder import Recorder
 from tfive.training.status import PROGRESS
@@ -65,6 +66,7 @@ def _train(load: Callable[[], Config], out: str | Path | None, *, quiet: bool, *
     """Begin a new run, together with the other processes of this launch."""
     with meeting() as met:
         config = agreed(met, load)
+        require_possible(config, met.place.size)
         folder = default_folder(config) if out is None else Path(out)
 
         def require_inputs() -> None:
@@ -92,6 +94,7 @@ def resume(
         return read_summary(folder)
     with meeting() as met:
         config = agreed(met, lambda: read_config(folder))
+        require_possible(config, met.place.size)
 
         def check() -> None:
             began = CheckpointStore(folder / CHECKPOINTS).entry("began")

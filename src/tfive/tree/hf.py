@@ -112,6 +112,12 @@ class Backbone:
         return list(found[0])
 
     @property
+    def block_names(self) -> list[str]:
+        """The names of the model's blocks, but for stand-ins without weights."""
+        own = [block for block in self.blocks if next(block.parameters(), None) is not None]
+        return [name for name, module in self.model.named_modules() if any(module is block for block in own)]
+
+    @property
     def embedding(self) -> nn.Module:
         """The input embedding, scaling of its own included."""
         return self.base.get_input_embeddings()

@@ -1,0 +1,265 @@
+"""Weights in shards over processes, by FSDP2, and the one whole copy that computes without gradients.
+
+`fully_shard` keeps every weight once over the processes of a mesh, in the precision it is trained in; a block is put
+together in compute precision when a pass needs it and freed after, and gradients arrive summed, each process's own
+rows of them. Sampling and scoring do without gathering: they read a whole copy, refreshed in place after every update,
+so that whatever remembers where its weights lie (captured graphs, fused kernels) stays right. And since that copy is
+there, passes with gradients gather their blocks out of it: weights travel between processes once an update, however
+many passes it takes.
+
+What was learned about `fully_shard`, and is held here: tied weights and everything else outside the blocks stay in the
+root's group; the engine calls parts of a model without its forward, so passes run inside the forward of a root of ours;
+parameters of another precision (learned delimiters, reading gates) are groups of their own, gathered by hand, since a
+group has one precision; a sharded module cannot be copied, so the shards are made of the copy.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from tfive.distributed.pieces import Piece
+from tfive.errors import UserError
+
+Result = TypeVar("Result")
+
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+
+REPLICATE, SHARD = "replicate", "shard"
+"""Names of the mesh's dimensions: groups of processes that hold the same rows, and that hold all rows between them."""
+
+
+def shard_mesh(device: str, processes: int, shard: int = 0) -> DeviceMesh:
+    """`shard` processes (0: all) hold the weights between them; where there are more, that is repeated, the usual
+    choice being one such group a node."""
+    width = shard or processes
+    if processes % width:
+        raise UserError(
+            f"distributed.shard = {shard}: {processes} processes cannot be divided into groups of {shard}; "
+            "use a number that divides them, or 0 for all"
+        )
+    if width == processes:
+        return init_device_mesh(device, (processes,), mesh_dim_names=(SHARD,))
+    return init_device_mesh(device, (processes // width, width), mesh_dim_names=(REPLICATE, SHARD))
+
+
+class Shards:
+    """The weights of a model, and of small modules beside it, in shards; and the whole copy beside them.
+
+    Its methods are what `pieces.Sharding` asks for. `run` and those marked collective there must be called by every
+    process equally often, or all wait for the one that did not.
+    """
+
+    def __init__(
+        self,
+        whole: nn.Module,
+        blocks: Sequence[str],
+        mesh: DeviceMesh,
+        *,
+        beside: Mapping[str, nn.Module] | None = None,
+        name: str = "",
+        trained_in: Callable[[torch.dtype], torch.dtype] = lambda dtype: dtype,
+    ) -> None:
+        """`whole` and the modules `beside` it become the copy that computes without gradients; shards are made of a
+        copy of them. `blocks` names the modules that are gathered one at a time; `trained_in` gives the precision in
+        which weights are trained from that in which they compute. `name` stands before the names of `whole`'s
+        weights, as those of the modules beside it before theirs."""
+        self.mesh, self._trained_in, others = mesh, trained_in, dict(beside or {})
+        self._prefix = f"{name}." if name else ""
+        self._group = mesh.get_group(SHARD)
+        self._ways, self._rank = dist.get_world_size(self._group), dist.get_rank(self._group)
+        self._writes = REPLICATE not in (mesh.mesh_dim_names or ()) or mesh.get_local_rank(REPLICATE) == 0
+        self._whole = self._named(whole, others)
+        policy = _policy(_one_precision(whole), trained_in)
+        self.model: Any = copy.deepcopy(whole)
+        self.beside: dict[str, Any] = {name: copy.deepcopy(module) for name, module in others.items()}
+        for parameter in self._whole.values():
+            parameter.requires_grad_(False)
+        # A block at a time is widened and sharded, so that no second whole set of weights is ever in memory.
+        units = {f"{self._prefix}{block}.": self._unit(self.model.get_submodule(block), policy) for block in blocks}
+        for other, module in self.beside.items():
+            units[f"{other}."] = self._unit(module, _policy(_one_precision(module), trained_in))
+        self._root = self._unit(_Root(self.model, self.beside), policy)
+        self._units = self._by_unit({**units, "": self._root})
+        self._gathers = [_Gather([target for target, _, _ in weights], self._ways) for _, weights in self._units]
+        for (unit, _), gather in zip(self._units, self._gathers):
+            unit.set_custom_all_gather(gather)
+        self._parameters = self._named(self.model, self.beside)
+        self.refresh()
+
+    def _named(self, model: nn.Module, beside: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+        found = {self._prefix + own: parameter for own, parameter in model.named_parameters()}
+        for other, module in beside.items():
+            found |= {f"{other}.{own}": parameter for own, parameter in module.named_parameters()}
+        return found
+
+    def _unit(self, module: nn.Module, policy: MixedPrecisionPolicy) -> Any:
+        for parameter in module.parameters():
+            if not isinstance(parameter, DTensor):
+                parameter.data = parameter.data.to(self._trained_in(parameter.dtype))
+        unit: FSDPModule = fully_shard(module, mesh=self.mesh, mp_policy=policy)
+        # Losses are divided by counts over all processes already: gradients are summed, not averaged.
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+        return unit
+
+    def _by_unit(self, units: dict[str, Any]) -> list[tuple[Any, list[tuple[Tensor, nn.Module, str]]]]:
+        """Each unit with its weights: where the whole copy has them, and which attribute of which module they are."""
+        longest = sorted(units, key=len, reverse=True)
+        found: dict[str, list[tuple[Tensor, nn.Module, str]]] = {prefix: [] for prefix in units}
+        for name, target in self._whole.items():
+            prefix = next(one for one in longest if name.startswith(one))
+            path, _, attribute = name.rpartition(".")
+            other, _, inside = path.partition(".")
+            module = self.beside[other].get_submodule(inside) if other in self.beside else self._inside(path)
+            found[prefix].append((target, module, attribute))
+        return [(units[prefix], weights) for prefix, weights in found.items() if weights]
+
+    def _inside(self, path: str) -> nn.Module:
+        module: nn.Module = self.model.get_submodule(f"{path}.".removeprefix(self._prefix).removesuffix("."))
+        return module
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """The sharded weights, named as those of the whole copy."""
+        return list(self._parameters.items())
+
+    def run(self, forward: Callable[[], Result]) -> Result:
+        """What a pass through `model` gives, with gradients to the shards. The pass may call any part of the model.
+
+        It ends with `backward` of its result, on every process; passes without gradients read the whole copy.
+        """
+        result: Result = self._root(forward)
+        return result
+
+    def local(self, tensor: Tensor) -> Tensor:
+        with torch.no_grad():
+            own: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return own
+
+    def piece(self, name: str, rows: Tensor) -> Piece:
+        shape = tuple(self._whole[name].shape)
+        return Piece(rows, min(self._rank * self._height(shape), shape[0]), shape, self._writes)
+
+    def computes_in(self, name: str) -> torch.dtype:
+        return self._whole[name].dtype
+
+    def norm(self, own: float) -> float:
+        square = torch.tensor([own * own], dtype=torch.float64, device=self._device)
+        squares = torch.empty(self._ways, dtype=torch.float64, device=self._device)
+        _all_gather(squares, square, group=self._group)
+        return math.sqrt(math.fsum(squares.tolist())) if squares.isfinite().all() else math.nan
+
+    def gathered(self, name: str, rows: Tensor) -> Tensor:
+        shape = tuple(self._whole[name].shape)
+        padded = rows.new_zeros(self._height(shape), *shape[1:])
+        padded[: len(rows)] = rows
+        whole = rows.new_empty(self._ways * len(padded), *shape[1:])
+        _all_gather(whole, padded, group=self._group)
+        return whole[: shape[0]]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        for (unit, weights), gather in zip(self._units, self._gathers):
+            gather.fresh = False
+            unit.unshard()
+            for target, module, attribute in weights:
+                target.copy_(getattr(module, attribute))
+            unit.reshard()
+            gather.fresh = bool(gather.order_known)
+
+    @torch.no_grad()
+    def take(self) -> None:
+        for name, parameter in self._parameters.items():
+            own = self.local(parameter)
+            first = self.piece(name, own).first
+            own.copy_(self._whole[name][first : first + len(own)])
+
+    def _height(self, shape: tuple[int, ...]) -> int:
+        """How many rows the first process has; the last ones may have fewer, or none."""
+        return -(-shape[0] // self._ways)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._whole.values())).device
+
+
+class _Gather:
+    """How `fully_shard` puts a unit's weights together: out of the whole copy while that is `fresh`, else from every
+    process."""
+
+    def __init__(self, weights: Sequence[Tensor], ways: int) -> None:
+        self.weights, self.ways = weights, ways
+        self.fresh = False
+        self.order_known: bool | None = None
+        """Whether weights stand behind one another as here: found out by the first gathering, when shards have just
+        been cut out of the whole copy."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        if self.fresh:
+            self._copied(output_tensor)
+            return None
+        work: dist.Work | None = _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        if self.order_known is None:
+            self.order_known = torch.equal(self._copied(torch.zeros_like(output_tensor)), output_tensor)
+        return work
+
+    def _copied(self, out: Tensor) -> Tensor:
+        """The weights as the processes would have sent them: all rows of the first process, then of the next; what is
+        missing to equal shares is left as it is."""
+        rank_rows, at = out.view(self.ways, -1), 0
+        for weight in self.weights:
+            height = -(-len(weight) // self.ways)
+            for rank, part in enumerate(weight.split(height)):
+                rank_rows[rank, at : at + part.numel()] = part.reshape(-1)
+            at += height * math.prod(weight.shape[1:])
+        return out
+
+
+class _Root(nn.Module):
+    """Its forward is any pass through the modules it holds."""
+
+    def __init__(self, model: nn.Module, beside: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.model, self.beside = model, nn.ModuleDict(dict(beside))
+
+    def forward(self, call: Callable[[], Result]) -> Result:
+        for module in self.beside.values():
+            # Nothing calls their forward, which would gather them; the end of the backward pass frees them.
+            module.unshard()  # type: ignore[operator]
+        return call()
+
+
+def _one_precision(module: nn.Module) -> torch.dtype:
+    found = {parameter.dtype for parameter in module.parameters()}
+    if len(found) != 1:
+        names = ", ".join(sorted(str(dtype) for dtype in found))
+        raise UserError(
+            f"distributed.shard: {type(module).__name__} has weights of several precisions ({names}), and shards have "
+            "one; train it without shards"
+        )
+    return found.pop()
+
+
+def _policy(compute: torch.dtype, trained_in: Callable[[torch.dtype], torch.dtype]) -> MixedPrecisionPolicy:
+    """Weights are gathered in compute precision and gradients summed in float32 at least; a block's inputs are left
+    as the model makes them."""
+    half = compute in (torch.bfloat16, torch.float16)
+    return MixedPrecisionPolicy(
+        param_dtype=None if trained_in(compute) == compute else compute,
+        reduce_dtype=torch.float32 if half else None,
+        cast_forward_inputs=False,
+    )

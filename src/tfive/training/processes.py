@@ -1,0 +1,44 @@
+"""What must fit together before several processes begin, and what they compare while they work."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from tfive.config.config import Config
+from tfive.distributed.roles import ranks_of_critics
+from tfive.errors import UserError
+from tfive.methods.method import Method
+
+
+def require_possible(config: Config, size: int) -> None:
+    """Refuse, in one line and before anything is loaded or written, what a run by `size` processes cannot do."""
+    asked = config.distributed
+    if asked.profile != "single" and not config.spec.critics:
+        raise UserError(
+            f"distributed.profile = {asked.profile}: method {config.method} has no critics to give processes to; use "
+            "distributed.profile = single"
+        )
+    ranks_of_critics(asked.profile, size, config.spec.critics)
+    if asked.shard > 1 and size % asked.shard:
+        raise UserError(
+            f"distributed.shard = {asked.shard}: {size} process{'es' * (size > 1)} cannot be divided into groups of "
+            f"{asked.shard}; use a number that divides them, 1 for no shards or 0 for all"
+        )
+    if size > 1 and asked.shard != 1 and config.calibration.score_centering:
+        raise UserError(
+            f"distributed.shard = {asked.shard} with calibration.score_centering = true: centring reads a whole second "
+            "copy of the weights; use distributed.shard = 1 or calibration.score_centering = false"
+        )
+
+
+def course_so_far(method: Method[Any]) -> str:
+    """What every process must have come to: the window's report and phase, and a sum over each of the actor's weights.
+
+    Processes that differ would wait for each other sooner or later; compared once a window, it is one line instead.
+    """
+    model = method.parts.actor.engine.model
+    sums = torch.stack([parameter.detach().sum(dtype=torch.float64) for parameter in model.parameters()])
+    return json.dumps([method.window, method.phase, method.report, sums.tolist()], default=str)

@@ -1,0 +1,309 @@
+"""What processes that hold weights in shards do in tests: steps beside a whole reference, and the traps of sharding."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import courses
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from stage import LAW, PLAN, gpt2, llama, texts, thoughts_for
+from tfive.distributed import shards
+from tfive.distributed.pieces import Piece
+from tfive.distributed.shards import SHARD, Shards, shard_mesh
+from tfive.distributed.world import World
+from tfive.errors import UserError
+from tfive.rl.optimizer import MasterOptimizer, StepReport, wide
+from tfive.rl.teacher import Teacher
+from tfive.training import build
+from tfive.tree.delimiters import Delimiters
+from tfive.tree.forward import TreeModel
+from tfive.tree.gated import ReadingGates
+from tfive.tree.hf import Backbone
+from tfive.tree.settings import EngineOptions
+
+BATCH = texts(rows=8)
+THOUGHTS = thoughts_for(BATCH, PLAN)
+LEARNED = replace(PLAN, learned=True, gated=True)
+OPTIONS: dict[str, Any] = {"lr": 3e-4, "weight_decay": 0.1, "lr_multipliers": {"reading_gates.": 5.0}}
+
+
+@dataclass
+class Trained:
+    """An engine with its optimizer, whole or in shards."""
+
+    engine: TreeModel
+    """What computes without gradients."""
+    through: TreeModel
+    """What passes with gradients go through."""
+    optimizer: MasterOptimizer
+    shards: Shards | None = None
+
+    def backward(self, start: int, stop: int, weight: float = 1.0) -> float:
+        """One pass over these texts with all its losses, and their backward pass."""
+
+        def read() -> Any:
+            return self.through.policy(
+                BATCH.rows(start, stop), THOUGHTS.rows(start, stop), text=True, continuations=True
+            )
+
+        output = read() if self.shards is None else self.shards.run(read)
+        parts = (output.need("log_prob_BRT"), output.need("text_log_prob_BS"), output.need("continuation_log_prob_BRH"))
+        loss = -weight * torch.stack([part.sum() for part in parts]).sum() / 100
+        loss.backward()
+        return float(loss.detach())
+
+
+def extras(model: Any, plan: Any) -> dict[str, Any]:
+    """Learned delimiters and gates that are ajar, where the plan has them."""
+    if not plan.learned:
+        return {}
+    gates = ReadingGates.of(model)
+    with torch.no_grad():
+        gates.gate.copy_(torch.linspace(-0.5, 0.5, gates.gate.numel()))
+    found = {"delimiters": Delimiters.from_model(model, plan), "reading_gates": gates}
+    return {name: module.double() if model.dtype == torch.float64 else module for name, module in found.items()}
+
+
+def trained(
+    model: Any, mesh: DeviceMesh | None = None, plan: Any = PLAN, options: EngineOptions | None = None, **own: Any
+) -> Trained:
+    beside = extras(model, plan)
+    engine = TreeModel(model, plan, options, beside.get("delimiters"), beside.get("reading_gates"))
+    if mesh is None:
+        named = list(model.named_parameters())
+        named += [(f"{name}.{n}", p) for name, module in beside.items() for n, p in module.named_parameters()]
+        return Trained(engine, engine, MasterOptimizer(named, **(OPTIONS | own)))
+    trained_in = (lambda dtype: dtype) if own.get("bf16_update") == "stochastic" else wide
+    held = Shards(model, engine.backbone.block_names, mesh, beside=beside, trained_in=trained_in)
+    through = TreeModel(held.model, plan, options, held.beside.get("delimiters"), held.beside.get("reading_gates"))
+    optimizer = MasterOptimizer(held.named_parameters(), shards=held, **(OPTIONS | own))
+    return Trained(engine, through, optimizer, held)
+
+
+def gathered(one: Trained) -> dict[str, Tensor]:
+    """Accumulated gradients by name, whole."""
+    own = {name: gradient.clone() for name, gradient in one.optimizer.gradients()}
+    return own if one.shards is None else {name: one.shards.gathered(name, rows) for name, rows in own.items()}
+
+
+def apart(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    """The largest difference between tensors of the same names."""
+    assert set(first) == set(second), set(first) ^ set(second)
+    return max(float((first[name].detach() - second[name].detach()).abs().max()) for name in first)
+
+
+def weights(one: Trained) -> dict[str, Tensor]:
+    """The whole copy as it computes."""
+    modules = {"": one.engine.model, "delimiters.": one.engine.delimiters, "reading_gates.": one.engine.gates}
+    return {
+        prefix + name: parameter.detach().clone()
+        for prefix, module in modules.items()
+        if module is not None
+        for name, parameter in module.named_parameters()
+    }
+
+
+def course(world: World, whole: Trained, sharded: Trained, steps: int = 3) -> dict[str, float]:
+    """How far a sharded course lies from the whole one, which makes the passes of all processes by itself."""
+    far = {"gradients": 0.0, "norm": 0.0, "weights": 0.0, "masters": 0.0, "loss": 0.0}
+    each = 8 // world.size
+    for _ in range(steps):
+        parts = [(start, start + each // 2) for start in range(0, 8, each // 2)]
+        losses = [whole.backward(*part) for part in parts]
+        mine = [sharded.backward(*part) for part in parts[2 * world.rank : 2 * world.rank + 2]]
+        expected = losses[2 * world.rank : 2 * world.rank + 2]
+        far["loss"] = max(far["loss"], *(abs(a - b) for a, b in zip(mine, expected)))
+        far["gradients"] = max(far["gradients"], apart(gathered(whole), gathered(sharded)))
+        reports: list[StepReport] = [one.optimizer.step() for one in (whole, sharded)]
+        far["norm"] = max(far["norm"], abs(reports[0].gradient_norm - reports[1].gradient_norm))
+        far["masters"] = max(far["masters"], apart(whole.optimizer.masters(), sharded.optimizer.masters()))
+        far["weights"] = max(far["weights"], apart(weights(whole), weights(sharded)))
+    return far
+
+
+def pointers(one: Trained) -> list[int]:
+    return [parameter.data_ptr() for parameter in one.engine.model.parameters()]
+
+
+def bytes_held(one: Trained) -> int:
+    """Bytes of master weights, moments and gradients that this process holds, by their storages."""
+    tensors: list[Tensor] = []
+    for slot in one.optimizer._slots:
+        tensors += [slot.weights, *(slot.moments or ())[:2], *([] if slot.gradient is None else [slot.gradient])]
+    return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+
+
+def exactness(world: World) -> dict[str, Any]:
+    """Whole and sharded courses in float64: a tied model, with learned delimiters and gates, by recomputation."""
+    mesh = shard_mesh("cpu", world.size)
+    found: dict[str, Any] = {}
+    tied = trained(gpt2(), mesh)
+    before = pointers(tied)
+    found["tied"] = course(world, trained(gpt2()), tied)
+    found["pointers stay"] = pointers(tied) == before
+    again = EngineOptions(activation_checkpointing=True)
+    untied = [trained(gpt2(tied=False), held, options=again) for held in (None, mesh)]
+    found["untied, recomputed"] = course(world, untied[0], untied[1])
+    found["delimiters and gates"] = course(world, trained(gpt2(), None, LEARNED), trained(gpt2(), mesh, LEARNED))
+    if world.size == 4:
+        found["two by two"] = course(world, trained(gpt2()), trained(gpt2(), shard_mesh("cpu", 4, 2)))
+    sharded = trained(llama(blocks=2), mesh)
+    sharded.backward(0, 2)
+    sharded.optimizer.step()
+    sharded.backward(0, 2)
+    found["bytes"] = bytes_held(sharded)
+    return found
+
+
+def precisions(world: World) -> dict[str, Any]:
+    """Bit for bit: FSDP in a group of one beside no FSDP, and stochastic rounding in shards beside the whole."""
+    alone = shard_mesh("cpu", world.size, 1)[SHARD]
+    found: dict[str, Any] = {}
+    for name, dtype in {"float32": torch.float32, "bfloat16": torch.bfloat16}.items():
+        whole, one = trained(llama(dtype), None, LEARNED), trained(llama(dtype), alone, LEARNED)
+        losses = [[side.backward(0, 3), side.backward(3, 8), _stepped(side)] for side in (whole, one) for _ in range(2)]
+        found[f"{name} alone"] = losses[:2] == losses[2:] and apart(weights(whole), weights(one)) == 0.0
+        found[f"{name} masters"] = apart(whole.optimizer.masters(), one.optimizer.masters())
+    own: dict[str, Any] = {"bf16_update": "stochastic", "seed": 5}
+    whole = trained(llama(torch.bfloat16), **own)
+    sharded = trained(llama(torch.bfloat16), shard_mesh("cpu", world.size), **own)
+    for _ in range(2):
+        whole.backward(0, 4)
+        sharded.backward(0, 4, weight=float(world.leads))
+        found["stochastic norm"] = abs(_stepped(whole) - _stepped(sharded))
+    found["stochastic"] = apart(weights(whole), weights(sharded))
+    return found
+
+
+def _stepped(one: Trained) -> float:
+    return one.optimizer.step().gradient_norm
+
+
+def whole_state(one: Trained) -> dict[str, Any]:
+    """The optimizer's state with pieces put together, as a checkpoint gives it back."""
+    state = copy.deepcopy(one.optimizer.state_dict())
+    for name, entry in state["parameters"].items():
+        for key, value in entry.items():
+            if isinstance(value, Piece):
+                assert one.shards is not None
+                entry[key] = one.shards.gathered(name, value.rows)
+    return state
+
+
+def restored(one: Trained, model: dict[str, Tensor], state: dict[str, Any]) -> None:
+    one.engine.model.load_state_dict(model)
+    one.optimizer.load_state_dict(state)
+
+
+def states(world: World) -> dict[str, Any]:
+    """States go from shards to a whole optimizer and back, pending gradients and moments apart included."""
+    mesh = shard_mesh("cpu", world.size)
+    found: dict[str, Any] = {}
+    for name, dtype in {"float64": torch.float64, "bfloat16": torch.bfloat16}.items():
+        sharded = trained(llama(dtype), mesh)
+        for lr in (1e-3, 3e-3):
+            with sharded.optimizer.apart(lr) if lr == 3e-3 else nullcontext():
+                sharded.backward(0, 2, weight=float(world.leads))
+                sharded.optimizer.step()
+        sharded.backward(0, 2, weight=float(world.leads))  # a gradient that waits for its step
+        model = {key: value.clone() for key, value in sharded.engine.model.state_dict().items()}
+        state = whole_state(sharded)
+        whole, other = trained(llama(dtype, seed=1)), trained(llama(dtype, seed=1), mesh)
+        restored(whole, model, state)
+        restored(other, model, whole_state(whole))
+        same = torch.equal(next(iter(other.engine.model.parameters())), next(iter(sharded.engine.model.parameters())))
+        sides = (sharded, whole, other)
+        norms = [_stepped(one) for one in sides]
+        found[name] = {
+            "loads": same,
+            "norms": max(norms) - min(norms),
+            "masters": max(apart(sharded.optimizer.masters(), one.optimizer.masters()) for one in sides),
+            "weights": max(apart(weights(sharded), weights(one)) for one in sides),
+            "has masters": sorted({key for entry in state["parameters"].values() for key in entry}),
+        }
+        model = copy.deepcopy(dict(other.engine.model.state_dict()))
+        restored(sharded, model, copy.deepcopy(other.optimizer.state_dict()))  # the same pieces, not put together
+        found[name]["pieces"] = apart(sharded.optimizer.masters(), other.optimizer.masters())
+    return found
+
+
+def traps(world: World) -> dict[str, Any]:
+    """What a sharded model must not break: copies, sampling, inference mode, critics on the base, a lone bad rank."""
+    mesh = shard_mesh("cpu", world.size)
+    found: dict[str, Any] = {}
+    sharded = trained(llama(), mesh, LEARNED)
+    calls = _counted()
+    with torch.inference_mode():
+        # A sharded module that has run in inference mode cannot be trained any more: the whole copy samples.
+        uniforms = torch.rand(
+            *THOUGHTS.tokens_BRT.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+        )
+        sharded.engine.sample(BATCH, uniforms, LAW)
+    found["sampling"] = calls()
+    Teacher.of(sharded.engine, decay=0.9, rows=4)  # copies the model, which is refused of a sharded one
+    rows = slice(2 * world.rank, 2 * world.rank + 2)
+    sharded.backward(rows.start, rows.stop)
+    found["pass"] = calls()
+    sharded.optimizer.step()
+    found["update"] = calls()
+    found["units"] = sharded.engine.block_count + 3
+    before = weights(sharded)
+    sharded.backward(rows.start, rows.stop, weight=float("nan") if world.rank == world.size - 1 else 1.0)
+    report = sharded.optimizer.step()
+    found["bad rank"] = [report.applied, sharded.optimizer.skipped, apart(before, weights(sharded))]
+    found["refused"] = [_said(lambda: shard_mesh("cpu", world.size, 3)), _said(lambda: _mixed(mesh))]
+    return found
+
+
+def _mixed(mesh: DeviceMesh) -> None:
+    model = llama(torch.bfloat16)
+    model.lm_head.weight.data = model.lm_head.weight.data.float()
+    Shards(model, Backbone(model).block_names, mesh, trained_in=wide)
+
+
+def _said(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except UserError as error:
+        return str(error)
+    return "nothing"
+
+
+def _counted() -> Callable[[], int]:
+    """A counter of gatherings by all processes since it was last asked."""
+    count, gather = [0], shards._all_gather
+
+    def counting(*arguments: Any, **others: Any) -> Any:
+        count[0] += 1
+        return gather(*arguments, **others)
+
+    shards._all_gather = counting
+
+    def since() -> int:
+        found, count[0] = count[0], 0
+        return found
+
+    return since
+
+
+def everything(world: World) -> dict[str, Any]:
+    """All of it in one world, since starting one takes seconds."""
+    return {"precisions": precisions(world), "states": states(world), "traps": traps(world)}
+
+
+def run_of(world: World, folder: str, overrides: list[str], windows: int = 1) -> dict[str, Any]:
+    """A course of a whole run (`courses.course`) whose critics compute in float64 before they are sharded."""
+    pair = build.build_pair
+
+    def exact(*given: Any, **named: Any) -> Any:
+        return [critic.double() for critic in pair(*given, **named)]
+
+    build.build_pair = exact
+    return courses.course(world, folder, overrides, windows=windows)
