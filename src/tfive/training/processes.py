@@ -35,8 +35,8 @@ def require_possible(config: Config, size: int) -> None:
 
 
 def course_so_far(method: Method[Any]) -> str:
-    """What every process must have come to: the window's decisions (what its report says in words and counts), and a sum
-    over each of the actor's weights.
+    """What every process must have come to: the window's decisions (what its report says in words and counts), and sums
+    over the actor's weights.
 
     Processes that differ would wait for each other sooner or later; compared once a window, it is one line instead.
     Measured numbers are no part of it: those of heads, which every process fits for itself, may differ in a last bit.
