@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tfive.distributed.pieces import Box, Piece
 from tfive.errors import RunFailed, UserError
-from tfive.training import placement
+from tfive.training import checkpoint, placement
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.checkpoint_write import Attempt
 from tfive.training.placement import Wanted
@@ -42,6 +42,9 @@ def whole_state(number: int = 1) -> dict[Any, Any]:
         "empty": torch.empty(0, 3),
         3: [torch.arange(7 * number), None, 0.5],
     }
+
+
+SHAPES = {name: tuple(whole_state()[name].shape) for name in SHARDED}
 
 
 def block(tensor: Tensor, rank: int, size: int, axis: int) -> Box:
@@ -94,7 +97,14 @@ def loaded(root: Path, size: int) -> list[Any]:
     trees: list[Any] = together(size, load)
     for tree in trees:
         assert isinstance(tree, dict), tree
-    joined = {name: torch.cat([tree[name] for tree in trees], axis) for name, axis in SHARDED.items()}
+        for name in SHARDED:
+            piece = tree[name]
+            # What one process alone wants is the whole, which comes as a tensor.
+            assert isinstance(piece, Tensor) if size == 1 else piece.shape == SHAPES[name]
+    joined = {
+        name: torch.cat([tree[name] if size == 1 else tree[name].local for tree in trees], axis)
+        for name, axis in SHARDED.items()
+    }
     return [{**tree, **joined, "tied": joined["rows"]} for tree in trees]
 
 
@@ -225,6 +235,23 @@ def test_a_rank_that_cannot_write_fails_all_and_leaves_the_older_one(
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]
     saved(tmp_path, 4, whole_state(3))
     assert same(loaded(tmp_path, 2)[1], whole(whole_state(3)))
+
+
+def test_a_rank_without_memory_for_a_copy_fails_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = checkpoint._host_copy
+
+    def scarce(tensor: Tensor) -> Tensor:
+        if tensor.shape == (3, 3) and tensor[0, 0] == whole_state()["rows"][3, 0]:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 36 bytes")
+        return copied(tensor)
+
+    monkeypatch.setattr(checkpoint, "_host_copy", scarce)
+    said = {str(error) for error in saved(tmp_path, 4, whole_state())}
+    assert said == {
+        f"no checkpoint could be written in {tmp_path}: rank 1: not enough host memory for a copy of the state; free "
+        "some and resume"
+    }
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_rank_that_vanishes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

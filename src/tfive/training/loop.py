@@ -23,9 +23,11 @@ from tfive.training.explorer import EXPLORER, Explorer
 from tfive.training.health import problems, relative_change
 from tfive.training.identity import actor_items, cost, identity, rollouts
 from tfive.training.memory_limits import out_of_memory_explained
+from tfive.training.placement import pieces_like
 from tfive.training.processes import course_so_far
 from tfive.training.recorder import Recorder
 from tfive.training.run_status import RunStatus, Stopped
+from tfive.training.state_tree import encode
 from tfive.training.status import LiveStatus, peak_bytes
 from tfive.training.stop_signal import StopSignal
 from tfive.training.summary import headline, save_summary
@@ -239,7 +241,9 @@ class Loop:
     def restore(self, *, skip_damaged: bool = False) -> list[str]:
         """Load the newest checkpoint, or with `skip_damaged` the newest valid one; returns a line for every one that
         was skipped, and for everything that has changed since and may (also written to the log)."""
-        checkpoint, skipped = self.store.usable(skip_damaged=skip_damaged)
+        held = encode({"method": self.assembly.method.state_dict()}) if self.world.size > 1 else None
+        wanted = None if held is None else pieces_like(held)
+        checkpoint, skipped = self.store.usable(skip_damaged=skip_damaged, wanted=wanted)
         name, state = checkpoint.path.name, checkpoint.tree
         with fits(self.folder, name):
             corpus = self.assembly.corpus.fingerprint

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfive.distributed.pieces import Box
-from tfive.training.state_tree import Path, named
+from tfive.distributed.pieces import Box, Piece
+from tfive.training.state_tree import Encoded, Path, named
 from tfive.training.tensor_files import CODES, DTYPES
 
 FILE_BYTES = 1 << 29
@@ -23,6 +23,19 @@ FILE_BYTES = 1 << 29
 
 Wanted = Callable[[Path, tuple[int, ...]], Box | None]
 """The part of a stored tensor (its path, its shape) that this process needs; None for the whole."""
+
+
+def pieces_like(state: Encoded) -> Wanted:
+    """What a process needs that holds `state` now: the same pieces. Before the first update there are no moments; they
+    are cut as the weights that stand beside them."""
+    pieces = {path: piece for path, piece in state.everywhere.items() if piece.partial}
+    beside = {(path[:-1], piece.shape): piece for path, piece in pieces.items()}
+
+    def wanted(path: Path, shape: tuple[int, ...]) -> Box | None:
+        found = pieces.get(path) or beside.get((path[:-1], shape))
+        return None if found is None else found.box
+
+    return wanted
 
 
 @dataclass(frozen=True)
@@ -181,6 +194,8 @@ class Reassembly:
             self._found[number] = found
         return found
 
-    def finished(self) -> Iterator[Tensor]:
-        """The tensors by number."""
-        return (self._target(number) for number in range(len(self.tensors)))
+    def finished(self) -> Iterator[Tensor | Piece]:
+        """By number what was wanted of each tensor: the whole, or a piece."""
+        for number, (one, box) in enumerate(zip(self.tensors, self.boxes)):
+            found = self._target(number)
+            yield found if box.shape == one.shape else Piece(found, one.shape, box.offset)

@@ -45,7 +45,7 @@ def encode(tree: Any) -> Encoded:
     return found
 
 
-def decode(document: Document, tensors: Sequence[Tensor]) -> Any:
+def decode(document: Document, tensors: Sequence[Tensor | Piece]) -> Any:
     """The tree that `encode` was given, from whole tensors or pieces of them by number; they come back on the CPU."""
     if isinstance(document, list):
         return [decode(part, tensors) for part in document]
@@ -62,7 +62,9 @@ def decode(document: Document, tensors: Sequence[Tensor]) -> Any:
         case "tensor":
             return tensors[content]
         case "array":
-            return tensors[content].numpy()
+            array = tensors[content]
+            if isinstance(array, Tensor):
+                return array.numpy()
     raise ValueError(f"unknown tag {tag!r}")
 
 
