@@ -19,7 +19,7 @@ from tfive.models.shape import ModelShape, find_shape, shape_from
 from tfive.rl.adapters import adapt_actor
 from tfive.rl.settings import ActorSettings
 from tfive.training.build import build
-from tfive.training.memory import COLUMNS, Nodes, estimate, nodes_of, readable_bytes
+from tfive.training.memory import Nodes, estimate, nodes_of, readable_bytes
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.low_rank import trained_state
@@ -169,7 +169,7 @@ def test_each_method_has_its_roles(overrides: list[str], roles: set[str]) -> Non
 def test_estimated_weights_are_those_that_a_run_holds(overrides: list[str], tmp_path: Path) -> None:
     config = tiny.configure(tmp_path, "model.compute=bfloat16", *overrides)
     wider = AutoConfig.from_pretrained(
-        config.model.name, hidden_size=128, head_dim=64, intermediate_size=256, num_hidden_layers=3
+        config.model.name, hidden_size=128, head_dim=64, intermediate_size=256, num_hidden_layers=8
     )
     AutoModelForCausalLM.from_config(wider).save_pretrained(config.model.name)
     loaded = load_model(config.model.name, device="cpu", dtype=torch.bfloat16)
