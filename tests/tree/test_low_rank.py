@@ -33,7 +33,7 @@ FAMILIES = ("llama", "qwen3", "qwen3_5")
 def adapted(family: str, targets: str = "all", dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     """A tiny model whose updates are large enough to matter."""
     model = tiny(family, dtype)
-    adapt_actor(model, ActorSettings(adapt="lora", lora_rank=3, lora_targets=targets), seed=1)  # type: ignore[arg-type]
+    adapt_actor(model, ActorSettings(adapt="lora", lora_rank=3, lora_targets=targets), seed=1)
     draw = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for _, part in low_rank_parts(model):
