@@ -28,7 +28,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="optimizer steps a window, a multiple of 2")
     parser.add_argument("--windows", type=int, default=2, help="windows a method; the first is start-up")
     parser.add_argument("--texts", type=int, help="texts a pass; none: the most that are predicted to fit")
-    parser.add_argument("--room", type=float, default=0.85, help="part of the device that the prediction may fill")
+    parser.add_argument("--room", type=float, default=0.75, help="part of the device that the prediction may fill")
     parser.add_argument("--budget", type=float, help="seconds to stay within")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compute", default="auto", help="auto, float32 or bfloat16")

@@ -23,7 +23,9 @@ SPEED = 1e12
 def test_fit_is_judged_against_the_device() -> None:
     assert doctor.fit(["qwen3-1.7b"], [], GPU, SPEED)["fits"] is True
     assert doctor.fit(["qwen3-1.7b"], [], CPU, SPEED)["fits"] is False
-    assert doctor.fit(["qwen3.5-9b"], [], GPU, SPEED)["fits"] is False
+    assert doctor.fit(["qwen3.5-9b"], [], GPU, SPEED)["fits"] is True
+    assert doctor.fit(["qwen3.5-9b"], ["method=rlp"], GPU, SPEED)["fits"] is True
+    assert doctor.fit(["qwen3.5-9b"], ["actor.adapt=full"], GPU, SPEED)["fits"] is False
     assert doctor.fit(["qwen3-1.7b"], [], replace(GPU, memory=None), SPEED)["fits"] is None
 
 

@@ -16,10 +16,13 @@ from stage import Tally, corpus_of
 from tfive.config.config import Config
 from tfive.models.load import load_model
 from tfive.models.shape import ModelShape, find_shape, shape_from
+from tfive.rl.adapters import adapt_actor
+from tfive.rl.settings import ActorSettings
 from tfive.training.build import build
-from tfive.training.memory import COLUMNS, Nodes, estimate, nodes_of, readable_bytes
+from tfive.training.memory import Nodes, estimate, nodes_of, readable_bytes
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.low_rank import trained_state
 
 FAMILIES = {
     "llama": {},
@@ -109,12 +112,14 @@ def test_memory_of_a_t5_run_adds_up_by_hand() -> None:
         4 * count,
     )
     assert rows["frozen base"]["weights"] == 2 * count
-    assert rows["rollout and scoring"]["weights"] == 0
+    # Copies of the projections from the residual stream: queries, keys and values, gate and up.
+    assert rows["rollout and scoring"]["weights"] == 28 * 2048 * (16 * 128 + 2 * 8 * 128 + 2 * 6144) * 2
     nodes = nodes_of(config)
     keys_and_values = 28 * 2 * 8 * 128
-    assert rows["rollout and scoring"]["states"] == 8 * nodes.policy * keys_and_values * 2
-    lasting = sum(row[column] for row in rows.values() for column in COLUMNS[:3])
-    transient = max(row["activations"] + row["states"] for row in rows.values())
+    # Batches of 8 texts, and 4 at the end of the probe's.
+    assert rows["rollout and scoring"]["states"] == (8 + 4) * nodes.policy * keys_and_values * 2
+    lasting = sum(row[column] for row in rows.values() for column in ("weights", "moments", "states"))
+    transient = max(row["gradients"] + row["activations"] for row in rows.values())
     assert (table.lasting, table.transient, table.total) == (lasting, transient, lasting + transient)
     for row in table.rows:
         assert {column for column, amount in row.bytes.items() if amount} == set(row.how)
@@ -125,8 +130,8 @@ def test_hybrids_keep_recurrent_states() -> None:
     shape = find_shape(config.model.name)
     assert shape is not None
     rows = {row.role: row for row in estimate(config, shape, on_gpu=True).rows}
-    # 18 linear layers, 16 heads of 128 × 128, and 3 steps of 6144 convolved channels, all float32
-    recurrent = 4 * (16 + 8) * 18 * (16 * 128 * 128 + 3 * 6144) * 4
+    # 18 linear layers, 16 heads of 128 × 128 at each of 16 positions, and a key and a write of 13 tokens of each branch
+    recurrent = 4 * 16 * 18 * (16 * 128 * 128 + 13 * 2 * 16 * 128) * 4
     attention = 4 * nodes_of(config).policy * (6 * 2 * 2 * 256) * 2
     assert rows["rollout and scoring"].bytes["states"] == recurrent + attention
 
@@ -156,13 +161,15 @@ def test_each_method_has_its_roles(overrides: list[str], roles: set[str]) -> Non
         ["method=quiet-star-ppo", "critic.adapt=full"],
         ["method=t5", "critic.adapt=full", "calibration.score_centering=true"],
         ["method=t5", "critic.adapt=top"],
+        ["method=t5", "actor.adapt=lora", "critic.adapt=lora", "calibration.score_centering=true"],
+        ["method=rlp", "actor.adapt=lora", "actor.lora_targets=mlp"],
     ],
-    ids=["base", "one full critic", "two full critics and the old policy", "top blocks"],
+    ids=["base", "one full critic", "two full critics and the old policy", "top blocks", "updates of all", "of some"],
 )
 def test_estimated_weights_are_those_that_a_run_holds(overrides: list[str], tmp_path: Path) -> None:
     config = tiny.configure(tmp_path, "model.compute=bfloat16", *overrides)
     wider = AutoConfig.from_pretrained(
-        config.model.name, hidden_size=128, head_dim=64, intermediate_size=256, num_hidden_layers=3
+        config.model.name, hidden_size=128, head_dim=64, intermediate_size=256, num_hidden_layers=8
     )
     AutoModelForCausalLM.from_config(wider).save_pretrained(config.model.name)
     loaded = load_model(config.model.name, device="cpu", dtype=torch.bfloat16)
@@ -173,7 +180,10 @@ def test_estimated_weights_are_those_that_a_run_holds(overrides: list[str], tmp_
     made = {place: size for place, (size, _) in storages().items() if place in own or place not in before}
     shape = find_shape(str(run.config.model.name))
     assert shape is not None
-    estimated = sum(row.bytes["weights"] for row in estimate(run.config, shape, on_gpu=True).rows)
+    table = estimate(run.config, shape, on_gpu=False)
+    estimated = sum(row.bytes["weights"] for row in table.rows)
+    if "method=rlp" in overrides:
+        estimated -= next(row.bytes["weights"] for row in table.rows if row.role == "EMA teacher") // 2  # not begun
     assert sum(made.values()) == pytest.approx(estimated, rel=0.05)  # small heads are left out
 
 
@@ -208,6 +218,45 @@ def test_cheaper_choices_cost_less() -> None:
     assert total("engine.activation_checkpointing=true") < full
     assert total("run.texts_per_pass=2") < full
     assert total("optimizer.bf16_update=stochastic") < full
+    assert total("optimizer.moments=bfloat16") < full
+    assert total("actor.adapt=lora") < total("optimizer.moments=bfloat16", "optimizer.bf16_update=stochastic")
+    assert total("actor.adapt=lora", "actor.lora_targets=mlp") < total("actor.adapt=lora")
+
+
+def test_a_rate_of_the_anchors_own_has_moments_of_its_own() -> None:
+    def moments(*overrides: str) -> int:
+        rows = estimate(Config.load("qwen3-1.7b", overrides=overrides), small(), on_gpu=True).rows
+        return next(row.bytes["moments"] for row in rows if row.role == "actor")
+
+    assert moments("anchor.lr=1e-6") == 2 * moments() == 16 * small().parameters
+    assert moments("anchor.lr=1e-6", "optimizer.moments=bfloat16") == moments()
+
+
+def test_gradients_of_a_step_of_one_pass_take_the_place_of_activations() -> None:
+    def row(*overrides: str) -> dict[str, int]:
+        rows = estimate(Config.load("qwen3-1.7b", overrides=overrides), small(), on_gpu=True).rows
+        return next(one.bytes for one in rows if one.role == "actor")
+
+    several, one = row("run.texts_per_pass=16"), row("run.texts_per_pass=16", "window.items=1024")
+    assert one["activations"] == several["activations"]
+    assert several["gradients"] == 4 * small().parameters
+    assert one["gradients"] == max(0, 4 * small().parameters - one["activations"])
+
+
+@pytest.mark.parametrize("targets", ["all", "attention", "mlp"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5_text"])
+def test_counted_low_rank_updates_are_those_a_model_gets(family: str, targets: Any) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    settings = AutoConfig.for_model(family, **sizes, **heads, **FAMILIES[family])
+    model = AutoModelForCausalLM.from_config(settings)
+    adapt_actor(model, ActorSettings(adapt="lora", lora_rank=3, lora_targets=targets), seed=0)
+    overrides = ["actor.adapt=lora", "actor.lora_rank=3", f"actor.lora_targets={targets}"]
+    table = estimate(
+        Config.load("qwen3.5-2b", overrides=overrides), shape_from(settings.to_dict(), "here"), on_gpu=True
+    )
+    actor = next(row for row in table.rows if row.role == "actor")
+    assert actor.bytes["weights"] == 4 * sum(value.numel() for value in trained_state(model).values())
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,10 @@ OPTIONAL = {
     "fla": "flash-linear-attention kernels",
 }
 EXTRAS = {"pyarrow": "parquet", "zstandard": "zstd", "datasets": "hub", "matplotlib": "figures", "fla": "kernels"}
-SMALLER = "use critic.adapt = top, model.compute = bfloat16 or a smaller run.texts_per_pass"
+SMALLER = (
+    "use actor.adapt = lora, critic.adapt = lora, optimizer.moments = bfloat16, engine.activation_checkpointing = true "
+    "or a smaller run.texts_per_pass"
+)
 """What makes a run smaller."""
 
 _DISTRIBUTIONS = {"fla": "flash-linear-attention"}

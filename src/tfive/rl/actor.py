@@ -341,7 +341,9 @@ def under(engine: TreeModel, plan: ThoughtPlan) -> TreeModel:
     """The same weights under another plan."""
     if plan == engine.plan:
         return engine
-    return TreeModel(engine.model, plan, engine.engine, engine.delimiters, engine.gates)
+    other = TreeModel(engine.model, plan, engine.engine, engine.delimiters, engine.gates)
+    other.share_fusion(engine)
+    return other
 
 
 def _in_shards(engine: TreeModel, shards: Sharding) -> TreeModel:

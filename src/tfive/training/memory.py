@@ -21,7 +21,7 @@ LASTING = ("weights", "moments", "states")
 CHUNK = 64
 """Trunk tokens between two kept recurrent states."""
 FEATURES = "features for critics (of the frozen base)"
-CHUNKS = 4
+CHUNKS = 5
 """Tensors of the size of a chunk of vocabulary logits while its gradient is computed."""
 SAMPLERS = 4
 """Shapes of batch whose sampling buffers are kept (`tree.forward`)."""
@@ -124,6 +124,11 @@ def nodes_of(config: Config) -> Nodes:
     )
 
 
+def _step_texts(config: Config, role: str, minibatches: int) -> int:
+    """Texts of the largest pass with gradients: as many as are asked for, or as a minibatch has."""
+    return max(1, min(config.run.texts_per_pass, math.ceil(texts_needed(config, role) / minibatches)))
+
+
 def _texts(config: Config, asked: int) -> int:
     """Texts of the largest pass: as many as are asked for, or as any role or the development split has."""
     most = max(texts_needed(config, role) for role in (*TRAINING_ROLES, "qualify"))
@@ -218,7 +223,7 @@ def _mask(row: Row, shape: ModelShape, texts: int, queries: int, keys: int, comp
 
 def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row:
     row, conditioned = Row("actor"), config.anchor.conditioned > 0 and config.spec.thinks
-    nodes = replace(nodes, anchored=conditioned)
+    nodes = replace(nodes, anchored=conditioned, texts=_step_texts(config, "actor", config.actor.minibatches))
     if not (config.spec.rewarded or conditioned):
         nodes = replace(nodes, R=0)  # the next-token loss alone reads no thought
     trained, exact = _trained_weights(config, shape)
@@ -229,7 +234,7 @@ def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row
     row.add("moments", 2 * size * sets * trained, f"P {_n(trained)} × 2 × {size} ({config.optimizer.moments}){apart}")
     _kept(row, config, shape, nodes, compute)
     _mask(row, shape, nodes.texts, nodes.policy, nodes.policy, compute)
-    head = _head_bytes(shape, nodes.texts * nodes.policy)
+    head = _head_bytes(shape, nodes.texts * max(nodes.S, nodes.R * nodes.T))
     row.add("activations", CHUNKS * head, f"vocabulary chunks {CHUNKS} × {readable_bytes(head)}")
     if not exact:
         row.add("activations", (4 + compute) * shape.embedding, f"gradient of the vocabulary head × (4 + {compute})")
@@ -246,7 +251,7 @@ def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row
 def _passes(config: Config) -> int:
     """Forward and backward passes of one optimizer step."""
     texts = math.ceil(texts_needed(config, "actor") / config.actor.minibatches)
-    return math.ceil(texts / max(1, min(texts, config.run.texts_per_pass)))
+    return math.ceil(texts / config.run.texts_per_pass)
 
 
 def _gradients(row: Row, trained: int, passes: int) -> None:
@@ -265,6 +270,8 @@ def _head_bytes(shape: ModelShape, rows: int) -> int:
 def _rollout(config: Config, shape: ModelShape, nodes: Nodes, compute: int, on_gpu: bool) -> Row:
     """Sampling and scoring with the actor's own compute copy; these passes keep nothing for a backward."""
     row, texts = Row("rollout and scoring"), _texts(config, config.run.rollout_texts)
+    if config.spec.scoring == "next_token":
+        nodes = replace(nodes, K=1, H=1)
     if config.engine.fast == "on" or (config.engine.fast == "auto" and on_gpu):
         held = shape.from_residual
         row.add("weights", held * compute, f"weights held for sampling {_n(held)} × {compute}")
@@ -275,11 +282,11 @@ def _rollout(config: Config, shape: ModelShape, nodes: Nodes, compute: int, on_g
     # Branches are scored a few at a time; the old law is that of whole rows.
     scored = min(nodes.score - nodes.S, 2 * nodes.S)
     longest = max(nodes.policy, scored, nodes.S)
-    one = max(shape.kept_per_node(compute))
-    row.add("activations", texts * longest * one, f"one block, {texts} × {longest} × {_n(one)} B")
-    if shape.linear_layers:
-        paths, kept = max(nodes.path, 2 * scored), shape.kept_per_path_token
+    one, paths, kept = max(shape.kept_per_node(compute)), max(nodes.path, 2 * scored), shape.kept_per_path_token
+    if shape.linear_layers and paths * kept > longest * one:
         row.add("activations", texts * paths * kept, f"one delta rule, {texts} × {paths} path tokens × {_n(kept)} B")
+    else:
+        row.add("activations", texts * longest * one, f"one block, {texts} × {longest} × {_n(one)} B")
     _mask(row, shape, texts, longest, nodes.S + longest if longest == scored else longest, compute)
     head = _head_bytes(shape, texts * longest)
     row.add("activations", head, f"vocabulary chunk {readable_bytes(head)}")
@@ -313,6 +320,7 @@ def _sampling(row: Row, shape: ModelShape, nodes: Nodes, compute: int) -> None:
 
 def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, count: int) -> list[Row]:
     settings = config.critic
+    nodes = replace(nodes, texts=_step_texts(config, "critic_fit", settings.minibatches))
     share = {"full": 1.0, "head": 0.0}.get(settings.adapt, min(settings.blocks / shape.layers, 1.0))
     copied, exact = _copied_by_critic(config, shape), _added_by_critic(config, shape)
     rows = []

@@ -43,7 +43,7 @@ def _remedy(column: str) -> str:
         return (
             "lower run.texts_per_pass, text.sequence_length, text.positions.per_text, thought.group or thought.length"
         )
-    return "use a smaller model.name, critic.adapt = top or head, or a smaller critic.width"
+    return "use actor.adapt = lora, critic.adapt = lora or head, optimizer.moments = bfloat16 or a smaller model.name"
 
 
 def _require_positions(config: Config, loaded: Loaded) -> None:

@@ -51,7 +51,7 @@ class TreeReader:
             )
         self._forbidden_V: Tensor | None = None
         self._rule: Any = None
-        self._fusion: FusionChoice | None = None
+        self._fusion: list[FusionChoice] = []
 
     @property
     def unread(self) -> bool:
@@ -120,10 +120,15 @@ class TreeReader:
     @property
     def fusion(self) -> FusionChoice:
         """Fused blocks for passes without gradients, or why there are none; chosen once."""
-        if self._fusion is None:
+        if not self._fusion:
             layout = self._grow(small_texts(int(self.backbone.config.vocab_size)), None)
-            self._fusion = choose_fusion(self.engine.fused_blocks, self.backbone, layout, self.recurrence(layout))
-        return self._fusion
+            chosen = choose_fusion(self.engine.fused_blocks, self.backbone, layout, self.recurrence(layout))
+            self._fusion.append(chosen)
+        return self._fusion[0]
+
+    def share_fusion(self, other: TreeReader) -> None:
+        """Run the fused blocks of another engine on the same model and options, and hold no second copy of weights."""
+        self._fusion = other._fusion
 
     @property
     def _fused(self) -> Fusion | None:

@@ -24,13 +24,13 @@ from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.models.load import Loaded, load_tokenizer, tokenizer_fingerprint
 from tfive.models.precision import choose_device, choose_dtype
-from tfive.models.shape import ModelShape, known_shapes, shape_from
+from tfive.models.shape import known_shapes, shape_from
 from tfive.rl.qualify import Qualifier
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.build import build
 from tfive.training.corpus import corpus_of
 from tfive.training.memory import FEATURES, Estimate, estimate
-from tfive_lab.bench.fit import fitted
+from tfive_lab.bench.fit import fitted, smaller
 from tfive_lab.bench.step import SMALL, Forced, StepWork, Timed, configure, device_clock
 from tfive_lab.bench.work import NANO, SHAPES, random_model
 
@@ -170,7 +170,8 @@ def measure(
         model = random_model(facts_of(shape), device, dtype)
         loaded = Loaded(model, tokenizer, shape, shape, tokenizer_fingerprint(tokenizer))
         made = clock() - began
-        with PeakRecorder(clock, meter) as recorder:
+        recorder = PeakRecorder(clock, meter)
+        with recorder:
             assembly = build(config, loaded, corpus, recorder)
             if isinstance(getattr(assembly.method, "qualifier", None), Qualifier):
                 rule = config.qualify
@@ -279,16 +280,18 @@ def memory_report(
 def _kept_going(
     config: Config, shape: str, corpus: PreparedCorpus, windows: int, deadline: float | None
 ) -> dict[str, Any]:
-    """`measure`, or what was asked for when memory ran out: the other methods are measured all the same."""
-    try:
-        return measure(config, shape, corpus, windows=windows, deadline=deadline)
-    except torch.OutOfMemoryError as error:
-        asked = " ".join(str(error).split())[:300]
-    gc.collect()
-    torch.cuda.empty_cache()
-    table = estimate(config, _shape(shape), on_gpu=True)
-    return {"method": config.method, "out_of_memory": asked, "predicted_bytes": table.total}
-
-
-def _shape(shape: str) -> ModelShape:
-    return shape_from(facts_of(shape), shape)
+    """`measure`; where memory runs out, again with smaller passes, and at last only what was asked for."""
+    asked: list[dict[str, Any]] = []
+    for _ in range(3):
+        try:
+            found = measure(config, shape, corpus, windows=windows, deadline=deadline)
+        except torch.OutOfMemoryError as error:
+            reason = " ".join(str(error).split())[:300]
+        else:
+            return found | ({"out_of_memory": asked} if asked else {})
+        table = estimate(config, shape_from(facts_of(shape), shape), on_gpu=True)
+        asked.append({"predicted_bytes": table.total, "reason": reason})
+        config = smaller(config)
+        gc.collect()
+        torch.cuda.empty_cache()
+    return {"method": config.method, "out_of_memory": asked}
