@@ -151,6 +151,7 @@ class Backbone:
         stop_block: int | None = None,
         recompute: bool = False,
         fused: Sequence[Callable[..., Tensor]] | None = None,
+        trained: Sequence[Callable[..., Tensor]] | None = None,
     ) -> Tensor:
         """Final hidden states (after the last norm) of the pass's nodes, `[B, n, D]`.
 
@@ -158,6 +159,7 @@ class Backbone:
         with `stop_block` = k the activations entering block k are returned instead. So the frozen lower part of a model
         can be computed once and its top run from there many times. `recompute` keeps no activations inside blocks.
         `fused` are forwards to run instead of the blocks' own (see `fast/hf_fused.py`); they have no gradients.
+        `trained` are such forwards that have them (`fast/hf_training.py`).
         """
         if self.model.training:
             self.model.eval()
@@ -165,7 +167,7 @@ class Backbone:
         with ExitStack() as patches:
             patches.enter_context(self._attached())
             for index, block in enumerate(self.blocks):
-                whole = block.forward
+                whole = block.forward if trained is None else trained[index]
                 if fused is not None:
                     patches.enter_context(replaced(block, fused[index]))
                 elif index < first_block or (stop_block is not None and index > stop_block):
@@ -174,7 +176,7 @@ class Backbone:
                     patches.enter_context(replaced(block, _noting(entering)))
                 elif index == first_block > 0:
                     patches.enter_context(replaced(block, self._block(_entered_by(whole, embeds_BnD), recompute)))
-                elif recompute:
+                elif recompute or trained is not None:
                     patches.enter_context(replaced(block, self._block(whole, recompute)))
             output = self.base(
                 inputs_embeds=embeds_BnD,

@@ -12,11 +12,13 @@ from tfive.errors import UserError
 from tfive.tree.attention import TreePass
 from tfive.tree.decode import Reading
 from tfive.tree.delimiters import Delimiters
+from tfive.tree.fast import vocabulary
 from tfive.tree.fast.delta_kernel import choose_rule
 from tfive.tree.fast.hf_fused import Fusion, FusionChoice, choose_fusion
+from tfive.tree.fast.hf_training import TrainingChoice, choose_trained
 from tfive.tree.gated import ReadingGates
 from tfive.tree.grow import grow, small_texts
-from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary
+from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary, target_log_prob
 from tfive.tree.hf import Backbone
 from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower
@@ -52,6 +54,7 @@ class TreeReader:
         self._forbidden_V: Tensor | None = None
         self._rule: Any = None
         self._fusion: FusionChoice | None = None
+        self._training: TrainingChoice | None = None
 
     @property
     def unread(self) -> bool:
@@ -126,6 +129,15 @@ class TreeReader:
         return self._fusion
 
     @property
+    def training(self) -> TrainingChoice:
+        """Blocks with few kernels for passes with gradients, or why there are none; chosen once."""
+        if self._training is None:
+            layout = self._grow(small_texts(int(self.backbone.config.vocab_size)), None)
+            given = (self.backbone, self.fusion.fusion, self.fusion.reason, layout, self.recurrence(layout))
+            self._training = choose_trained(self.engine.fused_training, *given)
+        return self._training
+
+    @property
     def _fused(self) -> Fusion | None:
         """Fused blocks where they apply: they do not follow a caller's autocast."""
         return None if torch.is_autocast_enabled(self.device.type) else self.fusion.fusion
@@ -139,16 +151,23 @@ class TreeReader:
         """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for."""
         tree = TreePass(layout, self.kernel, recurrence=self.recurrence(layout), gates=self.gates)
         recompute = self.engine.activation_checkpointing and torch.is_grad_enabled()
+        trained = None if torch.is_autocast_enabled(self.device.type) else self.training.forwards
+        given: dict[str, Any] = {"recompute": recompute, "trained": trained}
         if lower is not None:
-            return self.backbone.run(lower.hidden_BND, layout.position_BN, tree, lower.block, recompute=recompute)
+            return self.backbone.run(lower.hidden_BND, layout.position_BN, tree, lower.block, **given)
         embeds_BND = self.embed(layout.token_BN, layout.delimiter_BN)
         if fuse and stop is None:
             return self.read_only(embeds_BND, layout.position_BN, tree)
-        return self.backbone.run(embeds_BND, layout.position_BN, tree, stop_block=stop, recompute=recompute)
+        return self.backbone.run(embeds_BND, layout.position_BN, tree, stop_block=stop, **given)
 
     def reduce(self, hidden_BND: Tensor, picks: Picks, reducer: Reducer, forbidden: bool = False) -> dict[str, Tensor]:
         """The reducer's numbers at the picked nodes, in the picks' shape."""
-        source = Source(self.head, picks.rows(hidden_BND), self.forbidden_V if forbidden else None)
+        head, rows_XD, banned_V = self.head, picks.rows(hidden_BND), self.forbidden_V if forbidden else None
+        ops = None if torch.is_autocast_enabled(self.device.type) else self.training.ops
+        if reducer is target_log_prob and ops is not None and vocabulary.serves(head, rows_XD):
+            given = (head, rows_XD, picks.target, banned_V, self.engine.head_bytes)
+            return {"log_prob": picks.spread(vocabulary.log_prob(ops, *given))}
+        source = Source(head, rows_XD, banned_V)
         found = reduce_vocabulary([source], reducer, {"target": picks.target}, self.engine.head_bytes)
         return {name: picks.spread(values) for name, values in found.items()}
 

@@ -100,10 +100,16 @@ class EngineSettings(Section):
                 delta_rule="torch",
                 fused_norms="off",
                 fused_blocks="off",
+                fused_training="off",
                 activation_checkpointing=checkpointing,
                 cuda_graphs=False,
             )
-        return EngineOptions(fused_norms=self.fast, fused_blocks=self.fast, activation_checkpointing=checkpointing)
+        return EngineOptions(
+            fused_norms=self.fast,
+            fused_blocks=self.fast,
+            fused_training=self.fast,
+            activation_checkpointing=checkpointing,
+        )
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,9 @@ class EngineOptions:
     """Run blocks without gradients (reading, sampling, scoring) by a few kernels each: `auto` does so on CUDA, for
     models whose blocks were found to compute the same. Sampling then holds a copy of the weights that read the
     residual stream."""
+    fused_training: Switch = "auto"
+    """Run blocks with gradients (the actor's and the critics' passes) by few kernels too, where those without are and
+    their gradients were found to be the same."""
     activation_checkpointing: bool = False
     cuda_graphs: bool = True
     """Capture sampling steps and those of the calibration heads as CUDA graphs (on CUDA devices only)."""

@@ -277,7 +277,7 @@ def _attention(module: Any, before: RootMeanSquare, turned: int, scale: float) -
     return AttentionPart(int(module.layer_idx), heads, scale, inward, outward, norms)
 
 
-def _block(block: Any, turned: int, scale: float) -> FusedBlock:
+def fused_block(block: Any, turned: int, scale: float) -> FusedBlock:
     known = {"mlp", "input_layernorm", "post_attention_layernorm"}
     mixers = {name for name, _ in block.named_children()} - known
     _parts(block, known | mixers, set())
@@ -309,7 +309,7 @@ class _Noting(TreePass):
         return super().attend(layer, query_BYnE, key_BXnE, value_BXnE, scale, window, cap)
 
 
-def _angles(backbone: Backbone, layout: Layout) -> Angles:
+def rotary_angles(backbone: Backbone, layout: Layout) -> Angles:
     """What the model hands its blocks to rotate by, in float32."""
     handed: list[Any] = []
 
@@ -332,7 +332,7 @@ def _examined(backbone: Backbone, index: int, angles: Angles, tree: _Noting) -> 
     shape = (*tree.layout.position_BN.shape, backbone.config.hidden_size)
     hidden = torch.randn(shape, generator=torch.Generator().manual_seed(index)).to(angles[0])
     turned = angles[0].shape[-1]
-    _block(twin, turned, 1.0)  # what is made otherwise may not even be called alike
+    fused_block(twin, turned, 1.0)  # what is made otherwise may not even be called alike
     given = {"position_embeddings": angles, "attention_mask": None, "tree": tree}
     recurrent = [module for module in twin.children() if is_recurrent(module)]
     with backbone.attending_by(IMPLEMENTATION), ExitStack() as patches:
@@ -343,12 +343,12 @@ def _examined(backbone: Backbone, index: int, angles: Angles, tree: _Noting) -> 
     scale, window, cap = tree.asked
     if not recurrent and (scale is None or window is not None or cap is not None):
         raise Unfit(f"block {index} attends with a window or a soft cap")
-    fused = _block(twin, turned, scale or 1.0)
+    fused = fused_block(twin, turned, scale or 1.0)
     for form in (fused, fused.holding()):
         off = float((form.forward(TorchOps())(hidden.clone(), **given) - wanted).norm() / (wanted - hidden).norm())
         if not off <= _BOUND:
             raise Unfit(f"block {index} ({type(block).__name__}) computes something else, {off:.2g} apart")
-    return _block(block, turned, scale or 1.0)
+    return fused_block(block, turned, scale or 1.0)
 
 
 @dataclass(frozen=True)
@@ -367,7 +367,7 @@ def choose_fusion(setting: str, backbone: Backbone, layout: Layout, recurrence: 
         return FusionChoice(None, "switched off" if setting == "off" else f"no use on {first.device.type}")
     try:
         tree = _Noting(layout, recurrence=recurrence)
-        angles = _angles(backbone, layout)
+        angles = rotary_angles(backbone, layout)
         blocks = [_examined(backbone, index, angles, tree) for index in range(len(backbone.blocks))]
     except Unfit as unfit:
         if setting == "on":
