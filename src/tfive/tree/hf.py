@@ -123,6 +123,15 @@ class Backbone:
         return table.num_embeddings if isinstance(table, nn.Embedding) else None
 
     @property
+    def heads(self) -> tuple[int, int, int] | None:
+        """Query heads, key heads and features of a head, where the config tells."""
+        queries = getattr(self.config, "num_attention_heads", None)
+        if not isinstance(queries, int) or queries < 1:
+            return None
+        keys = getattr(self.config, "num_key_value_heads", None) or queries
+        return queries, keys, getattr(self.config, "head_dim", None) or self.config.hidden_size // queries
+
+    @property
     def windows(self) -> set[int]:
         """Every number in the config that may bound how far attention looks back."""
         bounds = ("window", "chunk")

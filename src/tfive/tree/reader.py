@@ -16,6 +16,7 @@ from tfive.tree.fast import vocabulary
 from tfive.tree.fast.delta_kernel import choose_rule
 from tfive.tree.fast.hf_fused import Fusion, FusionChoice, choose_fusion
 from tfive.tree.fast.hf_training import TrainingChoice, choose_trained
+from tfive.tree.fast.tiled import tiled_trouble
 from tfive.tree.gated import ReadingGates
 from tfive.tree.grow import grow, small_texts
 from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary, target_log_prob
@@ -110,7 +111,17 @@ class TreeReader:
     @property
     def kernel(self) -> str:
         """How attention is computed."""
-        return "folded" if self.engine.attention == "auto" else self.engine.attention
+        if self.engine.attention != "auto":
+            return self.engine.attention
+        return "tiled" if self.tiled_trouble is None else "folded"
+
+    @property
+    def tiled_trouble(self) -> str | None:
+        """Why attention is not computed by tiles, or None: it is where `auto` may choose."""
+        heads = self.backbone.heads
+        if heads is None:
+            return "its heads are not told by its config"
+        return tiled_trouble(*heads, self.device, self.model.dtype)
 
     def recurrence(self, layout: Layout, **options: Any) -> TreeRecurrence | None:
         """What recurrent layers need to know of a pass over `layout`; None for models without any."""

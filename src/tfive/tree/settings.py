@@ -73,7 +73,7 @@ class SamplingSettings(Section):
     """Sample from the training forward itself, so that the first ratio is exactly 1 (slow; for checking)."""
 
 
-Attention = Literal["auto", "sdpa", "folded", "flex"]
+Attention = Literal["auto", "sdpa", "folded", "tiled", "flex"]
 Switch = Literal["auto", "on", "off"]
 
 HEAD_BYTES = 1 << 28
@@ -119,7 +119,8 @@ class EngineOptions:
 
     attention: Attention = "auto"
     """`sdpa`: transformers' masked attention (the reference); `folded`: the same without repeating keys and values for
-    grouped queries; `flex`: FlexAttention (no CPU backward); `auto`: folded."""
+    grouped queries; `tiled`: kernels that skip what nobody sees (CUDA, bfloat16); `flex`: FlexAttention (no CPU
+    backward); `auto`: tiled where it agrees with the others on this device, else folded."""
     delta_rule: Literal["auto", "torch", "fla"] = "auto"
     """The rule of recurrent layers: pure PyTorch, flash-linear-attention, or (`auto`) the latter where it is sound."""
     head_bytes: int = HEAD_BYTES

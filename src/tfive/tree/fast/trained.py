@@ -157,9 +157,7 @@ class _Rotated(torch.autograd.Function):
         return None, None, None, None, None, *found, *of_norms
 
 
-def rotated(
-    ops: TrainingOps, three: Three, norms: Norms | None, angles: Angles, heads: Heads, rows: int
-) -> Three:
+def rotated(ops: TrainingOps, three: Three, norms: Norms | None, angles: Angles, heads: Heads, rows: int) -> Three:
     """Queries `[B, Y, n, E]`, keys and values `[B, X, n, E]` from the products `[x, ·]`, normed and rotated."""
     query_weight, key_weight, epsilon = norms or (None, None, 0.0)
     found: Three = _Rotated.apply(ops, heads, rows, angles, epsilon, *three, query_weight, key_weight)

@@ -159,7 +159,7 @@ def rotate_back(
     gated: bool,
 ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]:
     """See `training_ops.TorchTraining.rotate_back`. The three gradients are neighbours in one tensor."""
-    (rows, queries, nodes, features), keys = slopes[0].shape, slopes[1].shape[1]
+    (_, queries, nodes, features), keys = slopes[0].shape, slopes[1].shape[1]
     query, key = products
     sizes = [query.shape[1], key.shape[1], key.shape[1]]
     make = torch.zeros if gated else torch.empty
@@ -199,9 +199,7 @@ def gate_back(slope_xI: Tensor, gate_xI: Tensor, up_xI: Tensor) -> tuple[Tensor,
     """See `training_ops.TorchTraining.gate_back`."""
     rows, inner = gate_xI.shape
     gate_out, up_out = torch.empty_like(gate_xI), torch.empty_like(up_xI)
-    _gate_back[(rows, triton.cdiv(inner, 2048))](
-        slope_xI, gate_xI, up_xI, gate_out, up_out, inner, W=2048, num_warps=8
-    )
+    _gate_back[(rows, triton.cdiv(inner, 2048))](slope_xI, gate_xI, up_xI, gate_out, up_out, inner, W=2048, num_warps=8)
     return gate_out, up_out
 
 
@@ -238,9 +236,7 @@ def _choose(
     tl.store(normaliser_ptr + row, normaliser)
 
 
-def log_prob(
-    logits_xV: Tensor, target_x: Tensor, forbidden_V: Tensor | None, fill: float
-) -> tuple[Tensor, Tensor]:
+def log_prob(logits_xV: Tensor, target_x: Tensor, forbidden_V: Tensor | None, fill: float) -> tuple[Tensor, Tensor]:
     """See `training_ops.TorchTraining.log_prob`."""
     rows, vocabulary = logits_xV.shape
     blocks = triton.cdiv(vocabulary, _VOCABULARY_WIDTH)

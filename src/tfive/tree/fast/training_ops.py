@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -117,7 +117,7 @@ class TorchTraining:
                 own = _wide(product).unflatten(-1, (-1, split, features))[:, :, 0]
                 scale = (own.square().mean(-1, keepdim=True) + norms[2]).rsqrt()
                 sums.append((back * own * scale).sum((0, 1)))
-                back = _norm_back(back, own * scale, scale, _wide(norms[index]))
+                back = _norm_back(back, own * scale, scale, _wide(norms[:2][index]))
             if split == 2:
                 back = torch.cat([back, torch.zeros_like(back)], -1)
             found.append(back.flatten(1).to(product.dtype))
@@ -188,7 +188,7 @@ class TritonTraining:
         return self._ops.gate(gate_xI, up_xI, None)
 
 
-def _results(ops: TrainingOps, shape: BlockShape, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def _results(ops: TrainingOps, shape: BlockShape, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
     """What the operations make of random inputs (the same for every type, rounded to bfloat16)."""
     generator, heads, rows, nodes = torch.Generator().manual_seed(0), shape.heads, 2, 33
 
@@ -202,8 +202,9 @@ def _results(ops: TrainingOps, shape: BlockShape, device: torch.device, dtype: t
     found = {"norm": normed, "norm's gradient": back, "its weight's": weight_slope, "without a residual": alone}
 
     width = heads.keys * heads.features
-    query, key, value = random(rows * nodes, heads.queries * heads.features * (2 if heads.gated else 1)), *(
-        random(rows * nodes, width) for _ in range(2)
+    query, key, value = (
+        random(rows * nodes, heads.queries * heads.features * (2 if heads.gated else 1)),
+        *(random(rows * nodes, width) for _ in range(2)),
     )
     norms = (1 + random(heads.features), 1 + random(heads.features), 1e-6) if heads.normed else None
     angle = torch.rand(rows * nodes, heads.turned // 2, generator=generator).repeat(1, 2).to(device) * 6.3
@@ -229,7 +230,7 @@ def _vocabulary_results(
     target = torch.tensor([0, 4096, 9000, 17, 5000], device=device)
     forbidden = torch.zeros(9001, dtype=torch.bool, device=device)
     forbidden[[3, 17, 8999]] = True
-    found = {}
+    found: dict[str, Tensor] = {}
     for name, banned in (("", None), (" with forbidden entries", forbidden)):
         log_prob, normaliser = ops.log_prob(logits, target, banned, -1e9)
         slope = torch.empty_like(logits, dtype=dtype)
@@ -238,14 +239,11 @@ def _vocabulary_results(
     return found
 
 
-def differences(
-    ops: TrainingOps, shape: BlockShape, device: torch.device, dtype: torch.dtype
-) -> dict[str, float]:
+def differences(ops: TrainingOps, shape: BlockShape, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     """How far `ops` is from `TorchTraining` in float32, result by result: |a − b| / |b|."""
     wanted, got = _results(TorchTraining(), shape, device, torch.float32), _results(ops, shape, device, dtype)
     return {
-        name: float((got[name].double() - want.double()).norm() / want.double().norm())
-        for name, want in wanted.items()
+        name: float((got[name].double() - want.double()).norm() / want.double().norm()) for name, want in wanted.items()
     }
 
 
@@ -256,6 +254,9 @@ def training_trouble(shape: BlockShape, device: torch.device, dtype: torch.dtype
         return f"there are no kernels for {device.type}"
     if dtype not in KERNEL_BOUNDS:
         return f"there are no kernels for {dtype}"
+    features = shape.heads.features
+    if features & (features - 1):
+        return f"heads have {features} features; the kernels take a power of two"
     try:
         apart = differences(TritonTraining(), shape, device, dtype)
     except ImportError as error:

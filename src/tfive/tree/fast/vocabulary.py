@@ -46,9 +46,7 @@ class _Head:
         """Rows whose derivatives may be held at once."""
         return max(1, SLOPE_BYTES // (self.head.vocabulary * dtype.itemsize))
 
-    def read(
-        self, hidden_XD: Tensor, target_X: Tensor, at: slice, slope_xV: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def read(self, hidden_XD: Tensor, target_X: Tensor, at: slice, slope_xV: Tensor | None) -> tuple[Tensor, Tensor]:
         """Log-probabilities and log-normalisers of a chunk; its derivatives where there is room for them."""
         logits_xV = self.head.project(hidden_XD[at])
         found = self.ops.log_prob(logits_xV, target_X[at], self.forbidden_V, OUT_OF_REACH)
@@ -121,8 +119,8 @@ def log_prob(
     forbidden_V: Tensor | None,
     budget: int,
 ) -> Tensor:
-    """Log-probability of each row's target, `[X]`, differentiable in hidden states and the head's weight; `budget` bytes
-    of float32 logits are held at once."""
+    """Log-probability of each row's target, `[X]`, differentiable in hidden states and the head's weight; `budget`
+    bytes of float32 logits are held at once."""
     weight: Any = head.module.weight
     rows = chunk_rows(head.vocabulary, 1, budget)
     job = _Head(ops, head, forbidden_V, rows // _TILE * _TILE or rows)
