@@ -9,6 +9,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -43,18 +44,22 @@ def main(given: list[str] | None = None) -> int:
     changes = {key: getattr(asked, key) for key in ("texts", "tokens", "positions", "group")}
     work = replace(work, **{key: value for key, value in changes.items() if value is not None})
     variants = tuple(part.strip() for part in asked.variants.split(","))
-    report = update_profile(model, work, repeats=asked.repeats, budget=asked.budget, variants=variants)
-    report |= {
+    facts = {
         "model": name,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "dtype": str(model.dtype).removeprefix("torch."),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
+
+    def save(report: dict[str, Any]) -> None:
+        if asked.out is not None:
+            asked.out.mkdir(parents=True, exist_ok=True)
+            path = asked.out / f"update-profile-{asked.shape or 'embedded'}.json"
+            path.write_text(json.dumps(facts | report, indent=1) + "\n", encoding="utf-8")
+
+    report = update_profile(model, work, repeats=asked.repeats, budget=asked.budget, variants=variants, save=save)
+    save(report)
     print(render(report))
-    if asked.out is not None:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        path = asked.out / f"update-profile-{asked.shape or 'embedded'}.json"
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -199,26 +199,28 @@ class Actor:
         total = 1 if aggregate is None else max(int(policy_count(trajectories.mask_BRT, aggregate)), 1)
         counts = anchor_counts(texts.document_BS, texts.positions_BP, engine.plan.horizon, weights.answers)
         text_total, after_total = (max(count, 1) for count in counts)
-        sums, text_sum, after_sum = dict(NO_TERMS), 0.0, 0.0
+        # Added up on the device, in float64 as Python would: the host waits for them once, after the last micro-batch.
+        names = list(NO_TERMS)
+        sums = torch.zeros(len(names) + 2, dtype=torch.float64, device=engine.device)
         for some in _parts(trajectories, self.rows):
             output = self._read(engine, some, weights, acting)
             loss = torch.zeros((), device=engine.device)
             if aggregate is not None:
                 terms, own = self._policy_loss(some, output, aggregate)
                 loss = loss + own / total
-                for name in sums:
-                    sums[name] += float(getattr(terms, name).detach())
+                sums[:-2] += torch.stack([getattr(terms, name).detach().double() for name in names])
             if output.text_log_prob_BS is not None:
                 text = anchor_loss(output.text_log_prob_BS, self._text_mask(some, output))
                 loss = loss + weights.next_token * text / text_total
-                text_sum += float(text.detach())
+                sums[-2] += text.detach()
             if output.continuation_log_prob_BRH is not None:
                 mask_BRH, plain_BRH = output.need("continuation_mask_BRH"), output.no_thought_log_prob_BRH
                 conditioned = anchor_loss(output.continuation_log_prob_BRH, mask_BRH, plain_BRH, weights.mixture)
                 loss = loss + weights.conditioned * conditioned / after_total
-                after_sum += float(conditioned.detach())
+                sums[-1] += conditioned.detach()
             loss.backward()
-        return Sums(sums, text_sum / text_total, after_sum / after_total)
+        *policy, text_sum, after_sum = sums.tolist()
+        return Sums(dict(zip(names, policy)), text_sum / text_total, after_sum / after_total)
 
     def _read(
         self, engine: TreeModel, some: Trajectories, weights: AnchorSettings, acting: bool, features: bool = False

@@ -117,27 +117,32 @@ class Critics:
         whole texts.
         """
         texts, size = len(trajectories.texts.tokens_BS), self.rows
-        totals = [[0.0, 0.0] for _ in self.critics]
         self._require_halves(trajectories)
         shared = self.shared(trajectories)
+        # What the host needs of the set is fetched once; losses stay on the device until the pass is over.
+        mask_BRT, every_row = trajectories.mask_BRT, torch.arange(texts)
+        steps_B = mask_BRT.sum((1, 2)).cpu()
+        seen = [self._sees(critic, trajectories, every_row).cpu() for critic in range(len(self.critics))]
+        losses = torch.zeros(len(self.critics), dtype=torch.float64, device=mask_BRT.device)
+        counts = [0] * len(self.critics)
         order = rng.permutation(self.seed, f"critic/{number}", window, texts)
         for step in np.array_split(order, min(self.settings.minibatches, texts)):
             chosen = torch.from_numpy(np.sort(step))
             for critic in range(len(self.critics)):
-                own = chosen[self._sees(critic, trajectories, chosen).cpu()]
-                count = int(trajectories.mask_BRT[own].sum())
+                own = chosen[seen[critic][chosen]]
+                count = int(steps_B[own].sum())
                 if not count:
                     continue
                 for rows in own.split(size):
                     read = BaseActivations.gathered(shared, size, rows)
                     loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
                     (loss / count).backward()
-                    totals[critic][0] += float(loss.detach())
-                totals[critic][1] += count
+                    losses[critic] += loss.detach().to(losses.device)
+                counts[critic] += count
                 report = self.optimizers[critic].step()
                 if not report.applied:
                     raise RunFailed(f"critic {critic + 1} diverged in window {window}: its gradient is not finite")
-        return [total / max(count, 1.0) for total, count in totals]
+        return [total / max(count, 1.0) for total, count in zip(losses.tolist(), counts)]
 
     def _sees(self, critic: int, trajectories: Trajectories, rows: Tensor) -> Tensor:
         """Which of these texts a critic fits: all, or its half in a disjoint pair, always the same by item number."""
@@ -173,6 +178,7 @@ class Critics:
         frozen_2BRT: Tensor,
         warmup: bool,
     ) -> Tensor:
+        rows = rows.to(trajectories.mask_BRT.device)
         some = trajectories.rows(rows)
         mask = some.mask_BRT
         own = self.critics[critic]

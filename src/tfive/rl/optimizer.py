@@ -261,9 +261,9 @@ class MasterOptimizer:
                 together.setdefault(key, []).append(slot)
         for (rate, decay, _, _), slots in together.items():
             self._adamw(slots, [slot.weights for slot in slots], rate, decay)
-            for slot in slots:
-                if slot.master is not None:
-                    slot.parameter.copy_(slot.master)
+            held = [(slot.parameter, slot.master) for slot in slots if slot.master is not None]
+            if held:
+                torch._foreach_copy_([parameter for parameter, _ in held], [master for _, master in held])
 
     def _adamw(self, slots: list[_Slot], weights: list[Tensor], lr: float, weight_decay: float) -> None:
         first, second, steps = (list(parts) for parts in zip(*(slot.ready_moments() for slot in slots)))

@@ -14,6 +14,7 @@ from tfive.tree.decode import Reading
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.fast import vocabulary
 from tfive.tree.fast.delta_kernel import choose_rule
+from tfive.tree.fast.grown import GrownLayouts
 from tfive.tree.fast.hf_fused import Fusion, FusionChoice, choose_fusion
 from tfive.tree.fast.hf_training import TrainingChoice, choose_trained
 from tfive.tree.fast.tiled import tiled_trouble
@@ -52,6 +53,7 @@ class TreeReader:
                 f"thought.reading = gated: {self.backbone.name} ({type(model).__name__}) has recurrent layers, which "
                 "cannot read a thought through gates; set thought.reading = inline"
             )
+        self.layouts = GrownLayouts(self.engine.cuda_graphs)
         self._forbidden_V: Tensor | None = None
         self._rule: Any = None
         self._fusion: FusionChoice | None = None
@@ -106,7 +108,8 @@ class TreeReader:
         if limit is not None and needed > limit:
             raise UserError(f"text of {texts.tokens_BS.shape[1]} tokens: with a thought {needed} positions are needed, "
                             f"{self.backbone.name} has {limit}; shorten the texts")  # fmt: skip
-        return grow(texts.to(self.device), self.plan, None if thoughts is None else thoughts.to(self.device), segments)
+        own = None if thoughts is None else thoughts.to(self.device)
+        return self.layouts(grow, texts.to(self.device), self.plan, own, segments)
 
     @property
     def kernel(self) -> str:
@@ -144,8 +147,12 @@ class TreeReader:
         """Blocks with few kernels for passes with gradients, or why there are none; chosen once."""
         if self._training is None:
             layout = self._grow(small_texts(int(self.backbone.config.vocab_size)), None)
-            given = (self.backbone, self.fusion.fusion, self.fusion.reason, layout, self.recurrence(layout))
-            self._training = choose_trained(self.engine.fused_training, *given)
+            try:
+                given = (self.backbone, self.fusion.fusion, self.fusion.reason, layout, self.recurrence(layout))
+                self._training = choose_trained(self.engine.fused_training, *given)
+            except UserError as error:
+                # Adapted blocks, say, are trained as they are; `engine.fast = on` is about reading and sampling.
+                self._training = TrainingChoice(None, None, str(error))
         return self._training
 
     @property

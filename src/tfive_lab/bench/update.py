@@ -6,14 +6,17 @@ from __future__ import annotations
 import re
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.autograd import DeviceType
 
-from tfive.tree.fast.hf_training import TrainingChoice, trained_forward
+from tfive.tree.fast.hf_training import TrainingChoice, block_shapes, trained_forward
+from tfive.tree.fast.tiled import differences as tiled_differences
 from tfive.tree.fast.training_ops import TorchTraining, TrainingOps
+from tfive.tree.fast.training_ops import differences as training_differences
 from tfive.tree.settings import EngineOptions
 from tfive_lab.bench.phases import PHASES, Clock, TreePhases, tree_phases
 from tfive_lab.bench.work import Work
@@ -116,9 +119,16 @@ def _timed(side: TreePhases, phase: str, clock: Clock, repeats: int) -> dict[str
 
 
 def update_profile(
-    model: Any, work: Work, *, repeats: int, budget: float, variants: tuple[str, ...] = VARIANTS
+    model: Any,
+    work: Work,
+    *,
+    repeats: int,
+    budget: float,
+    variants: tuple[str, ...] = VARIANTS,
+    save: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """The report: the phases of the best settings, then the actor pass of every variant the `budget` (s) allows."""
+    """The report: the phases of the best settings, then the actor pass of every variant the `budget` (s) allows.
+    `save` is handed the report as far as it is."""
     start = time.perf_counter()
     side = tree_phases(model, work, EngineOptions())
     clock = Clock(side.tree.device)
@@ -135,6 +145,9 @@ def update_profile(
     }
     for phase in PHASES[:3]:
         report["phases"][phase] = _timed(side, phase, clock, repeats)
+    report["layouts"] = side.tree.layouts.reason or "captured where shapes come again"
+    report["kernels_apart"] = _apart(side)
+    save(report)
     wanted = None
     for name in variants:
         if time.perf_counter() - start > budget:
@@ -151,11 +164,24 @@ def update_profile(
         clock("peak", other.actor)
         report["actor"][name] = found | {"peak_bytes": clock.peak["peak"]} | profiled(other.actor, clock)
         model.zero_grad(set_to_none=True)
+        save(report)
     for phase in PHASES[:2]:
         if time.perf_counter() - start < budget:
             report["phases"][phase] |= profiled(getattr(side, phase), clock)
     report["spent_s"] = time.perf_counter() - start
     return report
+
+
+def _apart(side: TreePhases) -> dict[str, dict[str, float]]:
+    """How far the kernels in use are from PyTorch on this device, at the model's shape and precision."""
+    device, dtype, found = side.tree.device, side.model.dtype, {}
+    fusion, ops, heads = side.tree.fusion.fusion, side.tree.training.ops, side.tree.backbone.heads
+    if fusion is not None and ops is not None:
+        for shape in block_shapes(fusion, side.tree.backbone):
+            found["training"] = training_differences(ops, shape, device, dtype)
+    if side.tree.kernel == "tiled" and heads is not None:
+        found["attention"] = tiled_differences(*heads, device, dtype)
+    return found
 
 
 def render(report: dict[str, Any]) -> str:

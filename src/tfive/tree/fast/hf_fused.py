@@ -317,7 +317,8 @@ def rotary_angles(backbone: Backbone, layout: Layout) -> Angles:
         handed.append(given.get("position_embeddings"))
         return hidden_states
 
-    embeds = backbone.embedding(layout.token_BN)
+    first = next(backbone.base.parameters())
+    embeds = torch.zeros(*layout.token_BN.shape, backbone.config.hidden_size, dtype=first.dtype, device=first.device)
     backbone.run(embeds, layout.position_BN, TreePass(layout), fused=[note] * len(backbone.blocks))
     if not isinstance(handed[0], tuple) or len(handed[0]) != 2:
         raise Unfit("its blocks are not handed rotary angles")
@@ -365,6 +366,8 @@ def choose_fusion(setting: str, backbone: Backbone, layout: Layout, recurrence: 
     first = next(backbone.base.parameters())
     if setting == "off" or (setting == "auto" and first.device.type != "cuda"):
         return FusionChoice(None, "switched off" if setting == "off" else f"no use on {first.device.type}")
+    if any(isinstance(block, nn.Identity) for block in backbone.blocks):
+        return FusionChoice(None, "only its last blocks are there")
     try:
         tree = _Noting(layout, recurrence=recurrence)
         angles = rotary_angles(backbone, layout)

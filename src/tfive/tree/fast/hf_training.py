@@ -125,7 +125,7 @@ def choose_trained(
                 raise UserError(f"engine.fast = on: {trouble}; set it to auto")
             return TrainingChoice(None, None, trouble)
     ops: TrainingOps | None = None
-    for shape in {_shape(block, backbone) for block in fusion.blocks if isinstance(block.mixer, AttentionPart)}:
+    for shape in block_shapes(fusion, backbone):
         ops, reason = choose_training(setting, shape, first.device, first.dtype)
         if ops is None:
             break
@@ -133,7 +133,11 @@ def choose_trained(
     return TrainingChoice(forwards, ops, reason)
 
 
-def _shape(block: FusedBlock, backbone: Backbone) -> BlockShape:
-    if not isinstance(block.mixer, AttentionPart):
-        raise TypeError("a recurrent layer has no attention heads")
-    return BlockShape(block.mixer.heads, int(backbone.config.hidden_size), block.down.in_features)
+def block_shapes(fusion: Fusion, backbone: Backbone) -> set[BlockShape]:
+    """The sizes of all blocks that attend."""
+    width = int(backbone.config.hidden_size)
+    return {
+        BlockShape(block.mixer.heads, width, block.down.in_features)
+        for block in fusion.blocks
+        if isinstance(block.mixer, AttentionPart)
+    }

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_PROGRAMS = 1056
-"""How many programs share the rows of a kernel that sums over them: eight for each multiprocessor of an H200."""
+_PROGRAMS = 528
+"""How many programs share the rows of a kernel that sums over them: four for each multiprocessor of an H200."""
 _VOCABULARY_WIDTH = 4096
 """Vocabulary entries a program handles at a time."""
 
