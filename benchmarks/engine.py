@@ -28,13 +28,14 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", choices=["nano", *SHAPES], help="a random model of this shape")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compute", default="auto", help="auto, float32 or bfloat16")
-    parser.add_argument("--attention", default="auto", choices=["auto", "sdpa", "folded", "flex"])
+    parser.add_argument("--attention", default="auto", choices=["auto", "sdpa", "folded", "tiled", "flex"])
     parser.add_argument("--delta-rule", default="auto", choices=["auto", "torch", "fla"])
     parser.add_argument("--repeats", type=int, help="rounds per side (median)")
     parser.add_argument("--plain-repeats", type=int, help="rounds of the plain side")
     for name in ("texts", "tokens", "positions", "group"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--tree-only", action="store_true", help="time the tree alone")
+    parser.add_argument("--short", action="store_true", help="leave out doubled positions and recomputed activations")
     parser.add_argument("--selfcheck", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, help="folder for the JSON")
@@ -82,6 +83,7 @@ def main(given: list[str] | None = None) -> int:
             plain_repeats=asked.plain_repeats,
             settings=settings,
             plain=not asked.tree_only,
+            extras=False if asked.short else None,
         )
         print(bench.render(report))
     if asked.out is not None:

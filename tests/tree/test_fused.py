@@ -46,8 +46,10 @@ def test_sampling_and_scoring_by_fused_blocks(family: str, kind: str) -> None:
 
 def test_one_key_switches_every_fast_path() -> None:
     assert EngineSettings().options() == EngineOptions()
-    assert EngineSettings(fast="on").options() == EngineOptions(fused_norms="on", fused_blocks="on")
-    plain = EngineOptions("sdpa", "torch", fused_norms="off", fused_blocks="off", cuda_graphs=False)
+    on = EngineOptions(fused_norms="on", fused_blocks="on", fused_training="on")
+    assert EngineSettings(fast="on").options() == on
+    off = {"fused_norms": "off", "fused_blocks": "off", "fused_training": "off"}
+    plain = EngineOptions("sdpa", "torch", cuda_graphs=False, **off)
     assert EngineSettings(fast="off").options() == plain
     lean = EngineSettings(fast="off", activation_checkpointing=True).options()
     assert lean == replace(plain, activation_checkpointing=True)

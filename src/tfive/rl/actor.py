@@ -211,32 +211,33 @@ class Actor:
         total = 1 if aggregate is None else max(int(policy_count(trajectories.mask_BRT, aggregate)), 1)
         counts = anchor_counts(texts.document_BS, texts.positions_BP, engine.plan.horizon, weights.answers)
         text_total, after_total = (max(count, 1) for count in counts)
-        # Of every part: the policy's terms, the next-token loss, the loss after thoughts.
-        seen: list[list[float]] = []
+        # Of every part: the policy's terms, the next-token loss, the loss after thoughts. They stay on the device: the
+        # host waits for them once, after the last part.
+        names, seen = list(NO_TERMS), list[Tensor]()
         for some, spare in self._passes(trajectories, acting):
-            sums, text_sum, after_sum = dict(NO_TERMS), 0.0, 0.0
+            sums = torch.zeros(len(names) + 2, dtype=torch.float64, device=engine.device)
             read = partial(self._read, engine, some, weights, acting)
             output = read() if self.shards is None else self.shards.run(read)
             loss = torch.zeros((), device=engine.device)
             if aggregate is not None:
                 terms, own = self._policy_loss(some, output, aggregate)
                 loss = loss + own / total
-                sums = {name: float(getattr(terms, name).detach()) for name in NO_TERMS}
+                sums[:-2] = torch.stack([getattr(terms, name).detach().double() for name in names])
             if output.text_log_prob_BS is not None:
                 text = anchor_loss(output.text_log_prob_BS, self._text_mask(some, output))
                 loss = loss + weights.next_token * text / text_total
-                text_sum = float(text.detach())
+                sums[-2] = text.detach()
             if output.continuation_log_prob_BRH is not None:
                 mask_BRH, plain_BRH = output.need("continuation_mask_BRH"), output.no_thought_log_prob_BRH
                 conditioned = anchor_loss(output.continuation_log_prob_BRH, mask_BRH, plain_BRH, weights.mixture)
                 loss = loss + weights.conditioned * conditioned / after_total
-                after_sum = float(conditioned.detach())
+                sums[-1] = conditioned.detach()
             (0.0 * loss if spare else loss).backward()
-            if spare:
-                continue
-            seen.append([*sums.values(), text_sum, after_sum])
-        *policy, text_all, after_all = self.world.sum_in_order(seen, len(NO_TERMS) + 2)
-        return Sums(dict(zip(NO_TERMS, policy)), text_all / text_total, after_all / after_total)
+            if not spare:
+                seen.append(sums)
+        rows = torch.stack(seen).tolist() if seen else []
+        *policy, text_all, after_all = self.world.sum_in_order(rows, len(names) + 2)
+        return Sums(dict(zip(names, policy)), text_all / text_total, after_all / after_total)
 
     def _passes(self, trajectories: Trajectories, acting: bool) -> Iterator[tuple[Trajectories, bool]]:
         """The parts that this process reads. Over shards a pass is common work: a process with fewer parts than others

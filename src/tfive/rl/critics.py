@@ -168,10 +168,13 @@ class Critics:
     ) -> dict[str, float]:
         """One critic's updates by the processes of `world`: its mean loss, and whether every gradient was finite."""
         texts, shared = len(trajectories.texts.tokens_BS), self.shared(trajectories, world)
-        first, seen, losses = world.computed(texts).start, 0, list[list[float]]()
+        first, seen, losses = world.computed(texts).start, 0, list[Tensor]()
+        # What the host needs of the set is fetched once; losses stay on the device until the pass is over.
+        steps_B = trajectories.mask_BRT.sum((1, 2)).cpu()
+        sees_B = self._sees(critic, trajectories, torch.arange(texts)).cpu()
         for chosen in steps:
-            own = chosen[self._sees(critic, trajectories, chosen).cpu()]
-            count = int(trajectories.mask_BRT[own].sum())
+            own = chosen[sees_B[chosen]]
+            count = int(steps_B[own].sum())
             if not count:
                 continue
             for rows, spare in self._passes(own, texts, world):
@@ -179,11 +182,12 @@ class Critics:
                 loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
                 (0.0 * loss if spare else loss / count).backward()
                 if not spare:
-                    losses.append([float(loss.detach())])
+                    losses.append(loss.detach().double())
             seen += count
             if not self.optimizers[critic].step().applied:
                 return {"loss": math.nan, "sound": False}
-        return {"loss": world.sum_in_order(losses, 1)[0] / max(seen, 1.0), "sound": True}
+        parts = [[value] for value in torch.stack(losses).tolist()] if losses else []
+        return {"loss": world.sum_in_order(parts, 1)[0] / max(seen, 1.0), "sound": True}
 
     def _told(self, critic: int, own: dict[str, float] | None) -> dict[str, Any]:
         """What a critic's fit came to, on every process; those that did not take part get its weights and moments."""
@@ -244,6 +248,7 @@ class Critics:
         frozen_2BRT: Tensor,
         warmup: bool,
     ) -> Tensor:
+        rows = rows.to(trajectories.mask_BRT.device)
         some = trajectories.rows(rows)
         mask = some.mask_BRT
         own = self.trained[critic] if self.shards else self.critics[critic]

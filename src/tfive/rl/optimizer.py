@@ -316,8 +316,10 @@ class MasterOptimizer:
                 together.setdefault(key, []).append(slot)
         for (rate, decay, _, _), slots in together.items():
             self._adamw_together(slots, rate, decay)
-            for slot in slots:
-                slot.write()
+            # A shard is its own master.
+            held = [(slot.parameter, slot.master) for slot in slots if slot.master is not None and slot.shards is None]
+            if held:
+                torch._foreach_copy_([parameter for parameter, _ in held], [master for _, master in held])
         if self.shards is not None:
             self.shards.refresh()
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfive.tree.fast.fused import Heads, Ops, output_gate
+from tfive.tree.fast.tiled import Tiles, tiled
 from tfive.tree.gated import GatedReading, ReadingGates
 from tfive.tree.layout import Layout
 
@@ -69,6 +70,9 @@ class Attending:
             output = _flex(
                 query_BYnE, key, value, self._once(("blocks", window), lambda: self.blocks(window)), scale, cap
             )
+        elif cap is None and self.kernel == "tiled":
+            tiles = self._once(("tiles", window), lambda: Tiles(self.visible(window)[:, 0]))
+            return tiled(query_BYnE, key, value, tiles, scale)
         elif cap is not None:
             output = _capped(query_BYnE, key, value, self._bias(window, query_BYnE, key), scale, cap)
         elif self.kernel == "sdpa":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -136,8 +137,14 @@ def _at(values_BS: Tensor, index: Tensor) -> Tensor:
     return values_BS.gather(1, index.clamp(min=0).flatten(1)).view(index.shape)
 
 
+@cache
+def _numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """These numbers on the device; kept, since moving them there waits for the host. Nobody may change them."""
+    return torch.tensor(values, dtype=torch.int64, device=device)
+
+
 def _delimiter_tokens(ids: tuple[int, ...], learned: bool, device: torch.device) -> Tensor:
-    return torch.tensor(ids[:1] if learned else ids, dtype=torch.int64, device=device)
+    return _numbers(ids[:1] if learned else ids, device)
 
 
 def _thoughts(
@@ -179,9 +186,31 @@ def _checkpoints(plan: ThoughtPlan, length_BR: Tensor, segments: str) -> tuple[T
         return length_BR[..., None], torch.ones_like(length_BR, dtype=torch.bool)[..., None]
     if segments != "all":
         raise ValueError(f"segments must be none, last, first or all, not {segments!r}")
-    planned_K = torch.tensor(plan.checkpoints, device=length_BR.device)
-    before_K = torch.tensor((-1, *plan.checkpoints[:-1]), device=length_BR.device)
+    planned_K = _numbers(plan.checkpoints, length_BR.device)
+    before_K = _numbers((-1, *plan.checkpoints[:-1]), length_BR.device)
     return torch.minimum(planned_K, length_BR[..., None]), before_K < length_BR[..., None]
+
+
+def _continuations(
+    token_BS: Tensor, document_BS: Tensor, position_BR: Tensor, horizon: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The trunk node before each of the `horizon` tokens after a position, the token, and whether it is one of the
+    position's document, each `[B, R, H]` (0 where it is not)."""
+    width = token_BS.shape[1]
+    ahead_BRH = position_BR[..., None] + 1 + torch.arange(horizon, device=position_BR.device)
+    inside = ahead_BRH.clamp(max=width - 1)
+    own_BR1 = _at(document_BS, position_BR)[..., None]
+    keep_BRH = (position_BR >= 0)[..., None] & (ahead_BRH < width) & (_at(document_BS, inside) == own_BR1)
+    return torch.where(keep_BRH, ahead_BRH - 1, 0), torch.where(keep_BRH, _at(token_BS, inside), 0), keep_BRH
+
+
+def without_thoughts(texts: TextBatch, horizon: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the trunk alone predicts each position's continuation: its nodes, the tokens, and which exist, `[B, P, H]`.
+
+    The same as in the layout of any thoughts at these positions, without growing one.
+    """
+    document_BS = torch.where(texts.document_BS >= 0, texts.document_BS, -1)
+    return _continuations(texts.tokens_BS, document_BS, texts.positions_BP, horizon)
 
 
 def _segments(
@@ -198,12 +227,8 @@ def _segments(
     exists_BRK = exists_BRK & present_BR[..., None]
     count, span = exists_BRK.shape[-1], plan.segment_width
 
-    ahead_BRH = position_BR[..., None] + 1 + torch.arange(horizon, device=device)
+    before_BRH, target_BRH, loss_mask_BRH = _continuations(trunk.token, trunk.document, position_BR, horizon)
     document_BR1 = _at(trunk.document, position_BR)[..., None]
-    inside = ahead_BRH.clamp(max=width - 1)
-    loss_mask_BRH = present_BR[..., None] & (ahead_BRH < width) & (_at(trunk.document, inside) == document_BR1)
-    target_BRH = torch.where(loss_mask_BRH, _at(trunk.token, inside), 0)
-
     branch_R1, place_W = torch.arange(branches, device=device)[:, None], torch.arange(span, device=device)
     segment_RK = branch_R1 * count + torch.arange(count, device=device)
     own_node_RKW = start + segment_RK[..., None] * span + place_W
@@ -254,7 +279,7 @@ def _segments(
         "checkpoint_BRK": torch.where(exists_BRK, checkpoint_BRK, 0),
         "segment_mask_BRK": exists_BRK,
         "loss_node_BRKH": torch.where(kept, loss_node_BRKH, 0),
-        "trunk_loss_node_BRH": torch.where(loss_mask_BRH, ahead_BRH - 1, 0),
+        "trunk_loss_node_BRH": before_BRH,
         "loss_target_BRH": target_BRH,
         "loss_mask_BRH": loss_mask_BRH,
     }

@@ -129,6 +129,15 @@ class Backbone:
         return table.num_embeddings if isinstance(table, nn.Embedding) else None
 
     @property
+    def heads(self) -> tuple[int, int, int] | None:
+        """Query heads, key heads and features of a head, where the config tells."""
+        queries = getattr(self.config, "num_attention_heads", None)
+        if not isinstance(queries, int) or queries < 1:
+            return None
+        keys = getattr(self.config, "num_key_value_heads", None) or queries
+        return queries, keys, getattr(self.config, "head_dim", None) or self.config.hidden_size // queries
+
+    @property
     def windows(self) -> set[int]:
         """Every number in the config that may bound how far attention looks back."""
         bounds = ("window", "chunk")
@@ -157,6 +166,7 @@ class Backbone:
         stop_block: int | None = None,
         recompute: bool = False,
         fused: Sequence[Callable[..., Tensor]] | None = None,
+        trained: Sequence[Callable[..., Tensor]] | None = None,
     ) -> Tensor:
         """Final hidden states (after the last norm) of the pass's nodes, `[B, n, D]`.
 
@@ -164,6 +174,7 @@ class Backbone:
         with `stop_block` = k the activations entering block k are returned instead. So the frozen lower part of a model
         can be computed once and its top run from there many times. `recompute` keeps no activations inside blocks.
         `fused` are forwards to run instead of the blocks' own (see `fast/hf_fused.py`); they have no gradients.
+        `trained` are such forwards that have them (`fast/hf_training.py`).
         """
         if self.model.training:
             self.model.eval()
@@ -171,7 +182,7 @@ class Backbone:
         with ExitStack() as patches:
             patches.enter_context(self._attached())
             for index, block in enumerate(self.blocks):
-                whole = block.forward
+                whole = block.forward if trained is None else trained[index]
                 if fused is not None:
                     patches.enter_context(replaced(block, fused[index]))
                 elif index < first_block or (stop_block is not None and index > stop_block):
@@ -180,7 +191,7 @@ class Backbone:
                     patches.enter_context(replaced(block, _noting(entering)))
                 elif index == first_block > 0:
                     patches.enter_context(replaced(block, self._block(_entered_by(whole, embeds_BnD), recompute)))
-                elif recompute:
+                elif recompute or trained is not None:
                     patches.enter_context(replaced(block, self._block(whole, recompute)))
             output = self.base(
                 inputs_embeds=embeds_BnD,

@@ -25,17 +25,13 @@ class Picks:
     def of(node: Tensor, target: Tensor, keep: Tensor, node_count: int) -> Picks:
         """Picks of `node` (`[B, …]`, indices inside a row) where `keep`."""
         row = torch.arange(len(node), device=node.device).view(-1, *[1] * (node.ndim - 1)) * node_count
-        return Picks((node + row)[keep], target.expand_as(node)[keep], keep)
+        at = keep.flatten().nonzero()[:, 0]  # the one moment that waits for the device
+        return Picks((node + row).flatten()[at], target.expand_as(node).flatten()[at], keep)
 
     @staticmethod
     def actions(layout: Layout, tokens_BRT: Tensor) -> Picks:
         """The node before each action, and the action."""
         return Picks.of(layout.action_node_BRT, tokens_BRT, layout.action_mask_BRT, layout.node_count)
-
-    @staticmethod
-    def no_thought(layout: Layout) -> Picks:
-        """The trunk nodes that predict each branch's continuation, `[B, R, H]`, among the trunk's nodes alone."""
-        return Picks.of(layout.trunk_loss_node_BRH, layout.loss_target_BRH, layout.loss_mask_BRH, layout.trunk_width)
 
     @staticmethod
     def continuations(layout: Layout) -> Picks:

@@ -12,11 +12,15 @@ from tfive.errors import UserError
 from tfive.tree.attention import TreePass
 from tfive.tree.decode import Reading
 from tfive.tree.delimiters import Delimiters
+from tfive.tree.fast import vocabulary
 from tfive.tree.fast.delta_kernel import choose_rule
+from tfive.tree.fast.grown import GrownLayouts
 from tfive.tree.fast.hf_fused import Fusion, FusionChoice, choose_fusion
+from tfive.tree.fast.hf_training import TrainingChoice, choose_trained
+from tfive.tree.fast.tiled import tiled_trouble
 from tfive.tree.gated import ReadingGates
 from tfive.tree.grow import grow, small_texts
-from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary
+from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary, target_log_prob
 from tfive.tree.hf import Backbone
 from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower
@@ -49,9 +53,11 @@ class TreeReader:
                 f"thought.reading = gated: {self.backbone.name} ({type(model).__name__}) has recurrent layers, which "
                 "cannot read a thought through gates; set thought.reading = inline"
             )
+        self.layouts = GrownLayouts(self.engine.cuda_graphs)
         self._forbidden_V: Tensor | None = None
         self._rule: Any = None
         self._fusion: list[FusionChoice] = []
+        self._training: TrainingChoice | None = None
 
     @property
     def unread(self) -> bool:
@@ -102,12 +108,23 @@ class TreeReader:
         if limit is not None and needed > limit:
             raise UserError(f"text of {texts.tokens_BS.shape[1]} tokens: with a thought {needed} positions are needed, "
                             f"{self.backbone.name} has {limit}; shorten the texts")  # fmt: skip
-        return grow(texts.to(self.device), self.plan, None if thoughts is None else thoughts.to(self.device), segments)
+        own = None if thoughts is None else thoughts.to(self.device)
+        return self.layouts(grow, texts.to(self.device), self.plan, own, segments)
 
     @property
     def kernel(self) -> str:
         """How attention is computed."""
-        return "folded" if self.engine.attention == "auto" else self.engine.attention
+        if self.engine.attention != "auto":
+            return self.engine.attention
+        return "tiled" if self.tiled_trouble is None else "folded"
+
+    @property
+    def tiled_trouble(self) -> str | None:
+        """Why attention is not computed by tiles, or None: it is where `auto` may choose."""
+        heads = self.backbone.heads
+        if heads is None:
+            return "its heads are not told by its config"
+        return tiled_trouble(*heads, self.device, self.model.dtype)
 
     def recurrence(self, layout: Layout, **options: Any) -> TreeRecurrence | None:
         """What recurrent layers need to know of a pass over `layout`; None for models without any."""
@@ -131,6 +148,19 @@ class TreeReader:
         self._fusion = other._fusion
 
     @property
+    def training(self) -> TrainingChoice:
+        """Blocks with few kernels for passes with gradients, or why there are none; chosen once."""
+        if self._training is None:
+            layout = self._grow(small_texts(int(self.backbone.config.vocab_size)), None)
+            try:
+                given = (self.backbone, self.fusion.fusion, self.fusion.reason, layout, self.recurrence(layout))
+                self._training = choose_trained(self.engine.fused_training, *given)
+            except UserError as error:
+                # Adapted blocks, say, are trained as they are; `engine.fast = on` is about reading and sampling.
+                self._training = TrainingChoice(None, None, str(error))
+        return self._training
+
+    @property
     def _fused(self) -> Fusion | None:
         """Fused blocks where they apply: they do not follow a caller's autocast."""
         return None if torch.is_autocast_enabled(self.device.type) else self.fusion.fusion
@@ -144,16 +174,23 @@ class TreeReader:
         """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for."""
         tree = TreePass(layout, self.kernel, recurrence=self.recurrence(layout), gates=self.gates)
         recompute = self.engine.activation_checkpointing and torch.is_grad_enabled()
+        trained = None if torch.is_autocast_enabled(self.device.type) else self.training.forwards
+        given: dict[str, Any] = {"recompute": recompute, "trained": trained}
         if lower is not None:
-            return self.backbone.run(lower.hidden_BND, layout.position_BN, tree, lower.block, recompute=recompute)
+            return self.backbone.run(lower.hidden_BND, layout.position_BN, tree, lower.block, **given)
         embeds_BND = self.embed(layout.token_BN, layout.delimiter_BN)
         if fuse and stop is None:
             return self.read_only(embeds_BND, layout.position_BN, tree)
-        return self.backbone.run(embeds_BND, layout.position_BN, tree, stop_block=stop, recompute=recompute)
+        return self.backbone.run(embeds_BND, layout.position_BN, tree, stop_block=stop, **given)
 
     def reduce(self, hidden_BND: Tensor, picks: Picks, reducer: Reducer, forbidden: bool = False) -> dict[str, Tensor]:
         """The reducer's numbers at the picked nodes, in the picks' shape."""
-        source = Source(self.head, picks.rows(hidden_BND), self.forbidden_V if forbidden else None)
+        head, rows_XD, banned_V = self.head, picks.rows(hidden_BND), self.forbidden_V if forbidden else None
+        ops = None if torch.is_autocast_enabled(self.device.type) else self.training.ops
+        if reducer is target_log_prob and ops is not None and vocabulary.serves(head, rows_XD):
+            given = (head, rows_XD, picks.target, banned_V, self.engine.head_bytes)
+            return {"log_prob": picks.spread(vocabulary.log_prob(ops, *given))}
+        source = Source(head, rows_XD, banned_V)
         found = reduce_vocabulary([source], reducer, {"target": picks.target}, self.engine.head_bytes)
         return {name: picks.spread(values) for name, values in found.items()}
 

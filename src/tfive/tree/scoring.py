@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tfive.tree.attention import TreePass
 from tfive.tree.decode import Reading
-from tfive.tree.grow import grow, no_thoughts
+from tfive.tree.grow import grow, without_thoughts
 from tfive.tree.head import target_log_prob
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.outputs import Scores
@@ -17,7 +17,7 @@ from tfive.tree.picks import Picks
 from tfive.tree.reader import TreeReader
 
 
-@dataclass(frozen=True)
+@dataclass
 class Scoring:
     """One call of `TreeModel.score`: what is read, and what is wanted of it."""
 
@@ -27,16 +27,18 @@ class Scoring:
     features: bool = False
     whole: bool = False
 
+    def __post_init__(self) -> None:
+        node_BPH, target_BPH, keep_BPH = without_thoughts(self.texts, self.tree.plan.horizon)
+        # Before any pass of this call: picking waits for the device.
+        self._plain = Picks.of(node_BPH, target_BPH, keep_BPH, self.texts.tokens_BS.shape[1])
+
     def plain(self, valid_BR: Tensor) -> dict[str, Tensor]:
         """The losses without a thought, read off the trunk once per position, whatever the group."""
-        tree, texts, reading = self.tree, self.texts, self.reading
-        rows, count = texts.positions_BP.shape
-        layout = grow(texts, tree.plan, no_thoughts(rows, count, tree.plan, tree.device), "none", texts.positions_BP)
-        picks = Picks.no_thought(layout)
+        tree, reading, picks = self.tree, self.reading, self._plain
         loss_BPH = -tree.reduce(reading.hidden_BSD, picks, target_log_prob)["log_prob"]
         group, valid_BR1 = tree.plan.group, valid_BR[..., None]
         loss_BRH = loss_BPH.repeat_interleave(group, 1) * valid_BR1
-        count_BR = layout.loss_mask_BRH.sum(-1).clamp(min=1).repeat_interleave(group, 1)
+        count_BR = picks.keep.sum(-1).clamp(min=1).repeat_interleave(group, 1)
         found = {"no_thought_BR": loss_BRH.sum(-1) / count_BR, "no_thought_token_BRH": loss_BRH}
         if self.features:
             seen_BPHD = picks.spread(picks.rows(reading.hidden_BSD))
@@ -46,7 +48,7 @@ class Scoring:
     def unread(self, thoughts: Thoughts) -> Scores:
         """The scores of thoughts that shut gates keep out: those without a thought, and no branch is read."""
         plain = self.plain(thoughts.valid_BR)
-        layout = grow(self.texts, self.tree.plan, thoughts, "last" if self.whole else "all")
+        layout = self.tree.layouts(grow, self.texts, self.tree.plan, thoughts, "last" if self.whole else "all")
         found = {
             "losses_BRK": plain["no_thought_BR"][..., None] * layout.segment_mask_BRK,
             "checkpoint_BRK": layout.checkpoint_BRK,
@@ -64,14 +66,16 @@ class Scoring:
         tree, texts, reading = self.tree, self.texts, self.reading
         stop = start + thoughts.length_BR.shape[1]
         position_BR = texts.positions_BP.repeat_interleave(tree.plan.group, 1)[:, start:stop]
-        layout = grow(texts, tree.plan, thoughts, "last" if self.whole else "all", position_BR)
+        layout = tree.layouts(grow, texts, tree.plan, thoughts, "last" if self.whole else "all", position_BR)
+        picks = Picks.continuations(layout)
+        last = Picks.last_continuations(layout) if self.features else None
         recurrence = tree.recurrence(layout, position_BP=texts.positions_BP, memory=reading.recurrent)
         row = TreePass(layout, tree.kernel, trunk=reading.attention, recurrence=recurrence, gates=tree.gates)
         embeds = tree.embed(layout.token_BN[:, row.start :], layout.delimiter_BN[:, row.start :])
         own = tree.read_only(embeds, layout.position_BN[:, row.start :], row)
         hidden_BND = torch.cat([reading.hidden_BSD, own], 1)
 
-        loss_BRKH = -tree.reduce(hidden_BND, Picks.continuations(layout), target_log_prob)["log_prob"]
+        loss_BRKH = -tree.reduce(hidden_BND, picks, target_log_prob)["log_prob"]
         count_BR = layout.loss_mask_BRH.sum(-1).clamp(min=1)
         whole_BR11 = (layout.segment_mask_BRK.sum(-1) - 1).clamp(min=0)[..., None, None]
         found = {
@@ -81,7 +85,6 @@ class Scoring:
             "token_BRH": loss_BRKH.take_along_dim(whole_BR11, 2)[:, :, 0],
             "token_mask_BRH": layout.loss_mask_BRH,
         }
-        if self.features:
-            last = Picks.last_continuations(layout)
+        if last is not None:
             found["features_BRHD"] = last.spread(last.rows(hidden_BND))
         return found

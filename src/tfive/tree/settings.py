@@ -73,7 +73,7 @@ class SamplingSettings(Section):
     """Sample from the training forward itself, so that the first ratio is exactly 1 (slow; for checking)."""
 
 
-Attention = Literal["auto", "sdpa", "folded", "flex"]
+Attention = Literal["auto", "sdpa", "folded", "tiled", "flex"]
 Switch = Literal["auto", "on", "off"]
 
 HEAD_BYTES = 1 << 28
@@ -100,10 +100,16 @@ class EngineSettings(Section):
                 delta_rule="torch",
                 fused_norms="off",
                 fused_blocks="off",
+                fused_training="off",
                 activation_checkpointing=checkpointing,
                 cuda_graphs=False,
             )
-        return EngineOptions(fused_norms=self.fast, fused_blocks=self.fast, activation_checkpointing=checkpointing)
+        return EngineOptions(
+            fused_norms=self.fast,
+            fused_blocks=self.fast,
+            fused_training=self.fast,
+            activation_checkpointing=checkpointing,
+        )
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,8 @@ class EngineOptions:
 
     attention: Attention = "auto"
     """`sdpa`: transformers' masked attention (the reference); `folded`: the same without repeating keys and values for
-    grouped queries; `flex`: FlexAttention (no CPU backward); `auto`: folded."""
+    grouped queries; `tiled`: kernels that skip what nobody sees (CUDA, bfloat16); `flex`: FlexAttention (no CPU
+    backward); `auto`: tiled where it agrees with the others on this device, else folded."""
     delta_rule: Literal["auto", "torch", "fla"] = "auto"
     """The rule of recurrent layers: pure PyTorch, flash-linear-attention, or (`auto`) the latter where it is sound."""
     head_bytes: int = HEAD_BYTES
@@ -126,6 +133,9 @@ class EngineOptions:
     """Run blocks without gradients (reading, sampling, scoring) by a few kernels each: `auto` does so on CUDA, for
     models whose blocks were found to compute the same. Sampling then holds a copy of the weights that read the
     residual stream."""
+    fused_training: Switch = "auto"
+    """Run blocks with gradients (the actor's and the critics' passes) by few kernels too, where those without are and
+    their gradients were found to be the same."""
     activation_checkpointing: bool = False
     cuda_graphs: bool = True
     """Capture sampling steps and those of the calibration heads as CUDA graphs (on CUDA devices only)."""

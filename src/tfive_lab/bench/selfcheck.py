@@ -25,6 +25,11 @@ from tfive.tree.fast.cuda_graph import CudaGraphs
 from tfive.tree.fast.delta_kernel import choose_rule
 from tfive.tree.fast.fused import KERNEL_BOUNDS, TritonOps, differences, triton_trouble
 from tfive.tree.fast.hf_fused import AttentionPart
+from tfive.tree.fast.hf_training import block_shapes
+from tfive.tree.fast.tiled import differences as tiled_differences
+from tfive.tree.fast.tiled import tiled_trouble
+from tfive.tree.fast.training_ops import TritonTraining
+from tfive.tree.fast.training_ops import differences as training_differences
 from tfive.tree.head import log_normaliser, normaliser_kernel
 from tfive.tree.recurrent.delta_rule import read_paths, unit_rows
 from tfive.tree.settings import Attention, EngineOptions, SamplingSettings, Switch
@@ -143,6 +148,7 @@ def _engine_checks(kind: str, device: torch.device) -> Iterator[Check]:
         yield Check(kind, "flex attention", None, None, "no backward pass on this device")
 
     yield from _kernels(kind, side, reference)
+    yield from _training(kind, side, reference)
     fast = tree_phases(model, WORK, EngineOptions())
     again = fast.sampling()
     how = "captured sampling" if cuda else "sampling by default settings"
@@ -188,14 +194,46 @@ def _kernels(kind: str, side: TreePhases, reference: Outputs) -> Iterator[Check]
         if device.type != "cuda":
             yield Check(kind, name, None, None, f"not used: {trouble}")
             continue
-        apart = differences(TritonOps(), heads, device, dtype)
-        note = ", ".join(f"{what} {size:.1e}" for what, size in apart.items())
-        yield Check(kind, name, max(apart.values()), KERNEL_BOUNDS[dtype], note)
+        yield _each(kind, name.removesuffix(", relative"), differences(TritonOps(), heads, device, dtype), dtype)
     if device.type == "cuda":
         logits_xV = 5 * torch.randn(64, 151_936, generator=torch.Generator().manual_seed(0)).to(device)
         wanted = logits_xV.double().logsumexp(-1)
         used = "the kernel" if normaliser_kernel(device) else "PyTorch"
         yield Check(kind, "log-normaliser", _gap(log_normaliser(logits_xV), wanted), 1e-5, used)
+
+
+def _training(kind: str, side: TreePhases, reference: Outputs) -> Iterator[Check]:
+    """Trained blocks and the head they come with against the model's own, gradients included, then each training kernel
+    and tiled attention against PyTorch at the model's shape."""
+    device = side.tree.device
+    setting: Switch = "auto" if device.type == "cuda" else "on"
+    trained = tree_phases(side.model, WORK, replace(side.engine, fused_blocks=setting, fused_training=setting))
+    trained.thoughts = side.thoughts
+    choice, fusion = trained.tree.training, trained.tree.fusion.fusion
+    if choice.forwards is None or fusion is None:
+        yield Check(kind, "trained blocks", None, None, f"not used: {choice.reason}")
+    else:
+        found = _of_tree(trained)
+        yield Check(kind, "trained blocks", found.apart(reference), FLOAT32, choice.reason)
+        yield Check(kind, "their gradients, relative", _relative(found.gradients, reference.gradients), 1e-3)
+    shapes = [] if fusion is None else block_shapes(fusion, trained.tree.backbone)
+    for dtype in KERNEL_BOUNDS:
+        called = str(dtype).removeprefix("torch.")
+        heads = trained.tree.backbone.heads
+        trouble = "its heads are not told by its config" if heads is None else tiled_trouble(*heads, device, dtype)
+        if device.type != "cuda" or heads is None or trouble is not None:
+            yield Check(kind, f"tiled attention in {called}", None, None, f"not used: {trouble}")
+        else:
+            yield _each(kind, f"tiled attention in {called}", tiled_differences(*heads, device, dtype), dtype)
+        for shape in shapes if device.type == "cuda" else []:
+            apart = training_differences(TritonTraining(), shape, device, dtype)
+            yield _each(kind, f"training kernels in {called}", apart, dtype)
+
+
+def _each(kind: str, name: str, apart: dict[str, float], dtype: torch.dtype) -> Check:
+    """The largest of several relative differences, with all of them in the note."""
+    note = ", ".join(f"{what} {size:.1e}" for what, size in apart.items())
+    return Check(kind, f"{name}, relative", max(apart.values()), KERNEL_BOUNDS[dtype], note)
 
 
 def _parity(kind: str, side: TreePhases) -> Iterator[Check]:

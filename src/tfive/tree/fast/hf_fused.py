@@ -283,7 +283,7 @@ def _attention(module: Any, before: RootMeanSquare, turned: int, scale: float) -
     return AttentionPart(int(module.layer_idx), heads, scale, inward, Outward(outer), norms)
 
 
-def _block(block: Any, turned: int, scale: float) -> FusedBlock:
+def fused_block(block: Any, turned: int, scale: float) -> FusedBlock:
     known = {"mlp", "input_layernorm", "post_attention_layernorm"}
     mixers = {name for name, _ in block.named_children()} - known
     _parts(block, known | mixers, set())
@@ -315,7 +315,7 @@ class _Noting(TreePass):
         return super().attend(layer, query_BYnE, key_BXnE, value_BXnE, scale, window, cap)
 
 
-def _angles(backbone: Backbone, layout: Layout) -> Angles:
+def rotary_angles(backbone: Backbone, layout: Layout) -> Angles:
     """What the model hands its blocks to rotate by, in float32."""
     handed: list[Any] = []
 
@@ -323,7 +323,8 @@ def _angles(backbone: Backbone, layout: Layout) -> Angles:
         handed.append(given.get("position_embeddings"))
         return hidden_states
 
-    embeds = backbone.embedding(layout.token_BN)
+    first = next(backbone.base.parameters())
+    embeds = torch.zeros(*layout.token_BN.shape, backbone.config.hidden_size, dtype=first.dtype, device=first.device)
     backbone.run(embeds, layout.position_BN, TreePass(layout), fused=[note] * len(backbone.blocks))
     if not isinstance(handed[0], tuple) or len(handed[0]) != 2:
         raise Unfit("its blocks are not handed rotary angles")
@@ -341,7 +342,7 @@ def _examined(backbone: Backbone, index: int, angles: Angles, tree: _Noting) -> 
     shape = (*tree.layout.position_BN.shape, backbone.config.hidden_size)
     hidden = torch.randn(shape, generator=torch.Generator().manual_seed(index)).to(angles[0])
     turned = angles[0].shape[-1]
-    _block(twin, turned, 1.0)  # what is made otherwise may not even be called alike
+    fused_block(twin, turned, 1.0)  # what is made otherwise may not even be called alike
     given = {"position_embeddings": angles, "attention_mask": None, "tree": tree}
     recurrent = [module for module in twin.children() if is_recurrent(module)]
     with backbone.attending_by(IMPLEMENTATION), ExitStack() as patches:
@@ -352,12 +353,12 @@ def _examined(backbone: Backbone, index: int, angles: Angles, tree: _Noting) -> 
     scale, window, cap = tree.asked
     if not recurrent and (scale is None or window is not None or cap is not None):
         raise Unfit(f"block {index} attends with a window or a soft cap")
-    fused = _block(twin, turned, scale or 1.0)
+    fused = fused_block(twin, turned, scale or 1.0)
     for form in (fused, fused.holding()):
         off = float((form.forward(TorchOps())(hidden.clone(), **given) - wanted).norm() / (wanted - hidden).norm())
         if not off <= _BOUND:
             raise Unfit(f"block {index} ({type(block).__name__}) computes something else, {off:.2g} apart")
-    return _block(block, turned, scale or 1.0)
+    return fused_block(block, turned, scale or 1.0)
 
 
 @dataclass(frozen=True)
@@ -374,9 +375,11 @@ def choose_fusion(setting: str, backbone: Backbone, layout: Layout, recurrence: 
     first = next(backbone.base.parameters())
     if setting == "off" or (setting == "auto" and first.device.type != "cuda"):
         return FusionChoice(None, "switched off" if setting == "off" else f"no use on {first.device.type}")
+    if any(isinstance(block, nn.Identity) for block in backbone.blocks):
+        return FusionChoice(None, "only its last blocks are there")
     try:
         tree = _Noting(layout, recurrence=recurrence)
-        angles = _angles(backbone, layout)
+        angles = rotary_angles(backbone, layout)
         blocks = [_examined(backbone, index, angles, tree) for index in range(len(backbone.blocks))]
     except Unfit as unfit:
         if setting == "on":
