@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from tfive.errors import UserError
 from tfive.tree.attention import Attending, TreePass
-from tfive.tree.fast.fused import Angles, Division, Heads, Ops, TorchOps, choose_ops
+from tfive.tree.fast.delta_step import BranchSteps, RecurrentHeads, StepKernel, StepWeights, choose_step, torch_step
+from tfive.tree.fast.fused import Angles, Division, Heads, Ops, TorchOps, choose_ops, divided
 from tfive.tree.hf import (
     IMPLEMENTATION,
     Backbone,
@@ -39,6 +40,7 @@ from tfive.tree.hf import (
     replaced,
 )
 from tfive.tree.layout import Layout
+from tfive.tree.recurrent.deltanet import ForkMemory
 
 _BOUND = 1e-4
 """Largest error of a fused block in float32, relative to what the block adds to the residual stream."""
@@ -166,22 +168,36 @@ class RecurrentPart:
 
     module: nn.Module
     inward: Fan
+    outward: nn.Linear
 
     def onto(self, residual_BnD: Tensor, angles: Angles, tree: Attending, ops: Ops) -> Tensor:
         """The residual stream `[x, D]` after this part."""
+        residual_xD = residual_BnD.flatten(0, 1)
+        if isinstance(tree.recurrence, BranchSteps):
+            mixed, gate, strength, rate = self.inward(residual_xD)
+            division = self.inward.division(residual_xD)
+            output_xV = tree.recurrence.step(self.layer, (mixed, gate, strength, rate), division)
+            return _onto(residual_xD, output_xV, self.outward)
         if tree.recurrence is None:
             raise RuntimeError("this pass has no recurrence for a recurrent layer")
         parts = replace(recurrent_parts(self.module), project=self._project)
         mixed_BnD = tree.recurrence.mix(parts, residual_BnD)
-        return residual_BnD.flatten(0, 1).add_(mixed_BnD.flatten(0, 1))
+        return residual_xD.add_(mixed_BnD.flatten(0, 1))
+
+    @property
+    def layer(self) -> int:
+        """Which block it belongs to."""
+        module: Any = self.module
+        return int(module.layer_idx)
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        mixed, gate, strength, rate = self.inward(hidden)
+        division = self.inward.division(hidden)
+        mixed, gate, strength, rate = (divided(product, division) for product in self.inward(hidden))
         return mixed, gate, strength, rate
 
-    def holding(self) -> RecurrentPart:
-        """The same on copies of the weights it projects with."""
-        return replace(self, inward=self.inward.holding(fold=False))
+    def holding(self, fold: bool) -> RecurrentPart:
+        """The same on copies of the weights it projects with; `fold`: for a step that divides."""
+        return replace(self, inward=self.inward.holding(fold))
 
     def refresh(self) -> None:
         """Bring the copies up to date."""
@@ -211,24 +227,34 @@ class FusedBlock:
 
         return forward
 
-    def holding(self) -> FusedBlock:
-        """The same block on copies of the weights it projects with."""
-        return FusedBlock(self.mixer.holding(), self.spread.holding(fold=True), self.down)
+    def holding(self, fold: bool) -> FusedBlock:
+        """The same block on copies of the weights it projects with; `fold`: recurrent layers divide by their norm."""
+        mixer = self.mixer.holding() if isinstance(self.mixer, AttentionPart) else self.mixer.holding(fold)
+        return FusedBlock(mixer, self.spread.holding(fold=True), self.down)
 
 
 class Fusion:
     """All blocks of a model, fused, on the model's weights and (for sampling) on copies of most of them."""
 
-    def __init__(self, blocks: list[FusedBlock], ops: Ops) -> None:
-        self.blocks, self.ops = blocks, ops
+    def __init__(self, blocks: list[FusedBlock], ops: Ops, step: StepKernel | None = None) -> None:
+        """`step` is how recurrent layers advance in sampling; without one they do so by `deltanet.StepRecurrence`."""
+        self.blocks, self.ops, self.step = blocks, ops, step
         self.forwards = [block.forward(ops) for block in blocks]
         self.held: list[FusedBlock] = []
 
     def hold(self) -> list[Callable[..., Tensor]]:
         """Forwards on held weights; all samplers share these."""
         if not self.held:
-            self.held = [block.holding() for block in self.blocks]
+            self.held = [block.holding(fold=self.step is not None) for block in self.blocks]
         return [block.forward(self.ops) for block in self.held]
+
+    def steps(self, memory: dict[int, ForkMemory], branches: int, steps: int) -> BranchSteps | None:
+        """What recurrent layers need of a sampling loop, None where the step has no kernel."""
+        if self.step is None:
+            return None
+        recurrent = [block.mixer for block in self.blocks if isinstance(block.mixer, RecurrentPart)]
+        weights = {part.layer: StepWeights.of(recurrent_parts(part.module)) for part in recurrent}
+        return BranchSteps(memory, branches, steps, self.step, weights)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -292,7 +318,8 @@ def _block(block: Any, turned: int, scale: float) -> FusedBlock:
     spread = Fan(after, (_linear(block.mlp, "gate_proj"), _linear(block.mlp, "up_proj")))
     part: AttentionPart | RecurrentPart
     if is_recurrent(mixer):
-        part = RecurrentPart(mixer, Fan(before, tuple(_linear(mixer, f"in_proj_{n}") for n in ("qkv", "z", "b", "a"))))
+        inward = Fan(before, tuple(_linear(mixer, f"in_proj_{n}") for n in ("qkv", "z", "b", "a")))
+        part = RecurrentPart(mixer, inward, _linear(mixer, "out_proj"))
     else:
         part = _attention(mixer, before, turned, scale)
     return FusedBlock(part, spread, _linear(block.mlp, "down_proj"))
@@ -344,7 +371,7 @@ def _examined(backbone: Backbone, index: int, angles: Angles, tree: _Noting) -> 
     if not recurrent and (scale is None or window is not None or cap is not None):
         raise Unfit(f"block {index} attends with a window or a soft cap")
     fused = _block(twin, turned, scale or 1.0)
-    for form in (fused, fused.holding()):
+    for form in (fused, fused.holding(fold=False), fused.holding(fold=True)):
         off = float((form.forward(TorchOps())(hidden.clone(), **given) - wanted).norm() / (wanted - hidden).norm())
         if not off <= _BOUND:
             raise Unfit(f"block {index} ({type(block).__name__}) computes something else, {off:.2g} apart")
@@ -353,10 +380,11 @@ def _examined(backbone: Backbone, index: int, angles: Angles, tree: _Noting) -> 
 
 @dataclass(frozen=True)
 class FusionChoice:
-    """The fused blocks, or None, and why."""
+    """The fused blocks, or None, and why; how recurrent layers step in sampling, where there are any."""
 
     fusion: Fusion | None
     reason: str
+    steps: str = ""
 
 
 @torch.no_grad()
@@ -379,4 +407,20 @@ def choose_fusion(setting: str, backbone: Backbone, layout: Layout, recurrence: 
         ops, reason = choose_ops(setting, heads, first.device, first.dtype)
         if ops is None:
             break
-    return FusionChoice(None if ops is None else Fusion(blocks, ops), reason)
+    if ops is None:
+        return FusionChoice(None, reason)
+    step, why = _choose_step(blocks, ops, first)
+    return FusionChoice(Fusion(blocks, ops, step), reason, why)
+
+
+def _choose_step(blocks: list[FusedBlock], ops: Ops, like: Tensor) -> tuple[StepKernel | None, str]:
+    """The step of all recurrent layers, None where one of them cannot have it, and why."""
+    layers = [recurrent_parts(block.mixer.module) for block in blocks if isinstance(block.mixer, RecurrentPart)]
+    if not layers:
+        return None, ""
+    if any(parts.tap_bias_U is not None for parts in layers):
+        return None, "the convolution has a bias"
+    if isinstance(ops, TorchOps):
+        return torch_step, "asked for"
+    chosen = [choose_step(heads, like.device, like.dtype) for heads in {RecurrentHeads.of(parts) for parts in layers}]
+    return next((choice for choice in chosen if choice[0] is None), chosen[0])

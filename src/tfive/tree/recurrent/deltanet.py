@@ -65,6 +65,10 @@ class RecurrentParts:
     key_heads: int
     key_features: int
     value_features: int
+    norm_F: Tensor
+    """Weight of the output's norm, after which the gate acts, and its epsilon: `finish` is both, then `outward`."""
+    norm_epsilon: float
+    outward: Callable[[Tensor], Tensor]
 
     @property
     def memory(self) -> int:
