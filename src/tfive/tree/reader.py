@@ -12,12 +12,12 @@ from tfive.errors import UserError
 from tfive.tree.attention import TreePass
 from tfive.tree.decode import Reading
 from tfive.tree.delimiters import Delimiters
-from tfive.tree.fast.delta_kernel import choose_rule
+from tfive.tree.fast.delta_kernel import RuleChoice, choose_rule
 from tfive.tree.fast.hf_fused import Fusion, FusionChoice, choose_fusion
 from tfive.tree.gated import ReadingGates
 from tfive.tree.grow import grow, small_texts
 from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary
-from tfive.tree.hf import Backbone
+from tfive.tree.hf import Backbone, recurrent_parts
 from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower
 from tfive.tree.picks import Picks
@@ -50,7 +50,7 @@ class TreeReader:
                 "cannot read a thought through gates; set thought.reading = inline"
             )
         self._forbidden_V: Tensor | None = None
-        self._rule: Any = None
+        self._rule: RuleChoice | None = None
         self._fusion: FusionChoice | None = None
 
     @property
@@ -113,16 +113,24 @@ class TreeReader:
         """What recurrent layers need to know of a pass over `layout`; None for models without any."""
         if not self.backbone.recurrent:
             return None
+        return self.rule.recurrence(layout, **options)
+
+    @property
+    def rule(self) -> RuleChoice:
+        """The delta rule of recurrent layers and why it is this one; chosen once."""
         if self._rule is None:
-            self._rule = choose_rule(self.engine.delta_rule, self.device, self.model.dtype)
-        return TreeRecurrence(layout, self._rule.rule, **options)
+            layers = [recurrent_parts(module) for module in self.backbone.recurrent.values()]
+            self._rule = choose_rule(self.engine.delta_rule, self.device, self.model.dtype, layers)
+        return self._rule
 
     @property
     def fusion(self) -> FusionChoice:
         """Fused blocks for passes without gradients, or why there are none; chosen once."""
         if self._fusion is None:
             layout = self._grow(small_texts(int(self.backbone.config.vocab_size)), None)
-            self._fusion = choose_fusion(self.engine.fused_blocks, self.backbone, layout, self.recurrence(layout))
+            step = self.engine.delta_rule in ("auto", "triton")
+            asked = (self.backbone, layout, self.recurrence(layout), step)
+            self._fusion = choose_fusion(self.engine.fused_blocks, *asked)
         return self._fusion
 
     @property

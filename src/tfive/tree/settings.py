@@ -114,8 +114,9 @@ class EngineOptions:
     attention: Attention = "auto"
     """`sdpa`: transformers' masked attention (the reference); `folded`: the same without repeating keys and values for
     grouped queries; `flex`: FlexAttention (no CPU backward); `auto`: folded."""
-    delta_rule: Literal["auto", "torch", "fla"] = "auto"
-    """The rule of recurrent layers: pure PyTorch, flash-linear-attention, or (`auto`) the latter where it is sound."""
+    delta_rule: Literal["auto", "torch", "triton", "fla"] = "auto"
+    """The rule of recurrent layers: pure PyTorch, our kernels in Triton, flash-linear-attention, or (`auto`) the first
+    sound one of Triton, flash-linear-attention and PyTorch."""
     head_bytes: int = HEAD_BYTES
     """Bytes of float32 vocabulary logits held at once."""
     max_nodes: int = 0

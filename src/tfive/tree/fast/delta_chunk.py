@@ -1,6 +1,6 @@
 """The gated delta rule over paths by Triton's kernels, with the contract of `delta_rule.read_paths`, gradients included.
 
-A reading is three kernels (with its backward pass five), whatever the number of chunks; a fork's state is one more.
+A reading is two kernels (with its backward pass four), whatever the number of chunks; a fork's state is one more.
 Nothing is copied into chunks, and nothing but the inverted systems, the writes and the boundary states is kept.
 Local shape letters as in `delta_rule.py`.
 """
@@ -73,8 +73,8 @@ def _empty(like: Tensor, *shape: int) -> Tensor:
 
 
 class _Read(torch.autograd.Function):
-    """Outputs `[Q, L, I, F]` in the values' precision, writes, running decays `[Q, L, I]` and the states before all
-    chunks but the first `[Q, M − 1, I, E, F]`, in float32."""
+    """Outputs and writes `[Q, L, I, F]` in the values' precision, running decays `[Q, L, I]` and the states before all
+    chunks but the first `[Q, M − 1, I, E, F]` in float32."""
 
     @staticmethod
     def forward(
@@ -95,7 +95,7 @@ class _Read(torch.autograd.Function):
             key, decay, beta, begin, inverse, n.length, n.chunks, I=heads, E=n.key_features, Z=chunk,
             LEVELS=chunk.bit_length() - 1, PACKED=n.packed, EXACT=n.exact, num_warps=4,
         )  # fmt: skip
-        out, write, total = torch.empty_like(value), _empty(key, *value.shape), _empty(key, *decay.shape)
+        out, write, total = torch.empty_like(value), torch.empty_like(value), _empty(key, *decay.shape)
         boundary = _empty(key, n.paths, n.chunks - 1, heads, n.key_features, n.value_features)
         kernels.read[(n.paths * n.parts * heads,)](
             query, key, value, decay, beta, begin, inverse, start, out, write, total, boundary,
@@ -110,14 +110,18 @@ class _Read(torch.autograd.Function):
         query, key, value, decay, beta, state, starts, inverse, write, boundary = ctx.saved_tensors
         n: _Shape = ctx.shape
         start, begin = (key if x is None else x for x in (state, starts))
-        slopes = [_empty(key, n.parts, *x.shape) for x in (query, key)]
-        value_slope = torch.empty_like(value)
-        gates = [_empty(key, n.parts, *x.shape) for x in (decay, beta)]
+        out_grad, write_grad, sum_grad, boundary_grad = (grad.contiguous() for grad in grads)
+        value_slope, right_slope, after = (torch.empty_like(x) for x in (value, value, boundary))
         state_slope = _empty(key, n.paths, n.heads, n.key_features, n.value_features) if n.stated else key
         kernels.read_back[(n.paths * n.parts * n.heads,)](
-            query, key, value, decay, beta, begin, inverse, start, write, boundary,
-            *(grad.contiguous() for grad in grads), *slopes, value_slope, *gates, state_slope,
-            n.length, n.chunks, n.share, n.paths * n.length, **n.constants(),
+            query, key, decay, beta, begin, inverse, out_grad, write_grad, boundary_grad,
+            value_slope, right_slope, after, state_slope, n.length, n.chunks, **n.constants(),
+        )  # fmt: skip
+        slopes = [_empty(key, n.parts, *x.shape) for x in (query, key)]
+        gates = [_empty(key, n.parts, *x.shape) for x in (decay, beta)]
+        kernels.slopes_back[(n.paths * n.chunks * n.parts * n.heads,)](
+            query, key, value, decay, beta, begin, start, write, boundary, out_grad, sum_grad, right_slope, after,
+            *slopes, *gates, n.length, n.chunks, n.share, n.paths * n.length, **n.constants(),
         )  # fmt: skip
         first = [_summed(slope).to(x.dtype) for slope, x in zip(slopes, (query, key))]
         last = [_summed(slope).to(x.dtype) for slope, x in zip(gates, (decay, beta))]
@@ -201,7 +205,7 @@ class TritonTrace:
 
 
 class TritonRule:
-    """The contract of `delta_rule.read_paths` in float32 or (not `exact`) with products in TensorFloat-32."""
+    """The contract of `delta_rule.read_paths` in float32 or (not `exact`) with products of bfloat16 roundings."""
 
     def __init__(self, exact: bool) -> None:
         self.exact = exact

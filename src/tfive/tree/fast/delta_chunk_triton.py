@@ -16,13 +16,10 @@ import triton.language as tl
 
 @triton.jit
 def _dot(a, b, EXACT: tl.constexpr):
-    return tl.dot(a, b, input_precision="ieee" if EXACT else "tf32")
-
-
-@triton.jit
-def _fine(a, b, EXACT: tl.constexpr):
-    """A product inside the inversion, where rounding would grow."""
-    return tl.dot(a, b, input_precision="ieee" if EXACT else "tf32x3")
+    """A product of float32 tiles: of their bfloat16 roundings, or as exact as three TensorFloat-32 products make it."""
+    if EXACT:
+        return tl.dot(a, b, input_precision="tf32x3")
+    return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
 
 
 @triton.jit
@@ -67,7 +64,7 @@ def invert(
     key = _rows(key_ptr, token, ok, I * E, i * E + e)
     beta = tl.load(beta_ptr + token * I + i, mask=ok, other=0.0).to(tl.float32)
     _, pair, _, _, _ = _fades(decay_ptr, starts_ptr, token, ok, i, I, Z, PACKED)
-    system = _fine(key, tl.trans(key), EXACT) * pair * beta[:, None]
+    system = _dot(key, tl.trans(key), EXACT) * pair * beta[:, None]
     inverse = tl.where(z[:, None] == z[None, :], 1.0, 0.0)
     for level in tl.static_range(LEVELS):
         block = z // (1 << level)
@@ -75,7 +72,8 @@ def invert(
         if level == 0:
             inverse -= corner
         else:
-            inverse -= _fine(_fine(inverse, corner, EXACT), inverse, EXACT)
+            left = tl.dot(inverse, corner, input_precision="tf32x3" if EXACT else "tf32")
+            inverse -= tl.dot(left, inverse, input_precision="tf32x3" if EXACT else "tf32")
     tl.store(inverse_ptr + ((q * chunks + m) * I + i) * (Z * Z) + z[:, None] * Z + z[None, :], inverse)
 
 
@@ -119,88 +117,134 @@ def read(
 
 @triton.jit
 def read_back(
-    query_ptr, key_ptr, value_ptr, decay_ptr, beta_ptr, starts_ptr, inverse_ptr, state_ptr, write_ptr, boundary_ptr,
-    out_grad_ptr, write_grad_ptr, sum_grad_ptr, boundary_grad_ptr,
-    query_slope_ptr, key_slope_ptr, value_slope_ptr, decay_slope_ptr, beta_slope_ptr, state_slope_ptr,
-    length, chunks, share, tokens,
+    query_ptr, key_ptr, decay_ptr, beta_ptr, starts_ptr, inverse_ptr, out_grad_ptr, write_grad_ptr, boundary_grad_ptr,
+    value_slope_ptr, right_slope_ptr, after_ptr, state_slope_ptr, length, chunks,
     I: tl.constexpr, E: tl.constexpr, F: tl.constexpr, G: tl.constexpr, Z: tl.constexpr, STATE: tl.constexpr,
     PACKED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of `read`. What is summed over value features is left in one share for each part of them."""
+    """What goes back from chunk to chunk: gradients of the states after all chunks but the last, of the initial state,
+    of the triangular systems' right sides, and of the values."""
     pid = tl.program_id(0)
     i, part, q = pid % I, (pid // I) % (F // G), (pid // I // (F // G)).to(tl.int64)
     z, e, f = tl.arange(0, Z), tl.arange(0, E), part * G + tl.arange(0, G)
     tile = e[:, None] * F + f[None, :]
-    below = z[:, None] > z[None, :]
-    after = tl.zeros([E, G], tl.float32)  # gradient of the state after the chunk
+    after = tl.zeros([E, G], tl.float32)
     for back in range(chunks):
         m = chunks - 1 - back
         ok = m * Z + z < length
         token = q * length + m * Z + z
         key = _rows(key_ptr, token, ok, I * E, i * E + e)
         query = _rows(query_ptr, token, ok, I * E, i * E + e)
-        value = _rows(value_ptr, token, ok, I * F, i * F + f)
-        write = _rows(write_ptr, token, ok, I * F, i * F + f)
         out_grad = _rows(out_grad_ptr, token, ok, I * F, i * F + f)
         beta = tl.load(beta_ptr + token * I + i, mask=ok, other=0.0).to(tl.float32)
-        c, pair, carried, leaving, kept = _fades(decay_ptr, starts_ptr, token, ok, i, I, Z, PACKED)
-        state = tl.zeros([E, G], tl.float32)
-        if m > 0:
-            state = tl.load(boundary_ptr + ((q * (chunks - 1) + m - 1) * I + i) * (E * F) + tile)
-        elif STATE:
-            state = tl.load(state_ptr + ((q // share) * I + i) * (E * F) + tile).to(tl.float32)
-        # Through the state after the chunk, e^c S + Σ e^(c − c_j) k_j u_j.
-        sent = leaving[:, None] * _dot(write, tl.trans(after), EXACT)
-        key_slope = sent
-        passed = tl.sum(key * sent, 1)
-        end = tl.sum(passed, 0) + kept * tl.sum(tl.sum(state * after, 1), 0)
+        _, pair, carried, leaving, kept = _fades(decay_ptr, starts_ptr, token, ok, i, I, Z, PACKED)
         write_slope = _rows(write_grad_ptr, token, ok, I * F, i * F + f)
-        write_slope += _dot(key * leaving[:, None], after, EXACT)
-        # Through the outputs.
-        products = _dot(query, tl.trans(key), EXACT) * pair
-        write_slope += _dot(tl.trans(products), out_grad, EXACT)
-        asked = carried[:, None] * _dot(out_grad, tl.trans(state), EXACT)
-        weight_slope = _dot(out_grad, tl.trans(write), EXACT)
-        rise = tl.sum(query * asked, 1) - passed
-        swing = weight_slope * products
-        paired = weight_slope * pair
-        query_slope = asked + _dot(paired, key, EXACT)
-        key_slope += _dot(tl.trans(paired), query, EXACT)
-        # Through the triangular system.
+        weight = _dot(key, tl.trans(query), EXACT) * tl.trans(pair)
+        write_slope += _dot(weight, out_grad, EXACT)
+        if back > 0:
+            write_slope += leaving[:, None] * _dot(key, after, EXACT)
         inverse = tl.load(inverse_ptr + ((q * chunks + m) * I + i) * (Z * Z) + z[:, None] * Z + z[None, :])
         right_slope = _dot(tl.trans(inverse), write_slope, EXACT)
-        held = carried[:, None] * _dot(key, state, EXACT)
-        beta_slope = tl.sum(right_slope * (value - held), 1)
-        taken = -beta[:, None] * right_slope
-        rise += tl.sum(taken * held, 1)
-        taken *= carried[:, None]
-        alike = tl.where(below, _dot(key, tl.trans(key), EXACT) * pair, 0.0)
-        system_slope = tl.where(below, -_dot(right_slope, tl.trans(write), EXACT), 0.0)
-        beta_slope += tl.sum(system_slope * alike, 1)
-        system_slope *= beta[:, None]
-        swing += system_slope * alike
-        paired = system_slope * pair
-        key_slope += _dot(taken, tl.trans(state), EXACT)
-        key_slope += _dot(paired + tl.trans(paired), key, EXACT)
-        after = kept * after + _dot(tl.trans(key), taken, EXACT)
-        after += _dot(tl.trans(query * carried[:, None]), out_grad, EXACT)
+        at = token[:, None] * (I * F) + i * F + f[None, :]
+        tl.store(right_slope_ptr + at, right_slope, mask=ok[:, None])
+        right_slope *= beta[:, None]
+        tl.store(value_slope_ptr + at, right_slope, mask=ok[:, None])
+        if STATE or m > 0:
+            after = kept * after - _dot(tl.trans(key), carried[:, None] * right_slope, EXACT)
+            after += _dot(tl.trans(query), carried[:, None] * out_grad, EXACT)
         if m > 0:
-            after += tl.load(boundary_grad_ptr + ((q * (chunks - 1) + m - 1) * I + i) * (E * F) + tile)
-
-        rise += tl.sum(swing, 1) - tl.sum(swing, 0)
-        if part == 0:
-            rise += tl.load(sum_grad_ptr + token * I + i, mask=ok, other=0.0)
-        # Each decay acts on its own running sum and on all later ones; the chunk's end is its last.
-        decay_slope = tl.sum(rise, 0) - tl.cumsum(rise, 0) + rise + end
-        own = part * tokens + token
-        tl.store(query_slope_ptr + own[:, None] * (I * E) + i * E + e[None, :], query_slope, mask=ok[:, None])
-        tl.store(key_slope_ptr + own[:, None] * (I * E) + i * E + e[None, :], key_slope, mask=ok[:, None])
-        value_at = token[:, None] * (I * F) + i * F + f[None, :]
-        tl.store(value_slope_ptr + value_at, beta[:, None] * right_slope, mask=ok[:, None])
-        tl.store(decay_slope_ptr + own * I + i, decay_slope, mask=ok)
-        tl.store(beta_slope_ptr + own * I + i, beta_slope, mask=ok)
+            place = ((q * (chunks - 1) + m - 1) * I + i) * (E * F) + tile
+            after += tl.load(boundary_grad_ptr + place)
+            tl.store(after_ptr + place, after)
     if STATE:
         tl.store(state_slope_ptr + (q * I + i) * (E * F) + tile, after)
+
+
+@triton.jit
+def slopes_back(
+    query_ptr, key_ptr, value_ptr, decay_ptr, beta_ptr, starts_ptr, state_ptr, write_ptr, boundary_ptr,
+    out_grad_ptr, sum_grad_ptr, right_slope_ptr, after_ptr,
+    query_slope_ptr, key_slope_ptr, decay_slope_ptr, beta_slope_ptr, length, chunks, share, tokens,
+    I: tl.constexpr, E: tl.constexpr, F: tl.constexpr, G: tl.constexpr, Z: tl.constexpr, STATE: tl.constexpr,
+    PACKED: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The gradients that chunks have by themselves, once `read_back` is through: of queries, keys and both gates. They
+    are summed over value features; each part of these leaves its share."""
+    pid = tl.program_id(0)
+    i, part, m = pid % I, (pid // I) % (F // G), (pid // I // (F // G)) % chunks
+    q = (pid // I // (F // G) // chunks).to(tl.int64)
+    z, e, f = tl.arange(0, Z), tl.arange(0, E), part * G + tl.arange(0, G)
+    tile = e[:, None] * F + f[None, :]
+    ok = m * Z + z < length
+    token = q * length + m * Z + z
+    below = z[:, None] > z[None, :]
+    key = _rows(key_ptr, token, ok, I * E, i * E + e)
+    query = _rows(query_ptr, token, ok, I * E, i * E + e)
+    write = _rows(write_ptr, token, ok, I * F, i * F + f)
+    out_grad = _rows(out_grad_ptr, token, ok, I * F, i * F + f)
+    right_slope = _rows(right_slope_ptr, token, ok, I * F, i * F + f)
+    beta = tl.load(beta_ptr + token * I + i, mask=ok, other=0.0).to(tl.float32)
+    c, pair, carried, leaving, kept = _fades(decay_ptr, starts_ptr, token, ok, i, I, Z, PACKED)
+    # Through the outputs.
+    weight_slope = _dot(out_grad, tl.trans(write), EXACT) * pair
+    swing = weight_slope * _dot(query, tl.trans(key), EXACT)
+    query_slope = _dot(weight_slope, key, EXACT)
+    key_slope = _dot(tl.trans(weight_slope), query, EXACT)
+    # Through the triangular system.
+    system_slope = tl.where(below, -_dot(right_slope, tl.trans(write), EXACT) * pair, 0.0)
+    alike = _dot(key, tl.trans(key), EXACT)
+    beta_slope = tl.sum(system_slope * alike, 1)
+    system_slope *= beta[:, None]
+    swing += system_slope * alike
+    key_slope += _dot(system_slope + tl.trans(system_slope), key, EXACT)
+    rise = tl.sum(swing, 1) - tl.sum(swing, 0)
+    # Through the state before the chunk: outputs read it, writes take from it what is known.
+    value = _rows(value_ptr, token, ok, I * F, i * F + f)
+    beta_slope += tl.sum(right_slope * value, 1)
+    end = 0.0
+    if STATE or m > 0:
+        state = _state_before(state_ptr, boundary_ptr, q, m, i, tile, chunks, share, I, E, F, STATE)
+        asked = carried[:, None] * _dot(out_grad, tl.trans(state), EXACT)
+        query_slope += asked
+        taken = -carried[:, None] * _dot(right_slope, tl.trans(state), EXACT)
+        of_beta = tl.sum(taken * key, 1)
+        beta_slope += of_beta
+        rise += tl.sum(query * asked, 1) + beta * of_beta
+        key_slope += beta[:, None] * taken
+        if m + 1 < chunks:
+            after = tl.load(after_ptr + ((q * (chunks - 1) + m) * I + i) * (E * F) + tile)
+            end += kept * tl.sum(tl.sum(state * after, 1), 0)
+    # Through the state after it, e^c S + Σ e^(c − c_j) k_j u_j.
+    if m + 1 < chunks:
+        after = tl.load(after_ptr + ((q * (chunks - 1) + m) * I + i) * (E * F) + tile)
+        sent = leaving[:, None] * _dot(write, tl.trans(after), EXACT)
+        key_slope += sent
+        passed = tl.sum(key * sent, 1)
+        rise -= passed
+        end += tl.sum(passed, 0)
+    if part == 0:
+        rise += tl.load(sum_grad_ptr + token * I + i, mask=ok, other=0.0)
+    # Each decay acts on its own running sum and on all later ones; the chunk's end is its last.
+    decay_slope = tl.sum(rise, 0) - tl.cumsum(rise, 0) + rise + end
+    own = part * tokens + token
+    tl.store(query_slope_ptr + own[:, None] * (I * E) + i * E + e[None, :], query_slope, mask=ok[:, None])
+    tl.store(key_slope_ptr + own[:, None] * (I * E) + i * E + e[None, :], key_slope, mask=ok[:, None])
+    tl.store(decay_slope_ptr + own * I + i, decay_slope, mask=ok)
+    tl.store(beta_slope_ptr + own * I + i, beta_slope, mask=ok)
+
+
+@triton.jit
+def _state_before(
+    state_ptr, boundary_ptr, q, m, i, tile, chunks, share, I: tl.constexpr, E: tl.constexpr, F: tl.constexpr,
+    STATE: tl.constexpr,
+):  # fmt: skip
+    """The state before a chunk, float32; without an initial state the chunk is not the first."""
+    place = ((q * (chunks - 1) + m - 1) * I + i) * (E * F) + tile
+    if STATE:
+        inner = tl.load(boundary_ptr + place, mask=(m > 0) & (tile >= 0), other=0.0)
+        first = tl.load(state_ptr + ((q // share) * I + i) * (E * F) + tile, mask=(m == 0) & (tile >= 0), other=0.0)
+        return inner + first.to(tl.float32)
+    return tl.load(boundary_ptr + place, mask=(m > 0) & (tile >= 0), other=0.0)
 
 
 @triton.jit
@@ -217,11 +261,7 @@ def fork(
     q, count = tl.load(path_ptr + x), tl.load(count_ptr + x)
     m = tl.minimum(count // Z, chunks - 1)
     token, ok, fade, kept, _ = _fork_fades(sum_ptr, starts_ptr, q, m, count, length, i, I, Z, PACKED)
-    state = tl.zeros([E, G], tl.float32)
-    if m > 0:
-        state = tl.load(boundary_ptr + ((q * (chunks - 1) + m - 1) * I + i) * (E * F) + tile)
-    elif STATE:
-        state = tl.load(state_ptr + ((q // share) * I + i) * (E * F) + tile).to(tl.float32)
+    state = _state_before(state_ptr, boundary_ptr, q, m, i, tile, chunks, share, I, E, F, STATE)
     key = _rows(key_ptr, token, ok, I * E, i * E + e) * fade[:, None]
     write = _rows(write_ptr, token, ok, I * F, i * F + f)
     tl.store(out_ptr + (x * I + i) * (E * F) + tile, kept * state + _dot(tl.trans(key), write, EXACT))
@@ -267,11 +307,7 @@ def fork_back(
     own = q * length + m * Z + z
     key = _rows(key_ptr, own, there, I * E, i * E + e)
     write = _rows(write_ptr, own, there, I * F, i * F + f)
-    state = tl.zeros([E, G], tl.float32)
-    if m > 0:
-        state = tl.load(boundary_ptr + ((q * (chunks - 1) + m - 1) * I + i) * (E * F) + tile)
-    elif STATE:
-        state = tl.load(state_ptr + ((q // share) * I + i) * (E * F) + tile).to(tl.float32)
+    state = _state_before(state_ptr, boundary_ptr, q, m, i, tile, chunks, share, I, E, F, STATE)
     key_slope = tl.zeros([Z, E], tl.float32)
     write_slope = tl.zeros([Z, G], tl.float32)
     rise = tl.zeros([Z], tl.float32)

@@ -118,7 +118,8 @@ def torch_step(
     each = heads.values // heads.keys
     query = query.repeat_interleave(each, -2) * heads.key_features**-0.5
     key = key.repeat_interleave(each, -2)
-    value = value.to(inputs.dtype).to(wide).unflatten(-1, (heads.values, -1))
+    # As `mixer.py` keeps them for the passes that read whole paths.
+    query, key, value = (x.to(inputs.dtype).to(wide) for x in (query, key, value.unflatten(-1, (heads.values, -1))))
     decay = -weights.log_rate_I.to(wide).exp() * F.softplus(rate.to(wide) + weights.rate_bias_I)
     before_QI = memory.sum_QIZ.index_select(2, (place - 1).clamp(min=0))[..., 0] * (place > 0)
     now_QI = before_QI + decay

@@ -1,7 +1,6 @@
 """The Triton kernel of `delta_step.py`: one program a branch and head, from the layer's products to its normed output.
 
-It computes in float32 and rounds once, at its end; projected inputs and values are rounded to the model's precision, as
-where they are kept. Local shape letters as in `delta_step.py`.
+It computes in float32; inputs, queries, keys and values are rounded to the model's precision, as in all other passes. Local shape letters as in `delta_step.py`.
 """
 
 # mypy: allow-untyped-defs
@@ -17,7 +16,7 @@ from tfive.tree.fast.delta_step import LayerMemory, Products, StepWeights
 from tfive.tree.fast.fused import Division
 from tfive.tree.fast.triton_kernels import divisor, padded
 
-_WARPS, _PLACES = 8, 8
+_WARPS, _PLACES = 4, 8
 """Warps of a program, and places of the window it reads at a time."""
 
 
@@ -57,9 +56,10 @@ def _step(
     query = _convolved(mixed_ptr, past_ptr, taps_ptr, h * E + e, factor, U, J)
     key = _convolved(mixed_ptr, past_ptr, taps_ptr, (H + h) * E + e, factor, U, J)
     value = _convolved(mixed_ptr, past_ptr, taps_ptr, 2 * H * E + i * F + f, factor, U, J)
-    value = value.to(out_ptr.dtype.element_ty).to(tl.float32)
     query = query * (tl.rsqrt(tl.sum(query * query, 0) + 1e-6) * E**-0.5)
     key = key * tl.rsqrt(tl.sum(key * key, 0) + 1e-6)
+    kind = out_ptr.dtype.element_ty
+    query, key, value = query.to(kind).to(tl.float32), key.to(kind).to(tl.float32), value.to(kind).to(tl.float32)
 
     beta = 1.0 / (1.0 + tl.exp(-tl.load(strength_ptr + q * strength_row + i).to(tl.float32) * factor))
     rate = tl.load(rate_ptr + q * rate_row + i).to(tl.float32) * factor + tl.load(rate_bias_ptr + i).to(tl.float32)

@@ -29,6 +29,7 @@ from tfive.errors import UserError
 from tfive.tree.attention import Attending, TreePass
 from tfive.tree.fast.delta_step import BranchSteps, RecurrentHeads, StepKernel, StepWeights, choose_step, torch_step
 from tfive.tree.fast.fused import Angles, Division, Heads, Ops, TorchOps, choose_ops, divided
+from tfive.tree.fast.kernel_recurrence import finish_trouble
 from tfive.tree.hf import (
     IMPLEMENTATION,
     Backbone,
@@ -388,8 +389,11 @@ class FusionChoice:
 
 
 @torch.no_grad()
-def choose_fusion(setting: str, backbone: Backbone, layout: Layout, recurrence: Any) -> FusionChoice:
-    """The fused blocks for the option `fused_blocks`; `layout` is a small trunk to compare on."""
+def choose_fusion(
+    setting: str, backbone: Backbone, layout: Layout, recurrence: Any, step: bool = True
+) -> FusionChoice:
+    """The fused blocks for the option `fused_blocks`; `layout` is a small trunk to compare on. Without `step`, recurrent
+    layers advance in sampling by plain PyTorch."""
     first = next(backbone.base.parameters())
     if setting == "off" or (setting == "auto" and first.device.type != "cuda"):
         return FusionChoice(None, "switched off" if setting == "off" else f"no use on {first.device.type}")
@@ -409,8 +413,8 @@ def choose_fusion(setting: str, backbone: Backbone, layout: Layout, recurrence: 
             break
     if ops is None:
         return FusionChoice(None, reason)
-    step, why = _choose_step(blocks, ops, first)
-    return FusionChoice(Fusion(blocks, ops, step), reason, why)
+    kernel, why = _choose_step(blocks, ops, first) if step else (None, "switched off")
+    return FusionChoice(Fusion(blocks, ops, kernel), reason, why)
 
 
 def _choose_step(blocks: list[FusedBlock], ops: Ops, like: Tensor) -> tuple[StepKernel | None, str]:
@@ -418,8 +422,9 @@ def _choose_step(blocks: list[FusedBlock], ops: Ops, like: Tensor) -> tuple[Step
     layers = [recurrent_parts(block.mixer.module) for block in blocks if isinstance(block.mixer, RecurrentPart)]
     if not layers:
         return None, ""
-    if any(parts.tap_bias_U is not None for parts in layers):
-        return None, "the convolution has a bias"
+    trouble = next((why for parts in layers if (why := finish_trouble(parts)) is not None), None)
+    if trouble is not None:
+        return None, trouble
     if isinstance(ops, TorchOps):
         return torch_step, "asked for"
     chosen = [choose_step(heads, like.device, like.dtype) for heads in {RecurrentHeads.of(parts) for parts in layers}]

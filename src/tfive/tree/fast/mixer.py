@@ -15,7 +15,7 @@ from torch import Tensor
 from tfive.tree.fast.delta_step import RecurrentHeads
 from tfive.tree.recurrent.delta_rule import unit_rows, wide_dtype
 
-_NODES, _ROWS, _TIMES = 32, 16, 8
+_NODES, _ROWS, _TIMES = 16, 16, 8
 """Nodes of a program before the rule, heads of a program after it, and how often it goes on in the backward pass."""
 
 
@@ -39,8 +39,8 @@ class TorchMixer:
     def heads(
         self, sequence_QLU: Tensor, taps_UJ: Tensor, heads: RecurrentHeads, document_QL: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (scaled), keys `[Q, L, H, E]` in the rule's precision and values `[Q, L, I, F]` of paths, from their
-        inputs with the J before them in front; an input of another document counts as zero."""
+        """Queries (scaled), keys `[Q, L, H, E]` and values `[Q, L, I, F]` of paths, from their inputs with the J before
+        them in front; an input of another document counts as zero."""
         wide, reach = wide_dtype(sequence_QLU.dtype), heads.memory
         length = sequence_QLU.shape[1] - reach
         total = sequence_QLU.new_zeros((), dtype=wide)
@@ -53,8 +53,9 @@ class TorchMixer:
         keys = heads.keys * heads.key_features
         both, value = F.silu(total).split([2 * keys, total.shape[-1] - 2 * keys], -1)
         query, key = unit_rows(both.unflatten(-1, (-1, heads.key_features))).split(heads.keys, -2)
-        value = value.to(sequence_QLU.dtype).unflatten(-1, (heads.values, -1))
-        return query * heads.key_features**-0.5, key, value
+        value = value.unflatten(-1, (heads.values, -1))
+        query, key, value = (x.to(sequence_QLU.dtype) for x in (query * heads.key_features**-0.5, key, value))
+        return query, key, value
 
     def gates(
         self, strength_BNI: Tensor, rate_BNI: Tensor, log_rate_I: Tensor, bias_I: Tensor, real_BN: Tensor | None
@@ -84,8 +85,7 @@ class _Heads(torch.autograd.Function):
         ctx: Any, sequence: Tensor, taps: Tensor, heads: RecurrentHeads, document: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         paths, length = sequence.shape[0], sequence.shape[1] - heads.memory
-        wide = wide_dtype(sequence.dtype)
-        query = sequence.new_empty(paths, length, heads.keys, heads.key_features, dtype=wide)
+        query = sequence.new_empty(paths, length, heads.keys, heads.key_features)
         key = torch.empty_like(query)
         value = sequence.new_empty(paths, length, heads.values, heads.value_features)
         _each(heads, "convolve", sequence, taps, document, length, (query, key), (value, value), ())

@@ -215,9 +215,7 @@ class TreeRecurrence:
     def mix(self, parts: RecurrentParts, hidden_BND: Tensor) -> Tensor:
         """The layer's output for all nodes of the pass, `[B, n, D]`."""
         inputs_BNU, gate, strength, rate = parts.project(hidden_BND)
-        reach = parts.memory + (self.layout.plan.close_width if self.layout.plan.variable_length else 0)
-        forks: _Forks = self._once("forks", lambda: _Forks.of(self.document_BS, self.position_BP, reach))
-        tail_XJU = forks.tail(inputs_BNU[:, : self.width]) if self.reads_trunk else self.memory[parts.layer].tail_XJU
+        forks, tail_XJU = self.fork_places(parts, inputs_BNU)
         conv_BNU = self._convolved(parts, inputs_BNU, tail_XJU)
         ready = rule_inputs(parts, conv_BNU, strength, rate, self.real_BN)
 
@@ -233,6 +231,14 @@ class TreeRecurrence:
         if self.layout.branch_count:
             sections += self._read_branches(ready, self._of_branches(state_XIEF))
         return parts.finish(torch.cat(sections, 1).to(hidden_BND.dtype), gate)
+
+    def fork_places(self, parts: RecurrentParts, inputs_BNU: Tensor) -> tuple[_Forks, Tensor]:
+        """Where branches leave the trunk, and the latest conv inputs there."""
+        reach = parts.memory + (self.layout.plan.close_width if self.layout.plan.variable_length else 0)
+        forks: _Forks = self._once("forks", lambda: _Forks.of(self.document_BS, self.position_BP, reach))
+        if self.reads_trunk:
+            return forks, forks.tail(inputs_BNU[:, : self.width])
+        return forks, self.memory[parts.layer].tail_XJU
 
     def _of_branches(self, forks_X: Tensor) -> Tensor:
         return forks_X if self.fork_Y is None else forks_X.index_select(0, self.fork_Y)
