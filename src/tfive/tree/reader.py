@@ -21,6 +21,7 @@ from tfive.tree.hf import Backbone, recurrent_parts
 from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower
 from tfive.tree.picks import Picks
+from tfive.tree.recurrent.delta_rule import read_paths
 from tfive.tree.recurrent.deltanet import TreeRecurrence
 from tfive.tree.settings import EngineOptions
 
@@ -129,8 +130,9 @@ class TreeReader:
         if self._fusion is None:
             layout = self._grow(small_texts(int(self.backbone.config.vocab_size)), None)
             step = self.engine.delta_rule in ("auto", "triton")
-            asked = (self.backbone, layout, self.recurrence(layout), step)
-            self._fusion = choose_fusion(self.engine.fused_blocks, *asked)
+            # Blocks are compared in float32, whatever rule the model's own precision gets.
+            plain = TreeRecurrence(layout, read_paths) if self.backbone.recurrent else None
+            self._fusion = choose_fusion(self.engine.fused_blocks, self.backbone, layout, plain, step)
         return self._fusion
 
     @property

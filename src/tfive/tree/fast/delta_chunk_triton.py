@@ -13,6 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+_SIZES = ["length", "tokens"]
+"""Numbers that kernels are not compiled anew for."""
+
 
 @triton.jit
 def _dot(a, b, EXACT: tl.constexpr):
@@ -50,7 +53,7 @@ def _fades(decay_ptr, starts_ptr, token, ok, head, heads, Z: tl.constexpr, PACKE
     return c, pair, carried, leaving, kept
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES[:1])
 def invert(
     key_ptr, decay_ptr, beta_ptr, starts_ptr, inverse_ptr, length, chunks,
     I: tl.constexpr, E: tl.constexpr, Z: tl.constexpr, LEVELS: tl.constexpr, PACKED: tl.constexpr, EXACT: tl.constexpr,
@@ -77,7 +80,7 @@ def invert(
     tl.store(inverse_ptr + ((q * chunks + m) * I + i) * (Z * Z) + z[:, None] * Z + z[None, :], inverse)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES[:1])
 def read(
     query_ptr, key_ptr, value_ptr, decay_ptr, beta_ptr, starts_ptr, inverse_ptr, state_ptr,
     out_ptr, write_ptr, sum_ptr, boundary_ptr, length, chunks, share,
@@ -115,7 +118,7 @@ def read(
             tl.store(boundary_ptr + ((q * (chunks - 1) + m) * I + i) * (E * F) + tile, state)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES[:1])
 def read_back(
     query_ptr, key_ptr, decay_ptr, beta_ptr, starts_ptr, inverse_ptr, out_grad_ptr, write_grad_ptr, boundary_grad_ptr,
     value_slope_ptr, right_slope_ptr, after_ptr, state_slope_ptr, length, chunks,
@@ -160,7 +163,7 @@ def read_back(
         tl.store(state_slope_ptr + (q * I + i) * (E * F) + tile, after)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def slopes_back(
     query_ptr, key_ptr, value_ptr, decay_ptr, beta_ptr, starts_ptr, state_ptr, write_ptr, boundary_ptr,
     out_grad_ptr, sum_grad_ptr, right_slope_ptr, after_ptr,
@@ -247,7 +250,7 @@ def _state_before(
     return tl.load(boundary_ptr + place, mask=(m > 0) & (tile >= 0), other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES[:1])
 def fork(
     key_ptr, write_ptr, sum_ptr, starts_ptr, state_ptr, boundary_ptr, path_ptr, count_ptr, out_ptr, length, chunks, share,
     I: tl.constexpr, E: tl.constexpr, F: tl.constexpr, G: tl.constexpr, Z: tl.constexpr, STATE: tl.constexpr,
@@ -289,7 +292,7 @@ def _fork_fades(
     return token, ok, fade, kept, last
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def fork_back(
     key_ptr, write_ptr, sum_ptr, starts_ptr, state_ptr, boundary_ptr, order_ptr, first_ptr, count_ptr, grad_ptr,
     key_slope_ptr, write_slope_ptr, sum_slope_ptr, boundary_slope_ptr, state_slope_ptr, length, chunks, share, tokens,

@@ -38,7 +38,7 @@ def _input(sequence_ptr, document_ptr, q, t, ok, channel, length, U, j: tl.const
     return tl.load(sequence_ptr + at, mask=keep[:, None], other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def convolve(
     sequence_ptr, taps_ptr, document_ptr, first_ptr, second_ptr, length, start, U, scale, epsilon,
     N: tl.constexpr, W: tl.constexpr, J: tl.constexpr, L: tl.constexpr, NORM: tl.constexpr, PACKED: tl.constexpr,
@@ -61,7 +61,7 @@ def convolve(
         tl.store(first_ptr + at, y, mask=ok[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def convolve_back(
     sequence_ptr, taps_ptr, document_ptr, first_grad_ptr, second_grad_ptr, slope_ptr, taps_slope_ptr,
     length, start, U, scale, epsilon,
@@ -92,7 +92,7 @@ def convolve_back(
         tl.store(taps_slope_ptr + share, tl.sum(x * grad, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def spread_back(
     slope_ptr, taps_ptr, document_ptr, out_ptr, length, U,
     W: tl.constexpr, J: tl.constexpr, L: tl.constexpr, PACKED: tl.constexpr,
