@@ -153,13 +153,13 @@ def sweep(heads: RecurrentHeads, work: Work, device: torch.device, until: float)
     call, _ = step_case(heads, work, device)
     trunk = path_case(heads, work.texts, work.tokens, 0, device)
     thoughts = path_case(heads, work.branches, work.length + 1, work.branches, device)
-    for warps, places in ((8, 8), (4, 16), (2, 8), (8, 16)):
+    for warps in (8, 2):
         if time.perf_counter() < until:
-            delta_step_triton._WARPS, delta_step_triton._PLACES = warps, places
-            yield f"step warps {warps} places {places}", milliseconds(call)
-    for features, warps in itertools.chain([(32, 4), (64, 4), (32, 8), (128, 8)]):
+            delta_step_triton._WARPS = warps
+            yield f"step warps {warps}", milliseconds(call)
+    for features, warps in ((64, 4), (32, 4), (64, 8), (32, 8)):
         if time.perf_counter() < until:
-            delta_chunk._FEATURES, delta_chunk._WARPS = features, {16: warps, 32: warps, 64: warps}
+            delta_chunk._FEATURES, delta_chunk._WARPS = features, {16: warps, 32: warps}
             yield f"trunk features {features} warps {warps}", rule_times(trunk, work.branches)
             yield f"thoughts features {features} warps {warps}", rule_times(thoughts, work.branches)
     for nodes in (8, 32):

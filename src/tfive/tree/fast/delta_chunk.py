@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from tfive.tree.fast import delta_chunk_triton as kernels
-from tfive.tree.recurrent.delta_rule import chunk_length
 
 _FEATURES = 64
 """Value features of one program."""
-_WARPS = {16: 4, 32: 4, 64: 8}
-"""Warps of a program, by the tokens of a chunk."""
+_WARPS = {16: 4, 32: 8}
+"""Warps of a program, by the tokens of a chunk: short chunks keep a program's tiles in registers."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class _Shape:
 
     @property
     def chunk(self) -> int:
-        return chunk_length(self.length)
+        return 16 if self.length <= 16 else 32
 
     @property
     def chunks(self) -> int:
@@ -205,7 +204,7 @@ class TritonTrace:
 
 
 class TritonRule:
-    """The contract of `delta_rule.read_paths` in float32 or (not `exact`) with products of bfloat16 roundings."""
+    """The contract of `delta_rule.read_paths` in float32 or (not `exact`) with products in TensorFloat-32."""
 
     def __init__(self, exact: bool) -> None:
         self.exact = exact

@@ -19,10 +19,8 @@ _SIZES = ["length", "tokens"]
 
 @triton.jit
 def _dot(a, b, EXACT: tl.constexpr):
-    """A product of float32 tiles: of their bfloat16 roundings, or as exact as three TensorFloat-32 products make it."""
-    if EXACT:
-        return tl.dot(a, b, input_precision="tf32x3")
-    return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    """A product of float32 tiles in TensorFloat-32, or in three of them, which are as exact as float32."""
+    return tl.dot(a, b, input_precision="tf32x3" if EXACT else "tf32")
 
 
 @triton.jit
@@ -75,8 +73,7 @@ def invert(
         if level == 0:
             inverse -= corner
         else:
-            left = tl.dot(inverse, corner, input_precision="tf32x3" if EXACT else "tf32")
-            inverse -= tl.dot(left, inverse, input_precision="tf32x3" if EXACT else "tf32")
+            inverse -= _dot(_dot(inverse, corner, EXACT), inverse, EXACT)
     tl.store(inverse_ptr + ((q * chunks + m) * I + i) * (Z * Z) + z[:, None] * Z + z[None, :], inverse)
 
 

@@ -2,8 +2,8 @@
 
 From the products of a layer's input to the gated, normed output that its last product reads: the short convolution,
 its activation, the norms of queries and keys, both gates, the delta rule and the output's norm. A branch's fork state
-is read once a step and never written: its own tokens act through their writes (`delta_rule.BranchMemory`). States are
-held in the model's precision, everything a branch adds to them in float32.
+is read once a step and never written: its own tokens act through their writes (`delta_rule.BranchMemory`). States, keys
+and writes are held in the model's precision; sums are float32.
 
 Local shape letters as in `delta_rule.py` and `deltanet.py`; V = I · F, H key heads, x = Q.
 """
@@ -87,14 +87,13 @@ class LayerMemory:
     @staticmethod
     def empty(states: int, branches: int, window: int, heads: RecurrentHeads, like: Tensor) -> LayerMemory:
         """Buffers of zeros on the device and in the precision of `like`."""
-        wide, count = wide_dtype(like.dtype), heads.values
-        each = like.new_zeros(branches, count, window, dtype=wide)
+        count = heads.values
         return LayerMemory(
             like.new_zeros(states, count, heads.key_features, heads.value_features),
             like.new_zeros(branches, heads.memory + window, heads.channels),
-            each[..., None].repeat(1, 1, 1, heads.key_features),
-            each[..., None].repeat(1, 1, 1, heads.value_features),
-            each,
+            like.new_zeros(branches, count, window, heads.key_features),
+            like.new_zeros(branches, count, window, heads.value_features),
+            like.new_zeros(branches, count, window, dtype=wide_dtype(like.dtype)),
         )
 
 
@@ -136,13 +135,14 @@ def _rule_step(
     both_QI2E = torch.stack([key_QIE, query_QIE], 2)
     earlier_Z = torch.arange(memory.sum_QIZ.shape[-1], device=place.device) < place
     fade_QI1Z = (now_QI[..., None] - memory.sum_QIZ).exp().where(earlier_Z, 0.0).unsqueeze(2)
-    recent_QI2F = (both_QI2E @ memory.key_QIZE.mT * fade_QI1Z) @ memory.write_QIZF
+    wide = key_QIE.dtype
+    recent_QI2F = (both_QI2E @ memory.key_QIZE.to(wide).mT * fade_QI1Z) @ memory.write_QIZF.to(wide)
     share = len(now_QI) // len(memory.state_XIEF)
-    state_QIEF = memory.state_XIEF.to(key_QIE.dtype).repeat_interleave(share, 0)
+    state_QIEF = memory.state_XIEF.to(wide).repeat_interleave(share, 0)
     known_QI2F = recent_QI2F + both_QI2E @ state_QIEF * now_QI.exp()[..., None, None]
     write_QIF = beta_QI[..., None] * (value_QIF - known_QI2F[:, :, 0])
     for buffer, new in ((memory.key_QIZE, key_QIE), (memory.write_QIZF, write_QIF), (memory.sum_QIZ, now_QI)):
-        buffer.index_copy_(2, place, new.unsqueeze(2))
+        buffer.index_copy_(2, place, new.unsqueeze(2).to(buffer.dtype))
     return known_QI2F[:, :, 1] + (query_QIE * key_QIE).sum(-1, keepdim=True) * write_QIF
 
 
@@ -209,7 +209,7 @@ def _fold(held: LayerMemory, reach: int) -> None:
     """Move all remembered tokens into the states, in place, and free all places."""
     last_QI1 = held.sum_QIZ[..., -1:]
     fade_QIZ1 = (last_QI1 - held.sum_QIZ).exp()[..., None]
-    written = (held.key_QIZE * fade_QIZ1).mT @ held.write_QIZF
+    written = (held.key_QIZE * fade_QIZ1).mT @ held.write_QIZF.to(fade_QIZ1.dtype)
     held.state_XIEF.copy_(held.state_XIEF * last_QI1.exp()[..., None] + written)
     held.past_QLU[:, :reach].copy_(held.past_QLU[:, -reach:].clone())
 

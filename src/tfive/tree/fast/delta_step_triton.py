@@ -1,6 +1,6 @@
 """The Triton kernel of `delta_step.py`: one program a branch and head, from the layer's products to its normed output.
 
-It computes in float32; inputs, queries, keys and values are rounded to the model's precision, as in all other passes. Local shape letters as in `delta_step.py`.
+Sums are float32; inputs, queries, keys, values and writes are rounded to the model's precision, as in all other passes. Local shape letters as in `delta_step.py`.
 """
 
 # mypy: allow-untyped-defs
@@ -16,7 +16,7 @@ from tfive.tree.fast.delta_step import LayerMemory, Products, StepWeights
 from tfive.tree.fast.fused import Division
 from tfive.tree.fast.triton_kernels import divisor, padded
 
-_WARPS, _PLACES = 4, 8
+_WARPS, _PLACES = 4, 16
 """Warps of a program, and places of the window it reads at a time."""
 
 
@@ -68,18 +68,20 @@ def _step(
     before = tl.load(sum_ptr + own + tl.maximum(place - 1, 0), mask=place > 0, other=0.0)
     now = before - tl.exp(tl.load(log_rate_ptr + i).to(tl.float32)) * softplus
 
-    wide = state.to(tl.float32)
-    carried = tl.exp(now)
-    known = carried * tl.sum(wide * key[:, None], 0)
-    read = carried * tl.sum(wide * query[:, None], 0)
+    # Row 0 asks for the key, row 1 for the query; products take sixteen rows.
+    r = tl.arange(0, 16)
+    both = tl.where(r[:, None] == 0, key[None, :], tl.where(r[:, None] == 1, query[None, :], 0.0)).to(kind)
+    found = tl.exp(now) * tl.dot(both, state, input_precision="tf32x3")
     for start in range(0, place, P):
         z = start + tl.arange(0, P)
         taken = z < place
-        keys = tl.load(key_ptr + (own + z[:, None]) * E + e[None, :], mask=taken[:, None], other=0.0)
+        keys = tl.load(key_ptr + (own + z[None, :]) * E + e[:, None], mask=taken[None, :], other=0.0)
         writes = tl.load(write_ptr + (own + z[:, None]) * F + f[None, :], mask=taken[:, None], other=0.0)
         fade = tl.where(taken, tl.exp(now - tl.load(sum_ptr + own + z, mask=taken, other=0.0)), 0.0)
-        known += tl.sum((tl.sum(keys * key[None, :], 1) * fade)[:, None] * writes, 0)
-        read += tl.sum((tl.sum(keys * query[None, :], 1) * fade)[:, None] * writes, 0)
+        weight = tl.dot(both, keys, input_precision="tf32x3") * fade[None, :]
+        found += tl.dot(weight.to(kind), writes, input_precision="tf32x3")
+    known = tl.sum(tl.where(r[:, None] == 0, found, 0.0), 0)
+    read = tl.sum(tl.where(r[:, None] == 1, found, 0.0), 0)
 
     write = beta * (value - known)
     read += tl.sum(query * key, 0) * write
