@@ -1,9 +1,9 @@
 """How time and memory grow with the work: `python benchmarks/growth.py --shape qwen3.5-2b --budget 60 --out results`.
 
 One number of the work is doubled at a time, all others stay: positions, thought length (checkpoints at thirds of it),
-texts, group size, tokens of a text. Every phase gets a curve and its exponent: the slope of log time (or memory) by least
-squares over the larger half of the points, where fixed costs matter least, and over the last doubling alone. Without a
-GPU a small model and small numbers are used.
+texts, group size, tokens of a text. Every phase gets a curve and its exponent: the slope of log time (or memory) by
+least squares over the larger half of the points, where fixed costs matter least, and over the last doubling alone.
+Without a GPU a small model and small numbers are used.
 """
 
 from __future__ import annotations

@@ -73,7 +73,9 @@ def step_case(heads: RecurrentHeads, work: Work, device: torch.device) -> tuple[
 def path_case(heads: RecurrentHeads, paths: int, length: int, states: int, device: torch.device) -> list[Tensor]:
     """Rule inputs of paths in bfloat16, with an initial state where `states` is not 0."""
     count, keys = heads.values, heads.key_features
-    query, key = (torch.nn.functional.normalize(torch.randn(paths, length, count, keys, device=device), dim=-1) for _ in range(2))
+    query, key = (
+        torch.nn.functional.normalize(torch.randn(paths, length, count, keys, device=device), dim=-1) for _ in range(2)
+    )
     value = torch.randn(paths, length, count, heads.value_features, device=device)
     found = [x.bfloat16() for x in (query * keys**-0.5, key, value)]
     found += [-torch.rand(paths, length, count, device=device), torch.rand(paths, length, count, device=device)]

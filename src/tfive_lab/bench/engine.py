@@ -91,7 +91,11 @@ def measure_tree(
     return tree, {
         **_circumstances(side.model, name, work, side.engine, clock.device),
         "delta_rule": None if rule is None else {"name": rule.name, "reason": rule.reason},
-        "fused_blocks": {"used": side.tree.fusion.fusion is not None, "reason": side.tree.fusion.reason, "steps": side.tree.fusion.steps},
+        "fused_blocks": {
+            "used": side.tree.fusion.fusion is not None,
+            "reason": side.tree.fusion.reason,
+            "steps": side.tree.fusion.steps,
+        },
         "tree_repeats": repeats,
         "tree_s": tree.seconds,
         **mismatch(log_q_QT, tree.results["actor"]),

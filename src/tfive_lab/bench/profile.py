@@ -10,7 +10,17 @@ from typing import Any
 import torch
 
 FAMILIES = {
-    "delta rule and its layer": ("_step", "convolve", "spread_back", "gates", "gated_norm", "read", "slopes", "invert", "fork"),
+    "delta rule and its layer": (
+        "_step",
+        "convolve",
+        "spread_back",
+        "gates",
+        "gated_norm",
+        "read",
+        "slopes",
+        "invert",
+        "fork",
+    ),
     "matrix products": ("gemm", "cutlass", "nvjet", "splitk", "cublas", "sm90_xmma"),
     "attention": ("attend", "_merge", "flash", "fmha", "cudnn"),
     "vocabulary": ("_block_sums", "_draw", "softmax", "logsumexp"),

@@ -1,4 +1,4 @@
-"""The gated delta rule over paths by Triton's kernels, with the contract of `delta_rule.read_paths`, gradients included.
+"""The gated delta rule over paths by Triton's kernels, with the contract of `delta_rule.read_paths` and its gradients.
 
 A reading is two kernels (with its backward pass four), whatever the number of chunks; a fork's state is one more.
 Nothing is copied into chunks, and nothing but the inverted systems, the writes and the boundary states is kept.
@@ -54,7 +54,7 @@ class _Shape:
 
     def constants(self) -> dict[str, Any]:
         return {
-            "I": self.heads,
+            "HEADS": self.heads,
             "E": self.key_features,
             "F": self.value_features,
             "G": self.width,
@@ -91,7 +91,7 @@ class _Read(torch.autograd.Function):
         inverse = _empty(key, n.paths, n.chunks, heads, chunk, chunk)
         start, begin = (key if x is None else x for x in (state, starts))
         kernels.invert[(n.paths * n.chunks * heads,)](
-            key, decay, beta, begin, inverse, n.length, n.chunks, I=heads, E=n.key_features, Z=chunk,
+            key, decay, beta, begin, inverse, n.length, n.chunks, HEADS=heads, E=n.key_features, Z=chunk,
             LEVELS=chunk.bit_length() - 1, PACKED=n.packed, EXACT=n.exact, num_warps=4,
         )  # fmt: skip
         out, write, total = torch.empty_like(value), torch.empty_like(value), _empty(key, *decay.shape)
@@ -226,7 +226,15 @@ class TritonRule:
         starts = None if starts_QL is None else starts_QL.to(torch.int8).contiguous()
         share = 1 if state is None else paths // len(state)
         shape = _Shape(
-            paths, length, heads, features, value_QLIF.shape[-1], share, state is not None, starts is not None, self.exact
+            paths,
+            length,
+            heads,
+            features,
+            value_QLIF.shape[-1],
+            share,
+            state is not None,
+            starts is not None,
+            self.exact,
         )
         output, write, total, boundary = _Read.apply(*inputs, state, starts, shape)
         return output, TritonTrace(inputs[1], write, total, boundary, state, starts, shape)

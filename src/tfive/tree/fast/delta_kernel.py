@@ -1,8 +1,9 @@
 """Which gated delta rule runs: our own in PyTorch or Triton, or flash-linear-attention where it is installed and sound.
 
-The latter's kernels give outputs and the final state of a path only, and are known to be wrong or to refuse on some pairs of GPU
-and Triton version (fla-org/flash-linear-attention issues 640, 913 and 984, for instance). So before first use on a
-device they are compared with `delta_rule.read_paths`, gradients too, and the reason is kept when they are not used.
+The latter's kernels give outputs and the final state of a path only, and are known to be wrong or to refuse on some
+pairs of GPU and Triton version (fla-org/flash-linear-attention issues 640, 913 and 984, for instance). So before first
+use on a device all kernels are compared with `delta_rule.read_paths`, gradients too, and the reason is kept when they
+are not used.
 """
 
 from __future__ import annotations
@@ -169,17 +170,11 @@ def rule_differences(
 
 def kernel_trouble(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why `kernel` is not to be trusted on this device, or None: it is compared with our own rule once."""
-    return _rule_trouble(KernelRule(kernel), device, dtype, _TOLERANCE)
-
-
-def _rule_trouble(
-    rule: DeltaRule, device: torch.device, dtype: torch.dtype, bound: float, features: tuple[int, int] = (128, 128)
-) -> str | None:
     try:
-        apart = rule_differences(rule, device, dtype, features)
+        apart = rule_differences(KernelRule(kernel), device, dtype)
     except Exception as error:  # noqa: BLE001 - third-party kernels fail in many ways; the reason is returned, not lost
         return f"it fails on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    wrong = [f"its {name} are off by {off:.2g} on {device}" for name, off in apart.items() if not off < bound]
+    wrong = [f"its {name} are off by {off:.2g} on {device}" for name, off in apart.items() if not off < _TOLERANCE]
     return wrong[0] if wrong else None
 
 
@@ -224,16 +219,23 @@ def triton_trouble(heads: RecurrentHeads, device: torch.device, dtype: torch.dty
     if any(n & (n - 1) or not 16 <= n <= 128 for n in features):
         return f"heads have {features[0]} and {features[1]} features; the kernels take powers of two from 16 to 128"
     try:
-        from tfive.tree.fast.delta_chunk import TritonRule
-
-        apart = mixer_differences(TritonMixer(), heads, device, dtype)
+        apart = triton_differences(heads, device, dtype)
     except ImportError as error:
         return f"Triton cannot be imported: {error}"
     except Exception as error:  # noqa: BLE001 - a compiler fails in many ways; the reason is returned, not lost
         return f"they fail on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    bound = KERNEL_BOUNDS[dtype]
-    wrong = [f"their {name} are off by {off:.2g} on {device}" for name, off in apart.items() if not off <= bound]
-    return wrong[0] if wrong else _rule_trouble(TritonRule(dtype == torch.float32), device, dtype, bound, features)
+    wrong = [name for name, off in apart.items() if not off <= KERNEL_BOUNDS[dtype]]
+    return f"their {wrong[0]} are off by {apart[wrong[0]]:.2g} on {device}" if wrong else None
+
+
+def triton_differences(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """How far Triton's kernels of whole passes are from PyTorch, gradients included; long paths and short ones."""
+    from tfive.tree.fast.delta_chunk import TritonRule
+
+    features, rule = (heads.key_features, heads.value_features), TritonRule(dtype == torch.float32)
+    apart = mixer_differences(TritonMixer(), heads, device, dtype)
+    short = rule_differences(rule, device, dtype, features, 14)
+    return apart | rule_differences(rule, device, dtype, features) | {f"{k} (short)": v for k, v in short.items()}
 
 
 def choose_rule(

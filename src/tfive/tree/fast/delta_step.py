@@ -265,7 +265,9 @@ def step_trouble(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype
         return f"Triton cannot be imported: {error}"
     except Exception as error:  # noqa: BLE001 - a compiler fails in many ways; the reason is returned, not lost
         return f"it fails on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    wrong = [f"its {name} are off by {off:.2g} on {device}" for name, off in apart.items() if not off <= KERNEL_BOUNDS[dtype]]
+    wrong = [
+        f"its {name} are off by {off:.2g} on {device}" for name, off in apart.items() if not off <= KERNEL_BOUNDS[dtype]
+    ]
     return wrong[0] if wrong else None
 
 

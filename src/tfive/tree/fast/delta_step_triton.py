@@ -1,6 +1,7 @@
 """The Triton kernel of `delta_step.py`: one program a branch and head, from the layer's products to its normed output.
 
-Sums are float32; inputs, queries, keys, values and writes are rounded to the model's precision, as in all other passes. Local shape letters as in `delta_step.py`.
+Sums are float32; inputs, queries, keys, values and writes are rounded to the model's precision, as in all other passes.
+Local shape letters as in `delta_step.py`.
 """
 
 # mypy: allow-untyped-defs
@@ -47,26 +48,26 @@ def _step(
     mixed_ptr, gate_ptr, strength_ptr, rate_ptr, mixed_row, gate_row, strength_row, rate_row,
     rows_ptr, width, rows_epsilon, taps_ptr, log_rate_ptr, rate_bias_ptr, norm_ptr, norm_epsilon,
     state_ptr, past_ptr, key_ptr, write_ptr, sum_ptr, place_ptr, out_ptr, share, slots, window,
-    H: tl.constexpr, I: tl.constexpr, E: tl.constexpr, F: tl.constexpr, J: tl.constexpr, D: tl.constexpr,
+    H: tl.constexpr, HEADS: tl.constexpr, E: tl.constexpr, F: tl.constexpr, J: tl.constexpr, D: tl.constexpr,
     P: tl.constexpr,
 ):  # fmt: skip
     # Everything is loaded before anything is stored: loads wait for stores that might touch the same memory.
     # Branches of one fork state stand beside each other, so that the cache serves all but the first.
     pid = tl.program_id(0)
-    i = (pid // share) % I
-    q = ((pid // share) // I * share + pid % share).to(tl.int64)
+    i = (pid // share) % HEADS
+    q = ((pid // share) // HEADS * share + pid % share).to(tl.int64)
     e, f = tl.arange(0, E), tl.arange(0, F)
-    state = tl.load(state_ptr + ((q // share) * I + i) * (E * F) + e[:, None] * F + f[None, :])
+    state = tl.load(state_ptr + ((q // share) * HEADS + i) * (E * F) + e[:, None] * F + f[None, :])
     place = tl.load(place_ptr).to(tl.int32)
-    U: tl.constexpr = 2 * H * E + I * F
-    query_at = i // (I // H) * E + e
+    U: tl.constexpr = 2 * H * E + HEADS * F
+    query_at = i // (HEADS // H) * E + e
     key_at, value_at = H * E + query_at, 2 * H * E + i * F + f
     mixed_ptr += q * mixed_row
     past_ptr += (q * slots + place) * U
     query, query_tap, query_past = _convolved(mixed_ptr, past_ptr, taps_ptr, query_at, U, J)
     key, key_tap, key_past = _convolved(mixed_ptr, past_ptr, taps_ptr, key_at, U, J)
     value, value_tap, value_past = _convolved(mixed_ptr, past_ptr, taps_ptr, value_at, U, J)
-    own = (q * I + i) * window
+    own = (q * HEADS + i) * window
     keys, writes, sums = _window(key_ptr, write_ptr, sum_ptr, own, tl.arange(0, P), place, e, f, E, F)
     before = tl.load(sum_ptr + own + tl.maximum(place - 1, 0), mask=place > 0, other=0.0)
     strength = tl.load(strength_ptr + q * strength_row + i).to(tl.float32)
@@ -101,7 +102,7 @@ def _step(
     read += tl.sum(query * key, 0) * write
     gate *= factor
     normed = read * tl.rsqrt(tl.sum(read * read, 0) / F + norm_epsilon) * norm
-    tl.store(out_ptr + (q * I + i) * F + f, normed * gate * _sigmoid(gate))
+    tl.store(out_ptr + (q * HEADS + i) * F + f, normed * gate * _sigmoid(gate))
 
     # Heads that share a key store the same inputs of it.
     tl.store(past_ptr + J * U + query_at, query_in)
@@ -130,7 +131,7 @@ def step(
         weights.taps_UJ, weights.log_rate_I, weights.rate_bias_I, weights.norm_F, weights.norm_epsilon,
         memory.state_XIEF, memory.past_QLU, memory.key_QIZE, memory.write_QIZF, memory.sum_QIZ, place, out_xV,
         branches // len(memory.state_XIEF), memory.past_QLU.shape[1], memory.sum_QIZ.shape[2],
-        H=heads.keys, I=heads.values, E=heads.key_features, F=heads.value_features, J=heads.memory,
+        H=heads.keys, HEADS=heads.values, E=heads.key_features, F=heads.value_features, J=heads.memory,
         D=padded(division), P=_PLACES, num_warps=_WARPS,
     )  # fmt: skip
     return out_xV

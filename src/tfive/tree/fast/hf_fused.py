@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from tfive.errors import UserError
 from tfive.tree.attention import Attending, TreePass
 from tfive.tree.fast.delta_step import BranchSteps, RecurrentHeads, StepKernel, StepWeights, choose_step, torch_step
-from tfive.tree.fast.fused import Angles, Division, Heads, Ops, TorchOps, choose_ops, divided
+from tfive.tree.fast.fan import Fan, HeldNorm, Unfit, held, onto
+from tfive.tree.fast.fused import Angles, Heads, Ops, TorchOps, choose_ops, divided
 from tfive.tree.fast.kernel_recurrence import finish_trouble
 from tfive.tree.hf import (
     IMPLEMENTATION,
@@ -45,84 +46,6 @@ from tfive.tree.recurrent.deltanet import ForkMemory
 
 _BOUND = 1e-4
 """Largest error of a fused block in float32, relative to what the block adds to the residual stream."""
-
-
-class Unfit(Exception):
-    """This block is none that can be fused; the message says why."""
-
-
-class HeldNorm(RootMeanSquare):
-    """A norm whose weight, the added one included, is computed when weights are refreshed, not in every step."""
-
-    def __init__(self, norm: RootMeanSquare) -> None:
-        super().__init__(norm.module, norm.epsilon, norm.shift)
-        self.held = norm.weight.detach().clone()
-
-    @property
-    def weight(self) -> Tensor:
-        return self.held
-
-    def refresh(self) -> None:
-        """Bring the copy up to date."""
-        self.held.copy_(super().weight)
-
-
-def _held(norm: RootMeanSquare) -> RootMeanSquare:
-    return HeldNorm(norm) if norm.shift else norm
-
-
-class Fan:
-    """A norm and the products of what it gives, from the residual stream to the inputs of a layer.
-
-    A held fan multiplies once, by a matrix that holds copies of all its weights. Where it can it folds the norm in: the
-    norm's weight into the matrix, while its division by the root mean square is left (`Division`) to the kernel that
-    reads the products.
-    """
-
-    def __init__(
-        self, norm: RootMeanSquare, parts: tuple[nn.Linear, ...], hold: bool = False, fold: bool = False
-    ) -> None:
-        self.norm, self.parts, self.sizes = norm, parts, [part.out_features for part in parts]
-        biased = [part.bias is not None for part in parts]
-        if any(biased) != all(biased):
-            raise Unfit("only some products of one input have a bias")
-        # A bias comes after the division.
-        self.folds = fold and not any(biased)
-        self.weight = torch.cat([part.weight.detach() for part in parts]) if hold else None
-        self.bias = torch.cat([part.bias.detach() for part in parts]) if hold and all(biased) else None
-
-    def __call__(self, residual: Tensor) -> tuple[Tensor, ...]:
-        inputs = residual if self.folds else self.norm(residual)
-        if self.weight is None:
-            return tuple(F.linear(inputs, part.weight, part.bias) for part in self.parts)
-        return F.linear(inputs, self.weight, self.bias).split(self.sizes, -1)
-
-    def division(self, residual_xD: Tensor) -> Division | None:
-        """What is left of the norm."""
-        return (residual_xD, self.norm.epsilon) if self.folds else None
-
-    def holding(self, fold: bool) -> Fan:
-        """The same on copies of its weights."""
-        held = Fan(_held(self.norm), self.parts, True, fold)
-        held.refresh()
-        return held
-
-    def refresh(self) -> None:
-        """Bring the copies up to date."""
-        if isinstance(self.norm, HeldNorm):
-            self.norm.refresh()
-        for name, held in (("weight", self.weight), ("bias", self.bias)):
-            for place, part in zip(() if held is None else held.split(self.sizes), self.parts):
-                if self.folds:
-                    torch.mul(getattr(part, name), self.norm.weight, out=place)
-                else:
-                    place.copy_(getattr(part, name))
-
-
-def _onto(residual_xD: Tensor, inputs: Tensor, linear: nn.Linear) -> Tensor:
-    """The residual stream plus a product, in place: it belongs to the pass, and a copy would cost a kernel."""
-    residual_xD.addmm_(inputs, linear.weight.t())
-    return residual_xD if linear.bias is None else residual_xD.add_(linear.bias)
 
 
 @dataclass(frozen=True)
@@ -147,11 +70,11 @@ class AttentionPart:
         ops.rotate(products, division, norms, angles, gated, slot_n, query_BnYE, keys, values)
         gate = products[0] if gated else None
         output = tree.attend_written(ops, self.layer, query_BnYE, keys, values, self.scale, gate)
-        return _onto(residual_xD, output.reshape(len(residual_xD), -1), self.outward)
+        return onto(residual_xD, output.reshape(len(residual_xD), -1), self.outward)
 
     def holding(self) -> AttentionPart:
         """The same on copies of the weights it projects with."""
-        norms = None if self.norms is None else (_held(self.norms[0]), _held(self.norms[1]))
+        norms = None if self.norms is None else (held(self.norms[0]), held(self.norms[1]))
         # The gate would be read undivided.
         return replace(self, inward=self.inward.holding(fold=not self.heads.gated), norms=norms)
 
@@ -178,7 +101,7 @@ class RecurrentPart:
             mixed, gate, strength, rate = self.inward(residual_xD)
             division = self.inward.division(residual_xD)
             output_xV = tree.recurrence.step(self.layer, (mixed, gate, strength, rate), division)
-            return _onto(residual_xD, output_xV, self.outward)
+            return onto(residual_xD, output_xV, self.outward)
         if tree.recurrence is None:
             raise RuntimeError("this pass has no recurrence for a recurrent layer")
         parts = replace(recurrent_parts(self.module), project=self._project)
@@ -224,7 +147,7 @@ class FusedBlock:
             cos, sin = (a.expand(shape[0], -1, -1).reshape(-1, a.shape[-1]) for a in position_embeddings)
             residual_xD = self.mixer.onto(hidden_states.contiguous(), (cos, sin), tree, ops)
             gate, up = self.spread(residual_xD)
-            return _onto(residual_xD, ops.gate(gate, up, self.spread.division(residual_xD)), self.down).view(shape)
+            return onto(residual_xD, ops.gate(gate, up, self.spread.division(residual_xD)), self.down).view(shape)
 
         return forward
 
@@ -389,11 +312,9 @@ class FusionChoice:
 
 
 @torch.no_grad()
-def choose_fusion(
-    setting: str, backbone: Backbone, layout: Layout, recurrence: Any, step: bool = True
-) -> FusionChoice:
-    """The fused blocks for the option `fused_blocks`; `layout` is a small trunk to compare on. Without `step`, recurrent
-    layers advance in sampling by plain PyTorch."""
+def choose_fusion(setting: str, backbone: Backbone, layout: Layout, recurrence: Any, step: bool = True) -> FusionChoice:
+    """The fused blocks for the option `fused_blocks`; `layout` is a small trunk to compare on. Without `step`, sampling
+    advances recurrent layers by plain PyTorch."""
     first = next(backbone.base.parameters())
     if setting == "off" or (setting == "auto" and first.device.type != "cuda"):
         return FusionChoice(None, "switched off" if setting == "off" else f"no use on {first.device.type}")

@@ -145,7 +145,7 @@ class _Gates(torch.autograd.Function):
         beta = torch.empty_like(decay)
         kernels.gates[(-(-nodes // 64),)](
             strength, rate, log_rate, bias, rate if real is None else real, decay, beta, nodes, strength.stride(0),
-            rate.stride(0), I=count, IP=_power(count), L=64, MASKED=real is not None, num_warps=4,
+            rate.stride(0), HEADS=count, IP=_power(count), L=64, MASKED=real is not None, num_warps=4,
         )  # fmt: skip
         ctx.save_for_backward(strength, rate, log_rate, bias, real)
         return decay, beta
@@ -162,7 +162,7 @@ class _Gates(torch.autograd.Function):
         kernels.gates_back[(programs,)](
             strength, rate, log_rate, bias, rate if real is None else real, *(x.contiguous() for x in grads),
             strength_slope, rate_slope, shares, nodes, strength.stride(0), rate.stride(0),
-            I=count, IP=_power(count), L=64, MASKED=real is not None, num_warps=4,
+            HEADS=count, IP=_power(count), L=64, MASKED=real is not None, num_warps=4,
         )  # fmt: skip
         log_rate_slope, bias_slope = shares.sum(0)
         return strength_slope, rate_slope, log_rate_slope.to(log_rate.dtype), bias_slope.to(bias.dtype), None
@@ -176,7 +176,17 @@ class _GatedNorm(torch.autograd.Function):
         nodes, count, features = output.shape
         out = torch.empty(nodes, count * features, dtype=gate.dtype, device=gate.device)
         kernels.gated_norm[(-(-nodes * count // _ROWS),)](
-            output, gate, weight, out, nodes * count, gate.stride(0), epsilon, I=count, F=features, L=_ROWS, num_warps=4
+            output,
+            gate,
+            weight,
+            out,
+            nodes * count,
+            gate.stride(0),
+            epsilon,
+            HEADS=count,
+            F=features,
+            L=_ROWS,
+            num_warps=4,
         )
         ctx.save_for_backward(output, gate, weight)
         ctx.epsilon = epsilon
@@ -193,7 +203,7 @@ class _GatedNorm(torch.autograd.Function):
         shares = torch.empty(programs, features, dtype=torch.float32, device=gate.device)
         kernels.gated_norm_back[(programs,)](
             output, gate, weight, grads[0].contiguous(), output_slope, gate_slope, shares, nodes * count,
-            gate.stride(0), ctx.epsilon, I=count, F=features, L=_ROWS, TIMES=_TIMES, num_warps=4,
+            gate.stride(0), ctx.epsilon, HEADS=count, F=features, L=_ROWS, TIMES=_TIMES, num_warps=4,
         )  # fmt: skip
         return output_slope, gate_slope, shares.sum(0).to(weight.dtype), None
 
@@ -260,8 +270,8 @@ def mixer_differences(
         for name, outputs in results.items():
             if len(found) == 0:
                 aims += [random(*x.shape).float() for x in outputs]
-            at = sum(len(done) - 0 for done in list(results.values())[: list(results).index(name)])
-            goal = sum((x.float() * aims[at + i]).sum() for i, x in enumerate(outputs))
+            at = sum(len(done) for done in list(results.values())[: list(results).index(name)])
+            goal = torch.stack([(x.float() * aims[at + i]).sum() for i, x in enumerate(outputs)]).sum()
             grads = torch.autograd.grad(goal, leaves, allow_unused=True)
             each[name] = [x.detach() for x in (*outputs, *grads) if x is not None]
         found.append(each)

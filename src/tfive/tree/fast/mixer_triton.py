@@ -48,9 +48,7 @@ def convolve(
     q = (tl.program_id(0) // blocks).to(tl.int64)
     t, w, head = (tl.program_id(0) % blocks) * L + tl.arange(0, L), tl.arange(0, W), tl.program_id(1)
     ok = t < length
-    y, open_ = _convolution(
-        sequence_ptr, taps_ptr, document_ptr, q, t, ok, start + head * W + w, length, U, J, PACKED
-    )
+    y, open_ = _convolution(sequence_ptr, taps_ptr, document_ptr, q, t, ok, start + head * W + w, length, U, J, PACKED)
     y *= open_
     at = (q * length + t)[:, None] * (N * W) + (head % N) * W + w[None, :]
     if NORM:
@@ -121,64 +119,64 @@ def spread_back(
 @triton.jit
 def gates(
     strength_ptr, rate_ptr, log_rate_ptr, bias_ptr, real_ptr, decay_ptr, beta_ptr, nodes, strength_row, rate_row,
-    I: tl.constexpr, IP: tl.constexpr, L: tl.constexpr, MASKED: tl.constexpr,
+    HEADS: tl.constexpr, IP: tl.constexpr, L: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Decays and write strengths of some nodes, zero where they are not real."""
     x, i = tl.program_id(0) * L + tl.arange(0, L), tl.arange(0, IP)
-    ok = (x < nodes)[:, None] & (i < I)[None, :]
+    ok = (x < nodes)[:, None] & (i < HEADS)[None, :]
     rate = tl.load(rate_ptr + x[:, None].to(tl.int64) * rate_row + i[None, :], mask=ok, other=0.0).to(tl.float32)
-    rate += tl.load(bias_ptr + i, mask=i < I, other=0.0).to(tl.float32)[None, :]
+    rate += tl.load(bias_ptr + i, mask=i < HEADS, other=0.0).to(tl.float32)[None, :]
     softplus = tl.maximum(rate, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(rate)))
-    decay = -tl.exp(tl.load(log_rate_ptr + i, mask=i < I, other=0.0).to(tl.float32))[None, :] * softplus
+    decay = -tl.exp(tl.load(log_rate_ptr + i, mask=i < HEADS, other=0.0).to(tl.float32))[None, :] * softplus
     at = x[:, None].to(tl.int64) * strength_row + i[None, :]
     beta = 1.0 / (1.0 + tl.exp(-tl.load(strength_ptr + at, mask=ok, other=0.0).to(tl.float32)))
     if MASKED:
         real = tl.load(real_ptr + x, mask=x < nodes, other=0).to(tl.float32)[:, None]
         decay, beta = decay * real, beta * real
-    tl.store(decay_ptr + x[:, None] * I + i[None, :], decay, mask=ok)
-    tl.store(beta_ptr + x[:, None] * I + i[None, :], beta, mask=ok)
+    tl.store(decay_ptr + x[:, None] * HEADS + i[None, :], decay, mask=ok)
+    tl.store(beta_ptr + x[:, None] * HEADS + i[None, :], beta, mask=ok)
 
 
 @triton.jit
 def gates_back(
     strength_ptr, rate_ptr, log_rate_ptr, bias_ptr, real_ptr, decay_grad_ptr, beta_grad_ptr,
     strength_slope_ptr, rate_slope_ptr, weight_slope_ptr, nodes, strength_row, rate_row,
-    I: tl.constexpr, IP: tl.constexpr, L: tl.constexpr, MASKED: tl.constexpr,
+    HEADS: tl.constexpr, IP: tl.constexpr, L: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of `gates`, and a program's share of those of log rates and biases, `[program, 2, I]`."""
     x, i = tl.program_id(0) * L + tl.arange(0, L), tl.arange(0, IP)
-    ok = (x < nodes)[:, None] & (i < I)[None, :]
-    at = x[:, None] * I + i[None, :]
+    ok = (x < nodes)[:, None] & (i < HEADS)[None, :]
+    at = x[:, None] * HEADS + i[None, :]
     decay_grad = tl.load(decay_grad_ptr + at, mask=ok, other=0.0)
     beta_grad = tl.load(beta_grad_ptr + at, mask=ok, other=0.0)
     if MASKED:
         real = tl.load(real_ptr + x, mask=x < nodes, other=0).to(tl.float32)[:, None]
         decay_grad, beta_grad = decay_grad * real, beta_grad * real
     rate = tl.load(rate_ptr + x[:, None].to(tl.int64) * rate_row + i[None, :], mask=ok, other=0.0).to(tl.float32)
-    rate += tl.load(bias_ptr + i, mask=i < I, other=0.0).to(tl.float32)[None, :]
+    rate += tl.load(bias_ptr + i, mask=i < HEADS, other=0.0).to(tl.float32)[None, :]
     softplus = tl.maximum(rate, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(rate)))
-    speed = -tl.exp(tl.load(log_rate_ptr + i, mask=i < I, other=0.0).to(tl.float32))[None, :]
+    speed = -tl.exp(tl.load(log_rate_ptr + i, mask=i < HEADS, other=0.0).to(tl.float32))[None, :]
     rate_slope = decay_grad * speed / (1.0 + tl.exp(-rate))
-    strength = tl.load(
-        strength_ptr + x[:, None].to(tl.int64) * strength_row + i[None, :], mask=ok, other=0.0
-    ).to(tl.float32)
+    strength = tl.load(strength_ptr + x[:, None].to(tl.int64) * strength_row + i[None, :], mask=ok, other=0.0).to(
+        tl.float32
+    )
     beta = 1.0 / (1.0 + tl.exp(-strength))
     tl.store(strength_slope_ptr + at, beta_grad * beta * (1.0 - beta), mask=ok)
     tl.store(rate_slope_ptr + at, rate_slope, mask=ok)
-    share = weight_slope_ptr + tl.program_id(0) * 2 * I + i
-    tl.store(share, tl.sum(decay_grad * speed * softplus, 0), mask=i < I)
-    tl.store(share + I, tl.sum(rate_slope, 0), mask=i < I)
+    share = weight_slope_ptr + tl.program_id(0) * 2 * HEADS + i
+    tl.store(share, tl.sum(decay_grad * speed * softplus, 0), mask=i < HEADS)
+    tl.store(share + HEADS, tl.sum(rate_slope, 0), mask=i < HEADS)
 
 
 @triton.jit
 def gated_norm(
-    x_ptr, gate_ptr, weight_ptr, out_ptr, rows, gate_row, epsilon, I: tl.constexpr, F: tl.constexpr, L: tl.constexpr
+    x_ptr, gate_ptr, weight_ptr, out_ptr, rows, gate_row, epsilon, HEADS: tl.constexpr, F: tl.constexpr, L: tl.constexpr
 ):
     """Heads normed by their root mean square, times the norm's weight and SiLU of the gate."""
     r, f = (tl.program_id(0) * L + tl.arange(0, L)).to(tl.int64), tl.arange(0, F)
     ok = (r < rows)[:, None]
     x = tl.load(x_ptr + r[:, None] * F + f[None, :], mask=ok, other=0.0).to(tl.float32)
-    place = (r // I)[:, None] * gate_row + (r % I)[:, None] * F + f[None, :]
+    place = (r // HEADS)[:, None] * gate_row + (r % HEADS)[:, None] * F + f[None, :]
     gate = tl.load(gate_ptr + place, mask=ok, other=0.0).to(tl.float32)
     x *= tl.rsqrt(tl.sum(x * x, 1) / F + epsilon)[:, None] * tl.load(weight_ptr + f).to(tl.float32)[None, :]
     tl.store(out_ptr + r[:, None] * F + f[None, :], x * gate / (1.0 + tl.exp(-gate)), mask=ok)
@@ -187,7 +185,7 @@ def gated_norm(
 @triton.jit
 def gated_norm_back(
     x_ptr, gate_ptr, weight_ptr, grad_ptr, x_slope_ptr, gate_slope_ptr, weight_slope_ptr, rows, gate_row, epsilon,
-    I: tl.constexpr, F: tl.constexpr, L: tl.constexpr, TIMES: tl.constexpr,
+    HEADS: tl.constexpr, F: tl.constexpr, L: tl.constexpr, TIMES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of `gated_norm`, and a program's share of those of the weight."""
     f = tl.arange(0, F)
@@ -197,7 +195,7 @@ def gated_norm_back(
         r = ((tl.program_id(0) * TIMES + turn) * L + tl.arange(0, L)).to(tl.int64)
         ok = (r < rows)[:, None]
         at = r[:, None] * F + f[None, :]
-        place = (r // I)[:, None] * gate_row + (r % I)[:, None] * F + f[None, :]
+        place = (r // HEADS)[:, None] * gate_row + (r % HEADS)[:, None] * F + f[None, :]
         x = tl.load(x_ptr + at, mask=ok, other=0.0).to(tl.float32)
         gate = tl.load(gate_ptr + place, mask=ok, other=0.0).to(tl.float32)
         grad = tl.load(grad_ptr + at, mask=ok, other=0.0).to(tl.float32)

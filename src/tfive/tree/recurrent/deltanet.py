@@ -245,7 +245,7 @@ class TreeRecurrence:
 
     def _convolved(self, parts: RecurrentParts, inputs_BNU: Tensor, tail_XJU: Tensor) -> Tensor:
         """The convolution of every node over its own ancestors."""
-        sections = []
+        sections: list[Tensor] = []
         for sequence_QLU in self.sequences(parts, inputs_BNU, tail_XJU):
             trunk = self.width > 0 and not sections
             seen = self._once("same document", lambda: self._same_document(parts.memory)) if trunk else None
