@@ -1,7 +1,7 @@
 """The tree against the plain path, as JSON: `python benchmarks/engine.py --shape qwen3-1.7b --out results`.
 
 Without a shape the embedded model is used. `--selfcheck` compares the device's fast paths with the reference instead;
-`--profile` adds a table of where the device's time goes in each phase of the tree.
+`--profile` adds where the device's time goes in each phase of the tree.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from tfive.cli.options import script
 from tfive.models.precision import choose_device, choose_dtype
@@ -19,6 +18,7 @@ from tfive.tree.settings import EngineOptions
 from tfive_lab.bench import engine as bench
 from tfive_lab.bench import selfcheck as bench_selfcheck
 from tfive_lab.bench.phases import PHASES, tree_phases
+from tfive_lab.bench.profile import profiled
 from tfive_lab.bench.work import SHAPES, SMALL, Work, find_model
 
 
@@ -29,7 +29,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compute", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument("--attention", default="auto", choices=["auto", "sdpa", "folded", "tiled", "flex"])
-    parser.add_argument("--delta-rule", default="auto", choices=["auto", "torch", "fla"])
+    parser.add_argument("--delta-rule", default="auto", choices=["auto", "torch", "triton", "fla"])
     parser.add_argument("--repeats", type=int, help="rounds per side (median)")
     parser.add_argument("--plain-repeats", type=int, help="rounds of the plain side")
     for name in ("texts", "tokens", "positions", "group"):
@@ -42,24 +42,16 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def profile(work: Work, asked: argparse.Namespace, settings: EngineOptions) -> str:
-    """Where the device's time goes in each phase of the tree: kernels by time."""
+def profile(work: Work, asked: argparse.Namespace, settings: EngineOptions) -> dict[str, Any]:
+    """Where the device's time goes in each phase of the tree and in ten sampling steps."""
     device = choose_device(asked.device)
     model, _ = find_model(asked.shape, device, choose_dtype(asked.compute, device))
     side = tree_phases(model, work, settings)
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
-        kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    order = "cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    parts = []
-    for phase in PHASES:
+    found = {}
+    for phase in (*PHASES, "ten_steps"):
         getattr(side, phase)()
-        with torch.profiler.profile(activities=kinds) as recorded:
-            getattr(side, phase)()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-        parts.append(f"== {phase}\n{recorded.key_averages().table(sort_by=order, row_limit=25)}")
-    return "\n".join(parts)
+        found[phase] = profiled(getattr(side, phase), device)
+    return found
 
 
 def main(given: list[str] | None = None) -> int:
@@ -90,10 +82,12 @@ def main(given: list[str] | None = None) -> int:
         asked.out.mkdir(parents=True, exist_ok=True)
         (asked.out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if asked.profile:
-        table = profile(work, asked, settings)
-        print(table)
+        found = profile(work, asked, settings)
+        for phase, figures in found.items():
+            print(f"{phase}: {json.dumps({key: value for key, value in figures.items() if key != 'kernels'})}")
         if asked.out is not None:
-            (asked.out / f"{name}-profile.txt").write_text(table, encoding="utf-8")
+            path = asked.out / f"{name}-profile.json"
+            path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0 if report.get("ok", True) else 1
 
 

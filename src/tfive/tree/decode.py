@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tfive.tree.attention import Attending, KeysValues
 from tfive.tree.fast.cuda_graph import CudaGraphs, Graph
+from tfive.tree.fast.delta_step import BranchSteps
 from tfive.tree.fast.fused import Heads, Ops
 from tfive.tree.fast.hf_fused import Fusion
 from tfive.tree.head import VocabularyHead, chunk_rows
@@ -44,11 +45,11 @@ class Reading:
 class StepPass(Attending):
     """The pass of one sampling step: one query per branch, keys and values in fixed slots."""
 
-    def __init__(self, layout: Layout, reading: Reading, kernel: str) -> None:
-        recurrence = None
+    def __init__(self, layout: Layout, reading: Reading, kernel: str, fusion: Fusion | None = None) -> None:
+        recurrence: BranchSteps | StepRecurrence | None = None
         if reading.recurrent:
-            steps = layout.thought_width
-            recurrence = StepRecurrence(reading.recurrent, layout.position_BR.numel(), steps)
+            asked = (reading.recurrent, layout.position_BR.numel(), layout.thought_width)
+            recurrence = (None if fusion is None else fusion.steps(*asked)) or StepRecurrence(*asked)
         super().__init__(kernel, recurrence)
         self.states = recurrence
         own = layout.branch_count * layout.thought_width
@@ -192,7 +193,7 @@ class Sampler(DecodeLoop):
         self.backbone, self.embed, self.law = backbone, embed, law
         self.blocks = None if fusion is None else fusion.hold()
         self.rows = chunk_rows(head.vocabulary, 1, engine.head_bytes)
-        self.tree = StepPass(layout, reading, "sdpa" if engine.attention == "sdpa" else "folded")
+        self.tree = StepPass(layout, reading, "sdpa" if engine.attention == "sdpa" else "folded", fusion)
         shape = layout.position_BR.shape
         self.token_BR = torch.zeros(shape, dtype=torch.int64, device=device)
         self.delimiter_BR = torch.full(shape, -1, dtype=torch.int64, device=device)

@@ -76,6 +76,9 @@ def recurrent_parts(module: nn.Module) -> RecurrentParts:
         key_heads=m.num_k_heads,
         key_features=m.head_k_dim,
         value_features=m.head_v_dim,
+        norm_F=m.norm.weight,
+        norm_epsilon=m.norm.variance_epsilon,
+        outward=m.out_proj,
     )
 
 

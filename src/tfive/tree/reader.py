@@ -13,7 +13,7 @@ from tfive.tree.attention import TreePass
 from tfive.tree.decode import Reading
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.fast import vocabulary
-from tfive.tree.fast.delta_kernel import choose_rule
+from tfive.tree.fast.delta_kernel import RuleChoice, choose_rule
 from tfive.tree.fast.grown import GrownLayouts
 from tfive.tree.fast.hf_fused import Fusion, FusionChoice, choose_fusion
 from tfive.tree.fast.hf_training import TrainingChoice, choose_trained
@@ -21,10 +21,11 @@ from tfive.tree.fast.tiled import tiled_trouble
 from tfive.tree.gated import ReadingGates
 from tfive.tree.grow import grow, small_texts
 from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary, target_log_prob
-from tfive.tree.hf import Backbone
+from tfive.tree.hf import Backbone, recurrent_parts
 from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower
 from tfive.tree.picks import Picks
+from tfive.tree.recurrent.delta_rule import read_paths
 from tfive.tree.recurrent.deltanet import TreeRecurrence
 from tfive.tree.settings import EngineOptions
 
@@ -55,7 +56,7 @@ class TreeReader:
             )
         self.layouts = GrownLayouts(self.engine.cuda_graphs)
         self._forbidden_V: Tensor | None = None
-        self._rule: Any = None
+        self._rule: RuleChoice | None = None
         self._fusion: list[FusionChoice] = []
         self._training: TrainingChoice | None = None
 
@@ -130,17 +131,25 @@ class TreeReader:
         """What recurrent layers need to know of a pass over `layout`; None for models without any."""
         if not self.backbone.recurrent:
             return None
+        return self.rule.recurrence(layout, **options)
+
+    @property
+    def rule(self) -> RuleChoice:
+        """The delta rule of recurrent layers and why it is this one; chosen once."""
         if self._rule is None:
-            self._rule = choose_rule(self.engine.delta_rule, self.device, self.model.dtype)
-        return TreeRecurrence(layout, self._rule.rule, **options)
+            layers = [recurrent_parts(module) for module in self.backbone.recurrent.values()]
+            self._rule = choose_rule(self.engine.delta_rule, self.device, self.model.dtype, layers)
+        return self._rule
 
     @property
     def fusion(self) -> FusionChoice:
         """Fused blocks for passes without gradients, or why there are none; chosen once."""
         if not self._fusion:
             layout = self._grow(small_texts(int(self.backbone.config.vocab_size)), None)
-            chosen = choose_fusion(self.engine.fused_blocks, self.backbone, layout, self.recurrence(layout))
-            self._fusion.append(chosen)
+            step = self.engine.delta_rule in ("auto", "triton")
+            # Blocks are compared in float32, whatever rule the model's own precision gets.
+            plain = TreeRecurrence(layout, read_paths) if self.backbone.recurrent else None
+            self._fusion.append(choose_fusion(self.engine.fused_blocks, self.backbone, layout, plain, step))
         return self._fusion[0]
 
     def share_fusion(self, other: TreeReader) -> None:

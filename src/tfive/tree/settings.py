@@ -121,8 +121,9 @@ class EngineOptions:
     """`sdpa`: transformers' masked attention (the reference); `folded`: the same without repeating keys and values for
     grouped queries; `tiled`: kernels that skip what nobody sees (CUDA, bfloat16); `flex`: FlexAttention (no CPU
     backward); `auto`: tiled where it agrees with the others on this device, else folded."""
-    delta_rule: Literal["auto", "torch", "fla"] = "auto"
-    """The rule of recurrent layers: pure PyTorch, flash-linear-attention, or (`auto`) the latter where it is sound."""
+    delta_rule: Literal["auto", "torch", "triton", "fla"] = "auto"
+    """The rule of recurrent layers: pure PyTorch, our kernels in Triton, flash-linear-attention, or (`auto`) the first
+    sound one of Triton, flash-linear-attention and PyTorch."""
     head_bytes: int = HEAD_BYTES
     """Bytes of float32 vocabulary logits held at once."""
     max_nodes: int = 0

@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tfive.models.precision import choose_device, choose_dtype
-from tfive.tree.fast.delta_kernel import choose_rule
 from tfive.tree.settings import EngineOptions
 from tfive_lab.bench.phases import PHASES, Clock, Measured, PlainPhases, TreePhases, empty, repeat, tree_phases
 from tfive_lab.bench.plain_rows import PlainRows
@@ -87,12 +86,16 @@ def measure_tree(
     loop_s = statistics.median(clock("steps", side.steps)[0] for _ in range(repeats))
     step_s = statistics.median(clock("step", side.ten_steps)[0] for _ in range(repeats)) / 10
     recurrent = bool(side.tree.backbone.recurrent)
-    rule = choose_rule(side.engine.delta_rule, clock.device, side.model.dtype) if recurrent else None
+    rule = side.tree.rule if recurrent else None
     log_q_QT = tree.results["sampling"].log_q_BRT.flatten(0, 1)
     return tree, {
         **_circumstances(side.model, name, work, side.engine, clock.device),
         "delta_rule": None if rule is None else {"name": rule.name, "reason": rule.reason},
-        "fused_blocks": {"used": side.tree.fusion.fusion is not None, "reason": side.tree.fusion.reason},
+        "fused_blocks": {
+            "used": side.tree.fusion.fusion is not None,
+            "reason": side.tree.fusion.reason,
+            "steps": side.tree.fusion.steps,
+        },
         "tree_repeats": repeats,
         "tree_s": tree.seconds,
         **mismatch(log_q_QT, tree.results["actor"]),

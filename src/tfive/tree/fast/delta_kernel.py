@@ -1,23 +1,30 @@
-"""Which gated delta rule runs: our own in PyTorch, or flash-linear-attention where it is installed and sound.
+"""Which gated delta rule runs: our own in PyTorch or Triton, or flash-linear-attention where it is installed and sound.
 
-Its kernels give outputs and the final state of a path only, and are known to be wrong or to refuse on some pairs of GPU
-and Triton version (fla-org/flash-linear-attention issues 640, 913 and 984, for instance). So before first use on a
-device they are compared with `delta_rule.read_paths`, gradients too, and the reason is kept when they are not used.
+The latter's kernels give outputs and the final state of a path only, and are known to be wrong or to refuse on some
+pairs of GPU and Triton version (fla-org/flash-linear-attention issues 640, 913 and 984, for instance). So before first
+use on a device all kernels are compared with `delta_rule.read_paths`, gradients too, and the reason is kept when they
+are not used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tfive.errors import UserError
+from tfive.tree.fast.delta_step import RecurrentHeads
+from tfive.tree.fast.fused import KERNEL_BOUNDS
+from tfive.tree.fast.kernel_recurrence import KernelRecurrence, finish_trouble
+from tfive.tree.fast.mixer import Mixer, TritonMixer, mixer_differences
+from tfive.tree.layout import Layout
 from tfive.tree.recurrent.delta_rule import CHUNK, read_paths, unit_rows
-from tfive.tree.recurrent.deltanet import DeltaRule
+from tfive.tree.recurrent.deltanet import DeltaRule, RecurrentParts, TreeRecurrence
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Query, key, value, decay, write strength `[Q, L, I, …]` and state `[Q, I, E, F]` to outputs and the final state."""
@@ -138,31 +145,37 @@ def fla_kernel() -> Kernel:
     return kernel
 
 
+def rule_differences(
+    rule: DeltaRule, device: torch.device, dtype: torch.dtype, features: tuple[int, int] = (128, 128), length: int = 100
+) -> dict[str, float]:
+    """How far `rule` is from our own on half-precision numbers, gradients included: |a − b| / |b|."""
+    generator = torch.Generator().manual_seed(0)
+    shape, (keys, values) = (2, length, 2), features
+    query, key = (torch.randn(*shape, keys, generator=generator) for _ in range(2))
+    value = torch.randn(*shape, values, generator=generator)
+    decay, beta = -torch.rand(shape, generator=generator), torch.rand(shape, generator=generator)
+    state = 0.1 * torch.randn(2, 2, keys, values, generator=generator)
+    raw = [unit_rows(query) * keys**-0.5, unit_rows(key), value, decay, beta, state]
+    leaves = [x.to(device, dtype).float().requires_grad_() for x in raw]
+    path, count = torch.arange(2, device=device), torch.tensor([length, length * 7 // 10], device=device)
+    results = []
+    for some in (read_paths, rule):
+        output, trace = some(*leaves)
+        forks = trace.state_after(path, count)
+        grads = torch.autograd.grad(output.square().sum() + forks.square().sum(), leaves)
+        results.append([x.detach() for x in (output, forks, *grads)])
+    names = ("outputs", "states", *(f"gradients of {n}" for n in ("query", "key", "value", "decay", "beta", "state")))
+    return {name: float((got - want).norm() / want.norm()) for name, want, got in zip(names, *results)}
+
+
 def kernel_trouble(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why `kernel` is not to be trusted on this device, or None: it is compared with our own rule once."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (2, 100, 2)
-    query, key, value = (torch.randn(*shape, 128, generator=generator) for _ in range(3))
-    decay, beta = -torch.rand(shape, generator=generator), torch.rand(shape, generator=generator)
-    state = 0.1 * torch.randn(2, 2, 128, 128, generator=generator)
-    raw = [unit_rows(query) * 128**-0.5, unit_rows(key), value, decay, beta, state]
-    leaves = [x.to(device, dtype).float().requires_grad_() for x in raw]
-    path, count = torch.arange(2, device=device), torch.tensor([100, 70], device=device)
-    results = []
-    for rule in (read_paths, KernelRule(kernel)):
-        try:
-            output, trace = rule(*leaves)
-            forks = trace.state_after(path, count)
-            grads = torch.autograd.grad(output.square().sum() + forks.square().sum(), leaves)
-        except Exception as error:  # noqa: BLE001 - third-party kernels fail in many ways; the reason is returned, not lost
-            return f"it fails on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        results.append((output, forks, *grads))
-    names = ("outputs", "states", *(f"gradients of {n}" for n in ("query", "key", "value", "decay", "beta", "state")))
-    for name, want, got in zip(names, *results):
-        off = float((got - want).detach().norm() / want.detach().norm())
-        if not off < _TOLERANCE:
-            return f"its {name} are off by {off:.2g} on {device}"
-    return None
+    try:
+        apart = rule_differences(KernelRule(kernel), device, dtype)
+    except Exception as error:  # noqa: BLE001 - third-party kernels fail in many ways; the reason is returned, not lost
+        return f"it fails on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    wrong = [f"its {name} are off by {off:.2g} on {device}" for name, off in apart.items() if not off < _TOLERANCE]
+    return wrong[0] if wrong else None
 
 
 @dataclass(frozen=True)
@@ -172,6 +185,14 @@ class RuleChoice:
     rule: DeltaRule
     name: str
     reason: str
+    mixer: Mixer | None = None
+    """Kernels for what stands around the rule, where they are used."""
+
+    def recurrence(self, layout: Layout, **options: Any) -> TreeRecurrence:
+        """A pass over `layout` by this rule."""
+        if self.mixer is None:
+            return TreeRecurrence(layout, self.rule, **options)
+        return KernelRecurrence(layout, self.rule, self.mixer, **options)
 
 
 @cache
@@ -187,15 +208,68 @@ def _fla_trouble(device: torch.device, dtype: torch.dtype) -> str | None:
     return kernel_trouble(kernel, device, dtype)
 
 
-def choose_rule(setting: str, device: torch.device, dtype: torch.dtype) -> RuleChoice:
-    """The rule for option `delta_rule`: `torch`, `fla` (refused where unsound), or `auto` (fla only where sound)."""
+@cache
+def triton_trouble(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why Triton's kernels are not used for passes over such layers on this device, or None: they agree."""
+    if device.type != "cuda":
+        return f"there are no kernels for {device.type}"
+    if dtype not in KERNEL_BOUNDS:
+        return f"there are no kernels for {dtype}"
+    features = (heads.key_features, heads.value_features)
+    if any(n & (n - 1) or not 16 <= n <= 128 for n in features):
+        return f"heads have {features[0]} and {features[1]} features; the kernels take powers of two from 16 to 128"
+    try:
+        apart = triton_differences(heads, device, dtype)
+    except ImportError as error:
+        return f"Triton cannot be imported: {error}"
+    except Exception as error:  # noqa: BLE001 - a compiler fails in many ways; the reason is returned, not lost
+        return f"they fail on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    wrong = [name for name, off in apart.items() if not off <= KERNEL_BOUNDS[dtype]]
+    return f"their {wrong[0]} are off by {apart[wrong[0]]:.2g} on {device}" if wrong else None
+
+
+def triton_differences(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """How far Triton's kernels of whole passes are from PyTorch, gradients included; long paths and short ones."""
+    from tfive.tree.fast.delta_chunk import TritonRule
+
+    features, rule = (heads.key_features, heads.value_features), TritonRule(dtype == torch.float32)
+    apart = mixer_differences(TritonMixer(), heads, device, dtype)
+    short = rule_differences(rule, device, dtype, features, 14)
+    return apart | rule_differences(rule, device, dtype, features) | {f"{k} (short)": v for k, v in short.items()}
+
+
+def choose_rule(
+    setting: str, device: torch.device, dtype: torch.dtype, layers: Sequence[RecurrentParts] = ()
+) -> RuleChoice:
+    """The rule for option `delta_rule`: `torch`, `triton` or `fla` (refused where unsound), or `auto`, the first of
+    Triton's (for `layers`, those it would run), flash-linear-attention's and PyTorch's that is sound."""
     if setting == "torch":
         return RuleChoice(read_paths, "torch", "asked for")
-    trouble = _fla_trouble(device, dtype)
-    if trouble is None and torch.are_deterministic_algorithms_enabled():
-        trouble = "it does not promise deterministic gradients, which this run asks for"
-    if trouble is None:
-        return RuleChoice(KernelRule(fla_kernel()), "fla", "agrees with the PyTorch rule on this device")
-    if setting == "fla":
-        raise UserError(f"delta_rule = fla: of no use here: {trouble}; use torch or auto")
-    return RuleChoice(read_paths, "torch", f"flash-linear-attention is not used: {trouble}")
+    reasons = []
+    if setting in ("auto", "triton"):
+        trouble = _layers_trouble(layers, device, dtype)
+        if trouble is None:
+            from tfive.tree.fast.delta_chunk import TritonRule
+
+            reason = "its kernels agree with PyTorch on this device"
+            return RuleChoice(TritonRule(dtype == torch.float32), "triton", reason, TritonMixer())
+        reasons.append(("triton", trouble))
+    if setting in ("auto", "fla"):
+        trouble = _fla_trouble(device, dtype)
+        if trouble is None and torch.are_deterministic_algorithms_enabled():
+            trouble = "it does not promise deterministic gradients, which this run asks for"
+        if trouble is None:
+            return RuleChoice(KernelRule(fla_kernel()), "fla", "agrees with the PyTorch rule on this device")
+        reasons.append(("flash-linear-attention", trouble))
+    if setting != "auto":
+        raise UserError(f"delta_rule = {setting}: of no use here: {reasons[0][1]}; use torch or auto")
+    return RuleChoice(read_paths, "torch", "; ".join(f"{name} is not used: {why}" for name, why in reasons))
+
+
+def _layers_trouble(layers: Sequence[RecurrentParts], device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why Triton's kernels are not used for these layers, or None."""
+    if not layers:
+        return "these passes go token by token"
+    found = (triton_trouble(heads, device, dtype) for heads in {RecurrentHeads.of(parts) for parts in layers})
+    trouble = next((why for why in found if why is not None), None)
+    return trouble or finish_trouble(layers[0])

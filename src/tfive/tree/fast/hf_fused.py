@@ -27,8 +27,11 @@ from torch import Tensor, nn
 
 from tfive.errors import UserError
 from tfive.tree.attention import Attending, TreePass
-from tfive.tree.fast.fused import Angles, Division, Heads, Ops, TorchOps, choose_ops
-from tfive.tree.fast.updates import HeldUpdates, Linear, Outward, is_plain
+from tfive.tree.fast.delta_step import BranchSteps, RecurrentHeads, StepKernel, StepWeights, choose_step, torch_step
+from tfive.tree.fast.fan import Fan, HeldNorm, Unfit, held
+from tfive.tree.fast.fused import Angles, Heads, Ops, TorchOps, choose_ops, divided
+from tfive.tree.fast.kernel_recurrence import finish_trouble
+from tfive.tree.fast.updates import Linear, Outward, is_plain
 from tfive.tree.hf import (
     IMPLEMENTATION,
     Backbone,
@@ -41,84 +44,10 @@ from tfive.tree.hf import (
 )
 from tfive.tree.layout import Layout
 from tfive.tree.low_rank import LoraLinear
+from tfive.tree.recurrent.deltanet import ForkMemory
 
 _BOUND = 1e-4
 """Largest error of a fused block in float32, relative to what the block adds to the residual stream."""
-
-
-class Unfit(Exception):
-    """This block is none that can be fused; the message says why."""
-
-
-class HeldNorm(RootMeanSquare):
-    """A norm whose weight, the added one included, is computed when weights are refreshed, not in every step."""
-
-    def __init__(self, norm: RootMeanSquare) -> None:
-        super().__init__(norm.module, norm.epsilon, norm.shift)
-        self.held = norm.weight.detach().clone()
-
-    @property
-    def weight(self) -> Tensor:
-        return self.held
-
-    def refresh(self) -> None:
-        """Bring the copy up to date."""
-        self.held.copy_(super().weight)
-
-
-def _held(norm: RootMeanSquare) -> RootMeanSquare:
-    return HeldNorm(norm) if norm.shift else norm
-
-
-class Fan:
-    """A norm and the products of what it gives, from the residual stream to the inputs of a layer.
-
-    A held fan multiplies once, by a matrix that holds copies of all its weights. Where it can it folds the norm in: the
-    norm's weight into the matrix, while its division by the root mean square is left (`Division`) to the kernel that
-    reads the products.
-    """
-
-    def __init__(self, norm: RootMeanSquare, parts: tuple[Linear, ...], hold: bool = False, fold: bool = False) -> None:
-        self.norm, self.parts, self.sizes = norm, parts, [part.out_features for part in parts]
-        biased = [part.bias is not None for part in parts]
-        if any(biased) != all(biased):
-            raise Unfit("only some products of one input have a bias")
-        # A bias comes after the division.
-        self.folds = fold and not any(biased)
-        self.weight = torch.cat([part.weight.detach() for part in parts]) if hold else None
-        biases = [part.bias.detach() for part in parts if part.bias is not None]
-        self.bias = torch.cat(biases) if hold and biases else None
-        self.updates = HeldUpdates.of(parts) if hold else None
-
-    def __call__(self, residual: Tensor) -> tuple[Tensor, ...]:
-        inputs = residual if self.folds else self.norm(residual)
-        if self.weight is None:
-            return tuple(part(inputs) for part in self.parts)
-        products = F.linear(inputs, self.weight, self.bias)
-        return (products if self.updates is None else self.updates.add(inputs, products)).split(self.sizes, -1)
-
-    def division(self, residual_xD: Tensor) -> Division | None:
-        """What is left of the norm."""
-        return (residual_xD, self.norm.epsilon) if self.folds else None
-
-    def holding(self, fold: bool) -> Fan:
-        """The same on copies of its weights."""
-        held = Fan(_held(self.norm), self.parts, True, fold)
-        held.refresh()
-        return held
-
-    def refresh(self) -> None:
-        """Bring the copies up to date."""
-        if isinstance(self.norm, HeldNorm):
-            self.norm.refresh()
-        for name, held in (("weight", self.weight), ("bias", self.bias)):
-            for place, part in zip(() if held is None else held.split(self.sizes), self.parts):
-                if self.folds:
-                    torch.mul(getattr(part, name), self.norm.weight, out=place)
-                else:
-                    place.copy_(getattr(part, name))
-        if self.updates is not None:
-            self.updates.refresh(self.norm.weight if self.folds else None)
 
 
 @dataclass(frozen=True)
@@ -147,7 +76,7 @@ class AttentionPart:
 
     def holding(self) -> AttentionPart:
         """The same on copies of the weights it projects with."""
-        norms = None if self.norms is None else (_held(self.norms[0]), _held(self.norms[1]))
+        norms = None if self.norms is None else (held(self.norms[0]), held(self.norms[1]))
         # The gate would be read undivided.
         inward = self.inward.holding(fold=not self.heads.gated)
         return replace(self, inward=inward, outward=self.outward.holding(), norms=norms)
@@ -167,26 +96,41 @@ class RecurrentPart:
 
     module: nn.Module
     inward: Fan
+    outward: Outward
 
     def onto(self, residual_BnD: Tensor, angles: Angles, tree: Attending, ops: Ops) -> Tensor:
         """The residual stream `[x, D]` after this part."""
+        residual_xD = residual_BnD.flatten(0, 1)
+        if isinstance(tree.recurrence, BranchSteps):
+            mixed, gate, strength, rate = self.inward(residual_xD)
+            division = self.inward.division(residual_xD)
+            output_xV = tree.recurrence.step(self.layer, (mixed, gate, strength, rate), division)
+            return self.outward.onto(residual_xD, output_xV)
         if tree.recurrence is None:
             raise RuntimeError("this pass has no recurrence for a recurrent layer")
         parts = replace(recurrent_parts(self.module), project=self._project)
         mixed_BnD = tree.recurrence.mix(parts, residual_BnD)
-        return residual_BnD.flatten(0, 1).add_(mixed_BnD.flatten(0, 1))
+        return residual_xD.add_(mixed_BnD.flatten(0, 1))
+
+    @property
+    def layer(self) -> int:
+        """Which block it belongs to."""
+        module: Any = self.module
+        return int(module.layer_idx)
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        mixed, gate, strength, rate = self.inward(hidden)
+        division = self.inward.division(hidden)
+        mixed, gate, strength, rate = (divided(product, division) for product in self.inward(hidden))
         return mixed, gate, strength, rate
 
-    def holding(self) -> RecurrentPart:
-        """The same on copies of the weights it projects with."""
-        return replace(self, inward=self.inward.holding(fold=False))
+    def holding(self, fold: bool) -> RecurrentPart:
+        """The same on copies of the weights it projects with; `fold`: for a step that divides."""
+        return replace(self, inward=self.inward.holding(fold), outward=self.outward.holding())
 
     def refresh(self) -> None:
         """Bring the copies up to date."""
         self.inward.refresh()
+        self.outward.refresh()
 
 
 @dataclass(frozen=True)
@@ -212,9 +156,10 @@ class FusedBlock:
 
         return forward
 
-    def holding(self) -> FusedBlock:
-        """The same block on copies of the weights it projects with."""
-        return FusedBlock(self.mixer.holding(), self.spread.holding(fold=True), self.down.holding())
+    def holding(self, fold: bool) -> FusedBlock:
+        """The same block on copies of the weights it projects with; `fold`: recurrent layers divide by their norm."""
+        mixer = self.mixer.holding() if isinstance(self.mixer, AttentionPart) else self.mixer.holding(fold)
+        return FusedBlock(mixer, self.spread.holding(fold=True), self.down.holding())
 
     def refresh(self) -> None:
         """Bring the copies up to date."""
@@ -226,16 +171,25 @@ class FusedBlock:
 class Fusion:
     """All blocks of a model, fused, on the model's weights and (for sampling) on copies of most of them."""
 
-    def __init__(self, blocks: list[FusedBlock], ops: Ops) -> None:
-        self.blocks, self.ops = blocks, ops
+    def __init__(self, blocks: list[FusedBlock], ops: Ops, step: StepKernel | None = None) -> None:
+        """`step` is how recurrent layers advance in sampling; without one they do so by `deltanet.StepRecurrence`."""
+        self.blocks, self.ops, self.step = blocks, ops, step
         self.forwards = [block.forward(ops) for block in blocks]
         self.held: list[FusedBlock] = []
 
     def hold(self) -> list[Callable[..., Tensor]]:
         """Forwards on held weights; all samplers share these."""
         if not self.held:
-            self.held = [block.holding() for block in self.blocks]
+            self.held = [block.holding(fold=self.step is not None) for block in self.blocks]
         return [block.forward(self.ops) for block in self.held]
+
+    def steps(self, memory: dict[int, ForkMemory], branches: int, steps: int) -> BranchSteps | None:
+        """What recurrent layers need of a sampling loop, None where the step has no kernel."""
+        if self.step is None:
+            return None
+        recurrent = [block.mixer for block in self.blocks if isinstance(block.mixer, RecurrentPart)]
+        weights = {part.layer: StepWeights.of(recurrent_parts(part.module)) for part in recurrent}
+        return BranchSteps(memory, branches, steps, self.step, weights)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -298,7 +252,8 @@ def fused_block(block: Any, turned: int, scale: float) -> FusedBlock:
     spread = Fan(after, (_linear(block.mlp, "gate_proj"), _linear(block.mlp, "up_proj")))
     part: AttentionPart | RecurrentPart
     if is_recurrent(mixer):
-        part = RecurrentPart(mixer, Fan(before, tuple(_linear(mixer, f"in_proj_{n}") for n in ("qkv", "z", "b", "a"))))
+        inward = Fan(before, tuple(_linear(mixer, f"in_proj_{n}") for n in ("qkv", "z", "b", "a")))
+        part = RecurrentPart(mixer, inward, Outward(_linear(mixer, "out_proj")))
     else:
         part = _attention(mixer, before, turned, scale)
     return FusedBlock(part, spread, Outward(_linear(block.mlp, "down_proj")))
@@ -354,7 +309,7 @@ def _examined(backbone: Backbone, index: int, angles: Angles, tree: _Noting) -> 
     if not recurrent and (scale is None or window is not None or cap is not None):
         raise Unfit(f"block {index} attends with a window or a soft cap")
     fused = fused_block(twin, turned, scale or 1.0)
-    for form in (fused, fused.holding()):
+    for form in (fused, fused.holding(fold=False), fused.holding(fold=True)):
         off = float((form.forward(TorchOps())(hidden.clone(), **given) - wanted).norm() / (wanted - hidden).norm())
         if not off <= _BOUND:
             raise Unfit(f"block {index} ({type(block).__name__}) computes something else, {off:.2g} apart")
@@ -363,15 +318,17 @@ def _examined(backbone: Backbone, index: int, angles: Angles, tree: _Noting) -> 
 
 @dataclass(frozen=True)
 class FusionChoice:
-    """The fused blocks, or None, and why."""
+    """The fused blocks, or None, and why; how recurrent layers step in sampling, where there are any."""
 
     fusion: Fusion | None
     reason: str
+    steps: str = ""
 
 
 @torch.no_grad()
-def choose_fusion(setting: str, backbone: Backbone, layout: Layout, recurrence: Any) -> FusionChoice:
-    """The fused blocks for the option `fused_blocks`; `layout` is a small trunk to compare on."""
+def choose_fusion(setting: str, backbone: Backbone, layout: Layout, recurrence: Any, step: bool = True) -> FusionChoice:
+    """The fused blocks for the option `fused_blocks`; `layout` is a small trunk to compare on. Without `step`, sampling
+    advances recurrent layers by plain PyTorch."""
     first = next(backbone.base.parameters())
     if setting == "off" or (setting == "auto" and first.device.type != "cuda"):
         return FusionChoice(None, "switched off" if setting == "off" else f"no use on {first.device.type}")
@@ -391,4 +348,21 @@ def choose_fusion(setting: str, backbone: Backbone, layout: Layout, recurrence: 
         ops, reason = choose_ops(setting, heads, first.device, first.dtype)
         if ops is None:
             break
-    return FusionChoice(None if ops is None else Fusion(blocks, ops), reason)
+    if ops is None:
+        return FusionChoice(None, reason)
+    kernel, why = _choose_step(blocks, ops, first) if step else (None, "switched off")
+    return FusionChoice(Fusion(blocks, ops, kernel), reason, why)
+
+
+def _choose_step(blocks: list[FusedBlock], ops: Ops, like: Tensor) -> tuple[StepKernel | None, str]:
+    """The step of all recurrent layers, None where one of them cannot have it, and why."""
+    layers = [recurrent_parts(block.mixer.module) for block in blocks if isinstance(block.mixer, RecurrentPart)]
+    if not layers:
+        return None, ""
+    trouble = next((why for parts in layers if (why := finish_trouble(parts)) is not None), None)
+    if trouble is not None:
+        return None, trouble
+    if isinstance(ops, TorchOps):
+        return torch_step, "asked for"
+    chosen = [choose_step(heads, like.device, like.dtype) for heads in {RecurrentHeads.of(parts) for parts in layers}]
+    return next((choice for choice in chosen if choice[0] is None), chosen[0])

@@ -1,0 +1,281 @@
+"""One sampling step of a gated delta net layer as one operation: in PyTorch, and whether Triton's kernel may do it.
+
+From the products of a layer's input to the gated, normed output that its last product reads: the short convolution,
+its activation, the norms of queries and keys, both gates, the delta rule and the output's norm. A branch's fork state
+is read once a step and never written: its own tokens act through their writes (`delta_rule.BranchMemory`). States, keys
+and writes are held in the model's precision; sums are float32.
+
+Local shape letters as in `delta_rule.py` and `deltanet.py`; V = I · F, H key heads, x = Q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tfive.tree.fast.fused import KERNEL_BOUNDS, Division, divided
+from tfive.tree.recurrent.delta_rule import CHUNK, unit_rows, wide_dtype
+from tfive.tree.recurrent.deltanet import ForkMemory, RecurrentParts
+
+Products = tuple[Tensor, Tensor, Tensor, Tensor]
+"""A node's convolution inputs `[x, U]`, output gate `[x, V]`, write-strength logits and decay logits `[x, I]`."""
+
+
+@dataclass(frozen=True)
+class RecurrentHeads:
+    """The shape of a gated delta net layer as the kernels see it."""
+
+    keys: int
+    values: int
+    key_features: int
+    value_features: int
+    memory: int
+    """How many earlier inputs the convolution reads."""
+
+    @staticmethod
+    def of(parts: RecurrentParts) -> RecurrentHeads:
+        heads = len(parts.log_rate_I)
+        return RecurrentHeads(parts.key_heads, heads, parts.key_features, parts.value_features, parts.memory)
+
+    @property
+    def channels(self) -> int:
+        """U: width of the convolution."""
+        return 2 * self.keys * self.key_features + self.values * self.value_features
+
+
+@dataclass(frozen=True)
+class StepWeights:
+    """What a layer's step reads beside its products."""
+
+    heads: RecurrentHeads
+    taps_UJ: Tensor
+    log_rate_I: Tensor
+    rate_bias_I: Tensor
+    norm_F: Tensor
+    norm_epsilon: float
+
+    @staticmethod
+    def of(parts: RecurrentParts) -> StepWeights:
+        return StepWeights(
+            RecurrentHeads.of(parts),
+            parts.taps_UJ,
+            parts.log_rate_I,
+            parts.rate_bias_I,
+            parts.norm_F,
+            parts.norm_epsilon,
+        )
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """A layer's static buffers: fork states, and what every branch has read since, Z places of it."""
+
+    state_XIEF: Tensor
+    """Each serves Q / X consecutive branches."""
+    past_QLU: Tensor
+    """Convolution inputs: the J before the first place, then one a place."""
+    key_QIZE: Tensor
+    write_QIZF: Tensor
+    sum_QIZ: Tensor
+    """Decay summed up to each place."""
+
+    @staticmethod
+    def empty(states: int, branches: int, window: int, heads: RecurrentHeads, like: Tensor) -> LayerMemory:
+        """Buffers of zeros on the device and in the precision of `like`."""
+        count = heads.values
+        return LayerMemory(
+            like.new_zeros(states, count, heads.key_features, heads.value_features),
+            like.new_zeros(branches, heads.memory + window, heads.channels),
+            like.new_zeros(branches, count, window, heads.key_features),
+            like.new_zeros(branches, count, window, heads.value_features),
+            like.new_zeros(branches, count, window, dtype=wide_dtype(like.dtype)),
+        )
+
+
+StepKernel = Callable[[Products, Division | None, StepWeights, LayerMemory, Tensor], Tensor]
+"""Products, what is left of the norm before them, weights, buffers and the place (int64 `[1]`) to `[x, V]`; the place's
+entries of the buffers are written."""
+
+
+def torch_step(
+    products: Products, division: Division | None, weights: StepWeights, memory: LayerMemory, place: Tensor
+) -> Tensor:
+    """The meaning of the step."""
+    heads = weights.heads
+    inputs, gate, strength, rate = (divided(x, division) for x in products)
+    wide, reach = wide_dtype(inputs.dtype), heads.memory
+    memory.past_QLU.index_copy_(1, place + reach, inputs[:, None])
+    seen_QJU = memory.past_QLU.index_select(1, place + torch.arange(reach + 1, device=place.device))
+    mixed = F.silu((seen_QJU.to(wide) * weights.taps_UJ.T.to(wide)).sum(1))
+    both, value = mixed.split([2 * heads.keys * heads.key_features, heads.values * heads.value_features], -1)
+    query, key = unit_rows(both.unflatten(-1, (-1, heads.key_features))).split(heads.keys, -2)
+    each = heads.values // heads.keys
+    query = query.repeat_interleave(each, -2) * heads.key_features**-0.5
+    key = key.repeat_interleave(each, -2)
+    # As `mixer.py` keeps them for the passes that read whole paths.
+    query, key, value = (x.to(inputs.dtype).to(wide) for x in (query, key, value.unflatten(-1, (heads.values, -1))))
+    decay = -weights.log_rate_I.to(wide).exp() * F.softplus(rate.to(wide) + weights.rate_bias_I)
+    before_QI = memory.sum_QIZ.index_select(2, (place - 1).clamp(min=0))[..., 0] * (place > 0)
+    now_QI = before_QI + decay
+    read_QIF = _rule_step(query, key, value, strength.to(wide).sigmoid(), now_QI, memory, place)
+    normed = F.rms_norm(read_QIF, (heads.value_features,), weights.norm_F.to(wide), weights.norm_epsilon)
+    return (normed.flatten(1) * F.silu(gate.to(wide))).to(inputs.dtype)
+
+
+def _rule_step(
+    query_QIE: Tensor, key_QIE: Tensor, value_QIF: Tensor, beta_QI: Tensor, now_QI: Tensor, memory: LayerMemory,
+    place: Tensor,
+) -> Tensor:  # fmt: skip
+    """The rule's output `[Q, I, F]`; key, write and decay are put at `place`."""
+    both_QI2E = torch.stack([key_QIE, query_QIE], 2)
+    earlier_Z = torch.arange(memory.sum_QIZ.shape[-1], device=place.device) < place
+    fade_QI1Z = (now_QI[..., None] - memory.sum_QIZ).exp().where(earlier_Z, 0.0).unsqueeze(2)
+    wide = key_QIE.dtype
+    recent_QI2F = (both_QI2E @ memory.key_QIZE.to(wide).mT * fade_QI1Z) @ memory.write_QIZF.to(wide)
+    share = len(now_QI) // len(memory.state_XIEF)
+    state_QIEF = memory.state_XIEF.to(wide).repeat_interleave(share, 0)
+    known_QI2F = recent_QI2F + both_QI2E @ state_QIEF * now_QI.exp()[..., None, None]
+    write_QIF = beta_QI[..., None] * (value_QIF - known_QI2F[:, :, 0])
+    for buffer, new in ((memory.key_QIZE, key_QIE), (memory.write_QIZF, write_QIF), (memory.sum_QIZ, now_QI)):
+        buffer.index_copy_(2, place, new.unsqueeze(2).to(buffer.dtype))
+    return known_QI2F[:, :, 1] + (query_QIE * key_QIE).sum(-1, keepdim=True) * write_QIF
+
+
+class BranchSteps:
+    """One node per branch at a time, on static buffers, by a step kernel: what `deltanet.StepRecurrence` does.
+
+    `place` is set outside the captured step, by `begin` and `advance`.
+    """
+
+    def __init__(
+        self,
+        memory: dict[int, ForkMemory],
+        branches: int,
+        steps: int,
+        kernel: StepKernel,
+        weights: dict[int, StepWeights],
+        window: int = CHUNK,
+    ) -> None:
+        some = next(iter(memory.values()))
+        self.branches, self.steps, self.window = branches, steps, min(steps, window)
+        self.kernel, self.weights = kernel, weights
+        self.place = torch.zeros(1, dtype=torch.int64, device=some.state_XIEF.device)
+        self._taken = 0
+        # Folding the window into the state needs a state of its own for every branch.
+        self._copies = branches // len(some.state_XIEF) if steps > self.window else 1
+        states = len(some.state_XIEF) * self._copies
+        self.layers = {
+            layer: LayerMemory.empty(states, branches, self.window, weights[layer].heads, fork.tail_XJU)
+            for layer, fork in memory.items()
+        }
+
+    def begin(self, memory: dict[int, ForkMemory]) -> None:
+        """Put all branches back to their forks, those of a freshly read trunk of the same shape."""
+        for layer, fork in memory.items():
+            held, heads = self.layers[layer], self.weights[layer].heads
+            held.state_XIEF.unflatten(0, (-1, self._copies)).copy_(fork.state_XIEF[:, None])
+            tail_XJU = fork.tail_XJU[:, fork.tail_XJU.shape[1] - heads.memory :]
+            share = self.branches // len(tail_XJU)
+            held.past_QLU[:, : heads.memory].unflatten(0, (-1, share)).copy_(tail_XJU[:, None])
+        self._taken = 0
+        self.place.zero_()
+
+    def advance(self) -> None:
+        """To be called after every step, outside the captured part."""
+        self._taken += 1
+        self.place.add_(1)
+        if self._taken % self.window == 0 and self._taken < self.steps:
+            for layer, held in self.layers.items():
+                _fold(held, self.weights[layer].heads.memory)
+            self.place.zero_()
+
+    def step(self, layer: int, products: Products, division: Division | None) -> Tensor:
+        """What the layer's last product reads, `[x, V]`."""
+        return self.kernel(products, division, self.weights[layer], self.layers[layer], self.place)
+
+    def mix(self, parts: RecurrentParts, hidden_BRD: Tensor) -> Tensor:
+        """The layer's output for the branches' newest nodes, `[B, R, D]`; buffers move on in place."""
+        mixed, gate, strength, rate = (x.flatten(0, 1) for x in parts.project(hidden_BRD))
+        output_xV = self.step(parts.layer, (mixed, gate, strength, rate), None)
+        return parts.outward(output_xV.unflatten(0, hidden_BRD.shape[:2]))
+
+
+def _fold(held: LayerMemory, reach: int) -> None:
+    """Move all remembered tokens into the states, in place, and free all places."""
+    last_QI1 = held.sum_QIZ[..., -1:]
+    fade_QIZ1 = (last_QI1 - held.sum_QIZ).exp()[..., None]
+    written = (held.key_QIZE * fade_QIZ1).mT @ held.write_QIZF.to(fade_QIZ1.dtype)
+    held.state_XIEF.copy_(held.state_XIEF * last_QI1.exp()[..., None] + written)
+    held.past_QLU[:, :reach].copy_(held.past_QLU[:, -reach:].clone())
+
+
+def step_differences(
+    kernel: StepKernel, heads: RecurrentHeads, device: torch.device, dtype: torch.dtype, steps: int = 19
+) -> dict[str, float]:
+    """How far `kernel` is from `torch_step` in float32 after each of some steps, at most: |a − b| / |b|."""
+    generator, branches, width = torch.Generator().manual_seed(0), 6, 40
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    values = heads.values * heads.value_features
+    state = 0.3 * random(branches // 2, heads.values, heads.key_features, heads.value_features)
+    tail = random(branches, heads.memory, heads.channels)
+    fixed = (random(heads.channels, heads.memory + 1), random(heads.values).float(), random(heads.values).float())
+    norm, rows = 1 + 0.1 * random(heads.value_features), 2 * random(branches, width)
+    given = [[random(branches, n) for n in (heads.channels, values, heads.values, heads.values)] for _ in range(steps)]
+    found: list[dict[str, Tensor]] = []
+    for some, kind in ((torch_step, torch.float32), (kernel, dtype)):
+        weights = StepWeights(heads, fixed[0].to(kind), fixed[1], fixed[2], norm.to(kind), 1e-6)
+        held = LayerMemory.empty(branches // 2, branches, steps, heads, state.to(kind))
+        held.state_XIEF.copy_(state)
+        held.past_QLU[:, : heads.memory].copy_(tail)
+        outputs = []
+        for place, each in enumerate(given):
+            mixed, gate, strength, rate = (x.to(kind) for x in each)
+            at = torch.tensor([place], device=device)
+            outputs.append(some((mixed, gate, strength, rate), (rows.to(kind), 1e-5), weights, held, at))
+        found.append({"outputs": torch.stack(outputs), "writes": held.write_QIZF, "inputs": held.past_QLU})
+    return {
+        name: float((found[1][name].double() - want.double()).norm() / want.double().norm())
+        for name, want in found[0].items()
+    }
+
+
+@cache
+def step_trouble(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why Triton's step is not used for such layers on this device, or None: it agrees."""
+    if device.type != "cuda":
+        return f"there is no kernel for {device.type}"
+    if dtype not in KERNEL_BOUNDS:
+        return f"there is no kernel for {dtype}"
+    for features in (heads.key_features, heads.value_features):
+        if features & (features - 1) or not 16 <= features <= 256:
+            return f"heads have {features} features; the kernel takes a power of two from 16 to 256"
+    try:
+        from tfive.tree.fast import delta_step_triton
+
+        apart = step_differences(delta_step_triton.step, heads, device, dtype)
+    except ImportError as error:
+        return f"Triton cannot be imported: {error}"
+    except Exception as error:  # noqa: BLE001 - a compiler fails in many ways; the reason is returned, not lost
+        return f"it fails on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    wrong = [
+        f"its {name} are off by {off:.2g} on {device}" for name, off in apart.items() if not off <= KERNEL_BOUNDS[dtype]
+    ]
+    return wrong[0] if wrong else None
+
+
+def choose_step(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype) -> tuple[StepKernel | None, str]:
+    """Triton's step where it agrees with PyTorch on this device, else None, and why."""
+    trouble = step_trouble(heads, device, dtype)
+    if trouble is not None:
+        return None, trouble
+    from tfive.tree.fast import delta_step_triton
+
+    return delta_step_triton.step, "Triton's kernel agrees with PyTorch on this device"

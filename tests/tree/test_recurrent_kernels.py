@@ -1,0 +1,151 @@
+"""Recurrent layers by kernels: the plain forms of their operations compute the passes, and wrong kernels are found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from cases import lifted
+from test_deltanet import CASES, EXACT, gradients, in_tree, readings, tiny_model, worst
+from torch import Tensor, nn
+
+from tfive.errors import UserError
+from tfive.tree.attention import TreePass
+from tfive.tree.fast.delta_kernel import choose_rule, rule_differences, triton_trouble
+from tfive.tree.fast.delta_step import (
+    BranchSteps,
+    RecurrentHeads,
+    StepWeights,
+    choose_step,
+    step_differences,
+    torch_step,
+)
+from tfive.tree.fast.kernel_recurrence import KernelRecurrence, finish_trouble
+from tfive.tree.fast.mixer import TorchMixer, mixer_differences
+from tfive.tree.grow import grow
+from tfive.tree.hf import Backbone, recurrent_parts
+from tfive.tree.recurrent.delta_rule import read_paths
+from tfive.tree.recurrent.deltanet import TreeRecurrence
+
+HEADS = RecurrentHeads(1, 2, 16, 16, 3)
+CPU = torch.device("cpu")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["packed and padded", "groups anywhere", "long delimiters", "sampled closes"])
+def test_sections_by_a_mixer_equal_the_whole_pass(name: str) -> None:
+    case, model = CASES[name], tiny_model()
+    probe = torch.randn(32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    layout, backbone = grow(case.texts, case.plan, case.thoughts, "all"), Backbone(model)
+    with lifted():
+        want = in_tree(model, case, probe)
+        tree = TreePass(layout, "sdpa", recurrence=KernelRecurrence(layout, read_paths, TorchMixer()))
+        hidden = backbone.run(backbone.embedding(layout.token_BN), layout.position_BN, tree)
+        got = readings(model, layout, hidden, probe)
+        slopes, wanted = gradients(model, got.objective()), gradients(model, want.objective())
+    assert worst(got, want) < EXACT
+    for name, slope in slopes.items():
+        torch.testing.assert_close(slope, wanted[name], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.model
+def test_branches_after_a_reading_find_their_forks() -> None:
+    case, module = CASES["groups"], tiny_model().model.layers[0].linear_attn
+    parts = recurrent_parts(module)
+    whole = grow(case.texts, case.plan, case.thoughts, "last")
+    hidden = torch.randn(2, whole.node_count, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    asked = {"rule": read_paths, "mixer": TorchMixer(), "position_BP": case.texts.positions_BP}
+    with torch.no_grad(), lifted():
+        want = TreeRecurrence(whole, read_paths).mix(parts, hidden)[:, whole.trunk_width :]
+        trunk = KernelRecurrence(grow(case.texts, case.plan), keep=True, **asked)  # type: ignore[arg-type]
+        trunk.mix(parts, hidden[:, : whole.trunk_width])
+        later = KernelRecurrence(whole, memory=trunk.memory, **asked)  # type: ignore[arg-type]
+        got = later.mix(parts, hidden[:, whole.trunk_width :])
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("name", "window"), [("packed and padded", 64), ("groups", 64), ("groups anywhere", 2), ("sampled closes", 64)]
+)
+def test_steps_equal_the_whole_pass(name: str, window: int) -> None:
+    case, model = CASES[name], tiny_model()
+    parts = recurrent_parts(model.model.layers[1].linear_attn)
+    layout = grow(case.texts, case.plan, replace(case.thoughts, length_BR=torch.full_like(case.thoughts.length_BR, 5)))
+    rows, branches = layout.position_BR.shape
+    hidden = torch.randn(rows, layout.node_count, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    weights = {parts.layer: StepWeights.of(parts)}
+    with torch.no_grad(), lifted():
+        want = TreeRecurrence(layout, read_paths).mix(parts, hidden)[:, layout.trunk_width :]
+        trunk = TreeRecurrence(grow(case.texts, case.plan), read_paths, case.texts.positions_BP, keep=True)
+        trunk.mix(parts, hidden[:, : layout.trunk_width])
+        steps = BranchSteps(trunk.memory, rows * branches, layout.thought_width, torch_step, weights, window)
+        inputs = hidden[:, layout.trunk_width :].unflatten(1, (branches, -1))
+        for _ in range(2):  # the second time after what the first has left in the buffers
+            steps.begin(trunk.memory)
+            got = []
+            for t in range(layout.thought_width):
+                got.append(steps.mix(parts, inputs[:, :, t]))
+                steps.advance()
+    seen = torch.stack(got, 2)[layout.position_BR >= 0]
+    torch.testing.assert_close(seen, want.unflatten(1, (branches, -1))[layout.position_BR >= 0], rtol=1e-9, atol=1e-10)
+
+
+def test_a_wrong_step_is_found() -> None:
+    def forgetful(products: Any, division: Any, weights: Any, memory: Any, place: Tensor) -> Tensor:
+        return torch_step(products, division, weights, memory, place.clamp(max=3))
+
+    assert max(step_differences(torch_step, HEADS, CPU, torch.float32, 5).values()) == 0
+    assert step_differences(forgetful, HEADS, CPU, torch.float32, 5)["outputs"] > 0.01
+    assert max(step_differences(torch_step, HEADS, CPU, torch.bfloat16, 5).values()) < 0.02
+
+
+def test_a_wrong_mixer_is_found() -> None:
+    class Unmasked(TorchMixer):
+        def heads(self, sequence_QLU: Tensor, taps_UJ: Tensor, heads: RecurrentHeads, document_QL: Any) -> Any:
+            return super().heads(sequence_QLU, taps_UJ, heads, None)
+
+    assert max(mixer_differences(TorchMixer(), HEADS, CPU, torch.float32).values()) == 0
+    apart = mixer_differences(Unmasked(), HEADS, CPU, torch.float32)
+    assert apart["heads of packed documents"] > 0.01
+    assert apart["heads"] == apart["gates"] == 0
+
+
+def test_a_wrong_rule_is_found_on_short_paths_too() -> None:
+    def rounding(query: Tensor, *others: Any) -> Any:
+        return read_paths(query * 1.03, *others)
+
+    for length in (14, 100):
+        apart = rule_differences(rounding, CPU, torch.float32, (16, 16), length)
+        assert apart["outputs"] == pytest.approx(0.03, rel=1e-3)
+        assert apart["states"] == 0
+
+
+def test_without_a_gpu_the_kernels_are_not_used_and_the_reason_is_kept() -> None:
+    parts = recurrent_parts(tiny_model().model.layers[0].linear_attn)
+    kernel, why = choose_step(RecurrentHeads.of(parts), CPU, torch.float32)
+    assert kernel is None
+    assert "cpu" in why
+    assert "cpu" in str(triton_trouble(RecurrentHeads.of(parts), CPU, torch.float32))
+    choice = choose_rule("auto", CPU, torch.float32, [parts])
+    assert choice.name == "torch"
+    assert choice.mixer is None
+    assert "triton is not used" in choice.reason
+    with pytest.raises(UserError, match="delta_rule = triton: of no use here"):
+        choose_rule("triton", CPU, torch.float32, [parts])
+
+
+def test_layers_with_another_norm_are_not_run_by_kernels() -> None:
+    module: Any = tiny_model().model.layers[0].linear_attn
+    assert finish_trouble(recurrent_parts(module)) is None
+
+    class GateFirst(nn.Module):
+        weight, variance_epsilon = module.norm.weight, 1e-6
+
+        def forward(self, hidden: Tensor, gate: Tensor) -> Tensor:
+            return torch.nn.functional.rms_norm(hidden * gate.sigmoid(), self.weight.shape, self.weight)
+
+    module.norm = GateFirst()
+    assert "norm and gate are other ones" in str(finish_trouble(recurrent_parts(module)))
