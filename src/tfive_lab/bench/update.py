@@ -64,7 +64,8 @@ def variant(side: TreePhases, name: str) -> TreePhases:
     other = TreePhases(side.model, side.plan, side.texts, side.uniforms_BRT, options, side.law)
     other.thoughts, other.reading = side.thoughts, side.reading
     choice, fusion = side.tree.training, side.tree.fusion.fusion
-    other.tree._fusion, other.tree._training = side.tree.fusion, choice
+    other.tree.share_fusion(side.tree)
+    other.tree._training = choice
     part = name.removeprefix("without ")
     if name == "none":
         other.tree._training = TrainingChoice(None, None, "left out")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tfive.errors import UserError
 from tfive.tree.attention import Attending, TreePass
@@ -24,11 +24,18 @@ from tfive.tree.fast.fused import Angles, output_gate
 from tfive.tree.fast.hf_fused import AttentionPart, FusedBlock, Fusion, fused_block, rotary_angles
 from tfive.tree.fast.trained import gated, normed, onto, products, rotated
 from tfive.tree.fast.training_ops import BlockShape, TorchTraining, TrainingOps, choose_training
+from tfive.tree.fast.updates import Linear
 from tfive.tree.hf import IMPLEMENTATION, Backbone, is_recurrent, mixing, recurrent_parts, replaced
 from tfive.tree.layout import Layout
+from tfive.tree.low_rank import LoraLinear
 
 _BOUND = 1e-3
 """Largest error of a trained block's output and gradients in float32, relative to their size."""
+
+
+def _plain(*parts: Linear) -> list[nn.Linear]:
+    """Layers without low-rank updates; `choose_trained` lets no others come here."""
+    return [part for part in parts if isinstance(part, nn.Linear)]
 
 
 def _mixed(block: FusedBlock, hidden_BnD: Tensor, angles: Angles, tree: Attending, ops: TrainingOps) -> Tensor:
@@ -43,12 +50,12 @@ def _mixed(block: FusedBlock, hidden_BnD: Tensor, angles: Angles, tree: Attendin
     heads, norms = mixer.heads, None
     if mixer.norms is not None:
         norms = (mixer.norms[0].weight, mixer.norms[1].weight, mixer.norms[0].epsilon)
-    query, key, value = products(inputs_xD, mixer.inward.parts, join=True)
+    query, key, value = products(inputs_xD, _plain(*mixer.inward.parts), join=True)
     three = rotated(ops, (query, key, value), norms, angles, heads, len(hidden_BnD))
     output_BnYE = tree.attend(mixer.layer, *three, mixer.scale)
     if heads.gated:
         output_BnYE = output_BnYE * output_gate(query, heads.queries).view(output_BnYE.shape)
-    return onto(residual_xD, output_BnYE.reshape(len(residual_xD), -1), mixer.outward)
+    return onto(residual_xD, output_BnYE.reshape(len(residual_xD), -1), *_plain(mixer.outward.part))
 
 
 def trained_forward(block: FusedBlock, ops: TrainingOps) -> Callable[..., Tensor]:
@@ -62,8 +69,8 @@ def trained_forward(block: FusedBlock, ops: TrainingOps) -> Callable[..., Tensor
         residual_xD = _mixed(block, hidden_states.contiguous(), (cos, sin), tree, ops)
         norm = block.spread.norm
         residual_xD, inputs_xD = normed(ops, residual_xD, norm.weight, norm.epsilon)
-        gate_xI, up_xI = products(inputs_xD, block.spread.parts)
-        return onto(residual_xD, gated(ops, gate_xI, up_xI), block.down).view(shape)
+        gate_xI, up_xI = products(inputs_xD, _plain(*block.spread.parts))
+        return onto(residual_xD, gated(ops, gate_xI, up_xI), *_plain(block.down.part)).view(shape)
 
     return forward
 
@@ -112,6 +119,8 @@ def choose_trained(
     first = next(backbone.base.parameters())
     if setting == "off" or fusion is None:
         return TrainingChoice(None, None, "switched off" if setting == "off" else reason)
+    if any(isinstance(module, LoraLinear) for block in backbone.blocks for module in block.modules()):
+        return TrainingChoice(None, None, "low-rank updates are trained by the model's own kernels")
     tree = TreePass(layout, recurrence=recurrence)
     with torch.no_grad():
         angles = rotary_angles(backbone, layout)
@@ -137,7 +146,7 @@ def block_shapes(fusion: Fusion, backbone: Backbone) -> set[BlockShape]:
     """The sizes of all blocks that attend."""
     width = int(backbone.config.hidden_size)
     return {
-        BlockShape(block.mixer.heads, width, block.down.in_features)
+        BlockShape(block.mixer.heads, width, block.down.part.in_features)
         for block in fusion.blocks
         if isinstance(block.mixer, AttentionPart)
     }
