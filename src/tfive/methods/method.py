@@ -166,7 +166,17 @@ class Method(Generic[P]):
         self.held, self.report = {}, {"window": self.window}
         self.parts.snapshots.renew("policy")
         self.parts.actor.remember()
+        self._say_length()
         return None
+
+    def _say_length(self) -> None:
+        """How long thoughts may be, while that is not the whole length or has just become it."""
+        rollout = self.parts.rollout
+        longest, whole = rollout.longest(self.window), rollout.engine.plan.length
+        if longest < whole or rollout.grows(self.window):
+            self.report["longest_thought"] = longest
+        if rollout.grows(self.window) or (self.window == 1 and longest < whole):
+            self.log("curriculum", f"thoughts of at most {longest} of {whole} tokens from window {self.window} on")
 
     def collect(self) -> str | None:
         """Fresh trajectories with their advantages, given to `act_on`."""

@@ -128,6 +128,7 @@ def _rollout(
         telemetry,
         seed=config.run.seed,
         rows=config.run.rollout_texts,
+        longest=lambda window: config.window.longest_thought(window, config.thought.checkpoints),
     )
 
 
