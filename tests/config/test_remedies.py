@@ -63,6 +63,7 @@ BROKEN: tuple[tuple[str, ...], ...] = (
     ("thought.open=''",),
     ("warmstart.source=given", "warmstart.path=a.jsonl", "text.positions.pattern=''", "text.positions.match=0"),
     ("anchor.lr=1e-5", "anchor.next_token=0", "anchor.conditioned=0"),
+    ("text.positions.variance=1", "thought.reading=gated", "text.positions.uniform=0", "text.positions.match=0"),
     ("window.curriculum=6",),
     ("window.curriculum=1", "window.windows=1"),
     ("window.curriculum=2", "thought.checkpoints=[12]"),

@@ -54,8 +54,23 @@ def thoughts_have_lengths_to_grow_through(config: Schema) -> str | None:
     )
 
 
+def a_pilot_can_tell_thoughts_apart(config: Schema) -> str | None:
+    """Positions are placed before the first window, when gates that no warm start has opened are shut."""
+    share = config.text.positions.variance
+    gated = config.thought.reading == "gated" and config.warmstart.source == "off"
+    if not share or not gated or not (config.spec.trains and config.spec.thinks):
+        return None
+    random = "" if config.text.positions.shares()["uniform"] > share else " and text.positions.uniform = 1"
+    return (
+        f"text.positions.variance = {share:g}: with thought.reading = gated all thoughts gain the same before the "
+        "first window; use warmstart.source = hindsight or thought.reading = inline or text.positions.variance = 0"
+        f"{random}"
+    )
+
+
 COURSE_RULES = (
     given_workings_have_places,
+    a_pilot_can_tell_thoughts_apart,
     the_actor_is_released_within_the_run,
     thoughts_have_lengths_to_grow_through,
 )

@@ -24,10 +24,11 @@ from tfive.rl.snapshots import Snapshots
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.develop import MeasuredTexts
-from tfive.training.warmstart import WarmStart
+from tfive.training.positions import MovedPositions
+from tfive.training.warmstart import WarmStart, begun_parts
 from tfive.tree.admission import admit
-from tfive.tree.forward import Delimiters, TreeModel
-from tfive.tree.gated import GATES, ReadingGates
+from tfive.tree.forward import TreeModel
+from tfive.tree.gated import GATES
 from tfive.tree.layout import ThoughtPlan
 
 
@@ -51,6 +52,8 @@ class Assembly:
     """Texts that choose nothing: measured once, when training is over."""
     warmstart: dict[str, Any] | None = None
     """What the warm start did, where there was one."""
+    moved_positions: dict[str, Any] | None = None
+    """What the pilot found by which positions were moved, where there was one."""
 
     @property
     def reader(self) -> TreeModel:
@@ -69,16 +72,21 @@ class Assembly:
 
 
 def build(
-    config: Config, loaded: Loaded, corpus: PreparedCorpus, telemetry: Telemetry, warmed: WarmStart | None = None
+    config: Config,
+    loaded: Loaded,
+    corpus: PreparedCorpus,
+    telemetry: Telemetry,
+    warmed: WarmStart | None = None,
+    moved: MovedPositions | None = None,
 ) -> Assembly:
     """Admit the model by probe, copy the frozen base, and put the method's parts together; `warmed`: what the run
-    begins with beside the weights."""
+    begins with beside the weights, `moved`: `corpus` with its positions moved."""
+    corpus = corpus if moved is None else moved.corpus
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=config.group)
     single = replace(plan, group=1)
     frozen = copy.deepcopy(loaded.model).requires_grad_(False)
     # Gates that stay shut: the base model is measured without thoughts.
-    shut = _gates(frozen, single, trainable=False)
-    base = TreeModel(frozen, single, config.engine.options(), _delimiters(frozen, single, trainable=False), shut)
+    base = TreeModel(frozen, single, config.engine.options(), *begun_parts(frozen, single, None, trainable=False))
     with telemetry.phase("admit"):
         admit(base, corpus.sequence_length + plan.reach)
     actor = _actor(config, loaded, plan, warmed)
@@ -107,6 +115,7 @@ def build(
         development=_measured(config, corpus, base, "development", config.run.develop_items),
         test=_measured(config, corpus, base, "test"),
         warmstart=None if warmed is None else warmed.report,
+        moved_positions=None if moved is None else moved.report,
     )
 
 
@@ -148,11 +157,7 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan) -> Critics | None:
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None) -> Actor:
     model = loaded.model.requires_grad_(True)
-    delimiters, gates = _delimiters(model, plan, trainable=True), _gates(model, plan, trainable=True)
-    if warmed is not None and delimiters is not None and warmed.delimiters is not None:
-        delimiters.load_state_dict(warmed.delimiters)
-    if warmed is not None and gates is not None and warmed.gates is not None:
-        gates.load_state_dict(warmed.gates)
+    delimiters, gates = begun_parts(model, plan, warmed, trainable=True)
     engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
     named = list(model.named_parameters())
     if delimiters is not None:
@@ -175,14 +180,6 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart 
         parity=config.sampling.parity,
         centre=config.sampling if config.calibration.score_centering else None,
     )
-
-
-def _delimiters(model: Any, plan: ThoughtPlan, *, trainable: bool) -> Delimiters | None:
-    return Delimiters.from_model(model, plan).requires_grad_(trainable) if plan.learned else None
-
-
-def _gates(model: Any, plan: ThoughtPlan, *, trainable: bool) -> ReadingGates | None:
-    return ReadingGates.of(model).requires_grad_(trainable) if plan.gated else None
 
 
 def _measured(

@@ -263,6 +263,7 @@ class Loop:
             "history": self.history,
             "laps": self.window_costs,
             **({} if self.assembly.warmstart is None else {"warmstart": self.assembly.warmstart}),
+            **({} if self.assembly.moved_positions is None else {"positions": self.assembly.moved_positions}),
         }
 
     def _decode(self, tokens: list[int]) -> str:

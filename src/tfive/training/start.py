@@ -14,7 +14,7 @@ from tfive.errors import RunFailed, UserError
 from tfive.models.load import Loaded, load_model
 from tfive.models.weights import model_digests, own_digests
 from tfive.text.views import corpus_notes
-from tfive.training import continuity
+from tfive.training import continuity, positions
 from tfive.training.benchmarks import benchmarks_of
 from tfive.training.build import build
 from tfive.training.checkpoint import CheckpointStore
@@ -69,7 +69,7 @@ def _require_empty(folder: Path) -> None:
         return
     if (folder / SUMMARY).is_file():
         raise UserError(f"{folder}: already holds a finished run; name another folder with --out")
-    kept = (folder / CHECKPOINTS).exists() or (folder / REPORT).exists()
+    kept = any((folder / name).exists() for name in (CHECKPOINTS, REPORT, positions.REPORT))
     begun = f"go on with tfive resume {folder}, or " if kept else ""
     raise UserError(f"{folder}: already holds files; {begun}name another folder with --out")
 
@@ -136,8 +136,9 @@ def _run(
             console.say(note)
     if not resumed:
         save_config(config, folder)
-    # A run that was stopped in its warm start has no checkpoint, and everything it did comes out the same again.
-    begun = config.warmstart.source == "off" or bool(CheckpointStore(folder / CHECKPOINTS).paths())
+    # A run that was stopped before its first window has no checkpoint; all that it did comes out the same again.
+    prepares = config.warmstart.source != "off" or positions.positions_move(config)
+    begun = not prepares or bool(CheckpointStore(folder / CHECKPOINTS).paths())
     if resumed and not begun:
         (folder / METRICS).unlink(missing_ok=True)
     trackers = open_trackers(config.run.trackers, folder, folder.name, config.run.project, config.leaves())
@@ -149,7 +150,9 @@ def _run(
         recorder.on_event = console.event
         with _showing(progress, Waiting("building critics, heads and development texts"), quiet):
             warmed = warm_start(config, loaded, corpus, recorder, folder)
-            assembly, shown = build(config, loaded, corpus, recorder, warmed), _both(console.window, on_window)
+            moved = positions.move_positions(config, loaded, corpus, recorder, folder, warmed)
+            assembly = build(config, loaded, corpus, recorder, warmed, moved)
+            shown = _both(console.window, on_window)
             where = placement.describe()
             loop = Loop(assembly, recorder, folder, on_window=shown, place=where, benchmarks=benchmarks, model=digests)
         if resumed and not begun:
