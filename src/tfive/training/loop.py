@@ -25,10 +25,10 @@ from tfive.training.develop import MeasuredTexts, save_items
 from tfive.training.explorer import EXPLORER, Explorer
 from tfive.training.health import problems, relative_change
 from tfive.training.identity import actor_items, cost, identity, rollouts
+from tfive.training.live_status import LiveStatus
 from tfive.training.memory_limits import out_of_memory_explained
 from tfive.training.recorder import Recorder
-from tfive.training.run_status import RunStatus, Stopped
-from tfive.training.status import LiveStatus
+from tfive.training.status_files import StatusFiles, Stopped
 from tfive.training.summary import headline, save_summary
 
 CONFIG, CHECKPOINTS, CRITICS = "config.toml", "checkpoints", "critics"
@@ -68,7 +68,7 @@ class Loop:
         self.identity = identity(self.assembly)
         parts = self.assembly
         self.explorer = Explorer(self.folder / EXPLORER, parts.config, parts.corpus, parts.development)
-        self.status = RunStatus(self.folder)
+        self.status = StatusFiles(self.folder)
         self.places = [{"window": 0, **self.place}]
         """Where the run computed: from the start, and after every resume that changed something."""
         self._stop: str | None = None
@@ -238,7 +238,13 @@ class Loop:
         )
         return {
             "note": self.assembly.method.note,
-            "problems": problems(self.assembly.config, self.history, change, self.assembly.base.head.vocabulary),
+            "problems": problems(
+                self.assembly.config,
+                self.history,
+                change,
+                self.assembly.base.head.vocabulary,
+                self.assembly.method.largest_push,
+            ),
             "method": self.assembly.config.method,
             "model": self.assembly.loaded.name,
             "seed": self.assembly.config.run.seed,

@@ -22,12 +22,12 @@ from tfive.training.console import Console
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import kernels_named, place
 from tfive.training.inputs import require
+from tfive.training.live_status import PROGRESS
 from tfive.training.lock import LOCK, FolderLock
 from tfive.training.loop import CHECKPOINTS, Loop, WindowCallback, read_config, save_config
 from tfive.training.memory_limits import check_size
 from tfive.training.progress import Headline, ProgressReport, Waiting
 from tfive.training.recorder import METRICS, Recorder
-from tfive.training.status import PROGRESS
 from tfive.training.summary import SUMMARY, read_summary, summary_text
 from tfive.training.trackers import open_trackers
 from tfive.training.warmstart import REPORT, warm_start
