@@ -12,7 +12,7 @@ from tfive.config.config import Config
 
 LOST_NATS = 1.0
 """A rise of the loss without thoughts that no mid-training costs: every token e times less likely than before."""
-LEAST_PUSH = 1e-6
+LEAST_PUSH = 1e-5
 """Advantages are of the order of 1, or of a gain in nats; what is left of equal rewards is rounding below this."""
 LEAST_CHANGE = 1e-7
 """Relative change of all weights below which nothing moved: float32 holds no smaller one."""
