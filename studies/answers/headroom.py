@@ -5,26 +5,22 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from render import END
-from torch import Tensor
 
 from tfive.config.config import Config
 from tfive.errors import UserError
-from tfive.inference.thought_model import plan_for
+from tfive.evaluate.headroom import draw, losses_after, true_thoughts
+from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import load_model
 from tfive.rl.gains import emptied, foreign
-from tfive.rl.sampling import join_thoughts, micro_batches, sample
-from tfive.rl.trajectory import last_loss
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import place
 from tfive.tree.forward import TreeModel
-from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.layout import TextBatch, Thoughts
 
 MANY = 16
 """Own thoughts drawn at every position."""
@@ -51,34 +47,9 @@ def left_out(texts: TextBatch, workings: dict[str, Any], decode: Any) -> dict[in
     return found
 
 
-def true_thoughts(
-    own: Thoughts, texts: TextBatch, known: dict[int, LeftOut], plan: ThoughtPlan, encode: Any
-) -> Thoughts:
-    """The left-out working in place of every thought, closed where it fits."""
-    true = Thoughts(*(getattr(own, field.name).clone() for field in fields(own)))
-    for row, branch in own.valid_BR.nonzero().tolist():
-        missing = known.get(int(texts.items_BP[row, branch]))
-        ids = encode(f" {missing.working}{END}") if missing is not None else []
-        ids = [*ids, plan.stop_id][: plan.length]
-        true.tokens_BRT[row, branch, : len(ids)] = torch.tensor(ids, device=true.tokens_BRT.device)
-        true.length_BR[row, branch] = len(ids)
-        true.closed_BR[row, branch] = ids[-1] == plan.stop_id
-    return true
-
-
-def scorer(engine: TreeModel, texts: TextBatch, rows: int) -> Callable[[Thoughts], tuple[Tensor, Tensor]]:
-    """A function that gives the losses after whole thoughts and without them, `[B, R]` each."""
-
-    def losses(thoughts: Thoughts) -> tuple[Tensor, Tensor]:
-        after, without = [], []
-        for part in micro_batches(len(texts.tokens_BS), rows):
-            some = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
-            scores = engine.score(*some, whole=True)
-            after.append(last_loss(scores.losses_BRK, scores.mask_BRK).float().cpu())
-            without.append(scores.no_thought_BR.float().cpu())
-        return torch.cat(after), torch.cat(without)
-
-    return losses
+def workings_by_item(known: dict[int, LeftOut], encode: Any) -> dict[int, tuple[int, ...]]:
+    """The left-out working of each item as token ids, as it stands between the delimiters."""
+    return {item: tuple(encode(f" {missing.working}{END}")) for item, missing in known.items()}
 
 
 def measure(config: Config, count: int) -> list[dict[str, Any]]:
@@ -91,30 +62,22 @@ def measure(config: Config, count: int) -> list[dict[str, Any]]:
     texts = corpus.batch(numbers[: int((corpus.items_in[numbers].cumsum() < count).sum()) + 1])
     with gzip.open(workings_file(config), "rt", encoding="utf-8") as file:
         known = left_out(texts, json.load(file), tokenizer.decode)
-    plan = replace(plan_for(config.thought, loaded.model, tokenizer), group=1)
-    texts = texts.to(placement.device)
-    engine, rows = TreeModel(loaded.model, plan, config.engine.options()), config.run.rollout_texts
-    drawing = TreeModel(loaded.model, replace(plan, group=MANY), config.engine.options())
-    few = max(1, rows // 8)
-    drawn = [
-        sample(drawing, texts.rows(part.start, part.stop), config.sampling, seed=config.run.seed, role="headroom",
-               window=0, rows=few, record_old=False).thoughts
-        for part in micro_batches(len(texts.tokens_BS), few)
-    ]  # fmt: skip
-    thoughts, losses = join_thoughts(drawn), scorer(engine, texts, rows)
+    texts, rows = texts.to(placement.device), config.run.rollout_texts
+    model = ThoughtModel(loaded.model, tokenizer, config.thought, config.sampling, engine=config.engine.options())
+    thoughts, after_BPG, without_BP = draw(model, texts, MANY, seed=config.run.seed, rows=rows)
     own = thoughts.branches(0, None, MANY)
-    true = true_thoughts(own, texts, known, plan, lambda text: tokenizer.encode(text, add_special_tokens=False))
-    each = [losses(thoughts.branches(number, None, MANY)) for number in range(MANY)]
+    engine = TreeModel(loaded.model, replace(model.plan, group=1), model.settings)
+    workings = workings_by_item(known, lambda text: tokenizer.encode(text, add_special_tokens=False))
+    true = true_thoughts(own, texts, workings, model.plan)
     controls = {"other": foreign(own), "empty": emptied(own), "true": true, "true_other": foreign(true)}
-    after = {name: losses(control)[0] for name, control in controls.items()}
-    many_GBR, without_BR = torch.stack([loss for loss, _ in each]), each[0][1]
+    after = {name: losses_after(engine, texts, control, rows)[0] for name, control in controls.items()}
     found = []
     for row, branch in own.valid_BR.nonzero().tolist():
         missing = known.get(int(texts.items_BP[row, branch]))
         if missing is None:
             continue
-        start = float(without_BR[row, branch])
-        losses_G = many_GBR[:, row, branch]
+        start = float(without_BP[row, branch])
+        losses_G = after_BPG[row, branch]
         written = written_numbers(thoughts, row, branch, missing.answer, tokenizer.decode)
         found.append(
             {"missing": missing.missing, "l0": start, "own": start - float(losses_G[0])}

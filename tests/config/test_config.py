@@ -252,8 +252,8 @@ def test_every_rule_has_a_name_and_can_break() -> None:
         ],
         ["method=quiet-star-ppo", "critic.pair=bracket", "window.reading=100", "qualify.rule=fixed"],
         ["text.sources=[]"],
-        ["thought.reading=gated", "anchor.conditioned=0"],
-        ["text.sequence_length=9"],
+        ["thought.reading=gated", "anchor.conditioned=0", "text.positions.variance=1"],
+        ["text.sequence_length=9", "window.curriculum=999999"],
     ):
         config = resolve(["qwen3.5-2b"], overrides).config
         broken |= {check.__name__ for check in rules.RULES if check(config) is not None}

@@ -64,6 +64,12 @@ BROKEN: tuple[tuple[str, ...], ...] = (
     ("warmstart.source=given", "warmstart.path=a.jsonl", "text.positions.pattern=''", "text.positions.match=0"),
     ("anchor.lr=1e-5", "anchor.next_token=0", "anchor.conditioned=0"),
     ("actor.adapt=lora", "warmstart.source=hindsight"),
+    ("text.positions.variance=1", "thought.reading=gated", "text.positions.uniform=0", "text.positions.match=0"),
+    ("window.curriculum=6",),
+    ("window.curriculum=1", "window.windows=1"),
+    ("window.curriculum=2", "thought.checkpoints=[12]"),
+    ("window.curriculum=2", "thought.checkpoints=[1]", "thought.length=1"),
+    ("window.curriculum=2", "gae.alpha=0.2", "thought.variable_length=false"),
 )
 _STEP = re.compile(r"(?P<key>[a-z_0-9]+(?:\.[a-z_0-9]+)*) (?P<sign>[=≤≥]) (?P<value>\[[^\]]*\]|[^\s;]+)")
 

@@ -27,7 +27,7 @@ from tfive.training.checkpoint import CheckpointStore
 from tfive.training.loop import CHECKPOINTS, Loop, WindowCallback
 from tfive.training.progress import ProgressReport
 from tfive.training.recorder import Recorder
-from tfive.training.run_status import Stopped
+from tfive.training.status_files import Stopped
 from tiny import configure
 from training.test_resume import same
 

@@ -29,7 +29,7 @@ from tfive.evaluate.tasks import find_tasks, load_items
 from tfive.inference.files import load_parts
 from tfive.models.load import load_model, load_tokenizer
 from tfive.text.corpus import prepare
-from tfive.text.settings import TextSettings, TextSource
+from tfive.text.settings import AUTO, WHOLE, TextSettings, TextSource
 from tfive.text.sources import Reader, local_files
 from tfive.text.views import corpus_counts, marked_text
 from tfive.training.checkpoint import CheckpointStore
@@ -101,7 +101,7 @@ def _corpora(draw: st.DrawFn, world: World) -> Case:
     options: dict[str, Any] = {
         "fields": draw(st.sampled_from([("text",), ("text",), ("n",), ("text", "date"), ("missing",)]))
     }
-    options["separator"] = draw(st.sampled_from([None, "\n", "\n\n"]))
+    options["separator"] = draw(st.sampled_from([AUTO, WHOLE, "\n", "\n\n"]))
     bounds = [
         None,
         {"field": "date", "at_least": "2025-01-03"},

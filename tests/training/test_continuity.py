@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,10 @@ def test_a_folder_in_use_is_refused_and_a_dead_lock_is_recognised(
 def test_a_lock_of_another_machine_holds_until_it_is_removed(tmp_path: Path) -> None:
     holder = {"host": "elsewhere", "process": 1, "boot": "another", "since": "noon"}
     (tmp_path / LOCK).write_text(json.dumps(holder), "utf-8")
-    with pytest.raises(UserError, match=r"process 1 on elsewhere since noon.*remove .*\.lock"), FolderLock(tmp_path):
+    (tmp_path / "status.json").touch()
+    os.utime(tmp_path / "status.json", (time.time() - 5 * 3600,) * 2)
+    said = r"process 1 on elsewhere since noon, another machine, .*last written 5 hours ago.*; .*, remove .*\.lock$"
+    with pytest.raises(UserError, match=said), FolderLock(tmp_path):
         pass
     assert held(tmp_path) == "process 1 on elsewhere since noon"
     for odd in ("", "[]", "{", "[" * 3000):
@@ -257,6 +261,7 @@ def test_nohup_is_respected(home: Path, tmp_path: Path) -> None:
 def test_a_destroyed_model_ends_with_status_1_and_says_so_first(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    configure(home)
     words = ["train", str(home / "tiny.toml"), *(f"--set={one}" for one in (*OVERRIDES, *PLAIN)), "--json"]
     assert _call([*words, "--set=optimizer.lr=1", "--set=run.seed=1", "--out", str(tmp_path / "run")]) == 1
     shown = capsys.readouterr()
@@ -269,6 +274,30 @@ def test_a_destroyed_model_ends_with_status_1_and_says_so_first(
     assert _call(["resume", str(tmp_path / "run")]) == 1
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        # The same thought twice at every position: nothing to compare.
+        ("method=quiet-star-grpo", "thought.group=2", "sampling.top_k=1"),
+        ("method=rlp", "thought.group=2", "sampling.top_k=1"),
+        # The correction drops every token.
+        ("method=quiet-star-grpo", "thought.group=2", "sampling.temperature=50", "ratio.correction=mask",
+         "ratio.cap=1.0001"),
+    ],
+)  # fmt: skip
+def test_a_run_that_no_reward_could_move_ends_with_status_1_and_says_so_first(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...]
+) -> None:
+    configure(home)
+    chosen = (*OVERRIDES, "window.windows=1", "window.actor_steps=1", *overrides)
+    words = ["train", str(home / "tiny.toml"), *(f"--set={one}" for one in chosen), "--out", str(tmp_path / "run")]
+    assert _call(words) == 1
+    told = capsys.readouterr().err.splitlines()
+    summary = next(number for number, line in enumerate(told) if "window" in line and " s, " in line)
+    assert told[summary - 1].startswith("DO NOT USE THESE NUMBERS: no reward could move the actor")
+    assert told[-1].startswith("tfive: error: no reward could move the actor")
+
+
 def test_a_run_that_moved_nothing_is_no_result(home: Path) -> None:
     config = configure(home, *PLAIN)
     sound = [{"no_thought_loss": 3.0}, {"no_thought_loss": 2.9}]
@@ -276,6 +305,9 @@ def test_a_run_that_moved_nothing_is_no_result(home: Path) -> None:
     assert "did not move" in problems(config, sound, 0.0, 320)[0]
     assert "did not move" in problems(config, sound, float("nan"), 320)[0]
     assert problems(configure(home, "method=base"), sound, 0.0, 320) == []
+    assert problems(config, sound, 1e-3, 320, 0.02) == []
+    for push in (0.0, 5e-6, float("nan")):
+        assert "no reward could move the actor" in problems(config, sound, 1e-3, 320, push)[0]
     for last in (float("nan"), float("inf"), 4.1, 5.76):
         assert "destroyed" in problems(config, [sound[0], {"no_thought_loss": last}], 1e-3, 320)[0]
     assert problems(config, [{"no_thought_loss": 5.7}, {"no_thought_loss": 5.76}], 1e-3, 320) == []

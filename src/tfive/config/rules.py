@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from tfive.config.course_rules import COURSE_RULES
 from tfive.config.schema import Schema
 from tfive.rl.settings import TRAINING_ROLES
 
@@ -17,7 +18,7 @@ SHORTEST_TEXT = 12
 """Tokens of a text that the admission probe needs (`tree.admission`)."""
 
 Rule = Callable[[Schema], str | None]
-RULES: list[Rule] = []
+RULES: list[Rule] = [*COURSE_RULES]
 
 
 def rule(function: Rule) -> Rule:
@@ -34,7 +35,8 @@ def problems(config: Schema) -> list[str]:
 @rule
 def trace_decay_lies_between_0_and_1(config: Schema) -> str | None:
     """`0 ≤ λ(L) = 1 − 1/(αL) ≤ 1` for every reachable thought length (`eq:masked-gae`)."""
-    shortest = 1 if config.thought.variable_length else config.thought.length
+    fixed = config.window.longest_thought(1, config.thought.checkpoints)
+    shortest = 1 if config.thought.variable_length else fixed
     alpha = config.gae.alpha
     if alpha * shortest >= 1:
         return None
@@ -42,17 +44,6 @@ def trace_decay_lies_between_0_and_1(config: Schema) -> str | None:
     return (
         f"gae.alpha = {alpha:g}: λ(L) = 1 − 1/(αL) is {decay:.3g} at thought length {shortest}, which can be reached; "
         f"use gae.alpha ≥ {math.ceil(1e4 / shortest) / 1e4:g}"
-    )
-
-
-@rule
-def given_workings_have_places(config: Schema) -> str | None:
-    """A warm start from given workings needs the pattern they stand after."""
-    if config.warmstart.source != "given" or config.text.positions.pattern:
-        return None
-    return (
-        "warmstart.source = given: text.positions.pattern is empty, so no working has a place; set it, or else; use "
-        "warmstart.source = off, warmstart.path = none"
     )
 
 
@@ -237,23 +228,6 @@ def a_single_critic_is_no_pair(config: Schema) -> str | None:
     if config.spec.critics != 1 or config.critic.pair == "same":
         return None
     return f"critic.pair = {config.critic.pair}: method {config.method} has one critic; use critic.pair = same"
-
-
-@rule
-def the_actor_is_released_within_the_run(config: Schema) -> str | None:
-    """Windows of reading end before the run does."""
-    reading, windows = config.reading_windows, config.window.windows
-    if not config.spec.rewarded or reading < windows:
-        return None
-    if reading > config.window.reading:
-        return (
-            f"window.windows = {windows}: with thought.reading = gated the first {reading} only opens the gates and "
-            f"nothing would reward a thought; use window.windows ≥ {reading + 1}"
-        )
-    return (
-        f"window.reading = {reading}: the run has {windows} windows and nothing would reward a thought; "
-        f"use window.windows ≥ {reading + 1} or window.reading ≤ {windows - 1} or method = anchor-only"
-    )
 
 
 @rule

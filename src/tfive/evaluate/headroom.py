@@ -55,7 +55,7 @@ def true_thoughts(own: Thoughts, texts: TextBatch, working: dict[int, tuple[int,
     return true
 
 
-def _losses(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, rows: int) -> tuple[Tensor, Tensor]:
+def losses_after(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, rows: int) -> tuple[Tensor, Tensor]:
     """Losses after whole thoughts and without them, `[B, R]` each, on the CPU."""
     after, without = [], []
     for part in micro_batches(len(texts.tokens_BS), rows):
@@ -78,7 +78,7 @@ def draw(model: ThoughtModel, texts: TextBatch, many: int, *, seed: int, rows: i
         for part in micro_batches(len(texts.tokens_BS), few)
     ]  # fmt: skip
     thoughts = join_thoughts(drawn)
-    after_BR, without_BR = _losses(engine, texts, thoughts, few)
+    after_BR, without_BR = losses_after(engine, texts, thoughts, few)
     count = texts.positions_BP.shape[1]
     return thoughts, after_BR.view(len(after_BR), count, many), without_BR.view(len(after_BR), count, many)[:, :, 0]
 
@@ -92,15 +92,16 @@ def measure(
     engine = TreeModel(model.model, replace(model.plan, group=1), model.settings, model.delimiters, model.gates)
     own = thoughts.branches(0, None, many)
     valid_BP = own.valid_BR.cpu()
-    gain = {name: without_BP - _losses(engine, texts, control, rows)[0] for name, control in _controls(own).items()}
+    controls = {"other": foreign(own, near=True), "empty": emptied(own)}
+    gain = {name: without_BP - losses_after(engine, texts, one, rows)[0] for name, one in controls.items()}
     gain_BPG = without_BP[..., None] - after_BPG
     gain |= {"own": gain_BPG[..., 0], "mean": gain_BPG.mean(-1), "best": gain_BPG.amax(-1)}
     gain |= {"spread": gain_BPG.std(-1), "content": gain_BPG[..., 0] - gain["other"]}
     known_BP = torch.tensor([[int(item) in sampled.working for item in row] for row in texts.items_BP.tolist()])
     if bool((known_BP & valid_BP).any()):
         true = true_thoughts(own, texts, sampled.working, model.plan)
-        gain["true"] = without_BP - _losses(engine, texts, true, rows)[0]
-        gain["true_other"] = without_BP - _losses(engine, texts, foreign(true, near=True), rows)[0]
+        gain["true"] = without_BP - losses_after(engine, texts, true, rows)[0]
+        gain["true_other"] = without_BP - losses_after(engine, texts, foreign(true, near=True), rows)[0]
     number_BP = torch.arange(len(valid_BP))[:, None].expand_as(valid_BP)
 
     def row(chosen_BP: Tensor) -> dict[str, Any]:
@@ -122,10 +123,6 @@ def measure(
     if critic is not None:
         found["critic"] = foreseen(model, texts, thoughts, gain_BPG, critic, seed=seed, rows=max(1, rows // 8))
     return found
-
-
-def _controls(own: Thoughts) -> dict[str, Thoughts]:
-    return {"other": foreign(own, near=True), "empty": emptied(own)}
 
 
 def _estimate(value_BP: Tensor, chosen_BP: Tensor, text_BP: Tensor) -> list[float]:

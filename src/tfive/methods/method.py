@@ -19,6 +19,7 @@ from tfive.rl.credit import Credit
 from tfive.rl.critics import Critics
 from tfive.rl.diagnosis import mean_stats, rates_outside
 from tfive.rl.gate import Gate, experts
+from tfive.rl.losses import correction_weight
 from tfive.rl.rollout import Rollout
 from tfive.rl.snapshots import Snapshots
 from tfive.rl.trajectory import Trajectories
@@ -78,7 +79,7 @@ class Kit:
 class Method(Generic[P]):
     """A run's windows as a state machine: every transition is part of the saved state and logged."""
 
-    saved: ClassVar[tuple[str, ...]] = ("window", "phase", "step", "report")
+    saved: ClassVar[tuple[str, ...]] = ("window", "phase", "step", "report", "largest_push")
     """Attributes that are saved as they are."""
     stateful: ClassVar[tuple[str, ...]] = ("snapshots", "rollout", "actor", "gate")
     """Parts that have a state of their own."""
@@ -97,6 +98,9 @@ class Method(Generic[P]):
         """Trajectories that later micro-steps of this window still need."""
         self.report: dict[str, Any] = {}
         """What this window measured so far."""
+        self.largest_push: float | None = None
+        """The largest |advantage|, with the correction of its ratio, that any actor token of the run has had; None
+        before the first that was rewarded."""
 
     @classmethod
     def assemble(cls, kit: Kit) -> Self:
@@ -166,7 +170,17 @@ class Method(Generic[P]):
         self.held, self.report = {}, {"window": self.window}
         self.parts.snapshots.renew("policy")
         self.parts.actor.remember()
+        self._say_length()
         return None
+
+    def _say_length(self) -> None:
+        """How long thoughts may be, while that is not the whole length or has just become it."""
+        rollout = self.parts.rollout
+        longest, whole = rollout.longest(self.window), rollout.engine.plan.length
+        if longest < whole or rollout.grows(self.window):
+            self.report["longest_thought"] = longest
+        if rollout.grows(self.window) or (self.window == 1 and longest < whole):
+            self.log("curriculum", f"thoughts of at most {longest} of {whole} tokens from window {self.window} on")
 
     def collect(self) -> str | None:
         """Fresh trajectories with their advantages, given to `act_on`."""
@@ -191,6 +205,11 @@ class Method(Generic[P]):
     def act_on(self, acting: Trajectories) -> str | None:
         """Keep the actor's set for the updates that follow."""
         self.held["actor"] = acting
+        if acting.advantage_BRT is not None and acting.log_old_BRT is not None:
+            ratio, log_q_BRT = self.parts.actor.ratio, acting.thoughts.log_q_BRT
+            weight_BRT = correction_weight(acting.log_old_BRT, log_q_BRT, ratio.correction, ratio.cap)
+            push = float((acting.advantage_BRT * weight_BRT * acting.mask_BRT).abs().max())
+            self.largest_push = max(push, self.largest_push or 0.0)
         self.report["steps"] = []
         return None
 

@@ -321,7 +321,7 @@ def header_blocks(page: dict[str, Any]) -> list[Block]:
 def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]:
     """The page of one run: where it began, where it ended, what it cost, what happened."""
     events = [line for line in run.metrics() if "event" in line]
-    note = run.summary.get("note")
+    note, moved = run.summary.get("note"), run.summary.get("positions")
     blocks = [
         *([paragraph(f"Note: {note}.")] if note else []),
         paragraph(
@@ -329,6 +329,7 @@ def run_blocks(run: Run, figures: Sequence[tuple[str, str]] = ()) -> list[Block]
             f"{run.summary['seconds']:.0f} s, {run.summary['generated_tokens']:,} thought tokens, "
             f"{run.summary.get('reading', 'inline')} reading."
         ),
+        *([paragraph(f"Positions: {moved['said']}.")] if moved else []),
         heading("Test texts"),
         _run_gains(run),
         *(picture(name, caption) for name, caption in figures),

@@ -31,7 +31,7 @@ def continued(rollout: Rollout, begun: Trajectories, count: int) -> Trajectories
     step_BP = torch.from_numpy((number * length).astype(np.int64)).to(texts.items_BP.device)
     reached_BP = begun.thoughts.valid_BR & (step_BP < begun.thoughts.length_BR)
     numbers_BRT = branch_uniforms(
-        texts, group=count, steps=length, seed=seed, role=f"{begun.role}/continuation", window=window
+        texts, group=count, steps=rollout.longest(window), seed=seed, role=f"{begun.role}/continuation", window=window
     )
     # Every position is repeated `count` times: to the engine, continuations are branches like any other.
     texts = replace(

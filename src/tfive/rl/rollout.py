@@ -51,12 +51,19 @@ class Rollout:
         seed: int,
         rows: int,
         world: World = SINGLE,
+        longest: Callable[[int], int] | None = None,
     ) -> None:
-        """`world`: the processes that sample and score a share of the texts each; every one gets all trajectories."""
+        """`world`: the processes that sample and score a share of the texts each; every one gets all trajectories.
+        `longest` says how long thoughts may be in a window, where that is not always the plan's length."""
         self.world = world
         self.engine, self.texts_of, self.ledger, self.snapshots, self.law = engine, texts_of, ledger, snapshots, law
         self.reward, self.telemetry, self.seed, self.rows = reward, telemetry, seed, rows
+        self.longest = longest or (lambda window: engine.plan.length)
         self.scale = RewardScale(reward.decay)
+
+    def grows(self, window: int) -> bool:
+        """Whether thoughts may be longer from this window on than before."""
+        return window > 1 and self.longest(window) > self.longest(window - 1)
 
     def collect(
         self,
@@ -88,6 +95,7 @@ class Rollout:
             states=states,
             snapshots=self.snapshots.current("policy", "scorer"),
             world=self.world,
+            longest=self.longest(window),
         )
         self._check(scored)
         self.count_tokens(role, scored)
@@ -185,8 +193,8 @@ class Rollout:
 
     def update_scale(self, scored: Trajectories, *, afresh: bool = False) -> float:
         """Update σ_r with the whole-thought gains of a disjoint set (eq:reward-scale), or set it `afresh` from them
-        alone; a scale of practically zero stops the run."""
-        if afresh:
+        alone, as where thoughts have grown: shorter ones gain less. A scale of practically zero stops the run."""
+        if afresh or self.grows(scored.window):
             self.scale = RewardScale(self.reward.decay)
         self.snapshots.require(scored.snapshots, ("policy", "scorer"), what=f"the {scored.role} set")
         gain_BR = final_gain(scored.reference_BR, scored.need("losses_BRK"), scored.need("checkpoint_mask_BRK"))

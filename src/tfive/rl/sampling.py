@@ -62,8 +62,10 @@ def sample(
     states: bool = False,
     snapshots: dict[str, str] | None = None,
     world: World = SINGLE,
+    longest: int | None = None,
 ) -> Trajectories:
-    """Thoughts for every item of `texts`, `rows` texts at a time, with log q and log π_old recorded.
+    """Thoughts for every item of `texts`, `rows` texts at a time, with log q and log π_old recorded; of `longest`
+    tokens at most, of the plan's length if None.
 
     log π_old is recomputed by the training forward on the weights that sampled, so that the gap between the two is
     measured and not assumed to be zero. With `scored` the same weights also score the thoughts, sharing the forward
@@ -73,7 +75,7 @@ def sample(
     everything, own = texts, world.computed(len(texts.tokens_BS))
     texts = texts.rows(own.start, own.stop)
     numbers_BRT = branch_uniforms(
-        texts, group=engine.plan.group, steps=engine.plan.length, seed=seed, role=role, window=window
+        texts, group=engine.plan.group, steps=longest or engine.plan.length, seed=seed, role=role, window=window
     )
     thoughts, recorded, scores = [], [], []
     for part in micro_batches(len(texts.tokens_BS), rows):

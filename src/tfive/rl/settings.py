@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -37,6 +38,11 @@ class WindowSettings(Section):
     """Windows at the start in which the anchors alone move the model: it learns to read its thoughts before anything
     rewards them. No critic is fitted meanwhile. With gated reading it is at least 1 where thoughts are rewarded."""
 
+    curriculum: int = Field(0, ge=0, le=1_000_000)
+    """Windows over which thoughts grow: from the first of `thought.checkpoints` over the next ones to `thought.length`,
+    which they reach when these windows are over. 0: they may have their whole length from the start. Measured thoughts
+    always may."""
+
     actor_steps: int = Field(8, ge=1, le=100_000)
     """PPO steps of a window, in which only the actor moves; at most actor.reuse_passes × actor.minibatches."""
 
@@ -64,6 +70,13 @@ class WindowSettings(Section):
         key, factor = DERIVED_ROLES.get(role, (role, 1.0))
         share: float = factor * getattr(self, key)
         return max(1, round(self.items * share)) if share > 0 else 0
+
+    def longest_thought(self, window: int, checkpoints: Sequence[int]) -> int:
+        """Tokens that a thought of this window (from 1) may have at most: a reward checkpoint, so that every thought
+        that is cut there is scored at its end."""
+        if window > self.curriculum:
+            return checkpoints[-1]
+        return checkpoints[max(window - 1, 0) * (len(checkpoints) - 1) // self.curriculum]
 
     def training_texts(self, per_text: int) -> dict[str, int]:
         """Texts that each group of the training split must hold for one window, at `per_text` positions a text.

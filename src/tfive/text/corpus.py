@@ -155,6 +155,9 @@ def _identity(
     """Everything the prepared bytes depend on: contents of files, never their paths."""
     plain = settings.model_dump(mode="json", exclude={"sources", "cache", "workers", "decontaminate"})
     plain["seed"] = SEED
+    # What a run moves is prepared as any other random position.
+    plain["positions"] |= {"uniform": settings.positions.shares()["uniform"]}
+    del plain["positions"]["variance"], plain["positions"]["pilot"]
     plain["positions"] |= {"entropy_quantile": ENTROPY_QUANTILE, "pattern_reach": PATTERN_REACH, "min_context": 1}
     sources = []
     for source in sorted(settings.sources, key=lambda one: one.name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -118,6 +119,16 @@ class PreparedCorpus:
     def items_in(self) -> npt.NDArray[np.int64]:
         """Number of items of each sequence."""
         return (np.asarray(self.positions) >= 0).sum(axis=1)
+
+    def with_positions(self, positions: npt.NDArray[np.int32], kinds: npt.NDArray[np.int8]) -> PreparedCorpus:
+        """The same texts with other positions in them, as many in every text."""
+        if positions.shape != self.positions.shape or kinds.shape != self.kinds.shape:
+            raise ValueError(f"positions {positions.shape} and kinds {kinds.shape} are not {self.positions.shape}")
+        if ((positions >= 0).sum(axis=1) != self.items_in).any() or positions.max() >= self.sequence_length:
+            raise ValueError("the texts have other numbers of positions, or positions beyond their ends")
+        placed = copy.copy(self)
+        placed.positions, placed.kinds = positions, kinds
+        return placed
 
     def document_spans(self) -> npt.NDArray[np.int64]:
         """First and last document of each sequence; the documents between them are all of it. [sequence, 2]"""

@@ -116,6 +116,12 @@ class Positions(Section):
     """P: most positions in one sequence."""
     uniform: float = Field(1.0, ge=0, le=1e9)
     """Share of positions chosen at random."""
+    variance: float = Field(0.0, ge=0, le=1e9)
+    """Share of positions drawn by how much thoughts differ in use there. They are chosen at random like `uniform` ones,
+    and before its first window a run moves those of its training and calibration texts to where the variance of the
+    gain between thoughts is foreseen to be high, by a pilot on training texts. Measured texts keep theirs."""
+    pilot: int = Field(256, ge=16, le=10_000_000)
+    """Positions of that pilot, with 8 thoughts each."""
     entropy: float = Field(0.0, ge=0, le=1e9)
     """Share of positions chosen at random among those where the base model is most uncertain about the next token."""
     every: float = Field(0.0, ge=0, le=1e9)
@@ -150,8 +156,8 @@ class Positions(Section):
         return self
 
     def shares(self) -> dict[str, float]:
-        """Relative share of each kind, in the order in which kinds choose."""
-        return {kind: getattr(self, kind) for kind in KINDS}
+        """Relative share of each kind, in the order in which kinds choose; what a run moves is random at first."""
+        return {kind: getattr(self, kind) for kind in KINDS} | {"uniform": self.uniform + self.variance}
 
 
 class Decontaminate(Section):

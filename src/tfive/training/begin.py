@@ -15,6 +15,7 @@ from pathlib import Path
 from tfive.config.config import Config
 from tfive.distributed.meeting import Meeting
 from tfive.errors import UserError
+from tfive.training import positions
 from tfive.training.agreement import of_configuration, require_same
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
@@ -22,7 +23,7 @@ from tfive.training.lock import LOCK, FolderLock
 from tfive.training.loop import CHECKPOINTS, CONFIG, save_config
 from tfive.training.processes import require_possible
 from tfive.training.recorder import METRICS
-from tfive.training.run_status import COSTS
+from tfive.training.status_files import COSTS
 from tfive.training.summary import SUMMARY
 from tfive.training.warmstart import REPORT
 
@@ -84,17 +85,17 @@ def new_folder(met: Meeting, folder: Path, require: Callable[[], None], quiet: b
 
 @contextmanager
 def stopped_folder(
-    met: Meeting, folder: Path, check: Callable[[], None], *, warm: bool, quiet: bool
+    met: Meeting, folder: Path, check: Callable[[], None], *, prepares: bool, quiet: bool
 ) -> Iterator[Begun]:
-    """The folder of a run to go on with; `check` refuses one that would go on as another run. `warm`: it begins with a
-    warm start, before which it has no checkpoint."""
+    """The folder of a run to go on with; `check` refuses one that would go on as another run. `prepares`: a warm
+    start or a pilot comes before its first window, and it has no checkpoint until then."""
     with ExitStack() as stack:
         how = RESUMED
         with met.refusals("folder"):
             if met.place.first:
                 _say_left(stack.enter_context(FolderLock(folder, met.place.launch)), quiet)
                 check()
-                how = AGAIN if warm and not _checkpoints(folder) else RESUMED
+                how = AGAIN if prepares and not _checkpoints(folder) else RESUMED
         yield Begun(folder, met.exchange("how to begin", how)[0], met.place.launch)
 
 
@@ -122,7 +123,7 @@ def _require_empty(folder: Path, how: str) -> None:
         return
     if (folder / SUMMARY).is_file():
         raise UserError(f"{folder}: already holds a finished run; name another folder with --out")
-    kept = (folder / CHECKPOINTS).exists() or (folder / REPORT).exists()
+    kept = any((folder / name).exists() for name in (CHECKPOINTS, REPORT, positions.REPORT))
     begun = f"go on with tfive resume {folder}, or " if kept else ""
     raise UserError(f"{folder}: already holds files; {begun}name another folder with --out")
 

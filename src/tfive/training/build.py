@@ -30,10 +30,11 @@ from tfive.rl.snapshots import Snapshots
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.develop import MeasuredTexts
-from tfive.training.warmstart import WarmStart
+from tfive.training.positions import MovedPositions
+from tfive.training.warmstart import WarmStart, begun_parts
 from tfive.tree.admission import admit
-from tfive.tree.forward import Delimiters, TreeModel
-from tfive.tree.gated import GATES, ReadingGates
+from tfive.tree.forward import TreeModel
+from tfive.tree.gated import GATES
 from tfive.tree.layout import ThoughtPlan
 from tfive.tree.low_rank import copy_sharing_frozen
 
@@ -60,6 +61,8 @@ class Assembly:
     """What the warm start did, where there was one."""
     world: World = SINGLE
     """The processes of the run."""
+    moved_positions: dict[str, Any] | None = None
+    """What the pilot found by which positions were moved, where there was one."""
 
     @property
     def reader(self) -> TreeModel:
@@ -84,15 +87,17 @@ def build(
     telemetry: Telemetry,
     warmed: WarmStart | None = None,
     world: World = SINGLE,
+    moved: MovedPositions | None = None,
 ) -> Assembly:
     """Admit the model by probe, copy the frozen base, and put the method's parts together; `warmed`: what the run
-    begins with beside the weights; `world`: the processes that split the passes over texts."""
+    begins with beside the weights; `world`: the processes that split the passes over texts; `moved`: `corpus` with its
+    positions moved."""
+    corpus = corpus if moved is None else moved.corpus
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=config.group)
     single = replace(plan, group=1)
     frozen = _frozen(config, loaded)
     # Gates that stay shut: the base model is measured without thoughts.
-    shut = _gates(frozen, single, trainable=False)
-    base = TreeModel(frozen, single, config.engine.options(), _delimiters(frozen, single, trainable=False), shut)
+    base = TreeModel(frozen, single, config.engine.options(), *begun_parts(frozen, single, None, trainable=False))
     with telemetry.phase("admit"):
         admit(base, corpus.sequence_length + plan.reach)
     actor = _actor(config, loaded, plan, warmed, world)
@@ -122,6 +127,7 @@ def build(
         test=_measured(config, corpus, base, world, "test"),
         warmstart=None if warmed is None else warmed.report,
         world=world,
+        moved_positions=None if moved is None else moved.report,
     )
 
 
@@ -155,6 +161,7 @@ def _rollout(
         seed=config.run.seed,
         rows=config.run.rollout_texts,
         world=world,
+        longest=lambda window: config.window.longest_thought(window, config.thought.checkpoints),
     )
 
 
@@ -180,11 +187,7 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan, world: World) -> Cr
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None, world: World) -> Actor:
     model = loaded.model.requires_grad_(True) if config.actor.adapt == "full" else loaded.model
-    delimiters, gates = _delimiters(model, plan, trainable=True), _gates(model, plan, trainable=True)
-    if warmed is not None and delimiters is not None and warmed.delimiters is not None:
-        delimiters.load_state_dict(warmed.delimiters)
-    if warmed is not None and gates is not None and warmed.gates is not None:
-        gates.load_state_dict(warmed.gates)
+    delimiters, gates = begun_parts(model, plan, warmed, trainable=True)
     engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
     beside = {"delimiters": delimiters, GATES.removesuffix("."): gates}
     small = {name: module for name, module in beside.items() if module is not None}
@@ -229,14 +232,6 @@ def _shards(config: Config, engine: TreeModel, beside: Mapping[str, nn.Module], 
 
     mesh = shard_mesh(engine.device.type, world.size, config.distributed.shard)
     return Shards(engine.model, engine.backbone.block_names, mesh, beside=beside, **options)
-
-
-def _delimiters(model: Any, plan: ThoughtPlan, *, trainable: bool) -> Delimiters | None:
-    return Delimiters.from_model(model, plan).requires_grad_(trainable) if plan.learned else None
-
-
-def _gates(model: Any, plan: ThoughtPlan, *, trainable: bool) -> ReadingGates | None:
-    return ReadingGates.of(model).requires_grad_(trainable) if plan.gated else None
 
 
 def _measured(

@@ -22,6 +22,15 @@ COLUMNS = (
     ("length", "development.mean_thought_length", ".1f"),
 )
 
+LEGEND = (
+    "gains in nats a token on development texts, in windows that measure them (above 0 is better); words: glossary.md",
+    "R² 1, R² 2: what each critic foresees of the return on fresh texts; Ĉ/Q̂: how far the learned mixture of the two "
+    "leaves their average, at most calibration.kappa",
+    "ℓ₀ drift: loss without a thought, minus the base model's; KL, clip: how far the policy moved, share of tokens "
+    "that were clipped; length: tokens of a thought",
+)
+"""What the columns are, said once before the first row."""
+
 LEARNS = {"actor": "the actor", "critic_fit": "the critics (one fit a window)"}
 """Roles that learn from training texts, in words."""
 
@@ -54,7 +63,8 @@ class Console:
     def window(self, report: dict[str, Any]) -> None:
         """One row of the table; the heading comes again every twenty rows. Gains are those of development texts."""
         if self._rows == 0:
-            self.say("gains and ℓ₀ drift on development texts, where they were measured")
+            for line in LEGEND:
+                self.say(line)
         if self._rows % 20 == 0:
             self.say("  ".join(f"{title:>8}" for title, _, _ in COLUMNS))
         self._rows += 1

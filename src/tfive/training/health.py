@@ -13,6 +13,8 @@ from tfive.tree.low_rank import low_rank_parts
 
 LOST_NATS = 1.0
 """A rise of the loss without thoughts that no mid-training costs: every token e times less likely than before."""
+LEAST_PUSH = 1e-5
+"""Advantages are of the order of 1, or of a gain in nats; what is left of equal rewards is rounding below this."""
 LEAST_CHANGE = 1e-7
 """Relative change of all weights below which nothing moved: float32 holds no smaller one."""
 
@@ -28,8 +30,15 @@ def relative_change(weights: Mapping[str, Tensor], base: Mapping[str, Tensor], m
     return math.sqrt(moved / size) if size else 0.0
 
 
-def problems(config: Config, history: Sequence[Mapping[str, Any]], change: float, vocabulary: int) -> list[str]:
-    """One line for each reason not to trust the numbers of a run; empty for a sound one."""
+def problems(
+    config: Config,
+    history: Sequence[Mapping[str, Any]],
+    change: float,
+    vocabulary: int,
+    largest_push: float | None = None,
+) -> list[str]:
+    """One line for each reason not to trust the numbers of a run; empty for a sound one. `largest_push` is the largest
+    advantage that any actor token had, None where nothing was rewarded."""
     first, last = (float(entry["no_thought_loss"]) for entry in (history[0], history[-1]))
     found = []
     if not math.isfinite(last):
@@ -43,5 +52,11 @@ def problems(config: Config, history: Sequence[Mapping[str, Any]], change: float
         found.append(
             f"the model did not move: its weights changed by {change:.1g} of their size in {len(history) - 1} measured "
             "windows; raise optimizer.lr or optimizer.clip_norm, or let the actor take steps"
+        )
+    if largest_push is not None and not largest_push > LEAST_PUSH:
+        found.append(
+            f"no reward could move the actor: the largest advantage of all its tokens was {largest_push:.1g}, so the "
+            f"anchors alone trained it and this is no result of {config.method}; let the thoughts of a position differ "
+            "(sampling.top_k, sampling.top_p, sampling.temperature) and the ratio's correction leave some (ratio.cap)"
         )
     return found

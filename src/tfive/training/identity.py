@@ -22,6 +22,9 @@ from tfive.training.recorder import Recorder
 NOT_TRAINING = ("admit", "develop", "test", "benchmarks")
 """Phases that are no part of a step: the admission probe and measuring on development texts, test texts, benchmarks."""
 
+BEFORE_WINDOWS = ("warmstart", "positions")
+"""Roles of thoughts that are drawn once, before the first window, whatever the method."""
+
 GROUP = 8
 """Thoughts per item of the group baselines, which n_aux is held against (eq:grpo-rollout-threshold)."""
 
@@ -39,12 +42,14 @@ def identity(assembly: Assembly) -> dict[str, Any]:
     """What a comparison requires to be equal: base weights, corpus, positions, measured items, precision, and how
     they are measured."""
     config, corpus, warmed = assembly.config, assembly.corpus, assembly.warmstart
+    places = config.text.positions
     measured = {"development_items": assembly.development.texts, "test_items": assembly.test.texts}
     return {
         # A warm start's weights differ by rounding from run to run; what it began with does not.
         "base_weights": weights_fingerprint(assembly.base.model) if warmed is None else warmed["base"],
         "corpus": corpus.fingerprint,
-        "positions": digest(np.asarray(corpus.positions)),
+        # Positions that a pilot moves differ by rounding from run to run; how they are moved does not.
+        "positions": places.model_dump() if places.variance else digest(np.asarray(corpus.positions)),
         **{n: digest(one.items_BP.cpu().numpy(), one.positions_BP.cpu().numpy()) for n, one in measured.items()},
         "precision": str(assembly.base.model.dtype).removeprefix("torch."),
         **({} if warmed is None else {"warmstart": config.warmstart.model_dump(mode="json")}),
@@ -111,7 +116,8 @@ def rollouts(account: dict[str, Any], windows: int, items: int) -> dict[str, Any
     n_aux of eq:total-rollout-budget is `auxiliary` + `measured`. Measuring on development and test texts takes the same
     thoughts whatever the method, so it stands on both sides of the threshold and is told apart.
     """
-    counts = {role: amounts["trajectories"] for role, amounts in account["roles"].items() if role != "warmstart"}
+    roles = {role: amounts for role, amounts in account["roles"].items() if role not in BEFORE_WINDOWS}
+    counts = {role: amounts["trajectories"] for role, amounts in roles.items()}
     measured = sum(counts.get(role, 0) for role in MEASURED.values())
     return {
         "items": windows * items,

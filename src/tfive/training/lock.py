@@ -67,7 +67,9 @@ class FolderLock:
             ours = holder is not None and self.launch is not None and holder.get("launch") == self.launch
             if holder is not None and not ours and _elsewhere(holder):
                 raise UserError(
-                    f"{self.folder}: in use by {_named(holder)}; wait until it ends, or remove {self.path} if it has"
+                    f"{self.folder}: locked by {_named(holder)}, another machine, and from here nobody can see whether "
+                    f"it still runs (files were last written {_age(self.folder)} ago); wait until it ends, or if it "
+                    f"has, remove {self.path}"
                 )
         except UserError:
             os.close(self._handle)
@@ -132,6 +134,13 @@ def _named(holder: dict[str, Any] | None) -> str:
     if holder is None:
         return "another process"
     return f"process {holder.get('process')} on {holder.get('host')} since {holder.get('since')}"
+
+
+def _age(folder: Path) -> str:
+    """How long ago anything in the folder was written, its lock aside: a run that works writes every few minutes."""
+    written = [path.stat().st_mtime for path in folder.iterdir() if path.name != LOCK]
+    minutes = max(0, int(time.time() - max(written, default=folder.stat().st_mtime))) // 60
+    return f"{minutes} minutes" if minutes < 120 else f"{minutes // 60} hours"
 
 
 def _elsewhere(holder: dict[str, Any]) -> bool:

@@ -22,13 +22,13 @@ from tfive.training.develop import MeasuredTexts, save_items
 from tfive.training.explorer import EXPLORER, Explorer
 from tfive.training.health import problems, relative_change
 from tfive.training.identity import actor_items, cost, identity, rollouts
+from tfive.training.live_status import LiveStatus, peak_bytes
 from tfive.training.memory_limits import out_of_memory_explained
 from tfive.training.placement import pieces_like
 from tfive.training.processes import course_so_far
 from tfive.training.recorder import Recorder
-from tfive.training.run_status import RunStatus, Stopped
 from tfive.training.state_tree import encode
-from tfive.training.status import LiveStatus, peak_bytes
+from tfive.training.status_files import StatusFiles, Stopped
 from tfive.training.stop_signal import StopSignal
 from tfive.training.summary import headline, save_summary
 
@@ -74,7 +74,7 @@ class Loop:
         parts = self.assembly
         writes = self.world.leads
         self.explorer = Explorer(self.folder / EXPLORER, parts.config, parts.corpus, parts.development, writes)
-        self.status = RunStatus(self.folder, writes=writes)
+        self.status = StatusFiles(self.folder, writes=writes)
         self.places = [{"window": 0, **self.place}]
         """Where the run computed: from the start, and after every resume that changed something."""
         self._asked = StopSignal()
@@ -274,7 +274,13 @@ class Loop:
         change = relative_change(actor.optimizer.masters(), base, actor.engine.model)
         return {
             "note": self.assembly.method.note,
-            "problems": problems(self.assembly.config, self.history, change, self.assembly.base.head.vocabulary),
+            "problems": problems(
+                self.assembly.config,
+                self.history,
+                change,
+                self.assembly.base.head.vocabulary,
+                self.assembly.method.largest_push,
+            ),
             "method": self.assembly.config.method,
             "model": self.assembly.loaded.name,
             "seed": self.assembly.config.run.seed,
@@ -300,6 +306,7 @@ class Loop:
             "history": self.history,
             "laps": self.window_costs,
             **({} if self.assembly.warmstart is None else {"warmstart": self.assembly.warmstart}),
+            **({} if self.assembly.moved_positions is None else {"positions": self.assembly.moved_positions}),
         }
 
     def _processes(self) -> dict[str, Any]:

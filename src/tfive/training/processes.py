@@ -32,6 +32,16 @@ def require_possible(config: Config, size: int) -> None:
             f"distributed.shard = {asked.shard} with calibration.score_centering = true: centring reads a whole second "
             "copy of the weights; use distributed.shard = 1 or calibration.score_centering = false"
         )
+    if size > 1 and asked.shard != 1 and config.actor.adapt == "lora":
+        raise UserError(
+            f"distributed.shard = {asked.shard} with actor.adapt = lora: low-rank updates are small, and every process "
+            "has all of them; use distributed.shard = 1 or actor.adapt = full"
+        )
+    if size > 1 and config.text.positions.variance > 0:
+        raise UserError(
+            f"text.positions.variance = {config.text.positions.variance:g}: the pilot works in one process; use "
+            "text.positions.variance = 0, or train in one"
+        )
 
 
 def course_so_far(method: Method[Any]) -> str:

@@ -19,7 +19,7 @@ from tfive.models.load import Loaded, load_model
 from tfive.models.weights import model_digests, own_digests
 from tfive.text.prepared import PreparedCorpus
 from tfive.text.views import corpus_notes
-from tfive.training import continuity
+from tfive.training import continuity, positions
 from tfive.training.agreement import of_data, require_same
 from tfive.training.begin import AGAIN, RESUMED, Begun, agreed, new_folder, stopped_folder
 from tfive.training.benchmarks import Benchmarks, benchmarks_of
@@ -29,11 +29,11 @@ from tfive.training.console import Console
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import Placement, kernels_named, place
 from tfive.training.inputs import require
+from tfive.training.live_status import PROGRESS
 from tfive.training.loop import CHECKPOINTS, Loop, WindowCallback, read_config
 from tfive.training.memory_limits import check_size
 from tfive.training.progress import Headline, ProgressReport, Waiting
 from tfive.training.recorder import Recorder
-from tfive.training.status import PROGRESS
 from tfive.training.summary import SUMMARY, read_summary, summary_text
 from tfive.training.trackers import Tracker, open_trackers
 from tfive.training.warmstart import warm_start
@@ -103,7 +103,8 @@ def resume(
                 # Now, before anything is loaded or opened; once more with the model and the text when they are.
                 continuity.check(began, config, None, None, folder)
 
-        with stopped_folder(met, folder, check, warm=config.warmstart.source != "off", quiet=quiet) as begun:
+        prepares = config.warmstart.source != "off" or positions.positions_move(config)
+        with stopped_folder(met, folder, check, prepares=prepares, quiet=quiet) as begun:
             own: dict[str, Any] = {"on_window": on_window, "quiet": quiet, "trust": trust_remote_code}
             return _run(config, begun, met, **own, skip_damaged=skip_damaged)
 
@@ -210,7 +211,8 @@ def _recorded(
     recorder.on_event = console.event
     with _showing(progress, Waiting("building critics, heads and development texts"), quiet):
         warmed = warm_start(config, loaded, corpus, recorder, folder, world)
-        assembly = build(config, loaded, corpus, recorder, warmed, world)
+        moved = positions.move_positions(config, loaded, corpus, recorder, folder, warmed)
+        assembly = build(config, loaded, corpus, recorder, warmed, world, moved)
         loop = Loop(
             assembly,
             recorder,

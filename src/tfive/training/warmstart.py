@@ -39,7 +39,7 @@ from tfive.text.workings import batched, compiled, worked_texts
 from tfive.training.corpus import weights_fingerprint
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.gated import GATES, ReadingGates
-from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 
 WEIGHTS, REPORT = "warmstart.safetensors", "warmstart.json"
 ROLE = "warmstart"
@@ -75,8 +75,7 @@ def warm_start(
     base = weights_fingerprint(loaded.model)
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=1)
     model = loaded.model.requires_grad_(True)
-    delimiters = Delimiters.from_model(model, plan).requires_grad_(True) if plan.learned else None
-    gates = ReadingGates.of(model).requires_grad_(True) if plan.gated else None
+    delimiters, gates = begun_parts(model, plan, None, trainable=True)
     engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
     teaching = Teaching(config, loaded, corpus, engine, world)
     with telemetry.phase("develop", "develop"):
@@ -99,6 +98,20 @@ def warm_start(
     if world.leads:
         _keep(found, loaded, folder)
     return found
+
+
+def begun_parts(
+    model: Any, plan: ThoughtPlan, warmed: WarmStart | None, *, trainable: bool
+) -> tuple[Delimiters | None, ReadingGates | None]:
+    """Learned delimiters and reading gates where the plan has them, as a run begins with them: as the warm start left
+    them, or fresh."""
+    delimiters = Delimiters.from_model(model, plan).requires_grad_(trainable) if plan.learned else None
+    gates = ReadingGates.of(model).requires_grad_(trainable) if plan.gated else None
+    if warmed is not None and delimiters is not None and warmed.delimiters is not None:
+        delimiters.load_state_dict(warmed.delimiters)
+    if warmed is not None and gates is not None and warmed.gates is not None:
+        gates.load_state_dict(warmed.gates)
+    return delimiters, gates
 
 
 class Teaching:

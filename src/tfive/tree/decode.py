@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tfive.tree.attention import Attending, KeysValues
 from tfive.tree.fast.cuda_graph import CudaGraphs, Graph
@@ -220,7 +221,8 @@ class Sampler(DecodeLoop):
     def run(
         self, layout: Layout, reading: Reading, uniforms_BRT: Tensor, prefix: tuple[Tensor, Tensor] | None = None
     ) -> Thoughts:
-        """One thought per branch of `layout` (whose thought tokens are not read), from `uniforms_BRT`.
+        """One thought per branch of `layout` (whose thought tokens are not read), from `uniforms_BRT`: as many tokens
+        as it has numbers, at most.
 
         `prefix` is `(tokens_BRT, length_BR)`: the first tokens of each thought, taken as given instead of drawn.
         """
@@ -232,7 +234,7 @@ class Sampler(DecodeLoop):
         uniforms_BRT = uniforms_BRT.to(self.uniform_BR)
         tokens_BRT = torch.zeros(uniforms_BRT.shape, dtype=torch.int64, device=self.token_BR.device)
         log_q_BRT = torch.zeros(uniforms_BRT.shape, device=self.token_BR.device)
-        for place in range(-1, opening + plan.length - 1):
+        for place in range(-1, opening + uniforms_BRT.shape[-1] - 1):
             step = place - opening + 1
             if step >= 0:
                 self.uniform_BR.copy_(uniforms_BRT[..., step])
@@ -262,7 +264,8 @@ def _at_positions(hidden_BSD: Tensor, position_BR: Tensor) -> Tensor:
 
 
 def ended(tokens_BRT: Tensor, log_q_BRT: Tensor, layout: Layout) -> Thoughts:
-    """Thoughts cut at a sampled close, which counts as their last action; what was drawn after it is dropped."""
+    """Thoughts cut at a sampled close, which counts as their last action; what was drawn after it is dropped. Fewer
+    steps than the plan's are filled up with none."""
     length, stop = tokens_BRT.shape[-1], layout.plan.stop_id
     valid_BR = layout.position_BR >= 0
     length_BR = torch.where(valid_BR, length, 0)
@@ -272,4 +275,6 @@ def ended(tokens_BRT: Tensor, log_q_BRT: Tensor, layout: Layout) -> Thoughts:
         closed_BR = stops_BRT.any(-1) & valid_BR
         length_BR = torch.where(closed_BR, stops_BRT.int().argmax(-1) + 1, length_BR)
     keep_BRT = torch.arange(length, device=tokens_BRT.device) < length_BR[..., None]
-    return Thoughts(tokens_BRT * keep_BRT, length_BR, valid_BR, closed_BR, log_q_BRT * keep_BRT)
+    missing = (0, layout.plan.length - length)
+    tokens_BRT, log_q_BRT = (pad(drawn_BRT * keep_BRT, missing) for drawn_BRT in (tokens_BRT, log_q_BRT))
+    return Thoughts(tokens_BRT, length_BR, valid_BR, closed_BR, log_q_BRT)

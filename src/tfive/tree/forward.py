@@ -75,7 +75,8 @@ class TreeModel(TreeReader):
         reading: Reading | None = None,
         prefix: tuple[Tensor, Tensor] | None = None,
     ) -> Thoughts:
-        """One thought per branch, drawn from the law q with one uniform number (float64) per branch and step.
+        """One thought per branch, drawn from the law q with one uniform number (float64) per branch and step; with
+        numbers for fewer steps than the plan's length, thoughts end there.
 
         `prefix`, `(tokens_BRT, length_BR)`, gives the first tokens of each thought; their log q is 0, since nothing
         drew them. It is not for parity mode.
@@ -104,17 +105,17 @@ class TreeModel(TreeReader):
         return self.sampler.run(layout, reading, uniforms_BRT, prefix)
 
     def _sample_in_parity(self, texts: TextBatch, uniforms_BRT: Tensor, law: SamplingSettings) -> Thoughts:
-        parts = []
+        parts, steps = [], uniforms_BRT.shape[-1]
         for row in range(len(texts.tokens_BS)):
             text = texts.rows(row, row + 1)
             thoughts = full_thoughts(text, self.plan).to(self.device)
-            for step in range(self.plan.length):
+            for step in range(steps):
                 layout = self._grow(text, thoughts)
                 before_RD = self._run(layout)[0, layout.action_node_BRT[0, :, step]]
                 logits_RV = law_logits(self.head.logits(before_RD, self.forbidden_V), law)
                 token_R, _ = draw(logits_RV, uniforms_BRT[row, :, step])
                 thoughts.tokens_BRT[0, :, step] = token_R
-            thoughts = ended(thoughts.tokens_BRT, thoughts.log_q_BRT, layout)
+            thoughts = ended(thoughts.tokens_BRT[..., :steps], thoughts.log_q_BRT[..., :steps], layout)
             layout = self._grow(text, thoughts)
             picks = Picks.actions(layout, thoughts.tokens_BRT)
             log_q = self.reduce(self._run(layout), picks, law_log_prob(law), forbidden=True)["log_prob"]

@@ -1,4 +1,5 @@
-"""Where a run is, in one line: window, phase, step, thoughts a second, time to the end, attempts left, memory.
+"""The line that whoever watches a run sees: window, phase, step, thoughts a second, time to the end, attempts left,
+memory. (What a page reads of a run while it goes on is in `training/status_files.py`.)
 
 Everything is read from plain numbers that the run keeps anyway, so that asking never waits for a device.
 """

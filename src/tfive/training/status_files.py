@@ -25,7 +25,7 @@ class Stopped(RunFailed):
     """The run was asked to stop; its state is saved."""
 
 
-class RunStatus:
+class StatusFiles:
     """Keeps both files of one run's folder."""
 
     def __init__(self, folder: Path, *, writes: bool = True) -> None:

@@ -18,9 +18,9 @@ from tfive.config.config import Config
 from tfive.training import progress as progress_module
 from tfive.training import status as status_module
 from tfive.training.compare import Cell, CellsStatus
+from tfive.training.live_status import PROGRESS, LiveStatus, clock, planned_thoughts
 from tfive.training.progress import HEADLINE_EVERY, ProgressReport, Waiting
 from tfive.training.recorder import Recorder
-from tfive.training.status import PROGRESS, LiveStatus, clock, planned_thoughts
 
 
 class Clock:
