@@ -31,7 +31,8 @@ def refuse_several_processes() -> None:
         value = os.environ.get(name, alone)
         if value != alone:
             raise UserError(
-                f"environment {name} = {value}: this command works in one process; start it without torchrun, or unset {name}"
+                f"environment {name} = {value}: this command works in one process; start it without torchrun, or "
+                f"unset {name}"
             )
 
 
