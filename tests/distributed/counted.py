@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -56,7 +57,7 @@ def windows(world: World, folder: str, cases: dict[str, list[str]]) -> dict[str,
 
 
 def _window(world: World, config: Config, counted: Counter[str]) -> dict[str, int]:
-    loaded = load_model(config.model.name, device="cpu", dtype="float32")
+    loaded = load_model(config.model.name, device="cpu", dtype=torch.float32)
     method = build(config, loaded, corpus_of(config, loaded=loaded), Silent(), None, world).method
     while not method.finished(1):
         method.advance()

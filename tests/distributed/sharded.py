@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import courses
@@ -17,16 +17,18 @@ from stage import LAW, PLAN, gpt2, llama, texts, thoughts_for
 from tfive.distributed import shards
 from tfive.distributed.pieces import Piece
 from tfive.distributed.shards import SHARD, Shards, shard_mesh
-from tfive.distributed.world import World
+from tfive.distributed.world import SINGLE, World
 from tfive.errors import UserError
+from tfive.rl.actor import NO_ANCHOR, Actor
 from tfive.rl.optimizer import MasterOptimizer, StepReport, wide
+from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rl.teacher import Teacher
-from tfive.training import build
+from tfive.rl.trajectory import Trajectories
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.forward import TreeModel
 from tfive.tree.gated import ReadingGates
 from tfive.tree.hf import Backbone
-from tfive.tree.settings import EngineOptions
+from tfive.tree.settings import EngineOptions, SamplingSettings
 
 BATCH = texts(rows=8)
 THOUGHTS = thoughts_for(BATCH, PLAN)
@@ -148,11 +150,12 @@ def exactness(world: World) -> dict[str, Any]:
     before = pointers(tied)
     found["tied"] = course(world, trained(gpt2()), tied)
     found["pointers stay"] = pointers(tied) == before
-    again = EngineOptions(activation_checkpointing=True)
-    untied = [trained(gpt2(tied=False), held, options=again) for held in (None, mesh)]
-    found["untied, recomputed"] = course(world, untied[0], untied[1])
     found["delimiters and gates"] = course(world, trained(gpt2(), None, LEARNED), trained(gpt2(), mesh, LEARNED))
-    if world.size == 4:
+    if world.size == 2:
+        again = EngineOptions(activation_checkpointing=True)
+        untied = [trained(gpt2(tied=False), held, options=again) for held in (None, mesh)]
+        found["untied, recomputed"] = course(world, untied[0], untied[1])
+    else:
         found["two by two"] = course(world, trained(gpt2()), trained(gpt2(), shard_mesh("cpu", 4, 2)))
     sharded = trained(llama(blocks=2), mesh)
     sharded.backward(0, 2)
@@ -193,7 +196,7 @@ def whole_state(one: Trained) -> dict[str, Any]:
         for key, value in entry.items():
             if isinstance(value, Piece):
                 assert one.shards is not None
-                entry[key] = one.shards.gathered(name, value.rows)
+                entry[key] = one.shards.gathered(name, value.local)
     return state
 
 
@@ -226,7 +229,7 @@ def states(world: World) -> dict[str, Any]:
             "norms": max(norms) - min(norms),
             "masters": max(apart(sharded.optimizer.masters(), one.optimizer.masters()) for one in sides),
             "weights": max(apart(weights(sharded), weights(one)) for one in sides),
-            "has masters": sorted({key for entry in state["parameters"].values() for key in entry}),
+            "keys": sorted({key for entry in state["parameters"].values() for key in entry}),
         }
         model = copy.deepcopy(dict(other.engine.model.state_dict()))
         restored(sharded, model, copy.deepcopy(other.optimizer.state_dict()))  # the same pieces, not put together
@@ -293,17 +296,71 @@ def _counted() -> Callable[[], int]:
     return since
 
 
-def everything(world: World) -> dict[str, Any]:
+ANCHORS = AnchorSettings(next_token=0.7, conditioned=1.3)
+UPDATES: dict[str, dict[str, Any]] = {
+    "one reading for policy and anchors": {"anchor": ANCHORS},
+    "thoughts of a group": {"anchor": ANCHORS, "group": 2, "aggregate": "thought"},
+    "the policy alone": {"anchor": NO_ANCHOR},
+    "anchors alone": {"anchor": ANCHORS, "policy": False},
+    "anchors at a rate of their own": {"anchor": ANCHORS.model_copy(update={"lr": 1e-4})},
+    "mixed predictions": {"anchor": ANCHORS.model_copy(update={"mixture": 0.4})},
+    "centred": {"anchor": ANCHORS, "centre": SamplingSettings(temperature=0.7)},
+    "parity": {"anchor": ANCHORS, "parity": True},
+    "through delimiters and gates": {"anchor": ANCHORS, "plan": LEARNED},
+}
+"""Every way in which a method updates the actor."""
+
+
+def actor_of(one: Trained, world: World, **options: Any) -> Actor:
+    own = {name: options[name] for name in ("parity", "centre") if name in options}
+    return Actor(
+        one.engine, one.optimizer, ActorSettings(), RatioSettings(), options["anchor"], seed=3, rows=2, world=world,
+        shards=one.shards, **own,
+    )  # fmt: skip
+
+
+def recorded(engine: TreeModel, count: int) -> Trajectories:
+    """Thoughts of the first texts with advantages, drawn by a policy that lies a little away."""
+    batch, thoughts, draw = BATCH.rows(0, count), THOUGHTS.rows(0, count), torch.Generator().manual_seed(4)
+    repeated = {f.name: getattr(thoughts, f.name).repeat_interleave(engine.plan.group, 1) for f in fields(thoughts)}
+    thoughts = replace(thoughts, **repeated)
+    with torch.no_grad():
+        log_now = engine.policy(batch, thoughts).need("log_prob_BRT")
+    mask = thoughts.mask_BRT
+    log_old = (log_now + 0.3 * torch.randn(log_now.shape, generator=draw, dtype=torch.float64)) * mask
+    advantage = torch.randn(log_now.shape, generator=draw, dtype=torch.float64) * mask
+    return Trajectories("actor", 1, batch, thoughts, log_old_BRT=log_old, advantage_BRT=advantage)
+
+
+def actors(world: World) -> dict[str, Any]:
+    """Updates of every kind beside one process's, on texts that the processes cannot share evenly."""
+    mesh = shard_mesh("cpu", world.size)
+    found: dict[str, Any] = {}
+    for name, asked in UPDATES.items():
+        plan = replace(asked.get("plan", PLAN), group=asked.get("group", 1))
+        sides = [trained(gpt2(), held, plan) for held in (None, mesh)]
+        pair = [actor_of(side, held, **asked) for side, held in zip(sides, (SINGLE, world))]
+        far, called = 0.0, {key: asked[key] for key in ("policy", "aggregate") if key in asked}
+        for count in (7, 1):
+            record = recorded(sides[0].engine, count)
+            for actor in pair:
+                actor.remember()
+            stats = [vars(actor.step(record, **called)) for actor in pair]
+            far = max(far, *(abs(stats[0][key] - stats[1][key]) for key in stats[0]))
+        masters = [side.optimizer.masters() for side in sides]
+        found[name] = [far, apart(*masters), apart(weights(sides[0]), weights(sides[1]))]
+    return found
+
+
+def everything(world: World, folder: str, runs: dict[str, list[str]]) -> dict[str, Any]:
     """All of it in one world, since starting one takes seconds."""
-    return {"precisions": precisions(world), "states": states(world), "traps": traps(world)}
-
-
-def run_of(world: World, folder: str, overrides: list[str], windows: int = 1) -> dict[str, Any]:
-    """A course of a whole run (`courses.course`) whose critics compute in float64 before they are sharded."""
-    pair = build.build_pair
-
-    def exact(*given: Any, **named: Any) -> Any:
-        return [critic.double() for critic in pair(*given, **named)]
-
-    build.build_pair = exact
-    return courses.course(world, folder, overrides, windows=windows)
+    return {
+        "exactness": exactness(world),
+        "precisions": precisions(world),
+        "states": states(world),
+        "traps": traps(world),
+        "actors": actors(world),
+        "runs": {
+            name: courses.course(world, folder, overrides, name=name, windows=1) for name, overrides in runs.items()
+        },
+    }

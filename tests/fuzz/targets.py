@@ -34,6 +34,7 @@ from tfive.text.sources import Reader, local_files
 from tfive.text.views import corpus_counts, marked_text
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.export import export
+from tfive.training.manifest import signed
 from tfive.training.start import resume_command
 from tiny import document, tokenizer
 
@@ -164,34 +165,38 @@ def _checkpoints(draw: st.DrawFn, world: World) -> Case:
     folder = world.copy(world.run)
     (folder / "summary.json").unlink()
     newest = CheckpointStore(folder / "checkpoints").paths()[-1]
-    signed = draw(st.booleans())
-    if signed:
-        # Someone else's checkpoint: checksums hold, and the tree says anything.
-        content = as_json(draw(damaged_json(json.loads((newest / "tree.json").read_bytes()))))
+    forged = draw(st.booleans())
+    if forged:
+        # Someone else's checkpoint: checksums hold, and the tree or the places of its tensors say anything.
         manifest = json.loads((newest / "manifest.json").read_bytes())
-        manifest["files"]["tree.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        replace(newest / "tree.json", content)
-        replace(newest / "manifest.json", json.dumps(manifest, sort_keys=True, indent=1).encode())
+        if draw(st.booleans()):
+            content = as_json(draw(damaged_json(json.loads((newest / "tree.json").read_bytes()))))
+            manifest["files"]["tree.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            replace(newest / "tree.json", content)
+        else:
+            manifest["tensors"] = draw(damaged_json(manifest["tensors"]))
+            content = as_json(manifest["tensors"])
+        replace(newest / "manifest.json", signed(manifest))
     else:
         file = draw(st.sampled_from(sorted(newest.iterdir())))
         before = file.read_bytes()
         content = draw(damaged_file(file.name)(before))
         replace(file, content)
-    use = draw(st.sampled_from(["load", "load", "export", "resume"]))
+    use, skip = draw(st.sampled_from(["load", "load", "export", "resume"])), draw(st.booleans())
 
     def call() -> None:
         store = CheckpointStore(folder / "checkpoints")
         if use == "export":
-            export(folder, world.empty("exported"))
+            export(folder, world.empty("exported"), skip_damaged=skip)
         elif use == "resume":
-            resume_command(str(folder), as_json=True, quiet=True)
+            resume_command(str(folder), as_json=True, quiet=True, skip_damaged=skip)
         else:
             store.entry("began")
-            found = store.newest().checkpoint
+            found = store.newest(skip_damaged=skip).checkpoint
             taken = found is not None and found.path == newest
-            assert signed or not taken or content == before, "a damaged checkpoint was taken"
+            assert forged or not taken or content == before, "a damaged checkpoint was taken"
 
-    return call, (use, "signed" if signed else file.name, content)
+    return call, (use, skip, "forged" if forged else file.name, content)
 
 
 def _run_folders(draw: st.DrawFn, world: World) -> Case:

@@ -219,9 +219,9 @@ def test_the_account_survives_a_restart() -> None:
     for window in (1, 2):
         for role in ("actor", "critic_fit", "qualify"):
             assert whole.draw(role, window).tolist() == first.draw(role, window).tolist()
-    document, tensors = encode(first.state_dict())
+    found = encode(first.state_dict())
     second = ledger()
-    second.load_state_dict(decode(json.loads(json.dumps(document)), tensors))
+    second.load_state_dict(decode(json.loads(json.dumps(found.document)), [piece.local for piece in found.pieces]))
     assert second.rows() == first.rows()
     for window in (3, 4, 9, 10, 11, 12):
         for role in ("actor", "critic_fit", "qualify"):

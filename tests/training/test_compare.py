@@ -113,16 +113,17 @@ def test_failures_are_recorded_and_not_repeated(home: Path, tmp_path: Path, here
 def test_an_unfinished_cell_goes_on(
     home: Path, tmp_path: Path, here: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, save = tmp_path / "study", CheckpointStore.save
+    out, begin = tmp_path / "study", CheckpointStore.begin
     saves = []
 
-    def once(self: CheckpointStore, tree: Any) -> Path:
+    def once(self: CheckpointStore, tree: Any) -> None:
         saves.append(1)
         if len(saves) == 2:
+            self.wait()
             raise KeyboardInterrupt
-        return save(self, tree)
+        begin(self, tree)
 
-    monkeypatch.setattr(CheckpointStore, "save", once)
+    monkeypatch.setattr(CheckpointStore, "begin", once)
     cells = compare.cells_of([str(home / "tiny.toml")], ["ntp"], [0], SETTINGS, out)
     # The first checkpoint is there, the run is not: what an interrupted process leaves.
     monkeypatch.setattr(compare, "_judge", lambda cell, status: "unfinished")

@@ -29,6 +29,7 @@ from tfive.training.export import export
 from tfive.training.health import problems, relative_change
 from tfive.training.lock import LOCK, FolderLock, held
 from tfive.training.loop import CHECKPOINTS, Stopped
+from tfive.training.manifest import signed
 from tfive.training.memory_limits import out_of_memory_explained
 from tfive.training.summary import SUMMARY, read_summary
 from tiny import OVERRIDES, configure
@@ -163,7 +164,7 @@ def rewritten(checkpoint: Path, **entries: Any) -> None:
     os.rename(store.save(tree), checkpoint)
     manifest = json.loads((checkpoint / "manifest.json").read_text("utf-8"))
     manifest["serial"] = int(checkpoint.name.rpartition("-")[2])
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), "utf-8")
+    (checkpoint / "manifest.json").write_bytes(signed(manifest))
 
 
 @pytest.mark.parametrize("entry", ["method", "ledger", "recorder", "history", "places", "began"])
@@ -183,7 +184,7 @@ def test_a_tree_that_nests_without_end_or_names_other_files_is_damaged(copy: Pat
         manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         if content:
             (newest / name).write_bytes(content)
-        (newest / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), "utf-8")
+        (newest / "manifest.json").write_bytes(signed(manifest))
         store = CheckpointStore(copy / CHECKPOINTS)
         assert [path.name for path, _ in store.newest().damaged] == [newest.name]
         assert store.entry("began") is not None

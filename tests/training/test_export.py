@@ -171,15 +171,16 @@ def test_pieces_of_tokens_are_the_text(home: Path) -> None:
     assert words[whole - 1] == ""
 
 
-def test_the_newest_valid_checkpoint_is_taken(home: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_taken_when_asked(home: Path, tmp_path: Path) -> None:
     config, run = configure(home), tmp_path / "run"
     first = made(run, config)
     made(run, config, window=3)
     newest = CheckpointStore(run / CHECKPOINTS).paths()[-1]
     (newest / "tree.json").write_bytes((newest / "tree.json").read_bytes()[:-1])
-    record = export(run, tmp_path / "out")
+    refused(run, tmp_path / "out", "tree.json: checksum mismatch.*older one with --skip-damaged")
+    record = export(run, tmp_path / "out", skip_damaged=True)
     assert record["window"] == 2
-    assert "damaged" in record["damaged"][0]
+    assert record["damaged"] == [f"{newest.name} cannot be used (tree.json: checksum mismatch); skipped"]
     weights = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
     assert all(tensor.equal(first["actor"]["model"][name]) for name, tensor in weights.items())
     shutil.rmtree(CheckpointStore(run / CHECKPOINTS).paths()[0])
@@ -234,7 +235,7 @@ def old_key(run: Path) -> None:
 @pytest.mark.parametrize(
     ("age", "part"),
     [
-        (old_checkpoint, "written by another version of tfive (format 1, this one reads 3)"),
+        (old_checkpoint, "written by another version of tfive (format 1, this one reads 4)"),
         (old_key, "not a configuration of this version of tfive: critics.count"),
     ],
 )

@@ -23,6 +23,7 @@ from tfive.cli.options import (
     Processes,
     Quiet,
     Restarts,
+    SkipDamaged,
     Sources,
     TrustRemoteCode,
     describe,
@@ -172,12 +173,14 @@ def train(
 
 @app.command(
     help=describe(
-        "Go on with a stopped run from its newest valid checkpoint.",
+        "Go on with a stopped run from its newest checkpoint; a damaged one is refused by name.",
         "tfive resume runs/nano-t5-seed0",
+        "tfive resume runs/nano-t5-seed0 --skip-damaged",
     )
 )
 def resume(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that tfive train wrote.")],
+    skip_damaged: SkipDamaged = False,
     processes: Processes = None,
     restarts: Restarts = 3,
     page: Page = False,
@@ -190,9 +193,9 @@ def resume(
         from tfive.cli.launch import launch_resume, started_by_launcher
         from tfive.training.start import resume_command
 
-    options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust}
+    options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust, "skip_damaged": skip_damaged}
     if processes is not None and not started_by_launcher(processes, page):
-        flags = {"json": as_json, "quiet": quiet, "trust_remote_code": trust}
+        flags = {"json": as_json, "quiet": quiet, "trust_remote_code": trust, "skip_damaged": skip_damaged}
         raise typer.Exit(launch_resume(folder, flags, processes, restarts))
     if page:
         from tfive.cli.live import resume_with_page
@@ -218,6 +221,7 @@ def export(
     untrained: Annotated[
         bool, typer.Option("--untrained", help="Export a run even if its actor was never updated.")
     ] = False,
+    skip_damaged: SkipDamaged = False,
     repo: Annotated[
         str | None,
         typer.Option("--push", metavar="REPO", help="Also upload it to this repository of the hub, private if new."),
@@ -230,6 +234,7 @@ def export(
         from tfive.training.export import export_command
 
     chosen = {"exact": exact, "untrained": untrained, "as_json": as_json, "trust_remote_code": trust}
+    chosen["skip_damaged"] = skip_damaged
     with loading(as_json, f"writing {out}"):
         text = export_command(folder, out, repo=repo, **chosen)
     show(text)

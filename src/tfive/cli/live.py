@@ -29,10 +29,10 @@ def train_with_page(
         return run_command(sources, overrides, out, as_json=as_json, quiet=quiet, trust_remote_code=trust_remote_code)
 
 
-def resume_with_page(folder: str, *, as_json: bool, quiet: bool, trust_remote_code: bool = False) -> str | None:
+def resume_with_page(folder: str, **options: bool) -> str | None:
     """What `tfive resume --page` does; returns the last line to print, if any."""
     with _page_of(Path(folder)):
-        return resume_command(folder, as_json=as_json, quiet=quiet, trust_remote_code=trust_remote_code)
+        return resume_command(folder, **options)
 
 
 @contextmanager

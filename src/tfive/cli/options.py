@@ -44,6 +44,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, on
 Page = Annotated[
     bool, typer.Option("--page", help="Serve the run's page on this machine meanwhile, and write it at the end.")
 ]
+SkipDamaged = Annotated[
+    bool, typer.Option("--skip-damaged", help="Use the newest checkpoint that is whole, though a newer one is damaged.")
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(

@@ -55,7 +55,7 @@ def shard_mesh(device: str, processes: int, shard: int = 0) -> DeviceMesh:
 class Shards:
     """The weights of a model, and of small modules beside it, in shards; and the whole copy beside them.
 
-    Its methods are what `pieces.Sharding` asks for. `run` and those marked collective there must be called by every
+    Its methods are what `sharding.Sharding` asks for. `run` and those marked collective there must be called by every
     process equally often, or all wait for the one that did not.
     """
 
@@ -77,8 +77,11 @@ class Shards:
         self._prefix = f"{name}." if name else ""
         self._group = mesh.get_group(SHARD)
         self._ways, self._rank = dist.get_world_size(self._group), dist.get_rank(self._group)
-        self._writes = REPLICATE not in (mesh.mesh_dim_names or ()) or mesh.get_local_rank(REPLICATE) == 0
         self._whole = self._named(whole, others)
+        if not all(parameter.requires_grad for parameter in self._whole.values()):
+            raise UserError(
+                "distributed.shard: some weights are frozen, and the rest is small; use distributed.shard = 1"
+            )
         policy = _policy(_one_precision(whole), trained_in)
         self.model: Any = copy.deepcopy(whole)
         self.beside: dict[str, Any] = {name: copy.deepcopy(module) for name, module in others.items()}
@@ -147,12 +150,15 @@ class Shards:
 
     def piece(self, name: str, rows: Tensor) -> Piece:
         shape = tuple(self._whole[name].shape)
-        return Piece(rows, min(self._rank * self._height(shape), shape[0]), shape, self._writes)
+        first = min(self._rank * self._height(shape), shape[0])
+        return Piece(rows, shape, (first, *[0] * (len(shape) - 1)))
 
     def computes_in(self, name: str) -> torch.dtype:
         return self._whole[name].dtype
 
     def norm(self, own: float) -> float:
+        if self._ways == 1:
+            return own
         square = torch.tensor([own * own], dtype=torch.float64, device=self._device)
         squares = torch.empty(self._ways, dtype=torch.float64, device=self._device)
         _all_gather(squares, square, group=self._group)
@@ -180,8 +186,7 @@ class Shards:
     def take(self) -> None:
         for name, parameter in self._parameters.items():
             own = self.local(parameter)
-            first = self.piece(name, own).first
-            own.copy_(self._whole[name][first : first + len(own)])
+            own.copy_(self._whole[name][self.piece(name, own).box.slices])
 
     def _height(self, shape: tuple[int, ...]) -> int:
         """How many rows the first process has; the last ones may have fewer, or none."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tfive import rng
-from tfive.distributed.pieces import Sharding
+from tfive.distributed.sharding import Sharding
 from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed
 from tfive.rl.losses import (

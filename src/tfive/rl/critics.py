@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tfive import rng
-from tfive.distributed.pieces import Sharding
 from tfive.distributed.roles import Fitter
+from tfive.distributed.sharding import Sharding
 from tfive.distributed.transfer import transferred
 from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.utils.hooks import RemovableHandle
 
-from tfive.distributed.pieces import Piece, Sharding, rows_of
+from tfive.distributed.pieces import Piece, piece_of
+from tfive.distributed.sharding import Sharding, held_of
 from tfive.distributed.world import SINGLE, World
 from tfive.rl.rounding import round_stochastically
 
@@ -89,9 +90,8 @@ class _Slot:
 
     def own(self, saved: Tensor | Piece) -> Tensor:
         """The part of a saved tensor that this process holds."""
-        held = self.held
-        mine = Piece(held, 0, tuple(held.shape)) if self.shards is None else self.shards.piece(self.name, held)
-        return rows_of(saved, self.name, self.parameter, mine)
+        mine = piece_of(self.held) if self.shards is None else self.shards.piece(self.name, self.held)
+        return held_of(saved, self.name, mine)
 
     def collect(self, parameter: Tensor) -> None:
         """Add the parameter's gradient to the float32 accumulator and free it."""
@@ -304,7 +304,7 @@ class MasterOptimizer:
                 held = slot.held
                 weights = held.to(torch.float32)
                 self._adamw([slot], [weights], lr * slot.lr_multiplier, decay)
-                row = 0 if self.shards is None else self.shards.piece(slot.name, held).first
+                row = 0 if self.shards is None else self.shards.piece(slot.name, held).offset[0]
                 first = row * math.prod(held.shape[1:])
                 round_stochastically(weights, held, seed=self.seed, step=step, number=slot.number, first=first)
             else:

@@ -20,6 +20,7 @@ from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
 from tfive.training.lock import LOCK, FolderLock
 from tfive.training.loop import CHECKPOINTS, CONFIG, save_config
+from tfive.training.processes import require_possible
 from tfive.training.recorder import METRICS
 from tfive.training.run_status import COSTS
 from tfive.training.summary import SUMMARY
@@ -55,6 +56,7 @@ def agreed(met: Meeting, load: Callable[[], Config]) -> Config:
     """The configuration, loaded by every process and the same on all, as are code and libraries."""
     with met.refusals("configuration"):
         config = load()
+        require_possible(config, met.place.size)
     if met.place.size > 1:
         require_same(met, "configuration", of_configuration(config), "give all ranks the same files and versions")
     return config

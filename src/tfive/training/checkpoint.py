@@ -1,48 +1,49 @@
-"""Checkpoints that are whole or absent: any tree of state, checksummed, written beside the old ones and then renamed.
+"""Checkpoints that are whole or absent: any tree of state, written by any number of processes, read by any other.
 
-A checkpoint is a folder `checkpoint-00000017` with safetensors shards, the tree as JSON and a manifest that holds the
-sha256 of every other file. It is written under another name, synced to disk, and renamed; so a crash at any moment
-leaves either the previous checkpoints or those and a complete new one. Loading verifies every byte before use.
+A checkpoint is a folder `checkpoint-00000017`: safetensors files of every process that wrote it, the tree as JSON, and
+a manifest with the sha256 of every other file and the place of every part of every tensor. It is written under another
+name, synced to disk, and renamed; so a crash at any moment leaves either the previous checkpoints or those and a
+complete new one. Writing goes on beside training, which stops for a copy to host memory alone. Loading verifies every
+byte before use. A run of one process writes the same format.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from tfive.errors import RunFailed
-from tfive.training.state_tree import decode, encode
+from tfive.distributed.pieces import Box, Piece
+from tfive.distributed.world import SINGLE, World
+from tfive.errors import RunFailed, UserError
+from tfive.training.background import Background
+from tfive.training.checkpoint_write import WRITING, Attempt, clear_unfinished, not_written, reason_of
+from tfive.training.manifest import TREE, DamagedCheckpointError, checked, is_checkpoint, read_manifest, serial_of
+from tfive.training.placement import Reassembly, Wanted, dealt, filed, stored
+from tfive.training.state_tree import Encoded, decode, encode, named
+from tfive.training.tensor_files import tensors_in
 
-FORMAT = 3
-"""Of the files and of the state in them; raised whenever either is laid out differently. No older one is read."""
-
-SHARD_BYTES = 1 << 29
 POINTS = ("before-write", "mid-write", "before-rename", "after-rename", "mid-prune")
-"""Where `save` calls its fault hook; `mid-write` comes once for every file, half of it written."""
+"""Where a save calls its fault hook; `mid-write` comes once for every file, a part of it written."""
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+PATIENCE = 600.0
+"""Seconds that the first process waits for the others' parts of a checkpoint."""
+
 _MALFORMED = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
 """What reading JSON of another shape raises."""
 
-_NAME = re.compile(r"checkpoint-(\d{8,})")
-_WRITING, _PRUNED = ".writing-", ".pruned-"
-_MANIFEST, _TREE = "manifest.json", "tree.json"
-
-
-class DamagedCheckpointError(Exception):
-    """A checkpoint that is not byte for byte what this version writes; says what is wrong with it."""
+_UNREADABLE = (OSError, MemoryError, OverflowError, RuntimeError, SafetensorError, *_MALFORMED)
+_PRUNED = ".pruned-"
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -55,182 +56,289 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Found:
-    """The newest valid checkpoint, if there is one, and the newer ones that had to be skipped, with the reason."""
+    """The newest checkpoint, or the newest valid one, if there is one; and those that could not be used, with the
+    reason."""
 
     checkpoint: Checkpoint | None
     damaged: tuple[tuple[Path, str], ...] = ()
 
 
 class CheckpointStore:
-    """The checkpoints of one run. One process writes; the newest `keep` are kept."""
+    """The checkpoints of one run; the newest `keep` are kept. Several processes use one folder together: each has a
+    store of its own, and all call the same methods in the same order."""
 
     def __init__(
-        self, root: str | os.PathLike[str], *, keep: int = 2, faults: Callable[[str], None] | None = None
+        self,
+        root: str | os.PathLike[str],
+        *,
+        keep: int = 2,
+        faults: Callable[[str], None] | None = None,
+        world: World = SINGLE,
+        patience: float = PATIENCE,
     ) -> None:
         """`faults` is called with each of `POINTS` during a save, for tests that crash there."""
         if keep < 1:
             raise ValueError(f"at least one checkpoint must be kept, not {keep}")
-        self.root, self.keep = Path(root), keep
+        self.root, self.keep, self.patience, self.world = Path(root), keep, patience, world
         self._fault = faults or (lambda point: None)
+        self._background = Background("checkpoint")
+        self._attempt: Attempt | None = None
 
     def paths(self) -> list[Path]:
         """Folders of complete checkpoints, oldest first (not verified)."""
         if not self.root.is_dir():
             return []
-        return sorted((path for path in self.root.iterdir() if _NAME.fullmatch(path.name)), key=_serial)
+        return sorted(filter(is_checkpoint, self.root.iterdir()), key=serial_of)
 
     def save(self, tree: Any) -> Path:
         """Store `tree` as the newest checkpoint; returns its folder. A failure leaves the older ones as they were."""
-        document, tensors = encode(tree)
-        self._fault("before-write")
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            self._clear_leftovers()
-            paths = self.paths()
-            serial = _serial(paths[-1]) + 1 if paths else 1
-            unfinished, final = self.root / f"{_WRITING}{serial:08d}", self.root / f"checkpoint-{serial:08d}"
-            unfinished.mkdir()
-            self._write_all(unfinished, serial, document, tensors)
-            self._fault("before-rename")
-            os.rename(unfinished, final)
-            _sync(self.root)
-            self._fault("after-rename")
-            self._prune()
-        except OSError as error:
-            self._clear_leftovers()
-            reason = error.strerror or str(error)
-            remedy = "free space" if error.errno in FULL else "see that it can be written to"
-            raise RunFailed(f"no checkpoint could be written in {self.root}: {reason}; {remedy} and resume") from error
-        return final
+        self.begin(tree)
+        path = self.wait()
+        assert path is not None
+        return path
 
-    def load(self, path: Path) -> Any:
-        """The verified tree of one checkpoint; `DamagedCheckpointError` when any byte of it is not as written."""
+    def begin(self, tree: Any) -> None:
+        """Copy `tree` to host memory and store it in the background. What went wrong is raised by `wait`, or by the
+        next `begin`, which waits for this one."""
+        self.wait()
+        encoded, problem = _attempted(lambda: encode(tree))
+        serial: int | None = None
+        if problem is None:
+            self._fault("before-write")
+            serial, problem = _attempted(self._opened)
+        paths = [] if encoded is None or self.world.rank else encoded.paths
+        first = self._exchanged({"problem": problem, "serial": serial, "paths": paths})[0]
+        assert encoded is not None
+        attempt = self._planned(encoded, [tuple(path) for path in first["paths"]], first["serial"])
+        self._attempt = attempt
+        self._background.start(lambda: self._written(attempt))
+
+    @property
+    def failed(self) -> bool:
+        """Whether this process's last save is known to have failed: `wait` says why."""
+        return self._background.failed
+
+    def wait(self) -> Path | None:
+        """Wait until what was begun is on disk, and return its folder; None where nothing was begun. What kept any
+        process from writing its part is raised by all of them."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is None:
+            return None
+        # The others come to their end without the first one, and tell it when no report will come.
+        error = None if attempt.rank == 0 and attempt.size > 1 else self._background.join()
+        if attempt.size > 1:
+            told = self._messages({"failed": error is not None})
+            if any(message["failed"] for message in told):
+                attempt.hurry.set()
+            error = self._background.join() if attempt.rank == 0 else error
+        problems = [message["problem"] for message in self._messages({"problem": self._line(error)})]
+        if not any(problems):
+            return attempt.final
+        if attempt.rank == 0:
+            clear_unfinished(self.root, WRITING, _PRUNED)
+        # The first process may only know that another one left no report; that one knows why.
+        raise RunFailed(next(filter(None, (*problems[1:], problems[0])))) from error
+
+    def settle(self, seconds: float = 30.0) -> str | None:
+        """Let the write that was begun come to its end without the other processes, which may be gone: for a run that
+        fails for another reason. Returns what went wrong, in one line."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is None:
+            return None
+        if attempt.size > 1 and not self._background.done(seconds):
+            attempt.hurry.set()
+        return self._line(self._background.join())
+
+    def _line(self, error: BaseException | None) -> str | None:
+        """What ended this process's write, in one line."""
+        if error is None or isinstance(error, RunFailed):
+            return None if error is None else str(error)
+        where = f"rank {self.world.rank}: " if self.world.size > 1 else ""
+        return str(not_written(self.root, f"{where}{reason_of(error)}"))
+
+    def load(self, path: Path, wanted: Wanted | None = None) -> Any:
+        """The verified tree of one checkpoint; `DamagedCheckpointError` when any byte of it is not as written.
+
+        Tensors are whole, whoever wrote which part of them; with `wanted`, those parts of them that it asks for.
+        """
         try:
-            return self._verified(path)
+            return self._verified(path, wanted)
         except DamagedCheckpointError:
             raise
-        except (OSError, MemoryError, SafetensorError, *_MALFORMED) as error:
+        except _UNREADABLE as error:
             raise DamagedCheckpointError(f"unreadable: {' '.join(str(error).split())[:200]}") from error
 
     def entry(self, key: str) -> Any:
         """One entry without tensors of the newest tree whose checksum holds, None where there is none: a small read."""
         for path in reversed(self.paths()):
             try:
-                document = self._document(path, _read_manifest(path))
+                document = json.loads(checked(path, TREE, read_manifest(path)))
                 return next(decode(value, []) for name, value in document["dict"] if name == key)
             except (DamagedCheckpointError, StopIteration, OSError, *_MALFORMED):
                 continue
         return None
 
-    def newest(self) -> Found:
-        """The newest checkpoint that verifies; damaged newer ones are named, never used."""
+    def newest(self, *, skip_damaged: bool = False, wanted: Wanted | None = None) -> Found:
+        """The newest checkpoint, if every process could verify what it reads of it; a damaged one is named, never used.
+        With `skip_damaged` older ones are tried after it."""
         damaged: list[tuple[Path, str]] = []
-        for path in reversed(self.paths()):
-            try:
-                return Found(Checkpoint(path, self.load(path)), tuple(damaged))
-            except DamagedCheckpointError as error:
-                damaged.append((path, str(error)))
-        return Found(None, tuple(damaged))
+        gone: set[str] = set()
+        while True:
+            skipped = {path.name for path, _ in damaged} | gone
+            left = [path.name for path in self.paths() if path.name not in skipped]
+            name = self._messages(left[-1] if left else None)[0]
+            if name is None:
+                return Found(None, tuple(damaged))
+            path = self.root / name
+            tree, problem = self._tried(path, wanted)
+            problems = self._messages({"problem": problem, "there": path.exists()})
+            found = next((message["problem"] for message in problems if message["problem"]), None)
+            if found is None:
+                return Found(Checkpoint(path, tree), tuple(damaged))
+            if not problems[0]["there"]:
+                gone.add(name)  # pruned while it was read, so there is a newer one
+                continue
+            damaged.append((path, found))
+            if not skip_damaged:
+                return Found(None, tuple(damaged))
 
-    def _write_all(self, folder: Path, serial: int, document: Any, tensors: list[Tensor]) -> None:
-        files = {}
-        for number, shard in enumerate(_shards(tensors)):
-            name = f"tensors-{number:05d}.safetensors"
-            files[name] = self._write(folder / name, safetensors.torch.save(shard))
-        files[_TREE] = self._write(folder / _TREE, json.dumps(document, separators=(",", ":")).encode())
-        self._write(folder / _MANIFEST, _manifest(serial, files))
-        _sync(folder)
+    def usable(self, *, skip_damaged: bool = False, wanted: Wanted | None = None) -> tuple[Checkpoint, list[str]]:
+        """The checkpoint to go on from, and a line for each one that was skipped. A damaged newest one is refused by
+        name unless `skip_damaged` asks for the one before it."""
+        found = self.newest(skip_damaged=skip_damaged, wanted=wanted)
+        run = self.root.parent
+        if found.checkpoint is not None:
+            return found.checkpoint, [f"{path.name} cannot be used ({why}); skipped" for path, why in found.damaged]
+        if not found.damaged:
+            raise UserError(f"{run}: no usable checkpoint (there is none); start again with tfive train")
+        reasons = "; ".join(f"{path.name}: {why}" for path, why in found.damaged)
+        older = len(self.paths()) > len(found.damaged)
+        other = "go on from an older one with --skip-damaged" if older else "start again with tfive train"
+        raise UserError(
+            f"{run}: no usable checkpoint ({reasons}); restore its files, use the tfive that wrote it, or {other}"
+        )
 
-    def _write(self, path: Path, content: bytes) -> dict[str, Any]:
-        with path.open("xb") as file:
-            file.write(content[: len(content) // 2])
-            file.flush()
-            self._fault("mid-write")
-            file.write(content[len(content) // 2 :])
-            file.flush()
-            os.fsync(file.fileno())
-        return _fingerprint(content)
+    def _opened(self) -> int:
+        """Make the folder of the next checkpoint, which is the first process's work; the number of it."""
+        if self.world.rank:
+            return 0
+        self.root.mkdir(parents=True, exist_ok=True)
+        clear_unfinished(self.root, WRITING, _PRUNED)
+        paths = self.paths()
+        serial = serial_of(paths[-1]) + 1 if paths else 1
+        (self.root / f"{WRITING}{serial:08d}").mkdir()
+        return serial
 
-    def _prune(self) -> None:
+    def _planned(self, encoded: Encoded, paths: list[Any], serial: int) -> Attempt:
+        """Who writes what, and copies of what this process writes."""
+        rank, size = self.world.rank, self.world.size
+        found, problem = _attempted(lambda: _pieces_at(encoded, paths))
+        pieces = found or []
+        boxes = [[piece.box.offset, piece.box.shape] if piece.partial else None for piece in pieces]
+        every = self._exchanged({"problem": problem, "boxes": boxes, "layout": _layout(pieces)})
+        other = next((rank for rank in range(size) if every[rank]["layout"] != every[0]["layout"]), None)
+        if other is not None:
+            raise not_written(self.root, f"rank {other} has tensors of other shapes or dtypes than rank 0")
+        held = [[_held(piece, box) for piece, box in zip(pieces, one["boxes"])] for one in every]
+        widths = [piece.local.element_size() for piece in pieces]
+        shares = dealt(held, widths)
+        whole = [all(boxes[number] == Box.whole(piece.shape) for boxes in held) for number, piece in enumerate(pieces)]
+        plan = filed(shares, whole, widths)
+        dtypes, shapes = [piece.local.dtype for piece in pieces], [piece.shape for piece in pieces]
+        try:
+            tensors = tuple(stored(plan, paths, dtypes, shapes))
+        except ValueError as error:
+            raise not_written(self.root, f"the parts of the processes are not the whole: {error}") from error
+        own = {name: some for name, some in plan.items() if some[0].rank == rank}
+        copies, problem = _attempted(
+            lambda: {
+                name: {str(share.number): _host_copy(pieces[share.number].local) for share in some}
+                for name, some in own.items()
+            }
+        )
+        document = encoded.document if rank == 0 else None
+        own_part = {"files": copies or {}, "problem": problem}
+        common = {"document": document, "tensors": tensors, "fault": self._fault, "patience": self.patience}
+        return Attempt(self.root, serial, rank, size, **own_part, **common)
+
+    def _written(self, attempt: Attempt) -> None:
+        attempt.run()
+        if attempt.rank:
+            return
         for path in self.paths()[: -self.keep]:
             doomed = self.root / f"{_PRUNED}{path.name}"
             os.rename(path, doomed)
             self._fault("mid-prune")
             shutil.rmtree(doomed)
 
-    def _clear_leftovers(self) -> None:
-        """Remove what a crash left half-written or half-removed; such folders were never checkpoints."""
-        for path in self.root.glob(".*") if self.root.is_dir() else ():
-            if path.name.startswith((_WRITING, _PRUNED)):
-                shutil.rmtree(path, ignore_errors=True)
+    def _tried(self, path: Path, wanted: Wanted | None) -> tuple[Any, str | None]:
+        try:
+            return self.load(path, wanted), None
+        except DamagedCheckpointError as error:
+            return None, str(error)
 
-    def _verified(self, path: Path) -> Any:
-        manifest = _read_manifest(path)
-        tensors: dict[str, Tensor] = {}
-        for name in manifest["files"]:
-            if name != _TREE:
-                tensors |= safetensors.torch.load(_content(path, name, manifest))
-        return decode(self._document(path, manifest), [tensors[str(number)] for number in range(len(tensors))])
+    def _verified(self, path: Path, wanted: Wanted | None) -> Any:
+        manifest = read_manifest(path)
+        document = json.loads(checked(path, TREE, manifest))
+        assembly = Reassembly(manifest.tensors, wanted)
+        for number, name in enumerate(sorted(manifest.files)):
+            # A file that no process needs is verified by one of them.
+            if name != TREE and (assembly.needs(name) or number % self.world.size == self.world.rank):
+                content = checked(path, name, manifest)
+                if assembly.needs(name):
+                    assembly.take(name, tensors_in(content))
+        return decode(document, list(assembly.finished()))
 
-    @staticmethod
-    def _document(path: Path, manifest: dict[str, Any]) -> Any:
-        return json.loads(_content(path, _TREE, manifest))
+    def _messages(self, message: Any) -> list[Any]:
+        """What every process says, by rank."""
+        if self.world.size == 1:
+            return [message]
+        line = json.dumps(message).encode() + b"\n"
+        (every,) = self.world.gather_ragged([torch.frombuffer(bytearray(line), dtype=torch.uint8)])
+        return [json.loads(one) for one in every.numpy().tobytes().splitlines()]
 
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    written = (path / _MANIFEST).read_bytes()
-    manifest: dict[str, Any] = json.loads(written)
-    if manifest["format"] != FORMAT:
-        own = f"format {manifest['format']}, this one reads {FORMAT}"
-        raise DamagedCheckpointError(f"{_MANIFEST}: written by another version of tfive ({own})")
-    if written != _manifest(_serial(path), manifest["files"]):
-        raise DamagedCheckpointError(f"{_MANIFEST} is not as it was written")
-    if any(Path(name).name != name for name in manifest["files"]):
-        raise DamagedCheckpointError(f"{_MANIFEST} names a file outside of the checkpoint")
-    return manifest
-
-
-def _content(path: Path, name: str, manifest: dict[str, Any]) -> bytes:
-    """A file of a checkpoint, byte for byte as it was written."""
-    content = (path / name).read_bytes()
-    if _fingerprint(content) != manifest["files"][name]:
-        raise DamagedCheckpointError(f"{name}: checksum mismatch")
-    return content
-
-
-def _serial(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    if match is None:
-        raise DamagedCheckpointError(f"{path.name} is not the name of a checkpoint")
-    return int(match[1])
+    def _exchanged(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """The same; a `problem` of any process is raised by all of them."""
+        own = message["problem"]
+        shown = None if own is None else reason_of(own)
+        every = self._messages({**message, "problem": shown})
+        if isinstance(own, TypeError):
+            raise own
+        for rank, one in enumerate(every):
+            if one["problem"] is not None:
+                where = f"rank {rank}: " if self.world.size > 1 else ""
+                raise not_written(self.root, f"{where}{one['problem']}") from own
+        return every
 
 
-def _manifest(serial: int, files: dict[str, Any]) -> bytes:
-    return json.dumps({"format": FORMAT, "serial": serial, "files": files}, sort_keys=True, indent=1).encode()
-
-
-def _fingerprint(content: bytes) -> dict[str, Any]:
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def _shards(tensors: list[Tensor]) -> Iterator[dict[str, Tensor]]:
-    """Fresh host copies in pieces of about `SHARD_BYTES`, so that a save needs little more memory than one piece."""
-    shard: dict[str, Tensor] = {}
-    held = 0
-    for number, tensor in enumerate(tensors):
-        shard[str(number)] = tensor.to("cpu", copy=True).contiguous()
-        held += tensor.numel() * tensor.element_size()
-        if held >= SHARD_BYTES:
-            yield shard
-            shard, held = {}, 0
-    if shard:
-        yield shard
-
-
-def _sync(folder: Path) -> None:
-    """Make the folder's entries themselves durable (a rename is not before its folder is synced)."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _attempted(work: Callable[[], _Result]) -> tuple[_Result | None, BaseException | None]:
+    """What `work` returns, or what it raises because of the state, the disk or memory: the other processes must hear of
+    it."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return work(), None
+    except (TypeError, ValueError, OSError, MemoryError, RuntimeError) as error:
+        return None, error
+
+
+def _pieces_at(encoded: Encoded, paths: Sequence[Any]) -> list[Piece]:
+    """This process's pieces of the tensors that the first one has numbered."""
+    missing = [path for path in paths if path not in encoded.everywhere]
+    if missing:
+        raise ValueError(f"{named(missing[0])} is not there; all processes must save the same state")
+    return [encoded.everywhere[path] for path in paths]
+
+
+def _layout(pieces: Sequence[Piece]) -> str:
+    """A digest of shapes and dtypes."""
+    described = [[list(piece.shape), str(piece.local.dtype)] for piece in pieces]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+def _held(piece: Piece, box: Any) -> Box:
+    """What another process holds of the tensor of `piece`, as it said: the whole, or a block of it."""
+    return Box.whole(piece.shape) if box is None else Box(tuple(box[0]), tuple(box[1]))
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    """A contiguous copy that the next step does not change."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)

@@ -29,9 +29,10 @@ from tfive.report.runs import STUDY, Run, read_study
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
 from tfive.training.lock import held
-from tfive.training.loop import CHECKPOINTS, CONFIG, SIGNALS
+from tfive.training.loop import CHECKPOINTS, CONFIG
 from tfive.training.progress import ProgressReport
 from tfive.training.status import PROGRESS
+from tfive.training.stop_signal import SIGNALS
 from tfive.training.summary import SUMMARY
 
 CELLS = "cells"

@@ -30,6 +30,7 @@ def export(
     *,
     exact: bool = False,
     untrained: bool = False,
+    skip_damaged: bool = False,
     model: Loaded | None = None,
     repo: str | None = None,
     trust_remote_code: bool = False,
@@ -38,15 +39,16 @@ def export(
     of what it wrote.
 
     Weights are the compute copy that sampled and was measured; with `exact` the float32 masters behind it, where the
-    run kept any. A run whose actor never moved is refused unless `untrained` asks for it. `model` is the base model of
-    a run started with the caller's own; its weights are replaced. `repo` is where the card says it can be found.
+    run kept any. A run whose actor never moved is refused unless `untrained` asks for it, and a damaged newest
+    checkpoint unless `skip_damaged` asks for the one before it. `model` is the base model of a run started with the
+    caller's own; its weights are replaced. `repo` is where the card says it can be found.
     `trust_remote_code` lets a model bring code of its own; it is never read from a file.
     """
     folder, target = Path(run_folder), Path(out)
     config = read_config(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} already exists and is not empty; choose another folder")
-    checkpoint, tree, damaged = _newest(folder)
+    checkpoint, tree, damaged = _newest(folder, skip_damaged)
     state = tree["method"]
     continuity.check(tree.get("began"), config, None, None, folder)
     try:
@@ -99,17 +101,13 @@ def export(
     return {**record, "gate": gate is not None, "out": str(target), "damaged": damaged}
 
 
-def _newest(folder: Path) -> tuple[str, dict[str, Any], list[str]]:
-    """Name and tree of the newest valid checkpoint, and a line for every newer one that is damaged."""
-    found = CheckpointStore(folder / CHECKPOINTS).newest()
-    damaged = [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
-    if found.checkpoint is None:
-        reason = "; ".join(damaged) or "there is none"
-        raise UserError(f"{folder}: no usable checkpoint ({reason}); train or resume it with the tfive that wrote it")
-    tree = found.checkpoint.tree
+def _newest(folder: Path, skip_damaged: bool) -> tuple[str, dict[str, Any], list[str]]:
+    """Name and tree of the newest checkpoint, and a line for every newer one that was skipped."""
+    checkpoint, skipped = CheckpointStore(folder / CHECKPOINTS).usable(skip_damaged=skip_damaged)
+    tree = checkpoint.tree
     if not isinstance(tree, dict) or not isinstance(tree.get("method"), dict):
-        raise UserError(f"{folder}: {found.checkpoint.path.name} is no checkpoint of a training run")
-    return found.checkpoint.path.name, tree, damaged
+        raise UserError(f"{folder}: {checkpoint.path.name} is no checkpoint of a training run")
+    return checkpoint.path.name, tree, skipped
 
 
 def _learned(state: dict[str, Any], exact: bool) -> tuple[dict[str, Tensor], PredictionGate | None, Delimiters | None]:
@@ -138,6 +136,7 @@ def export_command(
     *,
     exact: bool,
     untrained: bool,
+    skip_damaged: bool = False,
     as_json: bool,
     trust_remote_code: bool = False,
     repo: str | None = None,
@@ -146,6 +145,7 @@ def export_command(
     if repo is not None:
         check_repo(repo)
     chosen: dict[str, Any] = {"exact": exact, "untrained": untrained, "trust_remote_code": trust_remote_code}
+    chosen["skip_damaged"] = skip_damaged
     record = export(folder, out, repo=repo, **chosen)
     if repo is not None:
         record["pushed"] = push(Path(out), repo)

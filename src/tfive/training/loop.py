@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -26,16 +23,16 @@ from tfive.training.explorer import EXPLORER, Explorer
 from tfive.training.health import problems, relative_change
 from tfive.training.identity import actor_items, cost, identity, rollouts
 from tfive.training.memory_limits import out_of_memory_explained
+from tfive.training.placement import pieces_like
 from tfive.training.processes import course_so_far
 from tfive.training.recorder import Recorder
 from tfive.training.run_status import RunStatus, Stopped
+from tfive.training.state_tree import encode
 from tfive.training.status import LiveStatus, peak_bytes
+from tfive.training.stop_signal import StopSignal
 from tfive.training.summary import headline, save_summary
 
 CONFIG, CHECKPOINTS, CRITICS = "config.toml", "checkpoints", "critics"
-
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""What asks a run to save and stop: a person, a scheduler, a terminal that closed."""
 
 WindowCallback = Callable[[dict[str, Any]], None]
 
@@ -61,35 +58,56 @@ class Loop:
         self.live = LiveStatus(
             self.assembly.config, self.assembly.method, self.recorder, self.assembly.actor.engine.device
         )
-        self.store = CheckpointStore(self.folder / CHECKPOINTS, keep=self.assembly.config.run.keep, faults=self.faults)
+        self.world = self.assembly.world
+        self.store = CheckpointStore(
+            self.folder / CHECKPOINTS,
+            keep=self.assembly.config.run.keep,
+            faults=self.faults,
+            world=self.world,
+            patience=self.assembly.config.distributed.timeout,
+        )
         self.history: list[dict[str, Any]] = []
         """Development measurements: before training, then one per measured window."""
         self.window_costs: list[dict[str, Any]] = []
         """What had been spent when each window closed, and which actor texts it drew."""
         self.identity = identity(self.assembly)
         parts = self.assembly
-        self.world = parts.world
         writes = self.world.leads
         self.explorer = Explorer(self.folder / EXPLORER, parts.config, parts.corpus, parts.development, writes)
         self.status = RunStatus(self.folder, writes=writes)
         self.places = [{"window": 0, **self.place}]
         """Where the run computed: from the start, and after every resume that changed something."""
-        self._stop: str | None = None
+        self._asked = StopSignal()
+        self._ending: str | None = None
+        """Why the run is to stop, decided with all processes at the same place."""
+        self._save_failed = False
 
     def go(self) -> dict[str, Any]:
         """Train to the end and return the summary."""
-        with self.status.kept():
+        with self.status.kept(), self._settling():
             return self._go()
+
+    @contextmanager
+    def _settling(self) -> Iterator[None]:
+        """A run that fails lets the checkpoint that it has begun come to its end; a second signal does not wait."""
+        try:
+            yield
+        except Exception as error:
+            unwritten = self.store.settle()
+            if unwritten is not None:
+                raise RunFailed(f"{' '.join(str(error).split())}; {unwritten}") from error
+            raise
 
     def _go(self) -> dict[str, Any]:
         config, method = self.assembly.config, self.assembly.method
         self._say_where()
-        with self._listening():
+        with self._asked.heard():
             if not self.history:
                 self._measure(0)
                 self._measure_benchmarks(0)
                 if config.run.checkpoint_every or method.finished(config.window.windows):
                     self.save()
+                    self.store.wait()  # from here on there is something to go on from
             while not method.finished(config.window.windows):
                 self._point(f"phase:{method.phase}")
                 phase = self._micro_step()
@@ -98,11 +116,14 @@ class Loop:
                     self._say_where()
                 if method.closed:
                     self._close_window()
-                elif self._stop is not None or (config.run.checkpoint_phases and method.phase != phase):
+                elif self._ending is not None or (config.run.checkpoint_phases and method.phase != phase):
                     self.save()
-                if self._stop is not None:
-                    raise Stopped(f"{self._stop}: saved in {self.folder}; go on with: tfive resume {self.folder}")
+                if self._ending is not None or self._save_failed:
+                    self.store.wait()
+                if self._ending is not None:
+                    raise Stopped(f"{self._ending}: saved in {self.folder}; go on with: tfive resume {self.folder}")
         summary = self.summary(*self._measure_test())
+        self.store.wait()
         if self.world.leads:
             self._save_results(summary)
         self.world.barrier("the end of the run")
@@ -117,9 +138,10 @@ class Loop:
         save_summary(summary, self.folder)
 
     def _hear_others(self) -> None:
-        """A stop that one process was asked for is one of all."""
-        if self.world.any_of(self._stop is not None) and self._stop is None:
-            self._stop = "stopped with another process"
+        """A stop that one process was asked for is one of all; so is a checkpoint that one could not write."""
+        if self.world.any_of(self._asked.name is not None):
+            self._ending = self._asked.name or "stopped with another process"
+        self._save_failed = self.world.any_of(self.store.failed)
 
     def _say_where(self) -> None:
         method = self.assembly.method
@@ -132,7 +154,7 @@ class Loop:
 
     def _micro_step(self) -> str:
         try:
-            with out_of_memory_explained(self.assembly.method.phase):
+            with self._settling(), out_of_memory_explained(self.assembly.method.phase):
                 return self.assembly.method.advance()
         except RunFailed as error:
             # The failed micro-step left half-done work behind; the last checkpoint is the state to go on from.
@@ -156,7 +178,8 @@ class Loop:
         if self.on_window is not None:
             self.on_window(method.report)
         every = config.run.checkpoint_every
-        if last or self._stop is not None or (every and method.window % every == 0):
+        self._hear_others()
+        if last or self._ending is not None or (every and method.window % every == 0):
             self.save()
 
     def _measure(self, window: int) -> dict[str, Any]:
@@ -201,10 +224,8 @@ class Loop:
         self.recorder.metrics(_flat({"benchmarks": record}), window)
 
     def save(self) -> None:
-        """Write a checkpoint of everything; every process waits until it is there."""
-        if self.world.leads:
-            self.store.save(self._state())
-        self.world.barrier("a checkpoint")
+        """Begin a checkpoint of everything, with all processes; it is written while the run goes on."""
+        self.store.begin(self._state())
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -217,17 +238,13 @@ class Loop:
             "places": self.places,
         }
 
-    def restore(self) -> list[str]:
-        """Load the newest valid checkpoint; returns a line for every damaged one that was skipped, and for everything
-        that has changed since and may (also written to the log)."""
-        found = self.store.newest()
-        if found.checkpoint is None:
-            reason = "; ".join(f"{path.name}: {why}" for path, why in found.damaged) or "there is none"
-            raise UserError(
-                f"{self.folder}: no usable checkpoint ({reason}); use the tfive that wrote it, or start again with "
-                "tfive train"
-            )
-        name, state = found.checkpoint.path.name, found.checkpoint.tree
+    def restore(self, *, skip_damaged: bool = False) -> list[str]:
+        """Load the newest checkpoint, or with `skip_damaged` the newest valid one; returns a line for every one that
+        was skipped, and for everything that has changed since and may (also written to the log)."""
+        held = encode({"method": self.assembly.method.state_dict()}) if self.world.size > 1 else None
+        wanted = None if held is None else pieces_like(held)
+        checkpoint, skipped = self.store.usable(skip_damaged=skip_damaged, wanted=wanted)
+        name, state = checkpoint.path.name, checkpoint.tree
         with fits(self.folder, name):
             corpus = self.assembly.corpus.fingerprint
             changed = continuity.check(state["began"], self.assembly.config, self.model, corpus, self.folder)
@@ -246,7 +263,7 @@ class Loop:
         self.explorer.forget_after(self.history[-1]["window"])
         self.status.restore([{"window": 0, **self.history[0]["cost"]}, *self.window_costs])
         self.live = LiveStatus(self.live.config, self.assembly.method, self.recorder, self.live.device)
-        return [f"{path.name} is damaged ({why}) and was skipped" for path, why in found.damaged]
+        return skipped
 
     def summary(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         """The result of the whole run: test texts `before` and `after` training, development texts at its beginning,
@@ -300,43 +317,10 @@ class Loop:
         if self.faults is not None:
             self.faults(name)
 
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        """SIGINT, SIGTERM and SIGHUP ask for a stop after the present micro-step; a second one ends the process at
-        once. What was ignored when the process began (`nohup`) stays ignored."""
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            if self._stop is not None:
-                raise KeyboardInterrupt
-            self._stop = signal.Signals(number).name
-            if self._stop == "SIGHUP":
-                _leave_the_terminal()
-
-        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        try:
-            before = {number: signal.signal(number, ask) for number in heard}
-        except ValueError:
-            # Only the main thread may listen; a caller that trains in another one stops it by its own means.
-            before = {}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
 
 def _measurement(entry: Any) -> dict[str, Any]:
     """One entry of a checkpoint's history; what is none raises an error here and not at the end of the run."""
     return {**entry, "window": int(entry["window"]), "no_thought_loss": float(entry["no_thought_loss"])}
-
-
-def _leave_the_terminal() -> None:
-    """Write to nowhere what would go to a terminal that is gone: a failing print must not keep a run from saving."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        if os.isatty(stream):
-            os.dup2(nowhere, stream)
-    os.close(nowhere)
 
 
 @contextmanager

@@ -31,7 +31,6 @@ from tfive.training.devices import Placement, kernels_named, place
 from tfive.training.inputs import require
 from tfive.training.loop import CHECKPOINTS, Loop, WindowCallback, read_config
 from tfive.training.memory_limits import check_size
-from tfive.training.processes import require_possible
 from tfive.training.progress import Headline, ProgressReport, Waiting
 from tfive.training.recorder import Recorder
 from tfive.training.status import PROGRESS
@@ -66,7 +65,6 @@ def _train(load: Callable[[], Config], out: str | Path | None, *, quiet: bool, *
     """Begin a new run, together with the other processes of this launch."""
     with meeting() as met:
         config = agreed(met, load)
-        require_possible(config, met.place.size)
         folder = default_folder(config) if out is None else Path(out)
 
         def require_inputs() -> None:
@@ -84,17 +82,20 @@ def default_folder(config: Config) -> Path:
 def resume(
     folder: str | Path,
     *,
+    skip_damaged: bool = False,
     on_window: WindowCallback | None = None,
     quiet: bool = False,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """Go on with a stopped run from its newest valid checkpoint; a finished one gives its summary again."""
+    """Go on with a stopped run from its newest checkpoint; a finished one gives its summary again.
+
+    A damaged checkpoint is refused by name, unless `skip_damaged` asks for the newest one that is whole.
+    """
     folder = Path(folder)
     if (folder / SUMMARY).is_file():
         return read_summary(folder)
     with meeting() as met:
         config = agreed(met, lambda: read_config(folder))
-        require_possible(config, met.place.size)
 
         def check() -> None:
             began = CheckpointStore(folder / CHECKPOINTS).entry("began")
@@ -103,7 +104,8 @@ def resume(
                 continuity.check(began, config, None, None, folder)
 
         with stopped_folder(met, folder, check, warm=config.warmstart.source != "off", quiet=quiet) as begun:
-            return _run(config, begun, met, on_window=on_window, quiet=quiet, trust=trust_remote_code)
+            own: dict[str, Any] = {"on_window": on_window, "quiet": quiet, "trust": trust_remote_code}
+            return _run(config, begun, met, **own, skip_damaged=skip_damaged)
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ def _run(
     on_window: WindowCallback | None,
     quiet: bool,
     trust: bool,
+    skip_damaged: bool = False,
 ) -> dict[str, Any]:
     quiet, progress, folder = quiet or not met.place.first, ProgressReport(sys.stderr), begun.folder
     inputs = _inputs(config, folder, met, progress, model=model, texts=texts, quiet=quiet, trust=trust)
@@ -186,7 +189,8 @@ def _run(
             kernels_named(),
         ):
             recorder.on_phase = world.pulse.at
-            return _recorded(config, begun, inputs, recorder, world, progress, on_window=on_window, quiet=quiet)
+            own: dict[str, Any] = {"on_window": on_window, "quiet": quiet, "skip_damaged": skip_damaged}
+            return _recorded(config, begun, inputs, recorder, world, progress, **own)
 
 
 def _recorded(
@@ -199,6 +203,7 @@ def _recorded(
     *,
     on_window: WindowCallback | None,
     quiet: bool,
+    skip_damaged: bool,
 ) -> dict[str, Any]:
     """Build everything, go on from a checkpoint if there is one, and train to the end."""
     console, folder, loaded, corpus = Console(quiet=quiet), begun.folder, inputs.loaded, inputs.corpus
@@ -218,7 +223,7 @@ def _recorded(
     if begun.how == AGAIN:
         console.say("no checkpoint yet; beginning again")
     elif begun.how == RESUMED:
-        for line in loop.restore():
+        for line in loop.restore(skip_damaged=skip_damaged):
             console.say(line)
         console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
     else:
@@ -270,10 +275,12 @@ def run_command(
     return _sound(summary, summary_text(summary) if as_json else None)
 
 
-def resume_command(folder: str, *, as_json: bool, quiet: bool, trust_remote_code: bool = False) -> str | None:
+def resume_command(
+    folder: str, *, as_json: bool, quiet: bool, trust_remote_code: bool = False, skip_damaged: bool = False
+) -> str | None:
     """What `tfive resume` does; returns the last line to print, if any. A run that trained nothing raises `Unsound`."""
     over = (Path(folder) / SUMMARY).is_file()
-    summary = resume(Path(folder), quiet=quiet, trust_remote_code=trust_remote_code)
+    summary = resume(Path(folder), quiet=quiet, trust_remote_code=trust_remote_code, skip_damaged=skip_damaged)
     if as_json:
         return _sound(summary, summary_text(summary))
     done = f"{folder}: finished, {summary['windows']} windows; nothing to do; use it: tfive export {folder} OUT"

@@ -1,32 +1,52 @@
 """Trees of state as JSON plus numbered tensors, and back, bit for bit.
 
 A tree is made of dicts (string or integer keys), lists, tuples, None, booleans, integers, floats, strings, torch
-tensors and numpy arrays. Anything else is refused by its path, because it would not come back as it was.
+tensors (also those of which a process holds a piece) and numpy arrays. Anything else is refused by its path, because it
+would not come back as it was.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tfive.distributed.pieces import Piece, piece_of
+
 Document = Any
 """What `json` can write: a plain value, a list, or a one-key tagged object."""
 
-
-def encode(tree: Any) -> tuple[Document, list[Tensor]]:
-    """The tree as a JSON document, and the tensors it refers to by number (a tensor that occurs twice is kept once)."""
-    tensors: list[Tensor] = []
-    known: dict[Any, int] = {}
-    return _encode(tree, "state", tensors, known), tensors
+Path = tuple[str | int, ...]
+"""Where something is in a tree: keys of dicts and numbers in lists, from the root."""
 
 
-def decode(document: Document, tensors: Sequence[Tensor]) -> Any:
-    """The tree that `encode` was given; tensors come back on the CPU."""
+@dataclass
+class Encoded:
+    """A tree as a JSON document that refers to tensors by number (one that occurs twice has one number)."""
+
+    document: Document = None
+    pieces: list[Piece] = field(default_factory=list)
+    """What this process holds of each tensor, by number."""
+    paths: list[Path] = field(default_factory=list)
+    """Where each tensor is first referred to, by number."""
+    everywhere: dict[Path, Piece] = field(default_factory=dict)
+    """The tensors by every place that refers to them."""
+
+
+def encode(tree: Any) -> Encoded:
+    """The tree as a document with its tensors, which are references and not copies."""
+    found = Encoded()
+    found.document = _Encoder(found).encoded(tree, ())
+    return found
+
+
+def decode(document: Document, tensors: Sequence[Tensor | Piece]) -> Any:
+    """The tree that `encode` was given, from whole tensors or pieces of them by number; they come back on the CPU."""
     if isinstance(document, list):
         return [decode(part, tensors) for part in document]
     if not isinstance(document, dict):
@@ -42,48 +62,70 @@ def decode(document: Document, tensors: Sequence[Tensor]) -> Any:
         case "tensor":
             return tensors[content]
         case "array":
-            return tensors[content].numpy()
+            array = tensors[content]
+            if isinstance(array, Tensor):
+                return array.numpy()
     raise ValueError(f"unknown tag {tag!r}")
 
 
-def _encode(value: Any, path: str, tensors: list[Tensor], known: dict[Any, int]) -> Document:
-    if value is None or isinstance(value, bool | str) or type(value) is int:
-        return value
-    if isinstance(value, float):
-        number = float(value)
-        return number if math.isfinite(number) else {"float": repr(number)}
-    if isinstance(value, Tensor):
-        return {"tensor": _numbered(value, path, tensors, known)}
-    if isinstance(value, np.ndarray):
-        return {"array": _numbered(_from_numpy(value, path), path, tensors, known)}
-    if isinstance(value, Mapping):
-        return {
-            "dict": [[_key(key, path), _encode(part, f"{path}.{key}", tensors, known)] for key, part in value.items()]
-        }
-    if isinstance(value, list | tuple):
-        parts = [_encode(part, f"{path}[{number}]", tensors, known) for number, part in enumerate(value)]
-        return parts if isinstance(value, list) else {"tuple": parts}
-    raise TypeError(f"{path}: a {type(value).__name__} cannot be stored; use plain numbers, strings, tensors or arrays")
+def named(path: Path) -> str:
+    """A path for a person."""
+    return ".".join(("state", *map(str, path)))
 
 
-def _key(key: Any, path: str) -> str | int:
+class _Encoder:
+    def __init__(self, found: Encoded) -> None:
+        self.found = found
+        self.known: dict[Any, int] = {}
+
+    def encoded(self, value: Any, path: Path) -> Document:
+        if value is None or isinstance(value, bool | str) or type(value) is int:
+            return value
+        if isinstance(value, float):
+            number = float(value)
+            return number if math.isfinite(number) else {"float": repr(number)}
+        if isinstance(value, Tensor | Piece):
+            return {"tensor": self._numbered(value, path)}
+        if isinstance(value, np.ndarray):
+            return {"array": self._numbered(_from_numpy(value, path), path)}
+        if isinstance(value, Mapping):
+            return {"dict": [[_key(key, path), self.encoded(part, (*path, key))] for key, part in value.items()]}
+        if isinstance(value, list | tuple):
+            parts = [self.encoded(part, (*path, number)) for number, part in enumerate(value)]
+            return parts if isinstance(value, list) else {"tuple": parts}
+        raise TypeError(
+            f"{named(path)}: a {type(value).__name__} cannot be stored; use plain numbers, strings, tensors or arrays"
+        )
+
+    def _numbered(self, value: Tensor | Piece, path: Path) -> int:
+        piece = value if isinstance(value, Piece) else _described(value, path)
+        local = piece.local
+        if local.layout != torch.strided or local.is_quantized or local.dtype.is_complex:
+            raise TypeError(f"{named(path)}: a tensor of {local.dtype}, {local.layout} cannot be stored")
+        self.found.everywhere[path] = piece
+        memory = (local.device, local.data_ptr(), local.stride(), local.dtype, piece.box, piece.shape)
+        if local.numel() and memory in self.known:
+            return self.known[memory]
+        self.known[memory] = len(self.found.pieces)
+        self.found.pieces.append(piece)
+        self.found.paths.append(path)
+        return self.known[memory]
+
+
+def _described(tensor: Tensor, path: Path) -> Piece:
+    try:
+        return piece_of(tensor)
+    except ValueError as error:
+        raise TypeError(f"{named(path)}: {error}") from error
+
+
+def _key(key: Any, path: Path) -> str | int:
     if type(key) in (str, int):
         return key
-    raise TypeError(f"{path}: key {key!r} is neither a string nor an integer")
+    raise TypeError(f"{named(path)}: key {key!r} is neither a string nor an integer")
 
 
-def _from_numpy(array: np.ndarray, path: str) -> Tensor:
+def _from_numpy(array: np.ndarray, path: Path) -> Tensor:
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise TypeError(f"{path}: arrays of {array.dtype} cannot be stored")
+        raise TypeError(f"{named(path)}: arrays of {array.dtype} cannot be stored")
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True))
-
-
-def _numbered(tensor: Tensor, path: str, tensors: list[Tensor], known: dict[Any, int]) -> int:
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype.is_complex:
-        raise TypeError(f"{path}: a tensor of {tensor.dtype}, {tensor.layout} cannot be stored")
-    memory = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-    if tensor.numel() and memory in known:
-        return known[memory]
-    known[memory] = len(tensors)
-    tensors.append(tensor.detach())
-    return known[memory]

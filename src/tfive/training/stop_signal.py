@@ -1,0 +1,52 @@
+"""Signals that ask a run to save and stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""What asks a run to save and stop: a person, a scheduler, a terminal that closed."""
+
+
+class StopSignal:
+    """The first signal that this process was sent while it listened."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """SIGINT, SIGTERM and SIGHUP ask for a stop after the present micro-step; a second one ends the process at
+        once. What was ignored when the process began (`nohup`) stays ignored."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self.name is not None:
+                raise KeyboardInterrupt
+            self.name = signal.Signals(number).name
+            if self.name == "SIGHUP":
+                _leave_the_terminal()
+
+        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        try:
+            before = {number: signal.signal(number, ask) for number in heard}
+        except ValueError:
+            # Only the main thread may listen; a caller that trains in another one stops it by its own means.
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _leave_the_terminal() -> None:
+    """Write to nowhere what would go to a terminal that is gone: a failing print must not keep a run from saving."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        if os.isatty(stream):
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
