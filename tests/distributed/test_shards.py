@@ -100,7 +100,7 @@ def check_run(alone: dict[str, Any], shared: dict[str, Any]) -> None:
         assert abs(one - other) <= 1e-10 * max(1.0, abs(one))  # learned delimiters are float32
     for one, other in zip(alone["reports"], shared["reports"], strict=True):
         for key, value in one.items():
-            assert math.isnan(value) or abs(value - other[key]) <= 1e-5 * max(1.0, abs(value)), key
+            assert math.isclose(value, other[key], rel_tol=1e-5, abs_tol=1e-5) or math.isnan(value), key
 
 
 def test_four_processes() -> None:

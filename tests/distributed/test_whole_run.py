@@ -6,15 +6,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from processes import run_world
-from whole import trained
+from whole import evaluated, trained
 
 from tfive.config.config import Config
 from tfive.errors import UserError
-from tfive.training.processes import require_possible
+from tfive.training.processes import course_so_far, require_possible
 from tiny import OVERRIDES, configure
 
 pytestmark = pytest.mark.model
@@ -81,6 +83,28 @@ def test_a_run_by_two_processes_is_written_once_and_like_one(tmp_path: Path) -> 
         assert ids[0] == ids[1], name
 
 
+def answers(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Every answer of an evaluation, by file, in the order of items."""
+    kept = {path.name: path.read_text("utf-8").splitlines() for path in folder.glob("*.jsonl")}
+    return {
+        name: sorted(map(json.loads, found), key=lambda one: (one["id"], one.get("sample", 0)))
+        for name, found in kept.items()
+    }
+
+
+def test_an_evaluation_by_two_processes_has_the_answers_of_one(tmp_path: Path) -> None:
+    asked(tmp_path)
+    alone = evaluated(str(tmp_path), str(tmp_path / "one"))
+    # A stopped evaluation goes on with what it lacks.
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "run.json").write_bytes((tmp_path / "one" / "run.json").read_bytes())
+    begun = (tmp_path / "one" / "colours.options.jsonl").read_text("utf-8").splitlines(keepends=True)[:2]
+    (tmp_path / "two" / "colours.options.jsonl").write_text("".join(begun), "utf-8")
+    found = run_world(2, "whole:evaluated", str(tmp_path), str(tmp_path / "two"), joins=False)
+    assert found == [alone, alone]
+    assert answers(tmp_path / "two") == answers(tmp_path / "one")
+
+
 @pytest.mark.parametrize(
     ("size", "overrides", "said"),
     [
@@ -96,6 +120,22 @@ def test_what_cannot_go_together_is_refused_in_one_line(size: int, overrides: tu
     with pytest.raises(UserError, match=said) as refused:
         require_possible(config, size)
     assert "\n" not in str(refused.value)
+
+
+def test_processes_compare_decisions_and_weights_and_not_measured_numbers() -> None:
+    model = torch.nn.Linear(2, 1)
+    actor = SimpleNamespace(engine=SimpleNamespace(model=model))
+    report = {"window": 1, "mixture": "learned", "r2": [0.25, 0.5], "actor_updates": {"qualified": 4}}
+    method: Any = SimpleNamespace(window=1, phase="open", report=report, parts=SimpleNamespace(actor=actor))
+    before = course_so_far(method)
+    report["r2"] = [0.25, 0.5000001]
+    assert course_so_far(method) == before
+    report["mixture"] = "average"
+    assert course_so_far(method) != before
+    report["mixture"] = "learned"
+    with torch.no_grad():
+        model.weight[0, 0] += 1e-6
+    assert course_so_far(method) != before
 
 
 def test_one_process_loads_nothing_of_several() -> None:

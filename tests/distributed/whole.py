@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import tfive
+from tfive.cli.evaluate_suite import Wanted, evaluate
 from tiny import configure
 
 
@@ -15,3 +16,11 @@ def trained(home: str, out: str, overrides: list[str]) -> dict[str, Any]:
     account = {name: summary["account"][name] for name in ("roles", "total")}
     gains = {name: summary[name] for name in ("test_content_gain_end", "dev_thought_gain_end", "test_mixed_gain_end")}
     return {"account": account, "gains": gains, "processes": summary.get("processes"), "place": summary["place"]}
+
+
+def evaluated(home: str, out: str) -> dict[str, Any]:
+    """The scores of the untrained model on both tasks."""
+    names = ("colours", "sums")
+    wanted = Wanted(f"{home}/model", names, Path(home), Path(out), samples=2, temperature=1.0, device="cpu")
+    scores = evaluate(wanted, quiet=True)
+    return {name: scores["tasks"][name]["scores"] for name in names}

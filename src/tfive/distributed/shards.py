@@ -78,6 +78,10 @@ class Shards:
         self._group = mesh.get_group(SHARD)
         self._ways, self._rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         self._whole = self._named(whole, others)
+        if not all(parameter.requires_grad for parameter in self._whole.values()):
+            raise UserError(
+                "distributed.shard: some weights are frozen, and the rest is small; use distributed.shard = 1"
+            )
         policy = _policy(_one_precision(whole), trained_in)
         self.model: Any = copy.deepcopy(whole)
         self.beside: dict[str, Any] = {name: copy.deepcopy(module) for name, module in others.items()}
@@ -153,6 +157,8 @@ class Shards:
         return self._whole[name].dtype
 
     def norm(self, own: float) -> float:
+        if self._ways == 1:
+            return own
         square = torch.tensor([own * own], dtype=torch.float64, device=self._device)
         squares = torch.empty(self._ways, dtype=torch.float64, device=self._device)
         _all_gather(squares, square, group=self._group)
