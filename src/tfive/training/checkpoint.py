@@ -256,15 +256,18 @@ class CheckpointStore:
                 for name, some in own.items()
             }
         )
-        document = encoded.document if rank == 0 else None
-        own_part: dict[str, Any] = {"files": copies or {}, "problem": problem}
-        common: dict[str, Any] = {
-            "document": document,
-            "tensors": tensors,
-            "fault": self._fault,
-            "patience": self.patience,
-        }
-        return Attempt(self.root, serial, rank, size, **own_part, **common)
+        return Attempt(
+            self.root,
+            serial,
+            rank,
+            size,
+            copies or {},
+            encoded.document if rank == 0 else None,
+            tensors,
+            self._fault,
+            self.patience,
+            problem,
+        )
 
     def _written(self, attempt: Attempt) -> None:
         attempt.run()
