@@ -30,10 +30,16 @@ work()
 """
 
 
-def run_world(size: int, function: str, *arguments: Any, limit: float = LIMIT, **environment: str) -> list[Any]:
-    """What each of `size` processes returned, by rank; a process that fails or hangs fails the test with all output."""
+def run_world(
+    size: int, function: str, *arguments: Any, limit: float = LIMIT, joins: bool = True, **environment: str
+) -> list[Any]:
+    """What each of `size` processes returned, by rank; a process that fails or hangs fails the test with all output.
+
+    With `joins` False the processes are started as a launcher would, and the function gets no world.
+    """
     with tempfile.TemporaryDirectory() as kept:
-        started = [_started(rank, size, function, arguments, Path(kept), environment) for rank in range(size)]
+        asked = {"function": function, "arguments": arguments, "kept": kept, "joins": joins}
+        started = [_started(rank, size, asked, Path(kept), environment) for rank in range(size)]
         try:
             _wait(started, limit)
         finally:
@@ -44,7 +50,7 @@ def run_world(size: int, function: str, *arguments: Any, limit: float = LIMIT, *
 
 
 def _started(
-    rank: int, size: int, function: str, arguments: tuple[Any, ...], kept: Path, environment: dict[str, str]
+    rank: int, size: int, asked: dict[str, Any], kept: Path, environment: dict[str, str]
 ) -> subprocess.Popen[bytes]:
     tests = HERE.parent
     own = {
@@ -59,7 +65,7 @@ def _started(
         "PYTHONPATH": os.pathsep.join(
             [str(HERE), str(tests), str(tests / "methods"), *filter(None, [os.environ.get("PYTHONPATH")])]
         ),
-        "TFIVE_TEST_WORK": json.dumps({"function": function, "arguments": arguments, "kept": str(kept)}),
+        "TFIVE_TEST_WORK": json.dumps(asked),
     }
     said = (kept / f"said-{rank}.txt").open("wb")
     with said:
@@ -116,6 +122,9 @@ def work() -> None:
     torch.set_num_threads(1)
     module, _, name = asked["function"].partition(":")
     function = getattr(importlib.import_module(module), name)
-    with joined(torch.device("cpu"), 300.0) as world:
-        result = function(world, *asked["arguments"])
+    if asked["joins"]:
+        with joined(torch.device("cpu"), 300.0) as world:
+            result = function(world, *asked["arguments"])
+    else:
+        result = function(*asked["arguments"])
     Path(asked["kept"], f"result-{os.environ['RANK']}.json").write_text(json.dumps(result), "utf-8")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tfive.distributed.pieces import Box, Piece
 from tfive.errors import RunFailed, UserError
-from tfive.training import placement
+from tfive.training import checkpoint, placement
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.checkpoint_write import Attempt
 from tfive.training.placement import Wanted
@@ -235,6 +235,23 @@ def test_a_rank_that_cannot_write_fails_all_and_leaves_the_older_one(
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]
     saved(tmp_path, 4, whole_state(3))
     assert same(loaded(tmp_path, 2)[1], whole(whole_state(3)))
+
+
+def test_a_rank_without_memory_for_a_copy_fails_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = checkpoint._host_copy
+
+    def scarce(tensor: Tensor) -> Tensor:
+        if tensor.shape == (3, 3) and tensor[0, 0] == whole_state()["rows"][3, 0]:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 36 bytes")
+        return copied(tensor)
+
+    monkeypatch.setattr(checkpoint, "_host_copy", scarce)
+    said = {str(error) for error in saved(tmp_path, 4, whole_state())}
+    assert said == {
+        f"no checkpoint could be written in {tmp_path}: rank 1: not enough host memory for a copy of the state; free "
+        "some and resume"
+    }
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_rank_that_vanishes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import torch
 from tfive.config.config import Config
 from tfive.distributed.environment import Launched
 from tfive.distributed.meeting import Meeting
-from tfive.errors import UserError
+from tfive.errors import RunFailed, UserError
 from tfive.methods.registry import spec_of
 from tfive.training import start
 from tfive.training.begin import NEW, Begun
@@ -254,3 +255,28 @@ def test_a_folder_in_use_is_refused(undisturbed: Path, config: Config) -> None:
 def test_resume_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run here"):
         start.resume(tmp_path)
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_one_line(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written beside training; the run hears of it at its next step, and goes on later from the one before."""
+    config, folder = configure(home, *QUICK, "method=ntp", "window.windows=2"), home / "unwritten"
+    files = iter(range(10_000))
+
+    def full(where: str) -> None:
+        if where == "mid-write" and next(files) >= 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        made = Loop.__init__
+        patch.setattr(Loop, "__init__", lambda self, *a, **o: made(self, *a, **{**o, "faults": full}))
+        with pytest.raises(
+            RunFailed, match=r"no checkpoint could be written in .*: No space left on device; free"
+        ) as error:
+            start.train(config, folder, quiet=True)
+    assert "\n" not in str(error.value)
+    status = json.loads((folder / "status.json").read_text("utf-8"))
+    assert (status["state"], status["failure"]) == ("failed", str(error.value))
+    assert [path.name for path in (folder / CHECKPOINTS).iterdir()] == ["checkpoint-00000001"]
+    assert start.resume(folder, quiet=True)["windows"] == 2

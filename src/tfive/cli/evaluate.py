@@ -104,7 +104,9 @@ def eval_run(
     options |= {"config": config, "bare": bare}
     options |= {"thoughts": thoughts, "chat": chat, "seed": seed, "parity": parity, "rows": rows, "flips": flips}
     wanted = Wanted(model, names, data, out, limit, ways=WAYS[ways], device=device, compute=compute, **options)
-    show(evaluate_command(wanted, as_json=as_json, quiet=quiet))
+    found = evaluate_command(wanted, as_json=as_json, quiet=quiet)
+    if found is not None:
+        show(found)
 
 
 @eval_app.command(

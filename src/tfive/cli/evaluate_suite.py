@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,11 +14,17 @@ from typing import Any
 
 from tfive import __version__
 from tfive.config.config import resolve
+from tfive.distributed.environment import launched
+from tfive.distributed.launch import joined
+from tfive.distributed.meeting import meeting
+from tfive.distributed.transfer import transferred
+from tfive.distributed.world import World
 from tfive.errors import UserError
 from tfive.evaluate.compare import answers_of, compare_runs, comparison_table, explained, find_item
 from tfive.evaluate.equivalence import Verifier, installed
 from tfive.evaluate.evaluated import load_evaluated, parse_thoughts
 from tfive.evaluate.records import SCORES, open_folder, read_run, read_scores, write_text
+from tfive.evaluate.shared_tasks import run_task_together
 from tfive.evaluate.suite import (
     TaskPlan,
     check_task,
@@ -26,14 +32,13 @@ from tfive.evaluate.suite import (
     mean_of_tasks,
     plan_task,
     primary_values,
-    run_task,
     task_scores,
 )
 from tfive.evaluate.tasks import Items, find_tasks, load_items
 from tfive.inference.requests import When
 from tfive.inference.thought_model import ThoughtModel
-from tfive.models.precision import choose_device, choose_dtype
 from tfive.models.weights import weights_fingerprint
+from tfive.training.devices import place
 from tfive.training.lock import FolderLock
 from tfive.training.recorder import Recorder
 
@@ -63,10 +68,11 @@ class Wanted:
     compute: str = "auto"
 
 
-def load_subject(wanted: Wanted) -> tuple[ThoughtModel, When, dict[str, Any]]:
-    """The model, the positions at which it thinks, and the facts that identify it."""
-    where = choose_device(wanted.device)
-    dtype = choose_dtype(wanted.compute, where)
+def load_subject(wanted: Wanted, process: int | None = None) -> tuple[ThoughtModel, When, dict[str, Any]]:
+    """The model, the positions at which it thinks, and the facts that identify it. `process`: this one's number among
+    several on this machine."""
+    placed = place(wanted.device, wanted.compute, process=process)
+    where, dtype = placed.device, placed.compute
     untrained = None
     if wanted.config is not None:
         given = resolve([wanted.config]).config
@@ -95,29 +101,43 @@ def plan_of(wanted: Wanted) -> list[Items]:
 
 def evaluate(wanted: Wanted, *, quiet: bool = False) -> dict[str, Any]:
     """Evaluate, or resume a stopped evaluation; writes `scores.json` and `scores.md` beside the answers and returns the
-    scores."""
-    items = plan_of(wanted)
-    # Bad options are refused before a model is loaded.
-    for one in items:
-        _plan_task(wanted, one, parse_thoughts(wanted.thoughts, 1))
-    model, when, facts = load_subject(wanted)
-    plans = [_plan_task(wanted, one, when) for one in items]
-    for plan in plans:
-        check_task(model, plan)
-    folder = wanted.out or Path("evaluations") / re.sub(
+    scores. Of several processes, which answer a share of the items each, the first one writes."""
+    with meeting() as met, ExitStack() as held:
+        several = met.place.size > 1
+        with met.refusals("evaluation"):
+            items = plan_of(wanted)
+            # Bad options are refused before a model is loaded.
+            for one in items:
+                _plan_task(wanted, one, parse_thoughts(wanted.thoughts, 1))
+            model, when, facts = load_subject(wanted, met.place.local_rank if several else None)
+            plans = [_plan_task(wanted, one, when) for one in items]
+            for plan in plans:
+                check_task(model, plan)
+        folder = _folder(wanted, facts)
+        with met.refusals("folder"):
+            if met.place.first:
+                _open(wanted, model, plans, facts, folder)
+                held.enter_context(FolderLock(folder))
+        with joined(model.model.device, store=met.store) as world:
+            return _answered(wanted, model, plans, folder, world, quiet=quiet or not world.leads)
+
+
+def _folder(wanted: Wanted, facts: dict[str, Any]) -> Path:
+    return wanted.out or Path("evaluations") / re.sub(
         r"[^\w.\-]+", "-", f"{facts['name']}-{wanted.thoughts}{'-bare' * wanted.bare}"
     )
+
+
+def _open(wanted: Wanted, model: ThoughtModel, plans: Sequence[TaskPlan], facts: dict[str, Any], folder: Path) -> None:
     versions = {"tfive": __version__} | {name: version(name) for name in ("transformers", "torch")}
     tasks = {plan.task.name: plan.record(model.tokenizer) for plan in plans}
     open_folder(
         folder, {"model": facts, "seed": wanted.seed, "chat": wanted.chat, "versions": versions, "tasks": tasks}
     )
-    with FolderLock(folder):
-        return _answered(wanted, model, plans, folder, quiet=quiet)
 
 
 def _answered(
-    wanted: Wanted, model: ThoughtModel, plans: Sequence[TaskPlan], folder: Path, *, quiet: bool
+    wanted: Wanted, model: ThoughtModel, plans: Sequence[TaskPlan], folder: Path, world: World, *, quiet: bool
 ) -> dict[str, Any]:
     """Ask what is not answered yet, score and write."""
     before = read_scores(folder)["tasks"] if (folder / SCORES).is_file() else {}
@@ -126,15 +146,17 @@ def _answered(
     with Recorder(quiet=quiet) as telemetry, _verifier(plans) as verifier:
         for plan in plans:
             began = time.perf_counter()
-            run_task(model, plan, folder, verifier=verifier, telemetry=telemetry)
+            run_task_together(model, plan, folder, world, verifier=verifier, telemetry=telemetry)
             seconds[plan.task.name] = seconds.get(plan.task.name, 0.0) + time.perf_counter() - began
-            if wanted.flips and plan.generates:
+            if wanted.flips and plan.generates and world.leads:
                 found = flips(model, plan, wanted.flips)
                 flipped[plan.task.name] = {**asdict(found), "rate": found.rate}
+    if not world.leads:
+        return dict(transferred(world, None, 0))
     scores = collect(folder, seconds) | ({"flips": flipped} if flipped else {})
     write_text(folder / SCORES, json.dumps(scores, indent=1, ensure_ascii=False) + "\n")
     write_text(folder / "scores.md", table(scores) + "\n")
-    return scores
+    return dict(transferred(world, scores, 0))
 
 
 def _plan_task(wanted: Wanted, items: Items, when: When) -> TaskPlan:
@@ -228,9 +250,11 @@ def table(scores: dict[str, Any]) -> str:
     return "\n".join([f"{model['name']}, {model['precision']}, thoughts: {model['thoughts']}", "", *rows])
 
 
-def evaluate_command(wanted: Wanted, *, as_json: bool, quiet: bool) -> str:
-    """What `tfive eval MODEL` prints."""
+def evaluate_command(wanted: Wanted, *, as_json: bool, quiet: bool) -> str | None:
+    """What `tfive eval MODEL` prints; None where another process does."""
     scores = evaluate(wanted, quiet=quiet or as_json)
+    if not launched().first:
+        return None
     if as_json:
         return json.dumps(scores, ensure_ascii=False)
     return table(scores) + f"\n\n{scores['folder']}: answers, scores.json and scores.md"

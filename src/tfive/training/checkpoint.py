@@ -250,12 +250,16 @@ class CheckpointStore:
         except ValueError as error:
             raise not_written(self.root, f"the parts of the processes are not the whole: {error}") from error
         own = {name: some for name, some in plan.items() if some[0].rank == rank}
-        copies = {
-            name: {str(share.number): _host_copy(pieces[share.number].local) for share in some}
-            for name, some in own.items()
-        }
+        copies, problem = _attempted(
+            lambda: {
+                name: {str(share.number): _host_copy(pieces[share.number].local) for share in some}
+                for name, some in own.items()
+            }
+        )
         document = encoded.document if rank == 0 else None
-        return Attempt(self.root, serial, rank, size, copies, document, tensors, self._fault, self.patience)
+        own_part = {"files": copies or {}, "problem": problem}
+        common = {"document": document, "tensors": tensors, "fault": self._fault, "patience": self.patience}
+        return Attempt(self.root, serial, rank, size, **own_part, **common)
 
     def _written(self, attempt: Attempt) -> None:
         attempt.run()
@@ -308,10 +312,11 @@ class CheckpointStore:
 
 
 def _attempted(work: Callable[[], _Result]) -> tuple[_Result | None, BaseException | None]:
-    """What `work` returns, or what it raises because of the state or the disk: the other processes must hear of it."""
+    """What `work` returns, or what it raises because of the state, the disk or memory: the other processes must hear of
+    it."""
     try:
         return work(), None
-    except (TypeError, ValueError, OSError) as error:
+    except (TypeError, ValueError, OSError, MemoryError, RuntimeError) as error:
         return None, error
 
 

@@ -49,6 +49,8 @@ class Attempt:
     fault: Callable[[str], None]
     patience: float
     """Seconds that the first process waits for the others' reports."""
+    problem: BaseException | None = None
+    """What kept this process from copying its part, so that there is nothing to write."""
     hurry: threading.Event = field(default_factory=threading.Event)
     """Set when someone is known not to report any more."""
 
@@ -63,6 +65,8 @@ class Attempt:
     def run(self) -> None:
         """Write this process's part; the first one makes the whole a checkpoint."""
         try:
+            if self.problem is not None:
+                raise self.problem
             written = {}
             for name in list(self.files):
                 # Taken out, so that its memory is free again as soon as it is written.
@@ -136,6 +140,8 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, OSError):
         remedy = "free space" if error.errno in FULL else "see that it can be written to"
         return f"{error.strerror or error}; {remedy} and resume"
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return "not enough host memory for a copy of the state; free some and resume"
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
