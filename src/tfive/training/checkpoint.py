@@ -257,8 +257,13 @@ class CheckpointStore:
             }
         )
         document = encoded.document if rank == 0 else None
-        own_part = {"files": copies or {}, "problem": problem}
-        common = {"document": document, "tensors": tensors, "fault": self._fault, "patience": self.patience}
+        own_part: dict[str, Any] = {"files": copies or {}, "problem": problem}
+        common: dict[str, Any] = {
+            "document": document,
+            "tensors": tensors,
+            "fault": self._fault,
+            "patience": self.patience,
+        }
         return Attempt(self.root, serial, rank, size, **own_part, **common)
 
     def _written(self, attempt: Attempt) -> None:
