@@ -99,6 +99,8 @@ class Shards:
         self._root = self._unit(_Root(self.model, self.beside), policy)
         self._units = self._by_unit({**units, "": self._root})
         self._parameters = self._named(self.model, self.beside)
+        self._learn_order()
+        self.take()
         self.refresh()
 
     def _named(self, model: nn.Module, beside: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
@@ -141,6 +143,17 @@ class Shards:
     def _inside(self, path: str) -> nn.Module:
         module: nn.Module = self.model.get_submodule(f"{path}.".removeprefix(self._prefix).removesuffix("."))
         return module
+
+    @torch.no_grad()
+    def _learn_order(self) -> None:
+        """Gather a number for each weight, once, to see whether a unit's stand behind one another as they do here."""
+        for unit, weights, gather in self._units:
+            gather.marks = [torch.full_like(target, mark % 251) for mark, (target, _, _) in enumerate(weights)]
+            for (_, module, attribute), mark in zip(weights, gather.marks):
+                self.local(getattr(module, attribute)).fill_(float(mark.view(-1)[0]))
+            unit.unshard()
+            unit.reshard()
+            gather.marks = None
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The sharded weights, named as those of the whole copy."""
@@ -193,7 +206,7 @@ class Shards:
             for target, module, attribute in weights:
                 target.copy_(getattr(module, attribute))
             unit.reshard()
-            gather.fresh = bool(gather.order_known)
+            gather.fresh = gather.order_known
 
     @torch.no_grad()
     def take(self) -> None:
@@ -240,33 +253,35 @@ class _Gather(_Exchange):
     def __init__(self, weights: Sequence[Tensor], ways: int, waiting: Waiting) -> None:
         super().__init__(waiting)
         self.weights, self.ways = weights, ways
-        self.fresh = False
-        self.order_known: bool | None = None
-        """Whether weights stand behind one another as here: found out by the first gathering, when shards have just
-        been cut out of the whole copy."""
+        self.fresh = self.order_known = False
+        """Whether the whole copy has the weights of now; whether they stand behind one another as here."""
+        self.marks: list[Tensor] | None = None
+        """What is gathered to find that out."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> dist.Work | None:
         if self.fresh:
-            self._copied(output_tensor)
+            _copied(self.weights, output_tensor, self.ways)
             return None
         with self.waiting("weights"):
             work: dist.Work | None = _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
-        if self.order_known is None:
-            self.order_known = torch.equal(self._copied(torch.zeros_like(output_tensor)), output_tensor)
+        if self.marks is not None:
+            found = _copied(self.marks, torch.zeros_like(output_tensor), self.ways)
+            self.order_known = torch.equal(found, output_tensor)
         return work
 
-    def _copied(self, out: Tensor) -> Tensor:
-        """The weights as the processes would have sent them: all rows of the first process, then of the next; what is
-        missing to equal shares is left as it is."""
-        rank_rows, at = out.view(self.ways, -1), 0
-        for weight in self.weights:
-            height = -(-len(weight) // self.ways)
-            for rank, part in enumerate(weight.split(height)):
-                rank_rows[rank, at : at + part.numel()] = part.reshape(-1)
-            at += height * math.prod(weight.shape[1:])
-        return out
+
+def _copied(weights: Sequence[Tensor], out: Tensor, ways: int) -> Tensor:
+    """The weights as the processes would have sent them: all rows of the first process, then of the next; what is
+    missing to equal shares is left as it is."""
+    rank_rows, at = out.view(ways, -1), 0
+    for weight in weights:
+        height = -(-len(weight) // ways)
+        for rank, part in enumerate(weight.split(height)):
+            rank_rows[rank, at : at + part.numel()] = part.reshape(-1)
+        at += height * math.prod(weight.shape[1:])
+    return out
 
 
 class _Root(nn.Module):
