@@ -186,16 +186,18 @@ class Shards:
         square = torch.tensor([own * own], dtype=torch.float64, device=self._device)
         squares = torch.empty(self._ways, dtype=torch.float64, device=self._device)
         with self._waiting("the norm"):
-            _all_gather(squares, square, group=self._group)
+            _exchanged(_all_gather, squares, square, self._group)
         return math.sqrt(math.fsum(squares.tolist())) if squares.isfinite().all() else math.nan
 
     def gathered(self, name: str, rows: Tensor) -> Tensor:
+        if self._ways == 1:
+            return rows
         shape = tuple(self._whole[name].shape)
         padded = rows.new_zeros(self._height(shape), *shape[1:])
         padded[: len(rows)] = rows
         whole = rows.new_empty(self._ways * len(padded), *shape[1:])
         with self._waiting("weights"):
-            _all_gather(whole, padded, group=self._group)
+            _exchanged(_all_gather, whole, padded, self._group)
         return whole[: shape[0]]
 
     @torch.no_grad()
@@ -223,6 +225,16 @@ class Shards:
         return next(iter(self._whole.values())).device
 
 
+def _exchanged(collective: Callable[..., Any], out: Tensor, own: Tensor, group: Any, **options: Any) -> Any:
+    """A collective from `own` to `out`. Gloo knows host memory alone: processes that share a GPU go by it."""
+    if own.device.type == "cpu" or dist.get_backend(group) != "gloo":
+        return collective(out, own, group=group, **options)
+    host = torch.empty_like(out, device="cpu")
+    collective(host, own.cpu(), group=group, **(options | {"async_op": False}))
+    out.copy_(host)
+    return None
+
+
 class _Exchange:
     """A collective of `fully_shard`, as it asks for them."""
 
@@ -240,10 +252,7 @@ class _Sum(_Exchange):
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> dist.Work | None:
         with self.waiting("gradients"):
-            work: dist.Work | None = _reduce_scatter(
-                output=output_tensor, input=input_tensor, group=group, op=op, async_op=async_op
-            )
-        return work
+            return _exchanged(_reduce_scatter, output_tensor, input_tensor, group, op=op, async_op=async_op)
 
 
 class _Gather(_Exchange):
@@ -265,7 +274,7 @@ class _Gather(_Exchange):
             _copied(self.weights, output_tensor, self.ways)
             return None
         with self.waiting("weights"):
-            work: dist.Work | None = _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+            work = _exchanged(_all_gather, output_tensor, input_tensor, group, async_op=async_op)
         if self.marks is not None:
             found = _copied(self.marks, torch.zeros_like(output_tensor), self.ways)
             self.order_known = torch.equal(found, output_tensor)
