@@ -131,16 +131,18 @@ class Loop:
                     raise Stopped(f"{self._ending}: saved in {self.folder}; go on with: tfive resume {self.folder}")
         summary = self.summary(*self._measure_test())
         self.store.wait()
+        critics = self.assembly.critics
+        # Weights in shards are put together by all processes.
+        exact = [] if critics is None else [optimizer.masters() for optimizer in critics.optimizers]
         if self.world.leads:
-            self._save_results(summary)
+            self._save_results(summary, exact)
         self.world.barrier("the end of the run")
         return summary
 
-    def _save_results(self, summary: dict[str, Any]) -> None:
+    def _save_results(self, summary: dict[str, Any], exact: list[dict[str, Tensor]]) -> None:
         critics = self.assembly.critics
         if critics is not None:
             shutil.rmtree(self.folder / CRITICS, ignore_errors=True)
-            exact = [optimizer.masters() for optimizer in critics.optimizers]
             save_critics(self.folder / CRITICS, critics.critics, exact)
         save_summary(summary, self.folder)
 
