@@ -48,8 +48,9 @@ def test_one_key_switches_every_fast_path() -> None:
     assert EngineSettings().options() == EngineOptions()
     on = EngineOptions(fused_norms="on", fused_blocks="on", fused_training="on")
     assert EngineSettings(fast="on").options() == on
-    off = {"fused_norms": "off", "fused_blocks": "off", "fused_training": "off"}
-    plain = EngineOptions("sdpa", "torch", cuda_graphs=False, **off)
+    plain = EngineOptions(
+        "sdpa", "torch", fused_norms="off", fused_blocks="off", fused_training="off", cuda_graphs=False
+    )
     assert EngineSettings(fast="off").options() == plain
     lean = EngineSettings(fast="off", activation_checkpointing=True).options()
     assert lean == replace(plain, activation_checkpointing=True)

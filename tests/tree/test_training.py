@@ -92,7 +92,7 @@ def test_blocks_with_other_gradients_are_refused(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("adapt", ["top", "lora", "full"])
 def test_critics_run_whether_their_blocks_can_be_trained_so_or_not(adapt: str) -> None:
     case, base = random_case(4, "text"), tiny("qwen3", torch.float32).requires_grad_(False)
-    settings = CriticSettings(adapt=adapt, blocks=1, lora_rank=2)  # type: ignore[arg-type]
+    settings = CriticSettings(adapt=adapt, blocks=1, lora_rank=2)
     values = []
     for engine in (STOCK, TRAINED):
         below = FrozenBase(base, case.plan, settings, engine).read(case.texts, case.thoughts, features=False)

@@ -34,13 +34,13 @@ class _Captured:
 
     def __init__(
         self,
+        graphs: CudaGraphs,
         grow: Grow,
         texts: TextBatch,
         plan: ThoughtPlan,
         thoughts: Thoughts | None,
         segments: str,
         position_BR: Tensor | None,
-        graphs: CudaGraphs,
     ) -> None:
         self.texts = TextBatch(*(getattr(texts, f.name).clone() for f in fields(texts)))
         self.thoughts = None
@@ -72,7 +72,8 @@ class _Captured:
             raise RuntimeError("the graph was captured without running its work")
         # The next replay writes here again, while this layout may still be in use.
         own = {dtype: joined.clone() for dtype, joined in self.joined.items()}
-        found, used = {}, dict.fromkeys(own, 0)
+        found: dict[str, Any] = {}
+        used = dict.fromkeys(own, 0)
         for name, tensor in _tensors(self.example).items():
             start = used[tensor.dtype]
             used[tensor.dtype] = start + tensor.numel()
@@ -123,7 +124,7 @@ class GrownLayouts:
     def _try(self, graphs: CudaGraphs, key: Any, layout: Layout, *given: Any) -> None:
         """Capture this shape, and keep it if it gives the layout that was grown; otherwise capture no more."""
         try:
-            captured = _Captured(*given, graphs)
+            captured = _Captured(graphs, *given)
             found = captured(given[1], given[3], given[5])
         except RuntimeError as error:
             self.wanted, self.reason = False, f"cannot be captured: {str(error).splitlines()[0]}"
