@@ -36,7 +36,8 @@ def heads_of(shape: str) -> RecurrentHeads:
     if "linear_num_key_heads" not in known:
         raise UserError(f"shape {shape} has no recurrent layers; use one of qwen3.5-2b, qwen3.5-9b")
     names = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
-    return RecurrentHeads(*(known[name] for name in names), known["linear_conv_kernel_dim"] - 1)
+    keys, values, key_features, value_features = (int(known[name]) for name in names)
+    return RecurrentHeads(keys, values, key_features, value_features, int(known["linear_conv_kernel_dim"]) - 1)
 
 
 def milliseconds(call: Callable[[], Any], times: int = 20) -> float:
@@ -61,9 +62,9 @@ def step_case(heads: RecurrentHeads, work: Work, device: torch.device) -> tuple[
     memory.state_XIEF.normal_()
     sizes = (heads.channels, heads.values * heads.value_features, heads.values, heads.values)
     joined = torch.randn(branches, sum(sizes), device=device).bfloat16()
-    fixed = [torch.randn(heads.values, device=device).bfloat16() for _ in range(2)]
+    log_rate, bias = (torch.randn(heads.values, device=device).bfloat16() for _ in range(2))
     taps = torch.randn(heads.channels, heads.memory + 1, device=device).bfloat16()
-    weights = StepWeights(heads, taps, *fixed, torch.ones(heads.value_features, device=device).bfloat16(), 1e-6)
+    weights = StepWeights(heads, taps, log_rate, bias, torch.ones(heads.value_features, device=device).bfloat16(), 1e-6)
     place = torch.tensor([work.length], device=device)
     products: Any = joined.split(sizes, -1)
     moved = memory.state_XIEF.numel() * 2 + memory.key_QIZE.numel() * 4 + memory.write_QIZF.numel() * 4

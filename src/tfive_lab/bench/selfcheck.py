@@ -234,7 +234,7 @@ def _half(kind: str, device: torch.device, reference: Outputs, thoughts: Any) ->
 
 
 def _rule_checks(device: torch.device) -> Iterator[Check]:
-    """Our delta rule on the device in float32 against the CPU in float64, gradients included; then Triton's against it."""
+    """Our delta rule on the device in float32 against the CPU in float64, with gradients; then Triton's against it."""
     generator = torch.Generator().manual_seed(0)
     shape = (4, 200, 4)
     query, key, value = (torch.randn(*shape, 64, generator=generator, dtype=torch.float64) for _ in range(3))
