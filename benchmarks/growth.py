@@ -61,7 +61,8 @@ def sized(work: Work, axis: str, value: int) -> Work:
     if axis == "length":
         third = max(1, value // 3)
         return replace(work, length=value, checkpoints=(third, 2 * third, value))
-    return replace(work, **{axis: value})
+    changed: dict[str, Any] = {axis: value}
+    return replace(work, **changed)
 
 
 class ResidentPeak:
@@ -84,7 +85,8 @@ class ResidentPeak:
 
 def measure(side: Any, clock: Clock, repeats: int, value: int) -> Point:
     """Medians of all phases after one round to warm up."""
-    resident, taken, peak = ResidentPeak(), {p: [] for p in PHASES}, dict.fromkeys(PHASES, 0.0)
+    resident, peak = ResidentPeak(), dict.fromkeys(PHASES, 0.0)
+    taken: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for turn in range(repeats + 1):
         for phase in PHASES:
             if clock.cuda:

@@ -114,11 +114,12 @@ def test_a_wrong_mixer_is_found() -> None:
 
 
 def test_a_wrong_rule_is_found_on_short_paths_too() -> None:
-    def rounding(query: Tensor, *others: Any) -> Any:
-        return read_paths(query * 1.03, *others)
+    def loud(query_QLIE: Tensor, *others: Any) -> Any:
+        return read_paths(query_QLIE * 1.03, *others)
 
+    rule: Any = loud
     for length in (14, 100):
-        apart = rule_differences(rounding, CPU, torch.float32, (16, 16), length)
+        apart = rule_differences(rule, CPU, torch.float32, (16, 16), length)
         assert apart["outputs"] == pytest.approx(0.03, rel=1e-3)
         assert apart["states"] == 0
 

@@ -272,7 +272,7 @@ def _half(kind: str, device: torch.device, reference: Outputs, thoughts: Any) ->
 
 
 def _rule_checks(device: torch.device) -> Iterator[Check]:
-    """Our delta rule on the device in float32 against the CPU in float64, gradients included; then Triton's against it."""
+    """Our delta rule on the device in float32 against the CPU in float64, with gradients; then Triton's against it."""
     generator = torch.Generator().manual_seed(0)
     shape = (4, 200, 4)
     query, key, value = (torch.randn(*shape, 64, generator=generator, dtype=torch.float64) for _ in range(3))
@@ -287,14 +287,18 @@ def _rule_checks(device: torch.device) -> Iterator[Check]:
         grads = torch.autograd.grad(output.square().sum() + forks.square().sum(), inputs)
         results.append([x.detach().cpu() for x in (output, forks, *grads)])
     yield Check("delta rule", "PyTorch rule, relative", _relative(results[1], results[0]), 1e-5)
-    for heads in (RecurrentHeads(2, 4, 64, 64, 3), RecurrentHeads(16, 16, 128, 128, 3)):
-        yield from _recurrent_kernels(heads, device)
+    yield from _recurrent_kernels(RecurrentHeads(2, 4, 64, 64, 3), device, KERNEL_BOUNDS)
+    yield from _recurrent_kernels(
+        RecurrentHeads(16, 16, 128, 128, 3), device, {torch.bfloat16: KERNEL_BOUNDS[torch.bfloat16]}
+    )
 
 
-def _recurrent_kernels(heads: RecurrentHeads, device: torch.device) -> Iterator[Check]:
+def _recurrent_kernels(
+    heads: RecurrentHeads, device: torch.device, bounds: dict[torch.dtype, float]
+) -> Iterator[Check]:
     """Triton's kernels of recurrent layers against PyTorch: the sampling step, the rule and what stands around it."""
     what = f"recurrent layers, {heads.values} heads of {heads.value_features}"
-    for dtype, bound in KERNEL_BOUNDS.items():
+    for dtype, bound in bounds.items():
         name = f"kernels in {str(dtype).removeprefix('torch.')}, relative"
         trouble = step_trouble(heads, device, dtype) or rule_trouble(heads, device, dtype)
         if device.type != "cuda" or (trouble and "imported" in trouble):
@@ -304,7 +308,7 @@ def _recurrent_kernels(heads: RecurrentHeads, device: torch.device) -> Iterator[
         apart = {} if kernel is None else step_differences(kernel, heads, device, dtype)
         apart = {f"step: {key}": size for key, size in apart.items()}
         if rule_trouble(heads, device, dtype) is None:
-            apart |= {f"rule: {key}": size for key, size in triton_differences(heads, device, dtype).items()}
+            apart |= {f"rule: {key}": size for key, size in triton_differences(heads, device, dtype, True).items()}
         note = ", ".join(f"{key} {size:.1e}" for key, size in apart.items())
         worst = max(apart.values(), default=0.0) if trouble is None else float("inf")
         yield Check(what, name, worst, bound, note if trouble is None else f"not used: {trouble}; {note}")

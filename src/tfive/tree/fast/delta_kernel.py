@@ -146,24 +146,34 @@ def fla_kernel() -> Kernel:
 
 
 def rule_differences(
-    rule: DeltaRule, device: torch.device, dtype: torch.dtype, features: tuple[int, int] = (128, 128), length: int = 100
+    rule: DeltaRule,
+    device: torch.device,
+    dtype: torch.dtype,
+    features: tuple[int, int] = (128, 128),
+    length: int = 100,
+    stated: bool = True,
+    narrow: bool = False,
 ) -> dict[str, float]:
-    """How far `rule` is from our own on half-precision numbers, gradients included: |a − b| / |b|."""
+    """How far `rule` is from our own on numbers of this precision, gradients included: |a − b| / |b|.
+
+    `stated`: paths start from a state. `narrow`: queries, keys and values come in `dtype`, not in float32.
+    """
     generator = torch.Generator().manual_seed(0)
     shape, (keys, values) = (2, length, 2), features
     query, key = (torch.randn(*shape, keys, generator=generator) for _ in range(2))
     value = torch.randn(*shape, values, generator=generator)
     decay, beta = -torch.rand(shape, generator=generator), torch.rand(shape, generator=generator)
     state = 0.1 * torch.randn(2, 2, keys, values, generator=generator)
-    raw = [unit_rows(query) * keys**-0.5, unit_rows(key), value, decay, beta, state]
-    leaves = [x.to(device, dtype).float().requires_grad_() for x in raw]
+    raw = [unit_rows(query) * keys**-0.5, unit_rows(key), value, decay, beta, *([state] if stated else [])]
+    leaves = [x.to(device, dtype).to(dtype if narrow and i < 3 else torch.float32) for i, x in enumerate(raw)]
+    leaves = [leaf.requires_grad_() for leaf in leaves]
     path, count = torch.arange(2, device=device), torch.tensor([length, length * 7 // 10], device=device)
     results = []
     for some in (read_paths, rule):
         output, trace = some(*leaves)
         forks = trace.state_after(path, count)
-        grads = torch.autograd.grad(output.square().sum() + forks.square().sum(), leaves)
-        results.append([x.detach() for x in (output, forks, *grads)])
+        grads = torch.autograd.grad(output.float().square().sum() + forks.square().sum(), leaves)
+        results.append([x.detach().float() for x in (output, forks, *grads)])
     names = ("outputs", "states", *(f"gradients of {n}" for n in ("query", "key", "value", "decay", "beta", "state")))
     return {name: float((got - want).norm() / want.norm()) for name, want, got in zip(names, *results)}
 
@@ -228,14 +238,20 @@ def triton_trouble(heads: RecurrentHeads, device: torch.device, dtype: torch.dty
     return f"their {wrong[0]} are off by {apart[wrong[0]]:.2g} on {device}" if wrong else None
 
 
-def triton_differences(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """How far Triton's kernels of whole passes are from PyTorch, gradients included; long paths and short ones."""
+def triton_differences(
+    heads: RecurrentHeads, device: torch.device, dtype: torch.dtype, thorough: bool = False
+) -> dict[str, float]:
+    """How far Triton's kernels of whole passes are from PyTorch, gradients included: those of a text and of thoughts,
+    and (`thorough`) of long thoughts."""
     from tfive.tree.fast.delta_chunk import TritonRule
 
-    features, rule = (heads.key_features, heads.value_features), TritonRule(dtype == torch.float32)
+    asked = (TritonRule(dtype == torch.float32), device, dtype, (heads.key_features, heads.value_features))
     apart = mixer_differences(TritonMixer(), heads, device, dtype)
-    short = rule_differences(rule, device, dtype, features, 14)
-    return apart | rule_differences(rule, device, dtype, features) | {f"{k} (short)": v for k, v in short.items()}
+    paths = {"a text": (100, False), "thoughts": (14, True)} | ({"long thoughts": (100, True)} if thorough else {})
+    for name, (length, stated) in paths.items():
+        found = rule_differences(*asked, length, stated, narrow=True)
+        apart |= {f"{what} of {name}": off for what, off in found.items()}
+    return apart
 
 
 def choose_rule(
