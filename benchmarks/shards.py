@@ -30,7 +30,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tfive.distributed.shards import Shards, shard_mesh
-from tfive.rl.optimizer import MasterOptimizer, wide
+from tfive.rl.optimizer import MasterOptimizer
+from tfive.rl.weight_slots import wide
 from tfive.tree.forward import TreeModel
 from tfive.tree.grow import full_thoughts
 from tfive.tree.layout import TextBatch, ThoughtPlan

@@ -20,10 +20,11 @@ from tfive.distributed.shards import SHARD, Shards, shard_mesh
 from tfive.distributed.world import SINGLE, World
 from tfive.errors import UserError
 from tfive.rl.actor import NO_ANCHOR, Actor
-from tfive.rl.optimizer import MasterOptimizer, StepReport, wide
+from tfive.rl.optimizer import MasterOptimizer, StepReport
 from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rl.teacher import Teacher
 from tfive.rl.trajectory import Trajectories
+from tfive.rl.weight_slots import wide
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.forward import TreeModel
 from tfive.tree.gated import ReadingGates

@@ -16,10 +16,10 @@ from torch import Tensor
 from stage import PLAN, Item, PlainModel, Tally, items_of, texts, thoughts_for
 from tfive.methods.method import Method
 from tfive.rl.groups import with_group_advantages
-from tfive.rl.optimizer import wide
 from tfive.rl.settings import ActorSettings, AnchorSettings
 from tfive.rl.teacher import Teacher
 from tfive.rl.trajectory import Trajectories
+from tfive.rl.weight_slots import wide
 from tfive.tree.forward import TreeModel
 
 pytestmark = pytest.mark.model

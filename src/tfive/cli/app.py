@@ -84,8 +84,7 @@ def doctor(
         typer.Option(min=2, metavar="N", help="Predict a run on so many GPUs, eight a node.", show_default=False),
     ] = None,
     profile: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Short for --set distributed.profile=NAME.", show_default=False),
+        str | None, typer.Option(metavar="NAME", help="As --set distributed.profile=NAME.", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -237,10 +236,9 @@ def export(
     with loading(as_json):
         from tfive.training.export import export_command
 
-    chosen = {"exact": exact, "untrained": untrained, "adapter": adapter, "as_json": as_json}
-    chosen["skip_damaged"] = skip_damaged
+    chosen = {"exact": exact, "untrained": untrained, "adapter": adapter, "skip_damaged": skip_damaged}
     with loading(as_json, f"writing {out}"):
-        text = export_command(folder, out, repo=repo, trust_remote_code=trust, **chosen)
+        text = export_command(folder, out, repo=repo, as_json=as_json, trust_remote_code=trust, **chosen)
     show(text)
 
 

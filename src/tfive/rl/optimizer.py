@@ -10,21 +10,19 @@ alone.
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
-from torch.utils.hooks import RemovableHandle
 
-from tfive.distributed.pieces import Piece, piece_of
-from tfive.distributed.sharding import Sharding, held_of
+from tfive.distributed.sharding import Sharding
 from tfive.distributed.world import SINGLE, World
 from tfive.rl.rounding import CHUNK, round_stochastically
+from tfive.rl.weight_slots import WeightSlot, collecting, filled, wide
 
 Schedule = Literal["constant", "linear", "cosine"]
 Bf16Update = Literal["master", "stochastic"]
@@ -56,85 +54,6 @@ def learning_rate(
     progress = min(1.0, (step - warmup_steps) / (total_steps - warmup_steps))
     left = 1.0 - progress if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
     return lr * (final_fraction + (1.0 - final_fraction) * left)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a weight of `dtype` is trained: float64 stays, everything else is float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-@dataclass
-class _Slot:
-    """One parameter with the state of its updates; `master` is None if the parameter itself holds the exact weights."""
-
-    name: str
-    number: int
-    parameter: nn.Parameter
-    master: Tensor | None
-    decays: bool
-    lr_multiplier: float
-    gradient: Tensor | None = None
-    moments: tuple[Tensor, Tensor, Tensor] | None = None
-    apart: tuple[Tensor, Tensor, Tensor] | None = None
-    """The moments of updates that have a rate of their own."""
-    shards: Sharding | None = None
-    handle: RemovableHandle | None = field(default=None, repr=False)
-
-    @property
-    def held(self) -> Tensor:
-        """The parameter itself, or this process's rows of it."""
-        return self.parameter.detach() if self.shards is None else self.shards.local(self.parameter)
-
-    @property
-    def weights(self) -> Tensor:
-        return self.held if self.master is None else self.master
-
-    def saved(self, tensor: Tensor) -> Tensor | Piece:
-        """A tensor of the parameter's state as it goes into a state dict."""
-        return tensor if self.shards is None else self.shards.piece(self.name, tensor)
-
-    def own(self, saved: Tensor | Piece) -> Tensor:
-        """The part of a saved tensor that this process holds."""
-        mine = piece_of(self.held) if self.shards is None else self.shards.piece(self.name, self.held)
-        return held_of(saved, self.name, mine)
-
-    def collect(self, parameter: Tensor) -> None:
-        """Add the parameter's gradient to the float32 accumulator and free it."""
-        if parameter.grad is None:
-            return
-        own = parameter.grad if self.shards is None else self.shards.local(parameter.grad)
-        arrived = own.to(wide(parameter.dtype))
-        self.gradient = arrived if self.gradient is None else self.gradient.add_(arrived)
-        parameter.grad = None
-
-    def write(self) -> None:
-        """Round the master into the parameter; a shard is its own master."""
-        if self.master is not None and self.shards is None:
-            self.parameter.copy_(self.master)
-
-    def ready_moments(self, narrow: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """First moment, second moment and step counter, allocated on the first update so that a frozen part has
-        none; `narrow`: in bfloat16."""
-        if self.moments is None:
-            held = self.held
-            dtype = torch.bfloat16 if narrow else wide(held.dtype)
-            like = torch.zeros_like(held, dtype=dtype, memory_format=torch.contiguous_format)
-            steps = torch.zeros((), dtype=torch.float32, device=like.device)
-            self.moments = (like, torch.zeros_like(like), steps)
-        return self.moments
-
-
-def _collecting(slot: _Slot) -> Callable[[Tensor], None]:
-    """A parameter's gradient hook. It refers to the slot weakly: autograd keeps hooks out of the garbage collector's
-    sight, and a cycle slot → parameter → hook → slot would never be freed."""
-    found = weakref.ref(slot)
-
-    def collect(parameter: Tensor) -> None:
-        own = found()
-        if own is not None:
-            own.collect(parameter)
-
-    return collect
 
 
 @dataclass(frozen=True)
@@ -195,7 +114,7 @@ class MasterOptimizer:
             raise ValueError("there is nothing to train: no parameter was given")
         self.current_lr()
 
-    def _slot(self, number: int, name: str, parameter: nn.Parameter, multipliers: Mapping[str, float]) -> _Slot:
+    def _slot(self, number: int, name: str, parameter: nn.Parameter, multipliers: Mapping[str, float]) -> WeightSlot:
         if not parameter.requires_grad:
             raise ValueError(f"parameter {name} is frozen; give the optimiser trainable parameters only")
         if not parameter.is_contiguous():
@@ -210,8 +129,8 @@ class MasterOptimizer:
             master = None if compute == wide(compute) else self.shards.local(parameter)
         prefixes = [prefix for prefix in multipliers if name.startswith(prefix)]
         factor = multipliers[max(prefixes, key=len)] if prefixes else 1.0
-        slot = _Slot(name, number, parameter, master, parameter.ndim >= 2, factor, shards=self.shards)
-        slot.handle = parameter.register_post_accumulate_grad_hook(_collecting(slot))
+        slot = WeightSlot(name, number, parameter, master, parameter.ndim >= 2, factor, shards=self.shards)
+        slot.handle = parameter.register_post_accumulate_grad_hook(collecting(slot))
         return slot
 
     def current_lr(self) -> float:
@@ -303,7 +222,7 @@ class MasterOptimizer:
         return StepReport(self.current_lr(), norm, applied=False)
 
     def _update(self, lr: float) -> None:
-        together: dict[tuple[float, float, torch.device, torch.dtype], list[_Slot]] = {}
+        together: dict[tuple[float, float, torch.device, torch.dtype], list[WeightSlot]] = {}
         step = self.steps + self._round_offset
         for slot in self._slots:
             if slot.gradient is None:
@@ -323,11 +242,11 @@ class MasterOptimizer:
         if self.shards is not None:
             self.shards.refresh()
 
-    def _narrow(self, slot: _Slot) -> bool:
+    def _narrow(self, slot: WeightSlot) -> bool:
         """Whether a slot's moments are bfloat16; exact tests train in float64, whose moments stay so."""
         return self.narrow and slot.parameter.dtype != torch.float64
 
-    def _update_rounding(self, slot: _Slot, lr: float, weight_decay: float, step: int) -> None:
+    def _update_rounding(self, slot: WeightSlot, lr: float, weight_decay: float, step: int) -> None:
         """One slot's update where weights or moments are rounded: in float32, a chunk at a time, then back."""
         first, second, steps = slot.ready_moments(self._narrow(slot))
         kept = {"weight": slot.weights, "first": first, "second": second}
@@ -347,7 +266,7 @@ class MasterOptimizer:
         steps.add_(1)
         slot.write()
 
-    def _adamw_together(self, slots: list[_Slot], lr: float, weight_decay: float) -> None:
+    def _adamw_together(self, slots: list[WeightSlot], lr: float, weight_decay: float) -> None:
         first, second, steps = (list(parts) for parts in zip(*(slot.ready_moments(False) for slot in slots)))
         gradients = [slot.gradient for slot in slots if slot.gradient is not None]
         self._adamw([slot.weights for slot in slots], gradients, first, second, steps, lr, weight_decay)
@@ -414,21 +333,9 @@ class MasterOptimizer:
             like = torch.empty_like(held, dtype=wide(held.dtype))
             slot.gradient = like.copy_(slot.own(entry["gradient"])) if "gradient" in entry else None
             if "apart_first" in entry:
-                slot.apart, slot.moments = _filled(slot, entry, "apart_", self._narrow(slot)), None
+                slot.apart, slot.moments = filled(slot, entry, "apart_", self._narrow(slot)), None
             if "first" in entry:
-                _filled(slot, entry, "", self._narrow(slot))
+                filled(slot, entry, "", self._narrow(slot))
         if self.shards is not None:
             self.shards.refresh()
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
-
-
-def _filled(slot: _Slot, entry: Mapping[str, Any], prefix: str, narrow: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Fresh moments of a slot with the saved values under `prefix`."""
-    first, second, steps = slot.ready_moments(narrow)
-    saved = slot.own(entry[f"{prefix}first"])
-    if saved.dtype != first.dtype:
-        raise ValueError(f"optimiser state of {slot.name} was saved in another precision setting")
-    first.copy_(saved)
-    second.copy_(slot.own(entry[f"{prefix}second"]))
-    steps.fill_(entry[f"{prefix}steps"])
-    return first, second, steps

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tfive.distributed.world import SINGLE, World
 from tfive.rl.gains import no_thought_losses
-from tfive.rl.optimizer import wide
+from tfive.rl.weight_slots import wide
 from tfive.tree.forward import TreeModel
 from tfive.tree.gated import GATES
 from tfive.tree.layout import TextBatch

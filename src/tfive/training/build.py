@@ -23,10 +23,11 @@ from tfive.rl.critic import FrozenBase, build_pair
 from tfive.rl.critic_files import load_critics
 from tfive.rl.critics import Critics
 from tfive.rl.gate import Gate
-from tfive.rl.optimizer import MasterOptimizer, wide
+from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.roles import MEASURED, Ledger
 from tfive.rl.rollout import Rollout
 from tfive.rl.snapshots import Snapshots
+from tfive.rl.weight_slots import wide
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.develop import MeasuredTexts
