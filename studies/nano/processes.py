@@ -83,7 +83,7 @@ def report(alone: Path, shared: Path, processes: int) -> None:
         for name in MEASURES:
             a, b = (found.get(window, {}).get(name) for found in (one, other))
             if a is not None and b is not None:
-                parts.append(f"{name.removeprefix('development.')} {a:+.4f} and {b:+.4f}")
+                parts.append(f"{name.removeprefix('development.')} {a:+.4f}, {abs(a - b):.0e} apart")
         print(f"1 and {processes} processes, window {window}: {', '.join(parts)}", flush=True)
     moved = json.loads((alone / "summary.json").read_text("utf-8"))["weight_change"]
     there = weights(alone)

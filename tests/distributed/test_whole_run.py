@@ -6,15 +6,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from processes import run_world
 from whole import evaluated, trained
 
 from tfive.config.config import Config
 from tfive.errors import UserError
-from tfive.training.processes import require_possible
+from tfive.training.processes import course_so_far, require_possible
 from tiny import OVERRIDES, configure
 
 pytestmark = pytest.mark.model
@@ -118,6 +120,22 @@ def test_what_cannot_go_together_is_refused_in_one_line(size: int, overrides: tu
     with pytest.raises(UserError, match=said) as refused:
         require_possible(config, size)
     assert "\n" not in str(refused.value)
+
+
+def test_processes_compare_decisions_and_weights_and_not_measured_numbers() -> None:
+    model = torch.nn.Linear(2, 1)
+    actor = SimpleNamespace(engine=SimpleNamespace(model=model))
+    report = {"window": 1, "mixture": "learned", "r2": [0.25, 0.5], "actor_updates": {"qualified": 4}}
+    method: Any = SimpleNamespace(window=1, phase="open", report=report, parts=SimpleNamespace(actor=actor))
+    before = course_so_far(method)
+    report["r2"] = [0.25, 0.5000001]
+    assert course_so_far(method) == before
+    report["mixture"] = "average"
+    assert course_so_far(method) != before
+    report["mixture"] = "learned"
+    with torch.no_grad():
+        model.weight[0, 0] += 1e-6
+    assert course_so_far(method) != before
 
 
 def test_one_process_loads_nothing_of_several() -> None:

@@ -108,7 +108,7 @@ def test_one_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, na
     monkeypatch.setenv("RANK", "0")
     assert place("cpu").device == torch.device("cpu")
     monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=f"{name} = {value}: tfive trains in one process"):
+    with pytest.raises(UserError, match=f"{name} = {value}: this command works in one process"):
         place("cpu")
 
 

@@ -73,15 +73,29 @@ def _root(
         "tfive doctor",
         "tfive doctor qwen3-1.7b",
         "tfive doctor nano --json",
+        "tfive doctor qwen3.5-9b --processes 24 --set distributed.shard=8",
     )
 )
-def doctor(sources: Sources = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def doctor(
+    sources: Sources = None,
+    overrides: Overrides = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=2, metavar="N", help="Predict a run on so many GPUs, eight a node.", show_default=False),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Short for --set distributed.profile=NAME.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Report."""
     with loading(as_json):
         from tfive.cli.doctor import report
 
     with loading(as_json, "looking at this machine"):
-        text = report(sources or [], overrides or [], as_json)
+        asked = [*(overrides or []), *([] if profile is None else [f"distributed.profile={profile}"])]
+        text = report(sources or [], asked, as_json, processes)
     show(text)
 
 

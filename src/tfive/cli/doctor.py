@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tfive import __version__
+from tfive.cli.doctor_processes import processes_facts
 from tfive.config.config import Config, presets, resolve
 from tfive.config.rules import problems
 from tfive.errors import UserError
@@ -52,13 +53,18 @@ class Device:
     precisions: list[str]
 
 
-def report(sources: Sequence[str], overrides: Sequence[str], as_json: bool) -> str:
+def report(sources: Sequence[str], overrides: Sequence[str], as_json: bool, processes: int | None = None) -> str:
     """The whole report: with a preset or file its memory, needs and duration, without one those of all presets."""
+    if processes is not None and not sources:
+        raise UserError(f"--processes {processes}: name the preset or file that they are to train")
     devices = find_devices()
     facts = machine(devices)
     speed = speed_of(devices[0])
     if sources or overrides:
         facts["configuration"] = fit(list(sources), overrides, devices[0], speed)
+        if processes is not None:
+            config = resolve(list(sources), overrides).config
+            facts["configuration"]["several"] = processes_facts(config, model_shape(config), processes)
     else:
         facts["presets"] = {name: preset_facts(name, devices[0], speed) for name in presets()}
     return json.dumps(facts, indent=2, ensure_ascii=False) if as_json else render(facts)
@@ -238,4 +244,5 @@ def render_fit(fit: dict[str, Any]) -> list[str]:
     lines.append("needs:")
     lines += [f"  {'no ' if one['missing'] else 'yes'}  {one['shown']}" for one in fit["needs"]]
     lines.append(f"takes {Duration(**fit['duration']).shown()}")
+    lines += fit.get("several", {}).get("shown", [])
     return lines + [f"rule broken: {problem}" for problem in fit["broken_rules"]]

@@ -17,13 +17,13 @@ from tfive.evaluate.diagnostics import Corpus, SampleSize, diagnose, gains_table
 from tfive.evaluate.evaluated import load_thinker
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import load_model, tokenizer_fingerprint
-from tfive.models.precision import choose_device, choose_dtype
 from tfive.telemetry import Silent
 from tfive.text.corpus import source_files
 from tfive.text.settings import KINDS, Positions, TextSource, Where
 from tfive.text.sources import local_files
 from tfive.text.views import rare_pattern
 from tfive.training.corpus import cache_folder
+from tfive.training.devices import place
 from tfive.tree.settings import ThoughtSettings
 
 
@@ -64,8 +64,8 @@ def _configured(name: str, weight: float) -> list[Corpus]:
 
 def thinker_of(source: str, device: str, compute: str) -> ThoughtModel:
     """An exported model with its thoughts, or any other model with thoughts of the default shape."""
-    where = choose_device(device)
-    return load_thinker(source, ThoughtSettings(), None, where, choose_dtype(compute, where))
+    placed = place(device, compute)
+    return load_thinker(source, ThoughtSettings(), None, placed.device, placed.compute)
 
 
 def base_of(source: str, model: ThoughtModel) -> PreTrainedModel:

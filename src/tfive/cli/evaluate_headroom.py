@@ -18,11 +18,11 @@ from tfive.evaluate.diagnostics import Corpus, SampleSize, sample_texts
 from tfive.evaluate.evaluated import load_thinker
 from tfive.evaluate.headroom import HeadroomTexts, headroom_table, measure
 from tfive.inference.thought_model import ThoughtModel
-from tfive.models.precision import choose_device, choose_dtype
 from tfive.rl.settings import CriticSettings
 from tfive.text.candidates import apportion
 from tfive.text.settings import KINDS
 from tfive.text.workings import batched, compiled, worked_texts
+from tfive.training.devices import place
 from tfive.tree.settings import SamplingSettings, ThoughtSettings
 
 
@@ -94,8 +94,8 @@ def headroom_command(
     if config is not None:
         given = resolve([config]).config
         thought, sampling, critic = given.thought, given.sampling, given.critic
-    where = choose_device(device)
-    model = load_thinker(source, thought, sampling, where, choose_dtype(compute, where))
+    placed = place(device, compute)
+    model = load_thinker(source, thought, sampling, placed.device, placed.compute)
     if model.limit is not None and size.tokens + model.plan.reach > model.limit:
         raise UserError(
             f"--tokens {size.tokens}: with the {model.plan.reach} of a thought more than the model's {model.limit} "

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tfive.config.config import Config
+from tfive.distributed.roles import ranks_of_critics
 from tfive.methods.spec import CRITIC_ROLES
 from tfive.models.shape import ModelShape
-from tfive.training.memory import LASTING, Estimate, Nodes, nodes_of, trained_by_critic
+from tfive.training.cost import fitting_nodes, nodes_per_item
+from tfive.training.duration import expected
+from tfive.training.memory import LASTING, Estimate, Nodes, compute_bytes, estimate, nodes_of, trained_by_critic
 
-ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all-reduce", "all-gather", "reduce-scatter", "broadcast"
 
 FLOAT, LONG = 4, 8
 """Bytes of a float32 and of an int64."""
@@ -25,11 +28,19 @@ FLOAT, LONG = 4, 8
 
 @dataclass(frozen=True)
 class Layout:
-    """How many processes work, on how many nodes, and over how many of them the actor's weights are spread."""
+    """How many processes work, on how many nodes, over how many of them weights are spread, and who fits critics."""
 
     processes: int
     nodes: int = 1
     shard: int = 1
+    fitting: int = 0
+    """Processes that fit one critic, where each critic has its own; 0 where all fit all."""
+
+    @classmethod
+    def of(cls, config: Config, processes: int, nodes: int = 1) -> Layout:
+        """The layout that `[distributed]` asks for."""
+        ranks = ranks_of_critics(config.distributed.profile, processes, config.spec.critics)
+        return cls(processes, nodes, config.distributed.shard or processes, len(ranks[0]) if ranks else 0)
 
     @property
     def a_node(self) -> int:
@@ -61,35 +72,53 @@ def exchanges(config: Config, shape: ModelShape, layout: Layout, compute: int) -
     if layout.processes == 1:
         return []
     found = _actor_gradients(config, shape, layout, compute) if config.spec.trains else []
-    found += _critic_gradients(config, shape, layout)
+    found += _critic_gradients(config, shape, layout, compute)
     return [*found, *_trajectories(config, shape, layout, compute)]
 
 
 def _actor_gradients(config: Config, shape: ModelShape, layout: Layout, compute: int) -> list[Exchange]:
-    steps, whole = config.window.actor_steps, FLOAT * shape.parameters
+    steps, texts = config.window.actor_steps, _texts(config, "actor")
+    passes = _passes(config, layout, texts / min(config.actor.minibatches, texts))
+    return _gradients("the actor", shape.parameters, steps, passes, layout, compute)
+
+
+def _gradients(whose: str, weights: int, steps: int, passes: int, layout: Layout, compute: int) -> list[Exchange]:
+    """Sums of gradients, once a step where every process has all weights; in shards once a pass, and the weights that
+    came out once a step."""
+    whole, part = FLOAT * weights, math.ceil(weights / layout.shard)
     if layout.shard == 1:
-        return [Exchange(ALL_REDUCE, "gradients of the actor", steps, whole, layout.processes)]
-    part = math.ceil(shape.parameters / layout.shard)
-    texts = _texts(config, "actor") / min(config.actor.minibatches, _texts(config, "actor"))
-    passes = math.ceil(math.ceil(texts / layout.processes) / config.run.texts_per_pass)
-    found = [
-        Exchange(REDUCE_SCATTER, "gradients of the actor, every pass", steps * passes, whole, layout.shard),
-        Exchange(ALL_GATHER, "weights of the actor, every step", steps, compute * part, layout.shard),
-    ]
+        return [Exchange(ALL_REDUCE, f"gradients of {whose}", steps, whole, layout.processes)]
+    found = [Exchange(REDUCE_SCATTER, f"gradients of {whose}", steps * passes, whole, layout.shard)]
     if layout.shard < layout.processes:
         copies = layout.processes // layout.shard
-        found.insert(1, Exchange(ALL_REDUCE, "the shards' gradients", steps * passes, FLOAT * part, copies, True))
-    return found
+        found.append(Exchange(ALL_REDUCE, f"shards' gradients of {whose}", steps * passes, FLOAT * part, copies, True))
+    return [*found, Exchange(ALL_GATHER, f"weights of {whose}", steps, compute * part, layout.shard)]
 
 
-def _critic_gradients(config: Config, shape: ModelShape, layout: Layout) -> list[Exchange]:
-    """Critics are whole on every process. The passes of the value heads alone, at a run's start, send less."""
-    count = config.spec.critics
+def _critic_gradients(config: Config, shape: ModelShape, layout: Layout, compute: int) -> list[Exchange]:
+    """The passes of the value heads alone, at a run's start, send less."""
+    count, texts = config.spec.critics, _texts(config, "critic_fit")
     if not count:
         return []
-    steps = config.critic.passes * min(config.critic.minibatches, _texts(config, "critic_fit"))
-    size = FLOAT * trained_by_critic(config, shape)
-    return [Exchange(ALL_REDUCE, "gradients of the critics", count * steps, size, layout.processes)]
+    settings, weights = config.critic, trained_by_critic(config, shape)
+    minibatches = min(settings.minibatches, texts)
+    steps = settings.passes * minibatches
+    if layout.fitting:
+        # Each critic by processes of its own, at the same time; weights and moments then go to all.
+        state = (compute + 2 * FLOAT + (FLOAT if compute < FLOAT else 0)) * weights
+        sent = [
+            Exchange(BROADCAST, "weights and moments of the critics", count * settings.passes, state, layout.processes)
+        ]
+        sums = Exchange(ALL_REDUCE, "gradients of the critics", steps, FLOAT * weights, layout.fitting)
+        return [sums, *sent] if layout.fitting > 1 else sent
+    spread = layout if settings.adapt in ("top", "full") else replace(layout, shard=1)
+    passes = _passes(config, layout, texts / minibatches)
+    return _gradients("the critics", weights, count * steps, passes, spread, compute)
+
+
+def _passes(config: Config, layout: Layout, texts: float) -> int:
+    """Passes that the texts of one step take on the process with most of them."""
+    return math.ceil(math.ceil(texts / layout.processes) / config.run.texts_per_pass)
 
 
 def _trajectories(config: Config, shape: ModelShape, layout: Layout, compute: int) -> list[Exchange]:
@@ -159,17 +188,65 @@ def _passed(members: int) -> float:
     return (members - 1) / members
 
 
-def communication_seconds(found: list[Exchange], layout: Layout, network: Network) -> float:
-    """Seconds of one window in which processes only exchange."""
-    return sum(network.seconds(exchange, layout) for exchange in found)
+GPU = 989e12
+"""Operations a second of one GPU in a product of bfloat16 matrices (H100 and H200, without sparsity)."""
 
 
-def bytes_per_rank(table: Estimate, shape: ModelShape, layout: Layout, compute: int) -> int:
-    """Bytes of one process: everything as in a run of one, except that the actor's master weights, moments and
-    gradients are spread over the processes of a shard, beside one whole compute copy."""
-    if layout.shard == 1:
-        return table.total
-    actor = next(row for row in table.rows if row.role == "actor")
-    held = sum(actor.bytes[column] for column in LASTING)
-    spread = math.ceil((FLOAT + 2 * FLOAT + FLOAT) * shape.parameters / layout.shard)
-    return table.total - held + compute * shape.parameters + spread
+@dataclass(frozen=True)
+class Prediction:
+    """What a run needs by so many processes: bytes of each, what it hands to collectives, and seconds of a window."""
+
+    layout: Layout
+    bytes: int
+    exchanges: list[Exchange]
+    computing: float
+    exchanging: float
+    steps: int
+    """Optimizer steps of the actor in a window."""
+
+    @property
+    def step(self) -> float:
+        """Seconds of a window by step of the actor, nothing exchanged while anything is computed."""
+        return (self.computing + self.exchanging) / self.steps
+
+
+def predicted(
+    config: Config,
+    shape: ModelShape,
+    layout: Layout,
+    network: Network | None = None,
+    *,
+    speed: float = GPU,
+    device: str = "cuda",
+) -> Prediction:
+    """Memory, communication and time by processes with a device of `speed` each; texts are split evenly."""
+    network, compute = network or Network(), compute_bytes(config, device == "cuda")
+    found = exchanges(config, shape, layout, compute)
+    alone = expected(config, shape, device, speed).window
+    parts = nodes_per_item(config, shape.layers)
+    fitted = alone * fitting_nodes(config, shape.layers) / sum(parts.values()) if layout.fitting else 0.0
+    # Critics with processes of their own are fitted at the same time, and the others wait.
+    own = fitted / config.spec.critics / layout.fitting if layout.fitting else 0.0
+    return Prediction(
+        layout,
+        bytes_per_rank(estimate(config, shape, device == "cuda"), config, shape, layout, compute),
+        found,
+        (alone - fitted) / layout.processes + own,
+        sum(network.seconds(exchange, layout) for exchange in found),
+        config.window.actor_steps,
+    )
+
+
+def bytes_per_rank(table: Estimate, config: Config, shape: ModelShape, layout: Layout, compute: int) -> int:
+    """Bytes of one process: everything as in a run of one, except that master weights, moments and gradients of what is
+    sharded are spread over the processes of a shard, beside one whole compute copy."""
+    total = table.total
+    sharded = {"actor": shape.parameters} if config.spec.trains else {}
+    if config.critic.adapt in ("top", "full") and not layout.fitting:
+        sharded |= {f"critic {number}": trained_by_critic(config, shape) for number in (1, 2)}
+    for row in table.rows if layout.shard > 1 else ():
+        if row.role in sharded:
+            weights = sharded[row.role]
+            spread = math.ceil((FLOAT + 2 * FLOAT + FLOAT) * weights / layout.shard)
+            total += compute * weights + spread - sum(row.bytes[column] for column in LASTING)
+    return total

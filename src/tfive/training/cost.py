@@ -38,8 +38,21 @@ def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
         found["teacher"] = len(spec.averages) * trunk
     if spec.critics:
         seen = sum(share.get(role, 0.0) for role in CRITIC_ROLES)
-        adapted = {"head": 0.0, "full": 1.0}.get(config.critic.adapt, config.critic.blocks / layers)
-        fitting = 3.0 * config.critic.passes * share.get("critic_fit", 0.0) + seen
+        adapted = _adapted(config, layers)
         found["lower features"] = seen * row * (1 - adapted)
-        found["critics"] = spec.critics * fitting * row * adapted
+        found["critics"] = spec.critics * seen * row * adapted + fitting_nodes(config, layers)
     return found
+
+
+def _adapted(config: Config, layers: int) -> float:
+    """The share of the blocks that critics have of their own."""
+    return {"head": 0.0, "full": 1.0}.get(config.critic.adapt, config.critic.blocks / layers)
+
+
+def fitting_nodes(config: Config, layers: int) -> float:
+    """Forward-equivalent nodes per actor item that fitting all critics takes; evaluating them is not in it."""
+    delimiter = 0 if config.thought.delimiters == "none" else 1
+    row = config.text.sequence_length / config.text.positions.per_text
+    row += config.group * (delimiter + config.thought.length)
+    fitted = config.window.count("critic_fit") / config.window.items
+    return config.spec.critics * 3.0 * config.critic.passes * fitted * row * _adapted(config, layers)

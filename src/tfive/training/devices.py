@@ -26,12 +26,13 @@ _NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementa
 
 
 def refuse_several_processes() -> None:
-    """One process trains alone: each of several would train a private copy, so a distributed launch is refused."""
+    """For work that is not split: each of several processes would do all of it, so a distributed launch is refused."""
     for name, alone in (("WORLD_SIZE", "1"), ("RANK", "0")):
         value = os.environ.get(name, alone)
         if value != alone:
             raise UserError(
-                f"environment {name} = {value}: tfive trains in one process; start it without torchrun, or unset {name}"
+                f"environment {name} = {value}: this command works in one process; start it without torchrun, or "
+                f"unset {name}"
             )
 
 

@@ -117,9 +117,14 @@ def _texts(config: Config, asked: int) -> int:
     return min(asked, max(most, math.ceil(config.run.develop_items / config.text.positions.per_text)))
 
 
+def compute_bytes(config: Config, on_gpu: bool) -> int:
+    """Bytes of a weight of the compute copy."""
+    return {"bfloat16": 2, "float32": 4, "auto": 2 if on_gpu else 4}[config.model.compute]
+
+
 def estimate(config: Config, shape: ModelShape, on_gpu: bool) -> Estimate:
     """Bytes per role of `config.method` on a model of this shape."""
-    compute = {"bfloat16": 2, "float32": 4, "auto": 2 if on_gpu else 4}[config.model.compute]
+    compute = compute_bytes(config, on_gpu)
     nodes = nodes_of(config)
     spec = config.spec
     rows: list[Row] = [_base(shape, compute)]

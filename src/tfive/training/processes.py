@@ -30,10 +30,21 @@ def require_possible(config: Config, size: int) -> None:
 
 
 def course_so_far(method: Method[Any]) -> str:
-    """What every process must have come to: the window's report and phase, and a sum over each of the actor's weights.
+    """What every process must have come to: the window's decisions (what its report says in words and counts), and sums
+    over the actor's weights.
 
     Processes that differ would wait for each other sooner or later; compared once a window, it is one line instead.
+    Measured numbers are no part of it: those of heads, which every process fits for itself, may differ in a last bit.
     """
     model = method.parts.actor.engine.model
     sums = torch.stack([parameter.detach().sum(dtype=torch.float64) for parameter in model.parameters()])
-    return json.dumps([method.window, method.phase, method.report, sums.tolist()], default=str)
+    return json.dumps([method.window, method.phase, _decided(method.report), sums.tolist()])
+
+
+def _decided(report: Any) -> Any:
+    """A report without its measured numbers."""
+    if isinstance(report, dict):
+        return {name: _decided(value) for name, value in report.items()}
+    if isinstance(report, list | tuple):
+        return [_decided(value) for value in report]
+    return None if isinstance(report, float) else report

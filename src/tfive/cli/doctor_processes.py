@@ -1,0 +1,63 @@
+"""What `tfive doctor --processes N` adds: memory of each process, what they exchange, and how long a step takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from tfive.config.config import Config
+from tfive.models.shape import ModelShape
+from tfive.training.communication import GPU, Layout, Network, Prediction, predicted
+from tfive.training.memory import readable_bytes
+from tfive.training.processes import require_possible
+
+A_NODE = 8
+"""GPUs of a node."""
+
+
+def processes_facts(config: Config, shape: ModelShape, processes: int) -> dict[str, Any]:
+    """The prediction for so many GPUs, eight a node."""
+    require_possible(config, processes)
+    nodes = math.ceil(processes / A_NODE)
+    if processes % nodes:
+        nodes = processes // math.gcd(processes, A_NODE)
+    network = Network()
+    found = predicted(config, shape, Layout.of(config, processes, nodes), network)
+    return {
+        "processes": processes,
+        "nodes": nodes,
+        "profile": config.distributed.profile,
+        "shard": found.layout.shard,
+        "bytes": found.bytes,
+        "exchanges": [{**asdict(one), "total": one.total} for one in found.exchanges],
+        "seconds": {"computing": found.computing, "exchanging": found.exchanging, "step": found.step},
+        "steps": found.steps,
+        "assumed": {"operations": GPU, **asdict(network)},
+        "shown": _shown(config, found, network),
+    }
+
+
+def _shown(config: Config, found: Prediction, network: Network) -> list[str]:
+    """The same for a person."""
+    layout = found.layout
+    shards = f"shards over {layout.shard}" if layout.shard > 1 else "all weights on each"
+    lines = [
+        f"{layout.processes} processes on {layout.nodes} node{'s' * (layout.nodes > 1)}, distributed.profile = "
+        f"{config.distributed.profile}, {shards}: {readable_bytes(found.bytes)} each",
+        "what one process hands over in a window:",
+    ]
+    lines += [
+        f"  {one.collective:<15}{one.what:<38}{one.times:>5} × {readable_bytes(one.bytes):>11}, {one.group} take part"
+        for one in found.exchanges
+    ]
+    lines.append(
+        f"a window: {found.computing:.1f} s computing + {found.exchanging:.1f} s exchanging; {found.step:.2f} s for "
+        f"each of {found.steps} steps of the actor"
+    )
+    lines.append(
+        f"assumed: GPUs of {GPU / 1e12:.0f} Tflop/s, {network.inside / 1e9:.0f} GB/s each way between those of a node, "
+        f"{network.between * 8 / 1e9:.0f} Gb/s between nodes, nothing exchanged while computing; good to a factor of "
+        "two"
+    )
+    return lines

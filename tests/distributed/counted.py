@@ -1,0 +1,67 @@
+"""Bytes that a process hands to collectives in one window, counted where `torch.distributed` takes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tfive.config.config import Config
+from tfive.distributed.world import World
+from tfive.models.load import load_model
+from tfive.telemetry import Silent
+from tfive.training.build import build
+from tfive.training.corpus import corpus_of
+from tiny import configure
+
+HANDED = {
+    "all_reduce": ("all-reduce", 0),
+    "all_gather": ("all-gather", 1),
+    "broadcast": ("broadcast", 0),
+    "all_gather_single": ("all-gather", 1),
+    "all_gather_into_tensor": ("all-gather", 1),
+    "reduce_scatter_single": ("reduce-scatter", 1),
+    "reduce_scatter_tensor": ("reduce-scatter", 1),
+}
+"""Each function, the collective it is, and which of its arguments is the tensor that this process hands over."""
+
+
+def _listen(counted: Counter[str]) -> None:
+    for name, (collective, argument) in HANDED.items():
+        made = getattr(dist, name, None)
+        if made is not None:
+            setattr(dist, name, _counting(made, counted, collective, argument))
+
+
+def _counting(made: Callable[..., Any], counted: Counter[str], collective: str, argument: int) -> Callable[..., Any]:
+    names = ("output_tensor", "input_tensor") if collective == "all-gather" else ("output", "input")
+
+    def call(*given: Any, **named: Any) -> Any:
+        tensor: Tensor = given[argument] if len(given) > argument else named[names[argument]]
+        counted[collective] += tensor.numel() * tensor.element_size()
+        return made(*given, **named)
+
+    return call
+
+
+def windows(world: World, folder: str, cases: dict[str, list[str]]) -> dict[str, dict[str, int]]:
+    """Bytes by collective in the second window of every case."""
+    counted: Counter[str] = Counter()
+    _listen(counted)
+    return {name: _window(world, configure(Path(folder), *overrides), counted) for name, overrides in cases.items()}
+
+
+def _window(world: World, config: Config, counted: Counter[str]) -> dict[str, int]:
+    loaded = load_model(config.model.name, device="cpu", dtype=torch.float32)
+    method = build(config, loaded, corpus_of(config, loaded=loaded), Silent(), None, world).method
+    while not method.finished(1):
+        method.advance()
+    counted.clear()
+    while not method.finished(2):
+        method.advance()
+    return dict(counted)
