@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,8 +23,8 @@ LIMIT = 400
 """Seconds after which a launch counts as hanging; then every process shows its stack."""
 
 SETTINGS = (
-    *OVERRIDES, "run.seed=2", "window.windows=1", "window.qualify=1.0", "critic.head_lr=3e-2", "critic.lr=1e-3",
-    "qualify.rule=sustained", "qualify.patience=9", "run.checkpoint_phases=true", "distributed.timeout=20",
+    *OVERRIDES, "run.seed=2", "window.windows=1", "window.probe=0", "qualify.rule=fixed", "critic.warmup_rounds=1",
+    "run.checkpoint_phases=true", "run.explorer_items=0", "distributed.timeout=20",
 )  # fmt: skip
 
 LAUNCH = """
@@ -107,8 +108,10 @@ def test_ranks_that_die_hang_or_stop_change_no_bit(home: Path) -> None:
     status, said = launch("resume", folder, faults=((0, 1, "phase:update", "stop"),))
     assert status == 0, said
     (hung,) = [line for line in said if line.startswith("tfive: error:")]
-    assert "rank 1 of 2 (process " in hung
-    assert "in phase update: no sign for 20 s; all ranks end" in hung
+    # A beat is some seconds old: the phase before may have been heard of last.
+    assert re.search(
+        r"rank 1 of 2 \(process \d+ on .+\) last heard of in phase (update|collect\b.*): no sign for 20 s", hung
+    )
     assert [line for line in said if line.startswith("rank 1 was ended by SIGKILL; starting all ranks again")], said
     same(final_state(home / "broken"), final_state(home / "whole"))
     assert [row for row in metrics(home / "broken") if "event" not in row] == [

@@ -37,7 +37,10 @@ def test_ranks_that_all_wait_in_different_collectives_hang_at_the_earlier_one() 
     both = watch((90, "gather"), (90, "gradients"))
     both.seen[1].beat.steps = 6
     assert both.hung(100) == [1]
-    assert "rank 1 of 2 (process 41 on here) in phase actor, waiting in gradients: no sign for 3 s" in both.line([1])
+    assert (
+        "rank 1 of 2 (process 41 on here) last heard of in phase actor, waiting in gradients: no sign for 3 s"
+        in both.line([1])
+    )
 
 
 def test_a_silent_rank_and_a_silent_store_are_told() -> None:
@@ -81,7 +84,10 @@ def test_the_hung_process_is_named_and_ended_and_then_this_one(capsys: pytest.Ca
     assert sleeper.wait(60) == -signal.SIGKILL
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert f"rank 1 of 2 (process {sleeper.pid} on here) in phase calibrate: no sign for 0.5 s; all ranks end" in error
+    assert (
+        f"rank 1 of 2 (process {sleeper.pid} on here) last heard of in phase calibrate: no sign for 0.5 s; all "
+        in error
+    )
 
 
 def test_a_rank_whose_launcher_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:

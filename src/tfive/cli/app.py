@@ -33,7 +33,7 @@ from tfive.cli.options import (
 )
 from tfive.cli.play import PLAY_HELP, play
 from tfive.cli.theory import THEORY_HELP, theory
-from tfive.distributed.environment import CRASHED, LINGER, LOST, SAID, PeerLost
+from tfive.distributed.environment import CRASHED, LINGER, LOST, SAID, peer_lost
 from tfive.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -342,8 +342,6 @@ def _call(arguments: Sequence[str] | None) -> int:
             return status
         _print(getattr(error, "result", None))
         return fail(str(error), status)
-    except PeerLost as error:
-        return _lost(str(error))
     except usage_errors as error:
         return _usage(error)
     except (KeyboardInterrupt, typer.Abort):
@@ -359,7 +357,7 @@ def _crashed(error: Exception) -> int:
     """The status of one of several processes that ended in an unforeseen error; a process alone shows it as ever."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         raise error
-    if any(word in str(error) for word in ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")):
+    if peer_lost(error):
         return _lost(str(error))
     traceback.print_exception(error)
     return CRASHED

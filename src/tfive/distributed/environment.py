@@ -29,6 +29,12 @@ class PeerLost(Exception):
     """Another rank is gone, or has not answered in time; the launcher ends this one too and may start all again."""
 
 
+def peer_lost(error: BaseException) -> bool:
+    """Whether an error says no more than that another rank is gone, whoever raised it."""
+    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+    return isinstance(error, PeerLost) or (isinstance(error, RuntimeError) and any(w in str(error) for w in words))
+
+
 @dataclass(frozen=True)
 class Launched:
     """A process's place: which of how many, on which device of its node, in which launch, after how many restarts."""

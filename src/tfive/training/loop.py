@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from tfive.config.config import Config
+from tfive.distributed.environment import peer_lost
 from tfive.errors import RunFailed, UserError
 from tfive.rl.critic_files import save_critics
 from tfive.training import continuity
@@ -31,6 +32,9 @@ from tfive.training.state_tree import encode
 from tfive.training.status import LiveStatus, peak_bytes
 from tfive.training.stop_signal import StopSignal
 from tfive.training.summary import headline, save_summary
+
+LAST_WRITE = 5.0
+"""Seconds for a checkpoint that was begun to come to its end after another process died."""
 
 CONFIG, CHECKPOINTS, CRITICS = "config.toml", "checkpoints", "critics"
 
@@ -92,7 +96,10 @@ class Loop:
         try:
             yield
         except Exception as error:
-            unwritten = self.store.settle()
+            gone = peer_lost(error)
+            unwritten = self.store.settle(LAST_WRITE if gone else 30.0)
+            if gone:
+                raise
             if unwritten is not None:
                 raise RunFailed(f"{' '.join(str(error).split())}; {unwritten}") from error
             raise

@@ -105,7 +105,7 @@ class Watch:
             beat = self.seen[rank].beat
             where = f" (process {beat.process} on {beat.host})" if beat.process else ""
             waits = f", waiting in {beat.waits}" if beat.waits else ""
-            told.append(f"rank {rank} of {self.size}{where} in phase {beat.phase}{waits}")
+            told.append(f"rank {rank} of {self.size}{where} last heard of in phase {beat.phase}{waits}")
         return (
             f"{', '.join(told)}: no sign for {self.timeout:g} s; all ranks end (a slower machine needs a larger "
             "distributed.timeout)"

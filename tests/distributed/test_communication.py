@@ -1,0 +1,118 @@
+"""What processes send each other: formulae held against a counted run, and rings reckoned by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from processes import run_world
+
+from tfive.cli.app import _call
+from tfive.config.config import Config, resolve
+from tfive.errors import UserError
+from tfive.models.shape import ModelShape, find_shape
+from tfive.training.communication import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    REDUCE_SCATTER,
+    Exchange,
+    Layout,
+    Network,
+    bytes_per_rank,
+    exchanges,
+    predicted,
+)
+from tfive.training.memory import estimate
+from tiny import configure
+
+QUICK = ("window.probe=0", "gate.passes=0", "qualify.rule=fixed", "critic.warmup_rounds=1")
+CASES = {"whole": [*QUICK], "shards": [*QUICK, "distributed.shard=0"]}
+
+
+def by_collective(config: Config, processes: int) -> dict[str, int]:
+    shape = find_shape(config.model.name)
+    assert shape is not None
+    found: dict[str, int] = {}
+    for one in exchanges(config, shape, Layout.of(config, processes), 4):
+        found[one.collective] = found.get(one.collective, 0) + one.total
+    return found
+
+
+def test_predicted_bytes_are_those_of_a_counted_window(tmp_path: Path) -> None:
+    configure(tmp_path)
+    counted = run_world(2, "counted:windows", str(tmp_path), CASES, limit=400.0)
+    for name, overrides in CASES.items():
+        expected = by_collective(configure(tmp_path, *overrides), 2)
+        found = counted[0][name]
+        for collective in (ALL_REDUCE, REDUCE_SCATTER):
+            # Shards are padded to equal rows, at most one of each tensor a process.
+            assert expected.get(collective, 0) <= found.get(collective, 0) <= 1.1 * expected.get(collective, 0), name
+        # The model is tiny: sums and agreements, which are not counted, are not small beside it.
+        assert 0.75 < expected[ALL_GATHER] / found[ALL_GATHER] <= 1.05, name
+
+
+@pytest.fixture(scope="module")
+def nine() -> tuple[Config, ModelShape]:
+    config = resolve(["qwen3.5-9b"]).config
+    shape = find_shape(config.model.name)
+    assert shape is not None
+    return config, shape
+
+
+def test_a_ring_passes_each_member_all_but_one_part() -> None:
+    network = Network(inside=100.0, between=10.0)
+    node, nodes = Layout(8), Layout(24, nodes=3)
+    assert network.seconds(Exchange(ALL_REDUCE, "", 2, 400, 8), node) == pytest.approx(2 * 2 * 400 * 7 / 8 / 100)
+    assert network.seconds(Exchange(ALL_GATHER, "", 1, 50, 8), node) == pytest.approx(50 * 7 / 100)
+    assert network.seconds(Exchange(REDUCE_SCATTER, "", 1, 400, 8), nodes) == pytest.approx(400 * 7 / 8 / 100)
+    across = 2 * 400 * (7 / 8 / 100 + 2 / 3 / 10)
+    assert network.seconds(Exchange(ALL_REDUCE, "", 1, 400, 24), nodes) == pytest.approx(across)
+    # Three holders of a shard, one a node; all eight of a node send theirs over one link.
+    assert network.seconds(Exchange(ALL_REDUCE, "", 1, 50, 3, copies=True), nodes) == pytest.approx(
+        2 * 8 * 50 * 2 / 3 / 10
+    )
+
+
+def test_shards_take_memory_down_and_roles_change_what_is_sent(nine: tuple[Config, ModelShape]) -> None:
+    config, shape = nine
+    table = estimate(config, shape, on_gpu=True)
+    sizes = [bytes_per_rank(table, config, shape, Layout(24, shard=shard), 2) for shard in (1, 2, 8, 24)]
+    assert sizes[0] == table.total
+    assert sizes == sorted(sizes, reverse=True)
+    # What is sharded falls as 1/N: 16 bytes a weight of the actor and of two full critics.
+    weights = shape.parameters + 2 * (shape.backbone + shape.hidden + config.thought.length + 3)
+    assert sizes[1] - sizes[2] == pytest.approx(16 * weights * (1 / 2 - 1 / 8), rel=0.01)
+    compact = exchanges(config, shape, Layout(8, fitting=1), 2)
+    assert {one.collective for one in compact if "critics" in one.what and "values" not in one.what} == {BROADCAST}
+    assert exchanges(config, shape, Layout(1), 2) == []
+
+
+def test_more_gpus_compute_faster_and_exchange_longer(nine: tuple[Config, ModelShape]) -> None:
+    config, shape = nine
+    node, nodes = (predicted(config, shape, Layout(count, nodes=count // 8, shard=8)) for count in (8, 24))
+    assert nodes.computing == pytest.approx(node.computing / 3)
+    assert nodes.exchanging > node.exchanging
+    roles = predicted(config, shape, Layout(8, fitting=1))
+    assert roles.computing > node.computing
+    assert node.step == pytest.approx((node.computing + node.exchanging) / config.window.actor_steps)
+
+
+def test_doctor_predicts_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["doctor", "qwen3.5-9b", "--processes", "24"]
+    assert _call([*words, "--set", "distributed.shard=8", "--profile", "cluster", "--json"]) == 0
+    several = json.loads(capsys.readouterr().out)["configuration"]["several"]
+    assert (several["processes"], several["nodes"], several["shard"], several["profile"]) == (24, 3, 8, "cluster")
+    assert several["seconds"]["step"] > 0
+    assert any("gradients of the actor" in line for line in several["shown"])
+    assert _call([*words, "--set", "distributed.shard=7"]) == 2
+    assert "distributed.shard = 7: 24 processes cannot be divided" in capsys.readouterr().err
+    assert _call(["doctor", "--processes", "2"]) == 2
+    assert "name the preset or file" in capsys.readouterr().err
+
+
+def test_layouts_that_cannot_be_are_refused(nine: tuple[Config, ModelShape]) -> None:
+    config = resolve(["qwen3.5-9b"], ["distributed.profile=cluster"]).config
+    with pytest.raises(UserError, match="2 critics with 1 process each need 3 processes, this run has 2"):
+        Layout.of(config, 2)
