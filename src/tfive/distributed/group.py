@@ -112,11 +112,11 @@ class Group(World):
         """The length goes ahead."""
         length = torch.tensor([len(own)], dtype=torch.int64, device=self.device)
         root = source if self.group is None else dist.get_global_rank(self.group, source)
-        with self.waiting("transfer"):
+        with self.waiting("broadcast"):
             dist.broadcast(length, root, group=self.group)
         sends = self.rank == source
         flat = own.to(self.device) if sends else torch.empty(int(length), dtype=torch.uint8, device=self.device)
-        with self.waiting("transfer"):
+        with self.waiting("broadcast"):
             dist.broadcast(flat, root, group=self.group)
         return flat.cpu()
 
