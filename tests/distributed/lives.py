@@ -166,6 +166,7 @@ def _own_piece(pieces: dict[Any, Box], path: tuple[str | int, ...], shape: tuple
 
 def _refused(world: World, root: Path) -> str:
     """A byte of one process's file is changed: every process refuses, with the same line."""
+    world.barrier("all have read it")
     if world.leads:
         (file,) = root.glob("checkpoint-*/parts-00001-*")
         content = bytearray(file.read_bytes())
