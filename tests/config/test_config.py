@@ -226,7 +226,13 @@ def test_the_trace_rule_is_the_formula_over_all_reachable_lengths(alpha: float, 
 def test_every_rule_has_a_name_and_can_break() -> None:
     broken = set()
     for overrides in (
-        ["anchor.lr=1e-5", "anchor.next_token=0", "warmstart.source=given", "warmstart.path=worked.jsonl"],
+        [
+            "anchor.lr=1e-5",
+            "anchor.next_token=0",
+            "warmstart.source=given",
+            "warmstart.path=worked.jsonl",
+            "actor.adapt=lora",
+        ],
         ["gae.alpha=0.05", "window.items=300000", "window.actor_steps=9", "thought.group=8", "run.develop_items=99999"],
         [
             "thought.horizon=600",

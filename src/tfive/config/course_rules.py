@@ -18,6 +18,16 @@ def given_workings_have_places(config: Schema) -> str | None:
     )
 
 
+def a_warm_start_trains_every_weight(config: Schema) -> str | None:
+    """What a warm start learns becomes the base model, which low-rank updates leave as it is."""
+    if config.actor.adapt == "full" or config.warmstart.source == "off":
+        return None
+    return (
+        "actor.adapt = lora: a warm start trains every weight of the model; use actor.adapt = full or "
+        "warmstart.source = off and warmstart.path = none"
+    )
+
+
 def the_actor_is_released_within_the_run(config: Schema) -> str | None:
     """Windows of reading end before the run does."""
     reading, windows = config.reading_windows, config.window.windows
@@ -70,6 +80,7 @@ def a_pilot_can_tell_thoughts_apart(config: Schema) -> str | None:
 
 COURSE_RULES = (
     given_workings_have_places,
+    a_warm_start_trains_every_weight,
     a_pilot_can_tell_thoughts_apart,
     the_actor_is_released_within_the_run,
     thoughts_have_lengths_to_grow_through,

@@ -47,15 +47,6 @@ def trace_decay_lies_between_0_and_1(config: Schema) -> str | None:
     )
 
 
-@rule
-def a_warm_start_trains_every_weight(config: Schema) -> str | None:
-    """What a warm start learns becomes the base model, which low-rank updates leave as it is."""
-    if config.actor.adapt == "full" or config.warmstart.source == "off":
-        return None
-    return (
-        "actor.adapt = lora: a warm start trains every weight of the model; use actor.adapt = full or "
-        "warmstart.source = off and warmstart.path = none"
-    )
 
 
 @rule
