@@ -1,0 +1,57 @@
+"""The profile of the update: kernels by family, variants within the budget, the same numbers with any part off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tfive.tree.settings import EngineOptions
+from tfive_lab.bench import update
+from tfive_lab.bench.phases import tree_phases
+from tfive_lab.bench.selfcheck import MODELS, WORK
+from tfive_lab.bench.work import random_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "family"),
+    [
+        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "matrix products"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop", "attention"),
+        ("_key_slope", "attention"),
+        ("_norm_back", "fused norms"),
+        ("_rotate_back", "fused rotary"),
+        ("_gate", "fused gated products"),
+        ("_log_prob_slope", "fused vocabulary"),
+        ("Memcpy DtoD (Device -> Device)", "copies"),
+        ("void at::native::vectorized_elementwise_kernel<8, silu>", "elementwise"),
+    ],
+)
+def test_kernels_have_a_family(kernel: str, family: str) -> None:
+    assert update.family(kernel) == family
+
+
+@pytest.mark.model
+def test_a_report_keeps_to_its_budget() -> None:
+    model, saved = random_model(MODELS["attention"], CPU, torch.float32), []
+    report = update.update_profile(model, WORK, repeats=1, budget=0.0, variants=("none", "all"), save=saved.append)
+    assert report["left_out"] == ["none", "all"]
+    assert set(report["phases"]) == {"sampling", "scoring", "actor"}
+    assert saved
+    assert "not reached within the budget: none, all" in update.render(report)
+
+
+@pytest.mark.model
+def test_every_variant_computes_the_same() -> None:
+    model = random_model(MODELS["attention"], CPU, torch.float32)
+    side: Any = tree_phases(model, WORK, EngineOptions(fused_blocks="on", fused_training="on"))
+    side.sampling()
+    found = [update.variant(side, name).actor() for name in update.VARIANTS]
+    for mine in found[1:]:
+        torch.testing.assert_close(mine, found[0], rtol=1e-4, atol=1e-4)
+    profile = update.profiled(update.variant(side, "all").actor, update.Clock(CPU))
+    assert profile["device_ms"] > 0
+    assert profile["kernels"]
