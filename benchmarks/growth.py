@@ -188,7 +188,9 @@ def main(given: list[str] | None = None) -> int:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     shapes = ["small", "nano", *SHAPES]
-    parser.add_argument("--shape", choices=shapes, default="small", help="a random model of this shape (small: a hybrid)")
+    parser.add_argument(
+        "--shape", choices=shapes, default="small", help="a random model of this shape (small: a hybrid)"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compute", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument("--axes", nargs="+", choices=list(AXES), default=list(AXES))
