@@ -25,7 +25,8 @@ from tfive.cli.options import script
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.tree.settings import EngineOptions
 from tfive_lab.bench.phases import PHASES, Clock, empty, tree_phases
-from tfive_lab.bench.work import SHAPES, Work, find_model
+from tfive_lab.bench.selfcheck import MODELS
+from tfive_lab.bench.work import SHAPES, Work, find_model, random_model
 
 LINEAR = 1.1
 """Exponents above this count as worse than linear: a tenth is what clocks and launches can make of one."""
@@ -186,7 +187,10 @@ def render(report: dict[str, Any]) -> str:
 def main(given: list[str] | None = None) -> int:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--shape", choices=["nano", *SHAPES], default="nano", help="a random model of this shape")
+    shapes = ["small", "nano", *SHAPES]
+    parser.add_argument(
+        "--shape", choices=shapes, default="small", help="a random model of this shape (small: a hybrid)"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compute", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument("--axes", nargs="+", choices=list(AXES), default=list(AXES))
@@ -196,7 +200,11 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder for the JSON")
     asked = parser.parse_args(given)
     device = choose_device(asked.device)
-    model, name = find_model(asked.shape, device, choose_dtype(asked.compute, device))
+    dtype = choose_dtype(asked.compute, device)
+    if asked.shape == "small":
+        model, name = random_model(MODELS["hybrid"], device, dtype), "small hybrid (random weights)"
+    else:
+        model, name = find_model(asked.shape, device, dtype)
     large = device.type == "cuda"
     work = Work() if large else Work(texts=2, tokens=128, positions=4)
     axes = {axis: values for axis, values in (AXES if large else SMALL_AXES).items() if axis in asked.axes}

@@ -24,7 +24,8 @@ from tfive.models.shape import known_shapes
 from tfive.tree.fast import delta_chunk, delta_step_triton, mixer
 from tfive.tree.fast.delta_chunk import TritonRule
 from tfive.tree.fast.delta_kernel import triton_differences
-from tfive.tree.fast.delta_step import LayerMemory, RecurrentHeads, StepWeights, step_differences
+from tfive.tree.fast.delta_step import LayerMemory, RecurrentHeads, StepWeights
+from tfive.tree.fast.delta_step_choice import step_differences
 from tfive.tree.fast.mixer import TritonMixer
 from tfive_lab.bench.work import SHAPES, Work
 

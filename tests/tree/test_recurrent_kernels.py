@@ -18,10 +18,9 @@ from tfive.tree.fast.delta_step import (
     BranchSteps,
     RecurrentHeads,
     StepWeights,
-    choose_step,
-    step_differences,
     torch_step,
 )
+from tfive.tree.fast.delta_step_choice import choose_step, step_differences
 from tfive.tree.fast.kernel_recurrence import KernelRecurrence, finish_trouble
 from tfive.tree.fast.mixer import TorchMixer, mixer_differences
 from tfive.tree.grow import grow

@@ -47,8 +47,6 @@ def trace_decay_lies_between_0_and_1(config: Schema) -> str | None:
     )
 
 
-
-
 @rule
 def a_rate_of_anchors_has_anchors(config: Schema) -> str | None:
     """`anchor.lr` is the rate of updates that something must make."""

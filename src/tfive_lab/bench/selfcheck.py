@@ -24,7 +24,8 @@ from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.tree.fast.cuda_graph import CudaGraphs
 from tfive.tree.fast.delta_kernel import triton_differences
 from tfive.tree.fast.delta_kernel import triton_trouble as rule_trouble
-from tfive.tree.fast.delta_step import RecurrentHeads, choose_step, step_differences, step_trouble
+from tfive.tree.fast.delta_step import RecurrentHeads
+from tfive.tree.fast.delta_step_choice import choose_step, step_differences, step_trouble
 from tfive.tree.fast.fused import KERNEL_BOUNDS, TritonOps, differences, triton_trouble
 from tfive.tree.fast.hf_fused import AttentionPart
 from tfive.tree.fast.hf_training import block_shapes
@@ -297,9 +298,12 @@ def _recurrent_kernels(
     heads: RecurrentHeads, device: torch.device, bounds: dict[torch.dtype, float]
 ) -> Iterator[Check]:
     """Triton's kernels of recurrent layers against PyTorch: the sampling step, the rule and what stands around it."""
-    what = f"recurrent layers, {heads.values} heads of {heads.value_features}"
     for dtype, bound in bounds.items():
-        name = f"kernels in {str(dtype).removeprefix('torch.')}, relative"
+        kind = str(dtype).removeprefix("torch.")
+        what, name = (
+            "recurrent layers",
+            f"kernels for {heads.values} heads of {heads.value_features} in {kind}, relative",
+        )
         trouble = step_trouble(heads, device, dtype) or rule_trouble(heads, device, dtype)
         if device.type != "cuda" or (trouble and "imported" in trouble):
             yield Check(what, name, None, None, f"not used: {trouble}")

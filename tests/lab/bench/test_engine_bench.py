@@ -135,7 +135,13 @@ def test_selfcheck_passes_here_and_fails_when_it_must(monkeypatch: pytest.Monkey
     monkeypatch.setattr(bench_selfcheck, "WORK", TINY)
     report = bench_selfcheck.selfcheck("cpu")
     assert report["ok"], bench_selfcheck.render(report)
-    assert {check["model"] for check in report["checks"]} == {"delta rule", "heads", "attention", "hybrid"}
+    assert {check["model"] for check in report["checks"]} == {
+        "delta rule",
+        "heads",
+        "attention",
+        "hybrid",
+        "recurrent layers",
+    }
     assert "flex attention: no backward" in bench_selfcheck.render(report)
     bad = bench_selfcheck.Check("attention", "folded attention", 1.0, 1e-4)
     assert not bad.ok
@@ -156,5 +162,8 @@ def test_script_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert script().main(["--shape", "nano", "--profile", "--out", str(tmp_path), *small]) == 0
     report = json.loads((tmp_path / "engine-nano.json").read_text(encoding="utf-8"))
     assert report["max_abs_logprob_diff"] < 1e-4
-    assert "== actor" in (tmp_path / "engine-nano-profile.txt").read_text(encoding="utf-8")
+    profile = json.loads((tmp_path / "engine-nano-profile.json").read_text(encoding="utf-8"))
+    assert list(profile) == ["sampling", "scoring", "actor", "values", "ten_steps"]
+    assert profile["actor"]["launches"] > 100
+    assert sum(profile["actor"]["families_ms"].values()) == pytest.approx(profile["actor"]["device_ms"])
     assert "random weights" in capsys.readouterr().out

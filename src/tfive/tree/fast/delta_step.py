@@ -1,4 +1,4 @@
-"""One sampling step of a gated delta net layer as one operation: in PyTorch, and whether Triton's kernel may do it.
+"""One sampling step of a gated delta net layer as one operation, in plain PyTorch, and the buffers it works on.
 
 From the products of a layer's input to the gated, normed output that its last product reads: the short convolution,
 its activation, the norms of queries and keys, both gates, the delta rule and the output's norm. A branch's fork state
@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfive.tree.fast.fused import KERNEL_BOUNDS, Division, divided
+from tfive.tree.fast.fused import Division, divided
 from tfive.tree.recurrent.delta_rule import CHUNK, unit_rows, wide_dtype
 from tfive.tree.recurrent.deltanet import ForkMemory, RecurrentParts
 
@@ -212,70 +211,3 @@ def _fold(held: LayerMemory, reach: int) -> None:
     written = (held.key_QIZE * fade_QIZ1).mT @ held.write_QIZF.to(fade_QIZ1.dtype)
     held.state_XIEF.copy_(held.state_XIEF * last_QI1.exp()[..., None] + written)
     held.past_QLU[:, :reach].copy_(held.past_QLU[:, -reach:].clone())
-
-
-def step_differences(
-    kernel: StepKernel, heads: RecurrentHeads, device: torch.device, dtype: torch.dtype, steps: int = 19
-) -> dict[str, float]:
-    """How far `kernel` is from `torch_step` in float32 after each of some steps, at most: |a − b| / |b|."""
-    generator, branches, width = torch.Generator().manual_seed(0), 6, 40
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(device, dtype)
-
-    values = heads.values * heads.value_features
-    state = 0.3 * random(branches // 2, heads.values, heads.key_features, heads.value_features)
-    tail = random(branches, heads.memory, heads.channels)
-    fixed = (random(heads.channels, heads.memory + 1), random(heads.values).float(), random(heads.values).float())
-    norm, rows = 1 + 0.1 * random(heads.value_features), 2 * random(branches, width)
-    given = [[random(branches, n) for n in (heads.channels, values, heads.values, heads.values)] for _ in range(steps)]
-    found: list[dict[str, Tensor]] = []
-    for some, kind in ((torch_step, torch.float32), (kernel, dtype)):
-        weights = StepWeights(heads, fixed[0].to(kind), fixed[1], fixed[2], norm.to(kind), 1e-6)
-        held = LayerMemory.empty(branches // 2, branches, steps, heads, state.to(kind))
-        held.state_XIEF.copy_(state)
-        held.past_QLU[:, : heads.memory].copy_(tail)
-        outputs = []
-        for place, each in enumerate(given):
-            mixed, gate, strength, rate = (x.to(kind) for x in each)
-            at = torch.tensor([place], device=device)
-            outputs.append(some((mixed, gate, strength, rate), (rows.to(kind), 1e-5), weights, held, at))
-        found.append({"outputs": torch.stack(outputs), "writes": held.write_QIZF, "inputs": held.past_QLU})
-    return {
-        name: float((found[1][name].double() - want.double()).norm() / want.double().norm())
-        for name, want in found[0].items()
-    }
-
-
-@cache
-def step_trouble(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why Triton's step is not used for such layers on this device, or None: it agrees."""
-    if device.type != "cuda":
-        return f"there is no kernel for {device.type}"
-    if dtype not in KERNEL_BOUNDS:
-        return f"there is no kernel for {dtype}"
-    for features in (heads.key_features, heads.value_features):
-        if features & (features - 1) or not 16 <= features <= 256:
-            return f"heads have {features} features; the kernel takes a power of two from 16 to 256"
-    try:
-        from tfive.tree.fast import delta_step_triton
-
-        apart = step_differences(delta_step_triton.step, heads, device, dtype)
-    except ImportError as error:
-        return f"Triton cannot be imported: {error}"
-    except Exception as error:  # noqa: BLE001 - a compiler fails in many ways; the reason is returned, not lost
-        return f"it fails on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    wrong = [
-        f"its {name} are off by {off:.2g} on {device}" for name, off in apart.items() if not off <= KERNEL_BOUNDS[dtype]
-    ]
-    return wrong[0] if wrong else None
-
-
-def choose_step(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype) -> tuple[StepKernel | None, str]:
-    """Triton's step where it agrees with PyTorch on this device, else None, and why."""
-    trouble = step_trouble(heads, device, dtype)
-    if trouble is not None:
-        return None, trouble
-    from tfive.tree.fast import delta_step_triton
-
-    return delta_step_triton.step, "Triton's kernel agrees with PyTorch on this device"

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from tfive.errors import UserError
 from tfive.tree.attention import Attending, TreePass
-from tfive.tree.fast.delta_step import BranchSteps, RecurrentHeads, StepKernel, StepWeights, choose_step, torch_step
+from tfive.tree.fast.delta_step import BranchSteps, RecurrentHeads, StepKernel, StepWeights, torch_step
+from tfive.tree.fast.delta_step_choice import choose_step
 from tfive.tree.fast.fan import Fan, HeldNorm, Unfit, held
 from tfive.tree.fast.fused import Angles, Heads, Ops, TorchOps, choose_ops, divided
 from tfive.tree.fast.kernel_recurrence import finish_trouble
