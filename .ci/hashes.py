@@ -1,4 +1,4 @@
-"""Write `hashes.txt`: every pin of `constraints.txt` but torch's, with the sha256 of the file that pip takes for it here.
+"""Write `hashes.txt`: every pin of `constraints.txt` but torch's, with the sha256 of the file that pip takes for it.
 
     pip install --dry-run --ignore-installed --no-deps --report report.json -r constraints.txt
     python .ci/hashes.py report.json > hashes.txt

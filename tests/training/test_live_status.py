@@ -15,8 +15,8 @@ import torch
 
 from stage import assembled
 from tfive.config.config import Config
-from tfive.training import progress as progress_module
 from tfive.training import live_status
+from tfive.training import progress as progress_module
 from tfive.training.compare import Cell, CellsStatus
 from tfive.training.live_status import PROGRESS, LiveStatus, clock, planned_thoughts
 from tfive.training.progress import HEADLINE_EVERY, ProgressReport, Waiting
