@@ -8,10 +8,15 @@ AUDIT := .venv-audit
 PIP_FLAGS := --quiet --disable-pip-version-check
 MIN_PINS := transformers==5.17.0 huggingface_hub==1.33.0
 TORCH := torch==2.13.0
+# With HASHED=1 every package but torch must be the very file that hashes.txt names. pip cannot check hashes
+# and install a project in place by one command: the packages come first, then torch and the project, alone.
+ifdef HASHED
+ALONE := --no-deps --no-build-isolation
+endif
 # The page is tested in a browser where the machine has one; make test-page brings one.
 HAS_CHROMIUM := { command -v chromium || command -v chromium-browser || command -v google-chrome; } > /dev/null
 
-.PHONY: train test test-min test-page lint fuzz soak audit docs docs-check reference dist clean help
+.PHONY: train test test-min test-page lint fuzz soak audit hashes docs docs-check reference dist clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +28,7 @@ help:
 	@echo "make fuzz        12,000 hostile inputs for everything that is read; any outcome but a clean one fails"
 	@echo "make soak        runs of every method killed 1,000 times and compared, in parts of any length"
 	@echo "make audit       known vulnerabilities of the pinned packages"
+	@echo "make hashes      write hashes.txt for the pins of constraints.txt; make HASHED=1 test installs by it"
 	@echo "make docs        the documentation site in build/site; broken links fail"
 	@echo "make docs-check  every command and link of README and docs, run as a reader would"
 	@echo "make reference   write docs/reference from the source"
@@ -59,6 +65,12 @@ soak: $(VENV)/test.stamp
 audit: $(AUDIT)/audit.stamp
 	@$(AUDIT)/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
+# After every change of constraints.txt, on the platform that is tested.
+hashes: $(VENV)/run.stamp
+	@mkdir -p build
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --dry-run --ignore-installed --no-deps --report build/pins.json -r constraints.txt
+	@$(VENV)/bin/python .ci/hashes.py build/pins.json > hashes.txt
+
 docs-check: $(VENV)/test.stamp
 	@$(VENV)/bin/python tests/docs_check.py
 
@@ -84,22 +96,25 @@ $(VENV)/run.stamp: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tfive needs Python 3.11 or newer; try make PYTHON=python3.11")'
 	@$(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt $(TORCH)
-	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt -e .
+ifdef HASHED
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --no-deps --require-hashes -r hashes.txt
+endif
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt $(if $(HASHED),--no-deps) $(TORCH)
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt $(ALONE) -e .
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/run.stamp
-	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt -e ".[test]"
-	@if $(HAS_CHROMIUM); then $(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt -e ".[page-test]"; fi
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt $(ALONE) -e ".[test]"
+	@if $(HAS_CHROMIUM); then $(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt $(ALONE) -e ".[page-test]"; fi
 	@touch $@
 
 $(VENV)/page.stamp: $(VENV)/test.stamp
-	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt -e ".[page-test]"
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt $(ALONE) -e ".[page-test]"
 	@$(HAS_CHROMIUM) || $(VENV)/bin/playwright install --with-deps chromium
 	@touch $@
 
 $(VENV)/lint.stamp: $(VENV)/test.stamp
-	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt -e ".[lint]"
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt $(ALONE) -e ".[lint]"
 	@touch $@
 
 $(MIN)/test.stamp: pyproject.toml constraints.txt

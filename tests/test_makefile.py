@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import tomllib
@@ -70,6 +71,27 @@ def test_types_are_checked_in_every_folder_with_python_files() -> None:
 
 def test_ci_runs_make_test() -> None:
     assert (ROOT / ".ci" / "run").read_text("utf-8").splitlines()[-1] == "make test"
+
+
+def pins(name: str) -> dict[str, list[str]]:
+    """Requirement → what stands after it, of every line that is no comment."""
+    lines = [line.split() for line in (ROOT / name).read_text("utf-8").splitlines() if not line.startswith("#")]
+    return {words[0].lower().replace("_", "-"): words[1:] for words in lines if words}
+
+
+def test_every_pin_but_torch_has_a_hash() -> None:
+    hashed, pinned = pins("hashes.txt"), pins("constraints.txt")
+    assert set(hashed) == {pin for pin in pinned if not pin.startswith("torch==")}
+    assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for words in hashed.values() for one in words)
+    assert all(hashed.values())
+
+
+def test_hashes_are_checked_before_anything_else_is_installed(checkout: Path) -> None:
+    (checkout / ".venv" / "run.stamp").unlink()
+    lines = [line for line in make(checkout, "-n", "HASHED=1", "test").splitlines() if "pip install" in line]
+    assert "--require-hashes -r hashes.txt" in lines[0]
+    assert all("--no-deps" in line for line in lines)
+    assert not any("--require-hashes" in line for line in make(checkout, "-n", "test").splitlines())
 
 
 def test_make_clean_removes_environments_and_caches_and_keeps_runs(checkout: Path) -> None:

@@ -15,8 +15,8 @@ import torch
 
 from stage import assembled
 from tfive.config.config import Config
+from tfive.training import live_status
 from tfive.training import progress as progress_module
-from tfive.training import status as status_module
 from tfive.training.compare import Cell, CellsStatus
 from tfive.training.live_status import PROGRESS, LiveStatus, clock, planned_thoughts
 from tfive.training.progress import HEADLINE_EVERY, ProgressReport, Waiting
@@ -123,7 +123,7 @@ def test_loops_inside_a_headline_keep_their_bars() -> None:
 
 
 def test_a_window_that_opens_has_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_module, "_resident", lambda: 1_250_000_000)
+    monkeypatch.setattr(live_status, "_resident", lambda: 1_250_000_000)
     status, method, recorder = a_status(Clock())
     with recorder.phase("open"):
         method.window = 1
@@ -148,7 +148,7 @@ def a_status(time: Clock, *overrides: str) -> tuple[LiveStatus, Any, Recorder]:
 
 
 def test_the_line_says_window_phase_step_rate_time_left_and_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_module, "_resident", lambda: 1_250_000_000)
+    monkeypatch.setattr(live_status, "_resident", lambda: 1_250_000_000)
     time = Clock()
     status, method, recorder = a_status(time)
     assert status.line() == "window 1 of 6, open (0:00), 2 of 5 attempts left, 1.2 GB"
