@@ -69,20 +69,20 @@ def _exact(config: Config) -> Loaded:
 
 def _exactly_built(*given: Any) -> Assembly:
     """What `build` makes, with critics' heads and reading gates in float64 like everything else."""
-    pair, gates = build.build_pair, build._gates
+    pair, parts = build.build_pair, build.begun_parts
 
     def exact(*arguments: Any, **named: Any) -> Any:
         return [critic.double() for critic in pair(*arguments, **named)]
 
-    def exact_gates(*arguments: Any, **named: Any) -> Any:
-        found = gates(*arguments, **named)
-        return None if found is None else found.double()
+    def exact_parts(*arguments: Any, **named: Any) -> Any:
+        delimiters, gates = parts(*arguments, **named)
+        return delimiters, None if gates is None else gates.double()
 
-    build.build_pair, build._gates = exact, exact_gates
+    build.build_pair, build.begun_parts = exact, exact_parts
     try:
         return build.build(*given)
     finally:
-        build.build_pair, build._gates = pair, gates
+        build.build_pair, build.begun_parts = pair, parts
 
 
 class _Thoughts:
