@@ -15,7 +15,7 @@ from tfive.cli.launch import restart_line, started_by_launcher, whole_status
 from tfive.distributed.environment import CRASHED, LOST
 from tfive.errors import UserError
 
-LIMIT = 120
+LIMIT = 400
 """Seconds after which a launch counts as hanging."""
 
 RANK = """

@@ -161,7 +161,8 @@ class Watchdog:
                 self._end(LOST)  # the launcher was killed: nobody is left who would end this process
                 return
             with self._lock:
-                hung = self._watch.hung(time.monotonic())
+                # Whoever judges is there; what its own main thread does is for the others to say.
+                hung = [rank for rank in self._watch.hung(time.monotonic()) if rank != self.place.rank]
             if hung:
                 self._give_up(hung)
                 return
