@@ -36,7 +36,8 @@ def test_kernels_have_a_family(kernel: str, family: str) -> None:
 
 @pytest.mark.model
 def test_a_report_keeps_to_its_budget() -> None:
-    model, saved = random_model(MODELS["attention"], CPU, torch.float32), list[Any]()
+    model = random_model(MODELS["attention"], CPU, torch.float32)
+    saved: list[dict[str, Any]] = []
     report = update.update_profile(model, WORK, repeats=1, budget=0.0, variants=("none", "all"), save=saved.append)
     assert report["left_out"] == ["none", "all"]
     assert set(report["phases"]) == {"sampling", "scoring", "actor"}
