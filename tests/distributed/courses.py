@@ -68,17 +68,21 @@ def _exact(config: Config) -> Loaded:
 
 
 def _exactly_built(*given: Any) -> Assembly:
-    """What `build` makes, with critics whose heads are float64 like everything else."""
-    pair = build.build_pair
+    """What `build` makes, with critics' heads and reading gates in float64 like everything else."""
+    pair, gates = build.build_pair, build._gates
 
     def exact(*arguments: Any, **named: Any) -> Any:
         return [critic.double() for critic in pair(*arguments, **named)]
 
-    build.build_pair = exact
+    def exact_gates(*arguments: Any, **named: Any) -> Any:
+        found = gates(*arguments, **named)
+        return None if found is None else found.double()
+
+    build.build_pair, build._gates = exact, exact_gates
     try:
         return build.build(*given)
     finally:
-        build.build_pair = pair
+        build.build_pair, build._gates = pair, gates
 
 
 class _Thoughts:

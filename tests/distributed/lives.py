@@ -116,7 +116,9 @@ def every_life(world: World, home: str) -> dict[str, Any]:
     if world.rank < 2:
         live(pair, folder, "moved", 4, stop_after=2)
     if world.rank == 0:
+        launched = os.environ.pop("WORLD_SIZE")  # what a process that is started alone does not have
         live(SINGLE, folder, "moved", 4, stop_after=3)
+        os.environ["WORLD_SIZE"] = launched
     world.barrier("alone")
     live(world, folder, "moved", 4, shard=2)
     return {"restored": RESTORED, "pieces": len(PIECES), "sharded": sharded(world, folder / "sharded")}

@@ -112,7 +112,7 @@ def weights(one: Trained) -> dict[str, Tensor]:
     }
 
 
-def course(world: World, whole: Trained, sharded: Trained, steps: int = 3) -> dict[str, float]:
+def course(world: World, whole: Trained, sharded: Trained, steps: int = 2) -> dict[str, float]:
     """How far a sharded course lies from the whole one, which makes the passes of all processes by itself."""
     far = {"gradients": 0.0, "norm": 0.0, "weights": 0.0, "masters": 0.0, "loss": 0.0}
     each = 8 // world.size

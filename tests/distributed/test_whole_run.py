@@ -64,7 +64,8 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 def test_a_run_by_two_processes_is_written_once_and_like_one(tmp_path: Path) -> None:
     overrides = asked(tmp_path)
     alone = trained(str(tmp_path), str(tmp_path / "one"), overrides)
-    found = run_world(2, "whole:trained", str(tmp_path), str(tmp_path / "two"), overrides, joins=False)
+    sharded = [*overrides, "distributed.shard=0"]
+    found = run_world(2, "whole:trained", str(tmp_path), str(tmp_path / "two"), sharded, joins=False)
     assert found[0] == found[1]
     assert found[0]["account"] == alone["account"]
     assert found[0]["gains"] == pytest.approx(alone["gains"], abs=1e-4)
@@ -112,7 +113,6 @@ def test_an_evaluation_by_two_processes_has_the_answers_of_one(tmp_path: Path) -
         (1, ("distributed.profile=cluster",), "this run has 1; start more, or use distributed.profile = single"),
         (4, ("distributed.profile=compact", "method=ntp"), "method ntp has no critics to give processes to"),
         (4, ("distributed.shard=3",), "distributed.shard = 3: 4 processes cannot be divided into groups of 3"),
-        (2, ("distributed.shard=0", "calibration.score_centering=true"), "centring reads a whole second copy"),
     ],
 )
 def test_what_cannot_go_together_is_refused_in_one_line(size: int, overrides: tuple[str, ...], said: str) -> None:

@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -375,9 +373,3 @@ def test_files_are_cut_and_put_together_again(tmp_path: Path, monkeypatch: pytes
     saved(tmp_path, 3, whole_state())
     assert (tmp_path / "checkpoint-00000001" / "parts-00001-00001.safetensors").is_file()
     assert same(loaded(tmp_path, 2)[0], whole(whole_state()))
-
-
-def test_one_process_loads_no_sharding_code() -> None:
-    code = "import sys, tfive.training.checkpoint; print('torch.distributed.tensor' in sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == "False"

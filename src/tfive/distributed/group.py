@@ -45,7 +45,7 @@ class Group(World):
         return self._exchanged(list(own), lengths.tolist(), "gather")
 
     @contextmanager
-    def _waiting(self, name: str) -> Iterator[None]:
+    def waiting(self, name: str) -> Iterator[None]:
         """A collective: watchers see that this process waits there, and a lost process is one error for all."""
         self.pulse.entered(name)
         with lost(name):
@@ -58,7 +58,7 @@ class Group(World):
         row_bytes = [_row_bytes(tensor) for tensor in own]
         sent = torch.cat([_padded(self._sent(tensor), most * size) for tensor, size in zip(own, row_bytes)])
         received = [torch.empty_like(sent) for _ in range(self.size)]
-        with self._waiting(name):
+        with self.waiting(name):
             dist.all_gather(received, sent, group=self.group)
         found: list[Tensor] = []
         start = 0
@@ -97,7 +97,7 @@ class Group(World):
     def _sum_in_place(self, bucket: list[Tensor]) -> None:
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
         wire = flat.to(self.device)
-        with self._waiting("gradients"):
+        with self.waiting("gradients"):
             dist.all_reduce(wire, group=self.group)
         flat = wire.to(flat.device)
         for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket])):
@@ -112,11 +112,11 @@ class Group(World):
         """The length goes ahead."""
         length = torch.tensor([len(own)], dtype=torch.int64, device=self.device)
         root = source if self.group is None else dist.get_global_rank(self.group, source)
-        with self._waiting("broadcast"):
+        with self.waiting("broadcast"):
             dist.broadcast(length, root, group=self.group)
         sends = self.rank == source
         flat = own.to(self.device) if sends else torch.empty(int(length), dtype=torch.uint8, device=self.device)
-        with self._waiting("broadcast"):
+        with self.waiting("broadcast"):
             dist.broadcast(flat, root, group=self.group)
         return flat.cpu()
 

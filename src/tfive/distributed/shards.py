@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -31,8 +32,11 @@ from tfive.distributed.pieces import Piece
 from tfive.errors import UserError
 
 Result = TypeVar("Result")
+Waiting = Callable[[str], AbstractContextManager[object]]
 
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+# Their names before torch 2.13 are the second ones.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 REPLICATE, SHARD = "replicate", "shard"
 """Names of the mesh's dimensions: groups of processes that hold the same rows, and that hold all rows between them."""
@@ -68,12 +72,13 @@ class Shards:
         beside: Mapping[str, nn.Module] | None = None,
         name: str = "",
         trained_in: Callable[[torch.dtype], torch.dtype] = lambda dtype: dtype,
+        waiting: Waiting = nullcontext,
     ) -> None:
         """`whole` and the modules `beside` it become the copy that computes without gradients; shards are made of a
         copy of them. `blocks` names the modules that are gathered one at a time; `trained_in` gives the precision in
         which weights are trained from that in which they compute. `name` stands before the names of `whole`'s
-        weights, as those of the modules beside it before theirs."""
-        self.mesh, self._trained_in, others = mesh, trained_in, dict(beside or {})
+        weights, as those of the modules beside it before theirs. `waiting` is what every exchange happens in."""
+        self.mesh, self._trained_in, self._waiting, others = mesh, trained_in, waiting, dict(beside or {})
         self._prefix = f"{name}." if name else ""
         self._group = mesh.get_group(SHARD)
         self._ways, self._rank = dist.get_world_size(self._group), dist.get_rank(self._group)
@@ -87,16 +92,15 @@ class Shards:
         self.beside: dict[str, Any] = {name: copy.deepcopy(module) for name, module in others.items()}
         for parameter in self._whole.values():
             parameter.requires_grad_(False)
-        # A block at a time is widened and sharded, so that no second whole set of weights is ever in memory.
+        # A block at a time is widened and sharded, so that master weights are never whole in memory.
         units = {f"{self._prefix}{block}.": self._unit(self.model.get_submodule(block), policy) for block in blocks}
         for other, module in self.beside.items():
             units[f"{other}."] = self._unit(module, _policy(_one_precision(module), trained_in))
         self._root = self._unit(_Root(self.model, self.beside), policy)
         self._units = self._by_unit({**units, "": self._root})
-        self._gathers = [_Gather([target for target, _, _ in weights], self._ways) for _, weights in self._units]
-        for (unit, _), gather in zip(self._units, self._gathers):
-            unit.set_custom_all_gather(gather)
         self._parameters = self._named(self.model, self.beside)
+        self._learn_order()
+        self.take()
         self.refresh()
 
     def _named(self, model: nn.Module, beside: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
@@ -115,8 +119,9 @@ class Shards:
         unit.set_force_sum_reduction_for_comms(True)
         return unit
 
-    def _by_unit(self, units: dict[str, Any]) -> list[tuple[Any, list[tuple[Tensor, nn.Module, str]]]]:
-        """Each unit with its weights: where the whole copy has them, and which attribute of which module they are."""
+    def _by_unit(self, units: dict[str, Any]) -> list[tuple[Any, list[tuple[Tensor, nn.Module, str]], _Gather]]:
+        """Each unit with its weights (where the whole copy has them, which attribute of which module they are) and how
+        they are put together."""
         longest = sorted(units, key=len, reverse=True)
         found: dict[str, list[tuple[Tensor, nn.Module, str]]] = {prefix: [] for prefix in units}
         for name, target in self._whole.items():
@@ -125,11 +130,30 @@ class Shards:
             other, _, inside = path.partition(".")
             module = self.beside[other].get_submodule(inside) if other in self.beside else self._inside(path)
             found[prefix].append((target, module, attribute))
-        return [(units[prefix], weights) for prefix, weights in found.items() if weights]
+        gathers = {
+            prefix: _Gather([target for target, _, _ in weights], self._ways, self._waiting)
+            for prefix, weights in found.items()
+            if weights
+        }
+        for prefix, gather in gathers.items():
+            units[prefix].set_custom_all_gather(gather)
+            units[prefix].set_custom_reduce_scatter(_Sum(self._waiting))
+        return [(units[prefix], found[prefix], gather) for prefix, gather in gathers.items()]
 
     def _inside(self, path: str) -> nn.Module:
         module: nn.Module = self.model.get_submodule(f"{path}.".removeprefix(self._prefix).removesuffix("."))
         return module
+
+    @torch.no_grad()
+    def _learn_order(self) -> None:
+        """Gather a number for each weight, once, to see whether a unit's stand behind one another as they do here."""
+        for unit, weights, gather in self._units:
+            gather.marks = [torch.full_like(target, mark % 251) for mark, (target, _, _) in enumerate(weights)]
+            for (_, module, attribute), mark in zip(weights, gather.marks):
+                self.local(getattr(module, attribute)).fill_(float(mark.view(-1)[0]))
+            unit.unshard()
+            unit.reshard()
+            gather.marks = None
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The sharded weights, named as those of the whole copy."""
@@ -161,26 +185,30 @@ class Shards:
             return own
         square = torch.tensor([own * own], dtype=torch.float64, device=self._device)
         squares = torch.empty(self._ways, dtype=torch.float64, device=self._device)
-        _all_gather(squares, square, group=self._group)
+        with self._waiting("the norm"):
+            _exchanged(_all_gather, squares, square, self._group)
         return math.sqrt(math.fsum(squares.tolist())) if squares.isfinite().all() else math.nan
 
     def gathered(self, name: str, rows: Tensor) -> Tensor:
+        if self._ways == 1:
+            return rows
         shape = tuple(self._whole[name].shape)
         padded = rows.new_zeros(self._height(shape), *shape[1:])
         padded[: len(rows)] = rows
         whole = rows.new_empty(self._ways * len(padded), *shape[1:])
-        _all_gather(whole, padded, group=self._group)
+        with self._waiting("weights"):
+            _exchanged(_all_gather, whole, padded, self._group)
         return whole[: shape[0]]
 
     @torch.no_grad()
     def refresh(self) -> None:
-        for (unit, weights), gather in zip(self._units, self._gathers):
+        for unit, weights, gather in self._units:
             gather.fresh = False
             unit.unshard()
             for target, module, attribute in weights:
                 target.copy_(getattr(module, attribute))
             unit.reshard()
-            gather.fresh = bool(gather.order_known)
+            gather.fresh = gather.order_known
 
     @torch.no_grad()
     def take(self) -> None:
@@ -197,41 +225,72 @@ class Shards:
         return next(iter(self._whole.values())).device
 
 
-class _Gather:
-    """How `fully_shard` puts a unit's weights together: out of the whole copy while that is `fresh`, else from every
-    process."""
+def _exchanged(collective: Callable[..., Any], out: Tensor, own: Tensor, group: Any, **options: Any) -> Any:
+    """A collective from `own` to `out`. Gloo knows host memory alone: processes that share a GPU go by it."""
+    if own.device.type == "cpu" or dist.get_backend(group) != "gloo":
+        return collective(out, own, group=group, **options)
+    host = torch.empty_like(out, device="cpu")
+    collective(host, own.cpu(), group=group, **(options | {"async_op": False}))
+    out.copy_(host)
+    return None
 
-    def __init__(self, weights: Sequence[Tensor], ways: int) -> None:
-        self.weights, self.ways = weights, ways
-        self.fresh = False
-        self.order_known: bool | None = None
-        """Whether weights stand behind one another as here: found out by the first gathering, when shards have just
-        been cut out of the whole copy."""
+
+class _Exchange:
+    """A collective of `fully_shard`, as it asks for them."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self.waiting = waiting
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
+
+class _Sum(_Exchange):
+    """Gradients of all processes are added, and each gets its rows."""
+
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        with self.waiting("gradients"):
+            return _exchanged(_reduce_scatter, output_tensor, input_tensor, group, op=op, async_op=async_op)
+
+
+class _Gather(_Exchange):
+    """How `fully_shard` puts a unit's weights together: out of the whole copy while that is `fresh`, else from every
+    process."""
+
+    def __init__(self, weights: Sequence[Tensor], ways: int, waiting: Waiting) -> None:
+        super().__init__(waiting)
+        self.weights, self.ways = weights, ways
+        self.fresh = self.order_known = False
+        """Whether the whole copy has the weights of now; whether they stand behind one another as here."""
+        self.marks: list[Tensor] | None = None
+        """What is gathered to find that out."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> dist.Work | None:
         if self.fresh:
-            self._copied(output_tensor)
+            _copied(self.weights, output_tensor, self.ways)
             return None
-        work: dist.Work | None = _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
-        if self.order_known is None:
-            self.order_known = torch.equal(self._copied(torch.zeros_like(output_tensor)), output_tensor)
+        with self.waiting("weights"):
+            work = _exchanged(_all_gather, output_tensor, input_tensor, group, async_op=async_op)
+        if self.marks is not None:
+            found = _copied(self.marks, torch.zeros_like(output_tensor), self.ways)
+            self.order_known = torch.equal(found, output_tensor)
         return work
 
-    def _copied(self, out: Tensor) -> Tensor:
-        """The weights as the processes would have sent them: all rows of the first process, then of the next; what is
-        missing to equal shares is left as it is."""
-        rank_rows, at = out.view(self.ways, -1), 0
-        for weight in self.weights:
-            height = -(-len(weight) // self.ways)
-            for rank, part in enumerate(weight.split(height)):
-                rank_rows[rank, at : at + part.numel()] = part.reshape(-1)
-            at += height * math.prod(weight.shape[1:])
-        return out
+
+def _copied(weights: Sequence[Tensor], out: Tensor, ways: int) -> Tensor:
+    """The weights as the processes would have sent them: all rows of the first process, then of the next; what is
+    missing to equal shares is left as it is."""
+    rank_rows, at = out.view(ways, -1), 0
+    for weight in weights:
+        height = -(-len(weight) // ways)
+        for rank, part in enumerate(weight.split(height)):
+            rank_rows[rank, at : at + part.numel()] = part.reshape(-1)
+        at += height * math.prod(weight.shape[1:])
+    return out
 
 
 class _Root(nn.Module):

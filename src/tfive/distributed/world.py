@@ -10,6 +10,7 @@ same thoughts. `SINGLE` is a world of one, whose methods give back what they are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
@@ -94,6 +95,10 @@ class World:
     def gather_texts(self, own: str) -> list[str]:
         """Every process's text, by rank."""
         return [own]
+
+    def waiting(self, name: str) -> AbstractContextManager[None]:
+        """Around every exchange: others see where this process waits, and that one is lost is an error of its own."""
+        return nullcontext()
 
     def barrier(self, name: str) -> None:
         """Wait until every process is here; `name` says where that is."""

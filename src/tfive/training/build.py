@@ -215,7 +215,7 @@ def _shards(config: Config, engine: TreeModel, beside: Mapping[str, nn.Module], 
     from tfive.distributed.shards import Shards, shard_mesh
 
     mesh = shard_mesh(engine.device.type, world.size, config.distributed.shard)
-    return Shards(engine.model, engine.backbone.block_names, mesh, beside=beside, **options)
+    return Shards(engine.model, engine.backbone.block_names, mesh, beside=beside, waiting=world.waiting, **options)
 
 
 def _delimiters(model: Any, plan: ThoughtPlan, *, trainable: bool) -> Delimiters | None:

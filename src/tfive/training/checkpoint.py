@@ -35,8 +35,10 @@ from tfive.training.tensor_files import tensors_in
 POINTS = ("before-write", "mid-write", "before-rename", "after-rename", "mid-prune")
 """Where a save calls its fault hook; `mid-write` comes once for every file, a part of it written."""
 
-PATIENCE = 600.0
-"""Seconds that the first process waits for the others' parts of a checkpoint."""
+PATIENCE = 60.0
+"""Seconds within which the first process must see what the others have written."""
+
+_HEARTBEAT = 1.0
 
 _MALFORMED = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
 """What reading JSON of another shape raises."""
@@ -124,13 +126,8 @@ class CheckpointStore:
         attempt, self._attempt = self._attempt, None
         if attempt is None:
             return None
-        # The others come to their end without the first one, and tell it when no report will come.
-        error = None if attempt.rank == 0 and attempt.size > 1 else self._background.join()
-        if attempt.size > 1:
-            told = self._messages({"failed": error is not None})
-            if any(message["failed"] for message in told):
-                attempt.hurry.set()
-            error = self._background.join() if attempt.rank == 0 else error
+        self._until_all_are_done(attempt)
+        error = self._background.join()
         problems = [message["problem"] for message in self._messages({"problem": self._line(error)})]
         if not any(problems):
             return attempt.final
@@ -138,6 +135,20 @@ class CheckpointStore:
             clear_unfinished(self.root, WRITING, _PRUNED)
         # The first process may only know that another one left no report; that one knows why.
         raise RunFailed(next(filter(None, (*problems[1:], problems[0])))) from error
+
+    def _until_all_are_done(self, attempt: Attempt) -> None:
+        """Wait for the slowest process, telling one another every second, so that none seems to be lost. The first one
+        stops waiting for reports when another has failed, or when all others are done and it still sees none."""
+        waited = 0.0
+        while True:
+            pause = min(_HEARTBEAT, self.patience)
+            done = self._background.done(pause)
+            told = self._messages({"done": done, "failed": self._background.failed})
+            if all(message["done"] for message in told):
+                return
+            waited += pause if all(message["done"] for message in told[1:]) else 0.0
+            if waited > self.patience or any(message["failed"] for message in told):
+                attempt.hurry.set()
 
     def settle(self, seconds: float = 30.0) -> str | None:
         """Let the write that was begun come to its end without the other processes, which may be gone: for a run that
@@ -256,15 +267,17 @@ class CheckpointStore:
                 for name, some in own.items()
             }
         )
-        document = encoded.document if rank == 0 else None
-        own_part: dict[str, Any] = {"files": copies or {}, "problem": problem}
-        common: dict[str, Any] = {
-            "document": document,
-            "tensors": tensors,
-            "fault": self._fault,
-            "patience": self.patience,
-        }
-        return Attempt(self.root, serial, rank, size, **own_part, **common)
+        return Attempt(
+            self.root,
+            serial,
+            rank,
+            size,
+            copies or {},
+            encoded.document if rank == 0 else None,
+            tensors,
+            self._fault,
+            problem,
+        )
 
     def _written(self, attempt: Attempt) -> None:
         attempt.run()

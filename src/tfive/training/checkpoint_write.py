@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,8 +46,6 @@ class Attempt:
     document: Any
     tensors: tuple[StoredTensor, ...]
     fault: Callable[[str], None]
-    patience: float
-    """Seconds that the first process waits for the others' reports."""
     problem: BaseException | None = None
     """What kept this process from copying its part, so that there is nothing to write."""
     hurry: threading.Event = field(default_factory=threading.Event)
@@ -121,12 +118,12 @@ class Attempt:
         )
 
     def _looks(self) -> Iterator[None]:
-        """One turn for every look; the last one when time is up or nothing more will come."""
-        until, pause = time.monotonic() + self.patience, _POLL
-        while time.monotonic() < until and not self.hurry.is_set():
+        """One turn for every look, the last one when nothing more will come."""
+        pause = _POLL
+        while not self.hurry.is_set():
             yield
             self.hurry.wait(pause)
-            pause = min(2 * pause, 1.0)
+            pause = min(2 * pause, 0.5)
         yield
 
 

@@ -68,7 +68,6 @@ class Loop:
             keep=self.assembly.config.run.keep,
             faults=self.faults,
             world=self.world,
-            patience=self.assembly.config.distributed.timeout,
         )
         self.history: list[dict[str, Any]] = []
         """Development measurements: before training, then one per measured window."""
@@ -131,16 +130,18 @@ class Loop:
                     raise Stopped(f"{self._ending}: saved in {self.folder}; go on with: tfive resume {self.folder}")
         summary = self.summary(*self._measure_test())
         self.store.wait()
-        if self.world.leads:
-            self._save_results(summary)
+        self._save_results(summary)
         self.world.barrier("the end of the run")
         return summary
 
     def _save_results(self, summary: dict[str, Any]) -> None:
         critics = self.assembly.critics
+        # Putting shards together is work of all processes; writing is the first one's.
+        exact = [] if critics is None else [optimizer.masters() for optimizer in critics.optimizers]
+        if not self.world.leads:
+            return
         if critics is not None:
             shutil.rmtree(self.folder / CRITICS, ignore_errors=True)
-            exact = [optimizer.masters() for optimizer in critics.optimizers]
             save_critics(self.folder / CRITICS, critics.critics, exact)
         save_summary(summary, self.folder)
 

@@ -27,11 +27,6 @@ def require_possible(config: Config, size: int) -> None:
             f"distributed.shard = {asked.shard}: {size} process{'es' * (size > 1)} cannot be divided into groups of "
             f"{asked.shard}; use a number that divides them, 1 for no shards or 0 for all"
         )
-    if size > 1 and asked.shard != 1 and config.calibration.score_centering:
-        raise UserError(
-            f"distributed.shard = {asked.shard} with calibration.score_centering = true: centring reads a whole second "
-            "copy of the weights; use distributed.shard = 1 or calibration.score_centering = false"
-        )
 
 
 def course_so_far(method: Method[Any]) -> str:

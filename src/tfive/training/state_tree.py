@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tfive.distributed.pieces import Piece, piece_of
+from tfive.training.tensor_files import CODES
 
 Document = Any
 """What `json` can write: a plain value, a list, or a one-key tagged object."""
@@ -100,7 +101,7 @@ class _Encoder:
     def _numbered(self, value: Tensor | Piece, path: Path) -> int:
         piece = value if isinstance(value, Piece) else _described(value, path)
         local = piece.local
-        if local.layout != torch.strided or local.is_quantized or local.dtype.is_complex:
+        if local.layout != torch.strided or local.is_quantized or local.dtype not in CODES:
             raise TypeError(f"{named(path)}: a tensor of {local.dtype}, {local.layout} cannot be stored")
         self.found.everywhere[path] = piece
         memory = (local.device, local.data_ptr(), local.stride(), local.dtype, piece.box, piece.shape)
