@@ -17,8 +17,9 @@ class DistributedSettings(Section):
     process a critic, the last ones; in `cluster` a quarter of the processes each. Everything else is split over all."""
 
     shard: int = Field(1, ge=0, le=65_536)
-    """Processes that hold the actor's master weights and moments between them: 1 gives each a copy of its own, 0
-    spreads one copy over all; a number below that of all repeats the groups (one a node, say)."""
+    """Processes that hold master weights and moments between them, of the actor and of critics that adapt blocks: 1
+    gives each a copy of its own, 0 spreads one copy over all; a number below that of all repeats the groups (one a
+    node, say)."""
 
     timeout: float = Field(600.0, gt=0, le=1e6)
     """Seconds after which a process that does not answer counts as lost and ends the others."""
