@@ -145,6 +145,7 @@ def fla_kernel() -> Kernel:
     return kernel
 
 
+@torch.enable_grad()
 def rule_differences(
     rule: DeltaRule,
     device: torch.device,

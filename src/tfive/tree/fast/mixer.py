@@ -240,6 +240,7 @@ class TritonMixer:
         return found.unflatten(0, gate_BNV.shape[:2])
 
 
+@torch.enable_grad()
 def mixer_differences(
     mixer: Mixer, heads: RecurrentHeads, device: torch.device, dtype: torch.dtype
 ) -> dict[str, float]:
