@@ -8,7 +8,9 @@ from tfive.methods.registry import methods
 from tfive.methods.spec import MethodSpec
 from tfive.rl.settings import DERIVED_ROLES
 
-ALWAYS = frozenset({"method", "model", "text", "thought", "sampling", "engine", "window", "run", "benchmarks"})
+ALWAYS = frozenset(
+    {"method", "model", "text", "thought", "sampling", "engine", "window", "run", "benchmarks", "distributed"}
+)
 """Sections of every method: also one without thoughts is measured with them."""
 
 _ROLE_KEYS = frozenset({"critic_fit", "qualify", "pilot", "head_train", "probe"})
