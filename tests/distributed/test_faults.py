@@ -80,6 +80,8 @@ def same(left: Any, right: Any, path: str = "") -> None:
             same(*pair, f"{path}/{number}")
     elif isinstance(left, torch.Tensor):
         assert torch.equal(left, right), path
+    elif hasattr(left, "shape"):
+        assert (left == right).all(), path
     else:
         assert left == right or (left != left and right != right), path
 
