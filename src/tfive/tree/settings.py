@@ -115,8 +115,8 @@ class EngineOptions:
     """`sdpa`: transformers' masked attention (the reference); `folded`: the same without repeating keys and values for
     grouped queries; `flex`: FlexAttention (no CPU backward); `auto`: folded."""
     delta_rule: Literal["auto", "torch", "triton", "fla"] = "auto"
-    """The rule of recurrent layers: pure PyTorch, our kernels in Triton, flash-linear-attention, or (`auto`) the first
-    sound one of Triton, flash-linear-attention and PyTorch."""
+    """The rule of recurrent layers: pure PyTorch, our kernels in Triton (not yet timed), flash-linear-attention, or
+    (`auto`) the latter where it is sound and PyTorch elsewhere; but for `torch`, sampling steps are one kernel a layer."""
     head_bytes: int = HEAD_BYTES
     """Bytes of float32 vocabulary logits held at once."""
     max_nodes: int = 0
