@@ -116,7 +116,7 @@ class EngineOptions:
     grouped queries; `flex`: FlexAttention (no CPU backward); `auto`: folded."""
     delta_rule: Literal["auto", "torch", "triton", "fla"] = "auto"
     """The rule of recurrent layers: pure PyTorch, our kernels in Triton (not yet timed), flash-linear-attention, or
-    (`auto`) the latter where it is sound and PyTorch elsewhere; but for `torch`, sampling steps are one kernel a layer."""
+    (`auto`) the latter where it is sound and PyTorch elsewhere. With `auto` and `triton` sampling has a step kernel."""
     head_bytes: int = HEAD_BYTES
     """Bytes of float32 vocabulary logits held at once."""
     max_nodes: int = 0
