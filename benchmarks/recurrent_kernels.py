@@ -69,7 +69,7 @@ def step_case(heads: RecurrentHeads, work: Work, device: torch.device) -> tuple[
     place = torch.tensor([work.length], device=device)
     products: Any = joined.split(sizes, -1)
     moved = memory.state_XIEF.numel() * 2 + memory.key_QIZE.numel() * 4 + memory.write_QIZF.numel() * 4
-    return lambda: delta_step_triton.step(products, (like, 1e-6), weights, memory, place), moved
+    return lambda: delta_step_triton.step(products, weights, memory, place), moved
 
 
 def path_case(heads: RecurrentHeads, paths: int, length: int, states: int, device: torch.device) -> list[Tensor]:

@@ -53,9 +53,13 @@ def test_predicted_bytes_are_those_of_a_counted_window(tmp_path: Path) -> None:
         assert 0.75 < expected[ALL_GATHER] / found[ALL_GATHER] <= 1.05, name
 
 
+WHOLE = ["actor.adapt=full", "critic.adapt=full"]
+"""Every weight trained, as in the paper."""
+
+
 @pytest.fixture(scope="module")
 def nine() -> tuple[Config, ModelShape]:
-    config = resolve(["qwen3.5-9b"]).config
+    config = resolve(["qwen3.5-9b"], WHOLE).config
     shape = find_shape(config.model.name)
     assert shape is not None
     return config, shape
@@ -100,7 +104,8 @@ def test_more_gpus_compute_faster_and_exchange_longer(nine: tuple[Config, ModelS
 
 
 def test_doctor_predicts_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["doctor", "qwen3.5-9b", "--processes", "24"]
+    whole = [word for one in WHOLE for word in ("--set", one)]
+    words = ["doctor", "qwen3.5-9b", "--processes", "24", *whole]
     assert _call([*words, "--set", "distributed.shard=8", "--profile", "cluster", "--json"]) == 0
     several = json.loads(capsys.readouterr().out)["configuration"]["several"]
     assert (several["processes"], several["nodes"], several["shard"], several["profile"]) == (24, 3, 8, "cluster")

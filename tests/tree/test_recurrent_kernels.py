@@ -93,8 +93,8 @@ def test_steps_equal_the_whole_pass(name: str, window: int) -> None:
 
 
 def test_a_wrong_step_is_found() -> None:
-    def forgetful(products: Any, division: Any, weights: Any, memory: Any, place: Tensor) -> Tensor:
-        return torch_step(products, division, weights, memory, place.clamp(max=3))
+    def forgetful(products: Any, weights: Any, memory: Any, place: Tensor) -> Tensor:
+        return torch_step(products, weights, memory, place.clamp(max=3))
 
     assert max(step_differences(torch_step, HEADS, CPU, torch.float32, 5).values()) == 0
     assert step_differences(forgetful, HEADS, CPU, torch.float32, 5)["outputs"] > 0.01
@@ -134,7 +134,7 @@ def test_without_a_gpu_the_kernels_are_not_used_and_the_reason_is_kept() -> None
     choice = choose_rule("auto", CPU, torch.float32, [parts])
     assert choice.name == "torch"
     assert choice.mixer is None
-    assert "triton is not used" in choice.reason
+    assert "flash-linear-attention is not used" in choice.reason
     with pytest.raises(UserError, match="delta_rule = triton: of no use here"):
         choose_rule("triton", CPU, torch.float32, [parts])
 

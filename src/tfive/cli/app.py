@@ -73,7 +73,7 @@ def _root(
         "tfive doctor",
         "tfive doctor qwen3-1.7b",
         "tfive doctor nano --json",
-        "tfive doctor qwen3.5-9b --processes 24 --set distributed.shard=8",
+        "tfive doctor qwen3.5-2b --processes 24 --set distributed.shard=8",
     )
 )
 def doctor(

@@ -258,29 +258,27 @@ def triton_differences(
 def choose_rule(
     setting: str, device: torch.device, dtype: torch.dtype, layers: Sequence[RecurrentParts] = ()
 ) -> RuleChoice:
-    """The rule for option `delta_rule`: `torch`, `triton` or `fla` (refused where unsound), or `auto`, the first of
-    Triton's (for `layers`, those it would run), flash-linear-attention's and PyTorch's that is sound."""
+    """The rule for option `delta_rule`: `torch`, `triton` (for `layers`, those it would run) or `fla`, refused where
+    unsound, or `auto`: flash-linear-attention's where it is sound, else PyTorch's. Triton's must be asked for until its
+    speed has been measured."""
     if setting == "torch":
         return RuleChoice(read_paths, "torch", "asked for")
-    reasons = []
-    if setting in ("auto", "triton"):
+    if setting == "triton":
         trouble = _layers_trouble(layers, device, dtype)
         if trouble is None:
             from tfive.tree.fast.delta_chunk import TritonRule
 
-            reason = "its kernels agree with PyTorch on this device"
+            reason = "asked for, and agrees with the PyTorch rule on this device"
             return RuleChoice(TritonRule(dtype == torch.float32), "triton", reason, TritonMixer())
-        reasons.append(("triton", trouble))
-    if setting in ("auto", "fla"):
+    else:
         trouble = _fla_trouble(device, dtype)
         if trouble is None and torch.are_deterministic_algorithms_enabled():
             trouble = "it does not promise deterministic gradients, which this run asks for"
         if trouble is None:
             return RuleChoice(KernelRule(fla_kernel()), "fla", "agrees with the PyTorch rule on this device")
-        reasons.append(("flash-linear-attention", trouble))
     if setting != "auto":
-        raise UserError(f"delta_rule = {setting}: of no use here: {reasons[0][1]}; use torch or auto")
-    return RuleChoice(read_paths, "torch", "; ".join(f"{name} is not used: {why}" for name, why in reasons))
+        raise UserError(f"delta_rule = {setting}: of no use here: {trouble}; use torch or auto")
+    return RuleChoice(read_paths, "torch", f"flash-linear-attention is not used: {trouble}")
 
 
 def _layers_trouble(layers: Sequence[RecurrentParts], device: torch.device, dtype: torch.dtype) -> str | None:

@@ -2,8 +2,8 @@
 
 From the products of a layer's input to the gated, normed output that its last product reads: the short convolution,
 its activation, the norms of queries and keys, both gates, the delta rule and the output's norm. A branch's fork state
-is read once a step and never written: its own tokens act through their writes (`delta_rule.BranchMemory`). States, keys
-and writes are held in the model's precision; sums are float32.
+is read once a step and never written: its own tokens act through their writes (`delta_rule.BranchMemory`). States are
+held in the model's precision, everything a branch adds to them in float32.
 
 Local shape letters as in `delta_rule.py` and `deltanet.py`; V = I · F, H key heads, x = Q.
 """
@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfive.tree.fast.fused import Division, divided
 from tfive.tree.recurrent.delta_rule import CHUNK, unit_rows, wide_dtype
 from tfive.tree.recurrent.deltanet import ForkMemory, RecurrentParts
 
@@ -86,44 +85,39 @@ class LayerMemory:
     @staticmethod
     def empty(states: int, branches: int, window: int, heads: RecurrentHeads, like: Tensor) -> LayerMemory:
         """Buffers of zeros on the device and in the precision of `like`."""
-        count = heads.values
+        count, wide = heads.values, wide_dtype(like.dtype)
         return LayerMemory(
             like.new_zeros(states, count, heads.key_features, heads.value_features),
             like.new_zeros(branches, heads.memory + window, heads.channels),
-            like.new_zeros(branches, count, window, heads.key_features),
-            like.new_zeros(branches, count, window, heads.value_features),
-            like.new_zeros(branches, count, window, dtype=wide_dtype(like.dtype)),
+            like.new_zeros(branches, count, window, heads.key_features, dtype=wide),
+            like.new_zeros(branches, count, window, heads.value_features, dtype=wide),
+            like.new_zeros(branches, count, window, dtype=wide),
         )
 
 
-StepKernel = Callable[[Products, Division | None, StepWeights, LayerMemory, Tensor], Tensor]
-"""Products, what is left of the norm before them, weights, buffers and the place (int64 `[1]`) to `[x, V]`; the place's
-entries of the buffers are written."""
+StepKernel = Callable[[Products, StepWeights, LayerMemory, Tensor], Tensor]
+"""Products, weights, buffers and the place (int64 `[1]`) to `[x, V]`; the place's part of the buffers is written."""
 
 
-def torch_step(
-    products: Products, division: Division | None, weights: StepWeights, memory: LayerMemory, place: Tensor
-) -> Tensor:
-    """The meaning of the step."""
-    heads = weights.heads
-    inputs, gate, strength, rate = (divided(x, division) for x in products)
-    wide, reach = wide_dtype(inputs.dtype), heads.memory
+def torch_step(products: Products, weights: StepWeights, memory: LayerMemory, place: Tensor) -> Tensor:
+    """The meaning of the step. It rounds to the model's precision where the model's own code does: noise that sampling
+    and training share does not set them apart."""
+    heads, (inputs, gate, strength, rate) = weights.heads, products
+    dtype, wide, reach = inputs.dtype, wide_dtype(inputs.dtype), heads.memory
     memory.past_QLU.index_copy_(1, place + reach, inputs[:, None])
     seen_QJU = memory.past_QLU.index_select(1, place + torch.arange(reach + 1, device=place.device))
-    mixed = F.silu((seen_QJU.to(wide) * weights.taps_UJ.T.to(wide)).sum(1))
+    mixed = F.silu((seen_QJU.to(wide) * weights.taps_UJ.T.to(wide)).sum(1).to(dtype)).to(wide)
     both, value = mixed.split([2 * heads.keys * heads.key_features, heads.values * heads.value_features], -1)
     query, key = unit_rows(both.unflatten(-1, (-1, heads.key_features))).split(heads.keys, -2)
     each = heads.values // heads.keys
     query = query.repeat_interleave(each, -2) * heads.key_features**-0.5
     key = key.repeat_interleave(each, -2)
-    # As `mixer.py` keeps them for the passes that read whole paths.
-    query, key, value = (x.to(inputs.dtype).to(wide) for x in (query, key, value.unflatten(-1, (heads.values, -1))))
     decay = -weights.log_rate_I.to(wide).exp() * F.softplus(rate.to(wide) + weights.rate_bias_I)
     before_QI = memory.sum_QIZ.index_select(2, (place - 1).clamp(min=0))[..., 0] * (place > 0)
-    now_QI = before_QI + decay
-    read_QIF = _rule_step(query, key, value, strength.to(wide).sigmoid(), now_QI, memory, place)
-    normed = F.rms_norm(read_QIF, (heads.value_features,), weights.norm_F.to(wide), weights.norm_epsilon)
-    return (normed.flatten(1) * F.silu(gate.to(wide))).to(inputs.dtype)
+    beta, value = strength.sigmoid().to(wide), value.unflatten(-1, (heads.values, -1))
+    read_QIF = _rule_step(query, key, value, beta, before_QI + decay, memory, place).to(dtype).to(wide)
+    normed = F.rms_norm(read_QIF, (heads.value_features,), None, weights.norm_epsilon).to(dtype)
+    return ((weights.norm_F * normed).flatten(1) * F.silu(gate.to(wide))).to(dtype)
 
 
 def _rule_step(
@@ -134,14 +128,13 @@ def _rule_step(
     both_QI2E = torch.stack([key_QIE, query_QIE], 2)
     earlier_Z = torch.arange(memory.sum_QIZ.shape[-1], device=place.device) < place
     fade_QI1Z = (now_QI[..., None] - memory.sum_QIZ).exp().where(earlier_Z, 0.0).unsqueeze(2)
-    wide = key_QIE.dtype
-    recent_QI2F = (both_QI2E @ memory.key_QIZE.to(wide).mT * fade_QI1Z) @ memory.write_QIZF.to(wide)
+    recent_QI2F = (both_QI2E @ memory.key_QIZE.mT * fade_QI1Z) @ memory.write_QIZF
     share = len(now_QI) // len(memory.state_XIEF)
-    state_QIEF = memory.state_XIEF.to(wide).repeat_interleave(share, 0)
+    state_QIEF = memory.state_XIEF.to(key_QIE.dtype).repeat_interleave(share, 0)
     known_QI2F = recent_QI2F + both_QI2E @ state_QIEF * now_QI.exp()[..., None, None]
     write_QIF = beta_QI[..., None] * (value_QIF - known_QI2F[:, :, 0])
     for buffer, new in ((memory.key_QIZE, key_QIE), (memory.write_QIZF, write_QIF), (memory.sum_QIZ, now_QI)):
-        buffer.index_copy_(2, place, new.unsqueeze(2).to(buffer.dtype))
+        buffer.index_copy_(2, place, new.unsqueeze(2))
     return known_QI2F[:, :, 1] + (query_QIE * key_QIE).sum(-1, keepdim=True) * write_QIF
 
 
@@ -193,14 +186,14 @@ class BranchSteps:
                 _fold(held, self.weights[layer].heads.memory)
             self.place.zero_()
 
-    def step(self, layer: int, products: Products, division: Division | None) -> Tensor:
+    def step(self, layer: int, products: Products) -> Tensor:
         """What the layer's last product reads, `[x, V]`."""
-        return self.kernel(products, division, self.weights[layer], self.layers[layer], self.place)
+        return self.kernel(products, self.weights[layer], self.layers[layer], self.place)
 
     def mix(self, parts: RecurrentParts, hidden_BRD: Tensor) -> Tensor:
         """The layer's output for the branches' newest nodes, `[B, R, D]`; buffers move on in place."""
         mixed, gate, strength, rate = (x.flatten(0, 1) for x in parts.project(hidden_BRD))
-        output_xV = self.step(parts.layer, (mixed, gate, strength, rate), None)
+        output_xV = self.step(parts.layer, (mixed, gate, strength, rate))
         return parts.outward(output_xV.unflatten(0, hidden_BRD.shape[:2]))
 
 
@@ -208,6 +201,6 @@ def _fold(held: LayerMemory, reach: int) -> None:
     """Move all remembered tokens into the states, in place, and free all places."""
     last_QI1 = held.sum_QIZ[..., -1:]
     fade_QIZ1 = (last_QI1 - held.sum_QIZ).exp()[..., None]
-    written = (held.key_QIZE * fade_QIZ1).mT @ held.write_QIZF.to(fade_QIZ1.dtype)
+    written = (held.key_QIZE * fade_QIZ1).mT @ held.write_QIZF
     held.state_XIEF.copy_(held.state_XIEF * last_QI1.exp()[..., None] + written)
     held.past_QLU[:, :reach].copy_(held.past_QLU[:, -reach:].clone())

@@ -84,8 +84,7 @@ class Ops(Protocol):
     def draw(self, logits_xV: Tensor, uniform_x: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-def divided(product: Tensor, division: Division | None) -> Tensor:
-    """A folded norm's product as it would have been after the norm."""
+def _divided(product: Tensor, division: Division | None) -> Tensor:
     if division is None:
         return product
     rows_xD, epsilon = division
@@ -126,7 +125,7 @@ class TorchOps:
         `products` are those of query `[x, q]`, key and value `[x, k]`.
         """
         heads, features = query_BnYE.shape[2:]
-        query, key, value = (divided(x, division) for x in products)
+        query, key, value = (_divided(x, division) for x in products)
         query = query.unflatten(-1, (heads, -1))[..., :features]
         key, value = (x.unflatten(-1, (-1, features)) for x in (key, value))
         if norms is not None:
@@ -171,7 +170,7 @@ class TorchOps:
 
     def gate(self, gate_xI: Tensor, up_xI: Tensor, division: Division | None) -> Tensor:
         """SiLU of the gate times the rest."""
-        return F.silu(divided(gate_xI, division)) * divided(up_xI, division)
+        return F.silu(_divided(gate_xI, division)) * _divided(up_xI, division)
 
     def draw(self, logits_xV: Tensor, uniform_x: Tensor) -> tuple[Tensor, Tensor]:
         """`law.draw`."""

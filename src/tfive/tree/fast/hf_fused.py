@@ -30,7 +30,7 @@ from tfive.tree.attention import Attending, TreePass
 from tfive.tree.fast.delta_step import BranchSteps, RecurrentHeads, StepKernel, StepWeights, torch_step
 from tfive.tree.fast.delta_step_choice import choose_step
 from tfive.tree.fast.fan import Fan, HeldNorm, Unfit, held
-from tfive.tree.fast.fused import Angles, Heads, Ops, TorchOps, choose_ops, divided
+from tfive.tree.fast.fused import Angles, Heads, Ops, TorchOps, choose_ops
 from tfive.tree.fast.kernel_recurrence import finish_trouble
 from tfive.tree.fast.updates import Linear, Outward, is_plain
 from tfive.tree.hf import (
@@ -104,8 +104,7 @@ class RecurrentPart:
         residual_xD = residual_BnD.flatten(0, 1)
         if isinstance(tree.recurrence, BranchSteps):
             mixed, gate, strength, rate = self.inward(residual_xD)
-            division = self.inward.division(residual_xD)
-            output_xV = tree.recurrence.step(self.layer, (mixed, gate, strength, rate), division)
+            output_xV = tree.recurrence.step(self.layer, (mixed, gate, strength, rate))
             return self.outward.onto(residual_xD, output_xV)
         if tree.recurrence is None:
             raise RuntimeError("this pass has no recurrence for a recurrent layer")
@@ -120,13 +119,13 @@ class RecurrentPart:
         return int(module.layer_idx)
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        division = self.inward.division(hidden)
-        mixed, gate, strength, rate = (divided(product, division) for product in self.inward(hidden))
+        mixed, gate, strength, rate = self.inward(hidden)
         return mixed, gate, strength, rate
 
-    def holding(self, fold: bool) -> RecurrentPart:
-        """The same on copies of the weights it projects with; `fold`: for a step that divides."""
-        return replace(self, inward=self.inward.holding(fold), outward=self.outward.holding())
+    def holding(self) -> RecurrentPart:
+        """The same on copies of the weights it projects with."""
+        # A folded norm rounds elsewhere than training, which recurrent layers answer with a larger mismatch.
+        return replace(self, inward=self.inward.holding(fold=False), outward=self.outward.holding())
 
     def refresh(self) -> None:
         """Bring the copies up to date."""
@@ -157,10 +156,9 @@ class FusedBlock:
 
         return forward
 
-    def holding(self, fold: bool) -> FusedBlock:
-        """The same block on copies of the weights it projects with; `fold`: recurrent layers divide by their norm."""
-        mixer = self.mixer.holding() if isinstance(self.mixer, AttentionPart) else self.mixer.holding(fold)
-        return FusedBlock(mixer, self.spread.holding(fold=True), self.down.holding())
+    def holding(self) -> FusedBlock:
+        """The same block on copies of the weights it projects with."""
+        return FusedBlock(self.mixer.holding(), self.spread.holding(fold=True), self.down.holding())
 
     def refresh(self) -> None:
         """Bring the copies up to date."""
@@ -181,7 +179,7 @@ class Fusion:
     def hold(self) -> list[Callable[..., Tensor]]:
         """Forwards on held weights; all samplers share these."""
         if not self.held:
-            self.held = [block.holding(fold=self.step is not None) for block in self.blocks]
+            self.held = [block.holding() for block in self.blocks]
         return [block.forward(self.ops) for block in self.held]
 
     def steps(self, memory: dict[int, ForkMemory], branches: int, steps: int) -> BranchSteps | None:
@@ -310,7 +308,7 @@ def _examined(backbone: Backbone, index: int, angles: Angles, tree: _Noting) -> 
     if not recurrent and (scale is None or window is not None or cap is not None):
         raise Unfit(f"block {index} attends with a window or a soft cap")
     fused = fused_block(twin, turned, scale or 1.0)
-    for form in (fused, fused.holding(fold=False), fused.holding(fold=True)):
+    for form in (fused, fused.holding()):
         off = float((form.forward(TorchOps())(hidden.clone(), **given) - wanted).norm() / (wanted - hidden).norm())
         if not off <= _BOUND:
             raise Unfit(f"block {index} ({type(block).__name__}) computes something else, {off:.2g} apart")

@@ -24,7 +24,7 @@ _ROTATE_WARPS, _GATE_WARPS, _MERGE_WARPS = 4, 8, 8
 
 
 @triton.jit
-def divisor(rows_ptr, width, epsilon, D: tl.constexpr):
+def _divisor(rows_ptr, width, epsilon, D: tl.constexpr):
     """One over the root mean square of a row; 1 for D = 0."""
     factor = 1.0
     if D > 0:
@@ -67,7 +67,7 @@ def _rotate(
     e = tl.arange(0, E)
     cos_ptr += row * TURN
     sin_ptr += row * TURN
-    factor = divisor(rows_ptr + row * width, width, rows_epsilon, D)
+    factor = _divisor(rows_ptr + row * width, width, rows_epsilon, D)
     if tl.program_id(1) == 0:
         y = tl.arange(0, YP)
         kept = (y < Y)[:, None] & (e >= 0)[None, :]
@@ -107,14 +107,13 @@ def rotate(
     _rotate[(len(query), 3)](
         query, key, value, query.stride(0), key.stride(0), value.stride(0), features * (2 if gated else 1),
         query_weight, key_weight, *angles, slot_n, query_BnYE, *query_BnYE.stride()[:3], key_BXmE, value_BXmE,
-        *key_BXmE.stride()[:2], len(slot_n), epsilon, rows_xD, rows_xD.shape[1], rows_epsilon, D=padded(division),
+        *key_BXmE.stride()[:2], len(slot_n), epsilon, rows_xD, rows_xD.shape[1], rows_epsilon, D=_padded(division),
         Y=query_heads, X=key_heads, YP=triton.next_power_of_2(query_heads), XP=triton.next_power_of_2(key_heads),
         E=features, TURN=angles[0].shape[-1], NORM=norms is not None, num_warps=_ROTATE_WARPS,
     )  # fmt: skip
 
 
-def padded(division: tuple[Tensor, float] | None) -> int:
-    """The width of `divisor`'s row as a power of two, 0 where there is nothing to divide by."""
+def _padded(division: tuple[Tensor, float] | None) -> int:
     return 0 if division is None else triton.next_power_of_2(division[0].shape[1])
 
 
@@ -123,7 +122,7 @@ def _gate(
     gate_ptr, up_ptr, out_ptr, gate_row, up_row, inner, rows_ptr, width, rows_epsilon, D: tl.constexpr, W: tl.constexpr
 ):
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * W + tl.arange(0, W)
-    factor = divisor(rows_ptr + row * width, width, rows_epsilon, D)
+    factor = _divisor(rows_ptr + row * width, width, rows_epsilon, D)
     keep = at < inner
     gate = tl.load(gate_ptr + row * gate_row + at, mask=keep, other=0.0).to(tl.float32) * factor
     up = tl.load(up_ptr + row * up_row + at, mask=keep, other=0.0).to(tl.float32) * factor
@@ -137,7 +136,7 @@ def gate(gate_xI: Tensor, up_xI: Tensor, division: tuple[Tensor, float] | None) 
     rows_xD, epsilon = division or (gate_xI, 0.0)
     _gate[(rows, triton.cdiv(inner, 1024))](
         gate_xI, up_xI, out_xI, gate_xI.stride(0), up_xI.stride(0), inner, rows_xD, rows_xD.shape[1], epsilon,
-        D=padded(division), W=1024, num_warps=_GATE_WARPS,
+        D=_padded(division), W=1024, num_warps=_GATE_WARPS,
     )  # fmt: skip
     return out_xI
 
