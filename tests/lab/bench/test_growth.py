@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import scripts
-
 from tfive_lab.bench.phases import PHASES
 from tfive_lab.bench.work import Work
 
