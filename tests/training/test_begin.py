@@ -52,5 +52,5 @@ def test_the_lock_of_a_lost_node_is_its_launchs_own(tmp_path: Path) -> None:
             with FolderLock(tmp_path, launch) as lock:
                 assert lock.left_by == "process 7 on lost-node since then"
         else:
-            with pytest.raises(UserError, match="in use by process 7 on lost-node"), FolderLock(tmp_path, launch):
+            with pytest.raises(UserError, match="locked by process 7 on lost-node"), FolderLock(tmp_path, launch):
                 pass

@@ -146,7 +146,7 @@ class TreeReader:
         """Fused blocks for passes without gradients, or why there are none; chosen once."""
         if not self._fusion:
             layout = self._grow(small_texts(int(self.backbone.config.vocab_size)), None)
-            step = self.engine.delta_rule in ("auto", "triton")
+            step = self.engine.delta_rule == "triton"
             # Blocks are compared in float32, whatever rule the model's own precision gets.
             plain = TreeRecurrence(layout, read_paths) if self.backbone.recurrent else None
             self._fusion.append(choose_fusion(self.engine.fused_blocks, self.backbone, layout, plain, step))
