@@ -175,3 +175,11 @@ def test_a_model_is_adapted_once_and_where_it_can_be() -> None:
         adapt_actor(adapted("llama"), ActorSettings(adapt="lora"), seed=0)
     with pytest.raises(UserError, match="has no linear layers"):
         adapt_actor(tiny("gpt2"), ActorSettings(adapt="lora"), seed=0)
+
+
+def test_weights_that_are_trained_in_shards_are_copied_and_saved() -> None:
+    # They need no gradient themselves, and yet change: a teacher must not follow them, a checkpoint must hold them.
+    model = tiny("llama", torch.float64).requires_grad_(False)
+    copied = copy_sharing_frozen(model)
+    assert not {id(one) for one in model.parameters()} & {id(one) for one in copied.parameters()}
+    assert trained_state(model).keys() == model.state_dict().keys()

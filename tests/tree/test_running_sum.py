@@ -12,9 +12,12 @@ import tfive
 from tfive.tree.running_sum import running_sum, running_sum_by_products
 
 ELSEWHERE = {
-    "tree/running_sum.py": 1, "tree/recurrent/delta_rule.py": 1, "tree/fast/delta_kernel.py": 1, "tree/fast/mixer.py": 1,
-}  # fmt: skip
-"""Scans of a device's tensors outside: the one wrapped here, and three of whole numbers, which are exact in any order."""
+    "tree/running_sum.py": 1,
+    "tree/recurrent/delta_rule.py": 1,
+    "tree/fast/delta_kernel.py": 1,
+    "tree/fast/mixer.py": 1,
+}
+"""Scans of a device's tensors: the one wrapped here, and three of whole numbers, which are exact in any order."""
 
 
 @pytest.mark.parametrize("width", [1, 12, 512, 513, 3001])

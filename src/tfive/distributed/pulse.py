@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 
 START = "start"
 """What a process does before its first phase: loading and preparing, which may take long without a step."""
@@ -16,10 +17,14 @@ class Pulse:
     waits: str = ""
     """The collective it waits in, empty outside of one."""
     steps: int = 0
+    news: threading.Event = field(default_factory=threading.Event)
+    """Set when another phase is entered, so that others hear of it at once."""
 
     def at(self, phase: str) -> None:
         """The main thread enters a phase, or makes a step in it."""
-        self.phase, self.steps = phase, self.steps + 1
+        entered, self.phase, self.steps = phase != self.phase, phase, self.steps + 1
+        if entered:
+            self.news.set()
 
     def entered(self, collective: str) -> None:
         """The main thread waits for other processes from here on."""

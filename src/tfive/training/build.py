@@ -37,7 +37,7 @@ from tfive.tree.admission import admit
 from tfive.tree.forward import TreeModel
 from tfive.tree.gated import GATES
 from tfive.tree.layout import ThoughtPlan
-from tfive.tree.low_rank import copy_sharing_frozen
+from tfive.tree.low_rank import copy_on_the_same_weights
 
 
 @dataclass
@@ -137,7 +137,7 @@ def _frozen(config: Config, loaded: Loaded) -> PreTrainedModel:
     low-rank updates stand on."""
     if config.actor.adapt == "full":
         return copy.deepcopy(loaded.model).requires_grad_(False)
-    base = copy_sharing_frozen(loaded.model.requires_grad_(False))
+    base = copy_on_the_same_weights(loaded.model.requires_grad_(False))
     adapt_actor(loaded.model, config.actor, config.run.seed)
     return base
 

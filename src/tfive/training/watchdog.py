@@ -138,22 +138,26 @@ class Watchdog:
 
     def __exit__(self, *exception: object) -> None:
         self._closed.set()
+        self.pulse.news.set()
 
     def _beat(self) -> None:
         """Exchange beats; a store that does not answer keeps this thread waiting, which the other one notices."""
         store, number, host = self._open(), 0, socket.gethostname()
-        while not self._closed.wait(self._every if number else 0):
+        while not self._closed.is_set():
             number, pulse = number + 1, self.pulse
+            pulse.news.clear()
             own = Beat(number, pulse.steps, pulse.phase, pulse.waits, os.getpid(), host, self.place.node)
             try:
                 store.set(_key(self.place.rank), json.dumps(asdict(own)))
                 found = store.multi_get([_key(rank) for rank in range(self.place.size)])
             except RuntimeError:
-                continue  # its keeper is gone or does not answer; how long is judged by the other thread
-            with self._lock:
-                now = self._watch.answered = time.monotonic()
-                for rank, text in enumerate(found):
-                    self._watch.learn(rank, Beat(**json.loads(text)), now)
+                found = None  # its keeper is gone or does not answer; how long is judged by the other thread
+            if found is not None:
+                with self._lock:
+                    now = self._watch.answered = time.monotonic()
+                    for rank, text in enumerate(found):
+                        self._watch.learn(rank, Beat(**json.loads(text)), now)
+            pulse.news.wait(self._every)
 
     def _judge(self) -> None:
         while not self._closed.wait(self._every):

@@ -75,14 +75,28 @@ def low_rank_parts(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
             yield name, module
 
 
+def _frozen(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that low-rank updates stand on. Without updates there are none: weights that are trained in shards
+    need no gradient themselves, and yet change."""
+    if not any(True for _ in low_rank_parts(model)):
+        return {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: weight for name, weight in named if not weight.requires_grad}
+
+
+def copy_on_the_same_weights(model: Module) -> Module:
+    """A deep copy whose parameters are the model's own."""
+    return copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+
+
 def copy_sharing_frozen(model: Module) -> Module:
-    """A deep copy that uses frozen parameters in place: only what is trained exists twice."""
-    return copy.deepcopy(model, {id(weight): weight for weight in model.parameters() if not weight.requires_grad})
+    """A deep copy that uses parameters under low-rank updates in place: only what is trained exists twice."""
+    return copy.deepcopy(model, {id(weight): weight for weight in _frozen(model).values()})
 
 
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
     """The state dict without frozen parameters: all of it for a model that is trained in full."""
-    frozen = {name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad}
+    frozen = _frozen(model)
     return {name: value for name, value in model.state_dict().items() if name not in frozen}
 
 
