@@ -54,8 +54,11 @@ CASES: dict[str, tuple[str, ...]] = {
 }
 
 
+FUSED = "in shards, fused blocks"
+"""Read and sampled by fused blocks, which round elsewhere; sharded weights are trained by the model's own."""
+
 LIKE_T5: dict[int, dict[str, tuple[str, ...]]] = {
-    2: {"in shards": ("distributed.shard=0",)},
+    2: {"in shards": ("distributed.shard=0",), FUSED: ("distributed.shard=0", "engine.fast=on")},
     4: {
         "in shards of two": ("distributed.shard=2",),
         "compact": ("distributed.profile=compact", "distributed.shard=2"),
@@ -80,8 +83,9 @@ def compare(name: str, alone: dict[str, Any], shared: dict[str, Any]) -> None:
         # What heads in float32 say may differ in their last bits.
         assert all(close(value, other[key], 1e-5) for key, value in one.items()), (name, one, other)
     assert len(shared["gradients"]) == len(alone["gradients"])
+    within = 1e-3 if name == FUSED else 1e-12
     for one, other in zip(alone["gradients"], shared["gradients"]):
-        assert all(close(a, b) for a, b in zip(one, other, strict=True)), (name, one, other)
+        assert all(close(a, b, within) for a, b in zip(one, other, strict=True)), (name, one, other)
 
 
 @pytest.fixture(scope="module")

@@ -348,9 +348,9 @@ def under(engine: TreeModel, plan: ThoughtPlan) -> TreeModel:
 
 
 def _in_shards(engine: TreeModel, shards: Sharding) -> TreeModel:
-    """The same engine over the sharded weights."""
+    """The same engine over the sharded weights, by the model's own blocks."""
     delimiters, gates = shards.beside.get("delimiters"), shards.beside.get(GATES.removesuffix("."))
-    return TreeModel(shards.model, engine.plan, engine.engine, delimiters, gates)
+    return TreeModel(shards.model, engine.plan, engine.engine.unfused(), delimiters, gates)
 
 
 def _centring(engine: TreeModel, ratio: RatioSettings, law: SamplingSettings) -> Centring:

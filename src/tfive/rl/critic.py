@@ -162,7 +162,7 @@ class Critic(nn.Module):
             raise ValueError("a critic that adapts the head alone has no body to replace")
         other = copy.copy(self)
         other._modules = {"body": body, "head": head}
-        other.tree = TreeModel(body, self.plan, self.tree.engine, self.tree.delimiters)
+        other.tree = TreeModel(body, self.plan, self.tree.engine.unfused(), self.tree.delimiters)
         return other
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:

@@ -18,7 +18,17 @@ from tfive.methods.spec import CRITIC_ROLES
 from tfive.models.shape import ModelShape
 from tfive.training.cost import fitting_nodes, nodes_per_item
 from tfive.training.duration import expected
-from tfive.training.memory import LASTING, Estimate, Nodes, compute_bytes, estimate, nodes_of, trained_by_critic
+from tfive.training.memory import (
+    Estimate,
+    Nodes,
+    Row,
+    compute_bytes,
+    estimate,
+    nodes_of,
+    summed,
+    trained_by_actor,
+    trained_by_critic,
+)
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all-reduce", "all-gather", "reduce-scatter", "broadcast"
 
@@ -79,7 +89,7 @@ def exchanges(config: Config, shape: ModelShape, layout: Layout, compute: int) -
 def _actor_gradients(config: Config, shape: ModelShape, layout: Layout, compute: int) -> list[Exchange]:
     steps, texts = config.window.actor_steps, _texts(config, "actor")
     passes = _passes(config, layout, texts / min(config.actor.minibatches, texts))
-    return _gradients("the actor", shape.parameters, steps, passes, layout, compute)
+    return _gradients("the actor", trained_by_actor(config, shape)[0], steps, passes, layout, compute)
 
 
 def _gradients(whose: str, weights: int, steps: int, passes: int, layout: Layout, compute: int) -> list[Exchange]:
@@ -240,13 +250,20 @@ def predicted(
 def bytes_per_rank(table: Estimate, config: Config, shape: ModelShape, layout: Layout, compute: int) -> int:
     """Bytes of one process: everything as in a run of one, except that master weights, moments and gradients of what is
     sharded are spread over the processes of a shard, beside one whole compute copy."""
-    total = table.total
-    sharded = {"actor": shape.parameters} if config.spec.trains else {}
+    if layout.shard == 1:
+        return table.total
+    sharded = {"actor": trained_by_actor(config, shape)[0]} if config.spec.trains else {}
     if config.critic.adapt in ("top", "full") and not layout.fitting:
         sharded |= {f"critic {number}": trained_by_critic(config, shape) for number in (1, 2)}
-    for row in table.rows if layout.shard > 1 else ():
-        if row.role in sharded:
-            weights = sharded[row.role]
-            spread = math.ceil((FLOAT + 2 * FLOAT + FLOAT) * weights / layout.shard)
-            total += compute * weights + spread - sum(row.bytes[column] for column in LASTING)
-    return total
+    rows = [
+        _spread(row, compute * sharded[row.role], layout.shard) if row.role in sharded else row for row in table.rows
+    ]
+    return summed(rows).total
+
+
+def _spread(row: Row, copy: int, ways: int) -> Row:
+    """A role's bytes in a process where its weights are in shards; `copy`: bytes of the whole compute copy."""
+    # Weights in compute precision are their own masters where no others are kept.
+    masters = row.bytes["weights"] - copy or copy
+    parts = {name: math.ceil(row.bytes[name] / ways) for name in ("moments", "gradients")}
+    return Row(row.role, row.bytes | parts | {"weights": copy + math.ceil(masters / ways)}, row.how)

@@ -156,10 +156,15 @@ def estimate(config: Config, shape: ModelShape, on_gpu: bool) -> Estimate:
         rows.append(_rollout(config, shape, nodes, compute, on_gpu))
     rows += _critics(config, shape, nodes, compute, spec.critics)
     for name in spec.averages:
-        average, (trained, exact) = Row(name), _trained_weights(config, shape)
+        average, (trained, exact) = Row(name), trained_by_actor(config, shape)
         copied = 4 if exact else compute
         average.add("weights", (4 + copied) * trained, f"P {_n(trained)} × (4 float32 + {copied} compute copy)")
         rows.append(average)
+    return summed(rows)
+
+
+def summed(rows: list[Row]) -> Estimate:
+    """What the roles come to on one device: all that lasts, and the largest of what is there while one works."""
     lasting = sum(row.bytes[column] for row in rows for column in LASTING)
     alone = {row.role: row.transient for row in rows}
     shared = alone.pop(FEATURES, 0)
@@ -174,7 +179,7 @@ def _base(shape: ModelShape, compute: int) -> Row:
     return row
 
 
-def _trained_weights(config: Config, shape: ModelShape) -> tuple[int, bool]:
+def trained_by_actor(config: Config, shape: ModelShape) -> tuple[int, bool]:
     """How many weights of the actor are trained, and whether they are float32 whatever the model computes in."""
     if config.actor.adapt == "full":
         return shape.parameters, False
@@ -226,7 +231,7 @@ def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row
     nodes = replace(nodes, anchored=conditioned, texts=_step_texts(config, "actor", config.actor.minibatches))
     if not (config.spec.rewarded or conditioned):
         nodes = replace(nodes, R=0)  # the next-token loss alone reads no thought
-    trained, exact = _trained_weights(config, shape)
+    trained, exact = trained_by_actor(config, shape)
     _weights(row, config, trained, compute, exact)
     size = 2 if config.optimizer.moments == "bfloat16" else 4
     sets = 1 if config.anchor.lr is None else 2

@@ -13,27 +13,33 @@ from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded
-from tfive.models.shape import shape_from
-from tfive.training.memory import Estimate, estimate, readable_bytes
+from tfive.models.shape import ModelShape, shape_from
+from tfive.training.communication import Layout, bytes_per_rank
+from tfive.training.memory import compute_bytes, estimate, readable_bytes
 
 SLACK = 1.25
 """How far the estimate may lie above the device's memory before a run is refused: it is no measurement."""
 
 
-def check_size(config: Config, loaded: Loaded, device: torch.device) -> None:
-    """Refuse a run whose texts and thoughts have more positions than the model, or whose tensors cannot fit in memory.
+def check_size(config: Config, loaded: Loaded, device: torch.device, processes: int = 1) -> None:
+    """Refuse a run by `processes` whose texts and thoughts have more positions than the model, or whose tensors cannot
+    fit in memory.
 
     What is asked for by mistake (a thousand thoughts a position, texts of a million tokens) is named here, before
     anything is written.
     """
     _require_positions(config, loaded)
-    found = _estimate(config, loaded, device)
-    there = device_memory(device)
-    if found is not None and there is not None and found.total > SLACK * there:
+    shape, there = _shape(loaded), device_memory(device)
+    if shape is None or there is None:
+        return
+    on_gpu = device.type == "cuda"
+    found = estimate(config, shape, on_gpu=on_gpu)
+    needed = bytes_per_rank(found, config, shape, Layout.of(config, processes), compute_bytes(config, on_gpu))
+    if needed > SLACK * there:
         row = max(found.rows, key=lambda one: sum(one.bytes.values()))
         column = max(row.bytes, key=lambda name: row.bytes[name])
         raise UserError(
-            f"this run needs about {readable_bytes(found.total)}, {device} has {readable_bytes(there)}; most of it "
+            f"this run needs about {readable_bytes(needed)}, {device} has {readable_bytes(there)}; most of it "
             f"{column} of {row.role} ({row.how.get(column, '')}); {_remedy(column)}, and see: tfive doctor"
         )
 
@@ -61,13 +67,12 @@ def _require_positions(config: Config, loaded: Loaded) -> None:
         )
 
 
-def _estimate(config: Config, loaded: Loaded, device: torch.device) -> Estimate | None:
-    """The table of `tfive doctor`; None for models whose configuration does not say their sizes in the usual words."""
+def _shape(loaded: Loaded) -> ModelShape | None:
+    """The model's shape; None where its configuration does not say its sizes in the usual words."""
     try:
-        shape = shape_from(loaded.model.config.to_dict(), loaded.name)
+        return shape_from(loaded.model.config.to_dict(), loaded.name)
     except UserError:
         return None
-    return estimate(config, shape, on_gpu=device.type == "cuda")
 
 
 def device_memory(device: torch.device) -> int | None:

@@ -32,7 +32,7 @@ def require_possible(config: Config, size: int) -> None:
             f"distributed.shard = {asked.shard} with actor.adapt = lora: low-rank updates are small, and every process "
             "has all of them; use distributed.shard = 1 or actor.adapt = full"
         )
-    if size > 1 and config.text.positions.variance > 0:
+    if size > 1 and config.text.positions.variance > 0 and config.spec.trains and config.spec.thinks:
         raise UserError(
             f"text.positions.variance = {config.text.positions.variance:g}: the pilot works in one process; use "
             "text.positions.variance = 0, or train in one"

@@ -149,7 +149,7 @@ def _inputs(
             revision=config.model.revision,
             trust_remote_code=trust,
         )
-        check_size(config, loaded, placement.device)
+        check_size(config, loaded, placement.device, met.place.size)
         digests = model_digests(config.model.name, config.model.revision) if model is None else own_digests(model.model)
         benchmarks = benchmarks_of(config, loaded)
 

@@ -162,7 +162,8 @@ class TreeReader:
         if self._training is None:
             layout = self._grow(small_texts(int(self.backbone.config.vocab_size)), None)
             try:
-                given = (self.backbone, self.fusion.fusion, self.fusion.reason, layout, self.recurrence(layout))
+                plain = TreeRecurrence(layout, read_paths) if self.backbone.recurrent else None
+                given = (self.backbone, self.fusion.fusion, self.fusion.reason, layout, plain)
                 self._training = choose_trained(self.engine.fused_training, *given)
             except UserError as error:
                 # Adapted blocks, say, are trained as they are; `engine.fast = on` is about reading and sampling.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -140,3 +140,7 @@ class EngineOptions:
     activation_checkpointing: bool = False
     cuda_graphs: bool = True
     """Capture sampling steps and those of the calibration heads as CUDA graphs (on CUDA devices only)."""
+
+    def unfused(self) -> EngineOptions:
+        """The same by the model's own blocks, for weights that cannot be copied to be compared (shards)."""
+        return replace(self, fused_norms="off", fused_blocks="off", fused_training="off")
