@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tfive.cli.app import _call
-from tfive.training.checkpoint import CheckpointStore
 from tfive.training.loop import CHECKPOINTS
 from tiny import OVERRIDES, configure
+from training.test_resume import final_state, lines, same
 
 HERE = Path(__file__).parent
 LIMIT = 400
@@ -59,38 +58,6 @@ def train(home: Path, out: str, *more: str, **options: Any) -> tuple[int, list[s
     return launch("train", str(home / "tiny.toml"), *sets, "--out", str(home / out), *more, **options)
 
 
-def final_state(folder: Path) -> Any:
-    found = CheckpointStore(folder / CHECKPOINTS).newest()
-    assert found.checkpoint is not None
-    return found.checkpoint.tree
-
-
-CLOCK = ("seconds", "wall_seconds", "metrics_bytes", "metrics_sha256")
-
-
-def same(left: Any, right: Any, path: str = "") -> None:
-    """Equal trees, tensors bit for bit; clock fields are left out."""
-    if isinstance(left, dict):
-        assert left.keys() == right.keys(), path
-        for key in left.keys() - set(CLOCK):
-            same(left[key], right[key], f"{path}/{key}")
-    elif isinstance(left, list | tuple):
-        assert len(left) == len(right), path
-        for number, pair in enumerate(zip(left, right)):
-            same(*pair, f"{path}/{number}")
-    elif isinstance(left, torch.Tensor):
-        assert torch.equal(left, right), path
-    elif hasattr(left, "shape"):
-        assert (left == right).all(), path
-    else:
-        assert left == right or (left != left and right != right), path
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
-
-
 def test_ranks_that_die_hang_or_stop_change_no_bit(home: Path) -> None:
     assert train(home, "whole", "--quiet") == (0, [])
     # One rank dies, then the one that writes, in the middle of it; then its disk is full.
@@ -119,8 +86,8 @@ def test_ranks_that_die_hang_or_stop_change_no_bit(home: Path) -> None:
     )
     assert [line for line in said if line.startswith("rank 1 was ended by SIGKILL; starting all ranks again")], said
     same(final_state(home / "broken"), final_state(home / "whole"))
-    assert [row for row in metrics(home / "broken") if "event" not in row] == [
-        row for row in metrics(home / "whole") if "event" not in row
+    assert [row for row in lines(home / "broken") if "event" not in row] == [
+        row for row in lines(home / "whole") if "event" not in row
     ]
 
 
