@@ -7,7 +7,8 @@ that is written is the answer. Conditions: `none` (no thought), `own` (a greedy 
 in training, their mean, and `vote`, the answer most of them lead to), `other` (another problem's greedy thought),
 `empty` (nothing between the delimiters), `true` (the working that the sheet leaves out), and for a model with a
 prediction gate `mixed` (the greedy thought, mixed by the gate). Thoughts serve the whole answer. Each difference is
-paired, with a 95 % interval over problems. One JSON object is printed.
+paired, with a 95 % interval over problems. One JSON object is printed. With `--benchmark gsm8k.jsonl.gz` the questions
+of a benchmark stand where the last problem of a sheet does, with nothing of their working before the answer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from render import ANSWER, END, prefixes
+from render import ANSWER, END, HEADER, prefixes
 
 from tfive.cli.options import script
 from tfive.config.config import Config
@@ -75,7 +76,7 @@ def development_texts(config: Config, tokenizer: Any) -> list[str]:
 def known_file(path: Path) -> Path:
     """The path, if there is such a file."""
     if not path.is_file():
-        raise UserError(f"{path} is missing; give the folder that render.py wrote")
+        raise UserError(f"{path} is missing; give the folder that render.py wrote, or a file that is there")
     return path
 
 
@@ -98,6 +99,19 @@ def read_items(folder: Path, texts: Sequence[str], tokenizer: Any) -> list[Item]
     if not found:
         raise UserError(f"{folder}: no answer with a known working; render the sheets again")
     return list(found.values())
+
+
+def benchmark_items(path: Path, tokenizer: Any) -> list[Item]:
+    """The questions of a benchmark (rows with `question` and `answer`, a number) as the only problem of a sheet."""
+    found = []
+    with gzip.open(known_file(path), "rt", encoding="utf-8") as rows:
+        for row in map(json.loads, rows):
+            question = f"Question: {' '.join(row['question'].split())}"
+            prompt = tuple(tokenizer.encode(f"{HEADER}{question}{ANSWER}", add_special_tokens=False))
+            found.append(Item(prompt, question, "all", (), row["answer"].replace(",", "")))
+    if not found:
+        raise UserError(f"{path}: no question; give rows with question and answer")
+    return found
 
 
 def donors(items: Sequence[Item]) -> list[int]:
@@ -161,8 +175,9 @@ def conditions(answers: Answers, samples: int) -> tuple[dict[str, list[list[str]
         "sampled": [answers.texts(answers.write(once, model.sampling, sample=number)) for number in range(samples)],
         "other": [answers.texts(answers.write(once, thoughts=[thoughts[donor] for donor in donors(items)]))],
         "empty": [answers.texts(answers.write(once, thoughts=[()] * len(items)))],
-        "true": [answers.texts(answers.write(once, thoughts=workings))],
     }
+    if any(item.working for item in items):
+        written["true"] = [answers.texts(answers.write(once, thoughts=workings))]
     if gate is not None:
         model.gate = gate
         written["mixed"] = [answers.texts(answers.write(once, thoughts=thoughts))]
@@ -212,13 +227,9 @@ def summarised(items: Sequence[Item], values: Mapping[str, list[float]]) -> dict
     return found
 
 
-def measure(
-    model: ThoughtModel, sheets: Path, texts: Sequence[str], *, limit: int, samples: int, seed: int
-) -> dict[str, Any]:
-    """Accuracies of one model on the problems of `texts`, and some of what it wrote."""
+def measure(model: ThoughtModel, items: Sequence[Item], samples: int, seed: int) -> dict[str, Any]:
+    """Accuracies of one model on the items, and some of what it wrote."""
     began = time.monotonic()
-    # Kinds of an item alternate by sheet, so the first sheets hold all of them.
-    items = read_items(sheets, texts, model.tokenizer)[: limit or None]
     answers = Answers(model, items, seed)
     written, thoughts = conditions(answers, samples)
     values, coverage = scored(items, written)
@@ -253,6 +264,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("sheets", type=Path, help="the folder that render.py wrote")
     parser.add_argument("--out", type=Path, help="file for the result as well")
     parser.add_argument("--problems", choices=("test", "development"), default="test")
+    parser.add_argument("--benchmark", type=Path, help="a benchmark's questions instead, say gsm8k.jsonl.gz")
     parser.add_argument("--limit", type=int, default=0, help="only the first answers; 0: all")
     parser.add_argument("--samples", type=int, default=4, help="sampled thoughts an answer")
     parser.add_argument("--seed", type=int, default=0)
@@ -263,11 +275,16 @@ def main(given: list[str] | None = None) -> int:
         raise UserError(f"--samples {asked.samples}, --limit {asked.limit}: give at least 1, and 0 or more")
     config = Config.load(str(PRESET), overrides=asked.overrides)
     model = load(asked.model, config, asked.device)
-    texts = test_texts(asked.sheets)
-    if asked.problems == "development":
-        texts = development_texts(config, model.tokenizer)
-    found = {"model": Path(asked.model).name, "problems": asked.problems, "versions": software_versions()}
-    found |= measure(model, asked.sheets, texts, limit=asked.limit, samples=asked.samples, seed=asked.seed)
+    problems = asked.problems if asked.benchmark is None else asked.benchmark.name.partition(".")[0]
+    if asked.benchmark is not None:
+        items = benchmark_items(asked.benchmark, model.tokenizer)
+    else:
+        held_out = asked.problems == "test"
+        texts = test_texts(asked.sheets) if held_out else development_texts(config, model.tokenizer)
+        items = read_items(asked.sheets, texts, model.tokenizer)
+    found = {"model": Path(asked.model).name, "problems": problems, "versions": software_versions()}
+    # Kinds of an item alternate by sheet, so the first sheets hold all of them.
+    found |= measure(model, items[: asked.limit or None], asked.samples, asked.seed)
     text = json.dumps(found, ensure_ascii=False)
     if asked.out is not None:
         asked.out.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accuracy import development_texts, load, measure, test_texts
+from accuracy import benchmark_items, development_texts, load, measure, read_items, test_texts
 from collect import ACCURACY, FAILURE, cell_of
 
 from tfive.config.config import Config
@@ -87,18 +87,24 @@ class Measuring:
     limit: int = 0
     samples: int = 1
     models: bool = False
+    benchmark: str = ""
 
     def words(self) -> list[str]:
         """The same as options of the command."""
         named = ["--problems", self.problems, "--limit", str(self.limit), "--samples", str(self.samples)]
+        named += ["--benchmark", self.benchmark] if self.benchmark else []
         return [*named, *(["--models"] if self.models else [])]
 
     def accuracy(self, model: ThoughtModel, config: Config) -> dict[str, Any]:
-        """Accuracies of a trained model."""
+        """Accuracies of a trained model, and those on the benchmark's questions where one is named."""
         sheets = Path(config.text.sources[0].path or "").parent
         texts = test_texts(sheets) if self.problems == "test" else development_texts(config, model.tokenizer)
-        found = measure(model, sheets, texts, limit=self.limit, samples=self.samples, seed=config.run.seed)
-        return {"problems": self.problems, **found}
+        items = read_items(sheets, texts, model.tokenizer)[: self.limit or None]
+        found = {"problems": self.problems, **measure(model, items, self.samples, config.run.seed)}
+        if self.benchmark:
+            asked = benchmark_items(Path(self.benchmark), model.tokenizer)[: self.limit or None]
+            found["benchmark"] = measure(model, asked, self.samples, config.run.seed)
+        return found
 
 
 def run_one(cell: Cell, runs: Path, measuring: Measuring) -> None:

@@ -41,6 +41,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     one.add_argument("--seed", type=int, action="append", default=[], help="may be repeated; 0 unless given")
     one.add_argument("--jobs", type=int, default=4, help="most runs at once on the device")
     one.add_argument("--problems", choices=("none", "development", "test"), default="none", help="whose accuracy")
+    one.add_argument("--benchmark", default="", help="a benchmark's questions as well, say gsm8k.jsonl.gz")
     one.add_argument("--limit", type=int, default=0, help="only the first answers; 0: all")
     one.add_argument("--samples", type=int, default=1, help="sampled thoughts an answer")
     one.add_argument("--alone", action="store_true", help="leave the result to the command that started this one")
@@ -77,7 +78,7 @@ def cell(asked: argparse.Namespace) -> None:
     cells = [Cell(label, seed, tuple(asked.overrides)) for seed in asked.seed or [0] for label in asked.cells]
     for one in cells:
         one.config()  # a mistake in one of them is told before any begins
-    measuring = Measuring(asked.problems, asked.limit, asked.samples, asked.models)
+    measuring = Measuring(asked.problems, asked.limit, asked.samples, asked.models, asked.benchmark)
     if asked.alone:
         for one in cells:
             run_one(one, asked.runs, measuring)

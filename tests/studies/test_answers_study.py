@@ -150,7 +150,10 @@ def test_headroom_cells_and_their_tables(
         assert 0 <= item["right"] <= 1
         assert item["missing"] in ("1", "2", "all")
     cells = ["cell", "anchor-only+optimizer.lr=1e-5", "--seed", "1", "--runs", str(runs), *sets]
-    assert run.main([*cells, "--problems", "test", "--limit", "6"]) == 0
+    benchmark = tmp_path / "gsm8k.jsonl.gz"
+    with gzip.open(benchmark, "wt", encoding="utf-8") as rows:
+        rows.writelines(json.dumps({"question": f"{n} plus\n 2?", "answer": f"1,00{n}"}) + "\n" for n in range(3))
+    assert run.main([*cells, "--problems", "test", "--limit", "6", "--benchmark", str(benchmark)]) == 0
     told = capsys.readouterr().out.splitlines()
     assert "left out every, 6 answers" in told[-1]
     assert not list(runs.rglob("model.safetensors"))
@@ -166,6 +169,9 @@ def test_headroom_cells_and_their_tables(
     assert cell["settings"]["optimizer.lr"] == 1e-5
     assert cell["settings"]["run.seed"] == 1
     assert cell["accuracy"]["results"]["every"]["items"] == 6
+    on_benchmark = cell["accuracy"]["benchmark"]["results"]["every"]
+    assert (on_benchmark["items"], on_benchmark["problems"], "true" in on_benchmark["accuracy"]) == (3, 3, False)
+    assert cell["accuracy"]["benchmark"]["examples"][0]["answer"] == "1000"
     assert len(cell["test"]["thought_gain"]) == 3
     assert (cell["method"], cell["status"], cell["actor_thoughts_per_window"]) == ("anchor-only", "1 windows", 8)
     assert [one["window"] for one in cell["measured"]] == [0, 1]
