@@ -373,3 +373,17 @@ def test_files_are_cut_and_put_together_again(tmp_path: Path, monkeypatch: pytes
     saved(tmp_path, 3, whole_state())
     assert (tmp_path / "checkpoint-00000001" / "parts-00001-00001.safetensors").is_file()
     assert same(loaded(tmp_path, 2)[0], whole(whole_state()))
+
+
+@pytest.mark.parametrize("length", [float("inf"), 3.5, "3", None, True])
+@pytest.mark.parametrize("place", ["shape", "offset", "length"])
+def test_a_length_that_is_no_whole_number_is_malformed(place: str, length: Any) -> None:
+    part = {"file": "tensors", "offset": [0], "shape": [3]}
+    entry = {"path": ["rows"], "dtype": "F32", "shape": [3], "parts": [part]}
+    assert placement.StoredTensor.of(entry).shape == (3,)
+    if place == "shape":
+        entry["shape"] = [length]
+    else:
+        part["offset" if place == "offset" else "shape"] = [length]
+    with pytest.raises(ValueError, match="where a whole number belongs"):
+        placement.StoredTensor.of(entry)

@@ -65,9 +65,9 @@ class StoredTensor:
     def of(cls, entry: Mapping[str, Any]) -> StoredTensor:
         """The tensor that an entry describes; one whose parts are not exactly the whole is a `ValueError`, so that no
         entry asks for more memory than its files fill."""
-        shape = tuple(map(int, entry["shape"]))
+        shape = _whole_numbers(entry["shape"])
         parts = tuple(
-            (str(part["file"]), Box(tuple(map(int, part["offset"])), tuple(map(int, part["shape"]))))
+            (str(part["file"]), Box(_whole_numbers(part["offset"]), _whole_numbers(part["shape"])))
             for part in entry["parts"]
         )
         path = tuple(entry["path"])
@@ -75,6 +75,14 @@ class StoredTensor:
         if problem is not None:
             raise ValueError(f"{named(path)} {problem}")
         return cls(path, DTYPES[entry["dtype"]], shape, parts)
+
+
+def _whole_numbers(given: Sequence[Any]) -> tuple[int, ...]:
+    """Lengths or offsets of an entry; anything but whole numbers is a `ValueError`."""
+    wrong = [one for one in given if type(one) is not int]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} stands where a whole number belongs")
+    return tuple(given)
 
 
 def tiling_problem(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
