@@ -31,6 +31,7 @@ SETTINGS = (
     "window.items",
     "window.actor_steps",
     "sampling.temperature",
+    "thought.checkpoints",
     "run.seed",
 )
 """What differs between cells, and what a reader needs to place them."""
@@ -145,13 +146,16 @@ def headroom_rows(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def collect(runs: Path) -> dict[str, Any]:
-    """All that lies under `runs`: `machine.json`, `headroom-NAME.json` and `accuracy-NAME.json` files, and a
-    `cell-NAME.json` or a folder for each run."""
+    """All that lies under `runs`: `machine.json`, `headroom-NAME.json`, `accuracy-NAME.json` and `benchmark-NAME.json`
+    files, and a `cell-NAME.json` or a folder for each run."""
     machine = runs / MACHINE
-    accuracy = {
-        path.stem.removeprefix("accuracy-"): json.loads(path.read_text("utf-8"))
-        for path in sorted(runs.glob("accuracy-*.json"))
-    }
+    accuracy, benchmark = (
+        {
+            path.stem.removeprefix(f"{kind}-"): json.loads(path.read_text("utf-8"))
+            for path in sorted(runs.glob(f"{kind}-*.json"))
+        }
+        for kind in ("accuracy", "benchmark")
+    )
     headroom = {
         path.stem.removeprefix("headroom-"): headroom_rows(json.loads(path.read_text("utf-8")))
         for path in sorted(runs.glob("headroom-*.json"))
@@ -164,5 +168,6 @@ def collect(runs: Path) -> dict[str, Any]:
         "machine": json.loads(machine.read_text("utf-8")) if machine.is_file() else {},
         "headroom": headroom,
         "accuracy": accuracy,
+        "benchmark": benchmark,
         "cells": sorted([*cells, *kept], key=lambda one: str(one["name"])),
     }

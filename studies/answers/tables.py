@@ -27,6 +27,8 @@ EARLIER = "2f32b4f"
 """The commit of the first runs, which had two flaws that the page names; their cells carry it."""
 OWN_LAW, COLD = 1.0, 0.7
 """Temperatures: thoughts drawn from the policy itself (as `answers.toml` has it), and those of the first recipe."""
+AT_THE_END = [64]
+"""The checkpoints of cells whose thoughts are scored at their end alone."""
 
 
 def draw(page: str, found: dict[str, Any]) -> str:
@@ -61,6 +63,12 @@ def _anchors(cell: dict[str, Any]) -> dict[str, Any]:
     return {key: cell["settings"][key] for key in FINAL}
 
 
+def scored_at_the_end(cell: dict[str, Any]) -> bool:
+    """Whether a cell's thoughts had no reward at a checkpoint on the way."""
+    checkpoints: list[int] | None = cell["settings"].get("thought.checkpoints")
+    return checkpoints == AT_THE_END
+
+
 def compared(found: dict[str, Any], *, earlier: bool = False, temperature: float | None = None) -> list[dict[str, Any]]:
     """The cells with the final anchors, of today's code or of the earlier one, at one `temperature` or at all, in the
     order of names and seeds, larger windows first."""
@@ -68,6 +76,7 @@ def compared(found: dict[str, Any], *, earlier: bool = False, temperature: float
         cell
         for cell in found["cells"]
         if _anchors(cell) == FINAL
+        and not scored_at_the_end(cell)
         and (cell.get("code") == EARLIER) == earlier
         and temperature in (None, cell["settings"]["sampling.temperature"])
     ]
@@ -210,6 +219,50 @@ def earlier(found: dict[str, Any]) -> str:
     return _table((*head, "another's", "empty", "random tokens", "loss without", "tokens of a thought"), rows)
 
 
+def ends(found: dict[str, Any]) -> str:
+    """Cells whose thoughts are scored at their end alone, with several anchors: gains on development texts, right
+    answers to the test problems and to the benchmark's questions in per cent; before them the warm-started model."""
+    head = ("method, positions × thoughts", "seed", "next-token anchor", "conditioned anchor", "rate", "windows")
+    gains = ("thought gain", "gain against the start", "content gain", "loss without")
+    shares = ("right after own thought", "without", "after the true working", "right number in the thought")
+    rows = []
+    if "warm" in found.get("benchmark", {}):
+        answers = (*_answers(found["accuracy"]["warm"]), *_on_benchmark(found["benchmark"]["warm"]))
+        rows.append((STARTS["warm"], *["–"] * (len(head) + len(gains) - 1), *answers))
+    for cell in sorted(filter(scored_at_the_end, found["cells"]), key=lambda one: _rank(one)):
+        settings = cell["settings"]
+        known = (f"{settings[key]:g}" for key in ("anchor.next_token", "anchor.conditioned", "optimizer.lr"))
+        row = [title(cell), _seed(cell), *known, cell["status"].removesuffix(" windows")]
+        last = cell["measured"][-1]
+        row += (
+            [signed(last[key][0]) for key in ("thought_gain", "gain_vs_base", "content_gain")]
+            + [f"{last['no_thought_loss'][0]:.3f}"]
+            if last["window"]
+            else ["–"] * len(gains)
+        )
+        answered = cell.get("accuracy")
+        row += [*_answers(answered), *_on_benchmark(answered["benchmark"])] if answered else ["–"] * 7
+        rows.append(tuple(row))
+    return _table((*head, *gains, *shares, "GSM8K: own thought", "without", "difference"), rows)
+
+
+def _rank(cell: dict[str, Any]) -> tuple[int, float, float, str]:
+    settings = cell["settings"]
+    method = list(NAMES).index(cell["method"])
+    return method, -settings["anchor.next_token"], -settings["anchor.conditioned"], cell["name"]
+
+
+def _answers(model: dict[str, Any]) -> list[str]:
+    shares = model["results"]["every"]["accuracy"]
+    return [*(_percent(shares[one][0]) for one in ("own", "none", "true")), _percent(model["right_number_in_thought"])]
+
+
+def _on_benchmark(model: dict[str, Any]) -> list[str]:
+    every = model["results"]["every"]
+    shares = (_percent(every["accuracy"][one][0]) for one in ("own", "none"))
+    return [*shares, _points(every["difference"]["own - none"])]
+
+
 def every(found: dict[str, Any]) -> str:
     """Every cell that was run with the earlier code, failed ones too."""
     head = ("next-token anchor", "answers in it", "conditioned anchor", "method", "rate", "η", "how far")
@@ -251,5 +304,5 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "headroom": headroom, "accuracy": accuracy, "between": between, "comparison": comparison, "course": course,
     "accuracy_cold": partial(accuracy, temperature=COLD), "between_cold": partial(between, temperature=COLD),
     "comparison_cold": partial(comparison, temperature=COLD), "course_cold": partial(course, temperature=COLD),
-    "earlier": earlier, "critics": critics, "every": every,
+    "earlier": earlier, "critics": critics, "every": every, "ends": ends,
 }  # fmt: skip
