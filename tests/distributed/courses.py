@@ -18,6 +18,7 @@ from tfive.telemetry import Silent
 from tfive.training import build
 from tfive.training.build import Assembly
 from tfive.training.corpus import corpus_of
+from tfive.training.positions import move_positions
 from tfive.training.warmstart import warm_start
 from tiny import configure
 
@@ -38,10 +39,12 @@ def course(world: World, folder: str, overrides: list[str], name: str = "course"
     heard, thoughts = Heard(), _Thoughts()
     loaded = _exact(config)
     corpus = corpus_of(config, loaded=loaded)
-    warmed = warm_start(config, loaded, corpus, heard, Path(folder) / f"{name}-{world.size}", world)
-    assembly = _exactly_built(config, loaded, corpus, heard, warmed, world)
+    kept = Path(folder) / f"{name}-{world.size}"
+    warmed = warm_start(config, loaded, corpus, heard, kept, world)
+    moved = move_positions(config, loaded, corpus, heard, kept, warmed, world)
+    assembly = _exactly_built(config, loaded, corpus, heard, warmed, world, moved)
     thoughts.listen(assembly)
-    gradients = _gradients(assembly)
+    gradients, ahead = _gradients(assembly), _ahead(assembly)
     method, phases, reports = assembly.method, [], []
     while not method.finished(windows):
         phases.append(method.advance())
@@ -55,8 +58,10 @@ def course(world: World, folder: str, overrides: list[str], name: str = "course"
         "events": heard.events,
         "thoughts": thoughts.digests,
         "gradients": gradients,
+        "ahead": ahead,
         "reports": reports,
         "weights": _sums(assembly.actor.optimizer.masters().values()),
+        "positions": None if moved is None else moved.report["digest"],
         "warmstart": None if warmed is None else _leaves(warmed.report),
     }
 
@@ -85,6 +90,20 @@ def _exactly_built(*given: Any) -> Assembly:
         build.build_pair, build.begun_parts = pair, parts
 
 
+def _ahead(assembly: Assembly) -> list[str]:
+    """The roles of sets that the actor's processes draw while critics are fitted."""
+    kept: list[str] = []
+    rollout, draw_ahead = assembly.method.parts.rollout, assembly.method.parts.rollout.draw_ahead
+
+    def heard(draw: Any) -> bool:
+        drawn = draw_ahead(draw)
+        kept.extend([draw.role] * drawn)
+        return drawn
+
+    rollout.draw_ahead = heard
+    return kept
+
+
 class _Thoughts:
     """A digest of every set of thoughts that is drawn."""
 
@@ -103,12 +122,13 @@ class _Thoughts:
         rollout.collect = heard
 
 
-def _gradients(assembly: Assembly) -> list[list[float]]:
+def _gradients(assembly: Assembly) -> dict[str, list[list[float]]]:
     """A few numbers of every summed gradient before it is clipped, by update: of the actor and of each critic."""
-    kept: list[list[float]] = []
     critics = [] if assembly.critics is None else assembly.critics.optimizers
-    for optimizer in (assembly.actor.optimizer, *critics):
-        _listen(optimizer, kept)
+    owners = {"actor": assembly.actor.optimizer} | {f"critic {n}": one for n, one in enumerate(critics, 1)}
+    kept: dict[str, list[list[float]]] = {name: [] for name in owners}
+    for name, optimizer in owners.items():
+        _listen(optimizer, kept[name])
     return kept
 
 
