@@ -8,13 +8,19 @@ from typing import Any
 
 import torch
 
+from tfive.cli.evaluate_gains import parse_corpus, positions_of
 from tfive.config.config import Config
 from tfive.distributed.world import World
+from tfive.evaluate.diagnostics import SampleSize, diagnose, sample_texts
+from tfive.evaluate.headroom import HeadroomTexts, measure
+from tfive.inference.thought_model import ThoughtModel
 from tfive.methods.method import Method
 from tfive.models.load import Loaded, load_model
+from tfive.rl.gate import Gate
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import Silent
+from tfive.text.settings import KINDS
 from tfive.training import build
 from tfive.training.build import Assembly
 from tfive.training.corpus import corpus_of
@@ -173,5 +179,24 @@ def _rounded(detail: str) -> str:
 
 
 def courses(world: World, folder: str, cases: dict[str, list[str]]) -> dict[str, Any]:
-    """`course` for every case."""
-    return {name: course(world, folder, overrides, name) for name, overrides in cases.items()}
+    """`course` for every case, and what evaluations say of the untrained model."""
+    found = {name: course(world, folder, overrides, name) for name, overrides in cases.items()}
+    return found | {EVALUATED: evaluated(world, folder)}
+
+
+EVALUATED = "gains and headroom"
+
+
+def evaluated(world: World, folder: str) -> dict[str, float]:
+    """Gains and headroom on seven texts, with a gate and positions by entropy, and a critic that foresees them."""
+    config = configure(Path(folder))
+    loaded = _exact(config)
+    gate = Gate(loaded.model.config.hidden_size, config.gate, seed=1, device=torch.device("cpu"))
+    model = ThoughtModel(loaded.model, loaded.tokenizer, config.thought, config.sampling, gate.gate)
+    size, corpus = SampleSize(7, 20, 2, 1), parse_corpus([f"{folder}/corpus.jsonl"])
+    sample = sample_texts(corpus, model, positions_of(2, 0.5, ""), size, world)
+    gains = diagnose(model, sample, size, loaded.model, world)
+    texts = HeadroomTexts(sample.texts, sample.kind_BP, tuple(KINDS), sample.source_B, {})
+    critic = config.critic.model_copy(update={"passes": 1})
+    headroom = measure(model, texts, many=3, seed=1, rows=8, critic=critic, world=world)
+    return _leaves({"gains": gains, "headroom": headroom, "places": sample.texts.positions_BP.tolist()})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from courses import courses
+from courses import EVALUATED, courses
 from processes import run_world
 
 from tfive.distributed.world import SINGLE
@@ -128,6 +128,11 @@ def test_any_number_of_processes_makes_the_same_run(home: Path, alone: dict[str,
     others = {name: [*QUICK, *CASES[like], *overrides] for name, (like, overrides) in LIKE[size].items()}
     asked = {name: overrides for name, overrides in cases().items() if size == 2 or name not in BY_TWO} | others
     found = run_world(size, "courses:courses", str(home), asked, limit=900.0)
+    for one in found:
+        evaluated = one[EVALUATED]
+        assert evaluated.keys() == alone[EVALUATED].keys()
+        # Gates and a critic's head are in float32.
+        assert all(close(value, evaluated[key], 1e-5) for key, value in alone[EVALUATED].items()), evaluated
     for name in asked:
         own = [one[name] for one in found]
         if name in ROLES:

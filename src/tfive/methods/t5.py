@@ -80,7 +80,7 @@ class T5(QualifiedMethod[T5Parts]):
             config.calibration,
             seed=config.run.seed,
             rows=config.run.rollout_texts,
-            world=rollout.world,
+            by=rollout.by,
         )
         actor, continuations = kit.common["actor"], config.calibration.continuations
         probe = Probe(

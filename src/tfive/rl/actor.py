@@ -105,6 +105,10 @@ class Actor:
         self.skipped = 0
         self.centring = None if centre is None else _centring(engine, ratio, centre)
 
+    def unread(self) -> bool:
+        """Whether the reading gates are still shut; all processes must ask."""
+        return bool(self.role.told(self.engine.unread))
+
     def remember(self) -> None:
         """π_old is the policy as it is now; only score centring needs to keep it."""
         if self.centring is not None:
