@@ -65,6 +65,7 @@ def course(world: World, folder: str, overrides: list[str], name: str = "course"
         "thoughts": thoughts.digests,
         "gradients": gradients,
         "ahead": ahead,
+        "held": _held(assembly),
         "reports": reports,
         "weights": _sums(assembly.actor.optimizer.masters().values()),
         "positions": None if moved is None else moved.report["digest"],
@@ -94,6 +95,21 @@ def _exactly_built(*given: Any) -> Assembly:
         return build.build(*given)
     finally:
         build.build_pair, build.begun_parts = pair, parts
+
+
+def _held(assembly: Assembly) -> dict[str, int]:
+    """Bytes of weights and moments that this process has of each role, beside the frozen base."""
+    base = {weight.data_ptr() for weight in assembly.base.model.parameters()}
+    critics = [] if assembly.critics is None else list(zip(assembly.critics.critics, assembly.critics.optimizers))
+    owners = [("actor", assembly.actor.engine.model, assembly.actor.optimizer)]
+    owners += [(f"critic {n}", critic, optimizer) for n, (critic, optimizer) in enumerate(critics, 1)]
+    found = {}
+    for name, module, optimizer in owners:
+        tensors = [weight for weight in module.parameters() if weight.device.type != "meta"]
+        tensors += [one for slot in optimizer._slots for one in (slot.weights, *(slot.moments or ())[:2])]
+        own = {one.data_ptr(): one.nbytes for one in tensors if one.data_ptr() not in base}
+        found[name] = sum(own.values())
+    return found
 
 
 def _ahead(assembly: Assembly) -> list[str]:

@@ -32,6 +32,7 @@ def processes_facts(config: Config, shape: ModelShape, processes: int) -> dict[s
         "shard": found.layout.shard,
         "bytes": found.bytes,
         "bytes_by_role": found.by_role,
+        "whole_copies": found.copies,
         "duties": _duties(config, processes),
         "exchanges": [{**asdict(one), "total": one.total} for one in found.exchanges],
         "seconds": {"computing": found.computing, "exchanging": found.exchanging, "step": found.step},
@@ -46,9 +47,11 @@ def _duties(config: Config, processes: int) -> list[str]:
 
 
 def _bytes_shown(found: Prediction) -> str:
-    if not found.by_role:
-        return f"{readable_bytes(found.bytes)} each"
-    return ", ".join(f"{readable_bytes(size)} for each of the {role}'s" for role, size in found.by_role.items())
+    shown = []
+    for role, size in found.by_role.items():
+        whose = "each" if role == "all" else f"for each of the {role}'s"
+        shown.append(f"{readable_bytes(size)} {whose} ({readable_bytes(found.copies[role])} in whole compute copies)")
+    return ", ".join(shown)
 
 
 def _shown(config: Config, found: Prediction, network: Network) -> list[str]:

@@ -16,7 +16,8 @@ from tfive.distributed.world import SINGLE, World
 from tfive.errors import UserError
 
 CLUSTER_SHARE = 2
-"""One of so many processes is a critic's in a cluster: half of them, shared equally by the critics."""
+"""One of so many processes is a critic's in a cluster, at most: half of them. Each critic has a power of two, so that
+groups end where nodes do."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def critics_each(profile: str, size: int, critics: int) -> int:
     """How many processes of `size` each critic has for itself; 0 where all have all."""
     if profile == "single" or not critics:
         return 0
-    each = 1 if profile == "compact" else max(1, size // (CLUSTER_SHARE * critics))
+    most = max(1, size // (CLUSTER_SHARE * critics))
+    each = 1 if profile == "compact" else 1 << (most.bit_length() - 1)
     if size < critics * each + 1:
         raise UserError(
             f"distributed.profile = {profile}: {critics} critic{'s' * (critics > 1)} with {each} "

@@ -229,7 +229,9 @@ class Prediction:
     bytes: int
     """Of the process with most of them."""
     by_role: dict[str, int]
-    """Of a process of the actor and of one of a critic, where they are not the same."""
+    """Of a process of the actor and of one of a critic, or under `all` where they are the same."""
+    copies: dict[str, int]
+    """Bytes of these that are whole compute copies."""
     exchanges: list[Exchange]
     computing: float
     exchanging: float
@@ -259,7 +261,8 @@ def predicted(
     return Prediction(
         layout,
         max(by_role.values()),
-        by_role if layout.fitting else {},
+        by_role,
+        whole_copies(config, shape, layout, compute),
         found,
         _computing(config, shape, layout, alone),
         sum(network.seconds(exchange, layout) for exchange in found),
@@ -315,6 +318,18 @@ def bytes_by_role(table: Estimate, config: Config, shape: ModelShape, layout: La
     acting = [row for row in rows if row.role not in critics]
     fitting = [row for row in rows if row.role in (BASE, FEATURES, "critic 1")]
     return {"actor": summed(acting).total, "critic": summed(fitting).total}
+
+
+def whole_copies(config: Config, shape: ModelShape, layout: Layout, compute: int) -> dict[str, int]:
+    """Bytes of one process of each role that no shard makes smaller: sampling, scoring and valuing read the frozen base
+    and the role's own weights whole, in compute precision. Block by block would not do: processes sample for different
+    numbers of steps, and gathering is common work."""
+    base = shape.parameters
+    acting = shape.parameters if config.actor.adapt == "full" else 0
+    critic = trained_by_critic(config, shape) if config.critic.adapt in ("top", "full") else 0
+    if not layout.fitting:
+        return {"all": compute * (base + acting + config.spec.critics * critic)}
+    return {"actor": compute * (base + acting), "critic": compute * (base + critic)}
 
 
 def _spread(row: Row, copy: int, ways: int) -> Row:
