@@ -143,7 +143,7 @@ def work(rank: int, size: int, port: int, asked: argparse.Namespace, folder: str
     dist.init_process_group("gloo", rank=rank, world_size=size)
     model = model_of(asked)
     alone = Side(asked, None, copy.deepcopy(model).requires_grad_(True)) if size == 1 else None
-    mesh = shard_mesh(asked.device, size, asked.shard)
+    mesh = shard_mesh(asked.device, range(size), asked.shard)
     ways = mesh.size(-1)
     side = Side(asked, Shards(model, TreeModel(model, PLAN).backbone.block_names, mesh, trained_in=wide), model)
     losses = [side.update(rank * asked.passes)]

@@ -8,16 +8,23 @@ from typing import Any
 
 import torch
 
+from tfive.cli.evaluate_gains import parse_corpus, positions_of
 from tfive.config.config import Config
 from tfive.distributed.world import World
+from tfive.evaluate.diagnostics import SampleSize, diagnose, sample_texts
+from tfive.evaluate.headroom import HeadroomTexts, measure
+from tfive.inference.thought_model import ThoughtModel
 from tfive.methods.method import Method
 from tfive.models.load import Loaded, load_model
+from tfive.rl.gate import Gate
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import Silent
+from tfive.text.settings import KINDS
 from tfive.training import build
 from tfive.training.build import Assembly
 from tfive.training.corpus import corpus_of
+from tfive.training.positions import move_positions
 from tfive.training.warmstart import warm_start
 from tiny import configure
 
@@ -38,10 +45,12 @@ def course(world: World, folder: str, overrides: list[str], name: str = "course"
     heard, thoughts = Heard(), _Thoughts()
     loaded = _exact(config)
     corpus = corpus_of(config, loaded=loaded)
-    warmed = warm_start(config, loaded, corpus, heard, Path(folder) / f"{name}-{world.size}", world)
-    assembly = _exactly_built(config, loaded, corpus, heard, warmed, world)
+    kept = Path(folder) / f"{name}-{world.size}"
+    warmed = warm_start(config, loaded, corpus, heard, kept, world)
+    moved = move_positions(config, loaded, corpus, heard, kept, warmed, world)
+    assembly = _exactly_built(config, loaded, corpus, heard, warmed, world, moved)
     thoughts.listen(assembly)
-    gradients = _gradients(assembly)
+    gradients, ahead = _gradients(assembly), _ahead(assembly)
     method, phases, reports = assembly.method, [], []
     while not method.finished(windows):
         phases.append(method.advance())
@@ -55,8 +64,11 @@ def course(world: World, folder: str, overrides: list[str], name: str = "course"
         "events": heard.events,
         "thoughts": thoughts.digests,
         "gradients": gradients,
+        "ahead": ahead,
+        "held": _held(assembly),
         "reports": reports,
         "weights": _sums(assembly.actor.optimizer.masters().values()),
+        "positions": None if moved is None else moved.report["digest"],
         "warmstart": None if warmed is None else _leaves(warmed.report),
     }
 
@@ -85,6 +97,35 @@ def _exactly_built(*given: Any) -> Assembly:
         build.build_pair, build.begun_parts = pair, parts
 
 
+def _held(assembly: Assembly) -> dict[str, int]:
+    """Bytes of weights and moments that this process has of each role, beside the frozen base."""
+    base = {weight.data_ptr() for weight in assembly.base.model.parameters()}
+    critics = [] if assembly.critics is None else list(zip(assembly.critics.critics, assembly.critics.optimizers))
+    owners = [("actor", assembly.actor.engine.model, assembly.actor.optimizer)]
+    owners += [(f"critic {n}", critic, optimizer) for n, (critic, optimizer) in enumerate(critics, 1)]
+    found = {}
+    for name, module, optimizer in owners:
+        tensors = [weight for weight in module.parameters() if weight.device.type != "meta"]
+        tensors += [one for slot in optimizer._slots for one in (slot.weights, *(slot.moments or ())[:2])]
+        own = {one.data_ptr(): one.nbytes for one in tensors if one.data_ptr() not in base}
+        found[name] = sum(own.values())
+    return found
+
+
+def _ahead(assembly: Assembly) -> list[str]:
+    """The roles of sets that the actor's processes draw while critics are fitted."""
+    kept: list[str] = []
+    rollout, draw_ahead = assembly.method.parts.rollout, assembly.method.parts.rollout.draw_ahead
+
+    def heard(draw: Any) -> bool:
+        drawn = draw_ahead(draw)
+        kept.extend([draw.role] * drawn)
+        return drawn
+
+    rollout.draw_ahead = heard
+    return kept
+
+
 class _Thoughts:
     """A digest of every set of thoughts that is drawn."""
 
@@ -103,12 +144,13 @@ class _Thoughts:
         rollout.collect = heard
 
 
-def _gradients(assembly: Assembly) -> list[list[float]]:
+def _gradients(assembly: Assembly) -> dict[str, list[list[float]]]:
     """A few numbers of every summed gradient before it is clipped, by update: of the actor and of each critic."""
-    kept: list[list[float]] = []
     critics = [] if assembly.critics is None else assembly.critics.optimizers
-    for optimizer in (assembly.actor.optimizer, *critics):
-        _listen(optimizer, kept)
+    owners = {"actor": assembly.actor.optimizer} | {f"critic {n}": one for n, one in enumerate(critics, 1)}
+    kept: dict[str, list[list[float]]] = {name: [] for name in owners}
+    for name, optimizer in owners.items():
+        _listen(optimizer, kept[name])
     return kept
 
 
@@ -153,5 +195,24 @@ def _rounded(detail: str) -> str:
 
 
 def courses(world: World, folder: str, cases: dict[str, list[str]]) -> dict[str, Any]:
-    """`course` for every case."""
-    return {name: course(world, folder, overrides, name) for name, overrides in cases.items()}
+    """`course` for every case, and what evaluations say of the untrained model."""
+    found = {name: course(world, folder, overrides, name) for name, overrides in cases.items()}
+    return found | {EVALUATED: evaluated(world, folder)}
+
+
+EVALUATED = "gains and headroom"
+
+
+def evaluated(world: World, folder: str) -> dict[str, float]:
+    """Gains and headroom on seven texts, with a gate and positions by entropy, and a critic that foresees them."""
+    config = configure(Path(folder))
+    loaded = _exact(config)
+    gate = Gate(loaded.model.config.hidden_size, config.gate, seed=1, device=torch.device("cpu"))
+    model = ThoughtModel(loaded.model, loaded.tokenizer, config.thought, config.sampling, gate.gate)
+    size, corpus = SampleSize(7, 20, 2, 1), parse_corpus([f"{folder}/corpus.jsonl"])
+    sample = sample_texts(corpus, model, positions_of(2, 0.5, ""), size, world)
+    gains = diagnose(model, sample, size, loaded.model, world)
+    texts = HeadroomTexts(sample.texts, sample.kind_BP, tuple(KINDS), sample.source_B, {})
+    critic = config.critic.model_copy(update={"passes": 1})
+    headroom = measure(model, texts, many=3, seed=1, rows=8, critic=critic, world=world)
+    return _leaves({"gains": gains, "headroom": headroom, "places": sample.texts.positions_BP.tolist()})

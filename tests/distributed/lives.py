@@ -21,6 +21,7 @@ from tfive.distributed.meeting import Meeting
 from tfive.distributed.pieces import Box, Piece, piece_of
 from tfive.distributed.world import SINGLE, World
 from tfive.errors import UserError
+from tfive.rl.rollout import Draw, Rollout
 from tfive.training import start
 from tfive.training.begin import NEW, RESUMED, Begun
 from tfive.training.checkpoint import CheckpointStore
@@ -33,17 +34,35 @@ from training.test_resume import same
 
 SETTINGS = (
     "method=quiet-star-ppo", "window.actor_steps=2", "window.items=8", "run.develop_items=4", "run.explorer_items=0",
-    "text.sequences.development=2", "text.sequences.test=2",
+    "text.sequences.development=2", "text.sequences.test=2", "text.positions.variance=0.5", "text.positions.pilot=16",
 )  # fmt: skip
 
 
-def live(world: World, home: Path, name: str, windows: int, stop_after: int | None = None, shard: int = 1) -> None:
+def live(
+    world: World,
+    home: Path,
+    name: str,
+    windows: int,
+    stop_after: int | None = None,
+    shard: int = 1,
+    profile: str = "single",
+    stop_ahead: int | None = None,
+) -> None:
     """Start the run, or go on with it, and after some window ask the first process to stop. `shard` processes hold the
-    weights and moments between them, 0 for all."""
+    weights and moments between them, 0 for all; `profile` says who has which. `stop_ahead`: stop in this window when a
+    set was drawn while the critic was fitted."""
     folder = home / name
     resumed = (folder / CHECKPOINTS).exists()
     world.barrier("one life after another")
-    config = configure(home, *SETTINGS, f"window.windows={windows}", f"distributed.shard={shard}")
+    divided = (f"distributed.shard={shard}", f"distributed.profile={profile}")
+    config = configure(home, *SETTINGS, f"window.windows={windows}", *divided)
+
+    def ahead(rollout: Rollout, draw: Draw) -> bool:
+        if world.leads and draw.window == stop_ahead:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return _DRAW_AHEAD(rollout, draw)
+
+    Rollout.draw_ahead = ahead  # type: ignore[method-assign, assignment]
 
     def closed(report: dict[str, Any]) -> None:
         if report["window"] == stop_after:
@@ -51,9 +70,9 @@ def live(world: World, home: Path, name: str, windows: int, stop_after: int | No
 
     try:
         _run(config, Begun(folder, RESUMED if resumed else NEW, None), world, closed)
-        assert stop_after is None
+        assert stop_after is stop_ahead is None
     except Stopped:
-        assert stop_after is not None
+        assert (stop_after or stop_ahead) is not None
     assert not list((folder / CHECKPOINTS).glob(".*")), "a write was not waited for"
 
 
@@ -96,13 +115,15 @@ def _cut_alike(tree: Any, like: Any) -> Any:
 
 
 _RESTORE = Loop.restore
+_DRAW_AHEAD = Rollout.draw_ahead
 RESTORED: list[int] = []
 PIECES: list[int] = []
 
 
 def every_life(world: World, home: str) -> dict[str, Any]:
-    """A run by two that is undisturbed, and by two others that is stopped; then one by four in shards, by two, by one,
-    and by four in two groups of shards."""
+    """A run by two that is undisturbed, and by two others that is stopped; the same by four with roles of their own,
+    stopped in the middle of a window; then one by two for the actor and two for the critic, in shards, by two, by one,
+    and by three for the actor, in shards, and one for the critic."""
     Loop.restore = restored_exactly  # type: ignore[method-assign, assignment]
     folder = Path(home)
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -112,7 +133,10 @@ def every_life(world: World, home: str) -> dict[str, Any]:
     else:
         live(pair, folder, "stopped", 2, stop_after=1)
         live(pair, folder, "stopped", 2)
-    live(world, folder, "moved", 4, stop_after=1, shard=0)
+    live(world, folder, "roles", 2, profile="cluster")
+    live(world, folder, "roles stopped", 2, profile="cluster", stop_ahead=2)
+    live(world, folder, "roles stopped", 2, profile="cluster")
+    live(world, folder, "moved", 4, stop_after=1, shard=2, profile="cluster")
     if world.rank < 2:
         live(pair, folder, "moved", 4, stop_after=2)
     if world.rank == 0:
@@ -120,7 +144,7 @@ def every_life(world: World, home: str) -> dict[str, Any]:
         live(SINGLE, folder, "moved", 4, stop_after=3)
         os.environ["WORLD_SIZE"] = launched
     world.barrier("alone")
-    live(world, folder, "moved", 4, shard=2)
+    live(world, folder, "moved", 4, shard=0, profile="compact")
     return {"restored": RESTORED, "pieces": len(PIECES), "sharded": sharded(world, folder / "sharded")}
 
 

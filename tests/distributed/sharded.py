@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from stage import LAW, PLAN, gpt2, llama, texts, thoughts_for
 from tfive.distributed import shards
 from tfive.distributed.pieces import Piece
+from tfive.distributed.roles import Role
 from tfive.distributed.shards import SHARD, Shards, shard_mesh
 from tfive.distributed.world import SINGLE, World
 from tfive.errors import UserError
@@ -145,7 +146,7 @@ def bytes_held(one: Trained) -> int:
 
 def exactness(world: World) -> dict[str, Any]:
     """Whole and sharded courses in float64: a tied model, with learned delimiters and gates, by recomputation."""
-    mesh = shard_mesh("cpu", world.size)
+    mesh = shard_mesh("cpu", range(world.size))
     found: dict[str, Any] = {}
     tied = trained(gpt2(), mesh)
     before = pointers(tied)
@@ -157,7 +158,7 @@ def exactness(world: World) -> dict[str, Any]:
         untied = [trained(gpt2(tied=False), held, options=again) for held in (None, mesh)]
         found["untied, recomputed"] = course(world, untied[0], untied[1])
     else:
-        found["two by two"] = course(world, trained(gpt2()), trained(gpt2(), shard_mesh("cpu", 4, 2)))
+        found["two by two"] = course(world, trained(gpt2()), trained(gpt2(), shard_mesh("cpu", range(4), 2)))
     sharded = trained(llama(blocks=2), mesh)
     sharded.backward(0, 2)
     sharded.optimizer.step()
@@ -167,22 +168,39 @@ def exactness(world: World) -> dict[str, Any]:
 
 
 def precisions(world: World) -> dict[str, Any]:
-    """Bit for bit: FSDP in a group of one beside no FSDP, and stochastic rounding in shards beside the whole."""
-    alone = shard_mesh("cpu", world.size, 1)[SHARD]
+    """Bit for bit: FSDP in a group of one beside no FSDP; stochastic rounding of weights and moments in shards, and by
+    several processes with all weights each, beside one process."""
+    alone = shard_mesh("cpu", range(world.size), 1)[SHARD]
     found: dict[str, Any] = {}
     for name, dtype in {"float32": torch.float32, "bfloat16": torch.bfloat16}.items():
         whole, one = trained(llama(dtype), None, LEARNED), trained(llama(dtype), alone, LEARNED)
         losses = [[side.backward(0, 3), side.backward(3, 8), _stepped(side)] for side in (whole, one) for _ in range(2)]
         found[f"{name} alone"] = losses[:2] == losses[2:] and apart(weights(whole), weights(one)) == 0.0
         found[f"{name} masters"] = apart(whole.optimizer.masters(), one.optimizer.masters())
-    own: dict[str, Any] = {"bf16_update": "stochastic", "seed": 5}
+    own: dict[str, Any] = {"bf16_update": "stochastic", "moments": "bfloat16", "seed": 5}
     whole = trained(llama(torch.bfloat16), **own)
-    sharded = trained(llama(torch.bfloat16), shard_mesh("cpu", world.size), **own)
+    sides = {
+        "in shards": trained(llama(torch.bfloat16), shard_mesh("cpu", range(world.size)), **own),
+        "each": trained(llama(torch.bfloat16), world=world, **own),
+    }
     for _ in range(2):
         whole.backward(0, 4)
-        sharded.backward(0, 4, weight=float(world.leads))
-        found["stochastic norm"] = abs(_stepped(whole) - _stepped(sharded))
-    found["stochastic"] = apart(weights(whole), weights(sharded))
+        norm = _stepped(whole)
+        for name, one in sides.items():
+            one.backward(0, 4, weight=float(world.leads))
+            found[f"stochastic norm, {name}"] = abs(norm - _stepped(one))
+    for name, one in sides.items():
+        found[f"stochastic, {name}"] = apart(weights(whole), weights(one))
+        found[f"moments, {name}"] = apart(_moments(whole), _moments(one))
+    return found
+
+
+def _moments(one: Trained) -> dict[str, Tensor]:
+    """Both moments by name, whole; they must be as narrow as they are asked to be."""
+    found: dict[str, Tensor] = {}
+    for name, entry in whole_state(one)["parameters"].items():
+        assert entry["first"].dtype == entry["second"].dtype == torch.bfloat16
+        found |= {f"{name} {which}": entry[which] for which in ("first", "second")}
     return found
 
 
@@ -208,7 +226,7 @@ def restored(one: Trained, model: dict[str, Tensor], state: dict[str, Any]) -> N
 
 def states(world: World) -> dict[str, Any]:
     """States go from shards to a whole optimizer and back, pending gradients and moments apart included."""
-    mesh = shard_mesh("cpu", world.size)
+    mesh = shard_mesh("cpu", range(world.size))
     found: dict[str, Any] = {}
     for name, dtype in {"float64": torch.float64, "bfloat16": torch.bfloat16}.items():
         sharded = trained(llama(dtype), mesh)
@@ -240,7 +258,7 @@ def states(world: World) -> dict[str, Any]:
 
 def traps(world: World) -> dict[str, Any]:
     """What a sharded model must not break: copies, sampling, inference mode, critics on the base, a lone bad rank."""
-    mesh = shard_mesh("cpu", world.size)
+    mesh = shard_mesh("cpu", range(world.size))
     found: dict[str, Any] = {}
     sharded = trained(llama(), mesh, LEARNED)
     calls = _counted()
@@ -262,7 +280,7 @@ def traps(world: World) -> dict[str, Any]:
     sharded.backward(rows.start, rows.stop, weight=float("nan") if world.rank == world.size - 1 else 1.0)
     report = sharded.optimizer.step()
     found["bad rank"] = [report.applied, sharded.optimizer.skipped, apart(before, weights(sharded))]
-    found["refused"] = [_said(lambda: shard_mesh("cpu", world.size, 3)), _said(lambda: _mixed(mesh))]
+    found["refused"] = [_said(lambda: shard_mesh("cpu", range(world.size), 3)), _said(lambda: _mixed(mesh))]
     return found
 
 
@@ -315,8 +333,8 @@ UPDATES: dict[str, dict[str, Any]] = {
 def actor_of(one: Trained, world: World, **options: Any) -> Actor:
     own = {name: options[name] for name in ("parity", "centre") if name in options}
     return Actor(
-        one.engine, one.optimizer, ActorSettings(), RatioSettings(), options["anchor"], seed=3, rows=2, world=world,
-        shards=one.shards, **own,
+        one.engine, one.optimizer, ActorSettings(), RatioSettings(), options["anchor"], seed=3, rows=2,
+        role=Role.of_all(world), shards=one.shards, **own,
     )  # fmt: skip
 
 
@@ -335,7 +353,7 @@ def recorded(engine: TreeModel, count: int) -> Trajectories:
 
 def actors(world: World) -> dict[str, Any]:
     """Updates of every kind beside one process's, on texts that the processes cannot share evenly."""
-    mesh = shard_mesh("cpu", world.size)
+    mesh = shard_mesh("cpu", range(world.size))
     found: dict[str, Any] = {}
     for name, asked in UPDATES.items():
         plan = replace(asked.get("plan", PLAN), group=asked.get("group", 1))

@@ -20,6 +20,7 @@ from tfive.training.communication import (
     Exchange,
     Layout,
     Network,
+    bytes_by_role,
     bytes_per_rank,
     exchanges,
     predicted,
@@ -90,8 +91,16 @@ def test_shards_take_memory_down_and_roles_change_what_is_sent(nine: tuple[Confi
     weights = shape.parameters + 2 * (shape.backbone + shape.hidden + config.thought.length + 3)
     fallen = (12 * weights + 4 * shape.parameters) * (1 / 2 - 1 / 8)
     assert sizes[1] - sizes[2] == pytest.approx(fallen, rel=0.01)
-    compact = exchanges(config, shape, Layout(8, fitting=1), 2)
-    assert {one.collective for one in compact if "critics" in one.what and "values" not in one.what} == {BROADCAST}
+    # A critic's own process sums with nobody, and tells the others what it says of each thought.
+    compact = exchanges(config, shape, Layout(8, fitting=1, critics=2), 2)
+    assert [(one.collective, one.times) for one in compact if "critics" in one.what] == [(BROADCAST, 2)]
+    (acting,) = (one for one in compact if "gradients" in one.what)
+    assert acting.group == 6
+    # The actor's processes have nothing of the critics and the critics' nothing of the actor, but both the base.
+    roles = bytes_by_role(table, config, shape, Layout(8, fitting=1, critics=2), 2)
+    critic = 18 * (shape.backbone + shape.hidden + config.thought.length + 3)
+    assert table.total - roles["actor"] == pytest.approx(2 * 14 * critic / 18, rel=0.05)
+    assert roles["critic"] > critic + 2 * shape.parameters
     assert exchanges(config, shape, Layout(1), 2) == []
 
 
@@ -100,7 +109,7 @@ def test_more_gpus_compute_faster_and_exchange_longer(nine: tuple[Config, ModelS
     node, nodes = (predicted(config, shape, Layout(count, nodes=count // 8, shard=8)) for count in (8, 24))
     assert nodes.computing == pytest.approx(node.computing / 3)
     assert nodes.exchanging > node.exchanging
-    roles = predicted(config, shape, Layout(8, fitting=1))
+    roles = predicted(config, shape, Layout(8, fitting=1, critics=2))
     assert roles.computing > node.computing
     assert node.step == pytest.approx((node.computing + node.exchanging) / config.window.actor_steps)
 

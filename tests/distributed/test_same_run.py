@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from courses import courses
+from courses import EVALUATED, courses
 from processes import run_world
 
 from tfive.distributed.world import SINGLE
@@ -37,6 +37,18 @@ CASES: dict[str, tuple[str, ...]] = {
         "calibration.mode=repeated",
         "qualify.rule=fixed",
     ),
+    "low rank": (
+        "method=t5",
+        "actor.adapt=lora",
+        "actor.lora_rank=2",
+        "critic.adapt=lora",
+        "critic.lora_rank=2",
+        "thought.checkpoints=[2, 4]",
+        "window.curriculum=1",
+        "text.positions.variance=0.5",
+        "text.positions.pilot=24",
+        "distributed.shard=0",
+    ),
     "ntp": ("method=ntp",),
     "anchor-only": ("method=anchor-only",),
     "quiet-star-ppo": ("method=quiet-star-ppo", "anchor.lr=1e-4"),
@@ -57,16 +69,22 @@ CASES: dict[str, tuple[str, ...]] = {
 FUSED = "in shards, fused blocks"
 """Read and sampled by fused blocks, which round elsewhere; sharded weights are trained by the model's own."""
 
-LIKE_T5: dict[int, dict[str, tuple[str, ...]]] = {
-    2: {"in shards": ("distributed.shard=0",), FUSED: ("distributed.shard=0", "engine.fast=on")},
+LIKE: dict[int, dict[str, tuple[str, tuple[str, ...]]]] = {
+    2: {
+        "in shards": ("t5", ("distributed.shard=0",)),
+        FUSED: ("t5", ("distributed.shard=0", "engine.fast=on")),
+        "compact, one critic": ("quiet-star-ppo", ("distributed.profile=compact",)),
+    },
     4: {
-        "in shards of two": ("distributed.shard=2",),
-        "compact": ("distributed.profile=compact", "distributed.shard=2"),
+        "in shards of two": ("t5", ("distributed.shard=2",)),
+        "compact": ("t5", ("distributed.profile=compact", "distributed.shard=2", "qualify.on_failure=stop")),
+        "cluster": ("quiet-star-ppo", ("distributed.profile=cluster", "distributed.shard=2")),
     },
 }
-"""Ways of sharing the work that must give the run of `t5` by one process."""
+"""Ways of sharing the work, each with the case of which it must give the run by one process. In a cluster the critic
+has two of four processes, and weights in shards over both."""
 
-BY_TWO = ("t5 that pauses", "t5 without critics", "t5 on foreign thoughts", "gated", "warm start")
+BY_TWO = ("t5 that pauses", "t5 without critics", "t5 on foreign thoughts", "gated", "warm start", "low rank")
 """Cases that two processes are enough for; every method is tried by four as well."""
 
 
@@ -76,16 +94,19 @@ def close(left: float, right: float, within: float = 1e-12) -> bool:
 
 
 def compare(name: str, alone: dict[str, Any], shared: dict[str, Any]) -> None:
-    for what in ("phases", "events", "thoughts"):
+    for what in ("phases", "events", "thoughts", "positions"):
         assert shared[what] == alone[what], (name, what)
     for one, other in zip(alone["reports"], shared["reports"], strict=True):
         assert one.keys() == other.keys(), name
         # What heads in float32 say may differ in their last bits.
         assert all(close(value, other[key], 1e-5) for key, value in one.items()), (name, one, other)
-    assert len(shared["gradients"]) == len(alone["gradients"])
+    assert shared["gradients"].keys() == alone["gradients"].keys()
     within = 1e-3 if name == FUSED else 1e-12
-    for one, other in zip(alone["gradients"], shared["gradients"]):
-        assert all(close(a, b, within) for a, b in zip(one, other, strict=True)), (name, one, other)
+    for owner, updates in alone["gradients"].items():
+        found = shared["gradients"][owner]
+        assert len(found) == len(updates), (name, owner)
+        for one, other in zip(updates, found):
+            assert all(close(a, b, within) for a, b in zip(one, other, strict=True)), (name, owner, one, other)
 
 
 @pytest.fixture(scope="module")
@@ -104,18 +125,45 @@ def cases() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_any_number_of_processes_makes_the_same_run(home: Path, alone: dict[str, Any], size: int) -> None:
-    others = {name: [*QUICK, *CASES["t5"], *overrides] for name, overrides in LIKE_T5[size].items()}
+    others = {name: [*QUICK, *CASES[like], *overrides] for name, (like, overrides) in LIKE[size].items()}
     asked = {name: overrides for name, overrides in cases().items() if size == 2 or name not in BY_TWO} | others
     found = run_world(size, "courses:courses", str(home), asked, limit=900.0)
+    for one in found:
+        evaluated = one[EVALUATED]
+        assert evaluated.keys() == alone[EVALUATED].keys()
+        # Gates and a critic's head are in float32.
+        assert all(close(value, evaluated[key], 1e-5) for key, value in alone[EVALUATED].items()), evaluated
     for name in asked:
         own = [one[name] for one in found]
-        expected = alone["t5" if name in others else name]
-        if name == "compact":
-            # A critic's updates are seen by the process that makes them.
-            kept = len(found[0][name]["gradients"])
-            actor = [one for one in expected["gradients"] if len(one) == len(own[0]["gradients"][0])]
-            assert kept == len(actor)
-            expected = expected | {"gradients": actor}
-            own = [one | {"gradients": own[0]["gradients"]} for one in own]
-        compare(name, expected, own[0])
+        if name in ROLES:
+            check_roles(ROLES[name], own)
+            # An update is seen by the processes that make it; the others know everything else.
+            gradients = {
+                owner: next(updates for one in own if (updates := one["gradients"][owner]))
+                for owner in own[0]["gradients"]
+            }
+            own = [one | {"gradients": gradients, "weights": None} for one in own]
+        # Shards are not always of equal size.
+        own = [one | {"held": None} for one in own]
+        compare(name, alone[LIKE[size][name][0]] if name in others else alone[name], own[0])
         assert all(one == own[0] for one in own), name
+
+
+ROLES = {
+    "compact, one critic": {"actor": [0], "critic 1": [1]},
+    "compact": {"actor": [0, 1], "critic 1": [2], "critic 2": [3]},
+    "cluster": {"actor": [0, 1], "critic 1": [2, 3]},
+}
+"""Who has what."""
+
+
+def check_roles(roles: dict[str, list[int]], found: list[dict[str, Any]]) -> None:
+    """Only a role's own processes have and update it, alike, and the actor's draw later sets while critics are
+    fitted."""
+    for owner, ranks in roles.items():
+        updates = [one["gradients"][owner] for one in found]
+        assert updates[ranks[0]]
+        assert [bool(one) for one in updates] == [rank in ranks for rank in range(len(found))], owner
+        assert all(updates[rank] == updates[ranks[0]] for rank in ranks), owner
+        assert [bool(one["held"][owner]) for one in found] == [rank in ranks for rank in range(len(found))], owner
+    assert all(one["ahead"] == found[0]["ahead"] and one["ahead"] for one in found)

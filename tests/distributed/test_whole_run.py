@@ -16,7 +16,7 @@ from whole import evaluated, trained
 
 from tfive.config.config import Config
 from tfive.errors import UserError
-from tfive.training.processes import course_so_far, require_possible
+from tfive.training.processes import course_so_far, require_possible, weights_so_far
 from tiny import OVERRIDES, configure
 
 pytestmark = pytest.mark.model
@@ -113,6 +113,7 @@ def test_an_evaluation_by_two_processes_has_the_answers_of_one(tmp_path: Path) -
         (1, ("distributed.profile=cluster",), "this run has 1; start more, or use distributed.profile = single"),
         (4, ("distributed.profile=compact", "method=ntp"), "method ntp has no critics to give processes to"),
         (4, ("distributed.shard=3",), "distributed.shard = 3: 4 processes cannot be divided into groups of 3"),
+        (8, ("distributed.shard=4", "distributed.profile=compact"), "6 processes cannot be divided into groups of 4"),
     ],
 )
 def test_what_cannot_go_together_is_refused_in_one_line(size: int, overrides: tuple[str, ...], said: str) -> None:
@@ -124,10 +125,10 @@ def test_what_cannot_go_together_is_refused_in_one_line(size: int, overrides: tu
 
 def test_processes_compare_decisions_and_weights_and_not_measured_numbers() -> None:
     model = torch.nn.Linear(2, 1)
-    actor = SimpleNamespace(engine=SimpleNamespace(model=model))
+    actor: Any = SimpleNamespace(engine=SimpleNamespace(model=model))
     report = {"window": 1, "mixture": "learned", "r2": [0.25, 0.5], "actor_updates": {"qualified": 4}}
-    method: Any = SimpleNamespace(window=1, phase="open", report=report, parts=SimpleNamespace(actor=actor))
-    before = course_so_far(method)
+    method: Any = SimpleNamespace(window=1, phase="open", report=report)
+    before, weights = course_so_far(method), weights_so_far(actor)
     report["r2"] = [0.25, 0.5000001]
     assert course_so_far(method) == before
     report["mixture"] = "average"
@@ -135,7 +136,8 @@ def test_processes_compare_decisions_and_weights_and_not_measured_numbers() -> N
     report["mixture"] = "learned"
     with torch.no_grad():
         model.weight[0, 0] += 1e-6
-    assert course_so_far(method) != before
+    assert course_so_far(method) == before
+    assert weights_so_far(actor) != weights
 
 
 def test_one_process_loads_nothing_of_several() -> None:

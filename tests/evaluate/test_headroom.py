@@ -28,7 +28,9 @@ def command(model: Path, corpus: Path, folder: Path, **changes: object) -> str:
     (folder / "t.toml").write_text(TOML, "utf-8")
     asked: dict[str, object] = {"config": folder / "t.toml", "size": SIZE, "per_text": 2, "pattern": "", "samples": 3}
     asked |= {"passes": 1, "device": "cpu", "compute": "float32", "as_json": True}
-    return headroom_command(str(model), [str(corpus)], **(asked | changes))  # type: ignore[arg-type]
+    text = headroom_command(str(model), [str(corpus)], **(asked | changes))  # type: ignore[arg-type]
+    assert text is not None
+    return text
 
 
 def test_a_text_with_workings(exported: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tfive.config.config import Config
+from tfive.distributed.roles import rank_duties
 from tfive.models.shape import ModelShape
 from tfive.training.communication import GPU, Layout, Network, Prediction, predicted
 from tfive.training.memory import readable_bytes
@@ -30,6 +31,9 @@ def processes_facts(config: Config, shape: ModelShape, processes: int) -> dict[s
         "profile": config.distributed.profile,
         "shard": found.layout.shard,
         "bytes": found.bytes,
+        "bytes_by_role": found.by_role,
+        "whole_copies": found.copies,
+        "duties": _duties(config, processes),
         "exchanges": [{**asdict(one), "total": one.total} for one in found.exchanges],
         "seconds": {"computing": found.computing, "exchanging": found.exchanging, "step": found.step},
         "steps": found.steps,
@@ -38,13 +42,26 @@ def processes_facts(config: Config, shape: ModelShape, processes: int) -> dict[s
     }
 
 
+def _duties(config: Config, processes: int) -> list[str]:
+    return rank_duties(config.distributed.profile, processes, config.spec.critics)
+
+
+def _bytes_shown(found: Prediction) -> str:
+    shown = []
+    for role, size in found.by_role.items():
+        whose = "each" if role == "all" else f"for each of the {role}'s"
+        shown.append(f"{readable_bytes(size)} {whose} ({readable_bytes(found.copies[role])} in whole compute copies)")
+    return ", ".join(shown)
+
+
 def _shown(config: Config, found: Prediction, network: Network) -> list[str]:
     """The same for a person."""
     layout = found.layout
     shards = f"shards over {layout.shard}" if layout.shard > 1 else "all weights on each"
     lines = [
         f"{layout.processes} processes on {layout.nodes} node{'s' * (layout.nodes > 1)}, distributed.profile = "
-        f"{config.distributed.profile}, {shards}: {readable_bytes(found.bytes)} each",
+        f"{config.distributed.profile}, {shards}: {_bytes_shown(found)}",
+        *(f"  {line}" for line in _duties(config, layout.processes)),
         "what one process hands over in a window:",
     ]
     lines += [

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tfive.cli.options import AsJson, Device, Quiet, describe, loading, show
+from tfive.cli.options import AsJson, Device, Processes, Quiet, describe, loading, show
 
 WAYS = {"both": ("generated", "likelihood"), "generated": ("generated",), "likelihood": ("likelihood",)}
 
@@ -51,6 +51,7 @@ Compute = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
         "tfive eval out --tasks gsm8k --tasks piqa --limit 100 --samples 4 --temperature 0.7 --data benchmarks",
         "tfive eval out --tasks arc_challenge --ways likelihood --thoughts every=4 --data benchmarks --json",
         "tfive eval out --tasks gsm8k --bare-answers --thoughts answer --data benchmarks",
+        "tfive eval out --suite primary --data benchmarks --processes 8",
     ),
 )
 def eval_run(
@@ -90,10 +91,12 @@ def eval_run(
     flips: Annotated[int, typer.Option(min=0, help="Write N items also alone; report how many change.")] = 0,
     device: Device = "auto",
     compute: Compute = "auto",
+    processes: Processes = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Evaluate."""
+    _in_several(processes, quiet)
     with loading(quiet):
         from tfive.cli.evaluate_suite import Wanted, evaluate_command
 
@@ -192,9 +195,11 @@ def eval_gains(
     seed: Annotated[int, typer.Option(min=0, help="Of texts, positions and thoughts.")] = 0,
     device: Device = "auto",
     compute: Compute = "auto",
+    processes: Processes = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure and tabulate."""
+    _in_several(processes, as_json)
     with loading(as_json):
         from tfive.cli.evaluate_gains import gains_command
         from tfive.evaluate.diagnostics import SampleSize
@@ -204,7 +209,8 @@ def eval_gains(
     chosen["pattern"] = pattern
     with loading(as_json, "measuring thoughts"):
         text = gains_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json)
-    show(text)
+    if text is not None:
+        show(text)
 
 
 @eval_app.command(
@@ -242,13 +248,27 @@ def eval_headroom(
     seed: Annotated[int, typer.Option(min=0, help="Of texts, positions and thoughts.")] = 0,
     device: Device = "auto",
     compute: Compute = "auto",
+    processes: Processes = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure and tabulate."""
+    _in_several(processes, as_json)
     from tfive.cli.evaluate_headroom import headroom_command
     from tfive.evaluate.diagnostics import SampleSize
 
     size = SampleSize(texts, tokens, rows, seed)
     chosen: dict[str, Any] = {"config": config, "size": size, "per_text": positions, "pattern": pattern}
     chosen |= {"samples": samples, "passes": critic_passes}
-    show(headroom_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json))
+    text = headroom_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json)
+    if text is not None:
+        show(text)
+
+
+def _in_several(processes: int | None, quiet: bool) -> None:
+    """Start the processes that `--processes` asks for and end as they do, unless this is one of them."""
+    if processes is None:
+        return
+    from tfive.cli.launch import launch_again, started_by_launcher
+
+    if not started_by_launcher(processes):
+        raise typer.Exit(launch_again(processes, quiet=quiet))

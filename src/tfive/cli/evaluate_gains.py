@@ -12,6 +12,8 @@ from pydantic import ValidationError
 from transformers import PreTrainedModel
 
 from tfive.config.config import Config, presets
+from tfive.distributed.launch import joined
+from tfive.distributed.meeting import meeting
 from tfive.errors import UserError
 from tfive.evaluate.diagnostics import Corpus, SampleSize, diagnose, gains_table, sample_texts
 from tfive.evaluate.evaluated import load_thinker
@@ -62,9 +64,10 @@ def _configured(name: str, weight: float) -> list[Corpus]:
     return found
 
 
-def thinker_of(source: str, device: str, compute: str) -> ThoughtModel:
-    """An exported model with its thoughts, or any other model with thoughts of the default shape."""
-    placed = place(device, compute)
+def thinker_of(source: str, device: str, compute: str, process: int | None = None) -> ThoughtModel:
+    """An exported model with its thoughts, or any other model with thoughts of the default shape. `process`: this one's
+    number among several on this machine."""
+    placed = place(device, compute, process=process)
     return load_thinker(source, ThoughtSettings(), None, placed.device, placed.compute)
 
 
@@ -100,19 +103,24 @@ def gains_command(
     device: str,
     compute: str,
     as_json: bool,
-) -> str:
-    """Measure and tabulate."""
-    if size.texts < 2 or size.tokens < 2 or size.rows < 1:
-        raise UserError(f"{size.texts} texts of {size.tokens} tokens: give at least 2 texts, 2 tokens, 1 row")
-    positions = positions_of(per_text, entropy, pattern)
-    files = parse_corpus(corpus)
-    model = thinker_of(source, device, compute)
-    if model.limit is not None and size.tokens + model.plan.reach > model.limit:
-        needed = f"{size.tokens} tokens and {model.plan.reach} of a thought"
-        raise UserError(f"--tokens {size.tokens}: {needed} need more than the model's {model.limit} positions")
-    other = None if base is None else base_of(base, model)
-    sample = sample_texts(files, model, positions, size)
-    found: dict[str, Any] = diagnose(model, sample, size, other)
+) -> str | None:
+    """Measure and tabulate, with the other processes of this launch; None where another one prints."""
+    with meeting() as met:
+        with met.refusals("evaluation"):
+            if size.texts < 2 or size.tokens < 2 or size.rows < 1:
+                raise UserError(f"{size.texts} texts of {size.tokens} tokens: give at least 2 texts, 2 tokens, 1 row")
+            positions = positions_of(per_text, entropy, pattern)
+            files = parse_corpus(corpus)
+            model = thinker_of(source, device, compute, met.place.local_rank if met.place.size > 1 else None)
+            if model.limit is not None and size.tokens + model.plan.reach > model.limit:
+                needed = f"{size.tokens} tokens and {model.plan.reach} of a thought"
+                raise UserError(f"--tokens {size.tokens}: {needed} need more than the model's {model.limit} positions")
+            other = None if base is None else base_of(base, model)
+        with joined(model.model.device, store=met.store) as world:
+            sample = sample_texts(files, model, positions, size, world)
+            found: dict[str, Any] = diagnose(model, sample, size, other, world)
+    if not world.leads:
+        return None
     matched, items = int((sample.kind_BP == KINDS.index("match")).sum()), int((sample.kind_BP >= 0).sum())
     rare = rare_pattern(positions, matched, items)
     found["notes"] = [rare] if rare else []

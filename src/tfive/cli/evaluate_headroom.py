@@ -13,6 +13,9 @@ import torch
 from tfive import rng
 from tfive.cli.evaluate_gains import parse_corpus, positions_of
 from tfive.config.config import resolve
+from tfive.distributed.environment import Launched
+from tfive.distributed.launch import joined
+from tfive.distributed.meeting import meeting
 from tfive.errors import UserError
 from tfive.evaluate.diagnostics import Corpus, SampleSize, sample_texts
 from tfive.evaluate.evaluated import load_thinker
@@ -82,28 +85,41 @@ def headroom_command(
     device: str,
     compute: str,
     as_json: bool,
-) -> str:
-    """Measure and tabulate."""
-    if size.texts < 4 or size.tokens < 2 or samples < 2 or passes < 0:
-        raise UserError(
-            f"--texts {size.texts} --tokens {size.tokens} --samples {samples} --critic-passes {passes}: give at least "
-            "4 texts, 2 tokens, 2 samples and 0 passes"
-        )
-    files = parse_corpus(corpus)
+) -> str | None:
+    """Measure and tabulate, with the other processes of this launch; None where another one prints."""
+    with meeting() as met:
+        with met.refusals("evaluation"):
+            if size.texts < 4 or size.tokens < 2 or samples < 2 or passes < 0:
+                raise UserError(
+                    f"--texts {size.texts} --tokens {size.tokens} --samples {samples} --critic-passes {passes}: give "
+                    "at least 4 texts, 2 tokens, 2 samples and 0 passes"
+                )
+            files = parse_corpus(corpus)
+            model, critic = _thinker(source, config, device, compute, met.place)
+            if model.limit is not None and size.tokens + model.plan.reach > model.limit:
+                raise UserError(
+                    f"--tokens {size.tokens}: with the {model.plan.reach} of a thought more than the model's "
+                    f"{model.limit} positions; give fewer"
+                )
+            sampled = texts_of(files, model, pattern, per_text, size)
+        asked = critic.model_copy(update={"passes": passes, "start": None}) if passes else None
+        with joined(model.model.device, store=met.store) as world:
+            how: dict[str, Any] = {"many": samples, "seed": size.seed, "rows": size.rows, "critic": asked}
+            found = measure(model, sampled, **how, world=world)
+    if not world.leads:
+        return None
+    facts = {"model": source, "corpus": list(corpus), "pattern": pattern, "size": asdict(size)}
+    facts["thought"] = model.thought.model_dump(mode="json")
+    return json.dumps(facts | found, ensure_ascii=False) if as_json else headroom_table(found)
+
+
+def _thinker(
+    source: str, config: Path | None, device: str, compute: str, here: Launched
+) -> tuple[ThoughtModel, CriticSettings]:
+    """The model with its thoughts, and how the critic is made; from a file's settings where one is given."""
     thought, sampling, critic = ThoughtSettings(), SamplingSettings(), CriticSettings(adapt="top", lr=1e-4)
     if config is not None:
         given = resolve([config]).config
         thought, sampling, critic = given.thought, given.sampling, given.critic
-    placed = place(device, compute)
-    model = load_thinker(source, thought, sampling, placed.device, placed.compute)
-    if model.limit is not None and size.tokens + model.plan.reach > model.limit:
-        raise UserError(
-            f"--tokens {size.tokens}: with the {model.plan.reach} of a thought more than the model's {model.limit} "
-            "positions; give fewer"
-        )
-    asked = critic.model_copy(update={"passes": passes, "start": None}) if passes else None
-    sampled = texts_of(files, model, pattern, per_text, size)
-    found: dict[str, Any] = measure(model, sampled, many=samples, seed=size.seed, rows=size.rows, critic=asked)
-    facts = {"model": source, "corpus": list(corpus), "pattern": pattern, "size": asdict(size)}
-    facts["thought"] = model.thought.model_dump(mode="json")
-    return json.dumps(facts | found, ensure_ascii=False) if as_json else headroom_table(found)
+    placed = place(device, compute, process=here.local_rank if here.size > 1 else None)
+    return load_thinker(source, thought, sampling, placed.device, placed.compute), critic

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
+
 from tfive.config.config import Config
 from tfive.distributed.environment import CRASHED, LOST, launched
 from tfive.errors import UserError
@@ -27,6 +29,11 @@ FINAL = (2, 1, 130)
 
 TFIVE = ("-P", "-m", "tfive")
 """What Python runs; `-P` keeps files of the working folder from standing in for packages."""
+
+RESUME = "go on with tfive resume"
+
+SAVING = 30.0
+"""Seconds that an evaluation has to end after a signal."""
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
@@ -67,6 +74,32 @@ def launch_resume(folder: str, flags: Mapping[str, bool], processes: int, restar
     return _launched(_with(["resume", folder], flags), config, processes, restarts, quiet=flags["quiet"])
 
 
+def launch_again(processes: int, *, quiet: bool) -> int:
+    """The command that is being called, in several processes; nothing is kept of one that dies, so none is started
+    again."""
+    words = command_words(click.get_current_context())
+    return launch(words, processes=processes, restarts=0, patience=SAVING, quiet=quiet, then="give the command again")
+
+
+def command_words(context: click.Context) -> list[str]:
+    """What was typed for a command, with every option that has a value written out."""
+    names: list[str] = []
+    here = context
+    while here.parent is not None:
+        names.insert(0, str(here.info_name))
+        here = here.parent
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if isinstance(parameter, click.Argument):
+            names.append(str(value))
+        elif isinstance(value, bool):
+            names += [parameter.opts[0]] * value
+        elif value is not None:
+            several = value if isinstance(value, list | tuple) else [value]
+            names += [f"{parameter.opts[0]}={one}" for one in several]
+    return names
+
+
 def _launched(words: Sequence[str], config: Config, processes: int, restarts: int, *, quiet: bool) -> int:
     patience = config.distributed.timeout
     return launch(words, processes=processes, restarts=restarts, patience=patience, quiet=quiet)
@@ -83,11 +116,13 @@ def launch(
     restarts: int,
     patience: float,
     quiet: bool = False,
+    then: str = RESUME,
     program: Sequence[str] = TFIVE,
 ) -> int:
     """Run `tfive ARGUMENTS` in several processes of this machine; returns the status of the whole.
 
     `restarts`: how often ranks that died are started again. `patience`: seconds for ranks to save after a signal.
+    `then`: what a person can do when no restart is left.
     """
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -114,7 +149,7 @@ def launch(
         max_restarts=restarts,
         local_addr="localhost",
     )
-    agent = _agent_class()(spec, DefaultLogsSpecs(), Console(quiet=quiet), round(patience))
+    agent = _agent_class()(spec, DefaultLogsSpecs(), Console(quiet=quiet), round(patience), then)
     try:
         agent.run()
     except SignalException:
@@ -145,9 +180,9 @@ def _agent_class() -> Any:
     class Agent(LocalElasticAgent):
         """torchrun's agent, except that it tells what a restart can mend from what it cannot."""
 
-        def __init__(self, spec: WorkerSpec, logs: LogsSpecs, console: Console, patience: int) -> None:
+        def __init__(self, spec: WorkerSpec, logs: LogsSpecs, console: Console, patience: int, then: str) -> None:
             super().__init__(spec, logs, shutdown_timeout=patience)
-            self._console = console
+            self._console, self._then = console, then
 
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
             result: RunResult = super()._monitor_workers(worker_group)
@@ -157,7 +192,7 @@ def _agent_class() -> Any:
                     self._remaining_restarts = 0
                 else:
                     count = worker_group.spec.max_restarts - self._remaining_restarts
-                    self._console.say(restart_line(ended, count, worker_group.spec.max_restarts))
+                    self._console.say(restart_line(ended, count, worker_group.spec.max_restarts, self._then))
             return result
 
         def kill(self) -> None:
@@ -178,14 +213,14 @@ def whole_status(statuses: Sequence[int | None]) -> int:
     return next((status for status in FINAL if status in ended), 1 if ended or not statuses else 0)
 
 
-def restart_line(ended: Mapping[int, int], count: int, most: int) -> str:
+def restart_line(ended: Mapping[int, int], count: int, most: int, then: str = RESUME) -> str:
     """Which rank died of what, and what comes of it; ranks that only followed it are not named."""
     followed = (LOST, -signal.SIGTERM)
     causes = {rank: status for rank, status in ended.items() if status not in followed} or dict(ended)
     told = ", ".join(f"rank {rank} {_ending(status)}" for rank, status in sorted(causes.items()))
     if count < most:
         return f"{told}; starting all ranks again from the newest checkpoint ({count + 1} of {most} restarts)"
-    return f"{told}; no restart is left of {most}; go on with tfive resume"
+    return f"{told}; no restart is left of {most}; {then}" if most else f"{told}; {then}"
 
 
 def _ending(status: int) -> str:

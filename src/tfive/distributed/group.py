@@ -129,6 +129,12 @@ class Group(World):
         found.pulse = self.pulse
         return found
 
+    def dealt(self, ranks: range) -> Group:
+        """The same group with other shares."""
+        found = Group(self.device, self.group)
+        found.pulse, found.dealt_to = self.pulse, ranks
+        return found
+
     def gather_numbers(self, own: Mapping[str, float]) -> list[dict[str, float]]:
         """Every process's numbers, by rank."""
         numbers = torch.tensor([list(own.values())], dtype=torch.float64)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tfive.distributed.pieces import Piece
+from tfive.errors import UserError
 
 Result = TypeVar("Result")
 
@@ -51,6 +52,17 @@ class Sharding(Protocol):
 
     def take(self) -> None:
         """Set every piece to the rows of that whole copy."""
+
+
+def shard_width(processes: int, shard: int) -> int:
+    """How many of `processes` hold weights between them where `distributed.shard` is `shard`."""
+    width = shard or processes
+    if processes % width:
+        raise UserError(
+            f"distributed.shard = {shard}: {processes} process{'es' * (processes > 1)} cannot be divided into groups "
+            f"of {shard}; use a number that divides them, 1 for no shards or 0 for all"
+        )
+    return width
 
 
 def held_of(saved: Tensor | Piece, name: str, mine: Piece) -> Tensor:

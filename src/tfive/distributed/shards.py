@@ -24,11 +24,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tfive.distributed.pieces import Piece
+from tfive.distributed.sharding import shard_width
 from tfive.errors import UserError
 
 Result = TypeVar("Result")
@@ -42,18 +43,12 @@ REPLICATE, SHARD = "replicate", "shard"
 """Names of the mesh's dimensions: groups of processes that hold the same rows, and that hold all rows between them."""
 
 
-def shard_mesh(device: str, processes: int, shard: int = 0) -> DeviceMesh:
-    """`shard` processes (0: all) hold the weights between them; where there are more, that is repeated, the usual
-    choice being one such group a node."""
-    width = shard or processes
-    if processes % width:
-        raise UserError(
-            f"distributed.shard = {shard}: {processes} processes cannot be divided into groups of {shard}; "
-            "use a number that divides them, or 0 for all"
-        )
-    if width == processes:
-        return init_device_mesh(device, (processes,), mesh_dim_names=(SHARD,))
-    return init_device_mesh(device, (processes // width, width), mesh_dim_names=(REPLICATE, SHARD))
+def shard_mesh(device: str, ranks: range, shard: int = 0) -> DeviceMesh:
+    """Of the processes `ranks`, `shard` (0: all) hold the weights between them; where there are more, that is repeated,
+    the usual choice being one such group a node. Every process of the run must call it."""
+    width = shard_width(len(ranks), shard)
+    shape, names = ((len(ranks),), (SHARD,)) if width == len(ranks) else ((-1, width), (REPLICATE, SHARD))
+    return DeviceMesh(device, torch.arange(ranks.start, ranks.stop).view(shape), mesh_dim_names=names)
 
 
 class Shards:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfive.distributed.pieces import Piece
 from tfive.distributed.world import World
 
 TENSOR = "tensor"
@@ -27,6 +28,42 @@ def transferred(world: World, tree: Any, source: int) -> Any:
         world.broadcast_bytes(torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8), source)
         return tree
     return _filled(shape, _Reader(world.broadcast_bytes(torch.empty(0, dtype=torch.uint8), source)))
+
+
+def outlined(world: World, tree: Any, source: int) -> Any:
+    """A state of which only some processes have the tensors, process `source` among them: for those the `tree` they
+    give, for the others (who give None) the same tree with a piece without elements in place of every tensor."""
+    text = json.dumps(_outline(tree)) if world.rank == source else ""
+    shape = json.loads(world.broadcast_bytes(_bytes_of(text), source).numpy().tobytes())
+    return _without_elements(shape) if tree is None else tree
+
+
+def _outline(tree: Any) -> Any:
+    if isinstance(tree, Tensor | Piece):
+        held = tree.local if isinstance(tree, Piece) else tree
+        dtype = str(held.dtype).removeprefix("torch.")
+        # A single number has no part without elements: every process has it.
+        return {TENSOR: [dtype, list(tree.shape)]} if tree.shape else {"number": [dtype, held.item()]}
+    if isinstance(tree, dict):
+        return {"entries": [[key, _outline(value)] for key, value in tree.items()]}
+    if isinstance(tree, list | tuple):
+        return {"list": [_outline(value) for value in tree]}
+    return tree
+
+
+def _without_elements(shape: Any) -> Any:
+    if not isinstance(shape, dict):
+        return shape
+    if TENSOR in shape:
+        dtype, sizes = shape[TENSOR]
+        nothing = torch.empty(0, *sizes[1:], dtype=getattr(torch, dtype))
+        return Piece(nothing, tuple(sizes), (0,) * len(sizes))
+    if "number" in shape:
+        dtype, value = shape["number"]
+        return torch.tensor(value, dtype=getattr(torch, dtype))
+    if "list" in shape:
+        return [_without_elements(one) for one in shape["list"]]
+    return {key: _without_elements(value) for key, value in shape["entries"]}
 
 
 class _Reader:

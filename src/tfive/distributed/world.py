@@ -31,6 +31,8 @@ class World:
     def __init__(self) -> None:
         self.pulse = Pulse()
         """Where this process is, for the others."""
+        self.dealt_to: range | None = None
+        """The processes that have a share of the rows; all, if None."""
 
     @property
     def leads(self) -> bool:
@@ -39,9 +41,13 @@ class World:
 
     def share_of(self, rank: int, count: int) -> slice:
         """The rows of `count` that are `rank`'s: contiguous, in order, sizes that differ by one at most."""
-        each, more = divmod(count, self.size)
-        start = rank * each + min(rank, more)
-        return slice(start, start + each + (rank < more))
+        ranks = self.dealt_to or range(self.size)
+        if rank not in ranks:
+            return slice(count, count)
+        each, more = divmod(count, len(ranks))
+        number = rank - ranks.start
+        start = number * each + min(number, more)
+        return slice(start, start + each + (number < more))
 
     def share(self, count: int) -> slice:
         """The rows of `count` that are this process's own; none if there are fewer rows than processes."""
@@ -87,6 +93,10 @@ class World:
     def part(self, ranks: Sequence[int]) -> World | None:
         """The world of some of the processes, for one of them; None for the others. All must call it."""
         return self if self.rank in ranks else None
+
+    def dealt(self, ranks: range) -> World:
+        """The same processes, of which those of `ranks` alone have a share of the rows; all get everything."""
+        return self
 
     def gather_numbers(self, own: Mapping[str, float]) -> list[dict[str, float]]:
         """Every process's numbers, by rank; all give the same names."""

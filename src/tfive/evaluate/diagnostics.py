@@ -16,11 +16,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tfive import rng
+from tfive.distributed.world import SINGLE, World
 from tfive.errors import UserError
 from tfive.inference.thought_model import ThoughtModel
 from tfive.rl.clusters import clustered_mean
 from tfive.rl.gains import Gains, foreign, measure, no_thought_losses
 from tfive.rl.gate import Gate, PredictionGate, best_constant_gate, experts, mixed_gains
+from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import GateSettings
 from tfive.text.candidates import apportion
 from tfive.text.items import ENTROPY_QUANTILE, PositionChooser
@@ -84,12 +86,15 @@ def draw_texts(
     return np.concatenate(parts)[order].astype(np.int64), [number_B[i] for i in order.tolist()], short
 
 
-def sample_texts(sources: Sequence[Corpus], model: ThoughtModel, positions: Positions, size: SampleSize) -> Sample:
-    """Texts of all sources; positions by entropy are chosen where this model is uncertain."""
+def sample_texts(
+    sources: Sequence[Corpus], model: ThoughtModel, positions: Positions, size: SampleSize, world: World = SINGLE
+) -> Sample:
+    """Texts of all sources, the same on every process of `world`; positions by entropy are chosen where this model is
+    uncertain."""
     tokenizer = TextTokenizer.of(model.tokenizer)
     tokens_BS, number_B, short = draw_texts(sources, tokenizer, size)
     names = [source.name for source in sources]
-    entropy_BS = _entropies(model, tokens_BS, size.rows) if positions.entropy > 0 else None
+    entropy_BS = _entropies(model, tokens_BS, size.rows, world) if positions.entropy > 0 else None
     chooser = PositionChooser(positions, model.plan.horizon, size.seed, tokenizer, _never_asked)
     place_BP = np.full((size.texts, positions.per_text), -1, dtype=np.int64)
     kind_BP = place_BP.copy()
@@ -129,22 +134,27 @@ def _beginnings(
     raise UserError(f"{source.name}: {len(rows)} documents of {size.tokens} tokens, {count} are needed; ask for less")
 
 
-def _entropies(model: ThoughtModel, tokens_BS: np.ndarray, rows: int) -> np.ndarray:
+def _entropies(model: ThoughtModel, tokens_BS: np.ndarray, rows: int, world: World) -> np.ndarray:
     """Entropy of the plain prediction after every token, `[B, S]` (0 after the last, which predicts nothing)."""
     parts = []
-    for start in range(0, len(tokens_BS), rows):
-        some = tokens_BS[start : start + rows].tolist()
-        parts += [score.entropy.float().numpy() for score in model.score(some, [[] for _ in some])]
-    return np.pad(np.stack(parts), ((0, 0), (0, 1)))
+    for part in micro_batches(world.computed(len(tokens_BS)), rows):
+        some = tokens_BS[part].tolist()
+        parts += [score.entropy.float() for score in model.score(some, [[] for _ in some])]
+    return np.pad(world.gather(torch.stack(parts), len(tokens_BS)).numpy(), ((0, 0), (0, 1)))
 
 
 @torch.no_grad()
 def diagnose(
-    model: ThoughtModel, sample: Sample, size: SampleSize, base: PreTrainedModel | None = None
+    model: ThoughtModel,
+    sample: Sample,
+    size: SampleSize,
+    base: PreTrainedModel | None = None,
+    world: World = SINGLE,
 ) -> dict[str, Any]:
     """Every gain with its text-clustered 95 % interval: all items together, by kind of position, by source.
 
     `base` is the model before training, for gains against a loss that training cannot change; it reads the same tokens.
+    The processes of `world` read a share of the texts each, and all of them have the answer.
     """
     engine = model.engine()
     texts = sample.texts.to(engine.device)
@@ -155,7 +165,7 @@ def diagnose(
         base_loss_BR = torch.full(texts.positions_BP.shape, torch.nan)
     else:
         before = TreeModel(base, model.plan, engine.engine, model.delimiters)
-        base_loss_BR = no_thought_losses(before, texts, rows=size.rows)
+        base_loss_BR = no_thought_losses(before, texts, rows=size.rows, world=world)
     gains, thoughts = measure(
         engine,
         texts,
@@ -164,12 +174,13 @@ def diagnose(
         kind_BP=sample.kind_BP,
         seed=size.seed,
         rows=size.rows,
+        world=world,
     )
     columns = {name: value for name, value in gains.per_item().items() if base is not None or name not in _AGAINST_BASE}
     columns["continuation_loss"] = gains.own_I
     behaviour: dict[str, float | None] = {}
     if model.gate is not None:
-        mixed, behaviour = _mixed(engine, model.gate, texts, thoughts, gains, size.rows)
+        mixed, behaviour = _mixed(engine, model.gate, texts, thoughts, gains, size.rows, world)
         columns |= mixed
     sources = sorted(set(sample.source_B))
     source_I = torch.tensor([sources.index(name) for name in sample.source_B])[gains.text_I]
@@ -184,13 +195,21 @@ def diagnose(
 
 
 def _mixed(
-    engine: TreeModel, own: PredictionGate, texts: TextBatch, thoughts: Thoughts, gains: Gains, rows: int
+    engine: TreeModel,
+    own: PredictionGate,
+    texts: TextBatch,
+    thoughts: Thoughts,
+    gains: Gains,
+    rows: int,
+    world: World,
 ) -> tuple[dict[str, Tensor], dict[str, float | None]]:
     """Mixed gains item by item. The constant gate is fitted on the first half of the texts and measured on the rest."""
     gate = Gate(own.features, GateSettings(), seed=0, device=engine.device, width=own.last.in_features)
     gate.gate.load_state_dict(own.state_dict())
     half = max(1, len(texts.tokens_BS) // 2)
-    predictions, with_foreign = (experts(engine, texts, some, rows=rows) for some in (thoughts, foreign(thoughts)))
+    predictions, with_foreign = (
+        experts(engine, texts, some, rows=rows, world=world) for some in (thoughts, foreign(thoughts))
+    )
     first = predictions.items((gains.text_I < half).nonzero().flatten().to(engine.device))
     gate.constant = best_constant_gate(first.log_with_IH, first.log_without_IH, first.mask_IH)
     found = mixed_gains(gate, predictions, with_foreign)

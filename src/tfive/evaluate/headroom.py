@@ -15,13 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfive.distributed.roles import Role
+from tfive.distributed.world import SINGLE, World
 from tfive.errors import UserError
 from tfive.inference.thought_model import ThoughtModel
 from tfive.rl.clusters import clustered_mean
 from tfive.rl.critic import FrozenBase, build_pair
 from tfive.rl.critics import Critics
 from tfive.rl.gains import emptied, foreign
-from tfive.rl.sampling import join_thoughts, micro_batches, sample
+from tfive.rl.sampling import micro_batches, sample
 from tfive.rl.settings import CriticSettings
 from tfive.rl.trajectory import Trajectories, last_loss
 from tfive.tree.forward import TreeModel
@@ -55,53 +57,67 @@ def true_thoughts(own: Thoughts, texts: TextBatch, working: dict[int, tuple[int,
     return true
 
 
-def losses_after(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, rows: int) -> tuple[Tensor, Tensor]:
+def losses_after(
+    engine: TreeModel, texts: TextBatch, thoughts: Thoughts, rows: int, world: World = SINGLE
+) -> tuple[Tensor, Tensor]:
     """Losses after whole thoughts and without them, `[B, R]` each, on the CPU."""
-    after, without = [], []
-    for part in micro_batches(len(texts.tokens_BS), rows):
+    after, without, count = [], [], len(texts.tokens_BS)
+    for part in micro_batches(world.computed(count), rows):
         some = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
         scores = engine.score(*some, whole=True)
         after.append(last_loss(scores.losses_BRK, scores.mask_BRK).float().cpu())
         without.append(scores.no_thought_BR.float().cpu())
-    return torch.cat(after), torch.cat(without)
+    after_BR, without_BR = world.gather_all([(torch.cat(after), 0), (torch.cat(without), 0)], count)
+    return after_BR, without_BR
 
 
 @torch.no_grad()
-def draw(model: ThoughtModel, texts: TextBatch, many: int, *, seed: int, rows: int) -> tuple[Thoughts, Tensor, Tensor]:
+def draw(
+    model: ThoughtModel, texts: TextBatch, many: int, *, seed: int, rows: int, world: World = SINGLE
+) -> tuple[Thoughts, Tensor, Tensor]:
     """`many` thoughts at every position, branch p·many + g, the loss `[B, P, many]` after each, and ℓ_0 `[B, P]`."""
     plan = replace(model.plan, group=many)
     engine = TreeModel(model.model, plan, model.settings, model.delimiters, model.gates)
     few = max(1, rows // 8)
-    drawn = [
-        sample(engine, texts.rows(part.start, part.stop), model.sampling, seed=seed, role="headroom", window=0,
-               rows=few, record_old=False).thoughts
-        for part in micro_batches(len(texts.tokens_BS), few)
-    ]  # fmt: skip
-    thoughts = join_thoughts(drawn)
-    after_BR, without_BR = losses_after(engine, texts, thoughts, few)
+    thoughts = sample(
+        engine, texts, model.sampling, seed=seed, role="headroom", window=0, rows=few, record_old=False, world=world
+    ).thoughts
+    after_BR, without_BR = losses_after(engine, texts, thoughts, few, world)
     count = texts.positions_BP.shape[1]
     return thoughts, after_BR.view(len(after_BR), count, many), without_BR.view(len(after_BR), count, many)[:, :, 0]
 
 
 def measure(
-    model: ThoughtModel, sampled: HeadroomTexts, *, many: int, seed: int, rows: int, critic: CriticSettings | None
+    model: ThoughtModel,
+    sampled: HeadroomTexts,
+    *,
+    many: int,
+    seed: int,
+    rows: int,
+    critic: CriticSettings | None,
+    world: World = SINGLE,
 ) -> dict[str, Any]:
-    """All gains, over every item and by source and kind of position; with `critic`, what one foresees of them."""
+    """All gains, over every item and by source and kind of position; with `critic`, what one foresees of them. The
+    processes of `world` read a share of the texts each, and all of them have the answer."""
     texts = sampled.texts.to(model.model.device)
-    thoughts, after_BPG, without_BP = draw(model, texts, many, seed=seed, rows=rows)
+    thoughts, after_BPG, without_BP = draw(model, texts, many, seed=seed, rows=rows, world=world)
     engine = TreeModel(model.model, replace(model.plan, group=1), model.settings, model.delimiters, model.gates)
     own = thoughts.branches(0, None, many)
     valid_BP = own.valid_BR.cpu()
     controls = {"other": foreign(own, near=True), "empty": emptied(own)}
-    gain = {name: without_BP - losses_after(engine, texts, one, rows)[0] for name, one in controls.items()}
+
+    def gained(after: Thoughts) -> Tensor:
+        return without_BP - losses_after(engine, texts, after, rows, world)[0]
+
+    gain = {name: gained(one) for name, one in controls.items()}
     gain_BPG = without_BP[..., None] - after_BPG
     gain |= {"own": gain_BPG[..., 0], "mean": gain_BPG.mean(-1), "best": gain_BPG.amax(-1)}
     gain |= {"spread": gain_BPG.std(-1), "content": gain_BPG[..., 0] - gain["other"]}
     known_BP = torch.tensor([[int(item) in sampled.working for item in row] for row in texts.items_BP.tolist()])
     if bool((known_BP & valid_BP).any()):
         true = true_thoughts(own, texts, sampled.working, model.plan)
-        gain["true"] = without_BP - losses_after(engine, texts, true, rows)[0]
-        gain["true_other"] = without_BP - losses_after(engine, texts, foreign(true, near=True), rows)[0]
+        gain["true"] = gained(true)
+        gain["true_other"] = gained(foreign(true, near=True))
     number_BP = torch.arange(len(valid_BP))[:, None].expand_as(valid_BP)
 
     def row(chosen_BP: Tensor) -> dict[str, Any]:
@@ -121,7 +137,9 @@ def measure(
         if bool((chosen_BP := valid_BP & (sampled.kind_BP == number)).any()):
             found["by_kind"][kind] = row(chosen_BP)
     if critic is not None:
-        found["critic"] = foreseen(model, texts, thoughts, gain_BPG, critic, seed=seed, rows=max(1, rows // 8))
+        found["critic"] = foreseen(
+            model, texts, thoughts, gain_BPG, critic, seed=seed, rows=max(1, rows // 8), world=world
+        )
     return found
 
 
@@ -140,6 +158,7 @@ def foreseen(
     *,
     seed: int,
     rows: int,
+    world: World = SINGLE,
 ) -> dict[str, Any]:
     """A critic, fitted as a run fits it to the gains of half of the texts, on the other half: R² over all thoughts, and
     within positions, where a thought's gain is compared with those of the others there."""
@@ -147,7 +166,7 @@ def foreseen(
     plan = replace(model.plan, group=many)
     base = FrozenBase(model.model, plan, settings, model.settings)
     own = build_pair(model.model, plan, settings, engine=model.settings, seed=seed)[:1]
-    critics = Critics(base, own, settings, alpha=1.0, seed=seed, rows=rows)
+    critics = Critics(base, own, settings, alpha=1.0, seed=seed, rows=rows, roles=[Role.of_all(world)])
     halves = []
     for part in (slice(0, split), slice(split, None)):
         some = TextBatch(*(getattr(texts, field.name)[part] for field in fields(texts)))

@@ -7,6 +7,7 @@ from typing import ClassVar, TypeVar
 
 from tfive.methods.method import Method, Parts
 from tfive.rl.critics import Critics
+from tfive.rl.rollout import Draw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,7 @@ class FittedMethod(Method[C]):
             fresh = parts.rollout.collect("critic_fit", self.window, number)
             self.held["critic_fit"] = fresh.having(values_2BRT=critics.evaluate(fresh).values_2BRT)
         fitting = self.held["critic_fit"]
+        self._draw_ahead()
         parts.snapshots.require(fitting.snapshots, ("policy", "scorer", "scale"), what="the fitting set")
         self.report["critic_loss"] = critics.fit_pass(
             fitting, fitting.need("values_2BRT"), self.window, number * 1000 + self.step, warmup=warmup
@@ -52,3 +54,15 @@ class FittedMethod(Method[C]):
         del self.held["critic_fit"]
         critics.release()
         return True
+
+    def to_come(self) -> list[Draw]:
+        """Sets that this window will draw whatever the critics come to, in the order in which they are needed: all
+        trajectories of a window are of the policy that opened it, so none has to wait for the critics."""
+        return []
+
+    def _draw_ahead(self) -> None:
+        """Where critics have processes of their own, the actor's draw a later set while these make one pass."""
+        if self.parts.critics.apart:
+            for draw in self.to_come():
+                if self.parts.rollout.draw_ahead(draw):
+                    return

@@ -192,7 +192,7 @@ class Method(Generic[P]):
         A window that opens reading gates has none: behind shut gates every thought gains 0.
         """
         rollout = self.parts.rollout
-        if self.reading and self.parts.actor.engine.unread:
+        if self.reading and self.parts.actor.unread():
             return
         if rollout.scale.updates == 0:
             rollout.update_scale(rollout.collect("scale", self.window, rewarded=False))

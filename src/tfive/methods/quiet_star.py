@@ -18,6 +18,7 @@ from tfive.rl.credit import Credit
 from tfive.rl.gae import PilotNormaliser
 from tfive.rl.groups import with_group_advantages
 from tfive.rl.qualify import r_squared
+from tfive.rl.rollout import Draw
 from tfive.tree.layout import TextBatch, Thoughts
 
 P = TypeVar("P", bound=Parts)
@@ -97,6 +98,9 @@ class QuietStarPPO(QuietStar[CriticParts], FittedMethod[CriticParts]):
         self.round += 1
         self.step = 0
         return "fit" if self.first and self.round < self.parts.critics.settings.warmup_rounds else None
+
+    def to_come(self) -> list[Draw]:
+        return [Draw("actor", self.window)]
 
     def collect(self) -> str | None:
         """GAE of fresh thoughts (eq:masked-gae), normalised by their own mean and deviation."""

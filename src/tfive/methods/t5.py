@@ -28,6 +28,7 @@ from tfive.rl.critics import CriticValues
 from tfive.rl.diagnosis import calibration_numbers
 from tfive.rl.drift_probe import Probe
 from tfive.rl.gae import PilotNormaliser
+from tfive.rl.rollout import Draw
 from tfive.rl.settings import CriticSettings, QualifySettings, WindowSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import DIAGNOSE
@@ -79,7 +80,7 @@ class T5(QualifiedMethod[T5Parts]):
             config.calibration,
             seed=config.run.seed,
             rows=config.run.rollout_texts,
-            world=rollout.world,
+            by=rollout.by,
         )
         actor, continuations = kit.common["actor"], config.calibration.continuations
         probe = Probe(
@@ -129,6 +130,21 @@ class T5(QualifiedMethod[T5Parts]):
             for event in self.qualifier.reset("the critics' blocks were unfrozen"):
                 self.log(f"qualification: {event.kind}", event.detail)
         return None if over else "fit"
+
+    def to_come(self) -> list[Draw]:
+        """The next test, and what follows critics that qualify. Where the window may go on without critics, only what
+        it draws in any case."""
+        test, scale = Draw("qualify", self.window, self.tests), Draw("scale", self.window + 1)
+        if self.rule.on_failure == "baseline" and self.rule.rule != "fixed":
+            return [test, scale]
+        calibration = self.settings.calibration
+        learned = fixed_mixture(calibration.mode) is None
+        heads = [
+            Draw(role, self.window, states=calibration.mode != "repeated")
+            for role in ("head_train", "head_validate")
+            if learned
+        ]
+        return [test, Draw("pilot", self.window), *heads, Draw("actor", self.window, states=True), scale]
 
     # Line 2: m fresh tests with min(R²) ≥ η (eq:holdout-r2); if not, the actor waits and the critics are refitted.
     def qualify(self) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tfive import rng
+from tfive.distributed.roles import Role
 from tfive.distributed.sharding import Sharding
-from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed
 from tfive.rl.losses import (
     Aggregate,
@@ -85,14 +85,16 @@ class Actor:
         parity: bool = False,
         patience: int = 3,
         centre: SamplingSettings | None = None,
-        world: World = SINGLE,
+        role: Role | None = None,
         shards: Sharding | None = None,
     ) -> None:
         """`parity`: ratios one text at a time, as in parity sampling. `patience`: how many skipped updates in a row end
-        the run. `centre`: the sampling law for score centring, which needs a second copy of the weights. `world`: the
-        processes that read a share of each step's texts; their gradients are summed by `optimizer`, or on the way to
-        its `shards`, where the weights are trained in shards of which `engine` is the whole copy."""
-        self.engine, self.optimizer, self.world, self.shards = engine, optimizer, world, shards
+        the run. `centre`: the sampling law for score centring, which needs a second copy of the weights. `role`: the
+        processes that have the actor and read a share of each step's texts; their gradients are summed by `optimizer`,
+        or on the way to its `shards`, where the weights are trained in shards of which `engine` is the whole copy.
+        Another process takes no part in a step and is told what it came to; its `engine` stays as it began."""
+        self.role = Role() if role is None else role
+        self.engine, self.optimizer, self.world, self.shards = engine, optimizer, self.role.texts, shards
         self.reader = under(engine, replace(engine.plan, group=1))
         """The same weights with one thought a position, whatever the group: for anchors, gate and measurements."""
         self.trained = engine if shards is None else _in_shards(engine, shards)
@@ -102,6 +104,10 @@ class Actor:
         self.seed, self.rows, self.parity, self.patience = seed, rows, parity, patience
         self.skipped = 0
         self.centring = None if centre is None else _centring(engine, ratio, centre)
+
+    def unread(self) -> bool:
+        """Whether the reading gates are still shut; all processes must ask."""
+        return bool(self.role.told(self.engine.unread))
 
     def remember(self) -> None:
         """π_old is the policy as it is now; only score centring needs to keep it."""
@@ -185,7 +191,8 @@ class Actor:
         """The update that the passes came to, dropped if a loss is no number."""
         # A clipped token passes no gradient on, so a loss can be no number while every gradient is one.
         sound = math.isfinite(sums.policy["loss_sum"] + sums.text + sums.conditioned)
-        return self.optimizer.step(counted=counted) if sound else self.optimizer.skip()
+        report = self.optimizer.step(counted=counted) if sound else self.optimizer.skip()
+        return StepReport(**self.role.told(asdict(report)))
 
     @property
     def _one_pass(self) -> bool:
@@ -306,6 +313,11 @@ class Actor:
         return terms, terms.loss_sum + centring
 
     def state_dict(self) -> dict[str, Any]:
+        """Weights, moments and counts; on a process without the actor, pieces without elements."""
+        found: dict[str, Any] = self.role.state(None if self.role.members is None else self._own_state())
+        return found
+
+    def _own_state(self) -> dict[str, Any]:
         # Weights in compute precision follow from the masters where there are any, so both are always in step.
         # Frozen weights are the base model's.
         trained = trained_state(self.engine.model)
@@ -324,6 +336,9 @@ class Actor:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.skipped = int(state["skipped"])
+        if self.role.members is None:
+            return
         load_trained_state(self.engine.model, state["model"])
         if self.engine.delimiters is not None:
             self.engine.delimiters.load_state_dict(state["delimiters"])
@@ -335,7 +350,6 @@ class Actor:
             if old.delimiters is not None:
                 old.delimiters.load_state_dict(state["old_delimiters"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.skipped = int(state["skipped"])
 
 
 def under(engine: TreeModel, plan: ThoughtPlan) -> TreeModel:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from tfive import rng
-from tfive.distributed.roles import Fitter
+from tfive.distributed.roles import Role
 from tfive.distributed.sharding import Sharding
-from tfive.distributed.transfer import transferred
-from tfive.distributed.world import SINGLE, World
+from tfive.distributed.world import World
 from tfive.errors import RunFailed
 from tfive.rl.critic import BaseActivations, Critic, CriticOutput, FrozenBase
 from tfive.rl.gae import adaptive_gae
 from tfive.rl.losses import clipped_value_loss, expectile_value_loss, squared_value_loss
+from tfive.rl.onlooker import Onlooker
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import CriticSettings
@@ -51,33 +51,40 @@ class Critics:
         alpha: float,
         seed: int,
         rows: int,
-        world: World = SINGLE,
-        fitters: Sequence[Fitter] | None = None,
-        shards: Sequence[Sharding] = (),
+        roles: Sequence[Role] = (),
+        shards: Sequence[Sharding | None] = (),
     ) -> None:
-        """`world`: the processes that read a share of the texts each; `fitters` says which of them fit which critic,
-        all of them unless it is given. `shards`: of each critic, where all fit all and the weights are trained in
-        shards of which `critics` are the whole copies."""
-        self.world, self.shards = world, tuple(shards)
-        self.fitters = fitters or [Fitter(world, alone=False) for _ in critics]
+        """`roles` says which processes have which critic, one process all of them unless it is given; the weights of a
+        critic that this process does not have may be on no device. `shards`: of each critic that this process has,
+        where its weights are trained in shards of which `critics` are the whole copies."""
+        self.roles, self.shards = tuple(roles) or (Role(),) * len(critics), tuple(shards) or (None,) * len(critics)
+        self.apart = any(role.apart for role in self.roles)
+        """Whether each critic has processes of its own."""
         self.base, self.critics, self.settings = base, tuple(critics), settings
         self.alpha, self.seed, self.rows = alpha, seed, rows
         self.head_passes = 0 if settings.adapt == "head" else settings.head_passes
         """Passes of the value-head warm-up; 0 if only heads are trained anyway."""
         self.head_only = self.head_passes > 0
-        self.trained = [own.over(held.model, held.beside["head"]) for own, held in zip(critics, shards)]
-        self.optimizers = [self._optimizer(number) for number in range(len(critics))]
+        self.trained = [
+            own if held is None else own.over(held.model, held.beside["head"])
+            for own, held in zip(self.critics, self.shards)
+        ]
+        """What passes with gradients go through."""
+        self.optimizers = [
+            Onlooker() if role.members is None else self._optimizer(number, role.members)
+            for number, role in enumerate(self.roles)
+        ]
         self._read: tuple[TextBatch, Thoughts, World, list[BaseActivations]] | None = None
 
-    def _optimizer(self, number: int) -> MasterOptimizer:
-        held = self.shards[number] if self.shards else None
+    def _optimizer(self, number: int, members: World) -> MasterOptimizer:
+        held = self.shards[number]
         head = self.settings.head_lr / self.settings.lr
         return MasterOptimizer(
             self.critics[number].trainable() if held is None else held.named_parameters(),
             lr=self.settings.lr,
             lr_multipliers={"head.": head},
             seed=self.seed,
-            world=self.fitters[number].world or SINGLE,
+            world=members,
             shards=held,
         )
 
@@ -85,10 +92,10 @@ class Critics:
         """End of the value-head warm-up: from here on the adapted blocks are trained as well."""
         self.head_only = False
 
-    def shared(self, trajectories: Trajectories, world: World | None = None) -> list[BaseActivations]:
-        """The frozen base's activations of each micro-batch that this process computes as one of `world` (of all,
-        unless given), cached for the trajectories last asked for."""
-        texts, thoughts, world = trajectories.texts, trajectories.thoughts, world or self.world
+    def shared(self, trajectories: Trajectories, world: World) -> list[BaseActivations]:
+        """The frozen base's activations of each micro-batch that this process computes as one of `world`, cached for
+        the trajectories last asked for."""
+        texts, thoughts = trajectories.texts, trajectories.thoughts
         read = self._read
         if read is None or read[0] is not texts or read[1] is not thoughts or read[2] is not world:
             self._read = None
@@ -110,18 +117,33 @@ class Critics:
     @torch.no_grad()
     def evaluate(self, trajectories: Trajectories) -> CriticValues:
         """Values and features of every prefix before an action, by every critic with its present weights."""
-        views: list[list[Any]] = [[] for _ in self.critics]
-        shared, count = self.shared(trajectories), len(trajectories.texts.tokens_BS)
-        for part, read in zip(micro_batches(self.world.computed(count), self.rows), shared):
-            some = trajectories.rows(part)
-            for number, critic in enumerate(self.critics):
-                views[number].append(critic.evaluate(self._features(critic, some, read), some.mask_BRT))
-        own_2BRT = torch.stack([torch.cat([v.values_BRT for v in one]) for one in views])
-        own_2BRTE = torch.stack([torch.cat([v.hidden_BRTE for v in one]) for one in views])
-        values_2BRT, features_2BRTE = self.world.gather_all([(own_2BRT, 1), (own_2BRTE, 1)], count)
+        numbers = range(len(self.critics))
+        if not self.apart:
+            values_2BRT, features_2BRTE = self._read_by(numbers, self.roles[0].every, trajectories)
+        else:
+            # Each group reads its critic at the same time as the others; then all hear of all.
+            own = [
+                None if role.members is None else self._read_by([number], role.members, trajectories)
+                for number, role in zip(numbers, self.roles)
+            ]
+            device = trajectories.mask_BRT.device
+            found = [[one.to(device) for one in role.told(mine)] for role, mine in zip(self.roles, own)]
+            values_2BRT, features_2BRTE = (torch.cat(parts) for parts in zip(*found))
         if not bool(torch.isfinite(values_2BRT).all()):
             raise RunFailed(f"a critic diverged: values of the {trajectories.role} set are not finite; lower critic.lr")
         return CriticValues(values_2BRT, features_2BRTE)
+
+    def _read_by(self, numbers: Sequence[int], world: World, trajectories: Trajectories) -> list[Tensor]:
+        """Values `[n, B, R, T]` and features `[n, B, R, T, E]` by some of the critics, texts split over `world`."""
+        views: list[list[Any]] = [[] for _ in numbers]
+        shared, count = self.shared(trajectories, world), len(trajectories.texts.tokens_BS)
+        for part, read in zip(micro_batches(world.computed(count), self.rows), shared):
+            some = trajectories.rows(part)
+            for view, critic in zip(views, (self.critics[number] for number in numbers)):
+                view.append(critic.evaluate(self._features(critic, some, read), some.mask_BRT))
+        own_2BRT = torch.stack([torch.cat([v.values_BRT for v in one]) for one in views])
+        own_2BRTE = torch.stack([torch.cat([v.hidden_BRTE for v in one]) for one in views])
+        return world.gather_all([(own_2BRT, 1), (own_2BRTE, 1)], count)
 
     def advantages(self, trajectories: Trajectories, values: CriticValues) -> Trajectories:
         """The trajectories with each critic's masked, length-adaptive GAEs from the same rewards (eq:masked-gae)."""
@@ -140,12 +162,12 @@ class Critics:
         self._require_halves(trajectories)
         steps = self._minibatches(len(trajectories.texts.tokens_BS), window, number)
         given = (trajectories, frozen_2BRT, warmup)
-        # Each group fits its critic; then they tell one another.
+        # Each group fits its critic; then they tell one another what it came to. The weights stay where they are.
         own = [
-            None if by.world is None else self._fit(critic, by.world, steps, *given)
-            for critic, by in enumerate(self.fitters)
+            None if role.members is None else self._fit(critic, role.members, steps, *given)
+            for critic, role in enumerate(self.roles)
         ]
-        found = [self._told(critic, one) for critic, one in enumerate(own)]
+        found = [role.told(one) for role, one in zip(self.roles, own)]
         diverged = [critic for critic, one in enumerate(found) if not one["sound"]]
         if diverged:
             raise RunFailed(f"critic {diverged[0] + 1} diverged in window {window}: its gradient is not finite")
@@ -177,7 +199,7 @@ class Critics:
             count = int(steps_B[own].sum())
             if not count:
                 continue
-            for rows, spare in self._passes(own, texts, world):
+            for rows, spare in self._passes(own, texts, world, common=self.shards[critic] is not None):
                 read = BaseActivations.gathered(shared, self.rows, rows - first)
                 loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
                 (0.0 * loss if spare else loss / count).backward()
@@ -189,28 +211,13 @@ class Critics:
         parts = [[value] for value in torch.stack(losses).tolist()] if losses else []
         return {"loss": world.sum_in_order(parts, 1)[0] / max(seen, 1.0), "sound": True}
 
-    def _told(self, critic: int, own: dict[str, float] | None) -> dict[str, Any]:
-        """What a critic's fit came to, on every process; those that did not take part get its weights and moments."""
-        by = self.fitters[critic]
-        if not by.alone:
-            return own or {}
-        module, optimizer = self.critics[critic], self.optimizers[critic]
-        state = (
-            None if own is None else own | {"critic": dict(module.state_dict()), "optimizer": optimizer.state_dict()}
-        )
-        found: dict[str, Any] = transferred(self.world, state, by.root)
-        if by.world is None:
-            module.load_state_dict(found["critic"])
-            optimizer.load_state_dict(found["optimizer"])
-        return found
-
-    def _passes(self, chosen: Tensor, texts: int, world: World) -> list[tuple[Tensor, bool]]:
-        """The parts of a step's `chosen` texts that this process reads. Over shards a pass is common work: a process
+    def _passes(self, chosen: Tensor, texts: int, world: World, *, common: bool) -> list[tuple[Tensor, bool]]:
+        """The parts of a step's `chosen` texts that this process reads. Over shards a pass is `common` work: a process
         with fewer parts than others adds spare ones, whose loss counts for nothing."""
         shares = [world.share_of(rank, texts) for rank in range(world.size)]
         mine = [chosen[(chosen >= share.start) & (chosen < share.stop)] for share in shares]
         parts = [rows for rows in mine[world.rank].split(self.rows) if len(rows)]
-        most = max(-(-len(rows) // self.rows) for rows in mine) if self.shards else 0
+        most = max(-(-len(rows) // self.rows) for rows in mine) if common else 0
         row = torch.tensor([world.computed(texts).start])
         return [(rows, False) for rows in parts] + [(row, True)] * (most - len(parts))
 
@@ -251,12 +258,12 @@ class Critics:
         rows = rows.to(trajectories.mask_BRT.device)
         some = trajectories.rows(rows)
         mask = some.mask_BRT
-        own = self.trained[critic] if self.shards else self.critics[critic]
+        own, held = self.trained[critic], self.shards[critic]
 
         def evaluated() -> CriticOutput:
             return own.evaluate(self._features(own, some, read), mask)
 
-        value = (self.shards[critic].run(evaluated) if self.shards else evaluated()).values_BRT
+        value = (evaluated() if held is None else held.run(evaluated)).values_BRT
         target = some.need("returns_BRT").to(value.dtype)
         if self.settings.pair == "bracket":
             expectile = self.settings.expectile if critic else 1 - self.settings.expectile
@@ -265,18 +272,29 @@ class Critics:
             return squared_value_loss(value, target, mask)[0]
         return clipped_value_loss(value, target, frozen_2BRT[critic][rows].to(value.dtype), mask, self.settings.clip)[0]
 
+    def exact(self) -> list[dict[str, Tensor]]:
+        """Each critic's exact weights by name, whole and on every process; all must call it."""
+        return [role.told(one.masters()) for role, one in zip(self.roles, self.optimizers)]
+
     def state_dict(self) -> dict[str, Any]:
+        """Weights and moments; those of a critic that this process does not have are pieces without elements."""
+        own = [
+            None if role.members is None else {"critic": dict(critic.state_dict()), "optimizer": optimizer.state_dict()}
+            for role, critic, optimizer in zip(self.roles, self.critics, self.optimizers)
+        ]
+        found = [role.state(one) for role, one in zip(self.roles, own)]
         return {
             "head_only": self.head_only,
-            "critics": [dict(critic.state_dict()) for critic in self.critics],
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "critics": [one["critic"] for one in found],
+            "optimizers": [one["optimizer"] for one in found],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.head_only = bool(state["head_only"])
-        for critic, optimizer, weights, moments in zip(
-            self.critics, self.optimizers, state["critics"], state["optimizers"]
+        for role, critic, optimizer, weights, moments in zip(
+            self.roles, self.critics, self.optimizers, state["critics"], state["optimizers"]
         ):
-            critic.load_state_dict(weights)
-            optimizer.load_state_dict(moments)
+            if role.members is not None:
+                critic.load_state_dict(weights)
+                optimizer.load_state_dict(moments)
         self.release()

@@ -101,6 +101,12 @@ class Ledger:
         `attempt` numbers several draws of one role in one window: each takes texts the window has not used. When none
         is left, roles of `REUSABLE` start over (their thoughts are new), the others raise.
         """
+        chosen = self.foreseen(role, window, attempt)
+        self._record(role, window, attempt, chosen)
+        return chosen
+
+    def foreseen(self, role: str, window: int, attempt: int = 0) -> npt.NDArray[np.int64]:
+        """What `draw` would choose now, without a record of it."""
         if role not in self._roles:
             raise RoleViolation(f"{role} is no role that texts are drawn for; there are {', '.join(self._roles)}")
         self._check_turn(role, window, attempt)
@@ -116,7 +122,6 @@ class Ledger:
         if missing > 0:
             again = self._first(role, np.setdiff1d(texts, chosen), missing, groups[0])
             chosen = np.concatenate([chosen, again])
-        self._record(role, window, attempt, chosen)
         return chosen
 
     def _first(self, role: str, texts: npt.NDArray[np.int64], needed: int, preferred: str) -> npt.NDArray[np.int64]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tfive.distributed.world import SINGLE, World
+from tfive.distributed.roles import Role
+from tfive.distributed.world import World
 from tfive.errors import RunFailed
 from tfive.rl.gains import foreign
 from tfive.rl.reward import (
@@ -35,6 +38,26 @@ NO_OLD_POLICY = ("critic_fit", "qualify", "pilot", "scale")
 """Roles in which nothing reads log π_old; recomputing it would only cost a forward pass."""
 
 
+@dataclass(frozen=True)
+class Draw:
+    """A set of fresh trajectories that a method will ask for."""
+
+    role: str
+    window: int
+    attempt: int = 0
+    recorded: bool = True
+    states: bool = False
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A set that was drawn before it was asked for: its texts and makers, and on the actor's processes itself."""
+
+    numbers: npt.NDArray[np.int64]
+    snapshots: dict[str, str]
+    drawn: Trajectories | None
+
+
 class Rollout:
     """Draws a role's texts, samples a thought (or a group) per item, scores and rewards them, and counts the tokens."""
 
@@ -50,12 +73,14 @@ class Rollout:
         *,
         seed: int,
         rows: int,
-        world: World = SINGLE,
+        by: Role | None = None,
         longest: Callable[[int], int] | None = None,
     ) -> None:
-        """`world`: the processes that sample and score a share of the texts each; every one gets all trajectories.
+        """`by`: the processes that sample and score a share of the texts each; every process gets all trajectories.
         `longest` says how long thoughts may be in a window, where that is not always the plan's length."""
-        self.world = world
+        self.by = Role() if by is None else by
+        self.world = self.by.texts
+        self._ahead: dict[Draw, Ahead] = {}
         self.engine, self.texts_of, self.ledger, self.snapshots, self.law = engine, texts_of, ledger, snapshots, law
         self.reward, self.telemetry, self.seed, self.rows = reward, telemetry, seed, rows
         self.longest = longest or (lambda window: engine.plan.length)
@@ -80,27 +105,52 @@ class Rollout:
         `attempt` numbers several draws of one role in one window; `states` keeps what the calibration heads read;
         `recorded` is False where no ratio to π_old will be taken.
         """
-        texts = self.texts_of(self.ledger.draw(role, window, attempt))
-        stream = role if attempt == 0 else f"{role}/{attempt}"
-        scored = sample(
-            self.engine,
-            texts,
-            self.law,
-            seed=self.seed,
-            role=stream,
-            window=window,
-            rows=self.rows,
-            record_old=recorded and role not in NO_OLD_POLICY,
-            scored=True,
-            states=states,
-            snapshots=self.snapshots.current("policy", "scorer"),
-            world=self.world,
-            longest=self.longest(window),
-        )
+        draw, numbers = Draw(role, window, attempt, recorded, states), self.ledger.draw(role, window, attempt)
+        ahead = self._fresh_ahead().pop(draw, None)
+        if ahead is not None and np.array_equal(ahead.numbers, numbers):
+            found = self.by.told(None if ahead.drawn is None else ahead.drawn.state_dict())
+            scored = ahead.drawn or Trajectories.from_state(found).to(self.engine.device)
+        else:
+            scored = self._sampled(draw, numbers, self.world)
         self._check(scored)
         self.count_tokens(role, scored)
         scored = self._with_reference(role, scored)
         return self.rewarded(scored) if rewarded else scored
+
+    def _sampled(self, draw: Draw, numbers: npt.NDArray[np.int64], world: World) -> Trajectories:
+        """Thoughts for these texts with all losses, by the processes of `world`."""
+        return sample(
+            self.engine,
+            self.texts_of(numbers),
+            self.law,
+            seed=self.seed,
+            role=draw.role if draw.attempt == 0 else f"{draw.role}/{draw.attempt}",
+            window=draw.window,
+            rows=self.rows,
+            record_old=draw.recorded and draw.role not in NO_OLD_POLICY,
+            scored=True,
+            states=draw.states,
+            snapshots=self.snapshots.current("policy", "scorer"),
+            world=world,
+            longest=self.longest(draw.window),
+        )
+
+    def draw_ahead(self, draw: Draw) -> bool:
+        """Draw a set that `collect` will be asked for while the weights are as they are now, by the actor's processes
+        alone: the critics' fit meanwhile. False if it was drawn before. Nothing is recorded or counted until then, and
+        a run that goes on from a checkpoint between simply draws it when it is asked for."""
+        if draw in self._fresh_ahead():
+            return False
+        numbers = self.ledger.foreseen(draw.role, draw.window, draw.attempt)
+        drawn = None if self.by.members is None else self._sampled(draw, numbers, self.by.members)
+        self._ahead[draw] = Ahead(numbers, self.snapshots.current("policy", "scorer"), drawn)
+        return True
+
+    def _fresh_ahead(self) -> dict[Draw, Ahead]:
+        """The sets drawn ahead by the present weights; others are dropped."""
+        now = self.snapshots.current("policy", "scorer")
+        self._ahead = {draw: one for draw, one in self._ahead.items() if one.snapshots == now}
+        return self._ahead
 
     def _with_reference(self, role: str, scored: Trajectories) -> Trajectories:
         """The trajectories, with their losses after thoughts of other texts if those are the rewards' reference."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tfive.distributed.world import SINGLE, World
 from tfive.rl.sampling import micro_batches, sample
 from tfive.rl.trajectory import last_loss
 from tfive.tree.forward import TreeModel
@@ -31,18 +32,27 @@ FLOOR = 0.01
 
 @torch.no_grad()
 def pilot_gains(
-    engine: TreeModel, texts: TextBatch, law: SamplingSettings, *, seed: int, role: str, rows: int
+    engine: TreeModel,
+    texts: TextBatch,
+    law: SamplingSettings,
+    *,
+    seed: int,
+    role: str,
+    rows: int,
+    world: World = SINGLE,
 ) -> tuple[Tensor, int]:
-    """ℓ_0 − ℓ_T of every thought, `[B, P, G]`, and how many tokens the thoughts have; `engine`'s group is G."""
-    gains, tokens = [], 0
-    for part in micro_batches(len(texts.tokens_BS), rows):
+    """ℓ_0 − ℓ_T of every thought, `[B, P, G]`, and how many tokens the thoughts have; `engine`'s group is G. The
+    processes of `world` draw for a share of the texts each, and every one gets all gains."""
+    gains, lengths, count = [], [], len(texts.tokens_BS)
+    for part in micro_batches(world.computed(count), rows):
         some = texts.rows(part.start, part.stop)
         thoughts = sample(engine, some, law, seed=seed, role=role, window=0, rows=rows, record_old=False).thoughts
         scores = engine.score(some, thoughts, whole=True)
         gain_BR = (scores.no_thought_BR - last_loss(scores.losses_BRK, scores.mask_BRK)).float()
         gains.append(gain_BR.unflatten(1, (-1, engine.plan.group)).cpu())
-        tokens += int(thoughts.mask_BRT.sum())
-    return torch.cat(gains), tokens
+        lengths.append(thoughts.mask_BRT.sum((1, 2)).cpu())
+    gain_BPG, length_B = world.gather_all([(torch.cat(gains), 0), (torch.cat(lengths), 0)], count)
+    return gain_BPG, int(length_B.sum())
 
 
 @torch.no_grad()

@@ -53,7 +53,7 @@ class Benchmarks:
 
     def measure(self, assembly: Assembly, folder: Path, window: int, telemetry: Telemetry) -> dict[str, Any]:
         """Every task's gains and score by the actor's present weights, nested as task → measure → number."""
-        thinker, world = thought_model(assembly, gated=window > 0), assembly.world
+        thinker, world = thought_model(assembly, gated=window > 0), assembly.actor.world
         found: dict[str, Any] = {}
         for items in self.gains:
             asked = items.items[: self.settings.items]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tfive.config.config import Config
-from tfive.distributed.roles import fitters
+from tfive.distributed.roles import Role, Roles, roles_of
 from tfive.distributed.world import SINGLE, World
 from tfive.inference.thought_model import plan_for
 from tfive.methods.method import Kit, Method
@@ -23,6 +23,7 @@ from tfive.rl.critic import FrozenBase, build_pair
 from tfive.rl.critic_files import load_critics
 from tfive.rl.critics import Critics
 from tfive.rl.gate import Gate
+from tfive.rl.onlooker import Onlooker
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.roles import MEASURED, Ledger
 from tfive.rl.rollout import Rollout
@@ -60,10 +61,15 @@ class Assembly:
     """Texts that choose nothing: measured once, when training is over."""
     warmstart: dict[str, Any] | None = None
     """What the warm start did, where there was one."""
-    world: World = SINGLE
-    """The processes of the run."""
+    roles: Roles = field(default_factory=Roles)
+    """Which processes of the run have the actor, and which have critics."""
     moved_positions: dict[str, Any] | None = None
     """What the pilot found by which positions were moved, where there was one."""
+
+    @property
+    def world(self) -> World:
+        """The processes of the run."""
+        return self.roles.actor.every
 
     @property
     def reader(self) -> TreeModel:
@@ -93,15 +99,16 @@ def build(
     """Admit the model by probe, copy the frozen base, and put the method's parts together; `warmed`: what the run
     begins with beside the weights; `world`: the processes that split the passes over texts; `moved`: `corpus` with its
     positions moved."""
+    roles = roles_of(config.distributed.profile, world, config.spec.critics)
     corpus = corpus if moved is None else moved.corpus
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=config.group)
     single = replace(plan, group=1)
-    frozen = _frozen(config, loaded)
+    frozen = _frozen(config, loaded, roles.actor)
     # Gates that stay shut: the base model is measured without thoughts.
     base = TreeModel(frozen, single, config.engine.options(), *begun_parts(frozen, single, None, trainable=False))
     with telemetry.phase("admit"):
         admit(base, corpus.sequence_length + plan.reach)
-    actor = _actor(config, loaded, plan, warmed, world)
+    actor = _actor(config, loaded, plan, warmed, roles.actor)
     spec, engine, snapshots = config.spec, actor.engine, Snapshots()
     drawn = (*spec.roles_of(config), *spec.first_roles)
     ledger = Ledger(corpus, config.window, seed=config.run.seed, roles=drawn)
@@ -110,8 +117,8 @@ def build(
         gate = Gate(base.width, config.gate, seed=config.run.seed, device=base.device)
     if spec.scoring == "next_token":
         engine = under(engine, replace(plan, checkpoints=(plan.length,), horizon=1))
-    rollout = _rollout(config, engine, corpus, ledger, snapshots, telemetry, world)
-    critics = _critics(config, frozen, single, world)
+    rollout = _rollout(config, engine, corpus, ledger, snapshots, telemetry, roles.actor)
+    critics = _critics(config, frozen, single, roles)
     common = {"rollout": rollout, "actor": actor, "snapshots": snapshots, "telemetry": telemetry, "gate": gate}
     method: Method[Any] = spec.load().assemble(Kit(config, common, critics))
     return Assembly(
@@ -124,18 +131,20 @@ def build(
         gate,
         critics,
         method,
-        development=_measured(config, corpus, base, world, "development", config.run.develop_items),
-        test=_measured(config, corpus, base, world, "test"),
+        development=_measured(config, corpus, base, roles.actor.texts, "development", config.run.develop_items),
+        test=_measured(config, corpus, base, roles.actor.texts, "test"),
         warmstart=None if warmed is None else warmed.report,
-        world=world,
+        roles=roles,
         moved_positions=None if moved is None else moved.report,
     )
 
 
-def _frozen(config: Config, loaded: Loaded) -> PreTrainedModel:
+def _frozen(config: Config, loaded: Loaded, actor: Role) -> PreTrainedModel:
     """The base model beside the actor's: a copy of it, or (`actor.adapt = lora`) the very weights that the actor's
-    low-rank updates stand on."""
+    low-rank updates stand on. A process that has no actor needs no copy."""
     if config.actor.adapt == "full":
+        if actor.members is None:
+            return loaded.model.requires_grad_(False)
         return copy.deepcopy(loaded.model).requires_grad_(False)
     base = copy_on_the_same_weights(loaded.model.requires_grad_(False))
     adapt_actor(loaded.model, config.actor, config.run.seed)
@@ -149,7 +158,7 @@ def _rollout(
     ledger: Ledger,
     snapshots: Snapshots,
     telemetry: Telemetry,
-    world: World,
+    by: Role,
 ) -> Rollout:
     return Rollout(
         engine,
@@ -161,13 +170,14 @@ def _rollout(
         telemetry,
         seed=config.run.seed,
         rows=config.run.rollout_texts,
-        world=world,
+        by=by,
         longest=lambda window: config.window.longest_thought(window, config.thought.checkpoints),
     )
 
 
-def _critics(config: Config, frozen: Any, plan: ThoughtPlan, world: World) -> Critics | None:
-    """As many critics as the method has, fresh from the base model or from a saved pair."""
+def _critics(config: Config, frozen: Any, plan: ThoughtPlan, roles: Roles) -> Critics | None:
+    """As many critics as the method has, fresh from the base model or from a saved pair; those of other processes are
+    shapes without weights here."""
     count = config.spec.critics
     if not count:
         return None
@@ -177,17 +187,21 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan, world: World) -> Cr
         load_critics(config.critic.start, own)
     base = FrozenBase(frozen, plan, config.critic, config.engine.options())
     rows = config.run.texts_per_pass
-    by, shards = fitters(config.distributed.profile, world, count), []
-    if config.critic.adapt in ("top", "full") and _in_shards(config, world) and not any(one.alone for one in by):
+    shards: list[Any] = [None] * count
+    for number, (critic, role) in enumerate(zip(own, roles.critics)):
         # Adapted blocks are as large as the model's; a head or low-rank updates are small, and every process has all.
-        trees = [(critic, critic.tree) for critic in own if critic.tree is not None]
-        shards = [_shards(config, t, {"head": c.head}, world, name="body", trained_in=wide) for c, t in trees]
-    split: dict[str, Any] = {"world": world, "fitters": by, "shards": shards}
+        if critic.tree is not None and config.critic.adapt in ("top", "full") and _in_shards(config, role):
+            shards[number] = _shards(config, critic.tree, {"head": critic.head}, role, name="body", trained_in=wide)
+        if role.members is None:
+            critic.to("meta")
+    split: dict[str, Any] = {"roles": roles.critics, "shards": shards}
     return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows, **split)
 
 
-def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None, world: World) -> Actor:
-    model = loaded.model.requires_grad_(True) if config.actor.adapt == "full" else loaded.model
+def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None, role: Role) -> Actor:
+    model, has = loaded.model, role.members is not None
+    if config.actor.adapt == "full" and has:
+        model.requires_grad_(True)
     delimiters, gates = begun_parts(model, plan, warmed, trainable=True)
     engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
     beside = {"delimiters": delimiters, GATES.removesuffix("."): gates}
@@ -196,16 +210,18 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart 
     for prefix, module in small.items():
         named += [(f"{prefix}.{name}", parameter) for name, parameter in module.named_parameters()]
     shards = None
-    if _in_shards(config, world):
+    if config.actor.adapt == "full" and _in_shards(config, role):
+        # Low-rank updates are small, and every process has all of them.
         kept = config.optimizer.bf16_update == "stochastic"
-        shards = _shards(config, engine, small, world, trained_in=(lambda dtype: dtype) if kept else wide)
-        named = shards.named_parameters()
+        shards = _shards(config, engine, small, role, trained_in=(lambda dtype: dtype) if kept else wide)
+        named = [] if shards is None else shards.named_parameters()
     total = config.window.windows * config.window.actor_steps
     settings = config.optimizer.model_dump(exclude={"gate_lr"})
     rates = {GATES: config.optimizer.gate_lr / config.optimizer.lr}
-    optimizer = MasterOptimizer(
-        named, total_steps=total, seed=config.run.seed, lr_multipliers=rates, world=world, shards=shards, **settings
-    )
+    optimizer: MasterOptimizer = Onlooker(config.optimizer.lr)
+    if role.members is not None:
+        settings |= {"total_steps": total, "seed": config.run.seed, "lr_multipliers": rates}
+        optimizer = MasterOptimizer(named, world=role.members, shards=shards, **settings)
     return Actor(
         engine,
         optimizer,
@@ -217,22 +233,27 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart 
         rows=config.run.texts_per_pass,
         parity=config.sampling.parity,
         centre=config.sampling if config.calibration.score_centering else None,
-        world=world,
+        role=role,
         shards=shards,
     )
 
 
-def _in_shards(config: Config, world: World) -> bool:
-    return world.size > 1 and config.distributed.shard != 1
+def _in_shards(config: Config, role: Role) -> bool:
+    return len(role.ranks) > 1 and config.distributed.shard != 1
 
 
-def _shards(config: Config, engine: TreeModel, beside: Mapping[str, nn.Module], world: World, **options: Any) -> Any:
-    """An engine's weights in shards, of which its own become the whole copy."""
+def _shards(config: Config, engine: TreeModel, beside: Mapping[str, nn.Module], role: Role, **options: Any) -> Any:
+    """An engine's weights in shards over a role's processes, of which its own become the whole copy; None on other
+    processes, which help to make the groups."""
     # Imported where it is needed: a run without shards never loads FSDP.
     from tfive.distributed.shards import Shards, shard_mesh
 
-    mesh = shard_mesh(engine.device.type, world.size, config.distributed.shard)
-    return Shards(engine.model, engine.backbone.block_names, mesh, beside=beside, waiting=world.waiting, **options)
+    # A critic's group may be smaller than the actor's shards are wide.
+    mesh = shard_mesh(engine.device.type, role.ranks, min(config.distributed.shard, len(role.ranks)))
+    if role.members is None:
+        return None
+    waiting = role.every.waiting
+    return Shards(engine.model, engine.backbone.block_names, mesh, beside=beside, waiting=waiting, **options)
 
 
 def _measured(

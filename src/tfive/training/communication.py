@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tfive.config.config import Config
-from tfive.distributed.roles import ranks_of_critics
+from tfive.distributed.roles import critics_each
 from tfive.methods.spec import CRITIC_ROLES
 from tfive.models.shape import ModelShape
 from tfive.training.cost import fitting_nodes, nodes_per_item
 from tfive.training.duration import expected
 from tfive.training.memory import (
+    BASE,
+    FEATURES,
     Estimate,
     Nodes,
     Row,
@@ -44,13 +46,26 @@ class Layout:
     nodes: int = 1
     shard: int = 1
     fitting: int = 0
-    """Processes that fit one critic, where each critic has its own; 0 where all fit all."""
+    """Processes of each critic, where it has some of its own; 0 where all have all."""
+    critics: int = 0
+    """How many critics have processes of their own."""
 
     @classmethod
     def of(cls, config: Config, processes: int, nodes: int = 1) -> Layout:
         """The layout that `[distributed]` asks for."""
-        ranks = ranks_of_critics(config.distributed.profile, processes, config.spec.critics)
-        return cls(processes, nodes, config.distributed.shard or processes, len(ranks[0]) if ranks else 0)
+        each = critics_each(config.distributed.profile, processes, config.spec.critics)
+        critics = config.spec.critics if each else 0
+        return cls(processes, nodes, config.distributed.shard or processes - critics * each, each, critics)
+
+    @property
+    def acting(self) -> int:
+        """Processes of the actor."""
+        return self.processes - self.critics * self.fitting
+
+    @property
+    def fitting_shard(self) -> int:
+        """Processes over which a critic's weights are spread."""
+        return min(self.shard, self.fitting) if self.fitting else self.shard
 
     @property
     def a_node(self) -> int:
@@ -88,21 +103,26 @@ def exchanges(config: Config, shape: ModelShape, layout: Layout, compute: int) -
 
 def _actor_gradients(config: Config, shape: ModelShape, layout: Layout, compute: int) -> list[Exchange]:
     steps, texts = config.window.actor_steps, _texts(config, "actor")
-    passes = _passes(config, layout, texts / min(config.actor.minibatches, texts))
-    return _gradients("the actor", trained_by_actor(config, shape)[0], steps, passes, layout, compute)
+    passes = _passes(config, layout.acting, texts / min(config.actor.minibatches, texts))
+    shard = 1 if config.actor.adapt == "lora" else layout.shard
+    weights = trained_by_actor(config, shape)[0]
+    return _gradients("the actor", weights, steps, passes, (layout.acting, shard), compute)
 
 
-def _gradients(whose: str, weights: int, steps: int, passes: int, layout: Layout, compute: int) -> list[Exchange]:
-    """Sums of gradients, once a step where every process has all weights; in shards once a pass, and the weights that
-    came out once a step."""
-    whole, part = FLOAT * weights, math.ceil(weights / layout.shard)
-    if layout.shard == 1:
-        return [Exchange(ALL_REDUCE, f"gradients of {whose}", steps, whole, layout.processes)]
-    found = [Exchange(REDUCE_SCATTER, f"gradients of {whose}", steps * passes, whole, layout.shard)]
-    if layout.shard < layout.processes:
-        copies = layout.processes // layout.shard
+def _gradients(whose: str, weights: int, steps: int, passes: int, by: tuple[int, int], compute: int) -> list[Exchange]:
+    """Sums of gradients `by` so many processes and shards: once a step where every process has all weights; in shards
+    once a pass, and the weights that came out once a step."""
+    processes, shard = by
+    if processes == 1:
+        return []
+    whole, part = FLOAT * weights, math.ceil(weights / shard)
+    if shard == 1:
+        return [Exchange(ALL_REDUCE, f"gradients of {whose}", steps, whole, processes)]
+    found = [Exchange(REDUCE_SCATTER, f"gradients of {whose}", steps * passes, whole, shard)]
+    if shard < processes:
+        copies = processes // shard
         found.append(Exchange(ALL_REDUCE, f"shards' gradients of {whose}", steps * passes, FLOAT * part, copies, True))
-    return [*found, Exchange(ALL_GATHER, f"weights of {whose}", steps, compute * part, layout.shard)]
+    return [*found, Exchange(ALL_GATHER, f"weights of {whose}", steps, compute * part, shard)]
 
 
 def _critic_gradients(config: Config, shape: ModelShape, layout: Layout, compute: int) -> list[Exchange]:
@@ -113,31 +133,28 @@ def _critic_gradients(config: Config, shape: ModelShape, layout: Layout, compute
     settings, weights = config.critic, trained_by_critic(config, shape)
     minibatches = min(settings.minibatches, texts)
     steps = settings.passes * minibatches
-    if layout.fitting:
-        # Each critic by processes of its own, at the same time; weights and moments then go to all.
-        state = (compute + 2 * FLOAT + (FLOAT if compute < FLOAT else 0)) * weights
-        sent = [
-            Exchange(BROADCAST, "weights and moments of the critics", count * settings.passes, state, layout.processes)
-        ]
-        sums = Exchange(ALL_REDUCE, "gradients of the critics", steps, FLOAT * weights, layout.fitting)
-        return [sums, *sent] if layout.fitting > 1 else sent
-    spread = layout if settings.adapt in ("top", "full") else replace(layout, shard=1)
-    passes = _passes(config, layout, texts / minibatches)
-    return _gradients("the critics", weights, count * steps, passes, spread, compute)
+    members, shard = layout.fitting or layout.processes, layout.fitting_shard
+    if settings.adapt not in ("top", "full"):
+        shard = 1
+    passes = _passes(config, members, texts / minibatches)
+    # Critics with processes of their own are fitted at the same time.
+    fitted = steps if layout.fitting else count * steps
+    return _gradients("the critics", weights, fitted, passes, (members, shard), compute)
 
 
-def _passes(config: Config, layout: Layout, texts: float) -> int:
+def _passes(config: Config, processes: int, texts: float) -> int:
     """Passes that the texts of one step take on the process with most of them."""
-    return math.ceil(math.ceil(texts / layout.processes) / config.run.texts_per_pass)
+    return math.ceil(math.ceil(texts / processes) / config.run.texts_per_pass)
 
 
 def _trajectories(config: Config, shape: ModelShape, layout: Layout, compute: int) -> list[Exchange]:
-    """Thoughts of every role with their losses; values and features by the critics; the states calibration reads."""
+    """Thoughts of every role with their losses; values and features by the critics; the states calibration reads.
+    Critics with processes of their own tell all others what they say."""
     spec, nodes = config.spec, nodes_of(config)
     drawn = [role for role in spec.roles_of(config) if role != "probe"] if spec.thinks else []
 
     def rows(role: str) -> int:
-        return math.ceil(_texts(config, role) / layout.processes) * nodes.R
+        return math.ceil(_texts(config, role) / layout.acting) * nodes.R
 
     def gathered(what: str, roles: Sequence[str], size: Callable[[str], int]) -> Exchange:
         return Exchange(ALL_GATHER, what, 1, sum(rows(role) * size(role) for role in roles), layout.processes)
@@ -145,10 +162,12 @@ def _trajectories(config: Config, shape: ModelShape, layout: Layout, compute: in
     found = [gathered("thoughts and their losses", drawn, lambda role: _thought(config, nodes, role))]
     read = [role for role in CRITIC_ROLES if role in drawn and spec.critics]
     if read:
-        width = config.critic.width or 1
-        found.append(
-            gathered("values and features of the critics", read, lambda _: spec.critics * nodes.T * (1 + width) * FLOAT)
-        )
+        what, said = "values and features of the critics", nodes.T * (1 + (config.critic.width or 1)) * FLOAT
+        if layout.fitting:
+            whole = sum(_texts(config, role) * nodes.R for role in read) * said
+            found.append(Exchange(BROADCAST, what, spec.critics, whole, layout.processes))
+        else:
+            found.append(gathered(what, read, lambda _: spec.critics * said))
     kept = [role for role in ("head_train", "head_validate", "actor") if role in drawn and "calibration" in spec.uses]
     if kept:
         states = nodes.T * shape.hidden * compute + (shape.hidden + nodes.H + 1) * FLOAT
@@ -208,6 +227,11 @@ class Prediction:
 
     layout: Layout
     bytes: int
+    """Of the process with most of them."""
+    by_role: dict[str, int]
+    """Of a process of the actor and of one of a critic, or under `all` where they are the same."""
+    copies: dict[str, int]
+    """Bytes of these that are whole compute copies."""
     exchanges: list[Exchange]
     computing: float
     exchanging: float
@@ -233,32 +257,79 @@ def predicted(
     network, compute = network or Network(), compute_bytes(config, device == "cuda")
     found = exchanges(config, shape, layout, compute)
     alone = expected(config, shape, device, speed).window
-    parts = nodes_per_item(config, shape.layers)
-    fitted = alone * fitting_nodes(config, shape.layers) / sum(parts.values()) if layout.fitting else 0.0
-    # Critics with processes of their own are fitted at the same time, and the others wait.
-    own = fitted / config.spec.critics / layout.fitting if layout.fitting else 0.0
+    by_role = bytes_by_role(estimate(config, shape, device == "cuda"), config, shape, layout, compute)
     return Prediction(
         layout,
-        bytes_per_rank(estimate(config, shape, device == "cuda"), config, shape, layout, compute),
+        max(by_role.values()),
+        by_role,
+        whole_copies(config, shape, layout, compute),
         found,
-        (alone - fitted) / layout.processes + own,
+        _computing(config, shape, layout, alone),
         sum(network.seconds(exchange, layout) for exchange in found),
         config.window.actor_steps,
     )
 
 
+def _computing(config: Config, shape: ModelShape, layout: Layout, alone: float) -> float:
+    """Seconds of a window that takes one process `alone`: all work split evenly, or each role's over its processes. The
+    actor's draw later sets while critics are fitted; of everything else, one role waits for the other."""
+    if not layout.fitting:
+        return alone / layout.processes
+    parts = nodes_per_item(config, shape.layers)
+    second = alone / sum(parts.values())
+    fitting = second * fitting_nodes(config, shape.layers)
+    critics = second * (parts["critics"] + parts["lower features"])
+    drawn = second * (parts["sample"] + parts["score"] + parts["old law"]) * drawn_meanwhile(config)
+    # Both critics read the same activations of the base, each group for itself.
+    each = (critics - second * parts["lower features"]) / layout.critics + second * parts["lower features"]
+    apart = fitting / layout.critics / layout.fitting
+    acting = (alone - critics - drawn) / layout.acting
+    return acting + each / layout.fitting - apart + max(apart, drawn / layout.acting)
+
+
+def drawn_meanwhile(config: Config) -> float:
+    """The share of a window's thoughts that the actor's processes draw while the critics are fitted: a set a pass."""
+    order = ("qualify", "pilot", "head_train", "head_validate", "actor", "scale")
+    drawn = [role for role in order if role in config.spec.roles_of(config)]
+    every = sum(config.window.count(role) for role in config.spec.roles_of(config) if role != "probe")
+    return sum(config.window.count(role) for role in drawn[: config.critic.passes]) / every
+
+
 def bytes_per_rank(table: Estimate, config: Config, shape: ModelShape, layout: Layout, compute: int) -> int:
-    """Bytes of one process: everything as in a run of one, except that master weights, moments and gradients of what is
-    sharded are spread over the processes of a shard, beside one whole compute copy."""
-    if layout.shard == 1:
-        return table.total
-    sharded = {"actor": trained_by_actor(config, shape)[0]} if config.spec.trains else {}
-    if config.critic.adapt in ("top", "full") and not layout.fitting:
-        sharded |= {f"critic {number}": trained_by_critic(config, shape) for number in (1, 2)}
-    rows = [
-        _spread(row, compute * sharded[row.role], layout.shard) if row.role in sharded else row for row in table.rows
-    ]
-    return summed(rows).total
+    """Bytes of the process with most of them."""
+    return max(bytes_by_role(table, config, shape, layout, compute).values())
+
+
+def bytes_by_role(table: Estimate, config: Config, shape: ModelShape, layout: Layout, compute: int) -> dict[str, int]:
+    """Bytes of one process of each role: everything as in a run of one, except that it has nothing of other roles but
+    the frozen base, and that master weights, moments and gradients of what is sharded are spread over the processes of
+    a shard, beside one whole compute copy."""
+    ways = {"actor": (trained_by_actor(config, shape)[0], 1 if config.actor.adapt == "lora" else layout.shard)}
+    if config.critic.adapt in ("top", "full"):
+        weights = trained_by_critic(config, shape)
+        ways |= {f"critic {number}": (weights, layout.fitting_shard) for number in (1, 2)}
+    rows = []
+    for row in table.rows:
+        weights, shard = ways.get(row.role, (0, 1))
+        rows.append(row if shard == 1 else _spread(row, compute * weights, shard))
+    if not layout.fitting:
+        return {"all": summed(rows).total}
+    critics = {row.role for row in rows if row.role.startswith("critic")} | {FEATURES}
+    acting = [row for row in rows if row.role not in critics]
+    fitting = [row for row in rows if row.role in (BASE, FEATURES, "critic 1")]
+    return {"actor": summed(acting).total, "critic": summed(fitting).total}
+
+
+def whole_copies(config: Config, shape: ModelShape, layout: Layout, compute: int) -> dict[str, int]:
+    """Bytes of one process of each role that no shard makes smaller: sampling, scoring and valuing read the frozen base
+    and the role's own weights whole, in compute precision. Block by block would not do: processes sample for different
+    numbers of steps, and gathering is common work."""
+    base = shape.parameters
+    acting = shape.parameters if config.actor.adapt == "full" else 0
+    critic = trained_by_critic(config, shape) if config.critic.adapt in ("top", "full") else 0
+    if not layout.fitting:
+        return {"all": compute * (base + acting + config.spec.critics * critic)}
+    return {"actor": compute * (base + acting), "critic": compute * (base + critic)}
 
 
 def _spread(row: Row, copy: int, ways: int) -> Row:

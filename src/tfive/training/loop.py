@@ -26,7 +26,7 @@ from tfive.training.identity import actor_items, cost, identity, rollouts
 from tfive.training.live_status import LiveStatus, peak_bytes
 from tfive.training.memory_limits import out_of_memory_explained
 from tfive.training.placement import pieces_like
-from tfive.training.processes import course_so_far
+from tfive.training.processes import course_so_far, weights_so_far
 from tfive.training.recorder import Recorder
 from tfive.training.state_tree import encode
 from tfive.training.status_files import StatusFiles, Stopped
@@ -137,7 +137,7 @@ class Loop:
     def _save_results(self, summary: dict[str, Any]) -> None:
         critics = self.assembly.critics
         # Putting shards together is work of all processes; writing is the first one's.
-        exact = [] if critics is None else [optimizer.masters() for optimizer in critics.optimizers]
+        exact = [] if critics is None else critics.exact()
         if not self.world.leads:
             return
         if critics is not None:
@@ -173,6 +173,9 @@ class Loop:
         config, method = self.assembly.config, self.assembly.method
         if self.world.size > 1:
             self.world.agree(f"the course of window {method.window}", course_so_far(method))
+            weights = weights_so_far(self.assembly.actor)
+            if (holders := self.assembly.actor.role.members) is not None:
+                holders.agree(f"the actor after window {method.window}", weights)
         self.recorder.at(method.window)
         self.live.close_window()
         drawn = actor_items(self.assembly, method.window)
@@ -279,7 +282,7 @@ class Loop:
         report = self.assembly.method.report
         account = self.recorder.account()
         actor, base = self.assembly.actor, dict(self.assembly.base.model.named_parameters())
-        change = relative_change(actor.optimizer.masters(), base, actor.engine.model)
+        change = float(actor.role.told(relative_change(actor.optimizer.masters(), base, actor.engine.model)))
         return {
             "note": self.assembly.method.note,
             "problems": problems(

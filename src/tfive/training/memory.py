@@ -21,6 +21,7 @@ LASTING = ("weights", "moments", "states")
 CHUNK = 64
 """Trunk tokens between two kept recurrent states."""
 FEATURES = "features for critics (of the frozen base)"
+BASE = "frozen base"
 CHUNKS = 5
 """Tensors of the size of a chunk of vocabulary logits while its gradient is computed."""
 SAMPLERS = 4
@@ -174,7 +175,7 @@ def summed(rows: list[Row]) -> Estimate:
 
 def _base(shape: ModelShape, compute: int) -> Row:
     """The frozen base model: the yardstick of every measurement, and what critics and low-rank updates stand on."""
-    row = Row("frozen base")
+    row = Row(BASE)
     row.add("weights", compute * shape.parameters, f"P {_n(shape.parameters)} × {compute}")
     return row
 

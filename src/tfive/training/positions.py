@@ -24,9 +24,12 @@ from torch import Tensor
 
 from tfive import rng
 from tfive.config.config import Config
+from tfive.distributed.transfer import transferred
+from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed, UserError
 from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded
+from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import HALVES
 from tfive.rl.thought_variance import THOUGHTS, Fit, Foresight, entropies, fit, pilot_gains, repeated
 from tfive.telemetry import Telemetry
@@ -64,15 +67,18 @@ def move_positions(
     telemetry: Telemetry,
     folder: Path,
     warmed: WarmStart | None,
+    world: World = SINGLE,
 ) -> MovedPositions | None:
-    """Move positions as `text.positions.variance` says, or take those that `folder` keeps; None if it is 0."""
+    """Move positions as `text.positions.variance` says, or take those that `folder` keeps; None if it is 0. The
+    processes of `world` read a share of the texts each, and the first one writes what all came to."""
     if not positions_move(config):
         return None
-    if (folder / REPORT).is_file():
+    if transferred(world, (folder / REPORT).is_file(), 0):
         return _restored(corpus, telemetry, folder)
     with telemetry.phase(ROLE):
-        moved = Pilot(config, loaded, corpus, warmed).moved(telemetry)
-    _keep(moved, folder)
+        moved = Pilot(config, loaded, corpus, warmed, world).moved(telemetry)
+    if world.leads:
+        _keep(moved, folder)
     telemetry.event(ROLE, moved.report["said"], window=0)
     return moved
 
@@ -90,7 +96,15 @@ def said(report: dict[str, Any]) -> str:
 class Pilot:
     """The model as the run begins with it, and the texts whose positions it draws."""
 
-    def __init__(self, config: Config, loaded: Loaded, corpus: PreparedCorpus, warmed: WarmStart | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        loaded: Loaded,
+        corpus: PreparedCorpus,
+        warmed: WarmStart | None,
+        world: World = SINGLE,
+    ) -> None:
+        self.world = world
         self.config, self.corpus, self.settings = config, corpus, config.text.positions
         plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=THOUGHTS)
         self.engine = TreeModel(
@@ -109,7 +123,7 @@ class Pilot:
             )
         texts = self.pilot_texts().to(self.engine.device)
         gain_BPG, tokens = pilot_gains(
-            self.engine, texts, self.config.sampling, seed=self.seed, role=ROLE, rows=self.rows
+            self.engine, texts, self.config.sampling, seed=self.seed, role=ROLE, rows=self.rows, world=self.world
         )
         valid_BP = (texts.positions_BP >= 0).cpu()
         gain_NG = gain_BPG[valid_BP]
@@ -130,6 +144,8 @@ class Pilot:
         positions, kinds, moved = self._draw(found.foresight, telemetry)
         report = self._report(found, gain_NG, fit(entropy_N[:, None], gain_NG, text_N))
         report |= {"moved": moved, "positions": int((positions[self._rows] >= 0).sum()), "amounts": drawn}
+        # One process's numbers: a last bit of the regression may differ between machines.
+        report = dict(transferred(self.world, report, 0))
         report["digest"] = hashlib.sha256(np.ascontiguousarray(positions).tobytes()).hexdigest()[:20]
         return MovedPositions(self.corpus.with_positions(positions, kinds), report | {"said": said(report)})
 
@@ -160,14 +176,16 @@ class Pilot:
 
     def _states(self, texts: TextBatch, valid_BP: Tensor) -> tuple[Tensor, Tensor]:
         """Final hidden state at every position of the pilot, and the entropy of the next token there; on the CPU."""
-        states, entropy = [], []
-        for start in range(0, len(texts.tokens_BS), self.rows):
-            some, valid = texts.rows(start, start + self.rows), valid_BP[start : start + self.rows]
+        states, entropy, count = [], [], len(texts.tokens_BS)
+        for part in micro_batches(self.world.computed(count), self.rows):
+            some, valid = texts.rows(part.start, part.stop), valid_BP[part]
             row_BP = torch.arange(len(valid))[:, None].expand_as(valid)
             here_ND = self.engine.read(some).hidden_BSD[row_BP[valid], some.positions_BP.cpu()[valid]]
             states.append(here_ND.float().cpu())
             entropy.append(entropies(self.engine, here_ND).cpu())
-        return torch.cat(states), torch.cat(entropy)
+        own = int(valid_BP[self.world.share(count)].sum())
+        states_ND, entropy_N = self.world.gather_ragged([torch.cat(states)[:own], torch.cat(entropy)[:own]])
+        return states_ND, entropy_N
 
     def _draw(
         self, foresight: Foresight, telemetry: Telemetry
@@ -175,8 +193,9 @@ class Pilot:
         """Positions and kinds of all texts, those of training and calibration texts drawn anew where they move, and how
         many are elsewhere now."""
         positions, kinds = np.array(self.corpus.positions), np.array(self.corpus.kinds)
-        size, rows = self.config.run.rollout_texts, self._rows
-        blocks = [rows[start : start + size] for start in range(0, len(rows), size)]
+        rows = self._rows
+        own = rows[self.world.share(len(rows))]
+        blocks = [own[part] for part in micro_batches(len(own), self.config.run.rollout_texts)]
         for block in telemetry.progress(blocks, "placing thoughts", len(blocks)):
             hidden_BSD = self.engine.read(self.corpus.batch(block).to(self.engine.device)).hidden_BSD
             weight_BS = foresight.variance(hidden_BSD).cpu().numpy()
@@ -186,6 +205,9 @@ class Pilot:
                 positions[number], kinds[number] = redrawn(
                     positions[number], kinds[number], self._moving(number), weight_S, draws_S, self.gap
                 )
+        for whole in (positions, kinds):
+            (every,) = self.world.gather_ragged([torch.from_numpy(whole[own])])
+            whole[rows] = every.numpy()
         moved = [np.setdiff1d(positions[number], self.corpus.positions[number]).size for number in rows.tolist()]
         return positions, kinds, sum(moved)
 

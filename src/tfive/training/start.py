@@ -211,7 +211,7 @@ def _recorded(
     recorder.on_event = console.event
     with _showing(progress, Waiting("building critics, heads and development texts"), quiet):
         warmed = warm_start(config, loaded, corpus, recorder, folder, world)
-        moved = positions.move_positions(config, loaded, corpus, recorder, folder, warmed)
+        moved = positions.move_positions(config, loaded, corpus, recorder, folder, warmed, world)
         assembly = build(config, loaded, corpus, recorder, warmed, world, moved)
         loop = Loop(
             assembly,

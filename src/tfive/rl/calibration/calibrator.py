@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfive.distributed.world import SINGLE, World
+from tfive.distributed.roles import Role
 from tfive.errors import RunFailed
 from tfive.rl.calibration.heads import ACTION_WIDTH, MeanHead, WeightHead
 from tfive.rl.calibration.mean import MeanPlan, cross_fit_change, cross_fit_offset
@@ -44,9 +44,11 @@ class Calibrator:
         seed: int,
         rows: int,
         action_width: int = ACTION_WIDTH,
-        world: World = SINGLE,
+        by: Role | None = None,
     ) -> None:
-        self.engine, self.settings, self.seed, self.rows, self.world = engine, settings, seed, rows, world
+        self.engine, self.settings, self.seed, self.rows = engine, settings, seed, rows
+        self.by = Role() if by is None else by
+        self.world = self.by.texts
         features = engine.width
         prefix = features + 2 * critic_features
         scoring = features + engine.plan.horizon + 1
@@ -98,7 +100,7 @@ class Calibrator:
             prefix_NTD=prefix[valid_BR].float(),
             value_NT2=values.values_2BRT.permute(1, 2, 3, 0)[valid_BR].float(),
             time_NT=time_T.expand(count, -1),
-            action_NTE=self.engine.backbone.embedding(trajectories.thoughts.tokens_BRT)[valid_BR].float(),
+            action_NTE=self._embedded(trajectories.thoughts.tokens_BRT)[valid_BR].float(),
             log_prob_NT=trajectories.need("log_old_BRT")[valid_BR].float(),
         )
 
@@ -244,6 +246,11 @@ class Calibrator:
             weight_BRT[valid_BR] = weight.to(first.dtype)
         mixed_set = trajectories.having(advantage_BRT=advantage_BRT * mask_BRT, weight_BRT=weight_BRT * mask_BRT)
         return mixed_set.without_states()
+
+    def _embedded(self, tokens_BRT: Tensor) -> Tensor:
+        """The policy's embeddings of actions, which processes without the policy are told."""
+        found_BRTE: Tensor = self.by.told(self.engine.backbone.embedding(tokens_BRT))
+        return found_BRTE.to(tokens_BRT.device)
 
     def _policy_features(self, trajectories: Trajectories) -> Tensor:
         if trajectories.states_BRTD is not None:
