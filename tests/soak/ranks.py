@@ -40,6 +40,9 @@ LIMIT = 3600.0
 RESTORING = ("restore: begin", RESTORED)
 """Places that an undisturbed run does not pass."""
 
+CLOCKED = (".launch", "costs.jsonl", "manifest.json", "metrics.jsonl", "status.json", "summary.json", "tree.json")
+"""Files that hold clocks, or the launch's name."""
+
 SETTINGS = (
     "run.seed=2", "window.windows=2", "window.actor_steps=2", "qualify.rule=fixed", "critic.warmup_rounds=1",
     "calibration.cross_fit=true", "run.checkpoint_phases=true", "benchmarks.every=2", 'benchmarks.gains=["colours"]',
@@ -109,6 +112,12 @@ def places(noted: list[dict[str, Any]]) -> list[Death]:
     return [*deaths[:middle], *restoring, *deaths[middle:]]
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a run but those that hold clocks, which are compared by what else they hold."""
+    found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {name: b"" if path.name in CLOCKED else path.read_bytes() for name, path in found.items()}
+
+
 def judged(home: Path, case: str, noted: list[dict[str, Any]]) -> dict[str, Any]:
     """Who died where in a launch that came to its end, and how long it took to be there again; the launcher must have
     named the very ranks that died, and the run must be the undisturbed one."""
@@ -117,6 +126,7 @@ def judged(home: Path, case: str, noted: list[dict[str, Any]]) -> dict[str, Any]
     named = [line.partition(";")[0] for line in said if "starting all ranks again" in line]
     assert named == [f"rank {line['rank']} was ended by SIGKILL" for line in killed], named
     compare(home / case / "undisturbed", home / case / "killed")
+    assert contents(home / case / "undisturbed") == contents(home / case / "killed"), "files"
     begun = {
         attempt: max(line["time"] for line in noted if line["attempt"] == attempt and line["place"] == STARTED)
         for attempt in {line["attempt"] for line in noted}
