@@ -6,8 +6,9 @@ trains a made-up model for two updates in each number of processes, the second u
 JSON document a line. `held` are the live tensors that training keeps (master weights, moments, gradients), `whole` the
 copy that samples and scores. `peak` is the most that was allocated in that update above what was live before it: the
 blocks in use, activations, and what is being sent. `sent` counts the collectives in the profiler's trace, by the bytes
-that the process hands over; `expected` is what the shapes say. With `--device cuda` the processes share one GPU over
-gloo; in a world of one nothing is sent, and the losses are those of a model that is not sharded (`same_loss`).
+that the process hands over; `expected` is what the shapes say. In a world of one nothing is sent, and the losses are
+those of a model that is not sharded (`same_loss`; `apart` is their largest relative difference). With `--device cuda`
+processes have a GPU each over NCCL, or share what there is over gloo; `peak` is then the device's.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tfive.rl.weight_slots import wide
 from tfive.tree.forward import TreeModel
 from tfive.tree.grow import full_thoughts
 from tfive.tree.layout import TextBatch, ThoughtPlan
+from tfive.tree.settings import EngineSettings
 
 OPERATIONS = {
     "c10d::_allgather_base_": "all-gather",
@@ -59,6 +61,11 @@ def model_of(asked: argparse.Namespace) -> LlamaForCausalLM:
     return LlamaForCausalLM(shape).to(getattr(torch, asked.compute)).eval().to(asked.device)
 
 
+def engine_of(model: Any) -> TreeModel:
+    """Both sides by the model's own blocks: fused ones, which shards do without, round elsewhere."""
+    return TreeModel(model, PLAN, EngineSettings(fast="off").options())
+
+
 def texts_of(asked: argparse.Namespace, number: int) -> TextBatch:
     """One made-up text a pass."""
     draw = torch.Generator().manual_seed(number)
@@ -72,7 +79,7 @@ class Side:
 
     def __init__(self, asked: argparse.Namespace, shards: Shards | None, model: Any) -> None:
         self.asked, self.shards = asked, shards
-        self.engine = TreeModel(model if shards is None else shards.model, PLAN)
+        self.engine = engine_of(model if shards is None else shards.model)
         named = list(model.named_parameters()) if shards is None else shards.named_parameters()
         self.optimizer = MasterOptimizer(named, lr=1e-4, shards=shards)
 
@@ -137,28 +144,47 @@ def expected(model: Any, blocks: int, ways: int, copies: int, passes: int) -> di
     return found
 
 
+def placed(device: str, rank: int, size: int) -> tuple[str, str]:
+    """The device of a process and what it exchanges by: a GPU of its own and NCCL, or a shared one and gloo, as NCCL
+    refuses to have a device twice."""
+    if device == "cpu":
+        return device, "gloo"
+    devices = torch.cuda.device_count()
+    torch.cuda.set_device(rank % devices)
+    return f"cuda:{rank % devices}", "nccl" if size <= devices else "gloo"
+
+
 def work(rank: int, size: int, port: int, asked: argparse.Namespace, folder: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=size)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    asked.device, backend = placed(asked.device, rank, size)
+    dist.init_process_group(backend, rank=rank, world_size=size)
     model = model_of(asked)
     alone = Side(asked, None, copy.deepcopy(model).requires_grad_(True)) if size == 1 else None
-    mesh = shard_mesh(asked.device, range(size), asked.shard)
-    ways = mesh.size(-1)
-    side = Side(asked, Shards(model, TreeModel(model, PLAN).backbone.block_names, mesh, trained_in=wide), model)
+    mesh = shard_mesh(asked.device.partition(":")[0], range(size), asked.shard)
+    ways, on_gpu = mesh.size(-1), asked.device != "cpu"
+    side = Side(asked, Shards(model, engine_of(model).backbone.block_names, mesh, trained_in=wide), model)
     losses = [side.update(rank * asked.passes)]
+    held = torch.cuda.memory_allocated() if on_gpu else 0
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
     trace = Path(folder) / f"trace-{size}-{rank}.json"
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True) as seen:
         losses.append(side.update(rank * asked.passes))
     seen.export_chrome_trace(str(trace))
     sent, peak = counted(trace, "double" if asked.compute == "float64" else "float")
+    peak = torch.cuda.max_memory_allocated() - held if on_gpu else peak
     if rank == 0:
-        said: dict[str, Any] = {"processes": size, "shard": ways, **side.held()}
+        said: dict[str, Any] = {"processes": size, "shard": ways, "device": asked.device, "compute": asked.compute}
+        said |= {"backend": dist.get_backend(), **side.held()}
         said["whole"] = sum(parameter.nbytes for parameter in model.parameters())
         said |= {"peak": peak, "sent": sent, "passes": asked.passes}
         said["expected"] = expected(model, asked.blocks, ways, size // ways, asked.passes)
         if alone is not None:
-            said["same_loss"] = losses == [alone.update(0), alone.update(0)]
+            whole = [alone.update(0), alone.update(0)]
+            said |= {"losses": losses, "same_loss": losses == whole}
+            said["apart"] = max(abs(one - other) / abs(other) for one, other in zip(losses, whole))
         print(json.dumps(said), flush=True)
     dist.destroy_process_group()
 

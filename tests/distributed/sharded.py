@@ -10,11 +10,13 @@ from typing import Any
 
 import courses
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from stage import LAW, PLAN, gpt2, llama, texts, thoughts_for
 from tfive.distributed import shards
+from tfive.distributed.environment import PeerLost
 from tfive.distributed.pieces import Piece
 from tfive.distributed.roles import Role
 from tfive.distributed.shards import SHARD, Shards, shard_mesh
@@ -281,7 +283,29 @@ def traps(world: World) -> dict[str, Any]:
     report = sharded.optimizer.step()
     found["bad rank"] = [report.applied, sharded.optimizer.skipped, apart(before, weights(sharded))]
     found["refused"] = [_said(lambda: shard_mesh("cpu", range(world.size), 3)), _said(lambda: _mixed(mesh))]
+    found["lost copy"] = _lost_copy(world)
     return found
+
+
+def _lost_copy(world: World) -> list[str]:
+    """What a pass raises when a process that holds the same rows is gone, and where watchers see that it waited."""
+    copies = shard_mesh("cpu", world.size, 1)
+    model, exchange = llama(blocks=1), dist.all_reduce
+    held = Shards(model, Backbone(model).block_names, copies, trained_in=wide, waiting=world.waiting)
+    optimizer = MasterOptimizer(held.named_parameters(), shards=held, lr=1e-3)
+    one = Trained(TreeModel(model, PLAN), TreeModel(held.model, PLAN), optimizer, held)
+
+    def gone(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    dist.all_reduce = gone
+    try:
+        one.backward(0, 2)
+    except (RuntimeError, PeerLost) as error:
+        return [type(error).__name__, str(error), world.pulse.waits]
+    finally:
+        dist.all_reduce = exchange
+    return []
 
 
 def _mixed(mesh: DeviceMesh) -> None:

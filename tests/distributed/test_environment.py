@@ -6,8 +6,10 @@ import os
 import re
 
 import pytest
+import torch
 
 from tfive.distributed.environment import Launched, launched
+from tfive.distributed.launch import backend_of
 from tfive.errors import UserError
 
 WHOLE = {
@@ -19,11 +21,12 @@ WHOLE = {
     "MASTER_PORT": "29500",
     "TORCHELASTIC_RUN_ID": "job-7",
     "TORCHELASTIC_RESTART_COUNT": "3",
+    "LOCAL_WORLD_SIZE": "4",
 }
 
 
 def test_the_place_is_read_whole() -> None:
-    assert launched(WHOLE) == Launched(5, 8, 1, 2, "job-7", 3)
+    assert launched(WHOLE) == Launched(5, 8, 1, 2, "job-7", 3, 4)
     assert launched({}) == Launched()
     assert launched({}).first
     assert launched({"WORLD_SIZE": "1", "RANK": "0"}) == Launched()
@@ -51,3 +54,15 @@ def test_a_launch_without_a_name_is_told_by_its_launcher() -> None:
     unnamed = launched(WHOLE | {"TORCHELASTIC_RUN_ID": "none"}).launch
     assert str(unnamed).endswith(f"-{os.getppid()}")
     assert launched({name: value for name, value in WHOLE.items() if "RUN_ID" not in name}).launch is None
+
+
+def test_processes_that_share_a_gpu_all_exchange_by_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    def backends(processes: int, device: str = "cuda") -> set[str]:
+        places = [Launched(rank, 8, rank, local_size=processes) for rank in range(processes)]
+        return {backend_of(torch.device(device), place) for place in places}
+
+    assert backends(2) == {"nccl"}
+    assert backends(4) == backends(2, "cpu") == {"gloo"}
+    assert backend_of(torch.device("cuda"), Launched(0, 8)) == "gloo"

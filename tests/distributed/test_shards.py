@@ -87,6 +87,7 @@ def check_traps(found: dict[str, Any]) -> None:
     assert found["sampling"] == found["pass"] == 0
     assert found["update"] == found["units"] + 1  # and the norm
     assert found["bad rank"] == [False, 1, 0.0]
+    assert found["lost copy"] == ["PeerLost", "gradients: Connection closed by peer", "gradients"]
     indivisible, mixed = found["refused"]
     assert "distributed.shard = 3: 2 processes" in indivisible
     assert "weights of several precisions (torch.bfloat16, torch.float32)" in mixed

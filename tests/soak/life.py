@@ -34,7 +34,7 @@ FINE, FAILED, REFUSED, UNCLEAN = 0, 1, 2, 70
 BEGUN = "start"
 """Where a process is before it trains: it loads the model and reads the checkpoint."""
 
-CLOCKS = ("seconds", "wall_seconds", "places")
+CLOCKS = ("seconds", "wall_seconds", "places", "processes")
 
 
 class Label:

@@ -66,9 +66,9 @@ def undisturbed(home: Path, config: Config) -> Path:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """The metrics without the clock."""
+    """The metrics without clocks."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    return [{key: value for key, value in row.items() if key.rpartition(".")[2] != "seconds"} for row in rows]
 
 
 def same(left: Any, right: Any, path: str = "") -> None:

@@ -47,6 +47,8 @@ class Launched:
     launch: str | None = None
     """What tells this launch from every other one; the same after a restart. None without an elastic launcher."""
     restart: int = 0
+    local_size: int = 0
+    """How many processes its launcher has started on this node; 0 where nobody says."""
 
     @property
     def first(self) -> bool:
@@ -78,6 +80,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched:
         _number("GROUP_RANK", environment, 0),
         _launch(environment),
         _number("TORCHELASTIC_RESTART_COUNT", environment, 0),
+        _number("LOCAL_WORLD_SIZE", environment, 0),
     )
 
 

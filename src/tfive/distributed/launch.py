@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tfive.distributed.environment import launched
+from tfive.distributed.environment import Launched, launched
 from tfive.distributed.world import SINGLE, World
 
 PATIENCE = 86_400.0
@@ -29,10 +29,17 @@ def joined(device: torch.device, timeout: float = PATIENCE, store: Any = None) -
 
     from tfive.distributed.group import Group
 
-    alone = device.type == "cpu" or torch.cuda.device_count() <= place.local_rank
+    backend = backend_of(device, place)
     met = {} if store is None else {"store": store, "rank": place.rank, "world_size": place.size}
-    dist.init_process_group("gloo" if alone else "nccl", timeout=timedelta(seconds=timeout), **met)
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **met)
     try:
-        yield Group(torch.device("cpu") if alone else device)
+        yield Group(torch.device("cpu") if backend == "gloo" else device)
     finally:
         dist.destroy_process_group()
+
+
+def backend_of(device: torch.device, place: Launched) -> str:
+    """What processes exchange by: NCCL where each has a GPU of its own, gloo where they have none or share one, which
+    NCCL refuses. All processes of a node must come to the same answer, so it is theirs together."""
+    own = device.type == "cuda" and (place.local_size or place.size) <= torch.cuda.device_count()
+    return "nccl" if own else "gloo"

@@ -73,8 +73,11 @@ class Shards:
         copy of them. `blocks` names the modules that are gathered one at a time; `trained_in` gives the precision in
         which weights are trained from that in which they compute. `name` stands before the names of `whole`'s
         weights, as those of the modules beside it before theirs. `waiting` is what every exchange happens in."""
-        self.mesh, self._trained_in, self._waiting, others = mesh, trained_in, waiting, dict(beside or {})
+        self._trained_in, self._waiting, others = trained_in, waiting, dict(beside or {})
         self._prefix = f"{name}." if name else ""
+        # Copies are summed by a hook of ours: torch's own exchange would neither be watched nor name a lost process.
+        copied = REPLICATE in (mesh.mesh_dim_names or ())
+        self.mesh, self._copies = (mesh[SHARD], mesh.get_group(REPLICATE)) if copied else (mesh, None)
         self._group = mesh.get_group(SHARD)
         self._ways, self._rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         self._whole = self._named(whole, others)
@@ -112,7 +115,17 @@ class Shards:
         # Losses are divided by counts over all processes already: gradients are summed, not averaged.
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
+        if self._copies is not None:
+            unit.set_all_reduce_hook(self._sum_over_copies)
         return unit
+
+    def _sum_over_copies(self, gradients: Tensor) -> None:
+        """Add the gradients of the same rows over all groups that hold them, in place."""
+        with self._waiting("gradients"):
+            _exchanged(_all_reduce, gradients, gradients, self._copies)
+        if gradients.is_cuda:
+            # They belong to the stream of the exchange before this one, which may reuse the memory when it is done.
+            gradients.record_stream(torch.cuda.current_stream())
 
     def _by_unit(self, units: dict[str, Any]) -> list[tuple[Any, list[tuple[Tensor, nn.Module, str]], _Gather]]:
         """Each unit with its weights (where the whole copy has them, which attribute of which module they are) and how
@@ -218,6 +231,13 @@ class Shards:
     @property
     def _device(self) -> torch.device:
         return next(iter(self._whole.values())).device
+
+
+def _all_reduce(out: Tensor, own: Tensor, **options: Any) -> Any:
+    """The sum over a group's processes, in the form of the other collectives."""
+    if out is not own:
+        out.copy_(own)
+    return dist.all_reduce(out, **options)
 
 
 def _exchanged(collective: Callable[..., Any], out: Tensor, own: Tensor, group: Any, **options: Any) -> Any:
