@@ -113,7 +113,7 @@ PLACES = {
         Place("save on the host", "not enough host memory for a copy of the state", checkpoint_module, "_host_copy",
               error=_host_is_full),
         Place("build", "out of memory in phase build (", start_module, "build"),
-        Place("restore", "out of memory in phase restore (", Method, "load_state_dict", resumed=True),
+        Place("restore", "out of memory in phase restore (", Method, "load_state_dict", resumed=True, may_pass=True),
     )
 }  # fmt: skip
 """By name."""
