@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
+import platform
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -33,7 +35,8 @@ def checkout(tmp_path: Path) -> Path:
 
 def make(folder: Path, *words: str) -> str:
     # `make test` itself is make: what it hands on to a make below it has no place here.
-    outside = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    handed = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "HASHED")
+    outside = {name: value for name, value in os.environ.items() if name not in handed}
     done = subprocess.run(["make", *words], cwd=folder, env=outside, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -69,8 +72,19 @@ def test_types_are_checked_in_every_folder_with_python_files() -> None:
         assert not defined, f"{file}: move {defined[0].name} to a module and import it here"
 
 
-def test_ci_runs_make_test() -> None:
-    assert (ROOT / ".ci" / "run").read_text("utf-8").splitlines()[-1] == "make test"
+@pytest.mark.parametrize("version", ["3.11", "3.12"])
+def test_ci_runs_make_test_by_hashes_where_there_are_some(tmp_path: Path, version: str) -> None:
+    for name, content in {
+        "python3": f'import sys; sys.version_info = ({version.replace(".", ", ")}, 0); exec(sys.argv[2])',
+        "make": 'import os, sys; print(sys.argv[1:], os.environ.get("HASHED"))',
+    }.items():
+        (tmp_path / name).write_text(f"#!{sys.executable}\n{content}\n", "utf-8")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environment = {name: value for name, value in os.environ.items() if name != "HASHED"} | {"PATH": path}
+    done = subprocess.run([ROOT / ".ci" / "run"], env=environment, capture_output=True, text=True, check=True)
+    linux = (platform.system(), platform.machine()) == ("Linux", "x86_64")
+    assert done.stdout.split() == ["['test']", "1" if linux and version == "3.11" else "None"]
 
 
 def pins(name: str) -> dict[str, list[str]]:

@@ -30,8 +30,9 @@ from fuzz.world import World
 from tfive.report import figures
 from tfive.training.loop import Loop
 
-MEMORY = 16 << 30
-"""Address space of the process: an input that asks for more gets a MemoryError, and the machine keeps its own."""
+MEMORY = 8 << 30
+"""Address space beyond what the process has before it reads anything (libraries for GPUs alone take several GiB): an
+input that asks for more gets a MemoryError, and the machine keeps its own."""
 
 
 def fuzz(target: Target, world: World, examples: int, number: int) -> Tally:
@@ -50,6 +51,11 @@ def fuzz(target: Target, world: World, examples: int, number: int) -> Tally:
     return tally
 
 
+def address_space() -> int:
+    """Bytes of address space that this process has taken."""
+    return int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
+
+
 def main() -> int:
     """Fuzz the chosen targets; 1 when anything was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -61,7 +67,8 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="folder to work in; whole examples in it are used again")
     asked = parser.parse_args()
     figures.available = lambda: False  # drawing takes seconds and reads nothing that the table does not
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    limit = address_space() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with tempfile.TemporaryDirectory() as scratch:
         world = World(asked.work or Path(scratch) / "world")
         # What is read is restored and summed up, not trained on.

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tfive.cli.app import _call
-from tfive.errors import RunFailed, UserError
+from tfive.errors import UserError
 from tfive.rl.critic_files import load_critics
 from tfive.text.prepared import PreparedCorpus
 from tfive.training import continuity, start
@@ -31,7 +31,6 @@ from tfive.training.health import problems, relative_change
 from tfive.training.lock import LOCK, FolderLock, held
 from tfive.training.loop import CHECKPOINTS, Stopped
 from tfive.training.manifest import signed
-from tfive.training.memory_limits import out_of_memory_explained
 from tfive.training.summary import SUMMARY, read_summary
 from tiny import OVERRIDES, configure
 
@@ -330,14 +329,6 @@ def test_what_cannot_be_computed_is_refused_before_anything_is_written(
     with pytest.raises(UserError, match=said):
         start.train(configure(home, *overrides), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
-
-
-def test_running_out_of_memory_names_the_phase_and_what_to_lower() -> None:
-    for error in (torch.OutOfMemoryError("CUDA"), MemoryError(), RuntimeError("[enforce] can't allocate memory: 9 B")):
-        with pytest.raises(RunFailed, match=r"phase fit .*run\.texts_per_pass"), out_of_memory_explained("fit"):
-            raise error
-    with pytest.raises(RuntimeError, match="shape"), out_of_memory_explained("fit"):
-        raise RuntimeError("wrong shape")
 
 
 def test_every_checkpoint_says_what_the_run_began_with(stopped: Path, home: Path) -> None:

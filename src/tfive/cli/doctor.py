@@ -23,6 +23,7 @@ from tfive.errors import UserError
 from tfive.extras import install_hint
 from tfive.models.shape import ModelShape, find_shape
 from tfive.training.memory import COLUMNS, Estimate, estimate, readable_bytes
+from tfive.training.remedies import smaller_passes, smaller_weights
 
 CORE = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "typer", "rich", "tomlkit")
 OPTIONAL = {
@@ -37,11 +38,6 @@ OPTIONAL = {
     "fla": "flash-linear-attention kernels",
 }
 EXTRAS = {"pyarrow": "parquet", "zstandard": "zstd", "datasets": "hub", "matplotlib": "figures", "fla": "kernels"}
-SMALLER = (
-    "use actor.adapt = lora, critic.adapt = lora, optimizer.moments = bfloat16, engine.activation_checkpointing = true "
-    "or a smaller run.texts_per_pass"
-)
-"""What makes a run smaller."""
 
 _DISTRIBUTIONS = {"fla": "flash-linear-attention"}
 
@@ -173,6 +169,7 @@ def fit(sources: list[str], overrides: Sequence[str], device: Device, speed: flo
         "device": device.name,
         "memory": device.memory,
         "fits": _fits(table, device),
+        "smaller": [*smaller_weights(config), *smaller_passes(config)],
         "needs": [asdict(one) | {"shown": one.shown()} for one in needed(config, contents=True)],
         "duration": asdict(expected(config, shape, device.kind, speed)),
     }
@@ -242,7 +239,7 @@ def render_fit(fit: dict[str, Any]) -> list[str]:
     verdict = {True: "fits", False: "does not fit", None: "cannot be judged"}[fit["fits"]]
     memory = readable_bytes(fit["memory"]) if fit["memory"] else "unknown memory"
     lines.append(f"total: {lasting} that last + {transient} of the largest pass = {total}")
-    remedy = f"; {SMALLER}" if fit["fits"] is False else ""
+    remedy = f"; {' or '.join(fit['smaller'])}" if fit["fits"] is False else ""
     lines.append(f"{verdict} on {fit['device']} with {memory}, all roles on one device{remedy}")
     lines.append("needs:")
     lines += [f"  {'no ' if one['missing'] else 'yes'}  {one['shown']}" for one in fit["needs"]]

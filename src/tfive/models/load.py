@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from tfive.errors import UserError
+from tfive.errors import UserError, out_of_memory
 from tfive.extras import install_hint
 from tfive.models.folder import EMBEDDED, check_folder, check_sizes, folder_of
 from tfive.models.precision import choose_device, choose_dtype
@@ -79,7 +79,9 @@ def load_model(
             options = {"trust_remote_code": trust_remote_code, "revision": revision}
             model, tokenizer = _from_pretrained(text, folder, precision, options)
             name = text if folder is None or text in EMBEDDED else folder.name
-    return Loaded(model.eval().to(where), tokenizer, name, text, tokenizer_fingerprint(tokenizer))
+    with _explained(text):
+        model = model.eval().to(where)
+    return Loaded(model, tokenizer, name, text, tokenizer_fingerprint(tokenizer))
 
 
 def load_tokenizer(
@@ -241,12 +243,12 @@ def _explained(what: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        own_code = "trust_remote_code" in str(error)
-        remedy = (
-            "if you trust it, say so for this command alone by --trust-remote-code (in Python: trust_remote_code=True)"
-            if own_code
-            else "check the name and the files"
-        )
+        remedy = "check the name and the files"
+        if "trust_remote_code" in str(error):
+            remedy = "if you trust it, say so for this command alone by --trust-remote-code (in Python: "
+            remedy += "trust_remote_code=True)"
+        elif out_of_memory(error):
+            remedy = "it does not fit in memory beside what is there: free some, or name a smaller model"
         raise UserError(f"{what} cannot be loaded: {_first_line(error)}; {remedy}") from error
 
 

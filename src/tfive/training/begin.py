@@ -87,15 +87,16 @@ def new_folder(met: Meeting, folder: Path, require: Callable[[], None], quiet: b
 def stopped_folder(
     met: Meeting, folder: Path, check: Callable[[], None], *, prepares: bool, quiet: bool
 ) -> Iterator[Begun]:
-    """The folder of a run to go on with; `check` refuses one that would go on as another run. `prepares`: a warm
-    start or a pilot comes before its first window, and it has no checkpoint until then."""
+    """The folder of a run to go on with; `check` refuses one that would go on as another run. A run that ended before
+    its first checkpoint begins again, unless windows of it would be lost unasked; with `prepares` a warm start or a
+    pilot comes before the first window, which the folder keeps."""
     with ExitStack() as stack:
         how = RESUMED
         with met.refusals("folder"):
             if met.place.first:
                 _say_left(stack.enter_context(FolderLock(folder, met.place.launch)), quiet)
                 check()
-                how = AGAIN if prepares and not _checkpoints(folder) else RESUMED
+                how = AGAIN if not _checkpoints(folder) and (prepares or not _trained(folder)) else RESUMED
         yield Begun(folder, met.exchange("how to begin", how)[0], met.place.launch)
 
 
@@ -111,6 +112,12 @@ def _checkpoints(folder: Path) -> bool:
     return bool(CheckpointStore(folder / CHECKPOINTS).paths())
 
 
+def _trained(folder: Path) -> bool:
+    """Whether a window of the run was closed: its costs have a line for the first measurement and one for each."""
+    costs = folder / COSTS
+    return costs.is_file() and len(costs.read_bytes().splitlines()) > 1
+
+
 def _require_writable(folder: Path) -> None:
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
@@ -124,6 +131,7 @@ def _require_empty(folder: Path, how: str) -> None:
     if (folder / SUMMARY).is_file():
         raise UserError(f"{folder}: already holds a finished run; name another folder with --out")
     kept = any((folder / name).exists() for name in (CHECKPOINTS, REPORT, positions.REPORT))
+    kept = kept or ((folder / CONFIG).is_file() and not _trained(folder))
     begun = f"go on with tfive resume {folder}, or " if kept else ""
     raise UserError(f"{folder}: already holds files; {begun}name another folder with --out")
 

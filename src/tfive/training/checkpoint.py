@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tfive.distributed.pieces import Box, Piece
 from tfive.distributed.world import SINGLE, World
-from tfive.errors import RunFailed, UserError
+from tfive.errors import RunFailed, UserError, out_of_memory
 from tfive.training.background import Background
 from tfive.training.checkpoint_write import WRITING, Attempt, clear_unfinished, not_written, reason_of
 from tfive.training.manifest import TREE, DamagedCheckpointError, checked, is_checkpoint, read_manifest, serial_of
@@ -177,7 +177,8 @@ class CheckpointStore:
         except DamagedCheckpointError:
             raise
         except _UNREADABLE as error:
-            raise DamagedCheckpointError(f"unreadable: {' '.join(str(error).split())[:200]}") from error
+            short = "not enough memory to read it" if out_of_memory(error) else None
+            raise DamagedCheckpointError(short or f"unreadable: {' '.join(str(error).split())[:200]}") from error
 
     def entry(self, key: str) -> Any:
         """One entry without tensors of the newest tree whose checksum holds, None where there is none: a small read."""

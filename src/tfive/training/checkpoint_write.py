@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tfive.errors import RunFailed
+from tfive.errors import RunFailed, out_of_memory
 from tfive.training.manifest import MANIFEST, TREE, Manifest
 from tfive.training.placement import StoredTensor
 from tfive.training.tensor_files import Fingerprint, sync_folder, tensor_blocks, write_file
@@ -137,8 +137,9 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, OSError):
         remedy = "free space" if error.errno in FULL else "see that it can be written to"
         return f"{error.strerror or error}; {remedy} and resume"
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return "not enough host memory for a copy of the state; free some and resume"
+    if out_of_memory(error):
+        kind = "device" if type(error).__name__ == "OutOfMemoryError" else "host"
+        return f"not enough {kind} memory for a copy of the state; free some and resume"
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,7 @@ class Loop:
 
     def _micro_step(self) -> str:
         try:
-            with self._settling(), out_of_memory_explained(self.assembly.method.phase):
+            with self._settling(), self._memory(self.assembly.method.phase):
                 return self.assembly.method.advance()
         except RunFailed as error:
             # The failed micro-step left half-done work behind; the last checkpoint is the state to go on from.
@@ -194,7 +194,7 @@ class Loop:
             self.save()
 
     def _measure(self, window: int) -> dict[str, Any]:
-        with self.recorder.phase("develop", "develop"), out_of_memory_explained("develop"):
+        with self.recorder.phase("develop", "develop"), self._memory("develop"):
             found, items = self._measured(self.assembly.development, window)
             self.explorer.save(window, self.assembly.method, items)
             ends = window in (0, self.assembly.config.window.windows)
@@ -216,7 +216,7 @@ class Loop:
 
     def _measure_test(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The base model and the trained one on texts that chose nothing, once, when all is over."""
-        with self.recorder.phase("test", "test"):
+        with self.recorder.phase("test", "test"), self._memory("test"):
             before, _ = self.assembly.test.measure(self.assembly.base, None)
             self.recorder.count(self.assembly.test.role, **self.assembly.test.amounts())
             after, _ = self._measured(self.assembly.test, self.assembly.method.window)
@@ -230,13 +230,18 @@ class Loop:
         spent = cost(self.assembly, self.recorder)
         record: dict[str, Any] = {"steps": window * planned.actor_steps, "tokens": spent["thought_tokens"]}
         record["seconds"] = sum(seconds for phase, seconds in spent["seconds"].items() if "/" not in phase)
-        with self.recorder.phase("benchmarks", "benchmarks"):
+        with self.recorder.phase("benchmarks", "benchmarks"), self._memory("benchmarks"):
             record |= self.benchmarks.measure(self.assembly, self.folder, window, self.recorder)
         self.recorder.metrics(_flat({"benchmarks": record}), window)
 
     def save(self) -> None:
         """Begin a checkpoint of everything, with all processes; it is written while the run goes on."""
-        self.store.begin(self._state())
+        with self._memory("save"):
+            state = self._state()
+        self.store.begin(state)
+
+    def _memory(self, phase: str) -> AbstractContextManager[None]:
+        return out_of_memory_explained(phase, self.assembly.config)
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -256,7 +261,7 @@ class Loop:
         wanted = None if held is None else pieces_like(held)
         checkpoint, skipped = self.store.usable(skip_damaged=skip_damaged, wanted=wanted)
         name, state = checkpoint.path.name, checkpoint.tree
-        with fits(self.folder, name):
+        with fits(self.folder, name), self._memory("restore"):
             corpus = self.assembly.corpus.fingerprint
             changed = continuity.check(state["began"], self.assembly.config, self.model, corpus, self.folder)
             self.recorder.load_state_dict(state["recorder"])
@@ -345,7 +350,7 @@ def fits(folder: Path, name: str) -> Iterator[None]:
     """Turns whatever a checkpoint of another shape raises, once its checksums hold, into one line."""
     try:
         yield
-    except UserError:
+    except (UserError, RunFailed):
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]

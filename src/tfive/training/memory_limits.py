@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from tfive.config.config import Config
-from tfive.errors import RunFailed, UserError
+from tfive.errors import RunFailed, UserError, out_of_memory
 from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded
 from tfive.models.shape import ModelShape, shape_from
 from tfive.training.communication import Layout, bytes_per_rank
 from tfive.training.memory import compute_bytes, estimate, readable_bytes
+from tfive.training.remedies import lower_and_resume, smaller_passes, smaller_weights
 
 SLACK = 1.25
 """How far the estimate may lie above the device's memory before a run is refused: it is no measurement."""
@@ -38,18 +38,11 @@ def check_size(config: Config, loaded: Loaded, device: torch.device, processes: 
     if needed > SLACK * there:
         row = max(found.rows, key=lambda one: sum(one.bytes.values()))
         column = max(row.bytes, key=lambda name: row.bytes[name])
+        remedies = smaller_passes(config) if column in ("activations", "states") else smaller_weights(config)
         raise UserError(
             f"this run needs about {readable_bytes(needed)}, {device} has {readable_bytes(there)}; most of it "
-            f"{column} of {row.role} ({row.how.get(column, '')}); {_remedy(column)}, and see: tfive doctor"
+            f"{column} of {row.role} ({row.how.get(column, '')}); {' or '.join(remedies)}; see: tfive doctor"
         )
-
-
-def _remedy(column: str) -> str:
-    if column in ("activations", "states"):
-        return (
-            "lower run.texts_per_pass, text.sequence_length, text.positions.per_text, thought.group or thought.length"
-        )
-    return "use actor.adapt = lora, critic.adapt = lora or head, optimizer.moments = bfloat16 or a smaller model.name"
 
 
 def _require_positions(config: Config, loaded: Loaded) -> None:
@@ -86,21 +79,12 @@ def device_memory(device: torch.device) -> int | None:
 
 
 @contextmanager
-def out_of_memory_explained(phase: str) -> Iterator[None]:
+def out_of_memory_explained(phase: str, config: Config) -> Iterator[None]:
     """Turns a failed allocation into a `RunFailed` that names the phase and what to lower; the run can be resumed."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not _is_memory(error):
+        if not out_of_memory(error):
             raise
         asked = " ".join(str(error).split())[:160] or type(error).__name__
-        raise RunFailed(
-            f"out of memory in phase {phase} ({asked}); lower run.texts_per_pass or run.texts_per_rollout in the run's "
-            "config.toml and go on with tfive resume"
-        ) from error
-
-
-def _is_memory(error: Any) -> bool:
-    said = str(error)
-    words = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in said for word in words)
+        raise RunFailed(f"out of memory in phase {phase} ({asked}); {lower_and_resume(phase, config)}") from error

@@ -31,7 +31,7 @@ from tfive.training.devices import Placement, kernels_named, place
 from tfive.training.inputs import require
 from tfive.training.live_status import PROGRESS
 from tfive.training.loop import CHECKPOINTS, Loop, WindowCallback, read_config
-from tfive.training.memory_limits import check_size
+from tfive.training.memory_limits import check_size, out_of_memory_explained
 from tfive.training.progress import Headline, ProgressReport, Waiting
 from tfive.training.recorder import Recorder
 from tfive.training.summary import SUMMARY, read_summary, summary_text
@@ -209,7 +209,8 @@ def _recorded(
     """Build everything, go on from a checkpoint if there is one, and train to the end."""
     console, folder, loaded, corpus = Console(quiet=quiet), begun.folder, inputs.loaded, inputs.corpus
     recorder.on_event = console.event
-    with _showing(progress, Waiting("building critics, heads and development texts"), quiet):
+    building = out_of_memory_explained("build", config)
+    with _showing(progress, Waiting("building critics, heads and development texts"), quiet), building:
         warmed = warm_start(config, loaded, corpus, recorder, folder, world)
         moved = positions.move_positions(config, loaded, corpus, recorder, folder, warmed, world)
         assembly = build(config, loaded, corpus, recorder, warmed, world, moved)

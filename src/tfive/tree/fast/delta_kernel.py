@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfive.errors import UserError
+from tfive.errors import UserError, out_of_memory
 from tfive.tree.fast.delta_step import RecurrentHeads
 from tfive.tree.fast.fused import KERNEL_BOUNDS
 from tfive.tree.fast.kernel_recurrence import KernelRecurrence, finish_trouble
@@ -183,7 +183,9 @@ def kernel_trouble(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> 
     """Why `kernel` is not to be trusted on this device, or None: it is compared with our own rule once."""
     try:
         apart = rule_differences(KernelRule(kernel), device, dtype)
-    except Exception as error:  # noqa: BLE001 - third-party kernels fail in many ways; the reason is returned, not lost
+    except Exception as error:  # third-party kernels fail in many ways; the reason is returned, not lost
+        if out_of_memory(error):
+            raise  # the run is short of memory; the kernels are not at fault
         return f"it fails on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     wrong = [f"its {name} are off by {off:.2g} on {device}" for name, off in apart.items() if not off < _TOLERANCE]
     return wrong[0] if wrong else None
@@ -233,7 +235,9 @@ def triton_trouble(heads: RecurrentHeads, device: torch.device, dtype: torch.dty
         apart = triton_differences(heads, device, dtype)
     except ImportError as error:
         return f"Triton cannot be imported: {error}"
-    except Exception as error:  # noqa: BLE001 - a compiler fails in many ways; the reason is returned, not lost
+    except Exception as error:  # a compiler fails in many ways; the reason is returned, not lost
+        if out_of_memory(error):
+            raise  # the run is short of memory; the kernels are not at fault
         return f"they fail on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     wrong = [name for name, off in apart.items() if not off <= KERNEL_BOUNDS[dtype]]
     return f"their {wrong[0]} are off by {apart[wrong[0]]:.2g} on {device}" if wrong else None

@@ -7,6 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from tfive.errors import out_of_memory
 from tfive.tree.fast.delta_step import LayerMemory, RecurrentHeads, StepKernel, StepWeights, torch_step
 from tfive.tree.fast.fused import KERNEL_BOUNDS
 
@@ -60,7 +61,9 @@ def step_trouble(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype
         apart = step_differences(delta_step_triton.step, heads, device, dtype)
     except ImportError as error:
         return f"Triton cannot be imported: {error}"
-    except Exception as error:  # noqa: BLE001 - a compiler fails in many ways; the reason is returned, not lost
+    except Exception as error:  # a compiler fails in many ways; the reason is returned, not lost
+        if out_of_memory(error):
+            raise  # the run is short of memory; the kernels are not at fault
         return f"it fails on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     wrong = [
         f"its {name} are off by {off:.2g} on {device}" for name, off in apart.items() if not off <= KERNEL_BOUNDS[dtype]

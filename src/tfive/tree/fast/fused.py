@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfive.errors import UserError
+from tfive.errors import UserError, out_of_memory
 from tfive.tree.law import draw
 
 Angles = tuple[Tensor, Tensor]
@@ -252,7 +252,9 @@ def triton_trouble(heads: Heads, device: torch.device, dtype: torch.dtype) -> st
         apart = differences(TritonOps(), heads, device, dtype)
     except ImportError as error:
         return f"Triton cannot be imported: {error}"
-    except Exception as error:  # noqa: BLE001 - a compiler fails in many ways; the reason is returned, not lost
+    except Exception as error:  # a compiler fails in many ways; the reason is returned, not lost
+        if out_of_memory(error):
+            raise  # the run is short of memory; the kernels are not at fault
         return f"they fail on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     for name, off in apart.items():
         bound = 1e-6 if "drawn" in name else KERNEL_BOUNDS[torch.float32] if "log" in name else KERNEL_BOUNDS[dtype]

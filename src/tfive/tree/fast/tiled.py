@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tfive.errors import out_of_memory
 from tfive.tree.fast.fused import KERNEL_BOUNDS
 
 _TYPE = torch.bfloat16
@@ -187,7 +188,9 @@ def tiled_trouble(queries: int, keys: int, features: int, device: torch.device, 
         apart = differences(queries, keys, features, device, dtype)
     except ImportError as error:
         return f"Triton cannot be imported: {error}"
-    except Exception as error:  # noqa: BLE001 - a compiler fails in many ways; the reason is returned, not lost
+    except Exception as error:  # a compiler fails in many ways; the reason is returned, not lost
+        if out_of_memory(error):
+            raise  # the run is short of memory; the kernels are not at fault
         return f"it fails on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     wrong = {name: off for name, off in apart.items() if not off <= KERNEL_BOUNDS[dtype]}
     return f"wrong on {device}: " + ", ".join(f"{n} by {off:.2g}" for n, off in wrong.items()) if wrong else None

@@ -1,0 +1,132 @@
+"""A run that finds no memory, anywhere: one line that says where and what to lower, and it goes on afterwards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from soak.life import compare
+from soak.starved import PLACES
+from tfive.cli.doctor import Device, fit, render_fit
+from tfive.config.config import Config
+from tfive.errors import RunFailed, UserError, out_of_memory
+from tfive.training import start
+from tfive.training.checkpoint import CheckpointStore
+from tfive.training.continuity import MAY_CHANGE
+from tfive.training.loop import CHECKPOINTS
+from tfive.training.memory_limits import out_of_memory_explained
+from tfive.training.remedies import lower_and_resume, smaller_passes, smaller_weights
+from tfive.training.status_files import COSTS
+from tfive.tree.fast import delta_kernel
+from tiny import configure
+
+SETTINGS = ("method=anchor-only", "run.seed=2")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tiny")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(home: Path) -> Path:
+    start.train(configure(home, *SETTINGS), home / "undisturbed", quiet=True)
+    return home / "undisturbed"
+
+
+@contextmanager
+def starved(name: str) -> Iterator[pytest.ExceptionInfo[RunFailed]]:
+    """Work that finds no memory at a place, and says so."""
+    place = PLACES[name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place.owner, place.function, getattr(place.owner, place.function))  # to be put back
+        place.starve("cpu")
+        with pytest.raises(RunFailed, match=re.escape(place.says)) as failed:
+            yield failed
+    assert "resume" in str(failed.value)
+    assert "\n" not in str(failed.value)
+
+
+@pytest.mark.parametrize("name", ["update", "first measurement", "test", "save", "save on the host", "build"])
+def test_a_run_without_memory_says_where_and_goes_on_to_the_bit(
+    home: Path, undisturbed: Path, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "run"
+    with starved(name):
+        start.train(configure(home, *SETTINGS), folder, quiet=True)
+    with pytest.raises(UserError, match="go on with tfive resume"):
+        start.train(configure(home, *SETTINGS), folder, quiet=True)
+    start.resume(folder, quiet=True)
+    compare(undisturbed, folder)
+
+
+def test_a_checkpoint_that_memory_is_too_short_for_is_not_called_another_runs(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with starved("test"):
+        start.train(configure(home, *SETTINGS), folder, quiet=True)
+    with starved("restore"):
+        start.resume(folder, quiet=True)
+    # Windows that were trained are not begun again unasked when their checkpoints are gone.
+    for path in CheckpointStore(folder / CHECKPOINTS).paths():
+        path.rename(tmp_path / path.name)
+    costs = (folder / COSTS).read_bytes()
+    with pytest.raises(UserError, match="no usable checkpoint"):
+        start.resume(folder, quiet=True)
+    assert (folder / COSTS).read_bytes() == costs
+
+
+def test_memory_is_recognised_behind_what_hides_it() -> None:
+    for error in (torch.OutOfMemoryError("CUDA"), MemoryError(), RuntimeError("[enforce] can't allocate memory: 9 B")):
+        assert out_of_memory(error)
+    hidden = RuntimeError("operation failed due to a previous error during capture")
+    hidden.__context__ = torch.OutOfMemoryError("CUDA")
+    with pytest.raises(RunFailed, match="phase fit"), out_of_memory_explained("fit", Config.load("nano")):
+        raise hidden
+    with pytest.raises(RuntimeError, match="shape"), out_of_memory_explained("fit", Config.load("nano")):
+        raise RuntimeError("wrong shape")
+
+
+def test_kernels_are_not_given_up_because_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA")
+
+    monkeypatch.setattr(delta_kernel, "rule_differences", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        delta_kernel.kernel_trouble(delta_kernel.fla_kernel, torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize("phase", ["fit", "update", "collect", "develop", "save", "build"])
+def test_what_to_lower_may_be_lowered_and_is_not_at_its_end(phase: str) -> None:
+    small = ("run.texts_per_pass=1", "engine.activation_checkpointing=true")
+    assert "as small as they can be" in lower_and_resume(phase, Config.load("nano", overrides=small))
+    for overrides in ((), ("run.texts_per_pass=1",), ("run.texts_per_rollout=4",), small[1:]):
+        config = Config.load("nano", overrides=overrides)
+        said = lower_and_resume(phase, config)
+        for key, now in re.findall(r"lower (\S+) \(now (\d+)\)", said):
+            assert key in MAY_CHANGE
+            assert int(now) > 1
+        for key, value in re.findall(r"set (\S+) = (\S+)", said):
+            assert key in MAY_CHANGE
+            assert config.leaves()[key] != (value == "true")
+
+
+@pytest.mark.parametrize("preset", ["nano", "qwen3.5-2b", "qwen3.5-9b", "smollm2-135m-study"])
+def test_what_makes_a_run_smaller_is_accepted_and_not_set_already(preset: str) -> None:
+    asked = [*smaller_weights(Config.load(preset)), *smaller_passes(Config.load(preset))]
+    for key, value in re.findall(r"(?:use|set) (\S+) = (\S+)", " ".join(asked)):
+        assert str(Config.load(preset).leaves()[key]).lower() != value
+        changed = Config.load(preset, overrides=[f"{key}={value}"])
+        assert f"{key} = {value}" not in " ".join([*smaller_weights(changed), *smaller_passes(changed)])
+
+
+def test_doctor_recommends_nothing_that_is_set() -> None:
+    small = Device("CPU", "cpu", 1 << 30, ["float32"])
+    shown = "\n".join(render_fit(fit(["qwen3.5-9b"], (), small, 1e12)))
+    assert "does not fit" in shown
+    assert "actor.adapt = lora" not in shown
+    assert "use actor.adapt = lora" in "\n".join(render_fit(fit(["qwen3.5-2b"], (), small, 1e12)))
