@@ -53,7 +53,8 @@ def recurrent_cases(shape: str, device: torch.device) -> Iterator[Callable[[], A
     from tfive.tree.fast.delta_step_choice import step_differences
 
     heads, work = heads_of(shape), Work()
-    yield lambda: step_differences(delta_step_triton.step, heads, device, _TYPE, 1)
+    for once in (True, False):
+        yield lambda once=once: step_differences(delta_step_triton.step, heads, device, _TYPE, 1, once)  # type: ignore[misc]
     yield lambda: triton_differences(heads, device, _TYPE)
     yield step_case(heads, work, device)[0]
 

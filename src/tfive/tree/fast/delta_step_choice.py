@@ -12,9 +12,15 @@ from tfive.tree.fast.fused import KERNEL_BOUNDS
 
 
 def step_differences(
-    kernel: StepKernel, heads: RecurrentHeads, device: torch.device, dtype: torch.dtype, steps: int = 19
+    kernel: StepKernel,
+    heads: RecurrentHeads,
+    device: torch.device,
+    dtype: torch.dtype,
+    steps: int = 19,
+    once: bool = False,
 ) -> dict[str, float]:
-    """How far `kernel` is from `torch_step` in float32 after each of some steps, at most: |a − b| / |b|."""
+    """How far `kernel` is from `torch_step` in float32 after each of some steps, at most: |a − b| / |b|. `once` is how
+    it rounds."""
     generator, branches = torch.Generator().manual_seed(0), 6
 
     def random(*shape: int) -> Tensor:
@@ -28,7 +34,7 @@ def step_differences(
     given = [[random(branches, n) for n in (heads.channels, values, heads.values, heads.values)] for _ in range(steps)]
     found: list[dict[str, Tensor]] = []
     for some, kind in ((torch_step, torch.float32), (kernel, dtype)):
-        weights = StepWeights(heads, fixed[0].to(kind), fixed[1], fixed[2], norm.to(kind), 1e-6)
+        weights = StepWeights(heads, fixed[0].to(kind), fixed[1], fixed[2], norm.to(kind), 1e-6, once)
         held = LayerMemory.empty(branches // 2, branches, steps, heads, state.to(kind))
         held.state_XIEF.copy_(state)
         held.past_QLU[:, : heads.memory].copy_(tail)
