@@ -35,8 +35,8 @@ def words(seen_Bnm: Tensor) -> Tensor:
     """int64 `[B, n, w]`: bit j of word w says whether key 64·w + j is seen."""
     rows, queries, keys = seen_Bnm.shape
     bits = F.pad(seen_Bnm, (0, -keys % _BITS)).view(rows, queries, -1, 8, 8).to(torch.uint8)
-    powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=seen_Bnm.device)
-    packed = (bits * powers).sum(-1, dtype=torch.uint8)
+    place = torch.arange(8, dtype=torch.uint8, device=seen_Bnm.device)  # not from the host, which would wait
+    packed = (bits << place).sum(-1, dtype=torch.uint8)
     return packed.view(torch.int64)[..., 0]
 
 
