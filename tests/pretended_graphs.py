@@ -28,6 +28,9 @@ class PretendedGraphs(CudaGraphs):
     def side_stream(self) -> Iterator[None]:
         yield
 
+    def release(self) -> None:
+        self.graphs.clear()
+
     def capture(self, work: Callable[[], None], warm_up: int = 0) -> Again:
         for _ in range(warm_up + 1 if warm_up else 0):
             work()

@@ -289,7 +289,7 @@ def traps(world: World) -> dict[str, Any]:
 
 def _lost_copy(world: World) -> list[str]:
     """What a pass raises when a process that holds the same rows is gone, and where watchers see that it waited."""
-    copies = shard_mesh("cpu", world.size, 1)
+    copies = shard_mesh("cpu", range(world.size), 1)
     model, exchange = llama(blocks=1), dist.all_reduce
     held = Shards(model, Backbone(model).block_names, copies, trained_in=wide, waiting=world.waiting)
     optimizer = MasterOptimizer(held.named_parameters(), shards=held, lr=1e-3)

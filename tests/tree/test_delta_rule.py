@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.models.qwen3_5 import modeling_qwen3_5 as stock
 
 from tfive.errors import UserError
-from tfive.tree.fast.delta_kernel import KernelRule, choose_rule, kernel_trouble
+from tfive.tree.fast.delta_kernel import KernelRule, choose_rule, distrust
 from tfive.tree.recurrent.delta_rule import BranchMemory, DeltaTrace, UnitLowerInverse, read_paths, unit_rows
 
 E, F, HEADS = 4, 6, 2
@@ -239,9 +239,9 @@ def test_adapter_shares_initial_states() -> None:
 
 def test_trouble_is_found_and_told() -> None:
     device = torch.device("cpu")
-    assert kernel_trouble(sound, device, torch.bfloat16) is None
-    assert "gradients of beta" in str(kernel_trouble(wrong_gradient, device, torch.bfloat16))
-    told = str(kernel_trouble(refusing, device, torch.bfloat16))
+    assert distrust(sound, device, torch.bfloat16) is None
+    assert "gradients of beta" in str(distrust(wrong_gradient, device, torch.bfloat16))
+    told = str(distrust(refusing, device, torch.bfloat16))
     assert "not on this device" in told
     assert "\n" not in told
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from cases import lifted
-from test_deltanet import CASES, EXACT, gradients, in_tree, readings, tiny_model, worst
+from test_deltanet import CASES, EXACT, check_steps, gradients, in_tree, readings, tiny_model, worst
 from torch import Tensor, nn
 
 from tfive.errors import UserError
@@ -70,26 +69,12 @@ def test_branches_after_a_reading_find_their_forks() -> None:
     ("name", "window"), [("packed and padded", 64), ("groups", 64), ("groups anywhere", 2), ("sampled closes", 64)]
 )
 def test_steps_equal_the_whole_pass(name: str, window: int) -> None:
-    case, model = CASES[name], tiny_model()
-    parts = recurrent_parts(model.model.layers[1].linear_attn)
-    layout = grow(case.texts, case.plan, replace(case.thoughts, length_BR=torch.full_like(case.thoughts.length_BR, 5)))
-    rows, branches = layout.position_BR.shape
-    hidden = torch.randn(rows, layout.node_count, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    weights = {parts.layer: StepWeights.of(parts)}
-    with torch.no_grad(), lifted():
-        want = TreeRecurrence(layout, read_paths).mix(parts, hidden)[:, layout.trunk_width :]
-        trunk = TreeRecurrence(grow(case.texts, case.plan), read_paths, case.texts.positions_BP, keep=True)
-        trunk.mix(parts, hidden[:, : layout.trunk_width])
-        steps = BranchSteps(trunk.memory, rows * branches, layout.thought_width, torch_step, weights, window)
-        inputs = hidden[:, layout.trunk_width :].unflatten(1, (branches, -1))
-        for _ in range(2):  # the second time after what the first has left in the buffers
-            steps.begin(trunk.memory)
-            got = []
-            for t in range(layout.thought_width):
-                got.append(steps.mix(parts, inputs[:, :, t]))
-                steps.advance()
-    seen = torch.stack(got, 2)[layout.position_BR >= 0]
-    torch.testing.assert_close(seen, want.unflatten(1, (branches, -1))[layout.position_BR >= 0], rtol=1e-9, atol=1e-10)
+    for once in (False, True):
+
+        def steps_of(memory: Any, branches: int, steps: int, parts: Any, once: bool = once) -> BranchSteps:
+            return BranchSteps(memory, branches, steps, torch_step, {parts.layer: StepWeights.of(parts, once)}, window)
+
+        check_steps(name, steps_of)
 
 
 def test_a_wrong_step_is_found() -> None:
@@ -98,7 +83,8 @@ def test_a_wrong_step_is_found() -> None:
 
     assert max(step_differences(torch_step, HEADS, CPU, torch.float32, 5).values()) == 0
     assert step_differences(forgetful, HEADS, CPU, torch.float32, 5)["outputs"] > 0.01
-    assert max(step_differences(torch_step, HEADS, CPU, torch.bfloat16, 5).values()) < 0.02
+    for once in (False, True):
+        assert max(step_differences(torch_step, HEADS, CPU, torch.bfloat16, 5, once).values()) < 0.02
 
 
 def test_a_wrong_mixer_is_found() -> None:

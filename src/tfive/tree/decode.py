@@ -23,6 +23,7 @@ from tfive.tree.fast.cuda_graph import CudaGraphs, Graph
 from tfive.tree.fast.delta_step import BranchSteps
 from tfive.tree.fast.fused import Heads, Ops
 from tfive.tree.fast.hf_fused import Fusion
+from tfive.tree.fast.replayed import copy_all
 from tfive.tree.head import VocabularyHead, chunk_rows
 from tfive.tree.hf import Backbone
 from tfive.tree.law import Draw, draw, draw_token
@@ -73,9 +74,8 @@ class StepPass(Attending):
 
     def begin(self, layout: Layout, reading: Reading) -> None:
         """Take over a freshly read trunk of the same shape; every branch stands at its trunk node again."""
-        for index, buffers in self.slots.items():
-            for buffer, trunk in zip(buffers, reading.attention[index]):
-                buffer[:, :, : self.width].copy_(trunk)
+        slots = [buffer[:, :, : self.width] for buffers in self.slots.values() for buffer in buffers]
+        copy_all(slots, (trunk for index in self.slots for trunk in reading.attention[index]))
         if self.states is not None:
             self.states.begin(reading.recurrent)
         # The last node of a full branch sees all that its branch ever may; the step bounds the places.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from tfive.tree.fast.delta_kernel import RuleChoice, choose_rule
 from tfive.tree.fast.grown import GrownLayouts
 from tfive.tree.fast.hf_fused import Fusion, FusionChoice, choose_fusion
 from tfive.tree.fast.hf_training import TrainingChoice, choose_trained
+from tfive.tree.fast.replayed import ReplayedPasses
 from tfive.tree.fast.tiled import tiled_trouble
 from tfive.tree.gated import ReadingGates
 from tfive.tree.grow import grow, small_texts
@@ -55,6 +57,8 @@ class TreeReader:
                 "cannot read a thought through gates; set thought.reading = inline"
             )
         self.layouts = GrownLayouts(self.engine.cuda_graphs)
+        self.passes = ReplayedPasses(self.engine.cuda_graphs)
+        self._kept_layers: list[int] = []
         self._forbidden_V: Tensor | None = None
         self._rule: RuleChoice | None = None
         self._fusion: list[FusionChoice] = []
@@ -204,10 +208,32 @@ class TreeReader:
         found = reduce_vocabulary([source], reducer, {"target": picks.target}, self.engine.head_bytes)
         return {name: picks.spread(values) for name, values in found.items()}
 
+    @property
+    def replays(self) -> bool:
+        """Whether passes without gradients may be captured: those of fused blocks, which never wait for the host."""
+        return not self.backbone.recurrent and self.kernel != "flex" and self._fused is not None
+
+    @property
+    def home(self) -> tuple[int, ...]:
+        """Where the weights are, as far as it is quickly told: captured work reads them there."""
+        parts: list[Any] = [self.backbone.embedding, self.backbone.blocks[0], self.backbone.blocks[-1]]
+        parts += [] if self.delimiters is None else [self.delimiters]
+        return tuple(next(part.parameters()).data_ptr() for part in parts)
+
+    def _read_attending(self, layout: Layout, _: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Final hidden states of the trunk, then keys and values of every layer."""
+        tree = TreePass(layout, self.kernel, keep=True)
+        hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree)
+        self._kept_layers = list(tree.kept)
+        return [hidden_BSD, *(part for both in tree.kept.values() for part in both)]
+
     @torch.no_grad()
     def read(self, texts: TextBatch) -> Reading:
         """One pass over the texts themselves, to be handed to `sample` and `score`."""
         layout = self._grow(texts, None)
+        if self.replays:
+            hidden_BSD, *kept = self.passes("read", self.home, self._read_attending, layout)
+            return Reading(hidden_BSD, dict(zip(self._kept_layers, zip(kept[::2], kept[1::2]))), {})
         recurrence = self.recurrence(layout, position_BP=texts.positions_BP.to(self.device), keep=True)
         tree = TreePass(layout, self.kernel, keep=True, recurrence=recurrence)
         hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from tfive.tree.attention import TreePass
 from tfive.tree.decode import Reading
 from tfive.tree.grow import grow, without_thoughts
 from tfive.tree.head import target_log_prob
-from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.layout import Layout, TextBatch, Thoughts
 from tfive.tree.outputs import Scores
 from tfive.tree.picks import Picks
 from tfive.tree.reader import TreeReader
@@ -60,6 +61,22 @@ class Scoring:
             found["features_BRHD"] = plain["no_thought_features_BRHD"]
         return Scores(**found, **plain)
 
+    def _read(self, layout: Layout) -> Tensor:
+        """Final hidden states of the branches' nodes, `[B, n, D]`, after the trunk that was read before."""
+        tree, trunk = self.tree, self.reading.attention
+
+        def work(layout: Layout, kept: Sequence[Tensor]) -> list[Tensor]:
+            recurrence = tree.recurrence(layout, position_BP=self.texts.positions_BP, memory=self.reading.recurrent)
+            both = dict(zip(trunk, zip(kept[::2], kept[1::2])))
+            row = TreePass(layout, tree.kernel, trunk=both, recurrence=recurrence, gates=tree.gates)
+            embeds = tree.embed(layout.token_BN[:, row.start :], layout.delimiter_BN[:, row.start :])
+            return [tree.read_only(embeds, layout.position_BN[:, row.start :], row)]
+
+        kept = [part for both in trunk.values() for part in both]
+        if not tree.replays or tree.plan.gated:
+            return work(layout, kept)[0]
+        return tree.passes("score", tree.home, work, layout, kept)[0]
+
     def branches(self, thoughts: Thoughts, start: int) -> dict[str, Tensor]:
         """The losses after each checkpoint (or the last alone) of these thoughts, the first of which is branch
         `start`."""
@@ -69,11 +86,7 @@ class Scoring:
         layout = tree.layouts(grow, texts, tree.plan, thoughts, "last" if self.whole else "all", position_BR)
         picks = Picks.continuations(layout)
         last = Picks.last_continuations(layout) if self.features else None
-        recurrence = tree.recurrence(layout, position_BP=texts.positions_BP, memory=reading.recurrent)
-        row = TreePass(layout, tree.kernel, trunk=reading.attention, recurrence=recurrence, gates=tree.gates)
-        embeds = tree.embed(layout.token_BN[:, row.start :], layout.delimiter_BN[:, row.start :])
-        own = tree.read_only(embeds, layout.position_BN[:, row.start :], row)
-        hidden_BND = torch.cat([reading.hidden_BSD, own], 1)
+        hidden_BND = torch.cat([reading.hidden_BSD, self._read(layout)], 1)
 
         loss_BRKH = -tree.reduce(hidden_BND, picks, target_log_prob)["log_prob"]
         count_BR = layout.loss_mask_BRH.sum(-1).clamp(min=1)

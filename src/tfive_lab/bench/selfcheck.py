@@ -21,12 +21,13 @@ from tfive.rl.calibration.mixture import MeanInputs, WeightInputs
 from tfive.rl.calibration.moments import CalibrationData, Occupation
 from tfive.rl.calibration.saddle import CalibrationPlan, calibrate
 from tfive.rl.calibration.settings import CalibrationSettings
+from tfive.tree.fast.agreement import KERNEL_BOUNDS
 from tfive.tree.fast.cuda_graph import CudaGraphs
 from tfive.tree.fast.delta_kernel import triton_differences
 from tfive.tree.fast.delta_kernel import triton_trouble as rule_trouble
 from tfive.tree.fast.delta_step import RecurrentHeads
 from tfive.tree.fast.delta_step_choice import choose_step, step_differences, step_trouble
-from tfive.tree.fast.fused import KERNEL_BOUNDS, TritonOps, differences, triton_trouble
+from tfive.tree.fast.fused import TritonOps, differences, triton_trouble
 from tfive.tree.fast.hf_fused import AttentionPart
 from tfive.tree.fast.hf_training import block_shapes
 from tfive.tree.fast.tiled import differences as tiled_differences

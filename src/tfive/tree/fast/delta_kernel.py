@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfive.errors import UserError, out_of_memory
+from tfive.tree.fast.agreement import kernel_trouble
 from tfive.tree.fast.delta_step import RecurrentHeads
-from tfive.tree.fast.fused import KERNEL_BOUNDS
 from tfive.tree.fast.kernel_recurrence import KernelRecurrence, finish_trouble
 from tfive.tree.fast.mixer import Mixer, TritonMixer, mixer_differences
 from tfive.tree.layout import Layout
@@ -179,7 +179,7 @@ def rule_differences(
     return {name: float((got - want).norm() / want.norm()) for name, want, got in zip(names, *results)}
 
 
-def kernel_trouble(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str | None:
+def distrust(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why `kernel` is not to be trusted on this device, or None: it is compared with our own rule once."""
     try:
         apart = rule_differences(KernelRule(kernel), device, dtype)
@@ -218,29 +218,17 @@ def _fla_trouble(device: torch.device, dtype: torch.dtype) -> str | None:
         kernel = fla_kernel()
     except ImportError as error:
         return f"it cannot be imported: {error}"
-    return kernel_trouble(kernel, device, dtype)
+    return distrust(kernel, device, dtype)
 
 
 @cache
 def triton_trouble(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why Triton's kernels are not used for passes over such layers on this device, or None: they agree."""
-    if device.type != "cuda":
-        return f"there are no kernels for {device.type}"
-    if dtype not in KERNEL_BOUNDS:
-        return f"there are no kernels for {dtype}"
-    features = (heads.key_features, heads.value_features)
-    if any(n & (n - 1) or not 16 <= n <= 128 for n in features):
-        return f"heads have {features[0]} and {features[1]} features; the kernels take powers of two from 16 to 128"
-    try:
-        apart = triton_differences(heads, device, dtype)
-    except ImportError as error:
-        return f"Triton cannot be imported: {error}"
-    except Exception as error:  # a compiler fails in many ways; the reason is returned, not lost
-        if out_of_memory(error):
-            raise  # the run is short of memory; the kernels are not at fault
-        return f"they fail on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    wrong = [name for name, off in apart.items() if not off <= KERNEL_BOUNDS[dtype]]
-    return f"their {wrong[0]} are off by {apart[wrong[0]]:.2g} on {device}" if wrong else None
+
+    def compared() -> dict[str, float]:
+        return triton_differences(heads, device, dtype)
+
+    return kernel_trouble(compared, (heads.key_features, heads.value_features), device, dtype, most=128)
 
 
 def triton_differences(

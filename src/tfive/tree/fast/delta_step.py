@@ -56,9 +56,12 @@ class StepWeights:
     rate_bias_I: Tensor
     norm_F: Tensor
     norm_epsilon: float
+    once: bool = False
+    """Round as a `Mixer` does, once at the end of each of its operations, and not wherever the model's own code does:
+    noise that sampling and training share does not set them apart."""
 
     @staticmethod
-    def of(parts: RecurrentParts) -> StepWeights:
+    def of(parts: RecurrentParts, once: bool = False) -> StepWeights:
         return StepWeights(
             RecurrentHeads.of(parts),
             parts.taps_UJ,
@@ -66,6 +69,7 @@ class StepWeights:
             parts.rate_bias_I,
             parts.norm_F,
             parts.norm_epsilon,
+            once,
         )
 
 
@@ -100,24 +104,29 @@ StepKernel = Callable[[Products, StepWeights, LayerMemory, Tensor], Tensor]
 
 
 def torch_step(products: Products, weights: StepWeights, memory: LayerMemory, place: Tensor) -> Tensor:
-    """The meaning of the step. It rounds to the model's precision where the model's own code does: noise that sampling
-    and training share does not set them apart."""
+    """The meaning of the step, rounded to the model's precision where training does it (`StepWeights.once`)."""
     heads, (inputs, gate, strength, rate) = weights.heads, products
-    dtype, wide, reach = inputs.dtype, wide_dtype(inputs.dtype), heads.memory
+    dtype, wide, reach, once = inputs.dtype, wide_dtype(inputs.dtype), heads.memory, weights.once
+
+    def rounded(x: Tensor, now: bool) -> Tensor:
+        return x.to(dtype).to(wide) if now else x
+
     memory.past_QLU.index_copy_(1, place + reach, inputs[:, None])
     seen_QJU = memory.past_QLU.index_select(1, place + torch.arange(reach + 1, device=place.device))
-    mixed = F.silu((seen_QJU.to(wide) * weights.taps_UJ.T.to(wide)).sum(1).to(dtype)).to(wide)
+    mixed = (seen_QJU.to(wide) * weights.taps_UJ.T.to(wide)).sum(1)
+    mixed = rounded(F.silu(rounded(mixed, not once)), not once)
     both, value = mixed.split([2 * heads.keys * heads.key_features, heads.values * heads.value_features], -1)
     query, key = unit_rows(both.unflatten(-1, (-1, heads.key_features))).split(heads.keys, -2)
+    query, key, value = (rounded(x, once) for x in (query * heads.key_features**-0.5, key, value))
     each = heads.values // heads.keys
-    query = query.repeat_interleave(each, -2) * heads.key_features**-0.5
-    key = key.repeat_interleave(each, -2)
+    query, key = query.repeat_interleave(each, -2), key.repeat_interleave(each, -2)
     decay = -weights.log_rate_I.to(wide).exp() * F.softplus(rate.to(wide) + weights.rate_bias_I)
     before_QI = memory.sum_QIZ.index_select(2, (place - 1).clamp(min=0))[..., 0] * (place > 0)
-    beta, value = strength.sigmoid().to(wide), value.unflatten(-1, (heads.values, -1))
-    read_QIF = _rule_step(query, key, value, beta, before_QI + decay, memory, place).to(dtype).to(wide)
-    normed = F.rms_norm(read_QIF, (heads.value_features,), None, weights.norm_epsilon).to(dtype)
-    return ((weights.norm_F * normed).flatten(1) * F.silu(gate.to(wide))).to(dtype)
+    beta, value = rounded(strength.to(wide).sigmoid(), not once), value.unflatten(-1, (heads.values, -1))
+    read_QIF = rounded(_rule_step(query, key, value, beta, before_QI + decay, memory, place), True)
+    normed = rounded(F.rms_norm(read_QIF, (heads.value_features,), None, weights.norm_epsilon), not once)
+    normed = rounded(weights.norm_F.to(wide) * normed, not once)
+    return (normed.flatten(1) * F.silu(gate.to(wide))).to(dtype)
 
 
 def _rule_step(

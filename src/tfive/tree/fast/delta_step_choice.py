@@ -7,15 +7,20 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from tfive.errors import out_of_memory
+from tfive.tree.fast.agreement import kernel_trouble
 from tfive.tree.fast.delta_step import LayerMemory, RecurrentHeads, StepKernel, StepWeights, torch_step
-from tfive.tree.fast.fused import KERNEL_BOUNDS
 
 
 def step_differences(
-    kernel: StepKernel, heads: RecurrentHeads, device: torch.device, dtype: torch.dtype, steps: int = 19
+    kernel: StepKernel,
+    heads: RecurrentHeads,
+    device: torch.device,
+    dtype: torch.dtype,
+    steps: int = 19,
+    once: bool = False,
 ) -> dict[str, float]:
-    """How far `kernel` is from `torch_step` in float32 after each of some steps, at most: |a − b| / |b|."""
+    """How far `kernel` is from `torch_step` in float32 after each of some steps, at most: |a − b| / |b|. `once` is how
+    it rounds."""
     generator, branches = torch.Generator().manual_seed(0), 6
 
     def random(*shape: int) -> Tensor:
@@ -29,7 +34,7 @@ def step_differences(
     given = [[random(branches, n) for n in (heads.channels, values, heads.values, heads.values)] for _ in range(steps)]
     found: list[dict[str, Tensor]] = []
     for some, kind in ((torch_step, torch.float32), (kernel, dtype)):
-        weights = StepWeights(heads, fixed[0].to(kind), fixed[1], fixed[2], norm.to(kind), 1e-6)
+        weights = StepWeights(heads, fixed[0].to(kind), fixed[1], fixed[2], norm.to(kind), 1e-6, once)
         held = LayerMemory.empty(branches // 2, branches, steps, heads, state.to(kind))
         held.state_XIEF.copy_(state)
         held.past_QLU[:, : heads.memory].copy_(tail)
@@ -46,34 +51,22 @@ def step_differences(
 
 
 @cache
-def step_trouble(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why Triton's step is not used for such layers on this device, or None: it agrees."""
-    if device.type != "cuda":
-        return f"there is no kernel for {device.type}"
-    if dtype not in KERNEL_BOUNDS:
-        return f"there is no kernel for {dtype}"
-    for features in (heads.key_features, heads.value_features):
-        if features & (features - 1) or not 16 <= features <= 256:
-            return f"heads have {features} features; the kernel takes a power of two from 16 to 256"
-    try:
+def step_trouble(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype, once: bool = False) -> str | None:
+    """Why Triton's step is not used for such layers on this device, or None: it agrees. `once` is how it rounds."""
+
+    def compared() -> dict[str, float]:
         from tfive.tree.fast import delta_step_triton
 
-        apart = step_differences(delta_step_triton.step, heads, device, dtype)
-    except ImportError as error:
-        return f"Triton cannot be imported: {error}"
-    except Exception as error:  # a compiler fails in many ways; the reason is returned, not lost
-        if out_of_memory(error):
-            raise  # the run is short of memory; the kernels are not at fault
-        return f"it fails on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    wrong = [
-        f"its {name} are off by {off:.2g} on {device}" for name, off in apart.items() if not off <= KERNEL_BOUNDS[dtype]
-    ]
-    return wrong[0] if wrong else None
+        return step_differences(delta_step_triton.step, heads, device, dtype, once=once)
+
+    return kernel_trouble(compared, (heads.key_features, heads.value_features), device, dtype)
 
 
-def choose_step(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype) -> tuple[StepKernel | None, str]:
+def choose_step(
+    heads: RecurrentHeads, device: torch.device, dtype: torch.dtype, once: bool = False
+) -> tuple[StepKernel | None, str]:
     """Triton's step where it agrees with PyTorch on this device, else None, and why."""
-    trouble = step_trouble(heads, device, dtype)
+    trouble = step_trouble(heads, device, dtype, once)
     if trouble is not None:
         return None, trouble
     from tfive.tree.fast import delta_step_triton

@@ -1,6 +1,6 @@
 """The Triton kernel of `delta_step.py`: one program a branch and head, from the layer's products to its normed output.
 
-Sums are float32; results are rounded where the model's own code rounds them, so that sampling and training round alike.
+Sums are float32; results are rounded where training rounds them (`StepWeights.once`).
 Local shape letters as in `delta_step.py`.
 """
 
@@ -20,8 +20,10 @@ _WARPS, _PLACES = 4, 8
 
 
 @triton.jit
-def _rounded(x, kind: tl.constexpr):
-    return x.to(kind).to(tl.float32)
+def _rounded(x, kind: tl.constexpr, NOW: tl.constexpr):
+    if NOW:
+        x = x.to(kind).to(tl.float32)
+    return x
 
 
 @triton.jit
@@ -30,7 +32,7 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _convolved(product_ptr, past_ptr, taps_ptr, channel, U, J: tl.constexpr):
+def _convolved(product_ptr, past_ptr, taps_ptr, channel, U, J: tl.constexpr, ONCE: tl.constexpr):
     """SiLU of the convolution of some channels at a node, float32; their inputs are kept. `past_ptr`: J places back."""
     fresh = tl.load(product_ptr + channel)
     kind: tl.constexpr = past_ptr.dtype.element_ty
@@ -39,8 +41,8 @@ def _convolved(product_ptr, past_ptr, taps_ptr, channel, U, J: tl.constexpr):
     for j in tl.static_range(J):
         tap = tl.load(taps_ptr + channel * (J + 1) + j).to(tl.float32)
         total += tap * tl.load(past_ptr + j * U + channel).to(tl.float32)
-    total = _rounded(total, kind)
-    return _rounded(total * _sigmoid(total), kind)
+    total = _rounded(total, kind, not ONCE)
+    return _rounded(total * _sigmoid(total), kind, not ONCE)
 
 
 @triton.jit
@@ -49,6 +51,7 @@ def _step(
     taps_ptr, log_rate_ptr, rate_bias_ptr, norm_ptr, norm_epsilon,
     state_ptr, past_ptr, key_ptr, write_ptr, sum_ptr, place_ptr, out_ptr, share, slots, window,
     H: tl.constexpr, HEADS: tl.constexpr, E: tl.constexpr, F: tl.constexpr, J: tl.constexpr, P: tl.constexpr,
+    ONCE: tl.constexpr,
 ):  # fmt: skip
     # Branches of one fork state stand beside each other, so that the cache serves all but the first.
     pid = tl.program_id(0)
@@ -62,13 +65,14 @@ def _step(
     h = i // (HEADS // H)
     mixed_ptr += q * mixed_row
     past_ptr += (q * slots + place) * U
-    query = _convolved(mixed_ptr, past_ptr, taps_ptr, h * E + e, U, J)
-    key = _convolved(mixed_ptr, past_ptr, taps_ptr, (H + h) * E + e, U, J)
-    value = _convolved(mixed_ptr, past_ptr, taps_ptr, 2 * H * E + i * F + f, U, J)
-    query = query * (tl.rsqrt(tl.sum(query * query, 0) + 1e-6) * E**-0.5)
-    key = key * tl.rsqrt(tl.sum(key * key, 0) + 1e-6)
+    query = _convolved(mixed_ptr, past_ptr, taps_ptr, h * E + e, U, J, ONCE)
+    key = _convolved(mixed_ptr, past_ptr, taps_ptr, (H + h) * E + e, U, J, ONCE)
+    value = _convolved(mixed_ptr, past_ptr, taps_ptr, 2 * H * E + i * F + f, U, J, ONCE)
+    query = _rounded(query * tl.rsqrt(tl.sum(query * query, 0) + 1e-6) * E**-0.5, kind, ONCE)
+    key = _rounded(key * tl.rsqrt(tl.sum(key * key, 0) + 1e-6), kind, ONCE)
+    value = _rounded(value, kind, ONCE)
 
-    beta = _rounded(_sigmoid(tl.load(strength_ptr + q * strength_row + i).to(tl.float32)), kind)
+    beta = _rounded(_sigmoid(tl.load(strength_ptr + q * strength_row + i).to(tl.float32)), kind, not ONCE)
     rate = tl.load(rate_ptr + q * rate_row + i).to(tl.float32) + tl.load(rate_bias_ptr + i).to(tl.float32)
     softplus = tl.maximum(rate, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(rate)))
     own = (q * HEADS + i) * window
@@ -94,9 +98,9 @@ def _step(
     tl.store(write_ptr + (own + place) * F + f, write)
     tl.store(sum_ptr + own + place, now)
 
-    read = _rounded(read, kind)
-    normed = _rounded(read * tl.rsqrt(tl.sum(read * read, 0) / F + norm_epsilon), kind)
-    normed = _rounded(normed * tl.load(norm_ptr + f).to(tl.float32), kind)
+    read = _rounded(read, kind, True)
+    normed = _rounded(read * tl.rsqrt(tl.sum(read * read, 0) / F + norm_epsilon), kind, not ONCE)
+    normed = _rounded(normed * tl.load(norm_ptr + f).to(tl.float32), kind, not ONCE)
     gate = tl.load(gate_ptr + q * gate_row + i * F + f).to(tl.float32)
     tl.store(out_ptr + (q * HEADS + i) * F + f, normed * gate * _sigmoid(gate))
 
@@ -112,6 +116,6 @@ def step(products: Products, weights: StepWeights, memory: LayerMemory, place: T
         memory.state_XIEF, memory.past_QLU, memory.key_QIZE, memory.write_QIZF, memory.sum_QIZ, place, out_xV,
         branches // len(memory.state_XIEF), memory.past_QLU.shape[1], memory.sum_QIZ.shape[2],
         H=heads.keys, HEADS=heads.values, E=heads.key_features, F=heads.value_features, J=heads.memory,
-        P=_PLACES, num_warps=_WARPS,
+        P=_PLACES, ONCE=weights.once, num_warps=_WARPS,
     )  # fmt: skip
     return out_xV

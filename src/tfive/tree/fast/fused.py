@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfive.errors import UserError, out_of_memory
+from tfive.errors import UserError
+from tfive.tree.fast.agreement import KERNEL_BOUNDS, kernel_trouble
 from tfive.tree.law import draw
 
 Angles = tuple[Tensor, Tensor]
@@ -31,9 +32,6 @@ contiguous rows `[x, D]`, with this epsilon."""
 
 Norms = tuple[Tensor, Tensor, float]
 """Weights of the query's and of the key's norm over head features, and their epsilon."""
-
-KERNEL_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 0.02}
-"""Largest relative error (by norm) of a sound kernel, by type."""
 
 
 @dataclass(frozen=True)
@@ -242,25 +240,15 @@ def differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype
 @cache
 def triton_trouble(heads: Heads, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why Triton's kernels are not used for such heads on this device, or None: they agree."""
-    if device.type != "cuda":
-        return f"there are no kernels for {device.type}"
-    if dtype not in KERNEL_BOUNDS:
-        return f"there are no kernels for {dtype}"
-    if heads.features & (heads.features - 1) or not 16 <= heads.features <= 256:
-        return f"heads have {heads.features} features; the kernels take a power of two from 16 to 256"
-    try:
-        apart = differences(TritonOps(), heads, device, dtype)
-    except ImportError as error:
-        return f"Triton cannot be imported: {error}"
-    except Exception as error:  # a compiler fails in many ways; the reason is returned, not lost
-        if out_of_memory(error):
-            raise  # the run is short of memory; the kernels are not at fault
-        return f"they fail on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    for name, off in apart.items():
-        bound = 1e-6 if "drawn" in name else KERNEL_BOUNDS[torch.float32] if "log" in name else KERNEL_BOUNDS[dtype]
-        if not off <= bound:
-            return f"their {name} are off by {off:.2g} on {device}"
-    return None
+
+    def bound(name: str, dtype: torch.dtype) -> float:
+        # Drawn tokens are the same ones, and logits are float32 whatever the weights are.
+        return 1e-6 if "drawn" in name else KERNEL_BOUNDS[torch.float32 if "log" in name else dtype]
+
+    def compared() -> dict[str, float]:
+        return differences(TritonOps(), heads, device, dtype)
+
+    return kernel_trouble(compared, (heads.features,), device, dtype, bound=bound)
 
 
 def choose_ops(setting: str, heads: Heads, device: torch.device, dtype: torch.dtype) -> tuple[Ops | None, str]:

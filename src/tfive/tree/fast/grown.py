@@ -24,7 +24,8 @@ _READ = ("tokens_BRT", "length_BR", "valid_BR", "closed_BR")
 Grow = Callable[..., Layout]
 
 
-def _tensors(layout: Layout) -> dict[str, Tensor]:
+def layout_tensors(layout: Layout) -> dict[str, Tensor]:
+    """The tensors of a layout by name."""
     found = {f.name: getattr(layout, f.name) for f in fields(layout)}
     return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
@@ -53,7 +54,7 @@ class _Captured:
         def work() -> None:
             layout = grow(self.texts, plan, self.thoughts, segments, self.position_BR)
             parts: dict[torch.dtype, list[Tensor]] = {}
-            for tensor in _tensors(layout).values():
+            for tensor in layout_tensors(layout).values():
                 parts.setdefault(tensor.dtype, []).append(tensor.flatten())
             self.example, self.joined = layout, {dtype: torch.cat(some) for dtype, some in parts.items()}
 
@@ -74,7 +75,7 @@ class _Captured:
         own = {dtype: joined.clone() for dtype, joined in self.joined.items()}
         found: dict[str, Any] = {}
         used = dict.fromkeys(own, 0)
-        for name, tensor in _tensors(self.example).items():
+        for name, tensor in layout_tensors(self.example).items():
             start = used[tensor.dtype]
             used[tensor.dtype] = start + tensor.numel()
             found[name] = own[tensor.dtype][start : start + tensor.numel()].view(tensor.shape)
@@ -129,8 +130,8 @@ class GrownLayouts:
         except RuntimeError as error:
             self.wanted, self.reason = False, f"cannot be captured: {str(error).splitlines()[0]}"
             return
-        same = _tensors(layout)
-        if all(torch.equal(value, same[name]) for name, value in _tensors(found).items()):
+        same = layout_tensors(layout)
+        if all(torch.equal(value, same[name]) for name, value in layout_tensors(found).items()):
             self._captured[key] = captured
         else:
             self.wanted, self.reason = False, "a captured layout differs from a grown one"

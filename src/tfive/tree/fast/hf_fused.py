@@ -170,9 +170,10 @@ class FusedBlock:
 class Fusion:
     """All blocks of a model, fused, on the model's weights and (for sampling) on copies of most of them."""
 
-    def __init__(self, blocks: list[FusedBlock], ops: Ops, step: StepKernel | None = None) -> None:
-        """`step` is how recurrent layers advance in sampling; without one they do so by `deltanet.StepRecurrence`."""
-        self.blocks, self.ops, self.step = blocks, ops, step
+    def __init__(self, blocks: list[FusedBlock], ops: Ops, step: StepKernel | None = None, once: bool = False) -> None:
+        """`step` is how recurrent layers advance in sampling; without one they do so by `deltanet.StepRecurrence`.
+        `once` is how it rounds (`StepWeights.once`)."""
+        self.blocks, self.ops, self.step, self.once = blocks, ops, step, once
         self.forwards = [block.forward(ops) for block in blocks]
         self.held: list[FusedBlock] = []
 
@@ -187,7 +188,7 @@ class Fusion:
         if self.step is None:
             return None
         recurrent = [block.mixer for block in self.blocks if isinstance(block.mixer, RecurrentPart)]
-        weights = {part.layer: StepWeights.of(recurrent_parts(part.module)) for part in recurrent}
+        weights = {part.layer: StepWeights.of(recurrent_parts(part.module), self.once) for part in recurrent}
         return BranchSteps(memory, branches, steps, self.step, weights)
 
     @torch.no_grad()

@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tfive.errors import out_of_memory
-from tfive.tree.fast.fused import KERNEL_BOUNDS
+from tfive.tree.fast.agreement import kernel_trouble
 
 _TYPE = torch.bfloat16
 """The one type it is for: in float32 the kernels would have no use for a GPU's matrix units."""
@@ -36,8 +35,8 @@ def words(seen_Bnm: Tensor) -> Tensor:
     """int64 `[B, n, w]`: bit j of word w says whether key 64·w + j is seen."""
     rows, queries, keys = seen_Bnm.shape
     bits = F.pad(seen_Bnm, (0, -keys % _BITS)).view(rows, queries, -1, 8, 8).to(torch.uint8)
-    powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=seen_Bnm.device)
-    packed = (bits * powers).sum(-1, dtype=torch.uint8)
+    place = torch.arange(8, dtype=torch.uint8, device=seen_Bnm.device)  # not from the host, which would wait
+    packed = (bits << place).sum(-1, dtype=torch.uint8)
     return packed.view(torch.int64)[..., 0]
 
 
@@ -178,19 +177,8 @@ def differences(queries: int, keys: int, features: int, device: torch.device, dt
 @cache
 def tiled_trouble(queries: int, keys: int, features: int, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why tiled attention is not used for such heads on this device, or None: it agrees with masked attention."""
-    if device.type != "cuda":
-        return f"there are no kernels for {device.type}"
-    if dtype != _TYPE:
-        return f"there are no kernels for {dtype}"
-    if features & (features - 1) or not 16 <= features <= 256:
-        return f"heads have {features} features; the kernels take a power of two from 16 to 256"
-    try:
-        apart = differences(queries, keys, features, device, dtype)
-    except ImportError as error:
-        return f"Triton cannot be imported: {error}"
-    except Exception as error:  # a compiler fails in many ways; the reason is returned, not lost
-        if out_of_memory(error):
-            raise  # the run is short of memory; the kernels are not at fault
-        return f"it fails on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    wrong = {name: off for name, off in apart.items() if not off <= KERNEL_BOUNDS[dtype]}
-    return f"wrong on {device}: " + ", ".join(f"{n} by {off:.2g}" for n, off in wrong.items()) if wrong else None
+
+    def compared() -> dict[str, float]:
+        return differences(queries, keys, features, device, dtype)
+
+    return kernel_trouble(compared, (features,), device, dtype, types=(_TYPE,))

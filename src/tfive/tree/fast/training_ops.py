@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfive.errors import out_of_memory
-from tfive.tree.fast.fused import KERNEL_BOUNDS, Angles, Heads, Norms, Ops, TorchOps, TritonOps
+from tfive.tree.fast.agreement import kernel_trouble
+from tfive.tree.fast.fused import Angles, Heads, Norms, Ops, TorchOps, TritonOps
 
 Three = tuple[Tensor, Tensor, Tensor]
 
@@ -252,23 +252,11 @@ def differences(ops: TrainingOps, shape: BlockShape, device: torch.device, dtype
 @cache
 def training_trouble(shape: BlockShape, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why Triton's training kernels are not used for such blocks on this device, or None: they agree."""
-    if device.type != "cuda":
-        return f"there are no kernels for {device.type}"
-    if dtype not in KERNEL_BOUNDS:
-        return f"there are no kernels for {dtype}"
-    features = shape.heads.features
-    if features & (features - 1):
-        return f"heads have {features} features; the kernels take a power of two"
-    try:
-        apart = differences(TritonTraining(), shape, device, dtype)
-    except ImportError as error:
-        return f"Triton cannot be imported: {error}"
-    except Exception as error:  # a compiler fails in many ways; the reason is returned, not lost
-        if out_of_memory(error):
-            raise  # the run is short of memory; the kernels are not at fault
-        return f"they fail on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    wrong = {name: off for name, off in apart.items() if not off <= KERNEL_BOUNDS[dtype]}
-    return f"wrong on {device}: " + ", ".join(f"{n} by {off:.2g}" for n, off in wrong.items()) if wrong else None
+
+    def compared() -> dict[str, float]:
+        return differences(TritonTraining(), shape, device, dtype)
+
+    return kernel_trouble(compared, (shape.heads.features,), device, dtype)
 
 
 def choose_training(

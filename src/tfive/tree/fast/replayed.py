@@ -1,0 +1,137 @@
+"""Passes without gradients by a replayed graph: reading texts and scoring thoughts are some five hundred kernels each,
+and the device waits while the host launches them one by one.
+
+A pass that comes again with the same shapes is captured once, on tensors of its own: the layout and whatever else it
+reads are copied there, and what it gives is copied out, for the next replay writes there again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfive.tree.fast.cuda_graph import CudaGraphs, Graph
+from tfive.tree.fast.grown import layout_tensors
+from tfive.tree.layout import Layout
+
+_EAGER = 1
+"""Calls of a shape before it is captured: they set libraries up."""
+_SHAPES = 8
+"""How many shapes are captured; further ones run as they are."""
+_ROOM = 4
+"""A part (one in so many) of the device's memory that must be free for a shape to be captured: a graph keeps what its
+pass works in."""
+_APART = 0.02
+"""Largest relative error of a captured pass against the same launched kernel by kernel."""
+
+Work = Callable[[Layout, Sequence[Tensor]], Sequence[Tensor]]
+"""A layout and other tensors to what the pass gives; nothing of it may wait for the host."""
+
+
+def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
+    """Copies of many tensors, those of one type by few kernels."""
+    by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        both = by_type.setdefault(target.dtype, ([], []))
+        both[0].append(target)
+        both[1].append(source)
+    for some, others in by_type.values():
+        torch._foreach_copy_(some, others)
+
+
+class _Captured:
+    """A pass of one shape: the tensors the graph reads, and those it leaves its results in."""
+
+    def __init__(self, graphs: CudaGraphs, work: Work, layout: Layout, given: Sequence[Tensor]) -> None:
+        self.layout = replace(layout, **{name: value.clone() for name, value in layout_tensors(layout).items()})
+        self.given = [value.clone() for value in given]
+        self.results: Sequence[Tensor] = ()
+
+        def run() -> None:
+            self.results = work(self.layout, self.given)
+
+        self.graph: Graph = graphs.capture(run, warm_up=1)
+
+    def __call__(self, layout: Layout, given: Sequence[Tensor]) -> list[Tensor]:
+        copy_all(layout_tensors(self.layout).values(), layout_tensors(layout).values())
+        copy_all(self.given, given)
+        self.graph.replay()
+        found = [torch.empty_like(value) for value in self.results]
+        copy_all(found, self.results)
+        return found
+
+
+@dataclass
+class ReplayedPasses:
+    """`work(layout, given)`, captured for shapes that come again where `wanted` and the device has graphs."""
+
+    wanted: bool = True
+    graphs: CudaGraphs | None = None
+    """Those to capture with; made on the first occasion on a device that has them."""
+    reason: str = ""
+    """Why nothing is captured any more, if so."""
+
+    def __post_init__(self) -> None:
+        self._calls: dict[Any, int] = {}
+        self._captured: dict[Any, _Captured] = {}
+        self._home: Any = None
+
+    def __call__(
+        self, key: Any, home: Any, work: Work, layout: Layout, given: Sequence[Tensor] = ()
+    ) -> Sequence[Tensor]:
+        """What `work` gives. `key` tells everything that the pass depends on beside its tensors' values and shapes,
+        `home` where the weights are: captured passes read them there."""
+        device = layout.token_BN.device
+        busy = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if not self.wanted or busy or torch.is_inference_mode_enabled() or (not self.graphs and device.type != "cuda"):
+            return work(layout, given)
+        if home != self._home:
+            self.release()
+            self._home = home
+        shapes = tuple(value.shape for value in (*layout_tensors(layout).values(), *given))
+        key = (key, shapes, layout.plan, device)
+        if key in self._captured:
+            return self._captured[key](layout, given)
+        found = work(layout, given)
+        self._calls[key] = self._calls.get(key, 0) + 1
+        if self._calls[key] > _EAGER and len(self._captured) < _SHAPES and _spacious(device):
+            self.graphs = self.graphs or CudaGraphs(device, frequent=True)
+            self._try(self.graphs, key, work, layout, given, found)
+        return found
+
+    def _try(
+        self, graphs: CudaGraphs, key: Any, work: Work, layout: Layout, given: Sequence[Tensor], found: Sequence[Tensor]
+    ) -> None:
+        """Capture this shape, and keep it if it gives what was found; otherwise capture no more."""
+        try:
+            captured = _Captured(graphs, work, layout, given)
+            again = captured(layout, given)
+        except RuntimeError as error:
+            self.wanted, self.reason = False, f"cannot be captured: {str(error).splitlines()[0]}"
+            return
+        apart = torch.stack(
+            [(a - b).float().norm() / b.float().norm().clamp(min=1e-20) for a, b in zip(again, found, strict=True)]
+        )
+        if float(apart.max()) <= _APART:
+            self._captured[key] = captured
+        else:
+            self.wanted, self.reason = False, f"a captured pass differs by {float(apart.max()):.2g}"
+
+    def release(self) -> None:
+        """Forget what was captured, which reads weights where they were."""
+        self._calls.clear()
+        if self._captured and self.graphs is not None:
+            self.graphs.release()
+        self._captured.clear()
+
+
+def _spacious(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True
+    free, whole = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return (free + unused) * _ROOM >= whole

@@ -1,0 +1,88 @@
+"""Readings and scores by replayed graphs are those launched kernel by kernel, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from cases import random_case
+from families import tiny
+from torch import Tensor
+
+from pretended_graphs import Again, PretendedGraphs
+from tfive.tree.fast.replayed import ReplayedPasses
+from tfive.tree.forward import TreeModel
+from tfive.tree.grow import grow
+from tfive.tree.layout import Layout
+from tfive.tree.settings import EngineOptions
+
+pytestmark = pytest.mark.model
+
+
+def test_replayed_readings_and_scores_are_the_launched_ones() -> None:
+    case, model = random_case(1, "text2", group=2), tiny("qwen3")
+    trees = [TreeModel(model, case.plan, EngineOptions(fused_blocks="on", max_nodes=1)) for _ in range(2)]
+    graphs = trees[0].passes.graphs = PretendedGraphs()
+    kept: list[list[Tensor]] = []
+    for step in range(4):
+        texts = replace(case.texts, tokens_BS=case.texts.tokens_BS.roll(step, 1))
+        found = []
+        for tree in trees:
+            reading = tree.read(texts)
+            scores = tree.score(texts, case.thoughts, reading)
+            trunk = [part for both in reading.attention.values() for part in both]
+            found.append([reading.hidden_BSD, *trunk, scores.losses_BRK, scores.no_thought_BR])
+        assert all(torch.equal(mine, other) for mine, other in zip(*found, strict=True)), step
+        kept.append(found[0])
+    # Later passes write elsewhere than where an earlier reading is kept.
+    assert not torch.equal(kept[2][0], kept[3][0])
+    # Of each shape the first call runs as it is, the second is captured and looked at; then it is replayed.
+    branches = case.thoughts.length_BR.shape[1]
+    assert sorted(graph.replays for graph in graphs.graphs) == [3, 4 * branches - 1]
+    assert trees[0].passes.reason == ""
+
+
+def test_weights_that_moved_are_read_where_they_are() -> None:
+    case, model = random_case(1, "text"), tiny("qwen3")
+    tree = TreeModel(model, case.plan, EngineOptions(fused_blocks="on"))
+    tree.passes.graphs = PretendedGraphs()
+    for _ in range(3):
+        before = tree.read(case.texts).hidden_BSD
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.data = parameter.data * 1.5
+    after = tree.read(case.texts).hidden_BSD
+    assert not torch.allclose(before, after)
+    assert torch.equal(after, TreeModel(model, case.plan, EngineOptions(fused_blocks="on")).read(case.texts).hidden_BSD)
+
+
+class Stale(Again):
+    """A graph that leaves what it was captured with."""
+
+    def replay(self) -> None:
+        pass
+
+
+class StaleGraphs(PretendedGraphs):
+    def capture(self, work: Callable[[], None], warm_up: int = 0) -> Again:
+        super().capture(work, warm_up)
+        return Stale(work)
+
+
+def test_a_wrong_graph_ends_capturing() -> None:
+    case, calls = random_case(1, "text"), []
+
+    def moving(layout: Layout, _: Sequence[Tensor]) -> list[Any]:
+        calls.append(1)
+        return [layout.token_BN.float() + len(calls) * 100.0]
+
+    passes, layout = ReplayedPasses(graphs=StaleGraphs()), grow(case.texts, case.plan, case.thoughts)
+    for _ in range(3):
+        passes("any", 0, moving, layout)
+    assert "differs" in passes.reason
+    before = len(calls)
+    passes("any", 0, moving, layout)
+    assert len(calls) == before + 1
