@@ -11,7 +11,7 @@ from tfive.tree.attention import TreePass
 from tfive.tree.decode import Reading
 from tfive.tree.grow import grow, without_thoughts
 from tfive.tree.head import target_log_prob
-from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.layout import PADDING, TextBatch, Thoughts
 from tfive.tree.outputs import Scores
 from tfive.tree.picks import Picks
 from tfive.tree.reader import TreeReader
@@ -72,7 +72,8 @@ class Scoring:
         recurrence = tree.recurrence(layout, position_BP=texts.positions_BP, memory=reading.recurrent)
         row = TreePass(layout, tree.kernel, trunk=reading.attention, recurrence=recurrence, gates=tree.gates)
         embeds = tree.embed(layout.token_BN[:, row.start :], layout.delimiter_BN[:, row.start :])
-        own = tree.read_only(embeds, layout.position_BN[:, row.start :], row)
+        exists = layout.kind_BN[:, row.start :] != PADDING
+        own = tree.read_only(embeds, layout.position_BN[:, row.start :], row, exists)
         hidden_BND = torch.cat([reading.hidden_BSD, own], 1)
 
         loss_BRKH = -tree.reduce(hidden_BND, picks, target_log_prob)["log_prob"]
