@@ -1,20 +1,22 @@
-"""How time and memory grow with the work: `python benchmarks/growth.py --shape qwen3.5-2b --budget 60 --out results`.
+"""How time and memory grow with the work: `python benchmarks/growth.py --shape qwen3-1.7b --budget 55 --out results`.
 
 One number of the work is doubled at a time, all others stay: positions, thought length (checkpoints at thirds of it),
-texts, group size, tokens of a text. Every phase gets a curve and its exponent: the slope of log time (or memory) by
-least squares over the larger half of the points, where fixed costs matter least, and over the last doubling alone.
-Without a GPU a small model and small numbers are used.
+texts, group size, tokens of a text (of one text alone). Every phase gets a curve and its exponent: the slope of log
+time (or memory) by least squares over the larger half of the points, where fixed costs matter least, and over the last
+doubling alone. Without a GPU a small model is used, and time is that of one processor, whatever else it does.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
+import gc
 import json
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ import torch
 from tfive.cli.options import script
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.tree.settings import EngineOptions
-from tfive_lab.bench.phases import PHASES, Clock, empty, tree_phases
+from tfive_lab.bench.phases import PHASES, Clock, TreePhases, empty, tree_phases
 from tfive_lab.bench.selfcheck import MODELS
 from tfive_lab.bench.work import SHAPES, Work, find_model, random_model
 
@@ -33,19 +35,15 @@ LINEAR = 1.1
 AXES = {
     "positions": (4, 8, 16, 32, 64),
     "length": (6, 12, 24, 48, 96),
-    "texts": (2, 4, 8, 16, 32),
+    "texts": (1, 2, 4, 8, 16),
     "group": (1, 2, 4, 8, 16),
     "tokens": (512, 1024, 2048, 4096, 8192),
 }
-SMALL_AXES = {
-    "positions": (2, 4, 8, 16, 32),
-    "length": (6, 12, 24, 48),
-    "texts": (1, 2, 4, 8),
-    "group": (1, 2, 4, 8),
-    "tokens": (128, 256, 512, 1024),
-}
-THOUGHTS = ("positions", "length", "texts", "group")
-"""Numbers that multiply thoughts or their tokens."""
+WORK = Work(texts=4)
+SMALL_WORK = Work(texts=1, tokens=128, positions=8)
+"""Without a GPU. The tokens of a text are doubled from 512 on there too."""
+SMALL = {"attention": "attention", "small": "hybrid"}
+"""Small random models: of attention alone, and a hybrid."""
 
 
 @dataclass(frozen=True)
@@ -63,44 +61,60 @@ def sized(work: Work, axis: str, value: int) -> Work:
         third = max(1, value // 3)
         return replace(work, length=value, checkpoints=(third, 2 * third, value))
     changed: dict[str, Any] = {axis: value}
-    return replace(work, **changed)
+    # A long text is one of few: otherwise memory would end the curve.
+    return replace(work, **changed, **({"texts": 1} if axis == "tokens" else {}))
 
 
-class ResidentPeak:
-    """Peak memory of this process since `reset`, in bytes; 0 where the system keeps no such mark."""
+class Processor:
+    """Seconds of processor time and peak memory of calls without a GPU; 0 bytes where the system keeps no such mark."""
 
     _status, _marks = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
-    def reset(self) -> None:
-        """Forget the peak so far."""
-        with contextlib.suppress(OSError):
+    def __call__(self, call: Callable[[], Any]) -> tuple[float, float]:
+        """What `call` takes, and bytes beyond those before it."""
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):
+            # Freed memory that the allocator holds would hide what the call takes.
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
             self._marks.write_text("5")
+        before, start = self._read("VmRSS"), time.process_time()
+        call()
+        seconds = time.process_time() - start
+        return seconds, max(0.0, self._read("VmHWM") - before)
 
-    def read(self, name: str = "VmHWM") -> float:
-        """The peak, or (`VmRSS`) what is held now."""
+    def _read(self, name: str) -> float:
         if not self._status.exists():
             return 0.0
         lines = self._status.read_text().splitlines()
         return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
-def measure(side: Any, clock: Clock, repeats: int, value: int) -> Point:
+class Gpu:
+    """The same on a GPU: seconds between two moments at which it has nothing to do, and its memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.clock = Clock(device)
+
+    def __call__(self, call: Callable[[], Any]) -> tuple[float, float]:
+        before = float(torch.cuda.memory_allocated(self.clock.device))
+        self.clock.peak.clear()
+        seconds, _ = self.clock("call", call)
+        return seconds, self.clock.peak["call"] - before
+
+
+Meter = Callable[[Callable[[], Any]], tuple[float, float]]
+
+
+def measure(side: TreePhases, meter: Meter, repeats: int, value: int) -> Point:
     """Medians of all phases after one round to warm up."""
-    resident, peak = ResidentPeak(), dict.fromkeys(PHASES, 0.0)
+    peak = dict.fromkeys(PHASES, 0.0)
     taken: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for turn in range(repeats + 1):
         for phase in PHASES:
-            if clock.cuda:
-                before = float(torch.cuda.memory_allocated(clock.device))
-            else:
-                resident.reset()
-                before = resident.read("VmRSS")
-            clock.peak.clear()
-            seconds, _ = clock(phase, getattr(side, phase))
-            after = float(clock.peak[phase]) if clock.cuda else resident.read()
+            seconds, more = meter(getattr(side, phase))
             if turn:
                 taken[phase].append(seconds)
-                peak[phase] = max(peak[phase], after - before)
+                peak[phase] = max(peak[phase], more)
         side.model.zero_grad(set_to_none=True)
     return Point(value, {phase: statistics.median(some) for phase, some in taken.items()}, peak)
 
@@ -136,7 +150,8 @@ def turns(axes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, int]]:
 def growth(model: Any, work: Work, axes: dict[str, tuple[int, ...]], engine: EngineOptions, repeats: int,
            budget: float) -> dict[str, Any]:  # fmt: skip
     """The curves; an axis ends where memory does, all where the budget of seconds does."""
-    clock = Clock(next(model.parameters()).device)
+    device = next(model.parameters()).device
+    meter: Meter = Gpu(device) if device.type == "cuda" else Processor()
     start, points, ended = time.perf_counter(), {axis: list[Point]() for axis in axes}, dict[str, str]()
     for axis, value in turns(axes):
         if time.perf_counter() - start > budget:
@@ -144,10 +159,10 @@ def growth(model: Any, work: Work, axes: dict[str, tuple[int, ...]], engine: Eng
         if axis in ended:
             continue
         try:
-            points[axis].append(measure(tree_phases(model, sized(work, axis, value), engine), clock, repeats, value))
+            points[axis].append(measure(tree_phases(model, sized(work, axis, value), engine), meter, repeats, value))
         except torch.OutOfMemoryError:
             ended[axis] = f"{value} does not fit in memory"
-        empty(clock)
+        empty(Clock(device))
     report: dict[str, Any] = {"seconds_spent": time.perf_counter() - start, "axes": {}, "ended": ended}
     for axis, some in points.items():
         report["axes"][axis] = {
@@ -160,7 +175,7 @@ def growth(model: Any, work: Work, axes: dict[str, tuple[int, ...]], engine: Eng
 
 
 def worse(axes: dict[str, Any]) -> list[str]:
-    """Every curve that bends upwards, in words."""
+    """Every curve that bends upwards, in words. Against the tokens of a text attention does so by nature."""
     return [
         f"{phase}: {kind} against {axis}, exponent {found['larger half']:.2f}"
         for axis, curves in axes.items()
@@ -171,23 +186,34 @@ def worse(axes: dict[str, Any]) -> list[str]:
 
 
 def render(report: dict[str, Any]) -> str:
-    """A line an axis and phase."""
-    lines = [f"{report['model']} · {report['device']}"]
+    """Every curve on a line, then the exponents as a table."""
+    lines = [f"{report['model']} · {report['device']} · {report['work']}"]
     for axis, curves in report["axes"].items():
         for phase in PHASES:
-            seconds = " ".join(f"{p['value']}:{p['seconds'][phase]:.3f}s" for p in curves["points"])
-            shown = [curves[f"{kind} exponents"][phase]["larger half"] for kind in ("time", "memory")]
-            words = ", ".join("–" if one is None else f"{one:.2f}" for one in shown)
-            lines.append(f"{axis:<10}{phase:<10}{seconds}  exponents of time and memory {words}")
+            each = (
+                f"{p['value']}: {p['seconds'][phase]:.3f} s {p['bytes'][phase] / 2**20:.0f} MiB"
+                for p in curves["points"]
+            )
+            lines.append(f"{axis:<10}{phase:<10}{'  '.join(each)}")
     lines += [f"{axis}: {why}" for axis, why in report["ended"].items()]
-    lines.append("worse than linear: " + ("; ".join(report["worse than linear"]) or "nothing"))
+    lines += ["", f"| exponents of time, memory | {' | '.join(PHASES)} |", f"|---|{'---|' * len(PHASES)}"]
+    for axis, curves in report["axes"].items():
+        values = [str(point["value"]) for point in curves["points"]]
+        shown = f"{axis}, {values[0]} to {values[-1]}" if values else axis
+        lines.append(f"| {shown} | {' | '.join(_exponents(curves, phase) for phase in PHASES)} |")
+    lines += ["", "worse than linear: " + ("; ".join(report["worse than linear"]) or "nothing")]
     return "\n".join(lines)
+
+
+def _exponents(curves: dict[str, Any], phase: str) -> str:
+    found = [curves[f"{kind} exponents"][phase]["larger half"] for kind in ("time", "memory")]
+    return ", ".join("–" if one is None else f"{one:.2f}" for one in found)
 
 
 def main(given: list[str] | None = None) -> int:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    shapes = ["small", "nano", *SHAPES]
+    shapes = [*SMALL, "nano", *SHAPES]
     parser.add_argument(
         "--shape", choices=shapes, default="small", help="a random model of this shape (small: a hybrid)"
     )
@@ -201,15 +227,22 @@ def main(given: list[str] | None = None) -> int:
     asked = parser.parse_args(given)
     device = choose_device(asked.device)
     dtype = choose_dtype(asked.compute, device)
-    if asked.shape == "small":
-        model, name = random_model(MODELS["hybrid"], device, dtype), "small hybrid (random weights)"
+    if asked.shape in SMALL:
+        kind = SMALL[asked.shape]
+        model, name = random_model(MODELS[kind], device, dtype), f"small {kind} model (random weights)"
     else:
         model, name = find_model(asked.shape, device, dtype)
     large = device.type == "cuda"
-    work = Work() if large else Work(texts=2, tokens=128, positions=4)
-    axes = {axis: values for axis, values in (AXES if large else SMALL_AXES).items() if axis in asked.axes}
+    if not large:
+        torch.set_num_threads(1)
+    work = WORK if large else SMALL_WORK
+    axes = {axis: values for axis, values in AXES.items() if axis in asked.axes}
     engine = EngineOptions(activation_checkpointing=asked.checkpointing)
-    about = {"model": name, "device": torch.cuda.get_device_name(device) if large else "cpu", "work": asdict(work)}
+    about = {
+        "model": name,
+        "device": torch.cuda.get_device_name(device) if large else "processor time",
+        "work": asdict(work),
+    }
     report = about | growth(model, work, axes, engine, asked.repeats, asked.budget)
     print(render(report))
     if asked.out is not None:

@@ -65,24 +65,41 @@ class Attending:
         key, value = self.extend(layer, key_BXnE, value_BXnE)
         if scale is None:
             scale = query_BYnE.shape[-1] ** -0.5
-        output: Tensor
         if self.kernel == "flex":
-            output = _flex(
-                query_BYnE, key, value, self._once(("blocks", window), lambda: self.blocks(window)), scale, cap
-            )
-        elif cap is None and self.kernel == "tiled":
+            blocks = self._once(("blocks", window), lambda: self.blocks(window))
+            output: Tensor = _flex(query_BYnE, key, value, blocks, scale, cap).transpose(1, 2)
+            return output
+        if cap is None and self.kernel == "tiled":
             tiles = self._once(("tiles", window), lambda: Tiles(self.visible(window)[:, 0]))
             return tiled(query_BYnE, key, value, tiles, scale)
-        elif cap is not None:
-            output = _capped(query_BYnE, key, value, self._bias(window, query_BYnE, key), scale, cap)
-        elif self.kernel == "sdpa":
-            fold = query_BYnE.shape[1] // key.shape[1]
-            key, value = key.repeat_interleave(fold, 1), value.repeat_interleave(fold, 1)
-            seen = self._once(("seen", window), lambda: self.visible(window))
-            output = _masked(query_BYnE, key, value, seen, scale)
-        else:
-            output = _folded(query_BYnE, key, value, self._bias(window, query_BYnE, key), scale)
-        return output.transpose(1, 2)
+        return self._attend_masked(query_BYnE, key, value, scale, window, cap)
+
+    def _attend_masked(
+        self, query_BYnE: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
+    ) -> Tensor:
+        """Attention output `[B, n, Y, E]` by kernels that ask every query for every key, seen or not."""
+        return self.masked(query_BYnE, key, value, scale, cap, window, lambda: self.visible(window))
+
+    def masked(
+        self,
+        query_BYnE: Tensor,
+        key_BXmE: Tensor,
+        value_BXmE: Tensor,
+        scale: float,
+        cap: float | None,
+        name: Any,
+        seen: Callable[[], Tensor],
+    ) -> Tensor:
+        """Attention output `[B, n, Y, E]` of queries that see the keys `seen`, bool `[B, 1, n, m]`, which is asked for
+        once a pass under this name."""
+        fold, dtype = query_BYnE.shape[1] // key_BXmE.shape[1], query_BYnE.dtype
+        if cap is None and self.kernel == "sdpa":
+            key, value = key_BXmE.repeat_interleave(fold, 1), value_BXmE.repeat_interleave(fold, 1)
+            return _masked(query_BYnE, key, value, self._once(("seen", name), seen), scale).transpose(1, 2)
+        bias = self._once(("bias", name, fold, dtype), lambda: additive(seen(), dtype, fold))
+        if cap is not None:
+            return _capped(query_BYnE, key_BXmE, value_BXmE, bias, scale, cap).transpose(1, 2)
+        return _folded(query_BYnE, key_BXmE, value_BXmE, bias, scale).transpose(1, 2)
 
     def room(self, layer: int, like_BnD: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Where fused blocks write what they project: queries `[B, n, Y, E]`, keys and values `[B, X, m, E]`, and the
@@ -105,11 +122,6 @@ class Attending:
         if name not in self._masks:
             self._masks[name] = make()
         return self._masks[name]
-
-    def _bias(self, window: int | None, query_BYnE: Tensor, key_BXmE: Tensor) -> Tensor:
-        """The mask as an addend `[B, 1, F·n, m]`, repeated over the fold."""
-        fold, dtype = query_BYnE.shape[1] // key_BXmE.shape[1], query_BYnE.dtype
-        return self._once(("bias", window, fold, dtype), lambda: additive(self.visible(window), dtype, fold))
 
 
 def additive(seen_B1nm: Tensor, dtype: torch.dtype, fold: int = 1) -> Tensor:
@@ -188,6 +200,30 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, blocks: Any, scale: float, 
     )
 
 
+SHORT = 256
+"""Rows with fewer nodes beside their text are not worth parts."""
+
+Nodes = tuple[slice, ...]
+"""Stretches of a row's nodes."""
+
+
+def branch_parts(layout: Layout, most: int) -> list[Nodes]:
+    """The nodes of all branches, thoughts and segments, in parts of at most `most` nodes each, but of one branch at
+    least (of one group, where only its first branch has segments)."""
+    count, wide, every = layout.branch_count, layout.thought_width, layout.segment_every
+    scored = layout.segment_count * layout.segment_width
+    step = max(1, most // (every * wide + scored)) * every
+    parts: list[Nodes] = []
+    for first in range(0, count, step):
+        last = min(count, first + step)
+        nodes = [slice(layout.thought_start + first * wide, layout.thought_start + last * wide)]
+        if scored:
+            one, two = (layout.segment_start + -(-at // every) * scored for at in (first, last))
+            nodes.append(slice(one, two))
+        parts.append(tuple(nodes))
+    return parts
+
+
 class TreePass(Attending):
     """A pass over all nodes of a layout, or, given the trunk's keys and values, over its branches alone.
 
@@ -228,6 +264,33 @@ class TreePass(Attending):
         if self.reading is None:
             return output_BnYE
         return self.reading.onto(output_BnYE, layer, query_BYnE, key_BXnE, value_BXnE, scale, cap)
+
+    def _attend_masked(
+        self, query_BYnE: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
+    ) -> Tensor:
+        """As all passes do it; a row with many branches a few branches at a time, so that time and memory grow with
+        their number and not with its square."""
+        parts = branch_parts(self.layout, most=max(2 * self.layout.trunk_width, SHORT))
+        if len(parts) <= 1:
+            return super()._attend_masked(query_BYnE, key, value, scale, window, cap)
+        width, start = self.layout.trunk_width, self.start
+        node_N = torch.arange(self.layout.node_count, device=query_BYnE.device)
+
+        def of(nodes: Nodes, window: int | None = window) -> Tensor:
+            """Attention output of these nodes, which see the trunk and one another."""
+            asked, beside = [node_N[one] for one in nodes], [] if nodes[0].start == 0 else [slice(0, width)]
+            query_n, seen_m = torch.cat(asked), torch.cat([node_N[one] for one in (*beside, *nodes)])
+            own = torch.cat([query_BYnE[:, :, one.start - start : one.stop - start] for one in nodes], 2)
+            keys, values = (torch.cat([x[:, :, one] for one in (*beside, *nodes)], 2) for x in (key, value))
+            name = (window, nodes[0].start)
+            return self.masked(
+                own, keys, values, scale, cap, name, lambda: self.layout.mask_of(query_n, window, seen_m)[:, None]
+            )
+
+        trunk = [] if start else [of((slice(0, width),))]
+        found = [of(part).split([one.stop - one.start for one in part], 1) for part in parts]
+        thoughts, segments = [some[0] for some in found], [some[1] for some in found if len(some) > 1]
+        return torch.cat([*trunk, *thoughts, *segments], 1)
 
     def visible(self, window: int | None) -> Tensor:
         return self.layout.mask(self.start, window)

@@ -13,12 +13,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tfive.tree.attention import Attending, KeysValues
+from tfive.tree.attention import SHORT, Attending, KeysValues
 from tfive.tree.fast.cuda_graph import CudaGraphs, Graph
 from tfive.tree.fast.delta_step import BranchSteps
 from tfive.tree.fast.fused import Heads, Ops
@@ -28,6 +29,7 @@ from tfive.tree.head import VocabularyHead, chunk_rows
 from tfive.tree.hf import Backbone
 from tfive.tree.law import Draw, draw, draw_token
 from tfive.tree.layout import Layout, Thoughts
+from tfive.tree.packed import packing, packs, run_packed
 from tfive.tree.recurrent.deltanet import ForkMemory, StepRecurrence
 from tfive.tree.settings import EngineOptions, SamplingSettings
 
@@ -70,7 +72,8 @@ class StepPass(Attending):
         self.position_BR, self.first_BR, self.stop_BR = (
             torch.zeros(layout.position_BR.shape, dtype=torch.int64, device=device) for _ in range(3)
         )
-        self.seen_BRm = torch.zeros(*layout.position_BR.shape, len(self.slot_place_m), dtype=torch.bool, device=device)
+        self.trunk_BRS = torch.zeros(*layout.position_BR.shape, self.width, dtype=torch.bool, device=device)
+        self.exists_BR = torch.zeros(layout.position_BR.shape, dtype=torch.bool, device=device)
 
     def begin(self, layout: Layout, reading: Reading) -> None:
         """Take over a freshly read trunk of the same shape; every branch stands at its trunk node again."""
@@ -78,24 +81,51 @@ class StepPass(Attending):
         copy_all(slots, (trunk for index in self.slots for trunk in reading.attention[index]))
         if self.states is not None:
             self.states.begin(reading.recurrent)
-        # The last node of a full branch sees all that its branch ever may; the step bounds the places.
-        self.seen_BRm.copy_(layout.mask_of(self.first_slot_R + self.stride - 1))
-        # Documents are contiguous, so what a branch sees of the trunk is one stretch.
-        trunk_BRS, index_S = self.seen_BRm[..., : self.width], torch.arange(self.width, device=self.place.device)
-        self.first_BR.copy_(torch.where(trunk_BRS, index_S, self.width).amin(-1))
-        self.stop_BR.copy_(torch.where(trunk_BRS, index_S + 1, 0).amax(-1))
+        # All nodes of a branch see the same of the trunk; documents are contiguous, so it is one stretch.
+        index_S = torch.arange(self.width, device=self.place.device)
+        self.trunk_BRS.copy_(layout.mask_of(self.first_slot_R, None, index_S))
+        self.exists_BR.copy_(layout.position_BR >= 0)
+        self.first_BR.copy_(torch.where(self.trunk_BRS, index_S, self.width).amin(-1))
+        self.stop_BR.copy_(torch.where(self.trunk_BRS, index_S + 1, 0).amax(-1))
         self.slot_position_Bm.copy_(layout.position_BN)
         self.position_BR.copy_(layout.position_BN[:, self.first_slot_R])
         self.place.zero_()
 
     def visible(self, window: int | None) -> Tensor:
-        seen_BRm = self.seen_BRm & (self.slot_place_m <= self.place)
+        return self._visible(window, 0, len(self.first_slot_R))
+
+    def _visible(self, window: int | None, first: int, last: int) -> Tensor:
+        """bool `[B, 1, r, m]`: which slots of the trunk and of the branches `first … last−1` these branches see."""
+        branch_r = torch.arange(first, last, device=self.place.device)
+        own = slice(self.width + first * self.stride, self.width + last * self.stride)
+        place_m, position_Bm = self.slot_place_m[own], self.slot_position_Bm[:, own]
+        mine_rm = branch_r[:, None] == branch_r.repeat_interleave(self.stride)
+        own_Brm = (mine_rm & (place_m <= self.place)) & self.exists_BR[:, first:last, None]
+        seen_Brm = torch.cat([self.trunk_BRS[:, first:last], own_Brm], -1)
         if window is not None:
-            apart_BRm = (self.position_BR + self.place)[..., None] - self.slot_position_Bm[:, None, :]
-            seen_BRm = seen_BRm & (apart_BRm < window)
+            position_Bm = torch.cat([self.slot_position_Bm[:, : self.width], position_Bm], -1)
+            apart_Brm = (self.position_BR[:, first:last] + self.place)[..., None] - position_Bm[:, None, :]
+            seen_Brm = seen_Brm & (apart_Brm < window)
         # A branch that does not exist still asks; let it see one slot rather than none.
-        lost_BR1 = ~seen_BRm.any(-1, keepdim=True)
-        return (seen_BRm | (lost_BR1 & (torch.arange(seen_BRm.shape[-1], device=seen_BRm.device) == 0)))[:, None]
+        lost_Br1 = ~seen_Brm.any(-1, keepdim=True)
+        return (seen_Brm | (lost_Br1 & (torch.arange(seen_Brm.shape[-1], device=branch_r.device) == 0)))[:, None]
+
+    def _attend_masked(
+        self, query_BYnE: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
+    ) -> Tensor:
+        """As all passes do it; of many branches a few at a time, each with the trunk's keys and its own."""
+        count, width, step = len(self.first_slot_R), self.width, max(1, max(2 * self.width, SHORT) // self.stride)
+        if count <= step:
+            return super()._attend_masked(query_BYnE, key, value, scale, window, cap)
+        found = []
+        for first in range(0, count, step):
+            last = min(count, first + step)
+            own = slice(width + first * self.stride, width + last * self.stride)
+            keys, values = (torch.cat([x[:, :, :width], x[:, :, own]], 2) for x in (key, value))
+            seen = partial(self._visible, window, first, last)
+            query = query_BYnE[:, :, first:last]
+            found.append(self.masked(query, keys, values, scale, cap, (window, first), seen))
+        return torch.cat(found, 1)
 
     def extend(self, layer: int, key_BXRE: Tensor, value_BXRE: Tensor) -> KeysValues:
         key, value = self.slots[layer]
@@ -200,12 +230,16 @@ class Sampler(DecodeLoop):
         self.delimiter_BR = torch.full(shape, -1, dtype=torch.int64, device=device)
         self.uniform_BR = torch.zeros(shape, dtype=torch.float64, device=device)
         self.log_q_BR = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.writing_BR = torch.zeros(shape, dtype=torch.bool, device=device)
+        """Branches that have not closed; where padding is left out, no other is computed."""
+        self.packs = self.blocks is None and packs(self.tree, device)
 
     def _choose(self, hidden_BRD: Tensor) -> None:
         """Draw every branch's next token from its hidden state; it becomes the step's next input."""
-        rows = hidden_BRD.flatten(0, 1)
-        for start in range(0, len(rows), self.rows):
-            at = slice(start, start + self.rows)
+        rows, index_x = hidden_BRD.flatten(0, 1), packing(self.writing_BR) if self.packs else None
+        for start in range(0, len(rows) if index_x is None else len(index_x), self.rows):
+            at: slice | Tensor = slice(start, start + self.rows)
+            at = at if index_x is None else index_x[at]
             token, log_q = self.thought_token(self.head.logits(rows[at]), self.law, self.uniform_BR.view(-1)[at])
             self.token_BR.view(-1)[at] = token
             self.log_q_BR.view(-1)[at] = log_q.float()
@@ -215,7 +249,10 @@ class Sampler(DecodeLoop):
         self.tree.forget_masks()
         embeds_BRD = self.embed(self.token_BR, self.delimiter_BR)
         position_BR = self.tree.position_BR + self.tree.place
-        hidden_BRD = self.backbone.run(embeds_BRD, position_BR, self.tree, fused=self.blocks)
+        if self.packs:
+            hidden_BRD = run_packed(self.backbone, embeds_BRD, position_BR, self.tree, self.writing_BR)
+        else:
+            hidden_BRD = self.backbone.run(embeds_BRD, position_BR, self.tree, fused=self.blocks)
         self._choose(hidden_BRD)
 
     def run(
@@ -234,6 +271,7 @@ class Sampler(DecodeLoop):
         uniforms_BRT = uniforms_BRT.to(self.uniform_BR)
         tokens_BRT = torch.zeros(uniforms_BRT.shape, dtype=torch.int64, device=self.token_BR.device)
         log_q_BRT = torch.zeros(uniforms_BRT.shape, device=self.token_BR.device)
+        self.writing_BR.copy_(layout.position_BR >= 0)
         for place in range(-1, opening + uniforms_BRT.shape[-1] - 1):
             step = place - opening + 1
             if step >= 0:
@@ -255,6 +293,10 @@ class Sampler(DecodeLoop):
                     self.log_q_BR.masked_fill_(given_BR, 0.0)
                 tokens_BRT[..., step] = self.token_BR
                 log_q_BRT[..., step] = self.log_q_BR
+                if self.packs and plan.stop_id is not None:
+                    self.writing_BR &= self.token_BR != plan.stop_id
+                    if not self.writing_BR.any():
+                        break
         return ended(tokens_BRT, log_q_BRT, layout)
 
 

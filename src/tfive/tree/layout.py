@@ -305,10 +305,13 @@ class Layout:
         """
         return self.mask_of(torch.arange(start, self.node_count, device=self.token_BN.device), window)[:, None]
 
-    def mask_of(self, node_n: Tensor, window: int | None = None) -> Tensor:
-        """bool `[B, n, N]`: which nodes the nodes `node_n` see."""
-        every_N = torch.arange(self.node_count, device=self.token_BN.device)
-        return self._sees(lambda v: v[:, node_n, None], lambda v: v[:, None, :], node_n[:, None], every_N, window)
+    def mask_of(self, node_n: Tensor, window: int | None = None, among_m: Tensor | None = None) -> Tensor:
+        """bool `[B, n, N]`: which nodes (`[B, n, m]`: which of the nodes `among_m`) the nodes `node_n` see."""
+        if among_m is None:
+            every_N = torch.arange(self.node_count, device=self.token_BN.device)
+            return self._sees(lambda v: v[:, node_n, None], lambda v: v[:, None, :], node_n[:, None], every_N, window)
+        keys_m = among_m
+        return self._sees(lambda v: v[:, node_n, None], lambda v: v[:, None, keys_m], node_n[:, None], keys_m, window)
 
     def mask_mod(self, start: int = 0, window: int | None = None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """The same relation as a FlexAttention `mask_mod(batch, head, query, key)`; queries count from `start`."""

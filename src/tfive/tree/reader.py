@@ -24,8 +24,9 @@ from tfive.tree.gated import ReadingGates
 from tfive.tree.grow import grow, small_texts
 from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary, target_log_prob
 from tfive.tree.hf import Backbone, recurrent_parts
-from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.layout import PADDING, Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower
+from tfive.tree.packed import run_packed
 from tfive.tree.picks import Picks
 from tfive.tree.recurrent.delta_rule import read_paths
 from tfive.tree.recurrent.deltanet import TreeRecurrence
@@ -179,10 +180,15 @@ class TreeReader:
         """Fused blocks where they apply: they do not follow a caller's autocast."""
         return None if torch.is_autocast_enabled(self.device.type) else self.fusion.fusion
 
-    def read_only(self, embeds_BnD: Tensor, position_Bn: Tensor, tree: TreePass) -> Tensor:
-        """Final hidden states of a pass that needs no gradients."""
-        fused = None if self._fused is None else self._fused.forwards
-        return self.backbone.run(embeds_BnD, position_Bn, tree, fused=fused)
+    def read_only(
+        self, embeds_BnD: Tensor, position_Bn: Tensor, tree: TreePass, exists_Bn: Tensor | None = None
+    ) -> Tensor:
+        """Final hidden states of a pass that needs no gradients; where given, of the nodes that exist alone."""
+        if self._fused is not None:
+            return self.backbone.run(embeds_BnD, position_Bn, tree, fused=self._fused.forwards)
+        if exists_Bn is None:
+            return self.backbone.run(embeds_BnD, position_Bn, tree)
+        return run_packed(self.backbone, embeds_BnD, position_Bn, tree, exists_Bn)
 
     def _run(self, layout: Layout, lower: Lower | None = None, stop: int | None = None, fuse: bool = False) -> Tensor:
         """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for."""
@@ -195,6 +201,9 @@ class TreeReader:
         embeds_BND = self.embed(layout.token_BN, layout.delimiter_BN)
         if fuse and stop is None:
             return self.read_only(embeds_BND, layout.position_BN, tree)
+        if stop is not None and trained is None:
+            exists_BN = layout.kind_BN != PADDING
+            return run_packed(self.backbone, embeds_BND, layout.position_BN, tree, exists_BN, stop_block=stop)
         return self.backbone.run(embeds_BND, layout.position_BN, tree, stop_block=stop, **given)
 
     def reduce(self, hidden_BND: Tensor, picks: Picks, reducer: Reducer, forbidden: bool = False) -> dict[str, Tensor]:

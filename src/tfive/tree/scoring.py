@@ -12,7 +12,7 @@ from tfive.tree.attention import TreePass
 from tfive.tree.decode import Reading
 from tfive.tree.grow import grow, without_thoughts
 from tfive.tree.head import target_log_prob
-from tfive.tree.layout import Layout, TextBatch, Thoughts
+from tfive.tree.layout import PADDING, Layout, TextBatch, Thoughts
 from tfive.tree.outputs import Scores
 from tfive.tree.picks import Picks
 from tfive.tree.reader import TreeReader
@@ -64,16 +64,19 @@ class Scoring:
     def _read(self, layout: Layout) -> Tensor:
         """Final hidden states of the branches' nodes, `[B, n, D]`, after the trunk that was read before."""
         tree, trunk = self.tree, self.reading.attention
+        replayed = tree.replays and not tree.plan.gated
 
         def work(layout: Layout, kept: Sequence[Tensor]) -> list[Tensor]:
             recurrence = tree.recurrence(layout, position_BP=self.texts.positions_BP, memory=self.reading.recurrent)
             both = dict(zip(trunk, zip(kept[::2], kept[1::2])))
             row = TreePass(layout, tree.kernel, trunk=both, recurrence=recurrence, gates=tree.gates)
             embeds = tree.embed(layout.token_BN[:, row.start :], layout.delimiter_BN[:, row.start :])
-            return [tree.read_only(embeds, layout.position_BN[:, row.start :], row)]
+            # How many nodes exist is known on the host alone, and a recorded pass does not ask it.
+            exists = None if replayed else layout.kind_BN[:, row.start :] != PADDING
+            return [tree.read_only(embeds, layout.position_BN[:, row.start :], row, exists)]
 
         kept = [part for both in trunk.values() for part in both]
-        if not tree.replays or tree.plan.gated:
+        if not replayed:
             return work(layout, kept)[0]
         return tree.passes("score", tree.home, work, layout, kept)[0]
 

@@ -20,6 +20,7 @@ from calibration_world import (
 from torch import Tensor
 
 from stage import PLAN, V
+from tfive.rl.calibration.mean import regress_mean
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, Minimum, fixed_mixture
 from tfive.rl.calibration.moments import CalibrationData
 from tfive.rl.continuations import continued
@@ -293,6 +294,29 @@ def test_offsets_are_split_and_leave_the_heads_alone(world: World, data: Calibra
     assert calibrator.offsets(data, mixture, 1) == found
     same = calibrator.offsets(data, FixedWeight(), 1)
     assert same["cross_fit_mixture"] == same["cross_fit_average"] == found["cross_fit_average"]
+
+
+@pytest.mark.parametrize(("mixture", "fits"), [(FixedWeight(0.9, "leaning"), 12), (FixedWeight(), 8)])
+def test_no_cross_fit_is_made_twice(
+    world: World, data: CalibrationData, monkeypatch: pytest.MonkeyPatch, mixture: FixedWeight, fits: int
+) -> None:
+    made: list[int] = []
+
+    def counted(*given: Any) -> Any:
+        made.append(1)
+        return regress_mean(*given)
+
+    monkeypatch.setattr("tfive.rl.calibration.mean.regress_mean", counted)
+    calibrator = world.calibrator()
+    calibrator.learn(data, 1)
+    made.clear()
+    found = calibrator.offsets(data, mixture, 1)
+    # Two folds, all inputs and visible ones: the average, the mixture unless it is the average, and the change.
+    assert len(made) == fits
+    alone = calibrator.changes(data, mixture, 1)
+    assert {name: found[name] for name in alone if name != "cross_fit_updates"} == {
+        name: value for name, value in alone.items() if name != "cross_fit_updates"
+    }
 
 
 def test_heads_and_multiplier_are_the_next_windows_start(world: World, easy: CalibrationData) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from tfive.distributed.roles import Role
 from tfive.errors import RunFailed
+from tfive.rl.calibration.dropout import MaskTape
 from tfive.rl.calibration.heads import ACTION_WIDTH, MeanHead, WeightHead
-from tfive.rl.calibration.mean import MeanPlan, cross_fit_change, cross_fit_offset
+from tfive.rl.calibration.mean import CrossFit, cross_fit_change, cross_fit_offset
 from tfive.rl.calibration.mixture import FixedWeight, MeanInputs, Mixture, WeightInputs
 from tfive.rl.calibration.moments import CalibrationData, Occupation
 from tfive.rl.calibration.repeated import calibrate_repeated
@@ -168,47 +170,60 @@ class Calibrator:
         """
         if data.occupation.text_N.unique().numel() < FOLDS:
             return {}
-        with self._plan() as plan:
-            found = self._offsets(data, mixture, window, plan.mean_plan())
-        changes = self.changes(data, mixture, window)
-        steps = found["cross_fit_updates"] + changes.get("cross_fit_updates", 0)
-        return {**found, **changes, "cross_fit_updates": steps}
-
-    def _offsets(self, data: CalibrationData, mixture: Mixture, window: int, plan: MeanPlan) -> dict[str, float]:
-        found: dict[str, float] = {"cross_fit_updates": 0}
-        for name, rule in (("mixture", mixture), ("average", FixedWeight())):
-            mixed = rule.mixed(data.weight_inputs, data.first_NT, data.second_NT)
-            total, visible = (
-                cross_fit_offset(self._fresh_mean_head, inputs, mixed, data.occupation, plan, FOLDS, self.seed, window)
-                for inputs in (data.mean_inputs, data.mean_inputs.visible())
-            )
-            occupation = data.occupation
-            split = offset_split(
-                occupation.per_trajectory(total.value_NT),
-                occupation.per_trajectory(visible.value_NT),
-                occupation.text_N,
-            )
-            found["cross_fit_updates"] += total.steps + visible.steps
+        tapes, found = [MaskTape() for _ in range(FOLDS)], dict[str, float]()
+        fits, occupation = self._cross_fits(data, mixture, window, tapes), data.occupation
+        for name in ("mixture", "average"):
+            total, visible = (occupation.per_trajectory(fits[name, seen].value_NT) for seen in (False, True))
+            split = offset_split(total, visible, occupation.text_N)
             found |= {
                 f"cross_fit_{name}": split.total.mean,
                 f"cross_fit_{name}_error": split.total.error,
                 f"cross_fit_{name}_visible": split.visible.mean,
                 f"cross_fit_{name}_hidden": split.hidden.mean,
             }
-        return found
+        averages = {seen: fits["average", seen] for seen in (False, True)}
+        changes = self.changes(data, mixture, window, tapes, averages)
+        steps = sum(fit.steps for fit in fits.values()) + changes.get("cross_fit_updates", 0)
+        return {**found, **changes, "cross_fit_updates": steps}
 
-    def changes(self, data: CalibrationData, mixture: Mixture, window: int) -> dict[str, float]:
+    def _cross_fits(
+        self, data: CalibrationData, mixture: Mixture, window: int, tapes: Sequence[MaskTape]
+    ) -> dict[tuple[str, bool], CrossFit]:
+        """The cross-fits to the `average` and to the `mixture`, of all inputs and (True) of visible ones alone. Where
+        the mixture is the average, its fits are those of the average, and their steps are counted once."""
+        fits = dict[tuple[str, bool], CrossFit]()
+        given = data.weight_inputs, data.first_NT, data.second_NT
+        targets = {"average": FixedWeight().mixed(*given), "mixture": mixture.mixed(*given)}
+        same = torch.equal(targets["mixture"], targets["average"])
+        with self._plan() as plan:
+            asked = (data.occupation, plan.mean_plan(), FOLDS, self.seed, window, tapes)
+            for seen, inputs in ((False, data.mean_inputs), (True, data.mean_inputs.visible())):
+                for name, target_NT in targets.items():
+                    if name == "mixture" and same:
+                        fits[name, seen] = replace(fits["average", seen], steps=0)
+                    else:
+                        fits[name, seen] = cross_fit_offset(self._fresh_mean_head, inputs, target_NT, *asked)
+        return fits
+
+    def changes(
+        self,
+        data: CalibrationData,
+        mixture: Mixture,
+        window: int,
+        tapes: Sequence[MaskTape] | None = None,
+        averages: Mapping[bool, CrossFit] | None = None,
+    ) -> dict[str, float]:
         """R(w) − R(½) and its visible part as paired, cross-fitted differences; empty for a mixture without a
-        weight."""
+        weight. `averages`: the cross-fits to the average, by whether of visible inputs alone, where they were made."""
         weight = mixture.weight(data.weight_inputs)
         if weight is None:
             return {}
         found: dict[str, float] = {"cross_fit_updates": 0}
         with self._plan() as plan:
-            for name, inputs in (("", data.mean_inputs), ("_visible", data.mean_inputs.visible())):
+            for name, seen in (("", False), ("_visible", True)):
                 change = cross_fit_change(
                     self._fresh_mean_head,
-                    inputs,
+                    data.mean_inputs.visible() if seen else data.mean_inputs,
                     weight.to(data.first_NT.dtype),
                     data.first_NT,
                     data.second_NT,
@@ -217,6 +232,8 @@ class Calibrator:
                     FOLDS,
                     self.seed,
                     window,
+                    tapes,
+                    None if averages is None else averages[seen],
                 )
                 of = change.estimate
                 found |= {f"cross_fit_change{name}": of.mean, f"cross_fit_change{name}_error": of.error}

@@ -7,12 +7,15 @@ fixed once per window, before any learning, so that a head computes the same fun
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from tfive.rl.calibration.dropout import Dropout
 from tfive.rl.initial import InitialWeights, dense
 
 LAYERS = 2
@@ -52,6 +55,21 @@ class MeanFeatures(_VisibleInputs, Protocol):
     def scoring_NTF(self) -> Tensor: ...
 
 
+@dataclass(frozen=True)
+class ReadyInputs:
+    """Inputs as a head's trained layers read them: joined and standardised, which no step of learning changes."""
+
+    parts: tuple[Tensor, ...]
+
+    def rows(self, index: Tensor) -> ReadyInputs:
+        """The same for some trajectories."""
+        return self.map(lambda part: part[index])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> ReadyInputs:
+        """The same with `change` applied to every tensor."""
+        return ReadyInputs(tuple(change(part) for part in self.parts))
+
+
 class Standardizer(nn.Module):
     """Centres and scales features by stored moments; only `fix` changes them; they are part of the state dict."""
 
@@ -85,10 +103,6 @@ class _Path(nn.Module):
         self.standardize = Standardizer(width_in)
         self.project = dense(width_in, width, initial)
 
-    def forward(self, features: Tensor) -> Tensor:
-        out: Tensor = self.project(self.standardize(features))
-        return out
-
 
 class _Joined(nn.Module):
     """Hidden layers on the joined paths and a scalar output whose last layer is small but not zero.
@@ -102,7 +116,7 @@ class _Joined(nn.Module):
         self.hidden = nn.ModuleList(
             dense(a, b, initial.of(f"hidden {n}"), gain=2.0**0.5) for n, (a, b) in enumerate(pairwise(widths))
         )
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.last = dense(width, 1, initial.of("last"), gain=0.01)
 
     def forward(self, joined: Tensor) -> Tensor:
@@ -157,10 +171,17 @@ class WeightHead(nn.Module):
         self.action.standardize.fix(inputs.action_NTE, mask_NT)
         self.scalars.fix(self._columns(inputs), mask_NT)
 
-    def forward(self, inputs: WeightFeatures) -> Tensor:
-        columns = self.scalars(self._columns(inputs))
-        paths = [self.prefix(inputs.prefix_NTD), self.action(inputs.action_NTE), columns]
-        return torch.sigmoid(self.joined(torch.cat(paths, dim=-1)))
+    def ready(self, inputs: WeightFeatures) -> ReadyInputs:
+        """The inputs after all that is fixed for a window, for many passes over the same ones."""
+        paths = self.prefix.standardize(inputs.prefix_NTD), self.action.standardize(inputs.action_NTE)
+        return ReadyInputs((*paths, self.scalars(self._columns(inputs))))
+
+    def forward(self, inputs: WeightFeatures | ReadyInputs) -> Tensor:
+        ready = inputs if isinstance(inputs, ReadyInputs) else self.ready(inputs)
+        prefix, action, columns = ready.parts
+        return torch.sigmoid(
+            self.joined(torch.cat([self.prefix.project(prefix), self.action.project(action), columns], dim=-1))
+        )
 
 
 class MeanHead(nn.Module):
@@ -183,7 +204,7 @@ class MeanHead(nn.Module):
         self.prefix = _Path(prefix, width, initial.of("prefix"))
         self.scoring = _Path(scoring + 1, width, initial.of("scoring"))
         self.scalars = Standardizer(5)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.joined = _Joined(2 * width + 5, width, depth, dropout, initial.of("joined"))
         self.bound = bound
 
@@ -200,8 +221,28 @@ class MeanHead(nn.Module):
         self.scoring.standardize.fix(self._hidden_side(inputs), mask_NT)
         self.scalars.fix(self._columns(inputs), mask_NT)
 
-    def forward(self, inputs: MeanFeatures) -> Tensor:
-        prefix = self.prefix.project(self.dropout(self.prefix.standardize(inputs.prefix_NTD)))
-        scoring = self.scoring.project(self.dropout(self.scoring.standardize(self._hidden_side(inputs))))
-        out: Tensor = self.joined(torch.cat([prefix, scoring, self.scalars(self._columns(inputs))], dim=-1))
+    def ready(self, inputs: MeanFeatures) -> ReadyInputs:
+        """The inputs after all that is fixed for a window, for many passes over the same ones."""
+        paths = self.prefix.standardize(inputs.prefix_NTD), self.scoring.standardize(self._hidden_side(inputs))
+        return ReadyInputs((*paths, self.scalars(self._columns(inputs))))
+
+    def forward(self, inputs: MeanFeatures | ReadyInputs) -> Tensor:
+        ready = inputs if isinstance(inputs, ReadyInputs) else self.ready(inputs)
+        seen, hidden, columns = ready.parts
+        prefix, scoring = self.prefix.project(self.dropout(seen)), self.scoring.project(self.dropout(hidden))
+        out: Tensor = self.joined(torch.cat([prefix, scoring, columns], dim=-1))
         return out if self.bound is None else self.bound * torch.tanh(out / self.bound)
+
+
+Inputs = TypeVar("Inputs")
+
+
+def ready(head: nn.Module, inputs: Inputs) -> Inputs | ReadyInputs:
+    """The inputs as the head reads them again and again while it learns (`ReadyInputs`), for a head that knows them.
+
+    On processors alone: a GPU's steps are captured and gain little, and the copies would count in its memory.
+    """
+    if not isinstance(head, WeightHead | MeanHead) or head.joined.last.weight.device.type != "cpu":
+        return inputs
+    with torch.no_grad():
+        return head.ready(inputs)  # type: ignore[arg-type]

@@ -7,14 +7,16 @@ lower bound on R in expectation. Cross-fitting makes every text a fresh one.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from tfive.rl.calibration.dropout import MaskTape, taped
+from tfive.rl.calibration.heads import ReadyInputs, ready
 from tfive.rl.calibration.mixture import MeanInputs, WeightInputs
 from tfive.rl.calibration.moments import Occupation, moment, split_by_text
 from tfive.rl.clusters import Estimate
@@ -88,18 +90,20 @@ def regress_mean(
     seed: int,
     role: str,
     window: int = 0,
+    tape: MaskTape | None = None,
 ) -> Regressed:
     """Fit h to `target_NT` by ascent on E[2hÃ − h²] (eq:moment-objective); returns the best held-out value and the
     steps taken.
 
     Held-out texts select the step. The value is negative for a head that predicts those texts worse than zero does.
-    With `stop_share` 0 nothing is held out and the last step is kept.
+    With `stop_share` 0 nothing is held out and the last step is kept. `tape`: dropout's masks, where other regressions
+    of this seed, role and window on as many trajectories have drawn them.
     """
     target_NT = target_NT.detach()
     order = text_order(occupation.text_N, seed, f"{role}/split", window)
     fit, stop = split_by_text(occupation.text_N, [1 - plan.stop_share, plan.stop_share], order)
-    held_out = _Regression(inputs, target_NT, occupation).rows(stop if stop.numel() else fit)
-    fitted = _Regression(inputs, target_NT, occupation).rows(fit)
+    held_out = _Regression(inputs, target_NT, occupation).rows(stop if stop.numel() else fit).ready(head)
+    fitted = _Regression(inputs, target_NT, occupation).rows(fit).ready(head)
     optimizer = torch.optim.AdamW(head.parameters(), lr=plan.lr, weight_decay=plan.weight_decay, fused=True)
 
     def ascend(rows: Tensor) -> None:
@@ -111,7 +115,7 @@ def regress_mean(
 
     step_on = ReplayedStep(ascend, [optimizer], target_NT.device, plan.recorder)
     best, best_state, stale = -float("inf"), copy.deepcopy(head.state_dict()), 0
-    with forked(target_NT.device):
+    with forked(target_NT.device), taped(head, tape, target_NT.device):
         seed_dropout(seed, role, window)
         stream = batches(fitted.occupation.count, plan.batch, seed, role, window)
         for step in range(plan.steps + 1):
@@ -133,9 +137,13 @@ def regress_mean(
 class _Regression:
     """Inputs and targets of a mean head, and the measure its errors are averaged over."""
 
-    inputs: MeanInputs
+    inputs: MeanInputs | ReadyInputs
     target_NT: Tensor
     occupation: Occupation
+
+    def ready(self, head: nn.Module) -> _Regression:
+        """The same for many steps of this head."""
+        return replace(self, inputs=ready(head, self.inputs))
 
     def rows(self, index: Tensor) -> _Regression:
         return _Regression(self.inputs.rows(index), self.target_NT[index], self.occupation.rows(index))
@@ -174,14 +182,17 @@ class MeanResponse(nn.Module):
         """Set ā and its log-probability to their means over the valid steps of `inputs`."""
         self.action_E, self.log_prob = inputs.action_NTE[mask_NT].mean(0), inputs.log_prob_NT[mask_NT].mean()
 
-    def centred_weight(self, inputs: MeanInputs) -> Tensor:
-        """w(s, ā) − ½."""
+    def on_average(self, inputs: MeanInputs) -> WeightInputs:
+        """What w(s, ā) reads: the states of these contexts and the average action."""
         if self.action_E is None or self.log_prob is None:
             raise ValueError("the response needs its average action first")
         shape = inputs.time_NT.shape
         action, log_prob = self.action_E.expand(*shape, -1), self.log_prob.expand(shape)
-        fixed = WeightInputs(inputs.prefix_NTD, inputs.value_NT2, inputs.time_NT, action, log_prob)
-        out: Tensor = self.weight(fixed) - 0.5
+        return WeightInputs(inputs.prefix_NTD, inputs.value_NT2, inputs.time_NT, action, log_prob)
+
+    def centred_weight(self, inputs: MeanInputs) -> Tensor:
+        """w(s, ā) − ½."""
+        out: Tensor = self.weight(self.on_average(inputs)) - 0.5
         return out
 
     def moved(self, inputs: MeanInputs) -> Tensor:
@@ -216,12 +227,14 @@ def cross_fit_offset(
     folds: int,
     seed: int,
     window: int = 0,
+    tapes: Sequence[MaskTape] | None = None,
 ) -> CrossFit:
     """E[2hÃ − h²] with h fitted to this mixture on the other folds of texts: in expectation a lower bound on R
     (lem:moment-duality).
 
     Every trajectory is evaluated by a head that saw no trajectory of its text. With `inputs.visible()` the result is
     the visible part of R. Paired differences of two mixtures are differences of `value_NT` on the same trajectories.
+    `tapes`: a fold's masks of dropout, which are the same for every mixture and both kinds of inputs.
     """
     if folds < 2:
         raise ValueError(f"cross-fitting needs at least two folds, got {folds}")
@@ -240,6 +253,7 @@ def cross_fit_offset(
             seed,
             f"cross-fit/{number}",
             window,
+            None if tapes is None else tapes[number],
         ).steps
         with torch.no_grad():
             mean_NT[part] = head(inputs.rows(part)).to(mean_NT.dtype)
@@ -258,18 +272,21 @@ def cross_fit_change(
     folds: int,
     seed: int,
     window: int = 0,
+    tapes: Sequence[MaskTape] | None = None,
+    of_average: CrossFit | None = None,
 ) -> CrossFit:
     """R(w) − R(½) of a frozen weight with a text-clustered error, far more precise than a difference of two bounds.
 
     On the other folds of texts, h̄ is fitted to the average and g to (w − ½)Δ; the observation is the paired difference
     ``ℓ_mom(h̄ + g; Ã_w) − ℓ_mom(h̄; Ā)``. Errors of h̄ and g enter only as products (the derivative in each vanishes
     at the truth), so the standard error over texts covers them. With `inputs.visible()` it is the change of the visible
-    part.
+    part. `of_average`: the cross-fit to the average where it has been made; its steps are then not counted again.
     """
     average_NT, moved_NT = (first_NT + second_NT) / 2, (weight_NT - 0.5) * (first_NT - second_NT)
-    shared = occupation, plan, folds, seed, window
-    of_average = cross_fit_offset(make_head, inputs, average_NT, *shared)
+    shared = occupation, plan, folds, seed, window, tapes
+    made = of_average or cross_fit_offset(make_head, inputs, average_NT, *shared)
     of_move = cross_fit_offset(make_head, inputs, moved_NT, *shared)
-    mean, shift = of_average.mean_NT, of_move.mean_NT
+    mean, shift = made.mean_NT, of_move.mean_NT
     value_NT = moment(mean + shift, average_NT + moved_NT) - moment(mean, average_NT)
-    return CrossFit(occupation.estimate(value_NT), value_NT, mean + shift, of_average.steps + of_move.steps)
+    steps = of_move.steps + (0 if of_average is not None else made.steps)
+    return CrossFit(occupation.estimate(value_NT), value_NT, mean + shift, steps)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -54,6 +55,29 @@ class Occupation:
         return self.mask_NT.shape[0]
 
 
+class Paired(Protocol):
+    """Both normalised advantages of some trajectories and the measure on them."""
+
+    @property
+    def first_NT(self) -> Tensor: ...
+    @property
+    def second_NT(self) -> Tensor: ...
+    @property
+    def occupation(self) -> Occupation: ...
+
+
+def shared(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`change`, made once of every tensor: one that is given again gets the same result."""
+    changed: dict[int, Tensor] = {}
+
+    def once(tensor: Tensor) -> Tensor:
+        if id(tensor) not in changed:
+            changed[id(tensor)] = change(tensor)
+        return changed[id(tensor)]
+
+    return once
+
+
 @dataclass(frozen=True)
 class CalibrationData:
     """All that head learning and validation read: inputs of both heads, both normalised advantages, the measure."""
@@ -87,13 +111,7 @@ class CalibrationData:
 
     def _changed(self, change: Callable[[Tensor], Tensor], occupation: Occupation) -> CalibrationData:
         """`change` applied to every tensor; one that both heads read is changed once and stays shared."""
-        changed: dict[int, Tensor] = {}
-
-        def once(tensor: Tensor) -> Tensor:
-            if id(tensor) not in changed:
-                changed[id(tensor)] = change(tensor)
-            return changed[id(tensor)]
-
+        once = shared(change)
         return CalibrationData(
             self.weight_inputs.map(once),
             self.mean_inputs.map(once),

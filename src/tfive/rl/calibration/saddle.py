@@ -16,9 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from tfive.rl.calibration.early_stop import EarlyStopping, Evaluation
+from tfive.rl.calibration.heads import ReadyInputs, ready
 from tfive.rl.calibration.mean import MeanPlan, MeanResponse, batches, forked, regress_mean, seed_dropout, text_order
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, MeanInputs, WeightInputs, mix
-from tfive.rl.calibration.moments import CalibrationData, displacement, energy, moment, saddle_integrand, split_by_text
+from tfive.rl.calibration.moments import (
+    CalibrationData,
+    Occupation,
+    Paired,
+    displacement,
+    energy,
+    moment,
+    saddle_integrand,
+    shared,
+    split_by_text,
+)
 from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep
 
 
@@ -209,7 +220,7 @@ class Descent:
         """The current β."""
         return float(self._multiplier)
 
-    def step(self, data: CalibrationData, weight: Tensor, mean: Tensor) -> None:
+    def step(self, data: Paired, weight: Tensor, mean: Tensor) -> None:
         """One step of w on eq:single-rollout-saddle-integrand against the mean response, then one of β.
 
         The penalty factor on w is β plus `multiplier_damping` times the present violation (an augmented Lagrangian).
@@ -254,7 +265,7 @@ def _fit_response(
     return steps
 
 
-def outputs(head: nn.Module, inputs: WeightInputs | MeanInputs) -> Tensor:
+def outputs(head: nn.Module, inputs: WeightInputs | MeanInputs | ReadyInputs) -> Tensor:
     """A head's output without dropout or gradients."""
     head.eval()
     with torch.no_grad():
@@ -268,11 +279,24 @@ def _inputs(data: CalibrationData, state_only: bool) -> WeightInputs:
 
 @dataclass(frozen=True)
 class _Part:
-    """A minibatch with the parts of h that do not change while w is learned: s·h̄ and Δ̂."""
+    """A minibatch: what w reads with the taken and (`on_average`) with the average action, what g reads, and the parts
+    of h that do not change while w is learned, s·h̄ and Δ̂."""
 
-    data: CalibrationData
+    weight_inputs: WeightInputs | ReadyInputs
+    on_average: WeightInputs | ReadyInputs
+    mean_inputs: MeanInputs | ReadyInputs
+    first_NT: Tensor
+    second_NT: Tensor
     average_NT: Tensor
     gap_NT: Tensor
+    occupation: Occupation
+
+    def rows(self, index: Tensor) -> _Part:
+        """The same for some trajectories; a tensor that several read is taken once and stays shared."""
+        once = shared(lambda tensor: tensor[index])
+        read = (part.map(once) for part in (self.weight_inputs, self.on_average, self.mean_inputs))
+        numbers = (once(part) for part in (self.first_NT, self.second_NT, self.average_NT, self.gap_NT))
+        return _Part(*read, *numbers, self.occupation.rows(index))
 
 
 class _SaddleLearner:
@@ -283,8 +307,16 @@ class _SaddleLearner:
     ) -> None:
         self.descent, self.response, self.plan, self.state_only = descent, response, plan, state_only
         self.weight_head, self.batches = descent.weight_head, plan.mean_steps
-        average = response.share * outputs(response.average, data.mean_inputs)
-        self.whole = _Part(data, average, outputs(response.gap, data.mean_inputs))
+        self.whole = _Part(
+            weight_inputs=ready(self.weight_head, _inputs(data, state_only)),
+            on_average=ready(self.weight_head, response.on_average(data.mean_inputs)),
+            mean_inputs=ready(response.shift, data.mean_inputs),
+            first_NT=data.first_NT,
+            second_NT=data.second_NT,
+            average_NT=response.share * outputs(response.average, data.mean_inputs),
+            gap_NT=outputs(response.gap, data.mean_inputs),
+            occupation=data.occupation,
+        )
         self.shift_optimizer = torch.optim.AdamW(
             response.shift.parameters(), plan.mean_lr, weight_decay=plan.weight_decay, fused=True
         )
@@ -302,32 +334,26 @@ class _SaddleLearner:
         """A step of g on every minibatch, and a step of w and of β on the last."""
         for some in rows[:-1]:
             part = self._part(some)
-            self._follow(part, outputs(self.weight_head, _inputs(part.data, self.state_only)), self._known(part))
+            self._follow(part, outputs(self.weight_head, part.weight_inputs), self._known(part))
         part = self._part(rows[-1])
         known = self._known(part)
         self.weight_head.train()
-        weight = self.weight_head(_inputs(part.data, self.state_only))
+        weight = self.weight_head(part.weight_inputs)
         self._follow(part, weight.detach(), known)
-        mean = part.average_NT + known + outputs(self.response.shift, part.data.mean_inputs)
-        self.descent.step(part.data, weight, mean)
+        mean = part.average_NT + known + outputs(self.response.shift, part.mean_inputs)
+        self.descent.step(part, weight, mean)
 
     def _part(self, rows: Tensor) -> _Part:
-        whole = self.whole
-        if rows.numel() == whole.data.occupation.count:
-            return whole
-        return _Part(whole.data.rows(rows), whole.average_NT[rows], whole.gap_NT[rows])
+        return self.whole if rows.numel() == self.whole.occupation.count else self.whole.rows(rows)
 
     def _known(self, part: _Part) -> Tensor:
-        self.weight_head.eval()
-        with torch.no_grad():
-            return self.response.centred_weight(part.data.mean_inputs) * part.gap_NT
+        return (outputs(self.weight_head, part.on_average) - 0.5) * part.gap_NT
 
     def _follow(self, part: _Part, weight: Tensor, known: Tensor) -> None:
         """One regression step of g on (w − ½)Δ − `known`."""
-        data = part.data
-        target = (weight - 0.5) * (data.first_NT - data.second_NT) - known
+        target = (weight - 0.5) * (part.first_NT - part.second_NT) - known
         self.response.shift.train()
-        loss = -data.occupation.mean(moment(self.response.shift(data.mean_inputs), target))
+        loss = -part.occupation.mean(moment(self.response.shift(part.mean_inputs), target))
         self.shift_optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.shift_optimizer.step()

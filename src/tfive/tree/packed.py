@@ -1,0 +1,79 @@
+"""Passes that leave padding out: of a row's nodes only those that exist go through the model.
+
+Thoughts that close early and checkpoints that are not reached leave up to half of a batch empty. Norms, products and
+rotations work row by row, so that they need no empty rows; attention gets its tensors spread over the whole layout.
+What remains of a batch is computed by the same kernels, and on the libraries tested comes out bit for bit the same.
+
+On processors and without gradients alone: counting nodes waits for a GPU, and its captured steps need fixed shapes.
+
+Local shape letters: Y query heads, X key/value heads, E head features, n nodes of a text, x nodes that are computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfive.tree.attention import Attending
+from tfive.tree.hf import Backbone
+
+ROWS = 64
+"""At least so many rows are computed, padding included: products of a few rows have kernels that round otherwise."""
+WORTH = 0.9
+"""More than this share of nodes that exist is not worth the copies."""
+
+
+def packing(exists_Bn: Tensor) -> Tensor | None:
+    """int64 `[x]`: the flat nodes to compute, ascending, those that exist and at least `ROWS`; None if nearly all."""
+    exists = exists_Bn.flatten()
+    count = max(int(exists.sum()), min(ROWS, len(exists)))
+    if count > WORTH * len(exists):
+        return None
+    return (~exists).to(torch.uint8).argsort(stable=True)[:count].sort().values
+
+
+def packs(tree: Attending, device: torch.device) -> bool:
+    """Whether a pass may leave padding out."""
+    return device.type == "cpu" and tree.recurrence is None and not torch.is_grad_enabled()
+
+
+class PackedPass(Attending):
+    """A pass as a model sees it that computes `index_x` of its nodes, as the only row of its batch."""
+
+    def __init__(self, tree: Attending, index_x: Tensor, shape: tuple[int, int]) -> None:
+        super().__init__(tree.kernel)
+        self.tree, self.index_x, self.shape = tree, index_x, shape
+
+    def spread(self, values_x: Tensor) -> Tensor:
+        """`[x, …]` in the places of the layout, `[B, n, …]`, 0 elsewhere."""
+        full = values_x.new_zeros(self.shape[0] * self.shape[1], *values_x.shape[1:])
+        return full.index_copy_(0, self.index_x, values_x).unflatten(0, self.shape)
+
+    def attend(
+        self,
+        layer: int,
+        query_BYnE: Tensor,
+        key_BXnE: Tensor,
+        value_BXnE: Tensor,
+        scale: float | None,
+        window: int | None = None,
+        cap: float | None = None,
+    ) -> Tensor:
+        given = (self.spread(one[0].transpose(0, 1)).transpose(1, 2) for one in (query_BYnE, key_BXnE, value_BXnE))
+        output_BnYE = self.tree.attend(layer, *given, scale, window, cap)
+        return output_BnYE.flatten(0, 1).index_select(0, self.index_x)[None]
+
+
+def run_packed(
+    backbone: Backbone, embeds_BnD: Tensor, position_Bn: Tensor, tree: Attending, exists_Bn: Tensor, **given: Any
+) -> Tensor:
+    """`Backbone.run` without padding, where `packs` and it is worth it: final hidden states `[B, n, D]`, which mean
+    nothing where no node exists."""
+    index_x = packing(exists_Bn) if packs(tree, embeds_BnD.device) else None
+    if index_x is None:
+        return backbone.run(embeds_BnD, position_Bn, tree, **given)
+    packed = PackedPass(tree, index_x, (embeds_BnD.shape[0], embeds_BnD.shape[1]))
+    embeds_xD, position_x = (one.flatten(0, 1).index_select(0, index_x) for one in (embeds_BnD, position_Bn))
+    return packed.spread(backbone.run(embeds_xD[None], position_x[None], packed, **given)[0])
