@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from tfive.cli.evaluate_gains import parse_corpus, positions_of
 from tfive.config.config import Config
@@ -101,7 +102,9 @@ def _held(assembly: Assembly) -> dict[str, int]:
     """Bytes of weights and moments that this process has of each role, beside the frozen base."""
     base = {weight.data_ptr() for weight in assembly.base.model.parameters()}
     critics = [] if assembly.critics is None else list(zip(assembly.critics.critics, assembly.critics.optimizers))
-    owners = [("actor", assembly.actor.engine.model, assembly.actor.optimizer)]
+    owners: list[tuple[str, nn.Module, MasterOptimizer]] = [
+        ("actor", assembly.actor.engine.model, assembly.actor.optimizer)
+    ]
     owners += [(f"critic {n}", critic, optimizer) for n, (critic, optimizer) in enumerate(critics, 1)]
     found = {}
     for name, module, optimizer in owners:
