@@ -198,9 +198,9 @@ def _rounded(detail: str) -> str:
 
 
 def courses(world: World, folder: str, cases: dict[str, list[str]]) -> dict[str, Any]:
-    """`course` for every case, and what evaluations say of the untrained model."""
+    """`course` for every case, and what evaluations say of the untrained model; two processes are enough for that."""
     found = {name: course(world, folder, overrides, name) for name, overrides in cases.items()}
-    return found | {EVALUATED: evaluated(world, folder)}
+    return found | ({EVALUATED: evaluated(world, folder)} if world.size <= 2 else {})
 
 
 EVALUATED = "gains and headroom"
