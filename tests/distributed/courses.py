@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from tfive.cli.evaluate_gains import parse_corpus, positions_of
 from tfive.config.config import Config
@@ -101,7 +102,9 @@ def _held(assembly: Assembly) -> dict[str, int]:
     """Bytes of weights and moments that this process has of each role, beside the frozen base."""
     base = {weight.data_ptr() for weight in assembly.base.model.parameters()}
     critics = [] if assembly.critics is None else list(zip(assembly.critics.critics, assembly.critics.optimizers))
-    owners = [("actor", assembly.actor.engine.model, assembly.actor.optimizer)]
+    owners: list[tuple[str, nn.Module, MasterOptimizer]] = [
+        ("actor", assembly.actor.engine.model, assembly.actor.optimizer)
+    ]
     owners += [(f"critic {n}", critic, optimizer) for n, (critic, optimizer) in enumerate(critics, 1)]
     found = {}
     for name, module, optimizer in owners:
@@ -195,9 +198,9 @@ def _rounded(detail: str) -> str:
 
 
 def courses(world: World, folder: str, cases: dict[str, list[str]]) -> dict[str, Any]:
-    """`course` for every case, and what evaluations say of the untrained model."""
+    """`course` for every case, and what evaluations say of the untrained model; two processes are enough for that."""
     found = {name: course(world, folder, overrides, name) for name, overrides in cases.items()}
-    return found | {EVALUATED: evaluated(world, folder)}
+    return found | ({EVALUATED: evaluated(world, folder)} if world.size <= 2 else {})
 
 
 EVALUATED = "gains and headroom"

@@ -133,9 +133,9 @@ def every_life(world: World, home: str) -> dict[str, Any]:
     else:
         live(pair, folder, "stopped", 2, stop_after=1)
         live(pair, folder, "stopped", 2)
-    live(world, folder, "roles", 2, profile="cluster")
-    live(world, folder, "roles stopped", 2, profile="cluster", stop_ahead=2)
-    live(world, folder, "roles stopped", 2, profile="cluster")
+    live(world, folder, "roles", 1, profile="cluster")
+    live(world, folder, "roles stopped", 1, profile="cluster", stop_ahead=1)
+    live(world, folder, "roles stopped", 1, profile="cluster")
     live(world, folder, "moved", 4, stop_after=1, shard=2, profile="cluster")
     if world.rank < 2:
         live(pair, folder, "moved", 4, stop_after=2)

@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tfive.cli import launch
+from tfive.cli.app import _call
 from tfive.cli.launch import restart_line, started_by_launcher, whole_status
 from tfive.distributed.environment import CRASHED, LOST
 from tfive.errors import UserError
@@ -97,3 +100,29 @@ def test_processes_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert started_by_launcher(2)
     with pytest.raises(UserError, match="--processes 4: a launcher has started 2 a node already"):
         started_by_launcher(4)
+
+
+def test_an_evaluation_is_started_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    heard: list[tuple[list[str], dict[str, Any]]] = []
+
+    def launched(words: list[str], **how: Any) -> int:
+        heard.append((words, how))
+        return 7
+
+    monkeypatch.setattr(launch, "launch", launched)
+    typed = ["--corpus", "a.txt=2", "--corpus", "b.txt", "--pattern", "-x", "--json", "--processes", "3"]
+    assert _call(["eval", "gains", "nano", *typed]) == 7
+    assert _call(["eval", "nano", "--tasks", "piqa", "--limit", "4", "--processes", "2"]) == 7
+    (gains, how), (run, _) = heard
+    assert gains[:3] == ["eval", "gains", "nano"]
+    wanted = {"--corpus=a.txt=2", "--corpus=b.txt", "--pattern=-x", "--json", "--processes=3", "--texts=64"}
+    assert wanted <= set(gains)
+    assert (how["processes"], how["restarts"]) == (3, 0)
+    assert run[:3] == ["eval", "run", "nano"]
+    assert {"--tasks=piqa", "--limit=4", "--processes=2"} <= set(run)
+    assert not [word for word in run if word.startswith(("--json", "--quiet", "--data"))]
+    assert (
+        restart_line({1: -9}, 0, 0, "give the command again") == "rank 1 was ended by SIGKILL; give the command again"
+    )

@@ -55,6 +55,7 @@ Compute = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
     ),
 )
 def eval_run(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, hub id, .gguf file or nano.")],
     suite: Annotated[str, typer.Option(help="primary, earlier or supplementary.")] = "primary",
     tasks: Annotated[
@@ -96,7 +97,7 @@ def eval_run(
     quiet: Quiet = False,
 ) -> None:
     """Evaluate."""
-    _in_several(processes, quiet)
+    _in_several(context, processes, quiet)
     with loading(quiet):
         from tfive.cli.evaluate_suite import Wanted, evaluate_command
 
@@ -174,6 +175,7 @@ def eval_compare(
     ),
 )
 def eval_gains(
+    context: typer.Context,
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Exported folder, or any model with untrained thoughts.")
     ],
@@ -199,7 +201,7 @@ def eval_gains(
     as_json: AsJson = False,
 ) -> None:
     """Measure and tabulate."""
-    _in_several(processes, as_json)
+    _in_several(context, processes, as_json)
     with loading(as_json):
         from tfive.cli.evaluate_gains import gains_command
         from tfive.evaluate.diagnostics import SampleSize
@@ -223,6 +225,7 @@ def eval_gains(
     ),
 )
 def eval_headroom(
+    context: typer.Context,
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Exported folder, or any model with untrained thoughts.")
     ],
@@ -252,7 +255,7 @@ def eval_headroom(
     as_json: AsJson = False,
 ) -> None:
     """Measure and tabulate."""
-    _in_several(processes, as_json)
+    _in_several(context, processes, as_json)
     from tfive.cli.evaluate_headroom import headroom_command
     from tfive.evaluate.diagnostics import SampleSize
 
@@ -264,11 +267,11 @@ def eval_headroom(
         show(text)
 
 
-def _in_several(processes: int | None, quiet: bool) -> None:
+def _in_several(context: typer.Context, processes: int | None, quiet: bool) -> None:
     """Start the processes that `--processes` asks for and end as they do, unless this is one of them."""
     if processes is None:
         return
     from tfive.cli.launch import launch_again, started_by_launcher
 
     if not started_by_launcher(processes):
-        raise typer.Exit(launch_again(processes, quiet=quiet))
+        raise typer.Exit(launch_again(context, processes, quiet=quiet))

@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
 from tfive.config.config import Config
 from tfive.distributed.environment import CRASHED, LOST, launched
 from tfive.errors import UserError
@@ -74,14 +72,14 @@ def launch_resume(folder: str, flags: Mapping[str, bool], processes: int, restar
     return _launched(_with(["resume", folder], flags), config, processes, restarts, quiet=flags["quiet"])
 
 
-def launch_again(processes: int, *, quiet: bool) -> int:
-    """The command that is being called, in several processes; nothing is kept of one that dies, so none is started
-    again."""
-    words = command_words(click.get_current_context())
+def launch_again(context: Any, processes: int, *, quiet: bool) -> int:
+    """The command that is being called (its `typer.Context`), in several processes; nothing is kept of one that dies,
+    so none is started again."""
+    words = command_words(context)
     return launch(words, processes=processes, restarts=0, patience=SAVING, quiet=quiet, then="give the command again")
 
 
-def command_words(context: click.Context) -> list[str]:
+def command_words(context: Any) -> list[str]:
     """What was typed for a command, with every option that has a value written out."""
     names: list[str] = []
     here = context
@@ -90,7 +88,7 @@ def command_words(context: click.Context) -> list[str]:
         here = here.parent
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
-        if isinstance(parameter, click.Argument):
+        if parameter.param_type_name == "argument":
             names.append(str(value))
         elif isinstance(value, bool):
             names += [parameter.opts[0]] * value

@@ -322,8 +322,8 @@ def bytes_by_role(table: Estimate, config: Config, shape: ModelShape, layout: La
 
 def whole_copies(config: Config, shape: ModelShape, layout: Layout, compute: int) -> dict[str, int]:
     """Bytes of one process of each role that no shard makes smaller: sampling, scoring and valuing read the frozen base
-    and the role's own weights whole, in compute precision. Block by block would not do: processes sample for different
-    numbers of steps, and gathering is common work."""
+    and the role's own weights whole, in compute precision. Block by block, every step of a thought would move the whole
+    model between the processes."""
     base = shape.parameters
     acting = shape.parameters if config.actor.adapt == "full" else 0
     critic = trained_by_critic(config, shape) if config.critic.adapt in ("top", "full") else 0
