@@ -26,7 +26,7 @@ help:
 	@echo "make test-page   the page's tests in a browser, which it installs where there is none"
 	@echo "make lint        ruff and mypy"
 	@echo "make fuzz        12,000 hostile inputs for everything that is read; any outcome but a clean one fails"
-	@echo "make soak        runs of every method killed 1,000 times and compared, in parts of any length"
+	@echo "make soak        runs of every method killed 1,000 times, ranks killed in every phase, and compared"
 	@echo "make audit       known vulnerabilities of the pinned packages"
 	@echo "make hashes      write hashes.txt for the pins of constraints.txt; make HASHED=1 test installs by it"
 	@echo "make docs        the documentation site in build/site; broken links fail"
@@ -60,6 +60,8 @@ fuzz: $(VENV)/test.stamp
 KILLS ?= 1000
 soak: $(VENV)/test.stamp
 	@$(VENV)/bin/python tests/soak/run.py --kills $(KILLS)
+	@$(VENV)/bin/python tests/soak/ranks.py
+	@$(VENV)/bin/python tests/soak/network.py
 
 # The newest auditor there is: an old one knows old faults.
 audit: $(AUDIT)/audit.stamp

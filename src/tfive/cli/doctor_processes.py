@@ -9,8 +9,9 @@ from typing import Any
 from tfive.config.config import Config
 from tfive.models.shape import ModelShape
 from tfive.training.communication import GPU, Layout, Network, Prediction, predicted
-from tfive.training.memory import readable_bytes
+from tfive.training.memory import estimate, readable_bytes
 from tfive.training.processes import require_possible
+from tfive.training.save_memory import checkpoint_bytes
 
 A_NODE = 8
 """GPUs of a node."""
@@ -24,27 +25,30 @@ def processes_facts(config: Config, shape: ModelShape, processes: int) -> dict[s
         nodes = processes // math.gcd(processes, A_NODE)
     network = Network()
     found = predicted(config, shape, Layout.of(config, processes, nodes), network)
+    host = checkpoint_bytes(estimate(config, shape, on_gpu=True), config, shape) // processes
     return {
         "processes": processes,
         "nodes": nodes,
         "profile": config.distributed.profile,
         "shard": found.layout.shard,
         "bytes": found.bytes,
+        "checkpoint_host_bytes": host,
         "exchanges": [{**asdict(one), "total": one.total} for one in found.exchanges],
         "seconds": {"computing": found.computing, "exchanging": found.exchanging, "step": found.step},
         "steps": found.steps,
         "assumed": {"operations": GPU, **asdict(network)},
-        "shown": _shown(config, found, network),
+        "shown": _shown(config, found, network, host),
     }
 
 
-def _shown(config: Config, found: Prediction, network: Network) -> list[str]:
+def _shown(config: Config, found: Prediction, network: Network, host: int) -> list[str]:
     """The same for a person."""
     layout = found.layout
     shards = f"shards over {layout.shard}" if layout.shard > 1 else "all weights on each"
     lines = [
         f"{layout.processes} processes on {layout.nodes} node{'s' * (layout.nodes > 1)}, distributed.profile = "
-        f"{config.distributed.profile}, {shards}: {readable_bytes(found.bytes)} each",
+        f"{config.distributed.profile}, {shards}: {readable_bytes(found.bytes)} each, and {readable_bytes(host)} of "
+        "host memory while a checkpoint is written",
         "what one process hands over in a window:",
     ]
     lines += [
