@@ -28,7 +28,7 @@ help:
 	@echo "make test-page   the page's tests in a browser, which it installs where there is none"
 	@echo "make lint        ruff and mypy"
 	@echo "make fuzz        12,000 hostile inputs for everything that is read; any outcome but a clean one fails"
-	@echo "make soak        runs of every method killed 1,000 times and compared, in parts of any length; on a GPU also without memory, and for an hour"
+	@echo "make soak        runs of every method killed 1,000 times, ranks killed in every phase, and compared; on a GPU also without memory, and for an hour"
 	@echo "make audit       known vulnerabilities of the pinned packages"
 	@echo "make hashes      write hashes.txt for the pins of constraints.txt; make HASHED=1 test installs by it"
 	@echo "make docs        the documentation site in build/site; broken links fail"
@@ -62,6 +62,8 @@ fuzz: $(VENV)/test.stamp
 KILLS ?= 1000
 soak: $(VENV)/test.stamp
 	@$(VENV)/bin/python tests/soak/run.py --kills $(KILLS)
+	@$(VENV)/bin/python tests/soak/ranks.py
+	@$(VENV)/bin/python tests/soak/network.py
 	@if $(HAS_GPU); then $(VENV)/bin/python tests/soak/device.py --only kills --only memory --only growth --out build/device.json; fi
 
 # The newest auditor there is: an old one knows old faults.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tfive.cli import doctor
-from tfive.config.config import Config, presets
+from tfive.config.config import Config, presets, resolve
 from tfive.errors import UserError
 from tfive.training.duration import readable
 from tfive.training.inputs import require
@@ -27,6 +27,21 @@ def test_fit_is_judged_against_the_device() -> None:
     assert doctor.fit(["qwen3.5-9b"], ["method=rlp"], GPU, SPEED)["fits"] is True
     assert doctor.fit(["qwen3.5-9b"], ["actor.adapt=full"], GPU, SPEED)["fits"] is False
     assert doctor.fit(["qwen3-1.7b"], [], replace(GPU, memory=None), SPEED)["fits"] is None
+
+
+def test_the_copy_of_a_checkpoint_is_counted_where_it_lies() -> None:
+    gpu, cpu = (doctor.fit(["qwen3-1.7b"], [], device, SPEED) for device in (GPU, CPU))
+    saved = gpu["checkpoint_host_bytes"]
+    trained = [row["bytes"] for row in gpu["roles"] if row["role"] == "actor" or row["role"].startswith("critic ")]
+    assert saved == sum(one["weights"] + one["moments"] for one in trained)
+    assert f"{saved / 2**30:.2f} GiB of host memory for a copy" in "\n".join(doctor.render_fit(gpu))
+    (copied,) = (row["bytes"]["states"] for row in cpu["roles"] if row["role"] == "checkpoint being written")
+    assert cpu["checkpoint_host_bytes"] is None
+    assert cpu["lasting"] > copied > 0
+    several = doctor.processes_facts(
+        resolve(["qwen3-1.7b"], []).config, doctor.model_shape(Config.load("qwen3-1.7b")), 8
+    )
+    assert several["checkpoint_host_bytes"] == saved // 8
 
 
 @pytest.mark.parametrize("name", presets())

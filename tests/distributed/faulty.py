@@ -11,22 +11,24 @@ import faulthandler
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from forked import forked
+from tfive.cli import launch
 from tfive.cli.app import main
 from tfive.training import start
 from tfive.training.loop import Loop
 
-faulthandler.register(signal.SIGUSR1)
+LAUNCHER = "TFIVE_TEST_LAUNCHER"
+"""Environment variable with the number of the launcher's process."""
 
 
 def deed(name: str) -> None:
     if name == "full":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if name == "terminate":
-        os.kill(os.getppid(), signal.SIGTERM)
+        os.kill(int(os.environ[LAUNCHER]), signal.SIGTERM)
     else:
         os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[name])
 
@@ -44,21 +46,30 @@ def faults() -> Callable[[str], None]:
     return hook
 
 
-def differ(what: str) -> None:
+def differ(what: str) -> list[str]:
+    """Give this rank something else than the others have; more words for its command."""
     if what == "configuration":
-        sys.argv += ["--set", "run.seed=1"]
-    elif what == "data":
+        return ["--set", "run.seed=1"]
+    if what == "data":
         digests = start.model_digests
         start.model_digests = lambda *a: {**digests(*a), "model.safetensors": "another"}
+    return []
 
 
-if __name__ == "__main__":
+def rank(*words: str) -> None:
+    """One rank of a launch."""
+    faulthandler.register(signal.SIGUSR1)
     made, hook = Loop.__init__, faults()
 
     def with_faults(self: Loop, *arguments: Any, **options: Any) -> None:
         made(self, *arguments, **{**options, "faults": hook})
 
     Loop.__init__ = with_faults  # type: ignore[method-assign]
-    if os.environ["RANK"] == "1":
-        differ(os.environ.get("DIFFERS", ""))
-    main()
+    main([*words, *(differ(os.environ.get("DIFFERS", "")) if os.environ["RANK"] == "1" else [])])
+
+
+def launcher(*words: str) -> None:
+    """The `tfive` command, which starts such ranks."""
+    os.environ[LAUNCHER] = str(os.getpid())
+    launch.launch.__kwdefaults__["program"] = forked("faulty:rank")[1:]  # Python itself comes first anyway
+    main(words)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -18,16 +19,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from forked import forked
+from tfive.distributed.launch import joined
+
 HERE = Path(__file__).parent
 LIMIT = 400.0
 """Seconds a world may take; a hang is a failure with every process's stack."""
-
-START = """
-import faulthandler, signal, sys
-faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-from processes import work
-work()
-"""
 
 
 def run_world(
@@ -69,9 +68,7 @@ def _started(
     }
     said = (kept / f"said-{rank}.txt").open("wb")
     with said:
-        return subprocess.Popen(
-            [sys.executable, "-c", START], env=os.environ | own | environment, stderr=said, stdout=said
-        )
+        return subprocess.Popen(forked("processes:work"), env=os.environ | own | environment, stderr=said, stdout=said)
 
 
 def _port(kept: Path) -> int:
@@ -114,10 +111,7 @@ def _said(kept: Path, size: int) -> str:
 
 def work() -> None:
     """What a started process does: join, call the function, keep its result."""
-    import torch
-
-    from tfive.distributed.launch import joined
-
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     asked = json.loads(os.environ["TFIVE_TEST_WORK"])
     torch.set_num_threads(1)
     module, _, name = asked["function"].partition(":")

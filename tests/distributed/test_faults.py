@@ -6,12 +6,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forked import forked
 from tfive.cli.app import _call
 from tfive.training.loop import CHECKPOINTS
 from tiny import OVERRIDES, configure
@@ -26,24 +26,20 @@ SETTINGS = (
     "run.checkpoint_phases=true", "run.explorer_items=0", "distributed.timeout=20",
 )  # fmt: skip
 
-LAUNCH = """
-import sys
-from tfive.cli import launch
-launch.TFIVE = (sys.argv.pop(1),)
-launch.launch.__kwdefaults__["program"] = launch.TFIVE
-from tfive.cli.app import main
-main()
-"""
-
 Fault = tuple[int, int, str, str]
 
 
 def launch(*words: str, faults: tuple[Fault, ...] = (), differs: str = "") -> tuple[int, list[str]]:
     """`tfive WORDS --processes 2 --quiet` with faults in its ranks: the status, and what was printed."""
-    command = [sys.executable, "-c", LAUNCH, str(HERE / "faulty.py"), *words, "--processes", "2"]
-    environment = os.environ | {"FAULTS": json.dumps(faults), "DIFFERS": differs, "OMP_NUM_THREADS": "1"}
+    command = forked("faulty:launcher", *words, "--processes", "2")
+    own = {"FAULTS": json.dumps(faults), "DIFFERS": differs, "OMP_NUM_THREADS": "1", "PYTHONPATH": _paths()}
+    environment = os.environ | own
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=environment)
     return done.returncode, (done.stdout + done.stderr).splitlines()
+
+
+def _paths() -> str:
+    return os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @pytest.fixture(scope="module")

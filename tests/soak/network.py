@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -28,6 +29,7 @@ from tiny import OVERRIDES, configure
 TIMEOUT = 20
 LIMIT = 900.0
 """Seconds after which anything here counts as hanging."""
+NAMED = re.compile(r"rank (\d) of 2 \(process \d+ on .+\) last heard of in phase \w.*: no sign for \d+ s")
 CONF = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=5,read_timeout=30"
 SETTINGS = (
     *OVERRIDES, "run.seed=2", "qualify.rule=fixed", "critic.warmup_rounds=1", "run.checkpoint_phases=true",
@@ -47,6 +49,14 @@ class Wire:
         self.addresses = ("10.77.0.1", "10.77.0.2")
 
     def __enter__(self) -> Wire:
+        try:
+            self._laid()
+        except (OSError, subprocess.CalledProcessError):
+            self.__exit__()
+            raise
+        return self
+
+    def _laid(self) -> None:
         for name in (self.hub, *self.nodes):
             ip("netns", "add", name)
         ip("-n", self.hub, "link", "add", "name", "hub", "type", "bridge")
@@ -57,7 +67,6 @@ class Wire:
             for link in ("wire", "lo"):
                 ip("-n", node, "link", "set", link, "up")
             ip("-n", self.hub, "link", "set", f"port{number}", "master", "hub", "up")
-        return self
 
     def cut(self) -> None:
         """From now on nothing passes; both ends keep their link."""
@@ -68,7 +77,8 @@ class Wire:
 
     def __exit__(self, *exception: object) -> None:
         for name in (self.hub, *self.nodes):
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+            with suppress(OSError):  # no such command: nothing was made
+                subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
 class Nodes:
@@ -133,26 +143,82 @@ def nodes(wire: Wire, home: Path, name: str, asked: str = "2") -> Iterator[Nodes
                 launcher.wait(120)
 
 
-if __name__ == "__main__":
-    home = Path(sys.argv[1]); home.mkdir(parents=True, exist_ok=True)
+def interrupted(wire: Wire, home: Path) -> str:
+    """Nothing passes for less than `distributed.timeout`: the run waits and goes on."""
+    with nodes(wire, home, "interrupted") as found:
+        until(lambda: found.saved() > 1, "checkpoint", found)
+        wire.cut()
+        time.sleep(TIMEOUT * 0.4)
+        wire.mend()
+        assert found.ended() == [0, 0], found.logs
+        assert not any(NAMED.search(found.said(number)) for number in (0, 1)), found.logs
+    compare(home / "undisturbed", home / "interrupted")
+    return "waited out, the same to the bit"
+
+
+def lost(wire: Wire, home: Path) -> str:
+    """Nothing passes for longer: each side names the rank of the other and its phase, and ends; the launcher that keeps
+    the rendezvous waits, the other one meets it again, or ends and is started again."""
+    with nodes(wire, home, "lost") as found:
+        until(lambda: found.saved() > 1, "checkpoint", found)
+        wire.cut()
+        seconds = until(lambda: all(NAMED.search(found.said(number)) for number in (0, 1)), "line of both sides")
+        for number in (0, 1):
+            named = NAMED.search(found.said(number))
+            assert named is not None
+            assert int(named[1]) == 1 - number, found.logs
+        wire.mend()
+        again = _met_again(found)
+        assert found.ended() == [0, 0], found.logs
+    compare(home / "undisturbed", home / "lost")
+    return f"named by both sides after {seconds:.0f} s; {again}; the same to the bit"
+
+
+def _met_again(found: Nodes) -> str:
+    """Wait for the end, and start the launcher once more that has given up."""
+    until(lambda: any(one.poll() is not None for one in found.launchers), "end")
+    if found.launchers[1].poll() in (None, 0):
+        return "the launchers met again"
+    found.launchers[1] = found.launched(1)
+    return "the other launcher gave up and was started again"
+
+
+def smaller(wire: Wire, home: Path) -> str:
+    """The same with `--nnodes 1:2`, and the network stays away: the node that keeps the rendezvous goes on alone."""
+    with nodes(wire, home, "smaller", "1:2") as found:
+        until(lambda: found.saved() > 1, "checkpoint", found)
+        wire.cut()
+        seconds = until(lambda: found.launchers[0].poll() is not None, "end of the first node")
+        assert found.launchers[0].returncode == 0, found.logs
+    summary = json.loads((home / "smaller" / "summary.json").read_text("utf-8"))
+    assert [place.get("processes", 1) for place in summary["places"]] == [2, 1]
+    return f"the first node went on alone and ended {seconds:.0f} s after the cut"
+
+
+TRIED: dict[str, Callable[[Wire, Path], str]] = {"interrupted": interrupted, "lost": lost, "smaller": smaller}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--work", type=Path, default=Path("build/soak/network"), help="folder of runs")
+    parser.add_argument("--only", nargs="+", choices=tuple(TRIED), default=list(TRIED))
+    asked = parser.parse_args()
+    home = asked.work.absolute()
+    home.mkdir(parents=True, exist_ok=True)
     configure(home)
-    with Wire() as wire:
-        t=time.time()
-        if "whole" in sys.argv:
-            with nodes(wire, home, "whole") as n:
-                print("whole", n.ended(), time.time()-t, flush=True)
-        if "short" in sys.argv:
-            with nodes(wire, home, "short") as n:
-                print(until(lambda: n.saved() > 1, "checkpoint", n), flush=True)
-                wire.cut(); time.sleep(8); wire.mend()
-                print("short", n.ended(), flush=True)
-                compare(home/"whole", home/"short")
-        if "long" in sys.argv:
-            with nodes(wire, home, "long") as n:
-                until(lambda: n.saved() > 1, "checkpoint", n)
-                wire.cut(); t=time.time()
-                for k in range(60):
-                    print(round(time.time()-t), [l.poll() for l in n.launchers], flush=True)
-                    time.sleep(3)
-                    if any(l.poll() is not None for l in n.launchers): break
-                print(n.said(0)[-3000:], "-----", n.said(1)[-6000:], flush=True)
+    with ExitStack() as stack:
+        try:
+            wire = stack.enter_context(Wire())
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"lost network: skipped (no network namespaces here: {error})")
+            return 0
+        if not (home / "undisturbed" / "summary.json").is_file():
+            with nodes(wire, home, "undisturbed") as found:
+                assert found.ended() == [0, 0], found.logs
+        for name in asked.only:
+            print(f"{name}: {TRIED[name](wire, home)}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -132,12 +132,11 @@ def _saving(sweep: Sweep, point: str) -> None:
         sweep.at(f"save, {point}")
 
 
-def work(arguments: list[str]) -> int:
+def rank(*words: str) -> None:
     """One rank of a sweep, from its start to its end."""
     faulthandler.register(signal.SIGUSR1)
     place = (int(os.environ[name]) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
     sweep = Sweep(json.loads(os.environ["SWEEP"]), *place)
     sweep.at(STARTED)
     attach(sweep)
-    main(arguments[1:])
-    return 0
+    main(words)

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -26,12 +25,11 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "text"))
 
-from soak.forked import serve
+from forked import forked
 from soak.life import compare
-from soak.rank import RESTORED, STARTED, work
+from soak.rank import RESTORED, STARTED
 from tiny import OVERRIDES, configure
 
-TESTS = Path(__file__).resolve().parents[1]
 SIZE = 2
 DEATHS = 40
 """Deaths of one run before it is let live to its end."""
@@ -63,7 +61,7 @@ LAUNCH = """
 import json, sys
 from tfive.cli.launch import launch
 arguments, restarts, program = json.loads(sys.argv[1])
-sys.exit(launch(arguments, processes=2, restarts=restarts, patience=60, program=(program,)))
+sys.exit(launch(arguments, processes=2, restarts=restarts, patience=60, program=program))
 """
 
 Death = tuple[str, int]
@@ -86,8 +84,8 @@ def launched(home: Path, folder: Path, case: str, deaths: list[Death]) -> list[d
     log.mkdir(parents=True)
     overrides = (*OVERRIDES, *SETTINGS, f"benchmarks.data={home}", *CASES[case])
     words = ["train", str(home / "tiny.toml"), *(word for one in overrides for word in ("--set", one))]
-    told = json.dumps([[*words, "--out", str(folder)], len(deaths), str(TESTS / "soak" / "forked.py")])
-    sweep = {"SWEEP": json.dumps({"log": str(log), "deaths": deaths}), "FORKS": str(home / "forks")}
+    told = json.dumps([[*words, "--out", str(folder)], len(deaths), forked("soak.rank:rank")[1:]])
+    sweep = {"SWEEP": json.dumps({"log": str(log), "deaths": deaths})}
     with (log / "said.txt").open("wb") as said:
         done = subprocess.run(
             [sys.executable, "-c", LAUNCH, told],
@@ -141,9 +139,9 @@ def swept(home: Path, case: str, progress: Path) -> dict[str, Any]:
     own = known.setdefault(case, {})
     if not own:
         noted = launched(home, home / case / "undisturbed", case, [])
-        own |= {"planned": places(noted), "deaths": [], "seconds": [], "runs": 0}
-    while left := [tuple(one) for one in own["planned"] if one not in own["deaths"]]:
-        noted = launched(home, home / case / "killed", case, left[:DEATHS])
+        own |= {"planned": [list(one) for one in places(noted)], "deaths": [], "seconds": [], "runs": 0}
+    while left := [one for one in own["planned"] if one not in own["deaths"]]:
+        noted = launched(home, home / case / "killed", case, [(place, rank) for place, rank in left[:DEATHS]])
         found = judged(home, case, noted)
         if not found["deaths"]:
             raise SystemExit(f"{case}: a run ended before any rank came to {left[0]}")
@@ -182,13 +180,8 @@ def main() -> int:
     home = asked.work.absolute()
     home.mkdir(parents=True, exist_ok=True)
     configured(home)
-    (home / "forks").unlink(missing_ok=True)
-    server = serve(str(home / "forks"), work)
-    try:
-        for case in asked.cases:
-            print(shown(case, swept(home, case, home / "progress.json")), flush=True)
-    finally:
-        os.kill(server, signal.SIGTERM)
+    for case in asked.cases:
+        print(shown(case, swept(home, case, home / "progress.json")), flush=True)
     return 0
 
 

@@ -19,7 +19,9 @@ from tfive.models.shape import ModelShape, find_shape, shape_from
 from tfive.rl.adapters import adapt_actor
 from tfive.rl.settings import ActorSettings
 from tfive.training.build import build
-from tfive.training.memory import Nodes, estimate, nodes_of, readable_bytes
+from tfive.training.memory import Nodes, estimate, nodes_of, readable_bytes, trained_by_actor
+from tfive.training.save_memory import checkpoint_bytes
+from tfive.training.state_tree import encode
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.low_rank import trained_state
@@ -185,6 +187,11 @@ def test_estimated_weights_are_those_that_a_run_holds(overrides: list[str], tmp_
     if "method=rlp" in overrides:
         estimated -= next(row.bytes["weights"] for row in table.rows if row.role == "EMA teacher") // 2  # not begun
     assert sum(made.values()) == pytest.approx(estimated, rel=0.05)  # small heads are left out
+    saved = encode({"method": {**run.method.state_dict(), "gate": None}}).pieces
+    copied = checkpoint_bytes(table, run.config, shape) - sum(row.bytes["moments"] for row in table.rows)  # not begun
+    if "method=rlp" in overrides:
+        copied -= 4 * trained_by_actor(run.config, shape)[0]
+    assert sum(piece.local.nbytes for piece in saved) == pytest.approx(copied, rel=0.05)
 
 
 def storages() -> dict[int, tuple[int, torch.Tensor]]:

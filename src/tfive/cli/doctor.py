@@ -24,6 +24,7 @@ from tfive.extras import install_hint
 from tfive.models.shape import ModelShape, find_shape
 from tfive.training.memory import COLUMNS, Estimate, estimate, readable_bytes
 from tfive.training.remedies import smaller_passes, smaller_weights
+from tfive.training.save_memory import checkpoint_bytes, with_save
 
 CORE = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "typer", "rich", "tomlkit")
 OPTIONAL = {
@@ -145,7 +146,7 @@ def preset_facts(name: str, device: Device, speed: float) -> dict[str, Any]:
         "text": [source.path or source.hub for source in config.text.sources],
         "missing": [one.shown() for one in needed(config) if not one.there],
         "seconds": expected(config, shape, device.kind, speed).seconds,
-        "fits": _fits(estimate(config, shape, on_gpu=device.kind == "cuda"), device),
+        "fits": _fits(_table(config, shape, device), device),
     }
 
 
@@ -156,7 +157,8 @@ def fit(sources: list[str], overrides: Sequence[str], device: Device, speed: flo
 
     config = resolve(sources, overrides).config
     shape = model_shape(config)
-    table = estimate(config, shape, on_gpu=device.kind == "cuda")
+    table = _table(config, shape, device)
+    host = checkpoint_bytes(table, config, shape) if device.kind == "cuda" else None
     return {
         "sources": sources,
         "method": config.method,
@@ -166,6 +168,7 @@ def fit(sources: list[str], overrides: Sequence[str], device: Device, speed: flo
         "lasting": table.lasting,
         "transient": table.transient,
         "total": table.total,
+        "checkpoint_host_bytes": host,
         "device": device.name,
         "memory": device.memory,
         "fits": _fits(table, device),
@@ -173,6 +176,13 @@ def fit(sources: list[str], overrides: Sequence[str], device: Device, speed: flo
         "needs": [asdict(one) | {"shown": one.shown()} for one in needed(config, contents=True)],
         "duration": asdict(expected(config, shape, device.kind, speed)),
     }
+
+
+def _table(config: Config, shape: ModelShape, device: Device) -> Estimate:
+    """Bytes on the device; on a CPU with the copy that a checkpoint is written from."""
+    if device.kind == "cuda":
+        return estimate(config, shape, on_gpu=True)
+    return with_save(estimate(config, shape, on_gpu=False), config, shape)
 
 
 def _fits(table: Estimate, device: Device) -> bool | None:
@@ -239,6 +249,10 @@ def render_fit(fit: dict[str, Any]) -> list[str]:
     verdict = {True: "fits", False: "does not fit", None: "cannot be judged"}[fit["fits"]]
     memory = readable_bytes(fit["memory"]) if fit["memory"] else "unknown memory"
     lines.append(f"total: {lasting} that last + {transient} of the largest pass = {total}")
+    if fit["checkpoint_host_bytes"] is not None:
+        lines.append(
+            f"while a checkpoint is written: {readable_bytes(fit['checkpoint_host_bytes'])} of host memory for a copy"
+        )
     remedy = f"; {' or '.join(fit['smaller'])}" if fit["fits"] is False else ""
     lines.append(f"{verdict} on {fit['device']} with {memory}, all roles on one device{remedy}")
     lines.append("needs:")

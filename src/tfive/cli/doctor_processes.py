@@ -10,8 +10,9 @@ from tfive.config.config import Config
 from tfive.distributed.roles import rank_duties
 from tfive.models.shape import ModelShape
 from tfive.training.communication import GPU, Layout, Network, Prediction, predicted
-from tfive.training.memory import readable_bytes
+from tfive.training.memory import estimate, readable_bytes
 from tfive.training.processes import require_possible
+from tfive.training.save_memory import checkpoint_bytes
 
 A_NODE = 8
 """GPUs of a node."""
@@ -25,6 +26,7 @@ def processes_facts(config: Config, shape: ModelShape, processes: int) -> dict[s
         nodes = processes // math.gcd(processes, A_NODE)
     network = Network()
     found = predicted(config, shape, Layout.of(config, processes, nodes), network)
+    host = checkpoint_bytes(estimate(config, shape, on_gpu=True), config, shape) // processes
     return {
         "processes": processes,
         "nodes": nodes,
@@ -34,11 +36,12 @@ def processes_facts(config: Config, shape: ModelShape, processes: int) -> dict[s
         "bytes_by_role": found.by_role,
         "whole_copies": found.copies,
         "duties": _duties(config, processes),
+        "checkpoint_host_bytes": host,
         "exchanges": [{**asdict(one), "total": one.total} for one in found.exchanges],
         "seconds": {"computing": found.computing, "exchanging": found.exchanging, "step": found.step},
         "steps": found.steps,
         "assumed": {"operations": GPU, **asdict(network)},
-        "shown": _shown(config, found, network),
+        "shown": _shown(config, found, network, host),
     }
 
 
@@ -54,13 +57,14 @@ def _bytes_shown(found: Prediction) -> str:
     return ", ".join(shown)
 
 
-def _shown(config: Config, found: Prediction, network: Network) -> list[str]:
+def _shown(config: Config, found: Prediction, network: Network, host: int) -> list[str]:
     """The same for a person."""
     layout = found.layout
     shards = f"shards over {layout.shard}" if layout.shard > 1 else "all weights on each"
     lines = [
         f"{layout.processes} processes on {layout.nodes} node{'s' * (layout.nodes > 1)}, distributed.profile = "
-        f"{config.distributed.profile}, {shards}: {_bytes_shown(found)}",
+        f"{config.distributed.profile}, {shards}: {_bytes_shown(found)}, and {readable_bytes(host)} of host memory while "
+        "a checkpoint is written",
         *(f"  {line}" for line in _duties(config, layout.processes)),
         "what one process hands over in a window:",
     ]

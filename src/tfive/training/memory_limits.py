@@ -16,6 +16,7 @@ from tfive.models.shape import ModelShape, shape_from
 from tfive.training.communication import Layout, bytes_per_rank
 from tfive.training.memory import compute_bytes, estimate, readable_bytes
 from tfive.training.remedies import lower_and_resume, smaller_passes, smaller_weights
+from tfive.training.save_memory import checkpoint_bytes
 
 SLACK = 1.25
 """How far the estimate may lie above the device's memory before a run is refused: it is no measurement."""
@@ -35,6 +36,8 @@ def check_size(config: Config, loaded: Loaded, device: torch.device, processes: 
     on_gpu = device.type == "cuda"
     found = estimate(config, shape, on_gpu=on_gpu)
     needed = bytes_per_rank(found, config, shape, Layout.of(config, processes), compute_bytes(config, on_gpu))
+    if not on_gpu and config.run.checkpoint_every:
+        needed += checkpoint_bytes(found, config, shape) // processes
     if needed > SLACK * there:
         row = max(found.rows, key=lambda one: sum(one.bytes.values()))
         column = max(row.bytes, key=lambda name: row.bytes[name])

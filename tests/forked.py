@@ -1,0 +1,140 @@
+"""Processes without the seconds that imports take: a server that has imported everything forks them.
+
+`forked(*words)` is a command that anybody may start, a launcher too; `words` are "module:function" and its arguments.
+It hands them, its environment and its output to a server, passes signals on, and ends as the forked process ended, by
+the same signal where one ended it; when it is killed itself, so is that process. There are two servers, one for ranks
+of even and one for ranks of odd number, whose sets of strings have another order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+FORKS = "TFIVE_TEST_FORKS"
+"""Environment variable with the servers' folder."""
+
+IMPORTED = (
+    "tfive.cli.app", "tfive.cli.evaluate_suite", "tfive.cli.launch", "tfive.training.start", "tfive.distributed.shards",
+    "tfive.distributed.group", "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "torch.distributed.elastic.rendezvous.registry", "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama", "tiny", "pytest",
+)  # fmt: skip
+PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+def forked(*words: str) -> list[str]:
+    """The command that has a server call words[0] ("module:function") with the others; servers begin with the first."""
+    os.environ[FORKS] = os.environ.get(FORKS) or _servers()
+    # Without the site's packages a client begins in hundredths of a second.
+    return [sys.executable, "-I", "-S", __file__, *words]
+
+
+def _servers() -> str:
+    """Start both servers; they end with this process, whose pipe they read."""
+    folder = tempfile.mkdtemp(prefix="tfive-forks-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for seed in ("1", "2"):
+        own = {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        subprocess.Popen(
+            [sys.executable, __file__, "--serve", f"{folder}/{int(seed) - 1}"], stdin=subprocess.PIPE,
+            env=os.environ | own,
+        )  # fmt: skip
+    return folder
+
+
+def serve(path: str) -> None:
+    """Fork a process for every client, until standard input ends."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for name in IMPORTED:
+        importlib.import_module(name)
+    listening.bind(f"{path}.new")
+    listening.listen(64)
+    os.rename(f"{path}.new", path)  # now it answers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
+    while 0 not in select.select([0, listening], [], [])[0]:
+        client, _ = listening.accept()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listening.close()
+            _keep(client)
+        client.close()
+
+
+def _keep(client: socket.socket) -> None:
+    """Fork the process and stay beside it until it ends."""
+    told, outputs, _, _ = socket.recv_fds(client, 1 << 18, 2)
+    child = os.fork()
+    if child == 0:
+        client.close()
+        os._exit(_called(*json.loads(told), outputs))
+    for output in (0, *outputs):
+        os.close(output)
+    ended = os.pidfd_open(child)
+    while ended not in (ready := select.select([ended, client], [], [])[0]):
+        passed = client.recv(1) if client in ready else b""
+        os.kill(child, passed[0] if passed else signal.SIGKILL)
+        if not passed:
+            break
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with suppress(OSError):
+        client.sendall(str(status).encode())
+    os._exit(0)
+
+
+def _called(words: Sequence[str], environment: dict[str, str], outputs: Sequence[int]) -> int:
+    for number, output in enumerate(outputs, 1):
+        os.dup2(output, number)
+        os.close(output)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one not in sys.path]
+    sys.argv = list(words)
+    status = 1
+    try:
+        module, _, name = words[0].partition(":")
+        getattr(importlib.import_module(module), name)(*words[1:])
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - as Python ends a program
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
+def _client(words: Sequence[str]) -> None:
+    path = Path(os.environ[FORKS]) / str(int(os.environ.get("RANK", "0")) % 2)
+    while not path.exists():
+        select.select([], [], [], 0.02)  # it still imports
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server.connect(str(path))
+    for number in PASSED:
+        signal.signal(number, lambda asked, _: server.send(bytes([asked])))
+    socket.send_fds(server, [json.dumps([list(words), dict(os.environ)]).encode()], [1, 2])
+    status = int(server.recv(64) or b"1")
+    if status < 0:
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--serve":
+        serve(sys.argv[2])
+    else:
+        _client(sys.argv[1:])
