@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -27,6 +28,7 @@ from hypothesis import strategies as st
 from fuzz.outcome import Tally
 from fuzz.targets import TARGETS, Target
 from fuzz.world import World
+from tfive.errors import RunFailed
 from tfive.report import figures
 from tfive.training.loop import Loop
 
@@ -51,6 +53,13 @@ def fuzz(target: Target, world: World, examples: int, number: int) -> Tally:
     return tally
 
 
+def summed_up(loop: Loop) -> dict[str, Any]:
+    """What is read is restored and summed up, not trained on."""
+    if not loop.history:
+        raise RunFailed("a run without a checkpoint would begin again here")
+    return loop.summary(loop.history[0], loop.history[-1])
+
+
 def address_space() -> int:
     """Bytes of address space that this process has taken."""
     return int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
@@ -71,8 +80,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with tempfile.TemporaryDirectory() as scratch:
         world = World(asked.work or Path(scratch) / "world")
-        # What is read is restored and summed up, not trained on.
-        Loop.go = lambda loop: loop.summary(loop.history[0], loop.history[-1])  # type: ignore[method-assign, assignment]
+        Loop.go = summed_up  # type: ignore[method-assign]
         chosen = [target for target in TARGETS if not asked.only or target.name in asked.only]
         total = sum(target.share for target in chosen)
         found = 0
