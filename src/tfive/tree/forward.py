@@ -89,10 +89,10 @@ class TreeModel(TreeReader):
         if law.parity:
             return self._sample_in_parity(texts, uniforms_BRT.to(self.device), law)
         fusion = self._fused
-        if fusion is not None:
-            fusion.refresh()
         layout = self._grow(texts, full_thoughts(texts, self.plan))
         reading = reading or self.read(texts)
+        if fusion is not None:
+            fusion.refresh()
         # A captured step reads the weights where they were.
         home = next(self.model.parameters()).data_ptr()
         key = (layout.token_BN.shape, layout.position_BR.shape, reading.hidden_BSD.dtype, home, law, fusion is None)

@@ -20,13 +20,15 @@ class Picks:
     """int64 `[x]` token each one should predict."""
     keep: Tensor
     """bool: where in the full shape the picked ones stand."""
+    place: Tensor
+    """int64 `[x]`: the same as indices into the flattened full shape."""
 
     @staticmethod
     def of(node: Tensor, target: Tensor, keep: Tensor, node_count: int) -> Picks:
         """Picks of `node` (`[B, …]`, indices inside a row) where `keep`."""
         row = torch.arange(len(node), device=node.device).view(-1, *[1] * (node.ndim - 1)) * node_count
         at = keep.flatten().nonzero()[:, 0]  # the one moment that waits for the device
-        return Picks((node + row).flatten()[at], target.expand_as(node).flatten()[at], keep)
+        return Picks((node + row).flatten()[at], target.expand_as(node).flatten()[at], keep, at)
 
     @staticmethod
     def actions(layout: Layout, tokens_BRT: Tensor) -> Picks:
@@ -64,6 +66,6 @@ class Picks:
 
     def spread(self, values: Tensor) -> Tensor:
         """Values of the picked nodes (`[x]` or `[x, D]`) in the full shape, 0 elsewhere."""
-        full = values.new_zeros(*self.keep.shape, *values.shape[1:])
-        keep = self.keep if values.ndim == 1 else self.keep[..., None].expand_as(full)
-        return full.masked_scatter(keep, values)
+        full = values.new_zeros(self.keep.numel(), *values.shape[1:])
+        # Not by the mask: its backward pass would count it, and wait for the device.
+        return full.index_copy(0, self.place, values).view(*self.keep.shape, *values.shape[1:])

@@ -151,9 +151,10 @@ class TreeReader:
         """Fused blocks for passes without gradients, or why there are none; chosen once."""
         if not self._fusion:
             layout = self._grow(small_texts(int(self.backbone.config.vocab_size)), None)
-            step = self.engine.delta_rule == "triton"
             # Blocks are compared in float32, whatever rule the model's own precision gets.
             plain = TreeRecurrence(layout, read_paths) if self.backbone.recurrent else None
+            # The step rounds as the kernels of whole passes do, so it comes with them.
+            step = not self.backbone.recurrent or self.rule.mixer is not None
             self._fusion.append(choose_fusion(self.engine.fused_blocks, self.backbone, layout, plain, step))
         return self._fusion[0]
 

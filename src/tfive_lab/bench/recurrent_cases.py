@@ -31,16 +31,18 @@ def step_case(heads: RecurrentHeads, work: Work, device: torch.device) -> tuple[
 
     branches, width = work.branches, 2048
     like = torch.randn(branches, width, device=device).bfloat16()
-    memory = LayerMemory.empty(branches // work.group, branches, work.length + 1, heads, like)
+    memory = LayerMemory.empty(branches // work.group, branches, work.length + 1, heads, like, once=True)
     memory.state_XIEF.normal_()
     sizes = (heads.channels, heads.values * heads.value_features, heads.values, heads.values)
     joined = torch.randn(branches, sum(sizes), device=device).bfloat16()
     log_rate, bias = (torch.randn(heads.values, device=device).bfloat16() for _ in range(2))
     taps = torch.randn(heads.channels, heads.memory + 1, device=device).bfloat16()
-    weights = StepWeights(heads, taps, log_rate, bias, torch.ones(heads.value_features, device=device).bfloat16(), 1e-6)
+    weights = StepWeights(
+        heads, taps, log_rate, bias, torch.ones(heads.value_features, device=device).bfloat16(), 1e-6, once=True
+    )
     place = torch.tensor([work.length], device=device)
     products: Any = joined.split(sizes, -1)
-    moved = memory.state_XIEF.numel() * 2 + memory.key_QIZE.numel() * 4 + memory.write_QIZF.numel() * 4
+    moved = memory.state_XIEF.numel() * 2 + memory.key_QIZE.numel() * 2 + memory.write_QIZF.numel() * 4
     return lambda: delta_step_triton.step(products, weights, memory, place), moved
 
 

@@ -251,26 +251,41 @@ def choose_rule(
     setting: str, device: torch.device, dtype: torch.dtype, layers: Sequence[RecurrentParts] = ()
 ) -> RuleChoice:
     """The rule for option `delta_rule`: `torch`, `triton` (for `layers`, those it would run) or `fla`, refused where
-    unsound, or `auto`: flash-linear-attention's where it is sound, else PyTorch's. Triton's must be asked for until its
-    speed has been measured."""
+    unsound, or `auto`: Triton's where it is sound, else flash-linear-attention's, else PyTorch's."""
     if setting == "torch":
         return RuleChoice(read_paths, "torch", "asked for")
-    if setting == "triton":
-        trouble = _layers_trouble(layers, device, dtype)
-        if trouble is None:
-            from tfive.tree.fast.delta_chunk import TritonRule
-
-            reason = "asked for, and agrees with the PyTorch rule on this device"
-            return RuleChoice(TritonRule(dtype == torch.float32), "triton", reason, TritonMixer())
-    else:
-        trouble = _fla_trouble(device, dtype)
-        if trouble is None and torch.are_deterministic_algorithms_enabled():
-            trouble = "it does not promise deterministic gradients, which this run asks for"
-        if trouble is None:
-            return RuleChoice(KernelRule(fla_kernel()), "fla", "agrees with the PyTorch rule on this device")
+    found = {}
+    for name, choose in (("triton", _triton_rule), ("fla", _fla_rule)):
+        if setting in (name, "auto"):
+            choice = choose(device, dtype, layers)
+            if isinstance(choice, RuleChoice):
+                return choice
+            found[name] = choice
     if setting != "auto":
-        raise UserError(f"delta_rule = {setting}: of no use here: {trouble}; use torch or auto")
-    return RuleChoice(read_paths, "torch", f"flash-linear-attention is not used: {trouble}")
+        raise UserError(f"delta_rule = {setting}: of no use here: {found[setting]}; use torch or auto")
+    reason = f"Triton's kernels are not used: {found['triton']}; flash-linear-attention is not used: {found['fla']}"
+    return RuleChoice(read_paths, "torch", reason)
+
+
+def _triton_rule(device: torch.device, dtype: torch.dtype, layers: Sequence[RecurrentParts]) -> RuleChoice | str:
+    """Our kernels, or why not."""
+    trouble = _layers_trouble(layers, device, dtype)
+    if trouble is not None:
+        return trouble
+    from tfive.tree.fast.delta_chunk import TritonRule
+
+    reason = "agrees with the PyTorch rule on this device"
+    return RuleChoice(TritonRule(dtype == torch.float32), "triton", reason, TritonMixer())
+
+
+def _fla_rule(device: torch.device, dtype: torch.dtype, _: Sequence[RecurrentParts]) -> RuleChoice | str:
+    """flash-linear-attention's kernel, or why not."""
+    trouble = _fla_trouble(device, dtype)
+    if trouble is None and torch.are_deterministic_algorithms_enabled():
+        trouble = "it does not promise deterministic gradients, which this run asks for"
+    if trouble is not None:
+        return trouble
+    return RuleChoice(KernelRule(fla_kernel()), "fla", "agrees with the PyTorch rule on this device")
 
 
 def _layers_trouble(layers: Sequence[RecurrentParts], device: torch.device, dtype: torch.dtype) -> str | None:

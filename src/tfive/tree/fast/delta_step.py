@@ -87,13 +87,15 @@ class LayerMemory:
     """Decay summed up to each place."""
 
     @staticmethod
-    def empty(states: int, branches: int, window: int, heads: RecurrentHeads, like: Tensor) -> LayerMemory:
-        """Buffers of zeros on the device and in the precision of `like`."""
+    def empty(
+        states: int, branches: int, window: int, heads: RecurrentHeads, like: Tensor, once: bool = False
+    ) -> LayerMemory:
+        """Buffers of zeros on the device and in the precision of `like`. `once`: keys are rounded to it anyway."""
         count, wide = heads.values, wide_dtype(like.dtype)
         return LayerMemory(
             like.new_zeros(states, count, heads.key_features, heads.value_features),
             like.new_zeros(branches, heads.memory + window, heads.channels),
-            like.new_zeros(branches, count, window, heads.key_features, dtype=wide),
+            like.new_zeros(branches, count, window, heads.key_features, dtype=like.dtype if once else wide),
             like.new_zeros(branches, count, window, heads.value_features, dtype=wide),
             like.new_zeros(branches, count, window, dtype=wide),
         )
@@ -137,13 +139,13 @@ def _rule_step(
     both_QI2E = torch.stack([key_QIE, query_QIE], 2)
     earlier_Z = torch.arange(memory.sum_QIZ.shape[-1], device=place.device) < place
     fade_QI1Z = (now_QI[..., None] - memory.sum_QIZ).exp().where(earlier_Z, 0.0).unsqueeze(2)
-    recent_QI2F = (both_QI2E @ memory.key_QIZE.mT * fade_QI1Z) @ memory.write_QIZF
+    recent_QI2F = (both_QI2E @ memory.key_QIZE.mT.to(key_QIE.dtype) * fade_QI1Z) @ memory.write_QIZF
     share = len(now_QI) // len(memory.state_XIEF)
     state_QIEF = memory.state_XIEF.to(key_QIE.dtype).repeat_interleave(share, 0)
     known_QI2F = recent_QI2F + both_QI2E @ state_QIEF * now_QI.exp()[..., None, None]
     write_QIF = beta_QI[..., None] * (value_QIF - known_QI2F[:, :, 0])
     for buffer, new in ((memory.key_QIZE, key_QIE), (memory.write_QIZF, write_QIF), (memory.sum_QIZ, now_QI)):
-        buffer.index_copy_(2, place, new.unsqueeze(2))
+        buffer.index_copy_(2, place, new.unsqueeze(2).to(buffer.dtype))
     return known_QI2F[:, :, 1] + (query_QIE * key_QIE).sum(-1, keepdim=True) * write_QIF
 
 
@@ -171,7 +173,9 @@ class BranchSteps:
         self._copies = branches // len(some.state_XIEF) if steps > self.window else 1
         states = len(some.state_XIEF) * self._copies
         self.layers = {
-            layer: LayerMemory.empty(states, branches, self.window, weights[layer].heads, fork.tail_XJU)
+            layer: LayerMemory.empty(
+                states, branches, self.window, weights[layer].heads, fork.tail_XJU, weights[layer].once
+            )
             for layer, fork in memory.items()
         }
 

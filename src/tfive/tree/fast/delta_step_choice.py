@@ -35,7 +35,7 @@ def step_differences(
     found: list[dict[str, Tensor]] = []
     for some, kind in ((torch_step, torch.float32), (kernel, dtype)):
         weights = StepWeights(heads, fixed[0].to(kind), fixed[1], fixed[2], norm.to(kind), 1e-6, once)
-        held = LayerMemory.empty(branches // 2, branches, steps, heads, state.to(kind))
+        held = LayerMemory.empty(branches // 2, branches, steps, heads, state.to(kind), once)
         held.state_XIEF.copy_(state)
         held.past_QLU[:, : heads.memory].copy_(tail)
         outputs = []

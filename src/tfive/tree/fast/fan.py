@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfive.tree.fast.fused import Division
+from tfive.tree.fast.fused import Division, Ops, TorchOps
 from tfive.tree.fast.updates import HeldUpdates, Linear
 from tfive.tree.hf import RootMeanSquare
 
@@ -73,17 +73,17 @@ class Fan:
     def holding(self, fold: bool) -> Fan:
         """The same on copies of its weights."""
         fan = Fan(held(self.norm), self.parts, True, fold)
-        fan.refresh()
+        fan.refresh(TorchOps())
         return fan
 
-    def refresh(self) -> None:
+    def refresh(self, ops: Ops) -> None:
         """Bring the copies up to date."""
         if isinstance(self.norm, HeldNorm):
             self.norm.refresh()
         for name, held in (("weight", self.weight), ("bias", self.bias)):
             for place, part in zip(() if held is None else held.split(self.sizes), self.parts):
                 if self.folds:
-                    torch.mul(getattr(part, name), self.norm.weight, out=place)
+                    ops.fold(getattr(part, name).detach(), self.norm.weight, place)
                 else:
                     place.copy_(getattr(part, name))
         if self.updates is not None:

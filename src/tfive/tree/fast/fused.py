@@ -81,6 +81,8 @@ class Ops(Protocol):
 
     def draw(self, logits_xV: Tensor, uniform_x: Tensor) -> tuple[Tensor, Tensor]: ...
 
+    def fold(self, weight_oD: Tensor, factor_D: Tensor, out_oD: Tensor) -> None: ...
+
 
 def _divided(product: Tensor, division: Division | None) -> Tensor:
     if division is None:
@@ -174,6 +176,10 @@ class TorchOps:
         """`law.draw`."""
         return draw(logits_xV, uniform_x)
 
+    def fold(self, weight_oD: Tensor, factor_D: Tensor, out_oD: Tensor) -> None:
+        """A matrix times the weight of the norm before it, into `out_oD`."""
+        torch.mul(weight_oD, factor_D, out=out_oD)
+
 
 class TritonOps:
     """The same by Triton; ImportError where it is not installed."""
@@ -185,6 +191,7 @@ class TritonOps:
         self.attend = triton_kernels.attend
         self.gate = triton_kernels.gate
         self.draw = triton_kernels.draw
+        self.fold = triton_kernels.fold
 
 
 def _case(heads: Heads, device: torch.device, dtype: torch.dtype, rows: int, branches: int) -> Iterator[Tensor]:
@@ -229,8 +236,19 @@ def differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype
         seen = some.attend(asked.contiguous(), keys, values, first, stop, at, trunk, heads.features**-0.5, gate)
         # The logits stay float32 whatever the weights are: so is what the head gives.
         token, log_q = some.draw(logits, uniform)
-        found.append((asked, keys, values, seen, some.gate(key, value, division), token, log_q))
-    names = ("queries", "keys", "values", "attention", "gated product", "drawn tokens", "their log-probabilities")
+        folded = torch.empty_like(key)
+        some.fold(key, value[0], folded)
+        found.append((asked, keys, values, seen, some.gate(key, value, division), folded, token, log_q))
+    names = (
+        "queries",
+        "keys",
+        "values",
+        "attention",
+        "gated product",
+        "folded",
+        "drawn tokens",
+        "their log-probabilities",
+    )
     return {
         name: float((got.double() - want.double()).norm() / want.double().norm())
         for name, want, got in zip(names, *found)

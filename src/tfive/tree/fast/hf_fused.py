@@ -82,9 +82,9 @@ class AttentionPart:
         inward = self.inward.holding(fold=not self.heads.gated)
         return replace(self, inward=inward, outward=self.outward.holding(), norms=norms)
 
-    def refresh(self) -> None:
+    def refresh(self, ops: Ops) -> None:
         """Bring the copies up to date."""
-        self.inward.refresh()
+        self.inward.refresh(ops)
         self.outward.refresh()
         for norm in self.norms or ():
             if isinstance(norm, HeldNorm):
@@ -127,9 +127,9 @@ class RecurrentPart:
         # A folded norm rounds elsewhere than training, which recurrent layers answer with a larger mismatch.
         return replace(self, inward=self.inward.holding(fold=False), outward=self.outward.holding())
 
-    def refresh(self) -> None:
+    def refresh(self, ops: Ops) -> None:
         """Bring the copies up to date."""
-        self.inward.refresh()
+        self.inward.refresh(ops)
         self.outward.refresh()
 
 
@@ -160,10 +160,10 @@ class FusedBlock:
         """The same block on copies of the weights it projects with."""
         return FusedBlock(self.mixer.holding(), self.spread.holding(fold=True), self.down.holding())
 
-    def refresh(self) -> None:
+    def refresh(self, ops: Ops) -> None:
         """Bring the copies up to date."""
-        self.mixer.refresh()
-        self.spread.refresh()
+        self.mixer.refresh(ops)
+        self.spread.refresh(ops)
         self.down.refresh()
 
 
@@ -198,7 +198,7 @@ class Fusion:
         It is done every time: no sign of a change is safe against all ways of changing a parameter.
         """
         for block in self.held:
-            block.refresh()
+            block.refresh(self.ops)
 
 
 def _linear(module: Any, name: str) -> Linear:
@@ -327,8 +327,8 @@ class FusionChoice:
 
 @torch.no_grad()
 def choose_fusion(setting: str, backbone: Backbone, layout: Layout, recurrence: Any, step: bool = True) -> FusionChoice:
-    """The fused blocks for the option `fused_blocks`; `layout` is a small trunk to compare on. Without `step`, sampling
-    advances recurrent layers by plain PyTorch."""
+    """The fused blocks for the option `fused_blocks`; `layout` is a small trunk to compare on. With `step`, sampling
+    advances recurrent layers by one kernel, which rounds as those of whole passes do; without, by plain PyTorch."""
     first = next(backbone.base.parameters())
     if setting == "off" or (setting == "auto" and first.device.type != "cuda"):
         return FusionChoice(None, "switched off" if setting == "off" else f"no use on {first.device.type}")
@@ -350,8 +350,8 @@ def choose_fusion(setting: str, backbone: Backbone, layout: Layout, recurrence: 
             break
     if ops is None:
         return FusionChoice(None, reason)
-    kernel, why = _choose_step(blocks, ops, first) if step else (None, "switched off")
-    return FusionChoice(Fusion(blocks, ops, kernel), reason, why)
+    kernel, why = _choose_step(blocks, ops, first) if step else (None, "no kernels run the recurrent layers' passes")
+    return FusionChoice(Fusion(blocks, ops, kernel, once=True), reason, why)
 
 
 def _choose_step(blocks: list[FusedBlock], ops: Ops, like: Tensor) -> tuple[StepKernel | None, str]:
@@ -364,5 +364,7 @@ def _choose_step(blocks: list[FusedBlock], ops: Ops, like: Tensor) -> tuple[Step
         return None, trouble
     if isinstance(ops, TorchOps):
         return torch_step, "asked for"
-    chosen = [choose_step(heads, like.device, like.dtype) for heads in {RecurrentHeads.of(parts) for parts in layers}]
+    chosen = [
+        choose_step(heads, like.device, like.dtype, True) for heads in {RecurrentHeads.of(parts) for parts in layers}
+    ]
     return next((choice for choice in chosen if choice[0] is None), chosen[0])

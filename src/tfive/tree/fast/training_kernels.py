@@ -19,6 +19,7 @@ from torch import Tensor
 
 _PROGRAMS = 528
 """How many programs share the rows of a kernel that sums over them: four for each multiprocessor of an H200."""
+_ROTATE_WARPS = 4
 _VOCABULARY_WIDTH = 4096
 """Vocabulary entries a program handles at a time."""
 
@@ -93,10 +94,10 @@ def norm_back(
 @triton.jit
 def _turned_back(
     slope_ptr, slope_head, x_ptr, x_head, out_ptr, out_head, head_H, keep_HE, weight_ptr, cos_ptr, sin_ptr, epsilon,
-    E: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr,
+    total_HE, E: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Backward of rotation and norm of one node's heads: writes the gradient of the products, gives the node's share
-    `[E]` of the norm's weight gradient."""
+    """Backward of rotation and norm of one node's heads: writes the gradient of the products, gives `total_HE` with the
+    heads' shares of the norm's weight gradient added."""
     e = tl.arange(0, E)
     half: tl.constexpr = TURN // 2
     other = tl.where(e < half, e + half, tl.where(e < TURN, e - half, e))
@@ -105,16 +106,100 @@ def _turned_back(
     cos = tl.load(cos_ptr + e, mask=e < TURN, other=1.0).to(tl.float32)
     sin = tl.load(sin_ptr + other, mask=e < TURN, other=0.0).to(tl.float32)
     slope = mine * cos[None, :] + theirs * tl.where(e < half, sin, -sin)[None, :]
-    share = tl.zeros([E], tl.float32)
     if NORM:
         x = tl.load(x_ptr + head_H[:, None] * x_head + e[None, :], mask=keep_HE, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(x * x, 1) / E + epsilon)[:, None]
         unit = x * scale
-        share = tl.sum(slope * unit, 0)
+        total_HE += slope * unit
         steep = slope * tl.load(weight_ptr + e).to(tl.float32)[None, :]
         slope = (steep - unit * (tl.sum(steep * unit, 1) / E)[:, None]) * scale
     tl.store(out_ptr + head_H[:, None] * out_head + e[None, :], slope, mask=keep_HE)
-    return share
+    return total_HE
+
+
+@triton.jit
+def _half(ptr, head_H, step, at, keep):
+    return tl.load(ptr + head_H[:, None] * step + at[None, :], mask=keep, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _halves_back(
+    slope_ptr, slope_head, x_ptr, x_head, out_ptr, out_head, head_H, keep_Hh, weight_ptr, cos_ptr, sin_ptr, epsilon,
+    low_Hh, high_Hh, E: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """`_turned_back` where all features of a head are rotated: the halves that are mixed are read whole, each in its
+    own order, instead of gathered. Gives both halves of the shares."""
+    low, high = tl.arange(0, E // 2), E // 2 + tl.arange(0, E // 2)
+    first, second = (
+        _half(slope_ptr, head_H, slope_head, low, keep_Hh),
+        _half(slope_ptr, head_H, slope_head, high, keep_Hh),
+    )
+    cos_low, cos_high = tl.load(cos_ptr + low).to(tl.float32), tl.load(cos_ptr + high).to(tl.float32)
+    sin_low, sin_high = tl.load(sin_ptr + low).to(tl.float32), tl.load(sin_ptr + high).to(tl.float32)
+    slope_low = first * cos_low[None, :] + second * sin_high[None, :]
+    slope_high = second * cos_high[None, :] - first * sin_low[None, :]
+    if NORM:
+        x_low, x_high = _half(x_ptr, head_H, x_head, low, keep_Hh), _half(x_ptr, head_H, x_head, high, keep_Hh)
+        scale = tl.rsqrt(tl.sum(x_low * x_low + x_high * x_high, 1) / E + epsilon)[:, None]
+        x_low, x_high = x_low * scale, x_high * scale
+        low_Hh += slope_low * x_low
+        high_Hh += slope_high * x_high
+        slope_low *= tl.load(weight_ptr + low).to(tl.float32)[None, :]
+        slope_high *= tl.load(weight_ptr + high).to(tl.float32)[None, :]
+        along = (tl.sum(slope_low * x_low + slope_high * x_high, 1) / E)[:, None]
+        slope_low, slope_high = (slope_low - x_low * along) * scale, (slope_high - x_high * along) * scale
+    tl.store(out_ptr + head_H[:, None] * out_head + low[None, :], slope_low, mask=keep_Hh)
+    tl.store(out_ptr + head_H[:, None] * out_head + high[None, :], slope_high, mask=keep_Hh)
+    return low_Hh, high_Hh
+
+
+@triton.jit
+def _heads_back(
+    slope_ptr, slope_batch, slope_node, slope_head, x_ptr, x_row, x_head, out_ptr, out_row, out_head,
+    weight_ptr, cos_ptr, sin_ptr, part_ptr, rows, nodes, epsilon, programs,
+    H: tl.constexpr, HP: tl.constexpr, E: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Rotation and norm of the queries, or of the keys, backward, for all nodes of this program."""
+    h, e = tl.arange(0, HP), tl.arange(0, E)
+    keep = (h < H)[:, None] & (e >= 0)[None, :]
+    half = (h < H)[:, None] & (tl.arange(0, E // 2) >= 0)[None, :]
+    total = tl.zeros([HP, E], tl.float32)
+    low = tl.zeros([HP, E // 2], tl.float32)
+    high = tl.zeros([HP, E // 2], tl.float32)
+    first = tl.program_id(0).to(tl.int64)
+    for lap in range(tl.cdiv(rows - first, programs)):
+        row = first + lap * programs
+        slope = slope_ptr + (row // nodes) * slope_batch + (row % nodes) * slope_node
+        x, out, cos, sin = x_ptr + row * x_row, out_ptr + row * out_row, cos_ptr + row * TURN, sin_ptr + row * TURN
+        if TURN == E:
+            low, high = _halves_back(
+                slope, slope_head, x, x_head, out, out_head, h, half, weight_ptr, cos, sin, epsilon, low, high, E, NORM
+            )
+        else:
+            total = _turned_back(
+                slope,
+                slope_head,
+                x,
+                x_head,
+                out,
+                out_head,
+                h,
+                keep,
+                weight_ptr,
+                cos,
+                sin,
+                epsilon,
+                total,
+                E,
+                TURN,
+                NORM,
+            )
+    if NORM:
+        if TURN == E:
+            tl.store(part_ptr + tl.arange(0, E // 2), tl.sum(low, 0))
+            tl.store(part_ptr + E // 2 + tl.arange(0, E // 2), tl.sum(high, 0))
+        else:
+            tl.store(part_ptr + e, tl.sum(total, 0))
 
 
 @triton.jit
@@ -125,30 +210,26 @@ def _rotate_back(
     Y: tl.constexpr, X: tl.constexpr, YP: tl.constexpr, XP: tl.constexpr, E: tl.constexpr, TURN: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
-    e, y, x = tl.arange(0, E), tl.arange(0, YP), tl.arange(0, XP)
-    keep_q = (y < Y)[:, None] & (e >= 0)[None, :]
-    keep_k = (x < X)[:, None] & (e >= 0)[None, :]
-    q_total = tl.zeros([E], tl.float32)
-    k_total = tl.zeros([E], tl.float32)
-    first = tl.program_id(0).to(tl.int64)
-    for lap in range(tl.cdiv(rows - first, programs)):
-        row = first + lap * programs
-        batch, node = row // nodes, row % nodes
-        cos, sin = cos_ptr + row * TURN, sin_ptr + row * TURN
-        q_total += _turned_back(
-            dq_ptr + batch * dq_batch + node * dq_node, dq_head, q_ptr + row * q_row, q_head,
-            q_out_ptr + row * q_out_row, q_head, y, keep_q, q_weight_ptr, cos, sin, epsilon, E, TURN, NORM,
+    part_ptr += tl.program_id(0) * 2 * E
+    if tl.program_id(1) == 0:
+        _heads_back(
+            dq_ptr, dq_batch, dq_node, dq_head, q_ptr, q_row, q_head, q_out_ptr, q_out_row, q_head, q_weight_ptr,
+            cos_ptr, sin_ptr, part_ptr, rows, nodes, epsilon, programs, Y, YP, E, TURN, NORM,
         )  # fmt: skip
-        k_total += _turned_back(
-            dk_ptr + batch * dk_batch + node * dk_node, dk_head, k_ptr + row * k_row, E,
-            k_out_ptr + row * k_out_row, E, x, keep_k, k_weight_ptr, cos, sin, epsilon, E, TURN, NORM,
+    elif tl.program_id(1) == 1:
+        _heads_back(
+            dk_ptr, dk_batch, dk_node, dk_head, k_ptr, k_row, E, k_out_ptr, k_out_row, E, k_weight_ptr,
+            cos_ptr, sin_ptr, part_ptr + E, rows, nodes, epsilon, programs, X, XP, E, TURN, NORM,
         )  # fmt: skip
-        place = dv_ptr + batch * dv_batch + node * dv_node + x[:, None] * dv_head + e[None, :]
-        slope = tl.load(place, mask=keep_k, other=0.0)
-        tl.store(v_out_ptr + row * v_out_row + x[:, None] * E + e[None, :], slope, mask=keep_k)
-    if NORM:
-        tl.store(part_ptr + tl.program_id(0) * 2 * E + e, q_total)
-        tl.store(part_ptr + tl.program_id(0) * 2 * E + E + e, k_total)
+    else:
+        e, x = tl.arange(0, E), tl.arange(0, XP)
+        keep = (x < X)[:, None] & (e >= 0)[None, :]
+        first = tl.program_id(0).to(tl.int64)
+        for lap in range(tl.cdiv(rows - first, programs)):
+            row = first + lap * programs
+            place = (row // nodes) * dv_batch + (row % nodes) * dv_node + x[:, None] * dv_head + e[None, :]
+            slope = tl.load(dv_ptr + place, mask=keep, other=0.0)
+            tl.store(v_out_ptr + row * v_out_row + x[:, None] * E + e[None, :], slope, mask=keep)
 
 
 def rotate_back(
@@ -169,11 +250,11 @@ def rotate_back(
     query_weight, key_weight, epsilon = norms or (query, key, 0.0)
     given = [slope if slope.stride(-1) == 1 else slope.contiguous() for slope in slopes]
     strides = [step for slope in given for step in slope.stride()[:3]]
-    _rotate_back[(programs,)](
+    _rotate_back[(programs, 3)](
         *given, *strides, query, key, query.stride(0), key.stride(0), features * (2 if gated else 1),
         query_weight, key_weight, *angles, *out, *(o.stride(0) for o in out), part, len(query), nodes, epsilon,
         programs, Y=queries, X=keys, YP=triton.next_power_of_2(queries), XP=triton.next_power_of_2(keys), E=features,
-        TURN=angles[0].shape[-1], NORM=norms is not None, num_warps=_warps(queries * features),
+        TURN=angles[0].shape[-1], NORM=norms is not None, num_warps=_ROTATE_WARPS,
     )  # fmt: skip
     found = None
     if norms is not None:

@@ -142,6 +142,25 @@ def gate(gate_xI: Tensor, up_xI: Tensor, division: tuple[Tensor, float] | None) 
 
 
 @triton.jit
+def _fold(weight_ptr, factor_ptr, out_ptr, rows, width, out_row, R: tl.constexpr, W: tl.constexpr):
+    row = (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)[:, None]
+    at = (tl.program_id(1) * W + tl.arange(0, W))[None, :]
+    keep = (row < rows) & (at < width)
+    factor = tl.load(factor_ptr + at, mask=at < width, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + row * width + at, mask=keep, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * out_row + at, weight * factor, mask=keep)
+
+
+def fold(weight_oD: Tensor, factor_D: Tensor, out_oD: Tensor) -> None:
+    """See `fused.TorchOps.fold`; the matrix is contiguous, and so is each row of `out_oD`."""
+    rows, width = weight_oD.shape
+    size = min(2048, triton.next_power_of_2(width))
+    _fold[(triton.cdiv(rows, 8), triton.cdiv(width, size))](
+        weight_oD.contiguous(), factor_D, out_oD, rows, width, out_oD.stride(0), R=8, W=size, num_warps=8
+    )
+
+
+@triton.jit
 def _attend(
     q_ptr, key_ptr, value_ptr, first_ptr, stop_ptr, place_ptr, part_ptr, mass_ptr, key_batch, key_head,
     trunk, slots, branches, nodes, scale,
