@@ -69,17 +69,16 @@ def test_pairs_grow_with_the_number_of_branches(monkeypatch: pytest.MonkeyPatch)
         return right(seen_B1nm, dtype, fold)
 
     monkeypatch.setattr(attention, "additive", counted)
-    pairs: dict[str, list[int]] = {"rows": [], "steps": []}
-    for group in (32, 64):
+    rows, steps = list[int](), list[int]()
+    for group in (84, 168):
         case = many(group)
         tree = TreeModel(tiny("qwen3"), case.plan)
-        for name, call in {
-            "rows": lambda tree=tree, case=case: tree.policy(case.texts, case.thoughts),
-            "steps": lambda tree=tree, case=case, group=group: tree.sample(
-                case.texts, numbers(case.texts, group, 4), SamplingSettings()
-            ),
-        }.items():
-            asked.clear()
-            call()
-            pairs[name].append(sum(asked))
-    assert all(large <= 2.2 * small for small, large in pairs.values())
+        with torch.no_grad():
+            tree.policy(case.texts, case.thoughts)
+        rows.append(sum(asked))
+        asked.clear()
+        tree.sample(case.texts, numbers(case.texts, group, 4), SamplingSettings())
+        steps.append(sum(asked))
+        asked.clear()
+    assert rows[1] <= 2.1 * rows[0]
+    assert steps[1] <= 2.1 * steps[0]

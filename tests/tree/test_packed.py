@@ -82,6 +82,28 @@ def test_sampling_stops_reading_thoughts_that_closed(monkeypatch: pytest.MonkeyP
     assert sum(few) < sum(all_rows)
 
 
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_the_last_block_is_computed_where_it_is_read(family: str) -> None:
+    _, case = scene()
+    tree = TreeModel(tiny(family), case.plan)
+    entered: list[int] = []
+    last = tree.backbone.blocks[-1].mlp
+    hook = last.register_forward_hook(lambda module, given, _: entered.append(given[0][..., 0].numel()))
+    inner = getattr(last, "down_proj", None)
+    if inner is not None:
+        inner.register_forward_pre_hook(lambda _, given: entered.append(given[0][..., 0].numel()))
+    with lifted():
+        expected = tree.features(case.texts, case.thoughts).detach()
+        whole_rows = entered[-1]
+        entered.clear()
+        with torch.no_grad():
+            found = tree.features(case.texts, case.thoughts)
+    hook.remove()
+    assert apart(found, expected) < 1e-12
+    # A family whose parts go by other names is computed whole.
+    assert min(entered) == (int(case.thoughts.mask_BRT.sum()) if inner is not None else whole_rows)
+
+
 def test_which_rows_are_kept() -> None:
     exists = torch.tensor([[True, False, False], [False, True, False]])
     found = packed.packing(exists)

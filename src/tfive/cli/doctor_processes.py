@@ -63,8 +63,8 @@ def _shown(config: Config, found: Prediction, network: Network, host: int) -> li
     shards = f"shards over {layout.shard}" if layout.shard > 1 else "all weights on each"
     lines = [
         f"{layout.processes} processes on {layout.nodes} node{'s' * (layout.nodes > 1)}, distributed.profile = "
-        f"{config.distributed.profile}, {shards}: {_bytes_shown(found)}, and {readable_bytes(host)} of host memory while "
-        "a checkpoint is written",
+        f"{config.distributed.profile}, {shards}: {_bytes_shown(found)}, and {readable_bytes(host)} of host memory "
+        "while a checkpoint is written",
         *(f"  {line}" for line in _duties(config, layout.processes)),
         "what one process hands over in a window:",
     ]

@@ -242,7 +242,7 @@ class Sampler(DecodeLoop):
             at = at if index_x is None else index_x[at]
             token, log_q = self.thought_token(self.head.logits(rows[at]), self.law, self.uniform_BR.view(-1)[at])
             self.token_BR.view(-1)[at] = token
-            self.log_q_BR.view(-1)[at] = log_q.float()
+            self.log_q_BR.view(-1)[at] = log_q.to(self.log_q_BR.dtype)
 
     def _step(self) -> None:
         """Read the input tokens at the current place and choose the next ones."""

@@ -29,6 +29,7 @@ from tfive.tree.head import (
 from tfive.tree.law import draw, law_log_prob, law_logits
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower, PolicyOutput, Scores
+from tfive.tree.packed import last_block_for
 from tfive.tree.picks import Picks
 from tfive.tree.reader import TreeReader
 from tfive.tree.scoring import Scoring
@@ -245,7 +246,8 @@ class TreeModel(TreeReader):
         """`[B, R, T, D]` final hidden states of the last node before each action (0 where there is none)."""
         layout = self._grow(texts, thoughts)
         picks = Picks.actions(layout, thoughts.tokens_BRT.to(self.device))
-        return picks.spread(picks.rows(self._run(layout, lower, fuse=not torch.is_grad_enabled())))
+        with last_block_for(self.backbone, picks.index, self.device):
+            return picks.spread(picks.rows(self._run(layout, lower, fuse=not torch.is_grad_enabled())))
 
     @torch.no_grad()
     def lower(self, texts: TextBatch, thoughts: Thoughts, block: int) -> Lower:

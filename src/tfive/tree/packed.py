@@ -6,18 +6,23 @@ What remains of a batch is computed by the same kernels, and on the libraries te
 
 On processors and without gradients alone: counting nodes waits for a GPU, and its captured steps need fixed shapes.
 
+`last_block_for` does the same for the last block of a pass whose result is read at a few nodes: of all others it needs
+keys and values alone.
+
 Local shape letters: Y query heads, X key/value heads, E head features, n nodes of a text, x nodes that are computed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tfive.tree.attention import Attending
-from tfive.tree.hf import Backbone
+from tfive.tree.hf import Backbone, replaced
 
 ROWS = 64
 """At least so many rows are computed, padding included: products of a few rows have kernels that round otherwise."""
@@ -77,3 +82,37 @@ def run_packed(
     packed = PackedPass(tree, index_x, (embeds_BnD.shape[0], embeds_BnD.shape[1]))
     embeds_xD, position_x = (one.flatten(0, 1).index_select(0, index_x) for one in (embeds_BnD, position_Bn))
     return packed.spread(backbone.run(embeds_xD[None], position_x[None], packed, **given)[0])
+
+
+@contextmanager
+def last_block_for(backbone: Backbone, index_x: Tensor, device: torch.device) -> Iterator[None]:
+    """Passes in this context compute what follows the keys and values of the last block for the flat nodes `index_x`
+    alone, on processors and without gradients; what they give elsewhere means nothing."""
+    with ExitStack() as patches:
+        if device.type == "cpu" and not torch.is_grad_enabled() and len(index_x) >= ROWS:
+            for module in _row_by_row(backbone.blocks[-1]):
+                patches.enter_context(replaced(module, _for_rows(module.forward, index_x)))
+        yield
+
+
+def _row_by_row(block: nn.Module) -> list[nn.Module]:
+    """The parts of a block that work row by row and of which no key or value is made, where they go by their usual
+    names."""
+    attention = getattr(block, "self_attn", None)
+    linear = [getattr(attention, name, None) for name in ("q_proj", "o_proj")]
+    dense = getattr(block, "mlp", None)
+    plain = [module for module in linear if isinstance(module, nn.Linear)]
+    gated = dense is not None and all(isinstance(getattr(dense, name, None), nn.Linear) for name in _GATED)
+    return [*plain, dense] if len(plain) == 2 and gated and dense is not None else []
+
+
+_GATED = ("gate_proj", "up_proj", "down_proj")
+
+
+def _for_rows(forward: Callable[[Tensor], Tensor], index_x: Tensor) -> Callable[[Tensor], Tensor]:
+    def some(hidden: Tensor) -> Tensor:
+        found_xD = forward(hidden.flatten(0, -2).index_select(0, index_x))
+        full = found_xD.new_zeros(hidden.shape[:-1].numel(), found_xD.shape[-1])
+        return full.index_copy_(0, index_x, found_xD).unflatten(0, hidden.shape[:-1])
+
+    return some

@@ -38,7 +38,7 @@ def kernel_trouble(
         apart = differences()
     except ImportError as error:
         return f"Triton cannot be imported: {error}"
-    except Exception as error:  # noqa: BLE001 - a compiler fails in many ways; the reason is returned, not lost
+    except Exception as error:  # a compiler fails in many ways; the reason is returned, not lost
         if out_of_memory(error):
             raise  # the run is short of memory; the kernels are not at fault
         return f"they fail on {device}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
