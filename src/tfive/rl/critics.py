@@ -51,17 +51,19 @@ class Critics:
         alpha: float,
         seed: int,
         rows: int,
+        read_rows: int | None = None,
         world: World = SINGLE,
         fitters: Sequence[Fitter] | None = None,
         shards: Sequence[Sharding] = (),
     ) -> None:
-        """`world`: the processes that read a share of the texts each; `fitters` says which of them fit which critic,
-        all of them unless it is given. `shards`: of each critic, where all fit all and the weights are trained in
-        shards of which `critics` are the whole copies."""
+        """`rows`: texts of a pass with gradients; `read_rows`: of one without, as many unless given. `world`: the
+        processes that read a share of the texts each; `fitters` says which of them fit which critic, all of them unless
+        it is given. `shards`: of each critic, where all fit all and the weights are trained in shards of which
+        `critics` are the whole copies."""
         self.world, self.shards = world, tuple(shards)
         self.fitters = fitters or [Fitter(world, alone=False) for _ in critics]
         self.base, self.critics, self.settings = base, tuple(critics), settings
-        self.alpha, self.seed, self.rows = alpha, seed, rows
+        self.alpha, self.seed, self.rows, self.read_rows = alpha, seed, rows, read_rows or rows
         self.head_passes = 0 if settings.adapt == "head" else settings.head_passes
         """Passes of the value-head warm-up; 0 if only heads are trained anyway."""
         self.head_only = self.head_passes > 0
@@ -93,7 +95,7 @@ class Critics:
         if read is None or read[0] is not texts or read[1] is not thoughts or read[2] is not world:
             self._read = None
             own = world.computed(len(texts.tokens_BS))
-            parts = [trajectories.rows(part) for part in micro_batches(own, self.rows)]
+            parts = [trajectories.rows(part) for part in micro_batches(own, self.read_rows)]
             found = [self.base.read(p.texts, p.thoughts, features=False) for p in parts]
             self._read = read = (texts, thoughts, world, found)
         return read[3]
@@ -112,7 +114,7 @@ class Critics:
         """Values and features of every prefix before an action, by every critic with its present weights."""
         views: list[list[Any]] = [[] for _ in self.critics]
         shared, count = self.shared(trajectories), len(trajectories.texts.tokens_BS)
-        for part, read in zip(micro_batches(self.world.computed(count), self.rows), shared):
+        for part, read in zip(micro_batches(self.world.computed(count), self.read_rows), shared):
             some = trajectories.rows(part)
             for number, critic in enumerate(self.critics):
                 views[number].append(critic.evaluate(self._features(critic, some, read), some.mask_BRT))
@@ -130,12 +132,12 @@ class Critics:
         return trajectories.having(values_2BRT=values.values_2BRT, gae_2BRT=torch.stack(gae))
 
     def fit_pass(
-        self, trajectories: Trajectories, frozen_2BRT: Tensor, window: int, number: int, *, warmup: bool
+        self, trajectories: Trajectories, frozen_2BRT: Tensor | None, window: int, number: int, *, warmup: bool
     ) -> list[float]:
         """One pass of every critic over the fitting set; returns each one's mean loss, before its updates.
 
-        `frozen_2BRT` is the pre-fit prediction around which the loss is clipped (eq:value-loss). Minibatches are
-        whole texts; a process reads those of them whose activations it holds.
+        `frozen_2BRT` is the pre-fit prediction around which the loss is clipped (eq:value-loss), where it `clips`.
+        Minibatches are whole texts; a process reads those of them whose activations it holds.
         """
         self._require_halves(trajectories)
         steps = self._minibatches(len(trajectories.texts.tokens_BS), window, number)
@@ -163,7 +165,7 @@ class Critics:
         world: World,
         steps: Sequence[Tensor],
         trajectories: Trajectories,
-        frozen_2BRT: Tensor,
+        frozen_2BRT: Tensor | None,
         warmup: bool,
     ) -> dict[str, float]:
         """One critic's updates by the processes of `world`: its mean loss, and whether every gradient was finite."""
@@ -178,7 +180,7 @@ class Critics:
             if not count:
                 continue
             for rows, spare in self._passes(own, texts, world):
-                read = BaseActivations.gathered(shared, self.rows, rows - first)
+                read = BaseActivations.gathered(shared, self.read_rows, rows - first)
                 loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
                 (0.0 * loss if spare else loss / count).backward()
                 if not spare:
@@ -239,13 +241,17 @@ class Critics:
         """Whether a pass minimises half the squared error itself, not a clipped or tilted one."""
         return self.settings.pair != "bracket" and (warmup or self.settings.loss == "squared")
 
+    def clips(self, warmup: bool) -> bool:
+        """Whether a pass clips its loss around the prediction before the fit."""
+        return self.settings.pair != "bracket" and not self.fits_squares(warmup)
+
     def _loss(
         self,
         critic: int,
         trajectories: Trajectories,
         rows: Tensor,
         read: BaseActivations,
-        frozen_2BRT: Tensor,
+        frozen_2BRT: Tensor | None,
         warmup: bool,
     ) -> Tensor:
         rows = rows.to(trajectories.mask_BRT.device)
@@ -263,6 +269,8 @@ class Critics:
             return expectile_value_loss(value, target, mask, expectile)[0]
         if self.fits_squares(warmup):
             return squared_value_loss(value, target, mask)[0]
+        if frozen_2BRT is None:
+            raise ValueError("a clipped value loss needs the prediction before the fit")
         return clipped_value_loss(value, target, frozen_2BRT[critic][rows].to(value.dtype), mask, self.settings.clip)[0]
 
     def state_dict(self) -> dict[str, Any]:

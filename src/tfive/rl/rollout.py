@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from tfive.rl.reward import (
     returns_to_go,
 )
 from tfive.rl.roles import Ledger
-from tfive.rl.sampling import micro_batches, sample, with_scores
+from tfive.rl.sampling import OldLaw, Wanted, micro_batches, sample_sets, with_scores
 from tfive.rl.settings import RewardSettings
 from tfive.rl.snapshots import Snapshots
 from tfive.rl.trajectory import Trajectories, last_loss
@@ -31,8 +31,30 @@ from tfive.tree.grow import no_thoughts
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.settings import SamplingSettings
 
-NO_OLD_POLICY = ("critic_fit", "qualify", "pilot", "scale")
-"""Roles in which nothing reads log π_old; recomputing it would only cost a forward pass."""
+OLD_LAW: dict[str, OldLaw] = {
+    "critic_fit": "none", "qualify": "none", "pilot": "none", "scale": "none",
+    "head_train": "scored", "head_validate": "scored",
+}  # fmt: skip
+"""Role → where its log π_old comes from, unless `recorded`. The first four do not read it; to the next two it
+is an input of a head, and no ratio to an update's own pass is taken: the rounding of the scoring pass is harmless."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A set to collect: of which role, window and attempt, and what is kept of it."""
+
+    role: str
+    window: int
+    attempt: int = 0
+    recorded: bool = True
+    """False where no ratio to π_old will be taken."""
+    states: bool = False
+    """Whether what the calibration heads read is kept."""
+
+    @property
+    def stream(self) -> str:
+        """The name by which its random numbers are drawn."""
+        return self.role if self.attempt == 0 else f"{self.role}/{self.attempt}"
 
 
 class Rollout:
@@ -60,6 +82,8 @@ class Rollout:
         self.reward, self.telemetry, self.seed, self.rows = reward, telemetry, seed, rows
         self.longest = longest or (lambda window: engine.plan.length)
         self.scale = RewardScale(reward.decay)
+        self.ready: dict[tuple[str, int], Trajectories] = {}
+        """Sets that were drawn ahead and not asked for yet, by stream and window."""
 
     def grows(self, window: int) -> bool:
         """Whether thoughts may be longer from this window on than before."""
@@ -74,33 +98,40 @@ class Rollout:
         rewarded: bool = True,
         recorded: bool = True,
         states: bool = False,
+        ahead: Sequence[Draw] = (),
     ) -> Trajectories:
         """Fresh thoughts for the role's next texts, with all losses and (unless the scale itself is being set) rewards.
 
         `attempt` numbers several draws of one role in one window; `states` keeps what the calibration heads read;
-        `recorded` is False where no ratio to π_old will be taken.
+        `recorded` is False where no ratio to π_old will be taken. Sets that are certain to be collected next under the
+        same weights are drawn `ahead`, in the same passes, and handed out when they are asked for.
         """
-        texts = self.texts_of(self.ledger.draw(role, window, attempt))
-        stream = role if attempt == 0 else f"{role}/{attempt}"
-        scored = sample(
-            self.engine,
-            texts,
-            self.law,
-            seed=self.seed,
-            role=stream,
-            window=window,
-            rows=self.rows,
-            record_old=recorded and role not in NO_OLD_POLICY,
-            scored=True,
-            states=states,
-            snapshots=self.snapshots.current("policy", "scorer"),
-            world=self.world,
-            longest=self.longest(window),
-        )
+        asked = Draw(role, window, attempt, recorded, states)
+        scored = self.ready.pop((asked.stream, window), None)
+        if scored is None:
+            scored, *others = self._drawn([asked, *ahead])
+            self.ready |= {(one.role, one.window): one for one in others}
         self._check(scored)
         self.count_tokens(role, scored)
         scored = self._with_reference(role, scored)
         return self.rewarded(scored) if rewarded else scored
+
+    def _drawn(self, draws: Sequence[Draw]) -> list[Trajectories]:
+        """Thoughts of these sets, scored by the weights that drew them."""
+        wanted = [
+            Wanted(
+                self.texts_of(self.ledger.draw(one.role, one.window, one.attempt)),
+                one.stream,
+                one.window,
+                OLD_LAW.get(one.role, "recorded") if one.recorded else "none",
+                one.states,
+                self.longest(one.window),
+            )
+            for one in draws
+        ]
+        snapshots = self.snapshots.current("policy", "scorer")
+        options: dict[str, Any] = {"seed": self.seed, "rows": self.rows, "snapshots": snapshots, "world": self.world}
+        return sample_sets(self.engine, wanted, self.law, **options)
 
     def _with_reference(self, role: str, scored: Trajectories) -> Trajectories:
         """The trajectories, with their losses after thoughts of other texts if those are the rewards' reference."""
@@ -231,10 +262,14 @@ class Rollout:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"scale": self.scale.state_dict()}
+        ready = [one.state_dict() for one in self.ready.values()]
+        return {"scale": self.scale.state_dict(), "ready": ready}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.scale.load_state_dict(state["scale"])
+        # A checkpoint of before sets were drawn ahead has none; they are drawn when they are asked for.
+        ready = [Trajectories.from_state(one).to(self.engine.device) for one in state.get("ready", [])]
+        self.ready = {(one.role, one.window): one for one in ready}
 
 
 def _counted_as(role: str) -> str:

@@ -176,14 +176,14 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan, world: World) -> Cr
     if config.critic.start is not None:
         load_critics(config.critic.start, own)
     base = FrozenBase(frozen, plan, config.critic, config.engine.options())
-    rows = config.run.texts_per_pass
+    sizes = {"rows": config.run.texts_per_pass, "read_rows": config.run.rollout_texts}
     by, shards = fitters(config.distributed.profile, world, count), []
     if config.critic.adapt in ("top", "full") and _in_shards(config, world) and not any(one.alone for one in by):
         # Adapted blocks are as large as the model's; a head or low-rank updates are small, and every process has all.
         trees = [(critic, critic.tree) for critic in own if critic.tree is not None]
         shards = [_shards(config, t, {"head": c.head}, world, name="body", trained_in=wide) for c, t in trees]
     split: dict[str, Any] = {"world": world, "fitters": by, "shards": shards}
-    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows, **split)
+    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, **sizes, **split)
 
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None, world: World) -> Actor:

@@ -176,7 +176,8 @@ class Backbone:
         With `first_block` = k, `embeds_BnD` are activations that enter block k and the blocks before it are skipped;
         with `stop_block` = k the activations entering block k are returned instead. So the frozen lower part of a model
         can be computed once and its top run from there many times. `recompute` keeps no activations inside blocks.
-        `fused` are forwards to run instead of the blocks' own (see `fast/hf_fused.py`); they have no gradients.
+        `fused` are forwards to run instead of the blocks' own (see `fast/hf_fused.py`); they have no gradients, write
+        over their input and begin at the first block.
         `trained` are such forwards that have them (`fast/hf_training.py`).
         """
         if self.model.training:
@@ -186,12 +187,12 @@ class Backbone:
             patches.enter_context(self._attached())
             for index, block in enumerate(self.blocks):
                 whole = block.forward if trained is None else trained[index]
-                if fused is not None:
-                    patches.enter_context(replaced(block, fused[index]))
-                elif index < first_block or (stop_block is not None and index > stop_block):
+                if index < first_block or (stop_block is not None and index > stop_block):
                     patches.enter_context(replaced(block, _pass_through))
                 elif index == stop_block:
                     patches.enter_context(replaced(block, _noting(entering)))
+                elif fused is not None:
+                    patches.enter_context(replaced(block, fused[index]))
                 elif index == first_block > 0:
                     patches.enter_context(replaced(block, self._block(_entered_by(whole, embeds_BnD), recompute)))
                 elif recompute or trained is not None:

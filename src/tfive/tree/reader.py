@@ -175,10 +175,10 @@ class TreeReader:
         """Fused blocks where they apply: they do not follow a caller's autocast."""
         return None if torch.is_autocast_enabled(self.device.type) else self.fusion.fusion
 
-    def read_only(self, embeds_BnD: Tensor, position_Bn: Tensor, tree: TreePass) -> Tensor:
-        """Final hidden states of a pass that needs no gradients."""
+    def read_only(self, embeds_BnD: Tensor, position_Bn: Tensor, tree: TreePass, stop: int | None = None) -> Tensor:
+        """Final hidden states of a pass that needs no gradients, or the activations that enter block `stop`."""
         fused = None if self._fused is None else self._fused.forwards
-        return self.backbone.run(embeds_BnD, position_Bn, tree, fused=fused)
+        return self.backbone.run(embeds_BnD, position_Bn, tree, stop_block=stop, fused=fused)
 
     def _run(self, layout: Layout, lower: Lower | None = None, stop: int | None = None, fuse: bool = False) -> Tensor:
         """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for."""
@@ -189,8 +189,8 @@ class TreeReader:
         if lower is not None:
             return self.backbone.run(lower.hidden_BND, layout.position_BN, tree, lower.block, **given)
         embeds_BND = self.embed(layout.token_BN, layout.delimiter_BN)
-        if fuse and stop is None:
-            return self.read_only(embeds_BND, layout.position_BN, tree)
+        if fuse:
+            return self.read_only(embeds_BND, layout.position_BN, tree, stop)
         return self.backbone.run(embeds_BND, layout.position_BN, tree, stop_block=stop, **given)
 
     def reduce(self, hidden_BND: Tensor, picks: Picks, reducer: Reducer, forbidden: bool = False) -> dict[str, Tensor]:

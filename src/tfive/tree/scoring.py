@@ -26,6 +26,8 @@ class Scoring:
     reading: Reading
     features: bool = False
     whole: bool = False
+    actions_B: Tensor | None = None
+    """bool: texts whose actions' log-probabilities and states are wanted as well; the pass computes them anyway."""
 
     def __post_init__(self) -> None:
         node_BPH, target_BPH, keep_BPH = without_thoughts(self.texts, self.tree.plan.horizon)
@@ -69,6 +71,7 @@ class Scoring:
         layout = tree.layouts(grow, texts, tree.plan, thoughts, "last" if self.whole else "all", position_BR)
         picks = Picks.continuations(layout)
         last = Picks.last_continuations(layout) if self.features else None
+        actions = None if self.actions_B is None else Picks.actions(layout, thoughts.tokens_BRT, self.actions_B)
         recurrence = tree.recurrence(layout, position_BP=texts.positions_BP, memory=reading.recurrent)
         row = TreePass(layout, tree.kernel, trunk=reading.attention, recurrence=recurrence, gates=tree.gates)
         embeds = tree.embed(layout.token_BN[:, row.start :], layout.delimiter_BN[:, row.start :])
@@ -87,4 +90,7 @@ class Scoring:
         }
         if last is not None:
             found["features_BRHD"] = last.spread(last.rows(hidden_BND))
+        if actions is not None:
+            found["log_prob_BRT"] = tree.reduce(hidden_BND, actions, target_log_prob, forbidden=True)["log_prob"]
+            found["states_BRTD"] = actions.spread(actions.rows(hidden_BND))
         return found
