@@ -26,6 +26,7 @@ from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import CriticSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.outputs import Lower
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,18 @@ class Critics:
         self.head_only = False
 
     def shared(self, trajectories: Trajectories, world: World | None = None) -> list[BaseActivations]:
-        """The frozen base's activations of each micro-batch that this process computes as one of `world` (of all,
-        unless given), cached for the trajectories last asked for."""
+        """The activations below the critics of each micro-batch that this process computes as one of `world` (of all,
+        unless given): those that came with the trajectories, or by a pass, cached for the ones last asked for."""
         texts, thoughts, world = trajectories.texts, trajectories.thoughts, world or self.world
+        if trajectories.lower_BND is not None:
+            own = micro_batches(world.computed(len(texts.tokens_BS)), self.read_rows)
+            block = self.base.first_block
+            return [BaseActivations(lower=Lower(trajectories.lower_BND[part], block)) for part in own]
         read = self._read
         if read is None or read[0] is not texts or read[1] is not thoughts or read[2] is not world:
             self._read = None
-            own = world.computed(len(texts.tokens_BS))
-            parts = [trajectories.rows(part) for part in micro_batches(own, self.read_rows)]
+            mine = micro_batches(world.computed(len(texts.tokens_BS)), self.read_rows)
+            parts = [trajectories.rows(part) for part in mine]
             found = [self.base.read(p.texts, p.thoughts, features=False) for p in parts]
             self._read = read = (texts, thoughts, world, found)
         return read[3]

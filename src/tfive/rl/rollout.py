@@ -82,6 +82,8 @@ class Rollout:
         self.reward, self.telemetry, self.seed, self.rows = reward, telemetry, seed, rows
         self.longest = longest or (lambda window: engine.plan.length)
         self.scale = RewardScale(reward.decay)
+        self.below: int | None = None
+        """The block whose entering activations are kept for critics, where they stand on the policy's."""
         self.ready: dict[tuple[str, int], Trajectories] = {}
         """Sets that were drawn ahead and not asked for yet, by stream and window."""
 
@@ -125,12 +127,14 @@ class Rollout:
                 one.window,
                 OLD_LAW.get(one.role, "recorded") if one.recorded else "none",
                 one.states,
+                one.role not in ("scale", "probe"),  # no critic reads these as they are
                 self.longest(one.window),
             )
             for one in draws
         ]
         snapshots = self.snapshots.current("policy", "scorer")
         options: dict[str, Any] = {"seed": self.seed, "rows": self.rows, "snapshots": snapshots, "world": self.world}
+        options["below"] = self.below
         return sample_sets(self.engine, wanted, self.law, **options)
 
     def _with_reference(self, role: str, scored: Trajectories) -> Trajectories:

@@ -65,6 +65,8 @@ class Wanted:
     old: OldLaw = "recorded"
     states: bool = False
     """Whether the features are kept that the calibration heads read."""
+    lower: bool = False
+    """Whether the activations are kept that enter the block asked for."""
     longest: int | None = None
     """Tokens of a thought at most; the plan's length if None."""
 
@@ -91,7 +93,7 @@ def sample(
     longest: int | None = None,
 ) -> Trajectories:
     """Thoughts for every item of `texts`, as `sample_sets` draws those of several sets."""
-    wanted = Wanted(texts, role, window, "recorded" if record_old else "none", states, longest)
+    wanted = Wanted(texts, role, window, "recorded" if record_old else "none", states, longest=longest)
     return sample_sets(engine, [wanted], law, seed=seed, rows=rows, scored=scored, snapshots=snapshots, world=world)[0]
 
 
@@ -103,6 +105,7 @@ def sample_sets(
     seed: int,
     rows: int,
     scored: bool = True,
+    below: int | None = None,
     snapshots: dict[str, str] | None = None,
     world: World = SINGLE,
 ) -> list[Trajectories]:
@@ -111,20 +114,28 @@ def sample_sets(
 
     With `scored` the same weights also score the thoughts, sharing the forward pass over the text. log π_old is
     recomputed by the training forward on the weights that sampled, so that the gap between the two is measured and not
-    assumed to be zero; where the set says `scored`, it is read off the scoring pass (in parity mode never). The
-    processes of `world` draw for a share of the texts each, and every one gets all thoughts.
+    assumed to be zero; where the set says `scored`, it is read off the scoring pass (in parity mode never). Sets that
+    ask for `lower` activations get those that enter block `below` from the same passes. The processes of `world` draw
+    for a share of the texts each, and every one gets all thoughts.
     """
     found: dict[int, Trajectories] = {}
     for shape in dict.fromkeys(one.shape(engine) for one in sets):
         alike = [number for number, one in enumerate(sets) if one.shape(engine) == shape]
-        drawn = _drawn(engine, [sets[number] for number in alike], law, seed, rows, scored, world)
+        drawn = _drawn(engine, [sets[number] for number in alike], law, seed, rows, scored, below, world)
         found |= dict(zip(alike, drawn))
     named = [found[number].having(snapshots=snapshots) for number in range(len(sets))]
     return [_recorded(engine, one, wanted, law, rows, world) for one, wanted in zip(named, sets)]
 
 
 def _drawn(
-    engine: TreeModel, sets: list[Wanted], law: SamplingSettings, seed: int, rows: int, scored: bool, world: World
+    engine: TreeModel,
+    sets: list[Wanted],
+    law: SamplingSettings,
+    seed: int,
+    rows: int,
+    scored: bool,
+    below: int | None,
+    world: World,
 ) -> list[Trajectories]:
     """The sets, which are of one shape, with thoughts and scores; log π_old and states where scoring gives them."""
     everything = TextBatch.joined([one.texts for one in sets])
@@ -145,9 +156,10 @@ def _drawn(
     given = [gives and one.old == "scored" for one in sets]
     given_B = torch.tensor(given, device=device).repeat_interleave(torch.tensor(sizes, device=device))[own]
     thoughts, scores, states = [], list[Scores](), any(one.states for one in sets)
+    below = below if gives and any(one.lower for one in sets) else None
     for part in micro_batches(len(texts.tokens_BS), rows):
         some = texts.rows(part.start, part.stop)
-        reading = engine.read(some)
+        reading = engine.read(some, below)
         thoughts.append(engine.sample(some, numbers_BRT[part], law, reading))
         if scored:
             actions_B = given_B[part] if any(given) else None
@@ -161,6 +173,8 @@ def _drawn(
         drawn = drawn.having(log_old_BRT=torch.cat([p.need("log_prob_BRT").float() for p in scores]))
         if states:
             drawn = drawn.having(states_BRTD=torch.cat([p.need("states_BRTD") for p in scores]))
+    if below is not None:
+        drawn = drawn.having(lower_BND=torch.cat([p.need("lower_BND") for p in scores]))
     drawn = drawn.gathered(world, everything)
     ends = list(accumulate(sizes))
     return [
@@ -181,6 +195,7 @@ def _part(drawn: Trajectories, wanted: Wanted, rows: slice, law_given: bool) -> 
         log_old_BRT=found.log_old_BRT if law_given else None,
         states_BRTD=found.states_BRTD if law_given and wanted.states else None,
         scoring_BRF=found.scoring_BRF if wanted.states else None,
+        lower_BND=found.lower_BND if wanted.lower else None,
     )
 
 

@@ -114,6 +114,11 @@ class CriticSettings(Section):
     adapt: Literal["head", "top", "lora", "full"] = "full"
     """What is trained: the value head alone, the last `blocks` blocks, low-rank updates of those, or everything."""
 
+    features: Literal["base", "policy"] = "base"
+    """What adapted blocks and heads stand on: the frozen base model, or the policy as the window found it, whose
+    activations sampling and scoring leave behind, so that no pass is made for them. They move with the policy from
+    window to window."""
+
     blocks: int = Field(4, ge=1, le=1024)
     """Last blocks that `top` and `lora` adapt; the frozen rest is computed once per trajectory."""
 

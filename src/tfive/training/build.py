@@ -111,7 +111,10 @@ def build(
     if spec.scoring == "next_token":
         engine = under(engine, replace(plan, checkpoints=(plan.length,), horizon=1))
     rollout = _rollout(config, engine, corpus, ledger, snapshots, telemetry, world)
-    critics = _critics(config, frozen, single, world)
+    policy = actor.reader if config.critic.features == "policy" else None
+    critics = _critics(config, frozen, single, world, policy)
+    if critics is not None and policy is not None:
+        rollout.below = critics.base.below
     common = {"rollout": rollout, "actor": actor, "snapshots": snapshots, "telemetry": telemetry, "gate": gate}
     method: Method[Any] = spec.load().assemble(Kit(config, common, critics))
     return Assembly(
@@ -166,8 +169,11 @@ def _rollout(
     )
 
 
-def _critics(config: Config, frozen: Any, plan: ThoughtPlan, world: World) -> Critics | None:
-    """As many critics as the method has, fresh from the base model or from a saved pair."""
+def _critics(
+    config: Config, frozen: Any, plan: ThoughtPlan, world: World, policy: TreeModel | None = None
+) -> Critics | None:
+    """As many critics as the method has, fresh from the base model or from a saved pair; they stand on the features of
+    the base model, or of `policy` where it is given."""
     count = config.spec.critics
     if not count:
         return None
@@ -175,15 +181,15 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan, world: World) -> Cr
     own = build_pair(frozen, plan, config.critic, engine=config.engine.options(), reward_clip=clip, seed=seed)[:count]
     if config.critic.start is not None:
         load_critics(config.critic.start, own)
-    base = FrozenBase(frozen, plan, config.critic, config.engine.options())
-    sizes = {"rows": config.run.texts_per_pass, "read_rows": config.run.rollout_texts}
+    base = FrozenBase(frozen, plan, config.critic, config.engine.options(), policy)
     by, shards = fitters(config.distributed.profile, world, count), []
     if config.critic.adapt in ("top", "full") and _in_shards(config, world) and not any(one.alone for one in by):
         # Adapted blocks are as large as the model's; a head or low-rank updates are small, and every process has all.
         trees = [(critic, critic.tree) for critic in own if critic.tree is not None]
         shards = [_shards(config, t, {"head": c.head}, world, name="body", trained_in=wide) for c, t in trees]
     split: dict[str, Any] = {"world": world, "fitters": by, "shards": shards}
-    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, **sizes, **split)
+    split |= {"rows": config.run.texts_per_pass, "read_rows": config.run.rollout_texts}
+    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, **split)
 
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None, world: World) -> Actor:

@@ -39,7 +39,9 @@ def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
     if spec.critics:
         seen = sum(share.get(role, 0.0) for role in CRITIC_ROLES)
         adapted = _adapted(config, layers)
-        found["lower features"] = seen * row * (1 - adapted)
+        # The policy's activations are left behind by sampling and scoring; final states for heads alone are not.
+        left = config.critic.features == "policy" and config.critic.adapt in ("top", "lora")
+        found["lower features"] = 0.0 if left else seen * row * (1 - adapted)
         found["critics"] = spec.critics * seen * row * adapted + fitting_nodes(config, layers)
     return found
 

@@ -31,7 +31,7 @@ from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower, PolicyOutput, Scores
 from tfive.tree.picks import Picks
 from tfive.tree.reader import TreeReader
-from tfive.tree.scoring import Scoring
+from tfive.tree.scoring import LOWER, Scoring
 from tfive.tree.settings import EngineOptions, SamplingSettings
 
 _SAMPLERS = 4
@@ -138,7 +138,8 @@ class TreeModel(TreeReader):
         With `max_nodes` the branches are scored a few at a time, each time after the same reading. `whole`
         scores after the whole thought alone, where no reward is needed. `actions_B` (bool) names texts whose actions'
         log-probabilities and states are wanted too. While all reading gates are shut, the losses with a thought are
-        those without one, bit for bit; no branch is read then, so nothing is known of actions.
+        those without one, bit for bit; no branch is read then, so nothing is known of actions. A reading with `lower`
+        activations has those of the thoughts added.
         """
         texts, thoughts = texts.to(self.device), thoughts.to(self.device)
         scoring = Scoring(self, texts, reading or self.read(texts), features, whole, actions_B)
@@ -150,6 +151,9 @@ class TreeModel(TreeReader):
         starts = range(0, max(1, thoughts.length_BR.shape[1]), step)
         parts = [scoring.branches(thoughts.branches(start, start + step), start) for start in starts]
         joined = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
+        lower, own = scoring.reading.lower, joined.pop(LOWER, None)
+        if lower is not None and own is not None:
+            joined["lower_BND"] = torch.cat([lower.hidden_BND, own.flatten(1, 2)], 1)
         return Scores(**joined, **scoring.plain(thoughts.valid_BR))
 
     @torch.no_grad()

@@ -46,6 +46,8 @@ class Scores(_Parts):
     (0 where masked, and in texts it was not asked for)."""
     states_BRTD: Tensor | None = None
     """Hidden states before each action, from the same pass (0 likewise)."""
+    lower_BND: Tensor | None = None
+    """Activations of texts and thoughts that enter the block whose were kept of the reading, as in `Lower`."""
 
 
 @dataclass(frozen=True)

@@ -175,10 +175,18 @@ class TreeReader:
         """Fused blocks where they apply: they do not follow a caller's autocast."""
         return None if torch.is_autocast_enabled(self.device.type) else self.fusion.fusion
 
-    def read_only(self, embeds_BnD: Tensor, position_Bn: Tensor, tree: TreePass, stop: int | None = None) -> Tensor:
-        """Final hidden states of a pass that needs no gradients, or the activations that enter block `stop`."""
+    def read_only(
+        self,
+        embeds_BnD: Tensor,
+        position_Bn: Tensor,
+        tree: TreePass,
+        stop: int | None = None,
+        note: tuple[int, list[Tensor]] | None = None,
+    ) -> Tensor:
+        """Final hidden states of a pass that needs no gradients, or the activations that enter block `stop`; `note`
+        takes those that enter a block on the way."""
         fused = None if self._fused is None else self._fused.forwards
-        return self.backbone.run(embeds_BnD, position_Bn, tree, stop_block=stop, fused=fused)
+        return self.backbone.run(embeds_BnD, position_Bn, tree, stop_block=stop, fused=fused, note=note)
 
     def _run(self, layout: Layout, lower: Lower | None = None, stop: int | None = None, fuse: bool = False) -> Tensor:
         """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for."""
@@ -205,10 +213,14 @@ class TreeReader:
         return {name: picks.spread(values) for name, values in found.items()}
 
     @torch.no_grad()
-    def read(self, texts: TextBatch) -> Reading:
-        """One pass over the texts themselves, to be handed to `sample` and `score`."""
+    def read(self, texts: TextBatch, below: int | None = None) -> Reading:
+        """One pass over the texts themselves, to be handed to `sample` and `score`; with `below`, the activations that
+        enter that block are kept as well."""
         layout = self._grow(texts, None)
         recurrence = self.recurrence(layout, position_BP=texts.positions_BP.to(self.device), keep=True)
         tree = TreePass(layout, self.kernel, keep=True, recurrence=recurrence)
-        hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree)
-        return Reading(hidden_BSD, tree.kept, {} if recurrence is None else recurrence.memory)
+        entering: list[Tensor] = []
+        note = None if below is None else (below, entering)
+        hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree, note=note)
+        lower = None if below is None else Lower(entering[0], below)
+        return Reading(hidden_BSD, tree.kept, {} if recurrence is None else recurrence.memory, lower)

@@ -16,6 +16,9 @@ from tfive.tree.outputs import Scores
 from tfive.tree.picks import Picks
 from tfive.tree.reader import TreeReader
 
+LOWER = "lower_BRAD"
+"""What `Scoring.branches` calls the activations of thoughts that enter the block the reading kept them for."""
+
 
 @dataclass
 class Scoring:
@@ -75,7 +78,9 @@ class Scoring:
         recurrence = tree.recurrence(layout, position_BP=texts.positions_BP, memory=reading.recurrent)
         row = TreePass(layout, tree.kernel, trunk=reading.attention, recurrence=recurrence, gates=tree.gates)
         embeds = tree.embed(layout.token_BN[:, row.start :], layout.delimiter_BN[:, row.start :])
-        own = tree.read_only(embeds, layout.position_BN[:, row.start :], row)
+        entering: list[Tensor] = []
+        note = None if reading.lower is None else (reading.lower.block, entering)
+        own = tree.read_only(embeds, layout.position_BN[:, row.start :], row, note=note)
         hidden_BND = torch.cat([reading.hidden_BSD, own], 1)
 
         loss_BRKH = -tree.reduce(hidden_BND, picks, target_log_prob)["log_prob"]
@@ -90,6 +95,10 @@ class Scoring:
         }
         if last is not None:
             found["features_BRHD"] = last.spread(last.rows(hidden_BND))
+        if entering:
+            # Thoughts stand before the continuations, one after another.
+            nodes = layout.branch_count * layout.thought_width
+            found[LOWER] = entering[0][:, :nodes].unflatten(1, (layout.branch_count, layout.thought_width))
         if actions is not None:
             found["log_prob_BRT"] = tree.reduce(hidden_BND, actions, target_log_prob, forbidden=True)["log_prob"]
             found["states_BRTD"] = actions.spread(actions.rows(hidden_BND))
