@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from stage import CLOSE, FIXED, PLAN, PlainModel, Shelf, Tally, gpt2, items_of, rollout_of, say_only, texts
 from tfive.errors import RunFailed
 from tfive.rl.continuations import continued
-from tfive.rl.rollout import OLD_LAW, Rollout
+from tfive.rl.rollout import Rollout
+from tfive.rl.settings import OLD_LAW
 from tfive.rl.snapshots import WrongSnapshot
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.forward import TreeModel

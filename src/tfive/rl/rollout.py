@@ -21,8 +21,8 @@ from tfive.rl.reward import (
     returns_to_go,
 )
 from tfive.rl.roles import Ledger
-from tfive.rl.sampling import OldLaw, Wanted, micro_batches, sample_sets, with_scores
-from tfive.rl.settings import RewardSettings
+from tfive.rl.sampling import Wanted, micro_batches, sample_sets, with_scores
+from tfive.rl.settings import OLD_LAW, OldLaw, RewardSettings
 from tfive.rl.snapshots import Snapshots
 from tfive.rl.trajectory import Trajectories, last_loss
 from tfive.telemetry import Telemetry
@@ -30,13 +30,6 @@ from tfive.tree.forward import TreeModel
 from tfive.tree.grow import no_thoughts
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.settings import SamplingSettings
-
-OLD_LAW: dict[str, OldLaw] = {
-    "critic_fit": "none", "qualify": "none", "pilot": "none", "scale": "none",
-    "head_train": "scored", "head_validate": "scored",
-}  # fmt: skip
-"""Role → where its log π_old comes from, unless `recorded`. The first four do not read it; to the next two it
-is an input of a head, and no ratio to an update's own pass is taken: the rounding of the scoring pass is harmless."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +75,8 @@ class Rollout:
         self.reward, self.telemetry, self.seed, self.rows = reward, telemetry, seed, rows
         self.longest = longest or (lambda window: engine.plan.length)
         self.scale = RewardScale(reward.decay)
+        self.old_law: OldLaw = "recorded"
+        """Where log π_old comes from in roles that `OLD_LAW` does not name: those of which ratios are taken."""
         self.below: int | None = None
         """The block whose entering activations are kept for critics, where they stand on the policy's."""
         self.ready: dict[tuple[str, int], Trajectories] = {}
@@ -125,7 +120,7 @@ class Rollout:
                 self.texts_of(self.ledger.draw(one.role, one.window, one.attempt)),
                 one.stream,
                 one.window,
-                OLD_LAW.get(one.role, "recorded") if one.recorded else "none",
+                OLD_LAW.get(one.role, self.old_law) if one.recorded else "none",
                 one.states,
                 one.role not in ("scale", "probe"),  # no critic reads these as they are
                 self.longest(one.window),

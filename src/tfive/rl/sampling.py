@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Literal
 
 import numpy as np
 import torch
@@ -16,15 +15,12 @@ from torch import Tensor
 
 from tfive import rng
 from tfive.distributed.world import SINGLE, World
+from tfive.rl.settings import OldLaw
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.outputs import Scores
 from tfive.tree.settings import SamplingSettings
-
-OldLaw = Literal["none", "scored", "recorded"]
-"""Where a set's log π_old comes from: nowhere; the pass that scores, which reads the same nodes by the same weights but
-rounds otherwise than an update; or a pass like the update's own."""
 
 
 def branch_uniforms(texts: TextBatch, *, group: int, steps: int, seed: int, role: str, window: int) -> Tensor:
@@ -69,6 +65,11 @@ class Wanted:
     """Whether the activations are kept that enter the block asked for."""
     longest: int | None = None
     """Tokens of a thought at most; the plan's length if None."""
+
+    @property
+    def kept(self) -> tuple[str, bool, bool]:
+        """What is kept of it."""
+        return self.old, self.states, self.lower
 
     def shape(self, engine: TreeModel) -> tuple[int, int, int]:
         """Sets of the same shape can be drawn together: tokens and positions of a text, steps of a thought."""
@@ -119,8 +120,11 @@ def sample_sets(
     for a share of the texts each, and every one gets all thoughts.
     """
     found: dict[int, Trajectories] = {}
-    for shape in dict.fromkeys(one.shape(engine) for one in sets):
-        alike = [number for number, one in enumerate(sets) if one.shape(engine) == shape]
+    # Several processes send one another what is kept of all texts of a draw: sets of which other things are kept would
+    # only be filled up.
+    kinds = [one.shape(engine) if world.size == 1 else (one.shape(engine), one.kept) for one in sets]
+    for kind in dict.fromkeys(kinds):
+        alike = [number for number, other in enumerate(kinds) if other == kind]
         drawn = _drawn(engine, [sets[number] for number in alike], law, seed, rows, scored, below, world)
         found |= dict(zip(alike, drawn))
     named = [found[number].having(snapshots=snapshots) for number in range(len(sets))]

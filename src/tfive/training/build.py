@@ -111,6 +111,8 @@ def build(
     if spec.scoring == "next_token":
         engine = under(engine, replace(plan, checkpoints=(plan.length,), horizon=1))
     rollout = _rollout(config, engine, corpus, ledger, snapshots, telemetry, world)
+    if config.ratio.denominator == "scored":
+        rollout.old_law = "scored"
     policy = actor.reader if config.critic.features == "policy" else None
     critics = _critics(config, frozen, single, world, policy)
     if critics is not None and policy is not None:

@@ -149,6 +149,9 @@ def _trajectories(config: Config, shape: ModelShape, layout: Layout, compute: in
         found.append(
             gathered("values and features of the critics", read, lambda _: spec.critics * nodes.T * (1 + width) * FLOAT)
         )
+    if read and config.critic.features == "policy" and config.critic.adapt in ("top", "lora"):
+        activations = nodes.policy * shape.hidden * compute // nodes.R
+        found.append(gathered("activations that critics stand on", read, lambda _: activations))
     kept = [role for role in ("head_train", "head_validate", "actor") if role in drawn and "calibration" in spec.uses]
     if kept:
         states = nodes.T * shape.hidden * compute + (shape.hidden + nodes.H + 1) * FLOAT
