@@ -32,7 +32,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
         "--windows", type=int, help="windows a method (2); the first is start-up, of the others the median counts"
     )
     parser.add_argument("--budget", type=float, help="seconds to stay within")
-    parser.add_argument("--critics", default="one-block", help="one-block, preset (whole critics) or both, by a comma")
+    parser.add_argument("--critics", default="one-block", help="some of one-block, policy-features, preset (whole)")
     parser.add_argument("--short", action="store_true", help="64 items a step, 2 steps a window, 3 windows")
     parser.add_argument("--count", action="store_true", help="print the counted cost and time nothing")
     parser.add_argument("--device", default="auto")

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from stage import CLOSE, FIXED, PLAN, PlainModel, Shelf, Tally, gpt2, items_of, rollout_of, say_only, texts
 from tfive.errors import RunFailed
 from tfive.rl.continuations import continued
-from tfive.rl.rollout import NO_OLD_POLICY, Rollout
+from tfive.rl.rollout import Rollout
+from tfive.rl.settings import OLD_LAW
 from tfive.rl.snapshots import WrongSnapshot
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.forward import TreeModel
@@ -194,7 +195,7 @@ def test_the_account_counts_what_was_made() -> None:
             "actor_tokens": tokens if role == "actor" else 0,
             "scored_tokens": scored,
         }
-        assert (one.log_old_BRT is None) == (role in NO_OLD_POLICY)
+        assert (one.log_old_BRT is None) == (OLD_LAW.get(role) == "none")
         assert one.snapshots == rollout.snapshots.current("policy", "scorer", "scale")
 
 

@@ -212,6 +212,25 @@ def group_suits_the_method(config: Schema) -> str | None:
 
 
 @rule
+def whole_critics_stand_on_nothing(config: Schema) -> str | None:
+    """A critic that runs every block itself reads no other model's features."""
+    if config.critic.features == "base" or config.critic.adapt != "full":
+        return None
+    return "critic.features = policy: critic.adapt = full runs every block itself; use critic.adapt = top"
+
+
+@rule
+def critics_apart_stand_on_the_base(config: Schema) -> str | None:
+    """Processes that have a critic alone do not have the policy."""
+    if config.critic.features == "base" or config.distributed.profile == "single":
+        return None
+    return (
+        f"critic.features = policy: with distributed.profile = {config.distributed.profile} critics have processes "
+        "without the policy; use critic.features = base"
+    )
+
+
+@rule
 def a_single_critic_is_no_pair(config: Schema) -> str | None:
     """Disjoint and bracketing pairs say how two critics differ."""
     if config.spec.critics != 1 or config.critic.pair == "same":

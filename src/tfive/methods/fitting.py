@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -25,20 +26,24 @@ class FittedMethod(Method[C]):
 
     stateful: ClassVar[tuple[str, ...]] = (*Method.stateful, "critics")
 
-    def fit_pass(self, number: int, *, warmup: bool) -> bool:
+    def fit_pass(self, number: int, *, warmup: bool, ahead: Sequence[Draw] = ()) -> bool:
         """One pass of this window's fitting round `number` (from 0); True when the round is over (eq:value-loss).
 
-        The first passes of a run train the value heads alone; the blocks below are unfrozen behind them.
+        The first passes of a run train the value heads alone; the blocks below are unfrozen behind them. `ahead` are
+        sets that follow the round under the same policy and are drawn with the fitting set.
         """
         parts, critics = self.parts, self.parts.critics
         if self.step == 0:
-            fresh = parts.rollout.collect("critic_fit", self.window, number)
-            self.held["critic_fit"] = fresh.having(values_2BRT=critics.evaluate(fresh).values_2BRT)
+            fresh = parts.rollout.collect("critic_fit", self.window, number, ahead=ahead)
+            if critics.clips(warmup):
+                fresh = fresh.having(values_2BRT=critics.evaluate(fresh).values_2BRT)
+            self.held["critic_fit"] = fresh
         fitting = self.held["critic_fit"]
         self._draw_ahead()
         parts.snapshots.require(fitting.snapshots, ("policy", "scorer", "scale"), what="the fitting set")
+        frozen_2BRT = fitting.need("values_2BRT") if critics.clips(warmup) else None
         self.report["critic_loss"] = critics.fit_pass(
-            fitting, fitting.need("values_2BRT"), self.window, number * 1000 + self.step, warmup=warmup
+            fitting, frozen_2BRT, self.window, number * 1000 + self.step, warmup=warmup
         )
         self.report.pop("fit_r2", None)
         if critics.fits_squares(warmup):

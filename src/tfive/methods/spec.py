@@ -73,7 +73,7 @@ class MethodSpec:
     """Roles drawn once, in a run's first window."""
 
     recorded: tuple[str, ...] = ("actor",)
-    """Roles whose log π_old is computed by the training forward."""
+    """Roles whose log π_old is kept; `rl.settings.OLD_LAW` says from which pass."""
 
     averages: tuple[str, ...] = ()
     """Moving averages of all weights that it keeps (a float32 average and a compute copy each); each reads every text

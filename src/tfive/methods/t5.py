@@ -7,6 +7,7 @@ entered again, so that a run can be saved between any two micro-steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -124,7 +125,8 @@ class T5(QualifiedMethod[T5Parts]):
         """One pass of both critics over the fitting set."""
         critics = self.parts.critics
         heads_alone = critics.head_only
-        over = self.fit_pass(self.attempt, warmup=self.stage != "alternating")
+        tested = Draw("qualify", self.window, self.tests)
+        over = self.fit_pass(self.attempt, warmup=self.stage != "alternating", ahead=[tested])
         if heads_alone and not critics.head_only:
             self.enter("full warm-up")
             for event in self.qualifier.reset("the critics' blocks were unfrozen"):
@@ -155,12 +157,21 @@ class T5(QualifiedMethod[T5Parts]):
     def pilot(self) -> str | None:
         """Mean and deviation of both critics' GAEs on the pilot set."""
         parts = self.parts
-        pilot, _ = self._evaluated("pilot", states=False)
+        pilot, _ = self._evaluated("pilot", states=False, ahead=self._after_pilot())
         first, second = pilot.need("gae_2BRT")
         self.normaliser = PilotNormaliser.fit(first, second, pilot.mask_BRT)
         parts.snapshots.renew("normaliser")
         self.report["pilot_deviation"] = self.normaliser.deviation
         return None
+
+    def _after_pilot(self) -> list[Draw]:
+        """The sets that the rest of the window draws by the same weights. Neither their texts nor their random numbers
+        depend on critics or heads, so they are fresh to both, whenever they are computed."""
+        mode = self.settings.calibration.mode
+        learns = fixed_mixture(mode) is None
+        heads = [Draw(role, self.window, states=mode != "repeated") for role in ("head_train", "head_validate")]
+        acting = [Draw("actor", self.window, states=True), Draw("scale", self.window + 1)]
+        return [*(heads if learns else ()), *acting]
 
     # Line 3: learn w and h on the constrained saddle (eq:calibrated-weight).
     def calibrate(self) -> str | None:
@@ -209,7 +220,8 @@ class T5(QualifiedMethod[T5Parts]):
         """The actor's set with its frozen advantages, the next window's reward scale, and the probes."""
         parts = self.parts
         if self.credit == "baseline":
-            self.held["scale"] = parts.rollout.collect("scale", self.window + 1, rewarded=False)
+            ahead = [Draw("actor", self.window)]
+            self.held["scale"] = parts.rollout.collect("scale", self.window + 1, rewarded=False, ahead=ahead)
             return self.act_on(with_batch_advantages(parts.rollout.collect("actor", self.window)))
         acting, values = self._evaluated("actor")
         acting = parts.calibrator.advantage(acting, values, self._normaliser(), self.mixture)
@@ -280,14 +292,14 @@ class T5(QualifiedMethod[T5Parts]):
         return self.parts.calibrator.data(found, values, self._normaliser())
 
     def _evaluated(
-        self, role: str, continuations: int = 0, *, states: bool = True
+        self, role: str, continuations: int = 0, *, states: bool = True, ahead: Sequence[Draw] = ()
     ) -> tuple[Trajectories, CriticValues]:
         """A role's fresh trajectories with both GAEs from the frozen critics, and the critics' features of them.
 
         The heads read the policy's `states` too; they come from passes that are made anyway.
         """
         parts = self.parts
-        fresh = parts.rollout.collect(role, self.window, states=states and not continuations)
+        fresh = parts.rollout.collect(role, self.window, states=states and not continuations, ahead=ahead)
         if continuations:
             fresh = continued(parts.rollout, fresh, continuations)
         values = parts.critics.evaluate(fresh)

@@ -108,10 +108,21 @@ class FrozenBase:
     """The frozen base model below the critics: run without gradients, once per trajectory."""
 
     def __init__(
-        self, base: PreTrainedModel, plan: ThoughtPlan, settings: CriticSettings, engine: EngineOptions | None = None
+        self,
+        base: PreTrainedModel,
+        plan: ThoughtPlan,
+        settings: CriticSettings,
+        engine: EngineOptions | None = None,
+        policy: TreeModel | None = None,
     ) -> None:
-        self.tree = TreeModel(base, plan, engine, _delimiters(base, plan))
+        """With `policy`, it is read instead of the base model: frozen for the length of a window."""
+        self.tree = policy or TreeModel(base, plan, engine, _delimiters(base, plan))
         self.first_block = first_block(self.tree.block_count, settings)
+
+    @property
+    def below(self) -> int | None:
+        """The block whose entering activations critics need; None where they need final states, or run all blocks."""
+        return self.first_block if 0 < self.first_block < self.tree.block_count else None
 
     @torch.no_grad()
     def read(self, texts: TextBatch, thoughts: Thoughts, *, features: bool = True) -> BaseActivations:
@@ -119,8 +130,7 @@ class FrozenBase:
 
         Features are computed from the lower activations, so the lower blocks run once.
         """
-        inside = 0 < self.first_block < self.tree.block_count
-        lower = self.tree.lower(texts, thoughts, self.first_block) if inside else None
+        lower = None if self.below is None else self.tree.lower(texts, thoughts, self.below)
         wanted = features or self.first_block == self.tree.block_count
         return BaseActivations(self.tree.features(texts, thoughts, lower) if wanted else None, lower)
 

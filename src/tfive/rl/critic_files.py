@@ -24,10 +24,12 @@ _VERSION = 1
 def description(critic: Critic) -> dict[str, Any]:
     """What must agree between a saved critic and the one it is loaded into."""
     settings = critic.settings
-    shape = {"adapt": settings.adapt, "width": settings.width, "bound": critic.head.bound, "steps": critic.plan.length}
-    shape |= {"features": critic.head.features, "first_block": critic.first_block}
+    shape: dict[str, Any] = {"adapt": settings.adapt, "width": settings.width, "bound": critic.head.bound}
+    shape |= {"steps": critic.plan.length, "features": critic.head.features, "first_block": critic.first_block}
     if settings.adapt == "lora":
         shape |= {"lora_rank": settings.lora_rank, "lora_alpha": LORA_ALPHA}
+    if settings.features != "base":
+        shape["stands_on"] = settings.features
     return shape
 
 

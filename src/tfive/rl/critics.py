@@ -26,6 +26,7 @@ from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import CriticSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.outputs import Lower
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,19 @@ class Critics:
         alpha: float,
         seed: int,
         rows: int,
+        read_rows: int | None = None,
         roles: Sequence[Role] = (),
         shards: Sequence[Sharding | None] = (),
     ) -> None:
-        """`roles` says which processes have which critic, one process all of them unless it is given; the weights of a
-        critic that this process does not have may be on no device. `shards`: of each critic that this process has,
-        where its weights are trained in shards of which `critics` are the whole copies."""
+        """`rows`: texts of a pass with gradients; `read_rows`: of one without, as many unless given. `roles` says which
+        processes have which critic, one process all of them unless it is given; the weights of a critic that this
+        process does not have may be on no device. `shards`: of each critic that this process has, where its weights are
+        trained in shards of which `critics` are the whole copies."""
         self.roles, self.shards = tuple(roles) or (Role(),) * len(critics), tuple(shards) or (None,) * len(critics)
         self.apart = any(role.apart for role in self.roles)
         """Whether each critic has processes of its own."""
         self.base, self.critics, self.settings = base, tuple(critics), settings
-        self.alpha, self.seed, self.rows = alpha, seed, rows
+        self.alpha, self.seed, self.rows, self.read_rows = alpha, seed, rows, read_rows or rows
         self.head_passes = 0 if settings.adapt == "head" else settings.head_passes
         """Passes of the value-head warm-up; 0 if only heads are trained anyway."""
         self.head_only = self.head_passes > 0
@@ -93,14 +96,18 @@ class Critics:
         self.head_only = False
 
     def shared(self, trajectories: Trajectories, world: World) -> list[BaseActivations]:
-        """The frozen base's activations of each micro-batch that this process computes as one of `world`, cached for
-        the trajectories last asked for."""
+        """The activations below the critics of each micro-batch that this process computes as one of `world`: those
+        that came with the trajectories, or by a pass, cached for the ones last asked for."""
         texts, thoughts = trajectories.texts, trajectories.thoughts
+        if trajectories.lower_BND is not None:
+            own = micro_batches(world.computed(len(texts.tokens_BS)), self.read_rows)
+            block = self.base.first_block
+            return [BaseActivations(lower=Lower(trajectories.lower_BND[part], block)) for part in own]
         read = self._read
         if read is None or read[0] is not texts or read[1] is not thoughts or read[2] is not world:
             self._read = None
-            own = world.computed(len(texts.tokens_BS))
-            parts = [trajectories.rows(part) for part in micro_batches(own, self.rows)]
+            mine = micro_batches(world.computed(len(texts.tokens_BS)), self.read_rows)
+            parts = [trajectories.rows(part) for part in mine]
             found = [self.base.read(p.texts, p.thoughts, features=False) for p in parts]
             self._read = read = (texts, thoughts, world, found)
         return read[3]
@@ -137,7 +144,7 @@ class Critics:
         """Values `[n, B, R, T]` and features `[n, B, R, T, E]` by some of the critics, texts split over `world`."""
         views: list[list[Any]] = [[] for _ in numbers]
         shared, count = self.shared(trajectories, world), len(trajectories.texts.tokens_BS)
-        for part, read in zip(micro_batches(world.computed(count), self.rows), shared):
+        for part, read in zip(micro_batches(world.computed(count), self.read_rows), shared):
             some = trajectories.rows(part)
             for view, critic in zip(views, (self.critics[number] for number in numbers)):
                 view.append(critic.evaluate(self._features(critic, some, read), some.mask_BRT))
@@ -152,12 +159,12 @@ class Critics:
         return trajectories.having(values_2BRT=values.values_2BRT, gae_2BRT=torch.stack(gae))
 
     def fit_pass(
-        self, trajectories: Trajectories, frozen_2BRT: Tensor, window: int, number: int, *, warmup: bool
+        self, trajectories: Trajectories, frozen_2BRT: Tensor | None, window: int, number: int, *, warmup: bool
     ) -> list[float]:
         """One pass of every critic over the fitting set; returns each one's mean loss, before its updates.
 
-        `frozen_2BRT` is the pre-fit prediction around which the loss is clipped (eq:value-loss). Minibatches are
-        whole texts; a process reads those of them whose activations it holds.
+        `frozen_2BRT` is the pre-fit prediction around which the loss is clipped (eq:value-loss), where it `clips`.
+        Minibatches are whole texts; a process reads those of them whose activations it holds.
         """
         self._require_halves(trajectories)
         steps = self._minibatches(len(trajectories.texts.tokens_BS), window, number)
@@ -185,7 +192,7 @@ class Critics:
         world: World,
         steps: Sequence[Tensor],
         trajectories: Trajectories,
-        frozen_2BRT: Tensor,
+        frozen_2BRT: Tensor | None,
         warmup: bool,
     ) -> dict[str, float]:
         """One critic's updates by the processes of `world`: its mean loss, and whether every gradient was finite."""
@@ -200,7 +207,7 @@ class Critics:
             if not count:
                 continue
             for rows, spare in self._passes(own, texts, world, common=self.shards[critic] is not None):
-                read = BaseActivations.gathered(shared, self.rows, rows - first)
+                read = BaseActivations.gathered(shared, self.read_rows, rows - first)
                 loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
                 (0.0 * loss if spare else loss / count).backward()
                 if not spare:
@@ -246,13 +253,17 @@ class Critics:
         """Whether a pass minimises half the squared error itself, not a clipped or tilted one."""
         return self.settings.pair != "bracket" and (warmup or self.settings.loss == "squared")
 
+    def clips(self, warmup: bool) -> bool:
+        """Whether a pass clips its loss around the prediction before the fit."""
+        return self.settings.pair != "bracket" and not self.fits_squares(warmup)
+
     def _loss(
         self,
         critic: int,
         trajectories: Trajectories,
         rows: Tensor,
         read: BaseActivations,
-        frozen_2BRT: Tensor,
+        frozen_2BRT: Tensor | None,
         warmup: bool,
     ) -> Tensor:
         rows = rows.to(trajectories.mask_BRT.device)
@@ -270,6 +281,8 @@ class Critics:
             return expectile_value_loss(value, target, mask, expectile)[0]
         if self.fits_squares(warmup):
             return squared_value_loss(value, target, mask)[0]
+        if frozen_2BRT is None:
+            raise ValueError("a clipped value loss needs the prediction before the fit")
         return clipped_value_loss(value, target, frozen_2BRT[critic][rows].to(value.dtype), mask, self.settings.clip)[0]
 
     def exact(self) -> list[dict[str, Tensor]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tfive.tree.head import mix_log_probs
 
-Denominator = Literal["recomputed", "sampler"]
+Denominator = Literal["recomputed", "scored", "sampler"]
 Correction = Literal["none", "truncated", "mask"]
 Aggregate = Literal["token", "thought"]
 Baseline = Literal["std", "none", "leave_one_out"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,8 +24,8 @@ from tfive.rl.reward import (
     returns_to_go,
 )
 from tfive.rl.roles import Ledger
-from tfive.rl.sampling import micro_batches, sample, with_scores
-from tfive.rl.settings import RewardSettings
+from tfive.rl.sampling import Wanted, micro_batches, sample_sets, with_scores
+from tfive.rl.settings import OLD_LAW, OldLaw, RewardSettings
 from tfive.rl.snapshots import Snapshots
 from tfive.rl.trajectory import Trajectories, last_loss
 from tfive.telemetry import Telemetry
@@ -34,19 +34,23 @@ from tfive.tree.grow import no_thoughts
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.settings import SamplingSettings
 
-NO_OLD_POLICY = ("critic_fit", "qualify", "pilot", "scale")
-"""Roles in which nothing reads log π_old; recomputing it would only cost a forward pass."""
-
 
 @dataclass(frozen=True)
 class Draw:
-    """A set of fresh trajectories that a method will ask for."""
+    """A set to collect: of which role, window and attempt, and what is kept of it."""
 
     role: str
     window: int
     attempt: int = 0
     recorded: bool = True
+    """False where no ratio to π_old will be taken."""
     states: bool = False
+    """Whether what the calibration heads read is kept."""
+
+    @property
+    def stream(self) -> str:
+        """The name by which its random numbers are drawn."""
+        return self.role if self.attempt == 0 else f"{self.role}/{self.attempt}"
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,12 @@ class Rollout:
         self.reward, self.telemetry, self.seed, self.rows = reward, telemetry, seed, rows
         self.longest = longest or (lambda window: engine.plan.length)
         self.scale = RewardScale(reward.decay)
+        self.old_law: OldLaw = "recorded"
+        """Where log π_old comes from in roles that `OLD_LAW` does not name: those of which ratios are taken."""
+        self.below: int | None = None
+        """The block whose entering activations are kept for critics, where they stand on the policy's."""
+        self.ready: dict[tuple[str, int], Trajectories] = {}
+        """Sets that were drawn ahead and not asked for yet, by stream and window."""
 
     def grows(self, window: int) -> bool:
         """Whether thoughts may be longer from this window on than before."""
@@ -99,41 +109,51 @@ class Rollout:
         rewarded: bool = True,
         recorded: bool = True,
         states: bool = False,
+        ahead: Sequence[Draw] = (),
     ) -> Trajectories:
         """Fresh thoughts for the role's next texts, with all losses and (unless the scale itself is being set) rewards.
 
         `attempt` numbers several draws of one role in one window; `states` keeps what the calibration heads read;
-        `recorded` is False where no ratio to π_old will be taken.
+        `recorded` is False where no ratio to π_old will be taken. Sets that are certain to be collected next under the
+        same weights are drawn `ahead`, in the same passes, and handed out when they are asked for.
         """
-        draw, numbers = Draw(role, window, attempt, recorded, states), self.ledger.draw(role, window, attempt)
-        ahead = self._fresh_ahead().pop(draw, None)
-        if ahead is not None and np.array_equal(ahead.numbers, numbers):
-            found = self.by.told(None if ahead.drawn is None else ahead.drawn.state_dict())
-            scored = ahead.drawn or Trajectories.from_state(found).to(self.engine.device)
-        else:
-            scored = self._sampled(draw, numbers, self.world)
+        asked = Draw(role, window, attempt, recorded, states)
+        scored = self.ready.pop((asked.stream, window), None)
+        if scored is None:
+            numbers = self.ledger.draw(role, window, attempt)
+            scored = self._drawn_ahead(asked, numbers)
+        if scored is None:
+            # Where critics have processes of their own, later sets are drawn while those fit (`draw_ahead`).
+            others = () if self.by.apart else ahead
+            further = [self.ledger.draw(one.role, one.window, one.attempt) for one in others]
+            scored, *rest = self._drawn([asked, *others], [numbers, *further], self.world)
+            self.ready |= {(one.role, one.window): one for one in rest}
         self._check(scored)
         self.count_tokens(role, scored)
         scored = self._with_reference(role, scored)
         return self.rewarded(scored) if rewarded else scored
 
-    def _sampled(self, draw: Draw, numbers: npt.NDArray[np.int64], world: World) -> Trajectories:
-        """Thoughts for these texts with all losses, by the processes of `world`."""
-        return sample(
-            self.engine,
-            self.texts_of(numbers),
-            self.law,
-            seed=self.seed,
-            role=draw.role if draw.attempt == 0 else f"{draw.role}/{draw.attempt}",
-            window=draw.window,
-            rows=self.rows,
-            record_old=draw.recorded and draw.role not in NO_OLD_POLICY,
-            scored=True,
-            states=draw.states,
-            snapshots=self.snapshots.current("policy", "scorer"),
-            world=world,
-            longest=self.longest(draw.window),
-        )
+    def _drawn(
+        self, draws: Sequence[Draw], numbers: Sequence[npt.NDArray[np.int64]], world: World
+    ) -> list[Trajectories]:
+        """Thoughts of these sets for the texts of these numbers, scored by the weights that drew them, by the processes
+        of `world`."""
+        wanted = [
+            Wanted(
+                self.texts_of(texts),
+                one.stream,
+                one.window,
+                OLD_LAW.get(one.role, self.old_law) if one.recorded else "none",
+                one.states,
+                one.role not in ("scale", "probe"),  # no critic reads these as they are
+                self.longest(one.window),
+            )
+            for one, texts in zip(draws, numbers)
+        ]
+        snapshots = self.snapshots.current("policy", "scorer")
+        options: dict[str, Any] = {"seed": self.seed, "rows": self.rows, "snapshots": snapshots, "world": world}
+        options["below"] = self.below
+        return sample_sets(self.engine, wanted, self.law, **options)
 
     def draw_ahead(self, draw: Draw) -> bool:
         """Draw a set that `collect` will be asked for while the weights are as they are now, by the actor's processes
@@ -141,10 +161,18 @@ class Rollout:
         a run that goes on from a checkpoint between simply draws it when it is asked for."""
         if draw in self._fresh_ahead():
             return False
-        numbers = self.ledger.foreseen(draw.role, draw.window, draw.attempt)
-        drawn = None if self.by.members is None else self._sampled(draw, numbers, self.by.members)
+        numbers, members = self.ledger.foreseen(draw.role, draw.window, draw.attempt), self.by.members
+        drawn = None if members is None else self._drawn([draw], [numbers], members)[0]
         self._ahead[draw] = Ahead(numbers, self.snapshots.current("policy", "scorer"), drawn)
         return True
+
+    def _drawn_ahead(self, draw: Draw, numbers: npt.NDArray[np.int64]) -> Trajectories | None:
+        """The set for these texts that the actor's processes drew ahead, on every process; None if they did not."""
+        ahead = self._fresh_ahead().pop(draw, None)
+        if ahead is None or not np.array_equal(ahead.numbers, numbers):
+            return None
+        found = self.by.told(None if ahead.drawn is None else ahead.drawn.state_dict())
+        return ahead.drawn or Trajectories.from_state(found).to(self.engine.device)
 
     def _fresh_ahead(self) -> dict[Draw, Ahead]:
         """The sets drawn ahead by the present weights; others are dropped."""
@@ -281,10 +309,14 @@ class Rollout:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"scale": self.scale.state_dict()}
+        ready = [one.state_dict() for one in self.ready.values()]
+        return {"scale": self.scale.state_dict(), "ready": ready}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.scale.load_state_dict(state["scale"])
+        # A checkpoint of before sets were drawn ahead has none; they are drawn when they are asked for.
+        ready = [Trajectories.from_state(one).to(self.engine.device) for one in state.get("ready", [])]
+        self.ready = {(one.role, one.window): one for one in ready}
 
 
 def _counted_as(role: str) -> str:

@@ -25,6 +25,18 @@ DERIVED_ROLES = {"scale": ("pilot", 1.0), "head_validate": ("head_train", 0.5)}
 depend on the method, because all methods of a comparison share one prepared corpus."""
 
 
+OldLaw = Literal["none", "scored", "recorded"]
+"""Where a set's log π_old comes from: nowhere; the pass that scores, which reads the same nodes by the same weights but
+rounds otherwise than an update; or a pass like the update's own."""
+
+OLD_LAW: dict[str, OldLaw] = {
+    "critic_fit": "none", "qualify": "none", "pilot": "none", "scale": "none",
+    "head_train": "scored", "head_validate": "scored",
+}  # fmt: skip
+"""Role → where its log π_old comes from, unless `recorded`. The first four do not read it; to the next two it is an
+input of a head, and no ratio to an update's own pass is taken: the rounding of the scoring pass is harmless."""
+
+
 class WindowSettings(Section):
     """One window: N actor items, the other roles as trajectories per actor item, and the steps the actor may take."""
 
@@ -114,6 +126,11 @@ class CriticSettings(Section):
     adapt: Literal["head", "top", "lora", "full"] = "full"
     """What is trained: the value head alone, the last `blocks` blocks, low-rank updates of those, or everything."""
 
+    features: Literal["base", "policy"] = "base"
+    """What adapted blocks and heads stand on: the frozen base model, or the policy as the window found it, whose
+    activations sampling and scoring leave behind, so that no pass is made for them. They move with the policy from
+    window to window."""
+
     blocks: int = Field(4, ge=1, le=1024)
     """Last blocks that `top` and `lora` adapt; the frozen rest is computed once per trajectory."""
 
@@ -200,8 +217,10 @@ class RatioSettings(Section):
     """Which law stands under the ratio, and what is done about the gap between the sampler and the recomputed
     policy."""
 
-    denominator: Literal["recomputed", "sampler"] = "recomputed"
-    """`recomputed`: π_old from the training forward. `sampler`: the law the thought was actually drawn from."""
+    denominator: Literal["recomputed", "scored", "sampler"] = "recomputed"
+    """`recomputed`: π_old from the training forward, so that the first update's ratios are 1. `scored`: π_old from the
+    pass that scores, which costs nothing more and rounds otherwise (parity mode recomputes). `sampler`: the law the
+    thought was actually drawn from."""
 
     correction: Literal["none", "truncated", "mask"] = "none"
     """`truncated`: multiply by min(π_old/q, cap). `mask`: drop tokens with π_old/q outside [1/cap, cap]."""

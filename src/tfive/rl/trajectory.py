@@ -58,6 +58,8 @@ class Trajectories:
     """The policy's hidden states before each action, from the pass that recorded log π_old."""
     scoring_BRF: Tensor | None = None
     """The scorer's features of the continuation without a thought (`rl.sampling.scoring_features`)."""
+    lower_BND: Tensor | None = None
+    """The policy's activations that enter the critics' first block, where critics stand on them."""
     snapshots: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -95,8 +97,8 @@ class Trajectories:
         return replace(self, snapshots={**self.snapshots, **(snapshots or {})}, **changes)
 
     def without_states(self) -> Trajectories:
-        """A copy without what only the calibration heads read: it is large, and no later phase needs it."""
-        return replace(self, states_BRTD=None, scoring_BRF=None)
+        """A copy without what only critics and calibration heads read: it is large, and no later phase needs it."""
+        return replace(self, states_BRTD=None, scoring_BRF=None, lower_BND=None)
 
     def rows(self, index: Tensor | slice) -> Trajectories:
         """The trajectories of some texts: a micro-batch."""

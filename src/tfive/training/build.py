@@ -118,7 +118,12 @@ def build(
     if spec.scoring == "next_token":
         engine = under(engine, replace(plan, checkpoints=(plan.length,), horizon=1))
     rollout = _rollout(config, engine, corpus, ledger, snapshots, telemetry, roles.actor)
-    critics = _critics(config, frozen, single, roles)
+    if config.ratio.denominator == "scored":
+        rollout.old_law = "scored"
+    policy = actor.reader if config.critic.features == "policy" else None
+    critics = _critics(config, frozen, single, roles, policy)
+    if critics is not None and policy is not None:
+        rollout.below = critics.base.below
     common = {"rollout": rollout, "actor": actor, "snapshots": snapshots, "telemetry": telemetry, "gate": gate}
     method: Method[Any] = spec.load().assemble(Kit(config, common, critics))
     return Assembly(
@@ -175,9 +180,11 @@ def _rollout(
     )
 
 
-def _critics(config: Config, frozen: Any, plan: ThoughtPlan, roles: Roles) -> Critics | None:
-    """As many critics as the method has, fresh from the base model or from a saved pair; those of other processes are
-    shapes without weights here."""
+def _critics(
+    config: Config, frozen: Any, plan: ThoughtPlan, roles: Roles, policy: TreeModel | None = None
+) -> Critics | None:
+    """As many critics as the method has, fresh from the base model or from a saved pair, on the features of the base
+    model or of `policy` where it is given; those of other processes are shapes without weights here."""
     count = config.spec.critics
     if not count:
         return None
@@ -185,8 +192,7 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan, roles: Roles) -> Cr
     own = build_pair(frozen, plan, config.critic, engine=config.engine.options(), reward_clip=clip, seed=seed)[:count]
     if config.critic.start is not None:
         load_critics(config.critic.start, own)
-    base = FrozenBase(frozen, plan, config.critic, config.engine.options())
-    rows = config.run.texts_per_pass
+    base = FrozenBase(frozen, plan, config.critic, config.engine.options(), policy)
     shards: list[Any] = [None] * count
     for number, (critic, role) in enumerate(zip(own, roles.critics)):
         # Adapted blocks are as large as the model's; a head or low-rank updates are small, and every process has all.
@@ -195,7 +201,8 @@ def _critics(config: Config, frozen: Any, plan: ThoughtPlan, roles: Roles) -> Cr
         if role.members is None:
             critic.to("meta")
     split: dict[str, Any] = {"roles": roles.critics, "shards": shards}
-    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, rows=rows, **split)
+    split |= {"rows": config.run.texts_per_pass, "read_rows": config.run.rollout_texts}
+    return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, **split)
 
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None, role: Role) -> Actor:

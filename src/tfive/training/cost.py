@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tfive.config.config import Config
 from tfive.methods.spec import CRITIC_ROLES
+from tfive.rl.settings import OLD_LAW
 
 
 def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
@@ -28,18 +29,26 @@ def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
     drawing = [role for role in spec.roles_of(config) if role != "probe"]
     share = {role: config.window.count(role) / config.window.items for role in drawing}
     drawn = sum(share.values()) if spec.thinks else 0.0
-    scored = config.group * len(thought.checkpoints) * continuation
+    # Scoring reads the thoughts once more: the sampler's keys and states are rounded otherwise.
+    after_thoughts = 1.0 if spec.scoring == "next_token" else len(thought.checkpoints) * continuation
+    by_itself = [role for role in spec.recorded if role not in OLD_LAW]
+    if config.sampling.parity:
+        by_itself = list(spec.recorded)
+    elif config.ratio.denominator == "scored":
+        by_itself = []
     found |= {
         "sample": drawn * row,
-        "score": float(config.group) if spec.scoring == "next_token" else drawn * scored,
-        "old law": sum(share.get(role, 0.0) for role in spec.recorded) * row,
+        "score": drawn * (branch + config.group * after_thoughts),
+        "old law": sum(share.get(role, 0.0) for role in by_itself) * row,
     }
     if spec.averages:
         found["teacher"] = len(spec.averages) * trunk
     if spec.critics:
         seen = sum(share.get(role, 0.0) for role in CRITIC_ROLES)
         adapted = _adapted(config, layers)
-        found["lower features"] = seen * row * (1 - adapted)
+        # The policy's activations are left behind by sampling and scoring; final states for heads alone are not.
+        left = config.critic.features == "policy" and config.critic.adapt in ("top", "lora")
+        found["lower features"] = 0.0 if left else seen * row * (1 - adapted)
         found["critics"] = spec.critics * seen * row * adapted + fitting_nodes(config, layers)
     return found
 

@@ -14,6 +14,7 @@ from tfive.config.config import Config
 from tfive.config.rules import texts_needed
 from tfive.models.shape import ModelShape
 from tfive.rl.settings import TRAINING_ROLES
+from tfive.training.drawn import featured_texts, texts_drawn_together
 from tfive.tree.settings import HEAD_BYTES
 
 COLUMNS = ("weights", "moments", "gradients", "activations", "states")
@@ -302,8 +303,7 @@ def _rollout(config: Config, shape: ModelShape, nodes: Nodes, compute: int, on_g
 def _sampled_together(config: Config) -> list[int]:
     """Texts of the batches that sampling keeps buffers for: a run's distinct ones, of at most four the largest."""
     most, sizes = config.run.rollout_texts, set()
-    for role in (*config.spec.roles_of(config), *config.spec.first_roles):
-        texts = texts_needed(config, role)
+    for texts in texts_drawn_together(config):
         sizes |= {min(texts, most), texts % most if texts > most else 0}
     return sorted(sizes - {0}, reverse=True)[:SAMPLERS]
 
@@ -337,7 +337,7 @@ def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, coun
             amount = tokens * shape.hidden * compute
             base.add("activations", amount, f"features {_n(tokens)} × {shape.hidden} × {compute}")
         else:
-            rows_ = math.ceil(config.window.count("critic_fit") / config.text.positions.per_text)
+            rows_ = featured_texts(config)
             amount = rows_ * nodes.policy * shape.hidden * compute
             base.add("activations", amount, f"lower features {rows_} × {nodes.policy} × {shape.hidden} × {compute}")
         rows.append(base)

@@ -29,6 +29,7 @@ from tfive.tree.head import VocabularyHead, chunk_rows
 from tfive.tree.hf import Backbone
 from tfive.tree.law import Draw, draw, draw_token
 from tfive.tree.layout import Layout, Thoughts
+from tfive.tree.outputs import Lower
 from tfive.tree.packed import packing, packs, run_packed
 from tfive.tree.recurrent.deltanet import ForkMemory, StepRecurrence
 from tfive.tree.settings import EngineOptions, SamplingSettings
@@ -44,6 +45,8 @@ class Reading:
     """Keys and values of the trunk by layer."""
     recurrent: dict[int, ForkMemory]
     """States of recurrent layers at the positions, by layer."""
+    lower: Lower | None = None
+    """Activations of the trunk that enter a block, where they are kept."""
 
 
 class StepPass(Attending):

@@ -32,7 +32,7 @@ from tfive.tree.outputs import Lower, PolicyOutput, Scores
 from tfive.tree.packed import last_block_for
 from tfive.tree.picks import Picks
 from tfive.tree.reader import TreeReader
-from tfive.tree.scoring import Scoring
+from tfive.tree.scoring import LOWER, Scoring
 from tfive.tree.settings import EngineOptions, SamplingSettings
 
 _SAMPLERS = 4
@@ -132,15 +132,18 @@ class TreeModel(TreeReader):
         features: bool = False,
         *,
         whole: bool = False,
+        actions_B: Tensor | None = None,
     ) -> Scores:
         """Losses of every checkpoint's continuation and of no thought, from one reading of the text.
 
         With `max_nodes` the branches are scored a few at a time, each time after the same reading. `whole`
-        scores after the whole thought alone, where no reward is needed. While all reading gates are shut, the losses
-        with a thought are those without one, bit for bit.
+        scores after the whole thought alone, where no reward is needed. `actions_B` (bool) names texts whose actions'
+        log-probabilities and states are wanted too. While all reading gates are shut, the losses with a thought are
+        those without one, bit for bit; no branch is read then, so nothing is known of actions. A reading with `lower`
+        activations has those of the thoughts added.
         """
         texts, thoughts = texts.to(self.device), thoughts.to(self.device)
-        scoring = Scoring(self, texts, reading or self.read(texts), features, whole)
+        scoring = Scoring(self, texts, reading or self.read(texts), features, whole, actions_B)
         if self.unread:
             return scoring.unread(thoughts)
         # Masked attention asks every node for every key of its pass, seen or not; with twice the trunk's nodes in a
@@ -149,6 +152,9 @@ class TreeModel(TreeReader):
         starts = range(0, max(1, thoughts.length_BR.shape[1]), step)
         parts = [scoring.branches(thoughts.branches(start, start + step), start) for start in starts]
         joined = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
+        lower, own = scoring.reading.lower, joined.pop(LOWER, None)
+        if lower is not None and own is not None:
+            joined["lower_BND"] = torch.cat([lower.hidden_BND, own.flatten(1, 2)], 1)
         return Scores(**joined, **scoring.plain(thoughts.valid_BR))
 
     @torch.no_grad()
@@ -255,7 +261,7 @@ class TreeModel(TreeReader):
         if not 0 < block < self.block_count:
             raise ValueError(f"block {block} of {self.block_count}: take 1 or more, and `features` for the head alone")
         layout = self._grow(texts, thoughts)
-        return Lower(self._run(layout, stop=block), block)
+        return Lower(self._run(layout, stop=block, fuse=True), block)
 
     def values(self, texts: TextBatch, thoughts: Thoughts, value_head: ValueHead, lower: Lower | None = None) -> Tensor:
         """V(s_t) of every prefix before an action, `[B, R, T]` (0 where there is none), with gradients.

@@ -170,14 +170,17 @@ class Backbone:
         recompute: bool = False,
         fused: Sequence[Callable[..., Tensor]] | None = None,
         trained: Sequence[Callable[..., Tensor]] | None = None,
+        note: tuple[int, list[Tensor]] | None = None,
     ) -> Tensor:
         """Final hidden states (after the last norm) of the pass's nodes, `[B, n, D]`.
 
         With `first_block` = k, `embeds_BnD` are activations that enter block k and the blocks before it are skipped;
         with `stop_block` = k the activations entering block k are returned instead. So the frozen lower part of a model
         can be computed once and its top run from there many times. `recompute` keeps no activations inside blocks.
-        `fused` are forwards to run instead of the blocks' own (see `fast/hf_fused.py`); they have no gradients.
-        `trained` are such forwards that have them (`fast/hf_training.py`).
+        `fused` are forwards to run instead of the blocks' own (see `fast/hf_fused.py`); they have no gradients, write
+        over their input and begin at the first block.
+        `trained` are such forwards that have them (`fast/hf_training.py`). `note` names a block and takes a copy of the
+        activations that enter it on the way.
         """
         if self.model.training:
             self.model.eval()
@@ -186,16 +189,18 @@ class Backbone:
             patches.enter_context(self._attached())
             for index, block in enumerate(self.blocks):
                 whole = block.forward if trained is None else trained[index]
-                if fused is not None:
-                    patches.enter_context(replaced(block, fused[index]))
-                elif index < first_block or (stop_block is not None and index > stop_block):
+                if index < first_block or (stop_block is not None and index > stop_block):
                     patches.enter_context(replaced(block, _pass_through))
                 elif index == stop_block:
                     patches.enter_context(replaced(block, _noting(entering)))
+                elif fused is not None:
+                    patches.enter_context(replaced(block, fused[index]))
                 elif index == first_block > 0:
                     patches.enter_context(replaced(block, self._block(_entered_by(whole, embeds_BnD), recompute)))
                 elif recompute or trained is not None:
                     patches.enter_context(replaced(block, self._block(whole, recompute)))
+                if note is not None and index == note[0]:
+                    patches.enter_context(replaced(block, _noted(block.forward, note[1])))
             output = self.base(
                 inputs_embeds=embeds_BnD,
                 position_ids=position_Bn,
@@ -309,6 +314,14 @@ def _noting(entering: list[Tensor]) -> Callable[..., Tensor]:
         return hidden_states
 
     return forward
+
+
+def _noted(forward: Callable[..., Any], entering: list[Tensor]) -> Callable[..., Any]:
+    def noted(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        entering.append(hidden_states.clone())  # a fused block writes over its input
+        return forward(hidden_states, *args, **kwargs)
+
+    return noted
 
 
 def _entered_by(forward: Callable[..., Any], activations: Tensor) -> Callable[..., Any]:

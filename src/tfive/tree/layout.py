@@ -71,6 +71,13 @@ class TextBatch:
         """The same batch on another device."""
         return moved(self, device)
 
+    @staticmethod
+    def joined(parts: Sequence[TextBatch]) -> TextBatch:
+        """The rows of several batches of one width, one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        return TextBatch(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(TextBatch)))
+
     def rows(self, start: int, stop: int) -> TextBatch:
         """The rows `start … stop−1`."""
         return TextBatch(*(getattr(self, f.name)[start:stop] for f in fields(self)))

@@ -41,6 +41,13 @@ class Scores(_Parts):
     """Hidden states that predict each continuation token without a thought; when asked for."""
     features_BRHD: Tensor | None = None
     """Hidden states that predict each continuation token after the whole thought; when asked for."""
+    log_prob_BRT: Tensor | None = None
+    """Log-probability of each action under the model's own distribution, as in `PolicyOutput`, by the pass that scores
+    (0 where masked, and in texts it was not asked for)."""
+    states_BRTD: Tensor | None = None
+    """Hidden states before each action, from the same pass (0 likewise)."""
+    lower_BND: Tensor | None = None
+    """Activations of texts and thoughts that enter the block whose were kept of the reading, as in `Lower`."""
 
 
 @dataclass(frozen=True)

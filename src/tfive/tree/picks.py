@@ -31,9 +31,12 @@ class Picks:
         return Picks((node + row).flatten()[at], target.expand_as(node).flatten()[at], keep, at)
 
     @staticmethod
-    def actions(layout: Layout, tokens_BRT: Tensor) -> Picks:
-        """The node before each action, and the action."""
-        return Picks.of(layout.action_node_BRT, tokens_BRT, layout.action_mask_BRT, layout.node_count)
+    def actions(layout: Layout, tokens_BRT: Tensor, of_B: Tensor | None = None) -> Picks:
+        """The node before each action, and the action; of some texts (bool `of_B`) or of all."""
+        keep_BRT = layout.action_mask_BRT
+        if of_B is not None:
+            keep_BRT = keep_BRT & of_B[:, None, None]
+        return Picks.of(layout.action_node_BRT, tokens_BRT, keep_BRT, layout.node_count)
 
     @staticmethod
     def continuations(layout: Layout) -> Picks:

@@ -182,14 +182,24 @@ class TreeReader:
         return None if torch.is_autocast_enabled(self.device.type) else self.fusion.fusion
 
     def read_only(
-        self, embeds_BnD: Tensor, position_Bn: Tensor, tree: TreePass, exists_Bn: Tensor | None = None
+        self,
+        embeds_BnD: Tensor,
+        position_Bn: Tensor,
+        tree: TreePass,
+        exists_Bn: Tensor | None = None,
+        *,
+        stop: int | None = None,
+        note: tuple[int, list[Tensor]] | None = None,
     ) -> Tensor:
-        """Final hidden states of a pass that needs no gradients; where given, of the nodes that exist alone."""
+        """Final hidden states of a pass that needs no gradients, or the activations that enter block `stop`; where
+        `exists_Bn` is given, of the nodes that exist alone. `note` takes the activations that enter a block on the
+        way."""
+        given: dict[str, Any] = {"stop_block": stop, "note": note}
         if self._fused is not None:
-            return self.backbone.run(embeds_BnD, position_Bn, tree, fused=self._fused.forwards)
-        if exists_Bn is None:
-            return self.backbone.run(embeds_BnD, position_Bn, tree)
-        return run_packed(self.backbone, embeds_BnD, position_Bn, tree, exists_Bn)
+            return self.backbone.run(embeds_BnD, position_Bn, tree, fused=self._fused.forwards, **given)
+        if exists_Bn is None or note is not None:
+            return self.backbone.run(embeds_BnD, position_Bn, tree, **given)
+        return run_packed(self.backbone, embeds_BnD, position_Bn, tree, exists_Bn, **given)
 
     def _run(self, layout: Layout, lower: Lower | None = None, stop: int | None = None, fuse: bool = False) -> Tensor:
         """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for."""
@@ -200,11 +210,9 @@ class TreeReader:
         if lower is not None:
             return self.backbone.run(lower.hidden_BND, layout.position_BN, tree, lower.block, **given)
         embeds_BND = self.embed(layout.token_BN, layout.delimiter_BN)
-        if fuse and stop is None:
-            return self.read_only(embeds_BND, layout.position_BN, tree)
-        if stop is not None and trained is None:
-            exists_BN = layout.kind_BN != PADDING
-            return run_packed(self.backbone, embeds_BND, layout.position_BN, tree, exists_BN, stop_block=stop)
+        if fuse:
+            exists_BN = None if stop is None else layout.kind_BN != PADDING
+            return self.read_only(embeds_BND, layout.position_BN, tree, exists_BN, stop=stop)
         return self.backbone.run(embeds_BND, layout.position_BN, tree, stop_block=stop, **given)
 
     def reduce(self, hidden_BND: Tensor, picks: Picks, reducer: Reducer, forbidden: bool = False) -> dict[str, Tensor]:
@@ -238,13 +246,17 @@ class TreeReader:
         return [hidden_BSD, *(part for both in tree.kept.values() for part in both)]
 
     @torch.no_grad()
-    def read(self, texts: TextBatch) -> Reading:
-        """One pass over the texts themselves, to be handed to `sample` and `score`."""
+    def read(self, texts: TextBatch, below: int | None = None) -> Reading:
+        """One pass over the texts themselves, to be handed to `sample` and `score`; with `below`, the activations that
+        enter that block are kept as well."""
         layout = self._grow(texts, None)
-        if self.replays:
+        if self.replays and below is None:
             hidden_BSD, *kept = self.passes("read", self.home, self._read_attending, layout)
             return Reading(hidden_BSD, dict(zip(self._kept_layers, zip(kept[::2], kept[1::2]))), {})
         recurrence = self.recurrence(layout, position_BP=texts.positions_BP.to(self.device), keep=True)
         tree = TreePass(layout, self.kernel, keep=True, recurrence=recurrence)
-        hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree)
-        return Reading(hidden_BSD, tree.kept, {} if recurrence is None else recurrence.memory)
+        entering: list[Tensor] = []
+        note = None if below is None else (below, entering)
+        hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree, note=note)
+        lower = None if below is None else Lower(entering[0], below)
+        return Reading(hidden_BSD, tree.kept, {} if recurrence is None else recurrence.memory, lower)

@@ -17,6 +17,9 @@ from tfive.tree.outputs import Scores
 from tfive.tree.picks import Picks
 from tfive.tree.reader import TreeReader
 
+LOWER = "lower_BRAD"
+"""What `Scoring.branches` calls the activations of thoughts that enter the block the reading kept them for."""
+
 
 @dataclass
 class Scoring:
@@ -27,6 +30,8 @@ class Scoring:
     reading: Reading
     features: bool = False
     whole: bool = False
+    actions_B: Tensor | None = None
+    """bool: texts whose actions' log-probabilities and states are wanted as well; the pass computes them anyway."""
 
     def __post_init__(self) -> None:
         node_BPH, target_BPH, keep_BPH = without_thoughts(self.texts, self.tree.plan.horizon)
@@ -61,10 +66,12 @@ class Scoring:
             found["features_BRHD"] = plain["no_thought_features_BRHD"]
         return Scores(**found, **plain)
 
-    def _read(self, layout: Layout) -> Tensor:
-        """Final hidden states of the branches' nodes, `[B, n, D]`, after the trunk that was read before."""
-        tree, trunk = self.tree, self.reading.attention
-        replayed = tree.replays and not tree.plan.gated
+    def _read(self, layout: Layout, entering: list[Tensor]) -> Tensor:
+        """Final hidden states of the branches' nodes, `[B, n, D]`, after the trunk that was read before. `entering`
+        gets what enters the block that the reading kept the trunk's activations for."""
+        tree, trunk, lower = self.tree, self.reading.attention, self.reading.lower
+        note = None if lower is None else (lower.block, entering)
+        replayed = tree.replays and not tree.plan.gated and note is None
 
         def work(layout: Layout, kept: Sequence[Tensor]) -> list[Tensor]:
             recurrence = tree.recurrence(layout, position_BP=self.texts.positions_BP, memory=self.reading.recurrent)
@@ -73,7 +80,7 @@ class Scoring:
             embeds = tree.embed(layout.token_BN[:, row.start :], layout.delimiter_BN[:, row.start :])
             # How many nodes exist is known on the host alone, and a recorded pass does not ask it.
             exists = None if replayed else layout.kind_BN[:, row.start :] != PADDING
-            return [tree.read_only(embeds, layout.position_BN[:, row.start :], row, exists)]
+            return [tree.read_only(embeds, layout.position_BN[:, row.start :], row, exists, note=note)]
 
         kept = [part for both in trunk.values() for part in both]
         if not replayed:
@@ -89,7 +96,9 @@ class Scoring:
         layout = tree.layouts(grow, texts, tree.plan, thoughts, "last" if self.whole else "all", position_BR)
         picks = Picks.continuations(layout)
         last = Picks.last_continuations(layout) if self.features else None
-        hidden_BND = torch.cat([reading.hidden_BSD, self._read(layout)], 1)
+        actions = None if self.actions_B is None else Picks.actions(layout, thoughts.tokens_BRT, self.actions_B)
+        entering: list[Tensor] = []
+        hidden_BND = torch.cat([reading.hidden_BSD, self._read(layout, entering)], 1)
 
         loss_BRKH = -tree.reduce(hidden_BND, picks, target_log_prob)["log_prob"]
         count_BR = layout.loss_mask_BRH.sum(-1).clamp(min=1)
@@ -103,4 +112,11 @@ class Scoring:
         }
         if last is not None:
             found["features_BRHD"] = last.spread(last.rows(hidden_BND))
+        if entering:
+            # Thoughts stand before the continuations, one after another.
+            nodes = layout.branch_count * layout.thought_width
+            found[LOWER] = entering[0][:, :nodes].unflatten(1, (layout.branch_count, layout.thought_width))
+        if actions is not None:
+            found["log_prob_BRT"] = tree.reduce(hidden_BND, actions, target_log_prob, forbidden=True)["log_prob"]
+            found["states_BRTD"] = actions.spread(actions.rows(hidden_BND))
         return found

@@ -17,15 +17,20 @@ PRESET = "qwen3.5-2b"
 ONE_BLOCK = "one-block"
 """The critics of the preset `nano`, which the timed settings build on: one adapted block above shared features."""
 
+POLICY = "policy-features"
+"""The same above the policy's own features, for which no pass is made."""
+
 
 def critic_overrides(name: str) -> list[str]:
     """The settings that `--critics NAME` stands for, on top of the timed ones."""
     if name == ONE_BLOCK:
         return []
+    if name == POLICY:
+        return ['critic.features="policy"']
     if name == "preset":
         own = Config.load(PRESET).critic.model_dump(mode="json", exclude={"start"})
         return [f"critic.{key}={json.dumps(value)}" for key, value in own.items()]
-    raise UserError(f"--critics {name}: not known; give {ONE_BLOCK}, preset or both, separated by a comma")
+    raise UserError(f"--critics {name}: not known; give some of {ONE_BLOCK}, {POLICY} and preset, separated by commas")
 
 
 def row_name(method: str, critics: str) -> str:

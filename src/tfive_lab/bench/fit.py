@@ -13,7 +13,7 @@ from tfive_lab.bench.work import SHAPES
 SHARE = 0.9
 """Of the device's memory that the estimate may fill; the rest is the allocator's and the estimate's error (at 9B it lay
 3 % below the measured peak)."""
-TRAINING, ROLLOUT = (8, 4, 2, 1), (32, 16, 8, 4, 2, 1)
+TRAINING, ROLLOUT = (8, 4, 2, 1), (64, 32, 16, 8, 4, 2, 1)
 """Texts a pass that are tried, with and without gradients."""
 
 

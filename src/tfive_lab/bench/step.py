@@ -22,6 +22,7 @@ from tfive.errors import RunFailed, UserError
 from tfive.methods.registry import spec_of
 from tfive.models.load import Loaded, load_model, load_tokenizer, tokenizer_fingerprint
 from tfive.models.precision import choose_device, choose_dtype
+from tfive.models.shape import known_shapes
 from tfive.rl.qualify import Qualifier, Score
 from tfive.rl.roles import auxiliary_rollouts
 from tfive.text.prepared import PreparedCorpus
@@ -31,6 +32,7 @@ from tfive.training.cost import nodes_per_item
 from tfive.training.recorder import Recorder
 from tfive_lab.bench.counted import ONE_BLOCK, critic_overrides, row_name
 from tfive_lab.bench.fit import smaller, texts_that_fit
+from tfive_lab.bench.law_gap import law_gaps
 from tfive_lab.bench.step_report import GOAL, protocol_hash, ratios, witness_of
 from tfive_lab.bench.work import SHAPES, find_model
 
@@ -92,6 +94,10 @@ and none of the measurements that are only reported."""
 SMALL = StepWork(items=16, steps=4, length=12, positions=6, tokens=128, horizon=5)
 
 
+class TimeSpent(Exception):
+    """The budget was over before there was anything to report of a method."""
+
+
 class Forced(Qualifier):
     """A qualifier that passes every test, since random weights would fail, and counts those that failed."""
 
@@ -149,11 +155,13 @@ def time_method(
     *,
     windows: int,
     deadline: float | None = None,
+    end: float | None = None,
     clock: Clock | None = None,
 ) -> dict[str, Any]:
     """Seconds of one method by phase: the first window is start-up, the others are the steady state.
 
-    From the third on, no window begins that would end after `deadline` on the clock (`device_clock` unless given).
+    From the third on, no window begins that would end after `deadline` on the clock (`device_clock` unless given); a
+    window that is not over at `end` is left there and counts for nothing.
     """
     device = choose_device(config.model.device)
     loaded = _loaded(shape, device, choose_dtype(config.model.compute, device))
@@ -167,9 +175,12 @@ def time_method(
             rule = config.qualify
             assembly.method.qualifier = Forced(rule.eta, rule.consecutive, rule.patience, rule.attempts, "strict")  # type: ignore[attr-defined]
         with _timed_verbs(assembly, recorder) as verbs:
-            window_costs = _window_costs(assembly, recorder, verbs, windows, deadline, clock)
+            window_costs = _window_costs(assembly, recorder, verbs, windows, deadline, end, clock)
+        if not window_costs:
+            raise TimeSpent(f"{config.method}: the time was over before its first window was")
         found = _report(config, assembly, recorder, window_costs)
         found["counted_nodes_per_item"] = nodes_per_item(config, assembly.base.block_count)
+        found["law_gaps"] = law_gaps(assembly)
     if device.type == "cuda":
         found["peak_bytes"] = torch.cuda.max_memory_allocated(device)
     del assembly, loaded
@@ -210,7 +221,13 @@ def _timed_verbs(assembly: Assembly, recorder: Timed) -> Iterator[dict[str, floa
 
 
 def _window_costs(
-    assembly: Assembly, recorder: Timed, verbs: dict[str, float], windows: int, deadline: float | None, clock: Clock
+    assembly: Assembly,
+    recorder: Timed,
+    verbs: dict[str, float],
+    windows: int,
+    deadline: float | None,
+    end: float | None,
+    clock: Clock,
 ) -> list[dict[str, Any]]:
     """Seconds of each window, by phase and by verb of the engine."""
     window_costs: list[dict[str, Any]] = []
@@ -218,6 +235,8 @@ def _window_costs(
         before, inside, began = recorder.phases(), dict(verbs), clock()
         assembly.method.advance()
         while not assembly.method.closed:
+            if end is not None and clock() > end:
+                return window_costs
             assembly.method.advance()
         after, took = recorder.phases(), clock() - began
         phases = {name: after[name] - before.get(name, 0.0) for name in after if name != "admit"}
@@ -266,7 +285,7 @@ def _critics_of(config: Config) -> dict[str, Any] | None:
     if not config.spec.critics:
         return None
     own = config.critic
-    return {"count": config.spec.critics, "adapt": own.adapt, "width": own.width} | (
+    return {"count": config.spec.critics, "adapt": own.adapt, "width": own.width, "features": own.features} | (
         {"blocks": own.blocks} if own.adapt in ("top", "lora") else {}
     )
 
@@ -294,8 +313,9 @@ def step_times(
 
     A method with critics is timed once with each of `critics` (`counted.critic_overrides`).
 
-    With a `budget` in seconds, each method gets an equal share of what is left, and two windows in any case; none is
-    begun when it is spent.
+    With a `budget` in seconds, each method gets an equal share of what is left for windows beyond its second. None is
+    begun that would take longer than what is left, by its counted nodes and the seconds a node of those before, and one
+    that does so nevertheless is left at the budget's end.
     """
     if shape is not None and shape not in (*SHAPES, "nano"):
         raise UserError(f"shape {shape!r} is not known; use one of nano, {', '.join(SHAPES)}")
@@ -314,19 +334,28 @@ def step_times(
         "works": [],
     }
     timed = [(row_name(method, one), method, one) for method in methods for one in _kinds(method, critics)]
-    left = len(works) * len(timed)
+    left, layers, rates = len(works) * len(timed), _layers(shape), list[float]()
     for work in works:
         entry: dict[str, Any] = {"work": asdict(work), "methods": {}}
         report["works"].append(entry)
         for name, method, kind in timed:
             config = configure(method, work, [*critic_overrides(kind), *overrides], str(place), compute)
             now = time.perf_counter()
-            if budget is not None and now - began > budget:
-                entry.setdefault("skipped", []).append(name)
+            nodes = 2 * config.window.items * sum(nodes_per_item(config, layers).values())
+            expected = nodes * max(rates, default=0.0)
+            if budget is not None and now - began + expected > budget:
+                entry.setdefault("skipped", []).append(f"{name} ({expected:.0f} s expected)")
+                left -= 1
                 continue
             share = None if budget is None else now + (budget - (now - began)) / left
+            end = None if budget is None else began + budget
             config = texts_that_fit(config, shape, place)
-            entry["methods"][name] = _within_memory(config, shape, corpus, windows, share)
+            try:
+                entry["methods"][name] = _within_memory(config, shape, corpus, windows, share, end)
+            except TimeSpent as error:
+                entry.setdefault("skipped", []).append(str(error))
+                break
+            rates.append((time.perf_counter() - now) / nodes)
             entry["ratios"] = ratios(entry["methods"])
             left -= 1
             if keep is not None:
@@ -335,18 +364,32 @@ def step_times(
     return report
 
 
+def _layers(shape: str | None) -> int:
+    """Blocks of a shape; of the embedded model where none is named."""
+    if shape not in SHAPES:
+        return int(load_model("nano", device="cpu", dtype=torch.float32).model.config.num_hidden_layers)
+    facts = known_shapes()
+    return int(facts[next(key for key in facts if key.startswith(SHAPES[shape]))]["num_hidden_layers"])
+
+
 def _kinds(method: str, critics: Sequence[str]) -> Sequence[str]:
     """The kinds of critics a method is timed with: one of no name where it has none."""
     return critics if spec_of(method).critics else (ONE_BLOCK,)
 
 
 def _within_memory(
-    config: Config, shape: str | None, corpus: PreparedCorpus, windows: int, deadline: float | None
+    config: Config,
+    shape: str | None,
+    corpus: PreparedCorpus,
+    windows: int,
+    deadline: float | None,
+    end: float | None = None,
 ) -> dict[str, Any]:
     """As `time_method`; where memory runs out, again with smaller passes, at most three times."""
     for attempt in range(4):
         try:
-            return time_method(config, shape, corpus, windows=windows, deadline=deadline) | {"out_of_memory": attempt}
+            found = time_method(config, shape, corpus, windows=windows, deadline=deadline, end=end)
+            return found | {"out_of_memory": attempt}
         except torch.OutOfMemoryError as error:
             if attempt == 3:
                 raise RunFailed(f"{config.method} runs out of memory even with the smallest passes: {error}") from error

@@ -92,6 +92,9 @@ def render(report: dict[str, Any]) -> str:
         for row, found in entry.get("ratios", {}).items():
             shown = ", ".join(f"{name} {value:.1%}" for name, value in found.items())
             lines.append(f"{row} / rlp: {shown} (goal {report['goal']:.1%} in the steady state)")
+        for name, row in entry["methods"].items():
+            gaps = ", ".join(f"{law} {one['mean']:.2g} ({one['largest']:.2g})" for law, one in row["law_gaps"].items())
+            lines += [f"{name}: |log π − log π_old| before the first update, mean (largest): {gaps}"] if gaps else []
         lines += [f"{name}: {_described(row['critics'])}" for name, row in entry["methods"].items() if row["critics"]]
     note = report["witness"]
     lines += ["", f"settings on a real model: {note.get('run') or note['note']}"]
@@ -102,4 +105,5 @@ def _described(critics: dict[str, Any]) -> str:
     """Critics in words: how many, and what is adapted of each."""
     blocks = f"{critics.get('blocks')} blocks ({critics['adapt']})"
     what = {"head": "their heads alone", "full": "all of them"}.get(critics["adapt"], blocks)
-    return f"{critics['count']} critics, {what} adapted"
+    above = " above the policy's features" if critics.get("features") == "policy" else ""
+    return f"{critics['count']} critics, {what} adapted{above}"

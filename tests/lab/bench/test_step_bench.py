@@ -17,7 +17,7 @@ from tfive.rl.qualify import Score
 from tfive.training.corpus import corpus_of
 from tfive.training.cost import nodes_per_item
 from tfive_lab.bench import step as bench_step
-from tfive_lab.bench.counted import ONE_BLOCK, critic_overrides
+from tfive_lab.bench.counted import ONE_BLOCK, POLICY, critic_overrides
 from tfive_lab.bench.fit import SHARE, fitted, smaller
 from tfive_lab.bench.step_report import protocol_hash, ratios, render, witness_of
 from tiny import configure
@@ -121,23 +121,25 @@ def test_both_methods_get_the_largest_passes_that_fit() -> None:
 def test_counted_nodes_by_hand() -> None:
     work = bench_step.StepWork(items=16, steps=4, length=12, positions=16, tokens=512, horizon=16)
     mine = nodes_per_item(bench_step.configure("t5", work, [], "cpu", "float32"), 24)
-    # 32 trunk tokens and 13 thought nodes an item; 3.25 thoughts an item are drawn, 1.75 recorded, 3.125 judged.
+    # 32 trunk tokens and 13 thought nodes an item; 3.25 thoughts an item are drawn and read again to be
+    # scored, 1 recorded, 3.125 judged.
     assert mine["update"] == 3 * 2 * 45
     assert mine["anchor"] == 0
     assert mine["sample"] == 3.25 * 45
-    assert mine["score"] == 3.25 * 3 * 16
-    assert mine["old law"] == 1.75 * 45
+    assert mine["score"] == 3.25 * (13 + 3 * 16)
+    assert mine["old law"] == 45
     assert mine["lower features"] == pytest.approx(3.125 * 45 * 23 / 24)
     assert mine["critics"] == pytest.approx(2 * (3 * 2 + 3.125) * 45 / 24)
     other = nodes_per_item(bench_step.configure("rlp", work, [], "cpu", "float32"), 24)
-    assert other == {"update": 6 * 136, "anchor": 0, "sample": 136, "score": 8, "old law": 136, "teacher": 32}
+    assert other == {"update": 6 * 136, "anchor": 0, "sample": 136, "score": 8 * 14, "old law": 136, "teacher": 32}
     grouped = nodes_per_item(bench_step.configure("quiet-star-grpo", work, [], "cpu", "float32"), 24)
-    assert grouped["score"] == 8 * 3 * 16
+    assert grouped["score"] == 8 * (13 + 3 * 16)
 
 
-@pytest.mark.parametrize(("length", "one_block", "preset"), [(12, 72.7, 130.5), (64, 35.6, 67.2)])
-def test_the_presets_critics_are_counted_beside_one_block(length: int, one_block: float, preset: float) -> None:
-    """In percent of RLP's step: the presets adapt whole critics, the timed settings one block of each."""
+@pytest.mark.parametrize(("length", "percent"), [(12, (67.2, 56.3, 120.2)), (64, (34.7, 28.9, 62.9))])
+def test_every_kind_of_critics_is_counted(length: int, percent: tuple[float, ...]) -> None:
+    """In percent of RLP's step: the timed settings adapt one block of each critic, above the base model's features or
+    the policy's; the presets adapt whole critics."""
     work = bench_step.StepWork(length=length)
 
     def nodes(method: str, critics: str = ONE_BLOCK) -> float:
@@ -145,8 +147,8 @@ def test_the_presets_critics_are_counted_beside_one_block(length: int, one_block
         assert (config.critic.adapt == "full") == (critics == "preset")
         return sum(nodes_per_item(config, 24).values())
 
-    found = [100 * nodes("t5", critics) / nodes("rlp") for critics in (ONE_BLOCK, "preset")]
-    assert found == [pytest.approx(one_block, abs=0.05), pytest.approx(preset, abs=0.05)]
+    found = [100 * nodes("t5", critics) / nodes("rlp") for critics in (ONE_BLOCK, POLICY, "preset")]
+    assert found == pytest.approx(percent, abs=0.05)
     with pytest.raises(UserError, match="--critics two: not known"):
         critic_overrides("two")
 
@@ -161,10 +163,10 @@ def test_only_what_a_method_reads_is_counted() -> None:
     # Next-token training reads the text alone, whatever the anchors of the thought methods are.
     assert counted("ntp") == {"update": 6 * 32}
     assert counted("base") == {}
-    assert counted("anchor-only") == {"update": 6 * 45, "anchor": 6 * 16, "sample": 45, "score": 3 * 16}
+    assert counted("anchor-only") == {"update": 6 * 45, "anchor": 6 * 16, "sample": 45, "score": 13 + 3 * 16}
     # Gated reading reads the text's last token once more before every continuation.
     gated = counted("anchor-only", "thought.reading=gated")
-    assert (gated["anchor"], gated["score"]) == (6 * 17, 3 * 17)
+    assert (gated["anchor"], gated["score"]) == (6 * 17, 13 + 3 * 17)
 
 
 def test_running_out_of_memory_halves_the_passes_and_then_recomputes() -> None:

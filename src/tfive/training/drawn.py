@@ -1,0 +1,31 @@
+"""Which sets of a window are drawn in the same passes, counted in texts."""
+
+from __future__ import annotations
+
+from tfive.config.config import Config
+from tfive.config.rules import texts_needed
+from tfive.methods.spec import CRITIC_ROLES
+
+
+def texts_drawn_together(config: Config) -> list[int]:
+    """Texts of every draw of a window: of T⁵ the fitting set goes with the test that follows, and the pilot's with all
+    that come after it; further tests, the run's first reward scale and probes are drawn by themselves."""
+    spec = config.spec
+    texts = {role: texts_needed(config, role) for role in (*spec.roles_of(config), *spec.first_roles)}
+    if "qualify" not in texts:
+        return list(texts.values())
+    alone = [texts[role] for role in ("qualify", "scale", "probe") if role in texts]
+    return [texts["critic_fit"] + texts["qualify"], _after_tests(texts), *alone]
+
+
+def featured_texts(config: Config) -> int:
+    """Texts whose activations below the critics are there at once: those of the fitting set; where they come with the
+    sets (`critic.features = policy`), of those drawn together."""
+    texts = {role: texts_needed(config, role) for role in CRITIC_ROLES if role in config.spec.roles_of(config)}
+    if config.critic.features == "base":
+        return texts["critic_fit"]
+    return max(texts["critic_fit"] + texts.get("qualify", 0), _after_tests(texts))
+
+
+def _after_tests(texts: dict[str, int]) -> int:
+    return sum(texts.get(role, 0) for role in ("pilot", "head_train", "head_validate", "actor", "scale"))
