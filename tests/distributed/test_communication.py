@@ -122,6 +122,10 @@ def test_doctor_predicts_several_processes(capsys: pytest.CaptureFixture[str]) -
     assert (several["processes"], several["nodes"], several["shard"], several["profile"]) == (24, 3, 8, "cluster")
     assert several["seconds"]["step"] > 0
     assert any("gradients of the actor" in line for line in several["shown"])
+    # Groups end where nodes do.
+    assert [line.partition(":")[0] for line in several["duties"]] == ["ranks 0–15", "ranks 16–19", "ranks 20–23"]
+    assert set(several["bytes_by_role"]) == set(several["whole_copies"]) == {"actor", "critic"}
+    assert several["bytes"] == max(several["bytes_by_role"].values()) > several["whole_copies"]["actor"]
     assert _call([*words, "--set", "distributed.shard=7"]) == 2
     assert "distributed.shard = 7: 24 processes cannot be divided" in capsys.readouterr().err
     assert _call(["doctor", "--processes", "2"]) == 2

@@ -26,6 +26,10 @@ class Pulse:
         if entered:
             self.news.set()
 
+    def beat(self) -> None:
+        """The main thread has made a step of long work without an exchange."""
+        self.steps += 1
+
     def entered(self, collective: str) -> None:
         """The main thread waits for other processes from here on."""
         self.waits, self.steps = collective, self.steps + 1

@@ -213,6 +213,7 @@ class Critics:
                 if not spare:
                     losses.append(loss.detach().double())
             seen += count
+            world.pulse.beat()
             if not self.optimizers[critic].step().applied:
                 return {"loss": math.nan, "sound": False}
         parts = [[value] for value in torch.stack(losses).tolist()] if losses else []

@@ -210,7 +210,9 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart 
     if config.actor.adapt == "full" and has:
         model.requires_grad_(True)
     delimiters, gates = begun_parts(model, plan, warmed, trainable=True)
-    engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
+    # A process that has no actor reads single rows of it, whose results are dropped.
+    options = config.engine.options() if has else config.engine.options().unfused()
+    engine = TreeModel(model, plan, options, delimiters, gates)
     beside = {"delimiters": delimiters, GATES.removesuffix("."): gates}
     small = {name: module for name, module in beside.items() if module is not None}
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
