@@ -98,6 +98,10 @@ def _called(words: Sequence[str], environment: dict[str, str], outputs: Sequence
     for number, output in enumerate(outputs, 1):
         os.dup2(output, number)
         os.close(output)
+    # The server's own streams remember what kind of file they were opened on.
+    sys.stdout, sys.stderr = (
+        os.fdopen(number, "w", buffering, "utf-8", closefd=False) for number, buffering in ((1, -1), (2, 1))
+    )
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one not in sys.path]
