@@ -121,7 +121,7 @@ def _called(words: Sequence[str], environment: dict[str, str], outputs: Sequence
 
 
 def _client(words: Sequence[str]) -> None:
-    path = Path(os.environ[FORKS]) / str(int(os.environ.get("RANK", "0")) % 2)
+    path, parent = Path(os.environ[FORKS]) / str(int(os.environ.get("RANK", "0")) % 2), os.getppid()
     while not path.exists():
         select.select([], [], [], 0.02)  # it still imports
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -129,6 +129,9 @@ def _client(words: Sequence[str]) -> None:
     for number in PASSED:
         signal.signal(number, lambda asked, _: server.send(bytes([asked])))
     socket.send_fds(server, [json.dumps([list(words), dict(os.environ)]).encode()], [1, 2])
+    while not select.select([server], [], [], 1.0)[0]:
+        if os.getppid() != parent:
+            sys.exit(1)  # whoever started this is gone, and nobody else would end it
     status = int(server.recv(64) or b"1")
     if status < 0:
         if -status != signal.SIGKILL:

@@ -10,8 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-from test_faults import SETTINGS
+import pytest
+from faulty import STACKS_AT
+from test_faults import SETTINGS, paths
 
+from forked import forked
 from tfive.training.loop import CHECKPOINTS
 from tiny import configure
 
@@ -38,9 +41,10 @@ def node(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
         "--rdzv-conf", "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=5",
     ]  # fmt: skip
     sets = [word for one in (*SETTINGS, "window.windows=2") for word in ("--set", one)]
-    command = [sys.executable, "-m", "torch.distributed.run", *words, "-m", "tfive", "train"]
+    command = [sys.executable, "-m", "torch.distributed.run", *words, "--no-python", *forked("faulty:plain", "train")]
     command += [str(home / "tiny.toml"), *sets, "--out", str(home / "run")]
     own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    own |= {"PYTHONPATH": paths(), STACKS_AT: str(time.time() + LIMIT - 20)}
     with log.open("wb") as said:
         return subprocess.Popen(command, stdout=said, stderr=said, env=os.environ | own)
 
@@ -56,7 +60,8 @@ def until(check: str, home: Path, port: int, launchers: list[subprocess.Popen[by
         saved = len(list((home / "run" / CHECKPOINTS).glob("checkpoint-*")))
         if answers(port) if check == "store" else saved > 1:
             return
-        assert time.monotonic() < deadline, f"no {check} within {LIMIT} s"
+        if time.monotonic() > deadline:
+            pytest.fail(f"no {check} within {LIMIT} s: {[log.read_text('utf-8') for log in home.glob('said-*.txt')]}")
         assert all(launcher.poll() is None for launcher in launchers)
         time.sleep(0.2)
 
