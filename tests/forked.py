@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -64,7 +65,7 @@ def serve(path: str) -> None:
     listening.listen(64)
     os.rename(f"{path}.new", path)  # now it answers
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
-    while 0 not in select.select([0, listening], [], [])[0]:
+    while 0 not in select.select([0, listening.fileno()], [], [])[0]:
         client, _ = listening.accept()
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -79,12 +80,13 @@ def _keep(client: socket.socket) -> None:
     child = os.fork()
     if child == 0:
         client.close()
-        os._exit(_called(*json.loads(told), outputs))
+        words, environment = json.loads(told)
+        os._exit(_called(words, environment, outputs))
     for output in (0, *outputs):
         os.close(output)
     ended = os.pidfd_open(child)
-    while ended not in (ready := select.select([ended, client], [], [])[0]):
-        passed = client.recv(1) if client in ready else b""
+    while ended not in select.select([ended, client.fileno()], [], [])[0]:
+        passed = client.recv(1)
         os.kill(child, passed[0] if passed else signal.SIGKILL)
         if not passed:
             break
@@ -114,7 +116,7 @@ def _called(words: Sequence[str], environment: dict[str, str], outputs: Sequence
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - as Python ends a program
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     return status
