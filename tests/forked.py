@@ -30,7 +30,7 @@ FORKS = "TFIVE_TEST_FORKS"
 IMPORTED = (
     "tfive.cli.app", "tfive.cli.evaluate_suite", "tfive.cli.launch", "tfive.training.start", "tfive.distributed.shards",
     "tfive.distributed.group", "torch.distributed.elastic.agent.server.local_elastic_agent",
-    "torch.distributed.elastic.rendezvous.registry", "transformers.models.gpt2.modeling_gpt2",
+    "torch.distributed.elastic.rendezvous.registry", "torch.distributed.run", "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama", "tiny", "pytest",
 )  # fmt: skip
 PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

@@ -72,6 +72,13 @@ def plain(*words: str) -> None:
     main(words)
 
 
+def torchrun(*words: str) -> None:
+    """Torch's own launcher."""
+    from torch.distributed.run import main as run
+
+    run(words)
+
+
 def rank(*words: str) -> None:
     """One rank of a launch."""
     show_stacks()
