@@ -76,21 +76,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("versions", nargs="*", help="NAME=FOLDER of each version's src")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long to go on after the first windows")
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long to go on, starting included")
     parser.add_argument("--set", action="append", default=[], help="settings of the run, as of tfive train")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.work:
         work(asked.work, asked.versions)
         return
+    until = time.monotonic() + asked.seconds
     overrides = [*SETTINGS, f"model.device={asked.device}", *asked.set]
     with tempfile.TemporaryDirectory() as folder:
         named = [one.partition("=") for one in asked.versions]
         trees = {name: Version(Path(path), Path(folder) / name, overrides) for name, _, path in named}
         first = {name: tree.seconds() for name, tree in trees.items()}
         found: dict[str, list[float]] = {name: [] for name in trees}
-        until, order = time.monotonic() + asked.seconds, list(trees)
-        while time.monotonic() < until:
+        order = list(trees)
+        while time.monotonic() < until or len(found[order[0]]) < 2:
             for name in order:
                 trees[name].ask()
                 found[name].append(trees[name].seconds())

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +30,7 @@ FORKS = "TFIVE_TEST_FORKS"
 IMPORTED = (
     "tfive.cli.app", "tfive.cli.evaluate_suite", "tfive.cli.launch", "tfive.training.start", "tfive.distributed.shards",
     "tfive.distributed.group", "torch.distributed.elastic.agent.server.local_elastic_agent",
-    "torch.distributed.elastic.rendezvous.registry", "transformers.models.gpt2.modeling_gpt2",
+    "torch.distributed.elastic.rendezvous.registry", "torch.distributed.run", "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama", "tiny", "pytest",
 )  # fmt: skip
 PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -64,7 +65,7 @@ def serve(path: str) -> None:
     listening.listen(64)
     os.rename(f"{path}.new", path)  # now it answers
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
-    while 0 not in select.select([0, listening], [], [])[0]:
+    while 0 not in select.select([0, listening.fileno()], [], [])[0]:
         client, _ = listening.accept()
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -79,12 +80,13 @@ def _keep(client: socket.socket) -> None:
     child = os.fork()
     if child == 0:
         client.close()
-        os._exit(_called(*json.loads(told), outputs))
+        words, environment = json.loads(told)
+        os._exit(_called(words, environment, outputs))
     for output in (0, *outputs):
         os.close(output)
     ended = os.pidfd_open(child)
-    while ended not in (ready := select.select([ended, client], [], [])[0]):
-        passed = client.recv(1) if client in ready else b""
+    while ended not in select.select([ended, client.fileno()], [], [])[0]:
+        passed = client.recv(1)
         os.kill(child, passed[0] if passed else signal.SIGKILL)
         if not passed:
             break
@@ -98,6 +100,10 @@ def _called(words: Sequence[str], environment: dict[str, str], outputs: Sequence
     for number, output in enumerate(outputs, 1):
         os.dup2(output, number)
         os.close(output)
+    # The server's own streams remember what kind of file they were opened on.
+    sys.stdout, sys.stderr = (
+        os.fdopen(number, "w", buffering, "utf-8", closefd=False) for number, buffering in ((1, -1), (2, 1))
+    )
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one not in sys.path]
@@ -110,14 +116,14 @@ def _called(words: Sequence[str], environment: dict[str, str], outputs: Sequence
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - as Python ends a program
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     return status
 
 
 def _client(words: Sequence[str]) -> None:
-    path = Path(os.environ[FORKS]) / str(int(os.environ.get("RANK", "0")) % 2)
+    path, parent = Path(os.environ[FORKS]) / str(int(os.environ.get("RANK", "0")) % 2), os.getppid()
     while not path.exists():
         select.select([], [], [], 0.02)  # it still imports
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -125,6 +131,9 @@ def _client(words: Sequence[str]) -> None:
     for number in PASSED:
         signal.signal(number, lambda asked, _: server.send(bytes([asked])))
     socket.send_fds(server, [json.dumps([list(words), dict(os.environ)]).encode()], [1, 2])
+    while not select.select([server], [], [], 1.0)[0]:
+        if os.getppid() != parent:
+            sys.exit(1)  # whoever started this is gone, and nobody else would end it
     status = int(server.recv(64) or b"1")
     if status < 0:
         if -status != signal.SIGKILL:

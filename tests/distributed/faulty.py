@@ -11,6 +11,7 @@ import faulthandler
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,9 @@ from tfive.training.loop import Loop
 
 LAUNCHER = "TFIVE_TEST_LAUNCHER"
 """Environment variable with the number of the launcher's process."""
+
+STACKS_AT = "TFIVE_TEST_STACKS_AT"
+"""Environment variable with the time at which ranks show where they are."""
 
 
 def deed(name: str) -> None:
@@ -56,9 +60,28 @@ def differ(what: str) -> list[str]:
     return []
 
 
+def show_stacks() -> None:
+    """Every thread's stack on standard error when asked to, and at `STACKS_AT`, shortly before a test gives up."""
+    faulthandler.register(signal.SIGUSR1)
+    faulthandler.dump_traceback_later(max(1.0, float(os.environ[STACKS_AT]) - time.time()))
+
+
+def plain(*words: str) -> None:
+    """The command without faults."""
+    show_stacks()
+    main(words)
+
+
+def torchrun(*words: str) -> None:
+    """Torch's own launcher."""
+    from torch.distributed.run import main as run
+
+    run(words)
+
+
 def rank(*words: str) -> None:
     """One rank of a launch."""
-    faulthandler.register(signal.SIGUSR1)
+    show_stacks()
     made, hook = Loop.__init__, faults()
 
     def with_faults(self: Loop, *arguments: Any, **options: Any) -> None:

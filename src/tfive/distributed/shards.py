@@ -77,7 +77,8 @@ class Shards:
         self._prefix = f"{name}." if name else ""
         # Copies are summed by a hook of ours: torch's own exchange would neither be watched nor name a lost process.
         copied = REPLICATE in (mesh.mesh_dim_names or ())
-        self.mesh, self._copies = (mesh[SHARD], mesh.get_group(REPLICATE)) if copied else (mesh, None)
+        self._copies: Any = mesh.get_group(REPLICATE) if copied else None
+        self.mesh = mesh[SHARD] if copied else mesh
         self._group = mesh.get_group(SHARD)
         self._ways, self._rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         self._whole = self._named(whole, others)
