@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -304,9 +305,9 @@ def main() -> int:
     bench, only = Bench(home, asked.device, asked.overrides, tiny=asked.tiny), asked.only or ["kills", "memory"]
     stories: dict[str, Callable[[], Outcome]] = {}
     if "kills" in only:
-        stories |= {f"killed {n}": lambda n=n: bench.killed(n, asked.kills) for n in range(asked.runs)}
+        stories |= {f"killed {n}": partial(bench.killed, n, asked.kills) for n in range(asked.runs)}
     if "memory" in only:
-        stories |= {f"starved {name}": lambda name=name: bench.starved(PLACES[name]) for name in asked.places}
+        stories |= {f"starved {name}": partial(bench.starved, PLACES[name]) for name in asked.places}
     if stories:
         bench.undisturbed_run()
         print(f"undisturbed run: {bench.seconds:.1f} s", flush=True)
