@@ -58,7 +58,7 @@ TINY = (
     "run.seed=2", "qualify.rule=fixed", "critic.head_lr=3e-2", "critic.lr=1e-3", "run.checkpoint_phases=true",
     "run.deterministic=true",
 )  # fmt: skip
-FOREVER = ("window.windows=20000", "optimizer.lr=1e-7", "run.keep=1", "run.checkpoint_phases=false")
+FOREVER = ("window.windows=5000", "optimizer.lr=1e-7", "run.keep=1", "run.checkpoint_phases=false")
 """A run that only its alarm ends, whose policy stays what it is."""
 ALLOWED = 16 << 20
 """Bytes by which what is held may be more at the end of a long run than after its first quarter: lists of measurements
