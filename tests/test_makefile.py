@@ -75,7 +75,7 @@ def test_types_are_checked_in_every_folder_with_python_files() -> None:
 @pytest.mark.parametrize("version", ["3.11", "3.12"])
 def test_ci_runs_make_test_by_hashes_where_there_are_some(tmp_path: Path, version: str) -> None:
     for name, content in {
-        "python3": f'import sys; sys.version_info = ({version.replace(".", ", ")}, 0); exec(sys.argv[2])',
+        "python3": f"import sys; sys.version_info = ({version.replace('.', ', ')}, 0); exec(sys.argv[2])",
         "make": 'import os, sys; print(sys.argv[1:], os.environ.get("HASHED"))',
     }.items():
         (tmp_path / name).write_text(f"#!{sys.executable}\n{content}\n", "utf-8")

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.main import get_command
 
 from tfive import __version__
 from tfive.cli import app as cli
+from tfive.cli import show_config
 from tfive.errors import RunFailed, UserError
 
 GROUPS = ("config", "data", "bench")
@@ -42,6 +44,20 @@ def commands() -> list[tuple[str, ...]]:
 
 
 COMMANDS = commands()
+
+
+def test_a_command_without_memory_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def short(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 3.00 GiB")
+
+    monkeypatch.setattr(show_config, "check_config", short)
+    status, _, said = call(capsys, "config", "check")
+    assert status == 1
+    (line,) = said.splitlines()
+    assert "out of memory, ask for less" in line
+    assert "3.00 GiB" in line
 
 
 def test_the_foundation_s_commands_are_there() -> None:

@@ -80,7 +80,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with tempfile.TemporaryDirectory() as scratch:
         world = World(asked.work or Path(scratch) / "world")
-        Loop.go = summed_up  # type: ignore[method-assign]
+        Loop.go = summed_up  # type: ignore[method-assign, assignment]
         chosen = [target for target in TARGETS if not asked.only or target.name in asked.only]
         total = sum(target.share for target in chosen)
         found = 0

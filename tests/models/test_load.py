@@ -280,12 +280,15 @@ def test_multimodal_checkpoint_gives_its_text_part(tmp_path: Path, tokenizer: Pr
     torch.testing.assert_close(again(IDS).logits, whole(IDS).logits)
 
 
-def write_gguf(path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """The model as llama.cpp stores it: 8-bit blocks, queries and keys with interleaved rotary halves."""
+def write_gguf(
+    path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, blocks: int | None = None
+) -> None:
+    """The model as llama.cpp stores it: 8-bit blocks, queries and keys with interleaved rotary halves; `blocks` is how
+    many it says it has."""
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(config.num_hidden_layers if blocks is None else blocks)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -362,6 +365,16 @@ def test_gguf_is_dequantised_named_and_saveable(
     assert packed.name == loaded.name
     assert packed.model(IDS).logits.equal(loaded.model(IDS).logits)
     assert tokenizer_fingerprint(load_tokenizer(path)) == loaded.fingerprint == packed.fingerprint
+
+
+@pytest.mark.parametrize(("blocks", "said"), [(5, r"missing keys model\.layers\."), (10**6, "num_hidden_layers")])
+def test_a_gguf_file_without_weights_that_it_says_it_has_is_refused(
+    tmp_path: Path, llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, blocks: int, said: str
+) -> None:
+    write_gguf(tmp_path / "cut.gguf", llama, tokenizer, blocks)
+    with pytest.raises(UserError, match=said) as error:
+        load_model(tmp_path / "cut.gguf", device="cpu")
+    assert "cut.gguf" in one_line(error)
 
 
 def test_names_of_gguf_files() -> None:

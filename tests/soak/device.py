@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ TINY = (
     "run.seed=2", "qualify.rule=fixed", "critic.head_lr=3e-2", "critic.lr=1e-3", "run.checkpoint_phases=true",
     "run.deterministic=true",
 )  # fmt: skip
-FOREVER = ("window.windows=20000", "optimizer.lr=1e-7", "run.keep=1", "run.checkpoint_phases=false")
+FOREVER = ("window.windows=5000", "optimizer.lr=1e-7", "run.keep=1", "run.checkpoint_phases=false")
 """A run that only its alarm ends, whose policy stays what it is."""
 ALLOWED = 16 << 20
 """Bytes by which what is held may be more at the end of a long run than after its first quarter: lists of measurements
@@ -304,9 +305,9 @@ def main() -> int:
     bench, only = Bench(home, asked.device, asked.overrides, tiny=asked.tiny), asked.only or ["kills", "memory"]
     stories: dict[str, Callable[[], Outcome]] = {}
     if "kills" in only:
-        stories |= {f"killed {n}": lambda n=n: bench.killed(n, asked.kills) for n in range(asked.runs)}
+        stories |= {f"killed {n}": partial(bench.killed, n, asked.kills) for n in range(asked.runs)}
     if "memory" in only:
-        stories |= {f"starved {name}": lambda name=name: bench.starved(PLACES[name]) for name in asked.places}
+        stories |= {f"starved {name}": partial(bench.starved, PLACES[name]) for name in asked.places}
     if stories:
         bench.undisturbed_run()
         print(f"undisturbed run: {bench.seconds:.1f} s", flush=True)

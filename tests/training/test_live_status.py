@@ -140,6 +140,23 @@ def test_thoughts_of_a_whole_run_are_counted_from_its_roles() -> None:
     assert planned_thoughts(Config.load("nano", overrides=["method=ntp"])) == 0
 
 
+def test_a_long_run_is_not_counted_window_by_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, asked = live_status.thoughts_of_window, list[int]()
+
+    def noted(config: Config, number: int) -> int:
+        asked.append(number)
+        return counted(config, number)
+
+    monkeypatch.setattr(live_status, "thoughts_of_window", noted)
+    for method in ("t5", "quiet-star-grpo"):
+        short = Config.load("nano", overrides=[f"method={method}", "window.reading=2", "window.windows=9"])
+        for first in range(1, 12):
+            assert planned_thoughts(short, first) == sum(counted(short, number) for number in range(first, 10))
+    asked.clear()
+    planned_thoughts(Config.load("nano", overrides=["window.windows=100000"]))
+    assert len(asked) < 5
+
+
 def a_status(time: Clock, *overrides: str) -> tuple[LiveStatus, Any, Recorder]:
     method: Any = SimpleNamespace(window=0, phase="open", step=0, closed=True, standing=lambda: "2 of 5 attempts left")
     recorder = Recorder(quiet=True, clock=time)

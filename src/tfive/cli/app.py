@@ -34,7 +34,7 @@ from tfive.cli.options import (
 from tfive.cli.play import PLAY_HELP, play
 from tfive.cli.theory import THEORY_HELP, theory
 from tfive.distributed.environment import CRASHED, LINGER, LOST, SAID, peer_lost
-from tfive.errors import RunFailed, UserError
+from tfive.errors import RunFailed, UserError, out_of_memory
 
 app = typer.Typer(
     name="tfive",
@@ -352,7 +352,7 @@ def _call(arguments: Sequence[str] | None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return fail(f"{where}{error.strerror or error}", 2)
     except Exception as error:  # noqa: BLE001
-        return _crashed(error)
+        return fail(f"out of memory, ask for less ({error})", 1) if out_of_memory(error) else _crashed(error)
 
 
 def _crashed(error: Exception) -> int:

@@ -148,6 +148,13 @@ def _from_pretrained(
             place, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
     model, report = loaded
+    _require_whole(report, str(place))
+    with _explained(f"tokenizer of {place}"):
+        return model, AutoTokenizer.from_pretrained(place, **options)
+
+
+def _require_whole(report: dict[str, Any], place: str) -> None:
+    """Refuse a model of which weights were not in its files, or had other shapes: they would be random numbers."""
     wrong = [
         f"{kind.replace('_', ' ')} {sorted(map(str, report[kind]))[0]}"
         for kind in ("missing_keys", "mismatched_keys", "error_msgs")
@@ -157,8 +164,6 @@ def _from_pretrained(
         raise UserError(
             f"{place}: the weights do not fit the configuration ({'; '.join(wrong)}); fetch the model again"
         )
-    with _explained(f"tokenizer of {place}"):
-        return model, AutoTokenizer.from_pretrained(place, **options)
 
 
 def _existing(path: Path) -> Path:
@@ -175,7 +180,13 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrai
     """De-quantised weights in a freshly built model, so that no trace of the quantiser keeps it from being saved."""
     path = _existing(path)
     with _explained(str(path)), contextlib.redirect_stderr(io.StringIO()):
-        packed = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **_gguf_options(path))
+        options = _gguf_options(path)
+        check_sizes(AutoConfig.from_pretrained(path.parent, **options).to_dict(), str(path), None)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path.parent, dtype=torch.float32, output_loading_info=True, **options
+        )
+        packed, report = loaded
+        _require_whole(report, str(path))
         config = packed.config
         if hasattr(config, "quantization_config"):
             del config.quantization_config

@@ -33,8 +33,11 @@ def thoughts_of_window(config: Config, number: int) -> int:
 
 
 def planned_thoughts(config: Config, first: int = 1) -> int:
-    """Thoughts of all windows from window `first` on."""
-    return sum(thoughts_of_window(config, number) for number in range(first, config.window.windows + 1))
+    """Thoughts of all windows from window `first` on; asked for every second, so those of a long run are not added up
+    one by one."""
+    last, steady = config.window.windows, max(first, 2, config.reading_windows + 1)
+    before = sum(thoughts_of_window(config, number) for number in range(first, min(steady, last + 1)))
+    return before + max(last - steady + 1, 0) * thoughts_of_window(config, steady)
 
 
 class LiveStatus:
