@@ -234,7 +234,7 @@ class TreeRecurrence:
         return parts.finish(torch.cat(sections, 1).to(hidden_BND.dtype), gate)
 
     def cut(self, inputs_BNU: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Conv inputs of the trunk, the thoughts and the segments, cut once: each slice would have a gradient of all."""
+        """Conv inputs of trunk, thoughts and segments, cut once: each slice would have a gradient of all nodes."""
         thoughts = self.layout.branch_count * self.layout.thought_width
         rest = inputs_BNU.shape[1] - self.width - thoughts
         trunk, thought, segment = inputs_BNU.split([self.width, thoughts, rest], 1)
