@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,21 +19,22 @@ from tfive.cli.options import script
 from tfive.errors import UserError
 from tfive.models.shape import known_shapes
 from tfive.tree.fast import fused, tiled, training_ops
+from tfive.tree.fast.agreement import KERNEL_BOUNDS
 from tfive.tree.fast.delta_kernel import triton_differences
+from tfive.tree.fast.delta_step import RecurrentHeads
 from tfive.tree.fast.hf_fused import AttentionPart, fused_block, rotary_angles
 from tfive.tree.grow import grow, small_texts
 from tfive.tree.head import normaliser_kernel
 from tfive.tree.hf import Backbone
 from tfive_lab.bench.recurrent_cases import heads_of, path_case, step_case
+from tfive_lab.bench.selfcheck import MODELS
 from tfive_lab.bench.work import SHAPES, Work, make_plan, random_model
 
-_TYPE = torch.bfloat16
 
-
-def attention_cases(facts: dict[str, Any], device: torch.device) -> Iterator[Callable[[], Any]]:
+def attention_cases(facts: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
     """What the choice of kernels for blocks that attend compares, at a shape's heads and widths."""
-    few = {"num_hidden_layers": facts.get("full_attention_interval", 1), "vocab_size": 1024}
-    backbone = Backbone(random_model(facts | few, device, _TYPE))
+    few = {"num_hidden_layers": facts.get("full_attention_interval", 4), "vocab_size": 1024}
+    backbone = Backbone(random_model(facts | few, device, dtype))
     with torch.no_grad():
         layout = grow(small_texts(1000).to(device), make_plan(Work(), 1000))
         turned = rotary_angles(backbone, layout)[0].shape[-1]
@@ -40,22 +42,26 @@ def attention_cases(facts: dict[str, Any], device: torch.device) -> Iterator[Cal
     if isinstance(block.mixer, AttentionPart):
         heads, width = block.mixer.heads, int(backbone.config.hidden_size)
         shape = training_ops.BlockShape(heads, width, block.down.part.in_features)
-        yield lambda: fused.differences(fused.TritonOps(), heads, device, _TYPE)
-        yield lambda: tiled.differences(heads.queries, heads.keys, heads.features, device, _TYPE)
-        yield lambda: training_ops.differences(training_ops.TritonTraining(), shape, device, _TYPE)
+        yield lambda: fused.differences(fused.TritonOps(), heads, device, dtype)
+        yield lambda: training_ops.differences(training_ops.TritonTraining(), shape, device, dtype)
         yield lambda: normaliser_kernel(device)
+        if dtype == torch.bfloat16:
+            yield lambda: tiled.differences(heads.queries, heads.keys, heads.features, device, dtype)
 
 
-def recurrent_cases(shape: str, device: torch.device) -> Iterator[Callable[[], Any]]:
+def recurrent_cases(
+    heads: RecurrentHeads, device: torch.device, dtype: torch.dtype, thorough: bool = False
+) -> Iterator[Callable[[], Any]]:
     """The same for recurrent layers, and some paths of the benchmark's work."""
     from tfive.tree.fast import delta_step_triton
     from tfive.tree.fast.delta_chunk import TritonRule
     from tfive.tree.fast.delta_step_choice import step_differences
 
-    heads, work = heads_of(shape), Work()
-    for once in (True, False):
-        yield lambda once=once: step_differences(delta_step_triton.step, heads, device, _TYPE, 1, once)  # type: ignore[misc]
-    yield lambda: triton_differences(heads, device, _TYPE)
+    yield lambda: step_differences(delta_step_triton.step, heads, device, dtype, 1, once=True)
+    yield lambda: triton_differences(heads, device, dtype, thorough)
+    if thorough:
+        return
+    work = Work()
     yield step_case(heads, work, device)[0]
 
     def paths() -> None:
@@ -66,6 +72,22 @@ def recurrent_cases(shape: str, device: torch.device) -> Iterator[Callable[[], A
             torch.autograd.grad(output.sum() + trace.state_after(at, at).sum(), inputs)
 
     yield paths
+
+
+def cases(shape: str, device: torch.device) -> Iterator[Callable[[], Any]]:
+    """All kernels of a shape, or of the self-check."""
+    if shape == "selfcheck":
+        for facts, dtype in itertools.product(MODELS.values(), KERNEL_BOUNDS):
+            yield from attention_cases(facts, device, dtype)
+        for dtype in KERNEL_BOUNDS:
+            yield from recurrent_cases(RecurrentHeads(2, 4, 64, 64, 3), device, dtype, thorough=True)
+        yield from recurrent_cases(RecurrentHeads(16, 16, 128, 128, 3), device, torch.bfloat16, thorough=True)
+        return
+    stored = known_shapes()
+    facts = stored[next(key for key in stored if key.startswith(SHAPES[shape]))]
+    yield from attention_cases(facts, device, torch.bfloat16)
+    if "linear_num_key_heads" in facts:
+        yield from recurrent_cases(heads_of(shape), device, torch.bfloat16)
 
 
 def compile_share(shapes: list[str], rank: int, workers: int) -> None:
@@ -81,20 +103,15 @@ def compile_share(shapes: list[str], rank: int, workers: int) -> None:
         return launch(self, *args, grid=grid, warmup=True, **options) if turn % workers == rank else None
 
     JITFunction.run = compile_only
-    device, facts = torch.device("cuda"), known_shapes()
     for shape in shapes:
-        known: dict[str, Any] = facts[next(key for key in facts if key.startswith(SHAPES[shape]))]
-        for case in attention_cases(known, device):
+        for case in cases(shape, torch.device("cuda")):
             case()
-        if "linear_num_key_heads" in known:
-            for case in recurrent_cases(shape, device):
-                case()
 
 
 def main(given: list[str] | None = None) -> int:
     """Start the workers, or be one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--shapes", default="qwen3-1.7b", help="separated by commas")
+    parser.add_argument("--shapes", default="qwen3-1.7b", help="separated by commas; `selfcheck` is one too")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--rank", type=int, help="be this worker")
     asked = parser.parse_args(given)

@@ -32,6 +32,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--delta-rule", default="auto", choices=["auto", "torch", "triton", "fla"])
     parser.add_argument("--repeats", type=int, help="rounds per side (median)")
     parser.add_argument("--plain-repeats", type=int, help="rounds of the plain side")
+    parser.add_argument("--plain-sizes", help="batch sizes the plain side tries, separated by commas")
     for name in ("texts", "tokens", "positions", "group"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--tree-only", action="store_true", help="time the tree alone")
@@ -75,6 +76,7 @@ def main(given: list[str] | None = None) -> int:
             plain_repeats=asked.plain_repeats,
             settings=settings,
             plain=not asked.tree_only,
+            batch_sizes=tuple(map(int, asked.plain_sizes.split(","))) if asked.plain_sizes else None,
             extras=False if asked.short else None,
         )
         print(bench.render(report))

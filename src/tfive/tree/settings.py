@@ -85,9 +85,9 @@ class EngineSettings(Section):
     """How the tree is computed; none of these changes what is computed."""
 
     fast: Switch = "auto"
-    """Tiled or folded attention, fused norms and blocks (with gradients and without), CUDA graphs,
-    flash-linear-attention: `auto` uses each where it helps and was found to compute the same; `on` also refuses models
-    whose blocks cannot be fused; `off` is transformers' own attention and plain PyTorch, launched kernel by kernel."""
+    """Tiled or folded attention, fused norms and blocks (with gradients and without), CUDA graphs, kernels of recurrent
+    layers: `auto` uses each where it helps and was found to compute the same; `on` also refuses models whose blocks
+    cannot be fused; `off` is transformers' own attention and plain PyTorch, launched kernel by kernel."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of keeping its activations."""
 

@@ -159,6 +159,7 @@ def _engine_checks(kind: str, device: torch.device) -> Iterator[Check]:
     same = float((again.tokens_BRT != thoughts.tokens_BRT).float().mean())
     yield Check(kind, f"{how}: share of other tokens", same, 0.02)
     yield Check(kind, f"{how}: log q against the policy", _gap(again.log_q_BRT.flatten(0, 1), fast.actor()), FLOAT32)
+    yield from _replayed(kind, side, reference)
     yield from _parity(kind, side)
     yield from _half(kind, device, reference, thoughts)
 
@@ -204,6 +205,23 @@ def _kernels(kind: str, side: TreePhases, reference: Outputs) -> Iterator[Check]
         wanted = logits_xV.double().logsumexp(-1)
         used = "the kernel" if normaliser_kernel(device) else "PyTorch"
         yield Check(kind, "log-normaliser", _gap(log_normaliser(logits_xV), wanted), 1e-5, used)
+
+
+def _replayed(kind: str, side: TreePhases, reference: Outputs) -> Iterator[Check]:
+    """Readings and scores by replayed graphs, once they are captured."""
+    tree = side.tree
+    again = tree_phases(side.model, WORK, EngineOptions())
+    again.thoughts = side.thoughts
+    if tree.device.type != "cuda" or not again.tree.replays:
+        why = f"not used on {tree.device.type}" if tree.device.type != "cuda" else "not used: it has recurrent layers"
+        yield Check(kind, "replayed readings and scores", None, None, why)
+        return
+    for _ in range(3):  # the first runs as it is, the second is captured
+        found = _of_tree(again)
+    passes = again.tree.passes
+    yield Check(
+        kind, "replayed readings and scores", found.apart(reference), FLOAT32, passes.reason or f"{passes.count} shapes"
+    )
 
 
 def _training(kind: str, side: TreePhases, reference: Outputs) -> Iterator[Check]:
@@ -305,12 +323,12 @@ def _recurrent_kernels(
             "recurrent layers",
             f"kernels for {heads.values} heads of {heads.value_features} in {kind}, relative",
         )
-        trouble = step_trouble(heads, device, dtype) or rule_trouble(heads, device, dtype)
+        trouble = step_trouble(heads, device, dtype, True) or rule_trouble(heads, device, dtype)
         if device.type != "cuda" or (trouble and "imported" in trouble):
             yield Check(what, name, None, None, f"not used: {trouble}")
             continue
-        kernel, _ = choose_step(heads, device, dtype)
-        apart = {} if kernel is None else step_differences(kernel, heads, device, dtype)
+        kernel, _ = choose_step(heads, device, dtype, once=True)
+        apart = {} if kernel is None else step_differences(kernel, heads, device, dtype, once=True)
         apart = {f"step: {key}": size for key, size in apart.items()}
         if rule_trouble(heads, device, dtype) is None:
             apart |= {f"rule: {key}": size for key, size in triton_differences(heads, device, dtype, True).items()}

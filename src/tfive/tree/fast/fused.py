@@ -245,7 +245,7 @@ def differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype
         "values",
         "attention",
         "gated product",
-        "folded",
+        "folded matrix",
         "drawn tokens",
         "their log-probabilities",
     )

@@ -42,11 +42,12 @@ class KernelRecurrence(TreeRecurrence):
         """The layer's output for all nodes of the pass, `[B, n, D]`."""
         inputs_BNU, gate, strength, rate = parts.project(hidden_BND)
         decay_BNI, beta_BNI = self.mixer.gates(strength, rate, parts.log_rate_I, parts.rate_bias_I, self.real_BN)
-        forks, tail_XJU = self.fork_places(parts, inputs_BNU)
+        cut = self.cut(inputs_BNU)
+        forks, tail_XJU = self.fork_places(parts, cut[0])
         heads, sections, trace = RecurrentHeads.of(parts), self._sections(), None
         state_XIEF = None if self.reads_trunk else self.memory[parts.layer].state_XIEF
         outputs = []
-        for at, sequence_QLU in enumerate(self.sequences(parts, inputs_BNU, tail_XJU)):
+        for at, sequence_QLU in enumerate(self.sequences(parts, cut, tail_XJU)):
             section, trunk = sections[at], self.reads_trunk and at == 0
             document = self.document_BS if trunk and self.starts_BS is not None else None
             query, key, value = self.mixer.heads(sequence_QLU, parts.taps_UJ, heads, document)

@@ -47,7 +47,8 @@ class _Captured:
     """A pass of one shape: the tensors the graph reads, and those it leaves its results in."""
 
     def __init__(self, graphs: CudaGraphs, work: Work, layout: Layout, given: Sequence[Tensor]) -> None:
-        self.layout = replace(layout, **{name: value.clone() for name, value in layout_tensors(layout).items()})
+        own: dict[str, Any] = {name: value.clone() for name, value in layout_tensors(layout).items()}
+        self.layout = replace(layout, **own)
         self.given = [value.clone() for value in given]
         self.results: Sequence[Tensor] = ()
 
@@ -79,6 +80,11 @@ class ReplayedPasses:
         self._calls: dict[Any, int] = {}
         self._captured: dict[Any, _Captured] = {}
         self._home: Any = None
+
+    @property
+    def count(self) -> int:
+        """How many shapes are captured."""
+        return len(self._captured)
 
     def __call__(
         self, key: Any, home: Any, work: Work, layout: Layout, given: Sequence[Tensor] = ()

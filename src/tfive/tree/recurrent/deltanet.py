@@ -215,8 +215,9 @@ class TreeRecurrence:
     def mix(self, parts: RecurrentParts, hidden_BND: Tensor) -> Tensor:
         """The layer's output for all nodes of the pass, `[B, n, D]`."""
         inputs_BNU, gate, strength, rate = parts.project(hidden_BND)
-        forks, tail_XJU = self.fork_places(parts, inputs_BNU)
-        conv_BNU = self._convolved(parts, inputs_BNU, tail_XJU)
+        cut = self.cut(inputs_BNU)
+        forks, tail_XJU = self.fork_places(parts, cut[0])
+        conv_BNU = self._convolved(parts, cut, tail_XJU)
         ready = rule_inputs(parts, conv_BNU, strength, rate, self.real_BN)
 
         sections = []
@@ -232,44 +233,52 @@ class TreeRecurrence:
             sections += self._read_branches(ready, self._of_branches(state_XIEF))
         return parts.finish(torch.cat(sections, 1).to(hidden_BND.dtype), gate)
 
-    def fork_places(self, parts: RecurrentParts, inputs_BNU: Tensor) -> tuple[_Forks, Tensor]:
+    def cut(self, inputs_BNU: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Conv inputs of trunk, thoughts and segments, cut once: each slice would have a gradient of all nodes."""
+        thoughts = self.layout.branch_count * self.layout.thought_width
+        rest = inputs_BNU.shape[1] - self.width - thoughts
+        trunk, thought, segment = inputs_BNU.split([self.width, thoughts, rest], 1)
+        return trunk, thought, segment
+
+    def fork_places(self, parts: RecurrentParts, trunk_BSU: Tensor) -> tuple[_Forks, Tensor]:
         """Where branches leave the trunk, and the latest conv inputs there."""
         reach = parts.memory + (self.layout.plan.close_width if self.layout.plan.variable_length else 0)
         forks: _Forks = self._once("forks", lambda: _Forks.of(self.document_BS, self.position_BP, reach))
         if self.reads_trunk:
-            return forks, forks.tail(inputs_BNU[:, : self.width])
+            return forks, forks.tail(trunk_BSU)
         return forks, self.memory[parts.layer].tail_XJU
 
     def _of_branches(self, forks_X: Tensor) -> Tensor:
         return forks_X if self.fork_Y is None else forks_X.index_select(0, self.fork_Y)
 
-    def _convolved(self, parts: RecurrentParts, inputs_BNU: Tensor, tail_XJU: Tensor) -> Tensor:
+    def _convolved(self, parts: RecurrentParts, cut: tuple[Tensor, Tensor, Tensor], tail_XJU: Tensor) -> Tensor:
         """The convolution of every node over its own ancestors."""
         sections: list[Tensor] = []
-        for sequence_QLU in self.sequences(parts, inputs_BNU, tail_XJU):
+        for sequence_QLU in self.sequences(parts, cut, tail_XJU):
             trunk = self.width > 0 and not sections
             seen = self._once("same document", lambda: self._same_document(parts.memory)) if trunk else None
             convolved_QLU = _convolve(parts, sequence_QLU, seen)
-            sections.append(convolved_QLU.unflatten(0, (len(inputs_BNU), -1)).flatten(1, 2))
+            sections.append(convolved_QLU.unflatten(0, (len(cut[0]), -1)).flatten(1, 2))
         return torch.cat(sections, 1)
 
-    def sequences(self, parts: RecurrentParts, inputs_BNU: Tensor, tail_XJU: Tensor) -> Iterator[Tensor]:
+    def sequences(
+        self, parts: RecurrentParts, cut: tuple[Tensor, Tensor, Tensor], tail_XJU: Tensor
+    ) -> Iterator[Tensor]:
         """Conv inputs of the pass's paths with the J before them in front: of the trunk, the thoughts, the segments, as
         far as the pass has them, each `[Q, J + L, U]`."""
         layout, memory = self.layout, parts.memory
         rows, branches = layout.position_BR.shape
         if self.width:
-            yield F.pad(inputs_BNU[:, : self.width], (0, 0, memory, 0))
+            yield F.pad(cut[0], (0, 0, memory, 0))
         if branches:
             tail_YJU = self._of_branches(tail_XJU)
             tail_QJU = tail_YJU.repeat_interleave(rows * branches // len(tail_YJU), 0)
-            end = self.width + branches * layout.thought_width
-            thought = inputs_BNU[:, self.width : end].unflatten(1, (branches, -1)).flatten(0, 1)
+            thought = cut[1].unflatten(1, (branches, -1)).flatten(0, 1)
             past_QLU = torch.cat([tail_QJU, thought], 1)
             spare = tail_QJU.shape[1] - memory
-            yield past_QLU[:, spare:]
+            yield past_QLU[:, spare:] if spare else past_QLU
             if layout.segment_count and layout.segment_width:
-                segment = inputs_BNU[:, end:].unflatten(1, (layout.segments, -1)).flatten(0, 1)
+                segment = cut[2].unflatten(1, (layout.segments, -1)).flatten(0, 1)
                 yield self._after_thought(past_QLU, segment, tail_QJU.shape[1], spare)
 
     def _same_document(self, memory: int) -> tuple[Tensor, ...] | None:
