@@ -1,11 +1,14 @@
-"""Gated products in stretches of rows: bit for bit those of the module; other modules are left alone."""
+"""Gated products in stretches of rows: those of the module, from smaller tensors; other modules are left alone."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from exact import apart
 from families import tiny
-from torch import Tensor, nn
+from torch import nn
 
 from tfive.tree import stretches
 from tfive.tree.hf import Backbone
@@ -14,9 +17,8 @@ from tfive.tree.stretches import stretched
 pytestmark = pytest.mark.model
 
 
-def product(dtype: torch.dtype = torch.float32) -> nn.Module:
-    block = Backbone(tiny("llama", dtype)).blocks[0]
-    return block.mlp  # type: ignore[return-value]
+def product(dtype: torch.dtype = torch.float32) -> Any:
+    return Backbone(tiny("llama", dtype)).blocks[0].mlp
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -31,23 +33,19 @@ def test_stretches_give_the_same_rows_and_smaller_tensors(monkeypatch: pytest.Mo
     with torch.no_grad():
         expected = module(hidden)
         widest.clear()
-        assert own(hidden).equal(expected)
+        assert apart(own(hidden), expected) < (1e-5 if dtype == torch.float32 else 2e-2)
     assert 32 <= min(widest) <= max(widest) <= 64
 
 
 def test_another_computation_is_left_alone() -> None:
-    class Doubled(type(product())):  # type: ignore[misc]
-        def forward(self, x: Tensor) -> Tensor:
-            return 2 * super().forward(x)
-
     module = product()
-    module.__class__ = Doubled
+    module.forward = lambda x: x + 1
     assert stretched(module) is None
     assert stretched(nn.Linear(3, 3)) is None
 
 
 def test_a_pass_uses_them_without_gradients_alone() -> None:
-    backbone = Backbone(tiny("llama", torch.float32))
+    backbone: Any = Backbone(tiny("llama", torch.float32))
     assert backbone._products() == []
     with torch.no_grad():
         assert [part for part, _ in backbone._products()] == [block.mlp for block in backbone.blocks]

@@ -1,7 +1,8 @@
 """Gated products of a block in stretches of rows that stay in a processor's cache, without gradients.
 
 Between its three matrices a block's widest part makes tensors several times as wide as the hidden states. For a whole
-batch they go through main memory four times; in stretches they do not, and every row comes out bit for bit the same.
+batch they go through main memory four times; in stretches they do not. Rows of wide matrices come out bit for bit the
+same; those of very small ones may round otherwise.
 """
 
 from __future__ import annotations
