@@ -153,16 +153,22 @@ def growth(model: Any, work: Work, axes: dict[str, tuple[int, ...]], engine: Eng
     """The curves; an axis ends where memory does, all where the budget of seconds does."""
     device = next(model.parameters()).device
     meter: Meter = Gpu(device) if device.type == "cuda" else Processor()
+    # Which blocks are fused is found by trying them: once.
+    chosen = tree_phases(model, work, engine).tree
     start, points, ended = time.perf_counter(), {axis: list[Point]() for axis in axes}, dict[str, str]()
     for axis, value in turns(axes):
         if time.perf_counter() - start > budget:
             ended.setdefault(axis, f"not tried from {value} on: the budget of {budget:.0f} s was over")
         if axis in ended:
             continue
+        side = tree_phases(model, sized(work, axis, value), engine)
+        side.tree.share_fusion(chosen)
+        side.tree._training = chosen.training
         try:
-            points[axis].append(measure(tree_phases(model, sized(work, axis, value), engine), meter, repeats, value))
+            points[axis].append(measure(side, meter, repeats, value))
         except torch.OutOfMemoryError:
             ended[axis] = f"{value} does not fit in memory"
+        del side
         empty(Clock(device))
     report: dict[str, Any] = {"seconds_spent": time.perf_counter() - start, "axes": {}, "ended": ended}
     for axis, some in points.items():

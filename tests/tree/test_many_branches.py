@@ -47,7 +47,7 @@ def test_parts_give_the_same_log_probabilities_and_gradients(
     assert all(apart(a, b) < 1e-10 for a, b in zip(*found))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2"])
 def test_parts_draw_the_same_thoughts(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     case = many(6)
     drawn = []
@@ -62,13 +62,18 @@ def test_parts_draw_the_same_thoughts(monkeypatch: pytest.MonkeyPatch, family: s
 
 def test_pairs_grow_with_the_number_of_branches(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    right = attention.additive
+    right, softmax = attention.additive, torch.Tensor.softmax
 
     def counted(seen_B1nm: Tensor, dtype: torch.dtype, fold: int = 1) -> Tensor:
         asked.append(seen_B1nm.numel())
         return right(seen_B1nm, dtype, fold)
 
+    def noted(scores: Tensor, *given: Any, **named: Any) -> Tensor:
+        asked.append(scores.numel())
+        return softmax(scores, *given, **named)
+
     monkeypatch.setattr(attention, "additive", counted)
+    monkeypatch.setattr(torch.Tensor, "softmax", noted)
     rows, steps = list[int](), list[int]()
     for group in (84, 168):
         case = many(group)

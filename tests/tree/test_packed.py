@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -87,7 +88,7 @@ def test_the_last_block_is_computed_where_it_is_read(family: str) -> None:
     _, case = scene()
     tree = TreeModel(tiny(family), case.plan)
     entered: list[int] = []
-    last = tree.backbone.blocks[-1].mlp
+    last: Any = tree.backbone.blocks[-1].mlp
     hook = last.register_forward_hook(lambda module, given, _: entered.append(given[0][..., 0].numel()))
     inner = getattr(last, "down_proj", None)
     if inner is not None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -95,40 +94,49 @@ class StepPass(Attending):
         self.place.zero_()
 
     def visible(self, window: int | None) -> Tensor:
-        return self._visible(window, 0, len(self.first_slot_R))
+        trunk_BRS, own_BRA = self._seen(window)
+        branches = len(self.first_slot_R)
+        mine_BRRA = torch.eye(branches, dtype=torch.bool, device=trunk_BRS.device)[..., None] & own_BRA[:, :, None]
+        return _some(torch.cat([trunk_BRS, mine_BRRA.flatten(2)], -1))[:, None]
 
-    def _visible(self, window: int | None, first: int, last: int) -> Tensor:
-        """bool `[B, 1, r, m]`: which slots of the trunk and of the branches `first … last−1` these branches see."""
-        branch_r = torch.arange(first, last, device=self.place.device)
-        own = slice(self.width + first * self.stride, self.width + last * self.stride)
-        place_m, position_Bm = self.slot_place_m[own], self.slot_position_Bm[:, own]
-        mine_rm = branch_r[:, None] == branch_r.repeat_interleave(self.stride)
-        own_Brm = (mine_rm & (place_m <= self.place)) & self.exists_BR[:, first:last, None]
-        seen_Brm = torch.cat([self.trunk_BRS[:, first:last], own_Brm], -1)
+    def _seen(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """What each branch sees of the trunk `[B, R, S]` and of its own slots `[B, R, A]`."""
+        trunk_BRS = self.trunk_BRS
+        own_BRA = self.exists_BR[..., None] & (torch.arange(self.stride, device=self.place.device) <= self.place)
         if window is not None:
-            position_Bm = torch.cat([self.slot_position_Bm[:, : self.width], position_Bm], -1)
-            apart_Brm = (self.position_BR[:, first:last] + self.place)[..., None] - position_Bm[:, None, :]
-            seen_Brm = seen_Brm & (apart_Brm < window)
-        # A branch that does not exist still asks; let it see one slot rather than none.
-        lost_Br1 = ~seen_Brm.any(-1, keepdim=True)
-        return (seen_Brm | (lost_Br1 & (torch.arange(seen_Brm.shape[-1], device=branch_r.device) == 0)))[:, None]
+            depth_BR1, position_Bm = (self.position_BR + self.place)[..., None], self.slot_position_Bm
+            trunk_BRS = trunk_BRS & (depth_BR1 - position_Bm[:, None, : self.width] < window)
+            position_BRA = position_Bm[:, self.width :].unflatten(1, (len(self.first_slot_R), self.stride))
+            own_BRA = own_BRA & (depth_BR1 - position_BRA < window)
+        return trunk_BRS, own_BRA
 
     def _attend_masked(
         self, query_BYnE: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
     ) -> Tensor:
-        """As all passes do it; of many branches a few at a time, each with the trunk's keys and its own."""
-        count, width, step = len(self.first_slot_R), self.width, max(1, max(2 * self.width, SHORT) // self.stride)
-        if count <= step:
+        """As all passes do it; many branches by two products, with the trunk's keys and with each branch's own, so that
+        no branch is asked for the slots of the others."""
+        count, heads = len(self.first_slot_R), key.shape[1]
+        if count * self.stride <= max(2 * self.width, SHORT):
             return super()._attend_masked(query_BYnE, key, value, scale, window, cap)
-        found = []
-        for first in range(0, count, step):
-            last = min(count, first + step)
-            own = slice(width + first * self.stride, width + last * self.stride)
-            keys, values = (torch.cat([x[:, :, :width], x[:, :, own]], 2) for x in (key, value))
-            seen = partial(self._visible, window, first, last)
-            query = query_BYnE[:, :, first:last]
-            found.append(self.masked(query, keys, values, scale, cap, (window, first), seen))
-        return torch.cat(found, 1)
+        seen_BRm = self._once(("apart", window), lambda: _some(torch.cat(self._seen(window), -1)))
+        query_BXFRE = query_BYnE.unflatten(1, (heads, -1))
+        fold = query_BXFRE.shape[2]
+
+        def own(slots: Tensor) -> Tensor:
+            """A branch's own slots, `[B, X, R, A, E]`."""
+            return slots[:, :, self.width :].unflatten(2, (count, self.stride))
+
+        of_trunk = query_BXFRE.flatten(2, 3) @ key[:, :, : self.width].transpose(-1, -2)
+        of_own = (query_BXFRE.transpose(2, 3) @ own(key).transpose(-1, -2)).transpose(2, 3)
+        scores = torch.cat([of_trunk.unflatten(2, (fold, count)), of_own], -1) * scale
+        if cap is not None:
+            scores = cap * torch.tanh(scores / cap)
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        weight = scores.masked_fill(~seen_BRm[:, None, None], float("-inf")).softmax(-1, dtype=wide).to(value.dtype)
+        on_trunk, on_own = weight[..., : self.width], weight[..., self.width :]
+        read = (on_trunk.flatten(2, 3) @ value[:, :, : self.width]).unflatten(2, (fold, count))
+        read = read + (on_own.transpose(2, 3) @ own(value)).transpose(2, 3)
+        return read.flatten(1, 2).transpose(1, 2)
 
     def extend(self, layer: int, key_BXRE: Tensor, value_BXRE: Tensor) -> KeysValues:
         key, value = self.slots[layer]
@@ -159,6 +167,12 @@ class StepPass(Attending):
     def forget_masks(self) -> None:
         """The next step's masks and slots differ: they depend on the place."""
         self._masks.clear()
+
+
+def _some(seen_BRm: Tensor) -> Tensor:
+    """A branch that does not exist still asks: it sees one slot rather than none."""
+    first_m = torch.arange(seen_BRm.shape[-1], device=seen_BRm.device) == 0
+    return seen_BRm | (~seen_BRm.any(-1, keepdim=True) & first_m)
 
 
 def _room(trunk_BXSE: Tensor, own: int) -> Tensor:

@@ -23,6 +23,7 @@ from tfive.errors import UserError
 from tfive.tree.attention import Attending
 from tfive.tree.head import VocabularyHead
 from tfive.tree.recurrent.deltanet import RecurrentParts
+from tfive.tree.stretches import stretched
 
 IMPLEMENTATION = "tfive_tree"
 _NOT_COMPUTED = ("s_aux", "position_bias", "sinks")
@@ -93,6 +94,7 @@ class Backbone:
         """`fuse` says on which devices root-mean-square norms are computed by one kernel, not the model's seven."""
         self.model, self._fuse = model, fuse
         self._fused: list[tuple[nn.Module, RootMeanSquare]] | None = None
+        self._stretched: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] | None = None
         self.base: Any = model.base_model
         self.config: Any = self.base.config
         self.blocks = self._find_blocks()
@@ -238,7 +240,19 @@ class Backbone:
                     patches.enter_context(replaced(module, forward))
             for module in self.recurrent.values():
                 patches.enter_context(replaced(module, mixing(module)))
+            for module, product in self._products():
+                patches.enter_context(replaced(module, product))
             yield
+
+    def _products(self) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+        """Blocks' gated products with forwards in stretches, on processors and without gradients; not those that have
+        another forward for now."""
+        if torch.is_grad_enabled() or next(self.base.parameters()).device.type != "cpu":
+            return []
+        if self._stretched is None:
+            parts = (part for block in self.blocks for part in block.children())
+            self._stretched = [(part, own) for part in parts if (own := stretched(part)) is not None]
+        return [(part, own) for part, own in self._stretched if "forward" not in part.__dict__]
 
     def _block(self, forward: Callable[..., Any], recompute: bool) -> Callable[..., Any]:
         if not recompute:

@@ -2,7 +2,8 @@
 
 Thoughts that close early and checkpoints that are not reached leave up to half of a batch empty. Norms, products and
 rotations work row by row, so that they need no empty rows; attention gets its tensors spread over the whole layout.
-What remains of a batch is computed by the same kernels, and on the libraries tested comes out bit for bit the same.
+What remains of a batch is computed by the same kernels and, where matrices are 128 wide or more, comes out bit for bit
+the same (tried with MKL in float32).
 
 On processors and without gradients alone: counting nodes waits for a GPU, and its captured steps need fixed shapes.
 
@@ -66,8 +67,9 @@ class PackedPass(Attending):
         window: int | None = None,
         cap: float | None = None,
     ) -> Tensor:
-        given = (self.spread(one[0].transpose(0, 1)).transpose(1, 2) for one in (query_BYnE, key_BXnE, value_BXnE))
-        output_BnYE = self.tree.attend(layer, *given, scale, window, cap)
+        given = (query_BYnE, key_BXnE, value_BXnE)
+        query, key, value = (self.spread(one[0].transpose(0, 1)).transpose(1, 2) for one in given)
+        output_BnYE = self.tree.attend(layer, query, key, value, scale, window, cap)
         return output_BnYE.flatten(0, 1).index_select(0, self.index_x)[None]
 
 

@@ -294,9 +294,9 @@ class _Part:
     def rows(self, index: Tensor) -> _Part:
         """The same for some trajectories; a tensor that several read is taken once and stays shared."""
         once = shared(lambda tensor: tensor[index])
-        read = (part.map(once) for part in (self.weight_inputs, self.on_average, self.mean_inputs))
-        numbers = (once(part) for part in (self.first_NT, self.second_NT, self.average_NT, self.gap_NT))
-        return _Part(*read, *numbers, self.occupation.rows(index))
+        visible, average = self.weight_inputs.map(once), self.on_average.map(once)
+        given = once(self.first_NT), once(self.second_NT), once(self.average_NT), once(self.gap_NT)
+        return _Part(visible, average, self.mean_inputs.map(once), *given, self.occupation.rows(index))
 
 
 class _SaddleLearner:
