@@ -305,8 +305,8 @@ def step_times(
     witness: str | None = None,
     keep: Keep | None = None,
 ) -> dict[str, Any]:
-    """All methods at all lengths, one after the other, those with whole critics last; `keep` gets the report after each,
-    so that none is lost.
+    """All methods at all lengths, one after the other, those with whole critics last; `keep` gets the report after
+    each, so that none is lost.
 
     A method with critics is timed once with each of `critics` (`counted.critic_overrides`).
 

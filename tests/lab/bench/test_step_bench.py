@@ -202,7 +202,7 @@ def test_the_table_shows_ratios_beside_counts() -> None:
 def test_a_budget_lets_nothing_begin_that_it_has_no_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    limit = Budget(60.0, 3)
+    limit = Budget(60.0, 3, began=100.0)
     assert limit.allows(1e9), "of the first nothing is known"
     now[0] = 120.0
     limit.book(1000.0, 20.0)
