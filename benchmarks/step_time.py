@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tfive.cli.options import script
-from tfive.models.shape import known_shapes
 from tfive_lab.bench.counted import counted, critic_overrides, row_name
 from tfive_lab.bench.step import SMALL, TIMED, StepWork, configure, step_times
 from tfive_lab.bench.step_report import render
-from tfive_lab.bench.work import SHAPES
+from tfive_lab.bench.work import SHAPES, blocks_of
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
@@ -27,7 +26,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--methods", default="t5,rlp", help="separated by commas")
     parser.add_argument("--lengths", default=None, help="thought lengths, e.g. 12,64")
     parser.add_argument("--steps", default=None, help="optimizer steps a window for each length, e.g. 4,2")
-    parser.add_argument("--items", type=int, help="actor items a step")
+    parser.add_argument("--items", default=None, help="actor items a step for each length, e.g. 128,64")
     parser.add_argument(
         "--windows", type=int, help="windows a method (2); the first is start-up, of the others the median counts"
     )
@@ -48,13 +47,15 @@ def works_of(asked: argparse.Namespace) -> list[StepWork] | None:
     """The works asked for, or None for the usual ones of the shape."""
     small = asked.shape in (None, "nano")
     base = SMALL if small else StepWork()
-    if asked.short and not small:
-        base = replace(base, items=64)
-    if asked.items:
-        base = replace(base, items=asked.items)
+    usual = "64" if asked.short and not small else str(base.items)
+    items = [int(one) for one in (asked.items or usual).split(",")]
     lengths = [int(one) for one in (asked.lengths or ("12" if small else "12,64")).split(",")]
     steps = [int(one) for one in (asked.steps or ("2" if asked.short else "4" if small else "4,2")).split(",")]
-    return [replace(base, length=length, steps=steps[min(n, len(steps) - 1)]) for n, length in enumerate(lengths)]
+
+    def of(numbers: list[int], place: int) -> int:
+        return numbers[min(place, len(numbers) - 1)]
+
+    return [replace(base, length=length, steps=of(steps, n), items=of(items, n)) for n, length in enumerate(lengths)]
 
 
 def witness_command(work: StepWork, overrides: list[str]) -> str:
@@ -67,8 +68,7 @@ def witness_command(work: StepWork, overrides: list[str]) -> str:
 def counted_tables(asked: argparse.Namespace) -> str:
     """The counted cost of T⁵ with every kind of critics asked for beside RLP's, one table a length."""
     shape = asked.shape if asked.shape in SHAPES else "qwen3.5-2b"
-    facts = known_shapes()
-    layers = int(facts[next(key for key in facts if key.startswith(SHAPES[shape]))]["num_hidden_layers"])
+    layers = blocks_of(shape)
     tables = []
     asked.shape = shape
     for work in works_of(asked) or ():

@@ -44,10 +44,11 @@ def test_a_window_draws_its_sets_in_few_passes(monkeypatch: pytest.MonkeyPatch) 
 def test_critics_on_the_policys_features_read_no_base_and_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ("critic.features=policy", *PLAIN)
+    asked = ("critic.features=policy", "ratio.denominator=scored", *PLAIN)
     run, again = assembled(tmp_path, *asked), assembled(tmp_path, *asked)
     assert run.critics is not None
     assert run.critics.base.tree is run.actor.reader
+    assert run.method.parts.rollout.old_law == "scored"
     read = texts_of_calls(run.actor.reader, "lower", monkeypatch)
     advance_to(t5_of(run), "calibrate")
     again.method.load_state_dict(run.method.state_dict())

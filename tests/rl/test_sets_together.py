@@ -135,6 +135,14 @@ def test_critics_on_the_policys_features_make_no_pass_for_them(monkeypatch: pyte
     assert read
 
 
+def test_the_actors_law_may_come_from_scoring_too(engine: TreeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = rollout_of(engine).collect("actor", 1)
+    passes, rollout = counted(engine, "policy", monkeypatch), rollout_of(engine)
+    rollout.old_law = "scored"
+    agree(rollout.collect("actor", 1), recorded)
+    assert not passes
+
+
 def test_a_set_drawn_ahead_is_handed_out_once_and_survives_saving(engine: TreeModel) -> None:
     rollout, alone = rollout_of(engine), rollout_of(engine)
     first = rollout.collect("critic_fit", 1, ahead=[Draw("qualify", 1), Draw("actor", 1, states=True)])

@@ -49,7 +49,10 @@ def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
         # The policy's activations are left behind by sampling and scoring; final states for heads alone are not.
         left = config.critic.features == "policy" and config.critic.adapt in ("top", "lora")
         found["lower features"] = 0.0 if left else seen * row * (1 - adapted)
-        found["critics"] = spec.critics * seen * row * adapted + fitting_nodes(config, layers)
+        # The fitting set is judged before the fit only where the loss is clipped around that.
+        clips = config.critic.loss == "clipped" and config.critic.pair != "bracket"
+        judged = seen if clips else seen - share.get("critic_fit", 0.0)
+        found["critics"] = spec.critics * judged * row * adapted + fitting_nodes(config, layers)
     return found
 
 

@@ -17,6 +17,8 @@ PRESET = "qwen3.5-2b"
 ONE_BLOCK = "one-block"
 """The critics of the preset `nano`, which the timed settings build on: one adapted block above shared features."""
 
+WHOLE = "preset"
+"""Whole critics, as in the presets."""
 POLICY = "policy-features"
 """The same above the policy's own features, for which no pass is made."""
 
@@ -27,10 +29,10 @@ def critic_overrides(name: str) -> list[str]:
         return []
     if name == POLICY:
         return ['critic.features="policy"']
-    if name == "preset":
+    if name == WHOLE:
         own = Config.load(PRESET).critic.model_dump(mode="json", exclude={"start"})
         return [f"critic.{key}={json.dumps(value)}" for key, value in own.items()]
-    raise UserError(f"--critics {name}: not known; give some of {ONE_BLOCK}, {POLICY} and preset, separated by commas")
+    raise UserError(f"--critics {name}: not known; give some of {ONE_BLOCK}, {POLICY} and {WHOLE}, separated by commas")
 
 
 def row_name(method: str, critics: str) -> str:

@@ -22,7 +22,6 @@ from tfive.errors import RunFailed, UserError
 from tfive.methods.registry import spec_of
 from tfive.models.load import Loaded, load_model, load_tokenizer, tokenizer_fingerprint
 from tfive.models.precision import choose_device, choose_dtype
-from tfive.models.shape import known_shapes
 from tfive.rl.qualify import Qualifier, Score
 from tfive.rl.roles import auxiliary_rollouts
 from tfive.text.prepared import PreparedCorpus
@@ -30,11 +29,12 @@ from tfive.training.build import Assembly, build
 from tfive.training.corpus import corpus_of
 from tfive.training.cost import nodes_per_item
 from tfive.training.recorder import Recorder
-from tfive_lab.bench.counted import ONE_BLOCK, critic_overrides, row_name
+from tfive_lab.bench.counted import ONE_BLOCK, WHOLE, critic_overrides, row_name
 from tfive_lab.bench.fit import smaller, texts_that_fit
 from tfive_lab.bench.law_gap import law_gaps
+from tfive_lab.bench.step_budget import Budget, TimeSpent
 from tfive_lab.bench.step_report import GOAL, protocol_hash, ratios, witness_of
-from tfive_lab.bench.work import SHAPES, find_model
+from tfive_lab.bench.work import SHAPES, blocks_of, find_model
 
 VERBS = ("read", "sample", "score", "policy", "features")
 Keep = Callable[[dict[str, Any]], None]
@@ -92,10 +92,6 @@ TIMED = (
 """What is set beside the preset `nano`: a share of fresh qualification thoughts, no gate, no conditioned anchor,
 and none of the measurements that are only reported."""
 SMALL = StepWork(items=16, steps=4, length=12, positions=6, tokens=128, horizon=5)
-
-
-class TimeSpent(Exception):
-    """The budget was over before there was anything to report of a method."""
 
 
 class Forced(Qualifier):
@@ -309,7 +305,8 @@ def step_times(
     witness: str | None = None,
     keep: Keep | None = None,
 ) -> dict[str, Any]:
-    """All methods at all lengths, one after the other; `keep` gets the report after each, so that none is lost.
+    """All methods at all lengths, one after the other, those with whole critics last; `keep` gets the report after
+    each, so that none is lost.
 
     A method with critics is timed once with each of `critics` (`counted.critic_overrides`).
 
@@ -334,42 +331,31 @@ def step_times(
         "works": [],
     }
     timed = [(row_name(method, one), method, one) for method in methods for one in _kinds(method, critics)]
-    left, layers, rates = len(works) * len(timed), _layers(shape), list[float]()
-    for work in works:
-        entry: dict[str, Any] = {"work": asdict(work), "methods": {}}
-        report["works"].append(entry)
-        for name, method, kind in timed:
-            config = configure(method, work, [*critic_overrides(kind), *overrides], str(place), compute)
-            now = time.perf_counter()
-            nodes = 2 * config.window.items * sum(nodes_per_item(config, layers).values())
-            expected = nodes * max(rates, default=0.0)
-            if budget is not None and now - began + expected > budget:
-                entry.setdefault("skipped", []).append(f"{name} ({expected:.0f} s expected)")
-                left -= 1
-                continue
-            share = None if budget is None else now + (budget - (now - began)) / left
-            end = None if budget is None else began + budget
-            config = texts_that_fit(config, shape, place)
-            try:
-                entry["methods"][name] = _within_memory(config, shape, corpus, windows, share, end)
-            except TimeSpent as error:
-                entry.setdefault("skipped", []).append(str(error))
-                break
-            rates.append((time.perf_counter() - now) / nodes)
-            entry["ratios"] = ratios(entry["methods"])
-            left -= 1
-            if keep is not None:
-                keep(report)
+    pairs = [(number, *one) for number in range(len(works)) for one in timed]
+    pairs.sort(key=lambda pair: pair[-1] == WHOLE)  # the dearest last, at any length
+    report["works"] = [{"work": asdict(work), "methods": {}} for work in works]
+    layers, limit = blocks_of(shape), Budget(budget, len(pairs), began)
+    for number, name, method, kind in pairs:
+        entry = report["works"][number]
+        config = configure(method, works[number], [*critic_overrides(kind), *overrides], str(place), compute)
+        nodes = 2 * config.window.items * sum(nodes_per_item(config, layers).values())
+        if not limit.allows(nodes):
+            entry.setdefault("skipped", []).append(f"{name} ({limit.expected(nodes):.0f} s expected)")
+            limit.methods -= 1
+            continue
+        now, config = time.perf_counter(), texts_that_fit(config, shape, place)
+        try:
+            entry["methods"][name] = _within_memory(config, shape, corpus, windows, limit.share(), limit.end)
+        except TimeSpent as error:
+            entry.setdefault("skipped", []).append(str(error))
+            break
+        limit.book(nodes, time.perf_counter() - now)
+        limit.methods -= 1
+        entry["ratios"] = ratios(entry["methods"])
+        if keep is not None:
+            keep(report)
     report["seconds"] = time.perf_counter() - began
     return report
-
-
-def _layers(shape: str | None) -> int:
-    """Blocks of a shape; of the embedded model where none is named."""
-    if shape not in SHAPES:
-        return int(load_model("nano", device="cpu", dtype=torch.float32).model.config.num_hidden_layers)
-    facts = known_shapes()
-    return int(facts[next(key for key in facts if key.startswith(SHAPES[shape]))]["num_hidden_layers"])
 
 
 def _kinds(method: str, critics: Sequence[str]) -> Sequence[str]:

@@ -13,6 +13,7 @@ from tfive import rng
 from tfive.errors import UserError
 from tfive.models.load import load_model
 from tfive.models.shape import known_shapes
+from tfive.tree.hf import Backbone
 from tfive.tree.layout import TextBatch, ThoughtPlan
 
 SHAPES = {
@@ -84,6 +85,14 @@ def find_model(shape: str | None, device: torch.device, dtype: torch.dtype) -> t
     facts = known_shapes()
     stored = next(key for key in facts if key.startswith(SHAPES[shape]))
     return random_model(facts[stored], device, dtype), f"{stored} shape (random weights)"
+
+
+def blocks_of(shape: str | None) -> int:
+    """Blocks of a shape; of the embedded model where none is named."""
+    if shape is None or shape not in SHAPES:
+        return len(Backbone(load_model("nano", device="cpu", dtype=torch.float32).model).blocks)
+    facts = known_shapes()
+    return int(facts[next(key for key in facts if key.startswith(SHAPES[shape]))]["num_hidden_layers"])
 
 
 def make_texts(work: Work, vocabulary: int, seed: int = 0) -> TextBatch:
