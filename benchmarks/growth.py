@@ -63,7 +63,9 @@ def sized(work: Work, axis: str, value: int) -> Work:
         return replace(work, length=value, checkpoints=(third, 2 * third, value))
     changed: dict[str, Any] = {axis: value}
     # A long text is one of few: otherwise memory would end the curve.
-    return replace(work, **changed, **({"texts": 1} if axis == "tokens" else {}))
+    if axis == "tokens":
+        changed["texts"] = 1
+    return replace(work, **changed)
 
 
 class Processor:
@@ -243,7 +245,9 @@ def main(given: list[str] | None = None) -> int:
     if not large:
         torch.set_num_threads(1)
     work = WORK if large else SMALL_WORK
-    axes = {axis: values for axis, values in (AXES if large else SMALL_AXES).items() if axis in asked.axes}
+    axes: dict[str, tuple[int, ...]] = {
+        axis: values for axis, values in (AXES if large else SMALL_AXES).items() if axis in asked.axes
+    }
     engine = EngineOptions(activation_checkpointing=asked.checkpointing)
     about = {
         "model": name,

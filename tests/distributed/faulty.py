@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from forked import forked
 from tfive.cli import launch
@@ -94,5 +94,7 @@ def rank(*words: str) -> None:
 def launcher(*words: str) -> None:
     """The `tfive` command, which starts such ranks."""
     os.environ[LAUNCHER] = str(os.getpid())
-    launch.launch.__kwdefaults__["program"] = forked("faulty:rank")[1:]  # Python itself comes first anyway
+    cast(dict[str, Any], launch.launch.__kwdefaults__)["program"] = forked("faulty:rank")[
+        1:
+    ]  # Python itself comes first anyway
     main(words)

@@ -24,6 +24,7 @@ from tfive.training.memory_limits import out_of_memory_explained
 from tfive.training.remedies import lower_and_resume, smaller_passes, smaller_weights
 from tfive.training.status_files import COSTS
 from tfive.tree.fast import delta_kernel
+from tfive.tree.fast.agreement import kernel_trouble
 from tiny import configure
 
 SETTINGS = ("method=ntp", "run.seed=2", "run.develop_items=4", "run.explorer_items=0")
@@ -93,12 +94,14 @@ def test_memory_is_recognised_behind_what_hides_it() -> None:
 
 
 def test_kernels_are_not_given_up_because_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(*arguments: object) -> None:
+    def short(*arguments: object) -> dict[str, float]:
         raise torch.OutOfMemoryError("CUDA")
 
+    with pytest.raises(torch.OutOfMemoryError):
+        kernel_trouble(short, (16,), torch.device("cuda"), torch.float32)
     monkeypatch.setattr(delta_kernel, "rule_differences", short)
     with pytest.raises(torch.OutOfMemoryError):
-        delta_kernel.kernel_trouble(cast(delta_kernel.Kernel, None), torch.device("cpu"), torch.float32)
+        delta_kernel.distrust(cast(delta_kernel.Kernel, None), torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize("phase", ["fit", "update", "collect", "develop", "save", "build"])
