@@ -94,5 +94,7 @@ def rank(*words: str) -> None:
 def launcher(*words: str) -> None:
     """The `tfive` command, which starts such ranks."""
     os.environ[LAUNCHER] = str(os.getpid())
-    launch.launch.__kwdefaults__["program"] = forked("faulty:rank")[1:]  # Python itself comes first anyway
+    defaults: dict[str, Any] | None = launch.launch.__kwdefaults__
+    assert defaults is not None
+    defaults["program"] = forked("faulty:rank")[1:]  # Python itself comes first anyway
     main(words)

@@ -121,7 +121,7 @@ def attach(sweep: Sweep) -> None:
             yield
 
     Loop.__init__ = with_points  # type: ignore[method-assign]
-    Recorder.phase = seen  # type: ignore[method-assign, assignment]
+    Recorder.phase = seen  # type: ignore[method-assign]
     for functions, place in ((ONCE, sweep.around), (INSIDE, sweep.inside)):
         for owner, name, called in functions:
             setattr(owner, name, wrapped(getattr(owner, name), partial(place, called)))
