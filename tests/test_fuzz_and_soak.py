@@ -14,6 +14,7 @@ import pytest
 from fuzz import outcome
 from fuzz.draw import DEEP, DIGITS, as_json, as_toml
 from fuzz.outcome import Tally
+from soak import ranks
 from soak.life import compare
 from soak.run import Progress
 from tfive.errors import RunFailed, UserError
@@ -74,3 +75,18 @@ def test_counts_go_on_where_they_stopped(tmp_path: Path) -> None:
 def test_runs_that_differ_do_not_pass(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         compare(tmp_path / "left", tmp_path / "right")
+
+
+def test_ranks_die_in_the_order_of_a_run_and_are_counted_by_place() -> None:
+    passed = [("fit: begin", 1), ("fit: begin", 0), ("close of window 1: end", 0), ("test: end", 1)]
+    noted = [{"place": place, "rank": rank, "time": number} for number, (place, rank) in enumerate(passed)]
+    planned = ranks.places(noted)
+    assert planned[:2] == passed[:2]
+    # Restoring is no place of an undisturbed run, and there is something to restore by then.
+    assert planned[2:6] == [(place, rank) for place in ("restore: begin", "restore: end") for rank in (0, 1)]
+    assert planned[6:] == passed[2:]
+    own = {"deaths": [list(one) for one in passed], "runs": 1, "seconds": [1.0, 3.0, 2.0, 9.0]}
+    assert [" ".join(line.split()) for line in ranks.shown("copies", own).splitlines()] == [
+        "copies: 4 deaths in 1 runs, none differs", "fit rank 0: 1, rank 1: 1", "close of window 1 rank 0: 1",
+        "test rank 1: 1", "ranks were there again after 2.5 s (median), 9.0 s at most",
+    ]  # fmt: skip

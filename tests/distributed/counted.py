@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tfive.config.config import Config
+from tfive.distributed import shards
 from tfive.distributed.world import World
 from tfive.models.load import load_model
 from tfive.telemetry import Silent
@@ -30,12 +31,16 @@ HANDED = {
 }
 """Each function, the collective it is, and which of its arguments is the tensor that this process hands over."""
 
+HELD = {"_all_gather": ("all-gather", 1), "_reduce_scatter": ("reduce-scatter", 1)}
+"""The same of functions that the module of shards has taken before it is listened to."""
+
 
 def _listen(counted: Counter[str]) -> None:
-    for name, (collective, argument) in HANDED.items():
-        made = getattr(dist, name, None)
-        if made is not None:
-            setattr(dist, name, _counting(made, counted, collective, argument))
+    for owner, names in ((dist, HANDED), (shards, HELD)):
+        for name, (collective, argument) in names.items():
+            made = getattr(owner, name, None)
+            if made is not None:
+                setattr(owner, name, _counting(made, counted, collective, argument))
 
 
 def _counting(made: Callable[..., Any], counted: Counter[str], collective: str, argument: int) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from forked import forked
 from tfive.cli import launch
@@ -94,7 +94,7 @@ def rank(*words: str) -> None:
 def launcher(*words: str) -> None:
     """The `tfive` command, which starts such ranks."""
     os.environ[LAUNCHER] = str(os.getpid())
-    cast(dict[str, Any], launch.launch.__kwdefaults__)["program"] = forked("faulty:rank")[
-        1:
-    ]  # Python itself comes first anyway
+    defaults: dict[str, Any] | None = launch.launch.__kwdefaults__
+    assert defaults is not None
+    defaults["program"] = forked("faulty:rank")[1:]  # Python itself comes first anyway
     main(words)
