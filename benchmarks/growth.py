@@ -32,7 +32,7 @@ from tfive_lab.bench.work import SHAPES, Work, find_model, random_model
 
 LINEAR = 1.1
 """Exponents above this count as worse than linear: a tenth is what clocks and launches can make of one."""
-AXES = {
+AXES: dict[str, tuple[int, ...]] = {
     "positions": (4, 8, 16, 32, 64),
     "length": (6, 12, 24, 48, 96),
     "texts": (1, 2, 4, 8, 16),
@@ -40,7 +40,7 @@ AXES = {
     "tokens": (512, 1024, 2048, 4096, 8192),
 }
 WORK = Work(texts=4)
-SMALL_AXES = AXES | {"tokens": (512, 1024, 2048, 4096)}
+SMALL_AXES: dict[str, tuple[int, ...]] = AXES | {"tokens": (512, 1024, 2048, 4096)}
 SMALL_WORK = Work(texts=1, tokens=128, positions=8)
 """Without a GPU."""
 SMALL = {"attention": "attention", "small": "hybrid"}
@@ -61,10 +61,8 @@ def sized(work: Work, axis: str, value: int) -> Work:
     if axis == "length":
         third = max(1, value // 3)
         return replace(work, length=value, checkpoints=(third, 2 * third, value))
-    changed: dict[str, Any] = {axis: value}
     # A long text is one of few: otherwise memory would end the curve.
-    if axis == "tokens":
-        changed["texts"] = 1
+    changed: dict[str, Any] = {axis: value} | ({"texts": 1} if axis == "tokens" else {})
     return replace(work, **changed)
 
 

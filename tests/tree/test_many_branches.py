@@ -75,7 +75,7 @@ def test_pairs_grow_with_the_number_of_branches(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(attention, "additive", counted)
     monkeypatch.setattr(torch.Tensor, "softmax", noted)
     rows, steps = list[int](), list[int]()
-    for group in (84, 168):
+    for group in (168, 336):
         case = many(group)
         tree = TreeModel(tiny("qwen3"), case.plan)
         with torch.no_grad():

@@ -200,8 +200,8 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, blocks: Any, scale: float, 
     )
 
 
-SHORT = 256
-"""Rows with fewer nodes beside their text are not worth parts."""
+SHORT, PART = 1024, 256
+"""Rows with fewer nodes beside their text are not worth parts; parts have at least so many, or twice their text's."""
 
 Nodes = tuple[slice, ...]
 """Stretches of a row's nodes."""
@@ -270,8 +270,9 @@ class TreePass(Attending):
     ) -> Tensor:
         """As all passes do it; a row with many branches a few branches at a time, so that time and memory grow with
         their number and not with its square."""
-        parts = branch_parts(self.layout, most=max(2 * self.layout.trunk_width, SHORT))
-        if len(parts) <= 1:
+        twice = 2 * self.layout.trunk_width
+        parts = branch_parts(self.layout, most=max(twice, min(SHORT, PART)))
+        if len(parts) <= 1 or self.layout.node_count - self.layout.trunk_width <= max(twice, SHORT):
             return super()._attend_masked(query_BYnE, key, value, scale, window, cap)
         width, start = self.layout.trunk_width, self.start
         node_N = torch.arange(self.layout.node_count, device=query_BYnE.device)
