@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 
 from tfive.methods.method import Method
 from tfive.rl import rollout as rollout_module
+from tfive.rl.sampling import Wanted
 from tfive.training import checkpoint as checkpoint_module
 from tfive.training import start as start_module
 from tfive.training.loop import Loop
@@ -83,8 +84,9 @@ def _phase(name: str) -> Place:
     return Place(name, f"out of memory in phase {name} (", Method, "advance", when=reached)
 
 
-def _sampling(*arguments: Any, **options: Any) -> bool:
-    return options["window"] == WINDOW and options["role"] == "actor"
+def _sampling(engine: TreeModel, sets: Sequence[Wanted], *arguments: Any, **options: Any) -> bool:
+    """Whether the actor's set is among those drawn together."""
+    return any((one.window, one.role) == (WINDOW, "actor") for one in sets)
 
 
 def _scoring() -> Callable[..., bool]:
@@ -101,7 +103,7 @@ PLACES = {
     place.name: place
     for place in (
         *map(_phase, ("fit", "qualify", "pilot", "calibrate", "collect", "update", "close")),
-        Place("sample", "out of memory in phase collect (", rollout_module, "sample", when=_sampling),
+        Place("sample", "out of memory in phase ", rollout_module, "sample_sets", when=_sampling),
         Place("score", "out of memory in phase ", TreeModel, "score", when=_scoring()),
         Place("first measurement", "out of memory in phase develop (", Loop, "_measured"),
         Place("measurement", "out of memory in phase develop (", Loop, "_measured",
