@@ -24,7 +24,8 @@ pytestmark = pytest.mark.model
 
 def test_replayed_readings_and_scores_are_the_launched_ones() -> None:
     case, model = random_case(1, "text2", group=2), tiny("qwen3")
-    trees = [TreeModel(model, case.plan, EngineOptions(fused_blocks="on", max_nodes=1)) for _ in range(2)]
+    options = EngineOptions(fused_blocks="on", max_nodes=1, replayed_passes=True)
+    trees = [TreeModel(model, case.plan, options) for _ in range(2)]
     graphs = trees[0].passes.graphs = PretendedGraphs()
     kept: list[list[Tensor]] = []
     for step in range(4):
@@ -47,7 +48,7 @@ def test_replayed_readings_and_scores_are_the_launched_ones() -> None:
 
 def test_weights_that_moved_are_read_where_they_are() -> None:
     case, model = random_case(1, "text"), tiny("qwen3")
-    tree = TreeModel(model, case.plan, EngineOptions(fused_blocks="on"))
+    tree = TreeModel(model, case.plan, EngineOptions(fused_blocks="on", replayed_passes=True))
     tree.passes.graphs = PretendedGraphs()
     for _ in range(3):
         before = tree.read(case.texts).hidden_BSD

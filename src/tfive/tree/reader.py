@@ -58,7 +58,7 @@ class TreeReader:
                 "cannot read a thought through gates; set thought.reading = inline"
             )
         self.layouts = GrownLayouts(self.engine.cuda_graphs)
-        self.passes = ReplayedPasses(self.engine.cuda_graphs)
+        self.passes = ReplayedPasses(self.engine.cuda_graphs and self.engine.replayed_passes)
         self._kept_layers: list[int] = []
         self._forbidden_V: Tensor | None = None
         self._rule: RuleChoice | None = None
@@ -229,7 +229,8 @@ class TreeReader:
     @property
     def replays(self) -> bool:
         """Whether passes without gradients may be captured: those of fused blocks, which never wait for the host."""
-        return not self.backbone.recurrent and self.kernel != "flex" and self._fused is not None
+        possible = not self.backbone.recurrent and self.kernel != "flex" and self._fused is not None
+        return self.passes.wanted and possible
 
     @property
     def home(self) -> tuple[int, ...]:
