@@ -32,6 +32,7 @@ SETTINGS = (
     "window.actor_steps",
     "sampling.temperature",
     "thought.checkpoints",
+    "thought.horizon",
     "run.seed",
 )
 """What differs between cells, and what a reader needs to place them."""

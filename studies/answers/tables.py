@@ -222,7 +222,7 @@ def earlier(found: dict[str, Any]) -> str:
 def ends(found: dict[str, Any]) -> str:
     """Cells whose thoughts are scored at their end alone, with several anchors: gains on development texts, right
     answers to the test problems and to the benchmark's questions in per cent; before them the warm-started model."""
-    head = ("method, positions × thoughts", "seed", "next-token anchor", "conditioned anchor", "rate", "windows")
+    head = ("method, positions × thoughts", "seed", "next-token anchor", "conditioned anchor", "tokens scored", "windows")
     gains = ("thought gain", "gain against the start", "content gain", "loss without")
     shares = ("right after own thought", "without", "after the true working", "right number in the thought")
     rows = []
@@ -231,7 +231,7 @@ def ends(found: dict[str, Any]) -> str:
         rows.append((STARTS["warm"], *["–"] * (len(head) + len(gains) - 1), *answers))
     for cell in sorted(filter(scored_at_the_end, found["cells"]), key=lambda one: _rank(one)):
         settings = cell["settings"]
-        known = (f"{settings[key]:g}" for key in ("anchor.next_token", "anchor.conditioned", "optimizer.lr"))
+        known = (f"{settings[key]:g}" for key in ("anchor.next_token", "anchor.conditioned", "thought.horizon"))
         row = [title(cell), _seed(cell), *known, cell["status"].removesuffix(" windows")]
         last = cell["measured"][-1]
         row += (
