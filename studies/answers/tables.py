@@ -222,7 +222,14 @@ def earlier(found: dict[str, Any]) -> str:
 def ends(found: dict[str, Any]) -> str:
     """Cells whose thoughts are scored at their end alone, with several anchors: gains on development texts, right
     answers to the test problems and to the benchmark's questions in per cent; before them the warm-started model."""
-    head = ("method, positions × thoughts", "seed", "next-token anchor", "conditioned anchor", "tokens scored", "windows")
+    head = (
+        "method, positions × thoughts",
+        "seed",
+        "next-token anchor",
+        "conditioned anchor",
+        "tokens scored",
+        "windows",
+    )
     gains = ("thought gain", "gain against the start", "content gain", "loss without")
     shares = ("right after own thought", "without", "after the true working", "right number in the thought")
     rows = []

@@ -33,6 +33,7 @@ BROKEN: tuple[tuple[str, ...], ...] = (
     ("method=rlp", "thought.group=1"),
     ("method=quiet-star-ppo", "critic.pair=disjoint"),
     ("critic.features=policy", "critic.adapt=full"),
+    ("critic.features=policy", "critic.adapt=top", "critic.blocks=1", "distributed.profile=compact"),
     ("window.reading=50", "anchor.conditioned=1"),
     ("window.windows=1", "window.reading=1", "anchor.conditioned=1"),
     ("window.windows=1", "thought.reading=gated", "anchor.conditioned=1"),

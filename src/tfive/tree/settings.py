@@ -141,7 +141,7 @@ class EngineOptions:
     cuda_graphs: bool = True
     """Capture sampling steps and those of the calibration heads as CUDA graphs (on CUDA devices only)."""
     replayed_passes: bool = False
-    """Capture passes that read texts and score thoughts, too. No GPU has confirmed that yet, so it must be asked for."""
+    """Capture passes that read texts and score thoughts, too. No GPU has confirmed that: it must be asked for."""
 
     def unfused(self) -> EngineOptions:
         """The same by the model's own blocks, for weights that cannot be copied to be compared (shards)."""
