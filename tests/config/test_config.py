@@ -260,6 +260,7 @@ def test_every_rule_has_a_name_and_can_break() -> None:
         ["text.sources=[]"],
         ["thought.reading=gated", "anchor.conditioned=0", "text.positions.variance=1"],
         ["text.sequence_length=9", "window.curriculum=999999"],
+        ["critic.features=policy", "critic.adapt=full", "distributed.profile=compact"],
     ):
         config = resolve(["qwen3.5-2b"], overrides).config
         broken |= {check.__name__ for check in rules.RULES if check(config) is not None}

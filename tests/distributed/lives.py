@@ -83,7 +83,7 @@ def _run(config: Config, begun: Begun, world: World, closed: WindowCallback) -> 
         world.barrier("the prepared text")
     inputs = start._inputs(config, begun.folder, met, progress, model=None, texts=None, quiet=True, trust=False)
     if world.leads:
-        begun.prepare(config)
+        begun.prepare(config, own=False)
         world.barrier("the prepared text")
     with Recorder(begun.folder if world.leads else None, quiet=True) as recorder:
         start._recorded(

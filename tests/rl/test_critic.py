@@ -244,6 +244,10 @@ def test_saved_critics_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="already exists"):
         save_critics(tmp_path / "critics", pair)
     before = copy.deepcopy(pair[0].state_dict())
+    above = settings("top", features="policy")
+    save_critics(tmp_path / "above", build_pair(base, PLAN, above))
+    with pytest.raises(UserError, match="saved with stands_on = policy, this run has None"):
+        load_critics(tmp_path / "above", pair)
     for other in (settings("full"), settings("top", bounded=True), CriticSettings(adapt="top", blocks=1, width=8)):
         with pytest.raises(UserError, match="use the settings") as error:
             load_critics(tmp_path / "critics", build_pair(base, PLAN, other))

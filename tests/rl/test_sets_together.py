@@ -17,6 +17,7 @@ from tfive.rl.sampling import Wanted, sample, sample_sets
 from tfive.rl.settings import CriticSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.forward import TreeModel
+from tfive.tree.gated import ReadingGates
 from tfive.tree.layout import TextBatch
 from tfive.tree.settings import SamplingSettings
 
@@ -157,3 +158,25 @@ def test_a_set_drawn_ahead_is_handed_out_once_and_survives_saving(engine: TreeMo
         agree(one, expected)
         assert one.need("returns_BRT").equal(expected.need("returns_BRT"))
     assert not rollout.collect("qualify", 2).thoughts.tokens_BRT.equal(wanted[1].thoughts.tokens_BRT)
+
+
+def test_no_set_is_drawn_ahead_that_waits_already(engine: TreeModel) -> None:
+    rollout = rollout_of(engine)
+    rollout.collect("critic_fit", 1, ahead=[Draw("qualify", 1)])
+    assert not rollout.draw_ahead(Draw("qualify", 1))
+
+
+@pytest.mark.parametrize("opened", [0.0, 0.5])
+def test_the_law_of_gated_readers_is_recorded_whatever_their_gates_are(
+    opened: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes without the actor do not know whether its gates are open, and all must make the same passes."""
+    model = llama()
+    gates = ReadingGates.of(model)
+    for parameter in gates.parameters():
+        parameter.data.fill_(opened)
+    engine = TreeModel(model, replace(PLAN, gated=True), None, None, gates)
+    assert engine.unread == (opened == 0)
+    passes = counted(engine, "policy", monkeypatch)
+    sample_sets(engine, [Wanted(batch(1, 2), "head_train", 2, "scored", states=True)], LAW, seed=5, rows=4)
+    assert passes == [2]

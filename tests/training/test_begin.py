@@ -11,7 +11,7 @@ from tfive.config.config import Config
 from tfive.distributed.environment import Launched
 from tfive.distributed.meeting import Meeting
 from tfive.errors import UserError
-from tfive.training.begin import AGAIN, LAUNCH, NEW, RESUMED, new_folder
+from tfive.training.begin import AGAIN, LAUNCH, NEW, RESUMED, new_folder, stopped_folder
 from tfive.training.lock import LOCK, FolderLock
 
 
@@ -19,7 +19,7 @@ def begun(folder: Path, launch: str | None, write: bool = True) -> str:
     """How a run of that launch begins; it then writes what every run writes first."""
     with new_folder(Meeting(Launched(launch=launch)), folder, lambda: None, quiet=True) as found:
         if write:
-            found.prepare(Config.load("nano"))
+            found.prepare(Config.load("nano"), own=False)
         return found.how
 
 
@@ -54,3 +54,15 @@ def test_the_lock_of_a_lost_node_is_its_launchs_own(tmp_path: Path) -> None:
         else:
             with pytest.raises(UserError, match="locked by process 7 on lost-node"), FolderLock(tmp_path, launch):
                 pass
+
+
+def test_a_run_of_the_callers_own_model_does_not_begin_again_with_another(tmp_path: Path) -> None:
+    def resumed() -> str:
+        with stopped_folder(Meeting(Launched()), tmp_path, lambda: None, prepares=False, quiet=True) as found:
+            return found.how
+
+    with new_folder(Meeting(Launched()), tmp_path, lambda: None, quiet=True) as first:
+        first.prepare(Config.load("nano"), own=False)
+    assert resumed() == AGAIN
+    first.prepare(Config.load("nano"), own=True)
+    assert resumed() == RESUMED

@@ -130,6 +130,10 @@ def test_what_may_change_exists_and_longer_runs_keep_their_schedule(home: Path) 
     said = continuity.check(began, longer, {"model.safetensors": "1"}, "text", home)
     assert [line.partition(" = ")[0] for line in said] == ["window.windows", "run.texts_per_pass"]
     assert "last bits" in said[1]
+    older = {**began, "config": {key: value for key, value in began["config"].items() if key != "critic.features"}}
+    assert continuity.check(older, config, None, None, home) == []
+    with pytest.raises(UserError, match=r"critic\.features = 'policy', the run began with 'base'"):
+        continuity.check(older, configure(home, *PLAIN, "critic.features=policy", "critic.adapt=top"), None, None, home)
     falling = configure(home, *PLAIN, "optimizer.schedule=linear")
     changed = configure(home, *PLAIN, "optimizer.schedule=linear", "window.windows=9")
     with pytest.raises(UserError, match=r"optimizer\.schedule = linear depends on it"):

@@ -108,6 +108,9 @@ def test_kernels_are_not_given_up_because_memory_is_short(monkeypatch: pytest.Mo
 def test_what_to_lower_may_be_lowered_and_is_not_at_its_end(phase: str) -> None:
     small = ("run.texts_per_pass=1", "engine.activation_checkpointing=true")
     assert "as small as they can be" in lower_and_resume(phase, Config.load("nano", overrides=small))
+    fewer = lower_and_resume(phase, Config.load("nano", overrides=(*small, "run.texts_per_rollout=64")))
+    # Nothing is read in an update or a save; a fit samples and scores its sets.
+    assert ("run.texts_per_rollout (now 64)" in fewer) == (phase not in ("update", "save"))
     for overrides in ((), ("run.texts_per_pass=1",), ("run.texts_per_rollout=4",), small[1:]):
         config = Config.load("nano", overrides=overrides)
         said = lower_and_resume(phase, config)

@@ -79,11 +79,11 @@ def load_critics(folder: str | os.PathLike[str], critics: Sequence[Critic]) -> N
         ) from error
     for critic, shape, state in zip(critics, saved, states):
         wanted = description(critic)
-        differing = [key for key in wanted if shape.get(key) != wanted[key]]
+        differing = [key for key in {**wanted, **shape} if shape.get(key) != wanted.get(key)]
         if differing:
             key = differing[0]
             raise UserError(
-                f"critic.start = {str(source)!r}: saved with {key} = {shape.get(key)}, this run has {wanted[key]}; "
+                f"critic.start = {str(source)!r}: saved with {key} = {shape.get(key)}, this run has {wanted.get(key)}; "
                 "use the settings the critics were saved with"
             )
         own = critic.state_dict()

@@ -159,7 +159,7 @@ class Rollout:
         """Draw a set that `collect` will be asked for while the weights are as they are now, by the actor's processes
         alone: the critics' fit meanwhile. False if it was drawn before. Nothing is recorded or counted until then, and
         a run that goes on from a checkpoint between simply draws it when it is asked for."""
-        if draw in self._fresh_ahead():
+        if draw in self._fresh_ahead() or (draw.stream, draw.window) in self.ready:
             return False
         numbers, members = self.ledger.foreseen(draw.role, draw.window, draw.attempt), self.by.members
         drawn = None if members is None else self._drawn([draw], [numbers], members)[0]

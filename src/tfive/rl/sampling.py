@@ -155,8 +155,9 @@ def _drawn(
         ]
     )[own]
     sizes = [len(one.texts.tokens_BS) for one in sets]
-    # Parity is about the training forward, and behind shut gates scoring reads no thought.
-    gives = scored and not law.parity and not engine.unread
+    # Parity is about the training forward. Behind shut gates scoring reads no thought, and only processes that have the
+    # actor know whether they are shut; all must do alike.
+    gives = scored and not law.parity and not engine.plan.gated
     given = [gives and one.old == "scored" for one in sets]
     given_B = torch.tensor(given, device=device).repeat_interleave(torch.tensor(sizes, device=device))[own]
     thoughts, scores, states = [], list[Scores](), any(one.states for one in sets)

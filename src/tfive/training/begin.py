@@ -30,6 +30,9 @@ from tfive.training.warmstart import REPORT
 LAUNCH = ".launch"
 """File with the name of the launch that began the run."""
 
+OWN = ".own"
+"""File of a run that began with a model or texts of the caller's own, which nobody else can begin again with."""
+
 NEW, AGAIN, RESUMED = "new", "again", "resumed"
 """A new run; one that was begun, has no checkpoint yet and comes out the same again; one that goes on from its last."""
 
@@ -42,8 +45,11 @@ class Begun:
     how: str
     launch: str | None
 
-    def prepare(self, config: Config) -> None:
-        """Write what a run writes before anything else, once everything was agreed on; the first process does."""
+    def prepare(self, config: Config, *, own: bool) -> None:
+        """Write what a run writes before anything else, once everything was agreed on; the first process does. `own`:
+        whether model or texts are the caller's."""
+        if own:
+            (self.folder / OWN).touch()
         if self.how == AGAIN:
             for name in (METRICS, COSTS):
                 (self.folder / name).unlink(missing_ok=True)
@@ -96,7 +102,8 @@ def stopped_folder(
             if met.place.first:
                 _say_left(stack.enter_context(FolderLock(folder, met.place.launch)), quiet)
                 check()
-                how = AGAIN if not _checkpoints(folder) and (prepares or not _trained(folder)) else RESUMED
+                lost = _checkpoints(folder) or (folder / OWN).exists() or (_trained(folder) and not prepares)
+                how = RESUMED if lost else AGAIN
         yield Begun(folder, met.exchange("how to begin", how)[0], met.place.launch)
 
 

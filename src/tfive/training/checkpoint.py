@@ -177,8 +177,11 @@ class CheckpointStore:
         except DamagedCheckpointError:
             raise
         except _UNREADABLE as error:
-            short = "not enough memory to read it" if out_of_memory(error) else None
-            raise DamagedCheckpointError(short or f"unreadable: {' '.join(str(error).split())[:200]}") from error
+            if out_of_memory(error):
+                raise RunFailed(
+                    f"{path}: not enough memory to read it; free some and go on with tfive resume"
+                ) from error
+            raise DamagedCheckpointError(f"unreadable: {' '.join(str(error).split())[:200]}") from error
 
     def entry(self, key: str) -> Any:
         """One entry without tensors of the newest tree whose checksum holds, None where there is none: a small read."""

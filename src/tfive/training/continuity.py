@@ -60,6 +60,8 @@ def check(began: Any, config: Config, model: Mapping[str, str] | None, corpus: s
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder}: its checkpoint does not say what the run began with ({error!r:.80})") from error
     now = config.leaves()
+    # A key that came since the run began had the effect of its default.
+    leaves = Config().leaves() | leaves
     changed = [key for key in (*now, *(leaves.keys() - now.keys())) if leaves.get(key) != now.get(key)]
     for key in changed:
         if key not in MAY_CHANGE:

@@ -8,7 +8,7 @@ WITH_GRADIENTS = ("build", "fit", "collect", "update", "close")
 """Phases with passes that keep activations for a backward pass: also a warm start, which a run is built with, and the
 probes of `collect` and `close`."""
 
-WITHOUT_READING = ("fit", "update")
+WITHOUT_READING = ("update", "save", "restore")
 """Phases in which nothing is sampled, scored or read."""
 
 

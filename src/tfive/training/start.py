@@ -181,7 +181,7 @@ def _run(
     inputs = _inputs(config, folder, met, progress, model=model, texts=texts, quiet=quiet, trust=trust)
     placement = inputs.placement
     if met.place.first:
-        begun.prepare(config)
+        begun.prepare(config, own=model is not None or texts is not None)
     with joined(placement.device, store=met.store) as world, watching(met, world.pulse, config.distributed.timeout):
         trackers = _trackers(config, folder) if world.leads else ()
         with (

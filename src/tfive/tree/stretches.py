@@ -40,6 +40,8 @@ def stretched(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
         return torch.cat([product(part) for part in parts]).unflatten(0, hidden.shape[:-1])
 
     weight = m.gate_proj.weight
+    if type(weight) is not nn.Parameter:
+        return None  # a shard, which is whole for the length of a pass alone
     trial = torch.randn(64, weight.shape[-1], generator=torch.Generator().manual_seed(0)).to(weight)
     # The module's own forward, whatever stands in its place for the length of a pass.
     return forward if torch.equal(product(trial), type(m).forward(m, trial)) else None
