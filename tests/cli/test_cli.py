@@ -207,13 +207,3 @@ def test_any_words_after_config_show_end_in_status_0_or_2(words: list[str]) -> N
     with pytest.raises(SystemExit) as ended:
         cli.main(["config", "show", *words])
     assert ended.value.code in (0, 2)
-
-
-@pytest.mark.parametrize(("set_by_a_person", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_threads_sleep_while_they_wait_unless_told_otherwise(set_by_a_person: str | None, expected: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    environment |= {} if set_by_a_person is None else {"OMP_WAIT_POLICY": set_by_a_person}
-    # torch reads it when it is loaded: it must not be loaded yet.
-    asked = "import os, sys, tfive.cli.app; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.split() == [expected, "False"]

@@ -1,8 +1,7 @@
-"""What the commands share: their common options, their help text, how a failure is reported, and how threads wait."""
+"""What the commands share: their common options, their help text and how a failure is reported."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,10 +13,6 @@ import typer
 
 from tfive.errors import RunFailed, UserError
 from tfive.printable import printable
-
-# Commands load torch later, and it reads this then. Threads that wait for the next operation sleep; by default they
-# spin, which between small operations uses up whole cores, and slows down every other process on the machine.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _shipped_presets(incomplete: str) -> list[str]:
