@@ -139,14 +139,7 @@ class T5(QualifiedMethod[T5Parts]):
         test, scale = Draw("qualify", self.window, self.tests), Draw("scale", self.window + 1)
         if self.rule.on_failure == "baseline" and self.rule.rule != "fixed":
             return [test, scale]
-        calibration = self.settings.calibration
-        learned = fixed_mixture(calibration.mode) is None
-        heads = [
-            Draw(role, self.window, states=calibration.mode != "repeated")
-            for role in ("head_train", "head_validate")
-            if learned
-        ]
-        return [test, Draw("pilot", self.window), *heads, Draw("actor", self.window, states=True), scale]
+        return [test, Draw("pilot", self.window), *self._after_pilot()]
 
     # Line 2: m fresh tests with min(R²) ≥ η (eq:holdout-r2); if not, the actor waits and the critics are refitted.
     def qualify(self) -> str | None:
