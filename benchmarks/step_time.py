@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfive.cli.options import script
-from tfive_lab.bench.counted import counted, critic_overrides, row_name
+from tfive_lab.bench.counted import KINDS, counted, critic_overrides, row_name
 from tfive_lab.bench.step import SMALL, TIMED, StepWork, configure, step_times
 from tfive_lab.bench.step_report import render
 from tfive_lab.bench.work import SHAPES, blocks_of
@@ -31,7 +31,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
         "--windows", type=int, help="windows a method (2); the first is start-up, of the others the median counts"
     )
     parser.add_argument("--budget", type=float, help="seconds to stay within")
-    parser.add_argument("--critics", default="one-block", help="some of one-block, policy-features, preset (whole)")
+    parser.add_argument("--critics", default="one-block", help=f"some of {KINDS} (whole)")
     parser.add_argument("--short", action="store_true", help="64 items a step, 2 steps a window, 3 windows")
     parser.add_argument("--count", action="store_true", help="print the counted cost and time nothing")
     parser.add_argument("--device", default="auto")

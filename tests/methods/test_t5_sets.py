@@ -41,10 +41,11 @@ def test_a_window_draws_its_sets_in_few_passes(monkeypatch: pytest.MonkeyPatch) 
     assert not method.parts.rollout.ready
 
 
+@pytest.mark.parametrize("adapt", ["probe", "top"])
 def test_critics_on_the_policys_features_read_no_base_and_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    adapt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ("critic.features=policy", "ratio.denominator=scored", *PLAIN)
+    asked = ("critic.features=policy", f"critic.adapt={adapt}", "ratio.denominator=scored", *PLAIN)
     run, again = assembled(tmp_path, *asked), assembled(tmp_path, *asked)
     assert run.critics is not None
     assert run.critics.base.tree is run.actor.reader

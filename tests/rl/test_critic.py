@@ -21,7 +21,7 @@ from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.low_rank import LoraLinear
 
 pytestmark = pytest.mark.model
-ADAPT = ["head", "top", "lora", "full"]
+ADAPT = ["head", "probe", "top", "lora", "full"]
 B, S, R, T, VOCABULARY = 2, 20, 3, 4, 31
 
 
@@ -73,8 +73,11 @@ def critic_of(base: PreTrainedModel, adapt: str, seed: int = 0, **changes: objec
     return critic, FrozenBase(base, PLAN, chosen)
 
 
-def plain_values(base: PreTrainedModel, head: ValueHead, texts: TextBatch, thoughts: Thoughts) -> Tensor:
-    """One row per state: the text of p's document up to p, the opening, the thought so far; V reads its last token."""
+def plain_values(
+    base: PreTrainedModel, head: ValueHead, texts: TextBatch, thoughts: Thoughts, block: int | None = None
+) -> Tensor:
+    """One row per state: the text of p's document up to p, the opening, the thought so far; V reads its last token, at
+    the end or as it enters `block`."""
     values = torch.zeros(B, R, T, dtype=torch.float64)
     for b in range(B):
         for r in range(R):
@@ -82,7 +85,8 @@ def plain_values(base: PreTrainedModel, head: ValueHead, texts: TextBatch, thoug
             for t in range(int(thoughts.length_BR[b, r])):
                 start = int((texts.document_BS[b] == texts.document_BS[b, p]).nonzero()[0])
                 row = [*texts.tokens_BS[b, start : p + 1].tolist(), 1, 2, *thoughts.tokens_BRT[b, r, :t].tolist()]
-                hidden = base.base_model(torch.tensor([row]), use_cache=False).last_hidden_state[0, -1]
+                output = base.base_model(torch.tensor([row]), use_cache=False, output_hidden_states=True)
+                hidden = (output.last_hidden_state if block is None else output.hidden_states[block])[0, -1]
                 values[b, r, t] = head(hidden[None], torch.tensor([t]))[0]
     return values
 
@@ -94,7 +98,7 @@ def test_values_are_those_of_the_plain_model(kind: str, adapt: str) -> None:
     texts, thoughts = batch(variable=True)
     critic, frozen = critic_of(base, adapt)
     values = critic.values(texts, thoughts, frozen.read(texts, thoughts))
-    expected = plain_values(base, critic.head, texts, thoughts)
+    expected = plain_values(base, critic.head, texts, thoughts, block=2 if adapt == "probe" else None)
     assert values.shape == (B, R, T)
     assert (values[~thoughts.mask_BRT] == 0).all()
     torch.testing.assert_close(values.detach(), expected.detach(), rtol=1e-6, atol=1e-9)
@@ -120,9 +124,9 @@ def test_training_moves_what_the_critic_owns_and_nothing_else(kind: str, adapt: 
     assert all(before[name].equal(value) for name, value in base.state_dict().items())
     assert all(parameter.grad is None for parameter in base.parameters())
     owned = {name.split(".")[0] for name, _ in critic.trainable()}
-    assert owned == ({"head"} if adapt == "head" else {"head", "body"})
+    assert owned == ({"head"} if adapt in ("head", "probe") else {"head", "body"})
     blocks = {int(name.split("layers.")[1].split(".")[0]) for name, _ in critic.trainable() if "layers." in name}
-    assert blocks == {"head": set(), "top": {2, 3}, "lora": {2, 3}, "full": {0, 1, 2, 3}}[adapt]
+    assert blocks == {"head": set(), "probe": set(), "top": {2, 3}, "lora": {2, 3}, "full": {0, 1, 2, 3}}[adapt]
 
 
 @pytest.mark.parametrize("adapt", ["top", "lora", "full"])
@@ -169,7 +173,7 @@ def test_critics_never_see_scoring_text_or_later_actions(adapt: str) -> None:
     assert not changed[..., 3].equal(values[..., 3])
 
 
-@pytest.mark.parametrize("adapt", ["head", "top", "lora"])
+@pytest.mark.parametrize("adapt", ["head", "probe", "top", "lora"])
 def test_frozen_part_is_computed_once_for_both_critics_and_all_passes(adapt: str) -> None:
     base = tiny("llama", torch.float32)
     texts, thoughts = batch()
@@ -334,7 +338,7 @@ def test_wrongly_read_base_is_refused() -> None:
     base = tiny("llama", torch.float32)
     texts, thoughts = batch()
     shared = FrozenBase(base, PLAN, settings("full")).read(texts, thoughts, features=False)
-    for adapt in ("head", "top"):
+    for adapt in ("head", "probe", "top"):
         with pytest.raises(ValueError):
             Critic(base, PLAN, settings(adapt), initial=InitialWeights(0, "critic")).values(texts, thoughts, shared)
 

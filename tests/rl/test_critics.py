@@ -199,7 +199,7 @@ def test_shared_features_are_read_once_per_set(adapt: str, monkeypatch: pytest.M
     assert calls == [3, 3, 2, 3, 2, 3, 2]
 
 
-@pytest.mark.parametrize("adapt", ["head", "top"])
+@pytest.mark.parametrize("adapt", ["head", "probe", "top"])
 def test_what_was_read_is_never_stale(adapt: str) -> None:
     first = fitting()
     others = [

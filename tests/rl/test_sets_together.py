@@ -111,9 +111,9 @@ def test_sampling_and_scoring_leave_the_activations_critics_stand_on() -> None:
     assert engine.score(found.texts, found.thoughts).lower_BND is None
 
 
-def on_policy(engine: TreeModel) -> tuple[Rollout, Critics]:
-    """A rollout whose sets bring what critics of one block stand on."""
-    settings = CriticSettings(adapt="top", blocks=1, width=8, features="policy", minibatches=2)
+def on_policy(engine: TreeModel, adapt: str) -> tuple[Rollout, Critics]:
+    """A rollout whose sets bring what critics of one block, or probes below it, stand on."""
+    settings = CriticSettings(adapt=adapt, blocks=1, width=8, features="policy", minibatches=2)
     base = FrozenBase(engine.model, engine.plan, settings, policy=engine)
     pair = build_pair(llama(torch.float64, seed=4), engine.plan, settings, seed=1)
     rollout = rollout_of(engine)
@@ -121,15 +121,16 @@ def on_policy(engine: TreeModel) -> tuple[Rollout, Critics]:
     return rollout, Critics(base, [one.double() for one in pair], settings, alpha=1.0, seed=2, rows=2, read_rows=3)
 
 
-def test_critics_on_the_policys_features_make_no_pass_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("adapt", ["probe", "top"])
+def test_critics_on_the_policys_features_make_no_pass_for_them(adapt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TreeModel(llama(torch.float64), PLAN)
-    rollout, critics = on_policy(engine)
+    rollout, critics = on_policy(engine, adapt)
     read = counted(engine, "lower", monkeypatch)
     drawn = rollout.collect("critic_fit", 1)
     values = critics.evaluate(drawn).values_2BRT
     losses = critics.fit_pass(drawn, None, 1, 0, warmup=True)
     assert not read
-    again, other = on_policy(engine)
+    again, other = on_policy(engine, adapt)
     plain = replace(again.collect("critic_fit", 1), lower_BND=None)
     torch.testing.assert_close(other.evaluate(plain).values_2BRT, values)
     assert other.fit_pass(plain, None, 1, 0, warmup=True) == pytest.approx(losses)

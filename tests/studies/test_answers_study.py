@@ -135,6 +135,38 @@ def test_the_warm_start_learns_workings_and_never_the_opening(place: Path, tmp_p
 
 
 @pytest.mark.model
+def test_careful_reading_and_what_a_critic_can_know(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    asked = [
+        word
+        for one in (*SMALL, "thought.length=40", "thought.checkpoints=[40]", f"text.cache={tmp_path / 'cache'}")
+        for word in ("--set", one)
+    ]
+    careful = scripts.script("studies/answers/careful.py")
+    assert careful.main(["model", str(tmp_path / "careful"), "--steps", "3", "--rate", "1e-3", *asked]) == 0
+    told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert told["reading"]["continuation_last"] < told["reading"]["continuation_first"]
+    assert told["after"]["no_thought_loss"] != told["before"]["no_thought_loss"]
+    scripts.script("studies/answers/headroom.py")
+    foresight = scripts.script("studies/answers/foresight.py")
+    monkeypatch.setattr(foresight, "PASSES", (2,))
+    monkeypatch.setattr(foresight, "BUDGETS", (8,))
+    out = tmp_path / "foresight.json"
+    assert foresight.main([str(tmp_path / "careful"), "--sheets", "8", "--many", "2", "--out", str(out), *asked]) == 0
+    found = json.loads(out.read_text("utf-8"))
+    assert found["thoughts"] == 32
+    assert {row["block"] for row in found["rows"]} == {1, 2}
+    # A value that knows the answer is told apart from one that knows nothing, and from one that knows the position.
+    truth = torch.tensor([[1.0, 0.0, 3.0, 2.0]])
+    assert foresight.r_squared(truth, truth) == 1.0
+    assert foresight.r_squared(truth.mean().expand_as(truth), truth) == 0.0
+    apart = foresight.in_positions(truth, torch.tensor([[True, True, True, False]]), 2)
+    assert apart.tolist() == [[1.0, 0.0]]
+
+
+@pytest.mark.model
 def test_headroom_cells_and_their_tables(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

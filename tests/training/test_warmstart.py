@@ -84,6 +84,13 @@ def test_given_workings_are_learned(tmp_path: Path) -> None:
     assert only["kept"] == 12
     assert only["thoughts"] == 0
     assert only["loss_last"] < 0.7 * only["loss_first"]
+    # Reading after thoughts of its own comes last: more thoughts are drawn, and what follows them gets likelier.
+    careful = train(tiny.configure(tmp_path, *asked, "warmstart.reading=12"), tmp_path / "careful", quiet=True)
+    learned, read = careful["warmstart"]["rounds"]
+    assert learned["kept"] == 12
+    assert read["thoughts"] == 12 == careful["account"]["roles"]["warmstart"]["trajectories"]
+    assert learned["continuation_last"] < read["continuation_first"]
+    assert read["continuation_last"] < read["continuation_first"]
     path.write_text(json.dumps({"text": "nothing here"}) + "\n", "utf-8")
     with pytest.raises(UserError, match="no row has a working"):
         train(tiny.configure(tmp_path, *asked), tmp_path / "none", quiet=True)

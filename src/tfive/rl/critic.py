@@ -1,5 +1,6 @@
 """One state-value critic V(s_t) made from the base model: a float32 value head that knows the step, on features of the
-frozen base, of its last blocks trained in full or by low-rank updates, or of a whole copy.
+frozen base at its end or below its last blocks, of its last blocks trained in full or by low-rank updates, or of a
+whole copy.
 
 Training a pair of them is in `rl/critics.py`, saving a pair in `rl/critic_files.py`.
 """
@@ -25,6 +26,9 @@ from tfive.tree.hf import Backbone
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower
 from tfive.tree.settings import EngineOptions
+
+HEADS_ALONE = ("head", "probe")
+"""What `critic.adapt` calls critics that train nothing but their value head."""
 
 
 class ValueHead(nn.Module):
@@ -63,7 +67,7 @@ class BaseActivations:
     critic."""
 
     features_BRTD: Tensor | None = None
-    """Final hidden states before each action (0 where there is none)."""
+    """Hidden states before each action (0 where there is none): final ones, or where a probe stands."""
     lower: Lower | None = None
     """Activations that enter the first adapted block."""
 
@@ -118,6 +122,8 @@ class FrozenBase:
         """With `policy`, it is read instead of the base model: frozen for the length of a window."""
         self.tree = policy or TreeModel(base, plan, engine, _delimiters(base, plan))
         self.first_block = first_block(self.tree.block_count, settings)
+        self.probes = settings.adapt == "probe" and self.below is not None
+        """Whether critics read what enters `first_block` at the actions alone, and nothing above it."""
 
     @property
     def below(self) -> int | None:
@@ -131,8 +137,14 @@ class FrozenBase:
         Features are computed from the lower activations, so the lower blocks run once.
         """
         lower = None if self.below is None else self.tree.lower(texts, thoughts, self.below)
+        if lower is not None and self.probes:
+            return self.probed(texts, thoughts, lower)
         wanted = features or self.first_block == self.tree.block_count
         return BaseActivations(self.tree.features(texts, thoughts, lower) if wanted else None, lower)
+
+    def probed(self, texts: TextBatch, thoughts: Thoughts, lower: Lower) -> BaseActivations:
+        """What probes read of activations that enter their block."""
+        return BaseActivations(self.tree.states(texts, thoughts, lower))
 
 
 class Critic(nn.Module):
@@ -225,8 +237,10 @@ def build_pair(
 
 
 def first_block(count: int, settings: CriticSettings) -> int:
-    """Index of the first of `count` blocks that a critic runs itself: `count` (none) for `head`, 0 (all) for `full`."""
-    return {"head": count, "full": 0}.get(settings.adapt, max(count - settings.blocks, 0))
+    """Index of the first of `count` blocks that a critic runs itself, or below which a probe stands: `count` (none) for
+    `head`, 0 (all) for `full`."""
+    lowest = 1 if settings.adapt == "probe" else 0
+    return {"head": count, "full": 0}.get(settings.adapt, max(count - settings.blocks, lowest))
 
 
 def _delimiters(base: PreTrainedModel, plan: ThoughtPlan) -> Delimiters | None:
@@ -236,7 +250,7 @@ def _delimiters(base: PreTrainedModel, plan: ThoughtPlan) -> Delimiters | None:
 
 def _body(backbone: Backbone, first: int, settings: CriticSettings, initial: InitialWeights) -> PreTrainedModel | None:
     """The base model from block `first` on, copied (`top`, `full`) or sharing its weights under low-rank updates."""
-    if settings.adapt == "head":
+    if settings.adapt in HEADS_ALONE:
         return None
     # The memo of the deep copy: parts that are never run are replaced by stand-ins instead of being copied.
     instead: dict[int, Any] = {id(block): nn.Identity() for block in backbone.blocks[:first]}

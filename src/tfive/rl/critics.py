@@ -17,7 +17,7 @@ from tfive.distributed.roles import Role
 from tfive.distributed.sharding import Sharding
 from tfive.distributed.world import World
 from tfive.errors import RunFailed
-from tfive.rl.critic import BaseActivations, Critic, CriticOutput, FrozenBase
+from tfive.rl.critic import HEADS_ALONE, BaseActivations, Critic, CriticOutput, FrozenBase
 from tfive.rl.gae import adaptive_gae
 from tfive.rl.losses import clipped_value_loss, expectile_value_loss, squared_value_loss
 from tfive.rl.onlooker import Onlooker
@@ -65,7 +65,7 @@ class Critics:
         """Whether each critic has processes of its own."""
         self.base, self.critics, self.settings = base, tuple(critics), settings
         self.alpha, self.seed, self.rows, self.read_rows = alpha, seed, rows, read_rows or rows
-        self.head_passes = 0 if settings.adapt == "head" else settings.head_passes
+        self.head_passes = 0 if settings.adapt in HEADS_ALONE else settings.head_passes
         """Passes of the value-head warm-up; 0 if only heads are trained anyway."""
         self.head_only = self.head_passes > 0
         self.trained = [
@@ -99,7 +99,7 @@ class Critics:
         """The activations below the critics of each micro-batch that this process computes as one of `world`: those
         that came with the trajectories, or by a pass, cached for the ones last asked for."""
         texts, thoughts = trajectories.texts, trajectories.thoughts
-        if trajectories.lower_BND is not None:
+        if trajectories.lower_BND is not None and not self.base.probes:
             own = micro_batches(world.computed(len(texts.tokens_BS)), self.read_rows)
             block = self.base.first_block
             return [BaseActivations(lower=Lower(trajectories.lower_BND[part], block)) for part in own]
@@ -108,9 +108,15 @@ class Critics:
             self._read = None
             mine = micro_batches(world.computed(len(texts.tokens_BS)), self.read_rows)
             parts = [trajectories.rows(part) for part in mine]
-            found = [self.base.read(p.texts, p.thoughts, features=False) for p in parts]
+            found = [self._base_activations(part) for part in parts]
             self._read = read = (texts, thoughts, world, found)
         return read[3]
+
+    def _base_activations(self, some: Trajectories) -> BaseActivations:
+        """What critics need of some texts; probes take theirs from activations that came with them."""
+        if some.lower_BND is None:
+            return self.base.read(some.texts, some.thoughts, features=False)
+        return self.base.probed(some.texts, some.thoughts, Lower(some.lower_BND, self.base.first_block))
 
     def _features(self, critic: Critic, some: Trajectories, read: BaseActivations) -> Tensor:
         """Features of every state; during the value-head warm-up no gradient goes below the head."""

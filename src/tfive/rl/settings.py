@@ -123,8 +123,9 @@ class RewardSettings(Section):
 class CriticSettings(Section):
     """How a state-value critic is made from the base model, and how the two of a pair differ."""
 
-    adapt: Literal["head", "top", "lora", "full"] = "full"
-    """What is trained: the value head alone, the last `blocks` blocks, low-rank updates of those, or everything."""
+    adapt: Literal["head", "probe", "top", "lora", "full"] = "full"
+    """What is trained: the value head alone, on final states (`head`) or on what enters the last `blocks` blocks
+    (`probe`); the last `blocks` blocks, low-rank updates of those, or everything."""
 
     features: Literal["base", "policy"] = "base"
     """What adapted blocks and heads stand on: the frozen base model, or the policy as the window found it, whose
@@ -132,7 +133,8 @@ class CriticSettings(Section):
     window to window."""
 
     blocks: int = Field(4, ge=1, le=1024)
-    """Last blocks that `top` and `lora` adapt; the frozen rest is computed once per trajectory."""
+    """Last blocks that `top` and `lora` adapt, and that `probe` leaves out; the frozen rest is computed once per
+    trajectory."""
 
     lora_rank: int = Field(16, ge=1, le=4096)
     """Rank of each low-rank update."""
@@ -344,6 +346,11 @@ class WarmstartSettings(Section):
 
     lr: float = Field(1e-5, ge=1e-12, le=1)
     """Peak learning rate of these updates; it rises over a tenth of them and then falls to 0."""
+
+    reading: int = Field(0, ge=0, le=1_000_000)
+    """Further updates that teach careful reading: the model draws thoughts of its own at the positions of the last
+    round and learns what follows them, while it goes on learning to write the thoughts of that round. Without them it
+    has read nothing but thoughts that help, and trusts whatever a thought says."""
 
     @model_validator(mode="after")
     def _has_a_path_for_given_ones(self) -> WarmstartSettings:

@@ -168,7 +168,7 @@ def _trajectories(config: Config, shape: ModelShape, layout: Layout, compute: in
             found.append(Exchange(BROADCAST, what, spec.critics, whole, layout.processes))
         else:
             found.append(gathered(what, read, lambda _: spec.critics * said))
-    if read and config.critic.features == "policy" and config.critic.adapt in ("top", "lora"):
+    if read and config.critic.features == "policy" and config.critic.adapt in ("probe", "top", "lora"):
         activations = nodes.policy * shape.hidden * compute // nodes.R
         found.append(gathered("activations that critics stand on", read, lambda _: activations))
     kept = [role for role in ("head_train", "head_validate", "actor") if role in drawn and "calibration" in spec.uses]

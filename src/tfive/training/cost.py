@@ -47,8 +47,9 @@ def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
         seen = sum(share.get(role, 0.0) for role in CRITIC_ROLES)
         adapted = _adapted(config, layers)
         # The policy's activations are left behind by sampling and scoring; final states for heads alone are not.
-        left = config.critic.features == "policy" and config.critic.adapt in ("top", "lora")
-        found["lower features"] = 0.0 if left else seen * row * (1 - adapted)
+        left = config.critic.features == "policy" and config.critic.adapt in ("probe", "top", "lora")
+        above = config.critic.blocks / layers if config.critic.adapt == "probe" else adapted
+        found["lower features"] = 0.0 if left else seen * row * (1 - above)
         # The fitting set is judged before the fit only where the loss is clipped around that.
         clips = config.critic.loss == "clipped" and config.critic.pair != "bracket"
         judged = seen if clips else seen - share.get("critic_fit", 0.0)
@@ -58,7 +59,7 @@ def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
 
 def _adapted(config: Config, layers: int) -> float:
     """The share of the blocks that critics have of their own."""
-    return {"head": 0.0, "full": 1.0}.get(config.critic.adapt, config.critic.blocks / layers)
+    return {"head": 0.0, "probe": 0.0, "full": 1.0}.get(config.critic.adapt, config.critic.blocks / layers)
 
 
 def fitting_nodes(config: Config, layers: int) -> float:

@@ -327,16 +327,16 @@ def _sampling(row: Row, shape: ModelShape, nodes: Nodes, compute: int) -> None:
 def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, count: int) -> list[Row]:
     settings = config.critic
     nodes = replace(nodes, texts=_step_texts(config, "critic_fit", settings.minibatches))
-    share = {"full": 1.0, "head": 0.0}.get(settings.adapt, min(settings.blocks / shape.layers, 1.0))
+    share = {"full": 1.0, "head": 0.0, "probe": 0.0}.get(settings.adapt, min(settings.blocks / shape.layers, 1.0))
     copied, exact = _copied_by_critic(config, shape), _added_by_critic(config, shape)
     rows = []
     if count and settings.adapt != "full":
         base = Row(FEATURES)
         tokens = config.window.count("critic_fit") * nodes.T
-        if settings.adapt == "head":
+        if settings.adapt in ("head", "probe"):
             amount = tokens * shape.hidden * compute
             base.add("activations", amount, f"features {_n(tokens)} × {shape.hidden} × {compute}")
-        else:
+        if settings.adapt in ("top", "lora") or (settings.adapt, settings.features) == ("probe", "policy"):
             rows_ = featured_texts(config)
             amount = rows_ * nodes.policy * shape.hidden * compute
             base.add("activations", amount, f"lower features {rows_} × {nodes.policy} × {shape.hidden} × {compute}")

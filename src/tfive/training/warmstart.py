@@ -3,6 +3,8 @@
 They come from hindsight (`rl/hindsight.py`), anew in every round because the model that draws them has learned, or are
 given as workings in a file. The thought's tokens are learned without the continuation in sight, and beside them the
 continuation after the thought and the text itself, so that reading keeps up and prediction without a thought holds.
+Whoever has read nothing but thoughts that help trusts every thought: `warmstart.reading` adds updates in which the
+continuation follows the model's own.
 The run then begins with what came out: base of every comparison, critics and all. It is kept in the run's folder, so a
 run that goes on does not do it again.
 """
@@ -31,7 +33,7 @@ from tfive.rl.gains import measure, no_thought_losses
 from tfive.rl.hindsight import NOTE, Learnable, learnable
 from tfive.rl.losses import anchor_counts, anchor_loss
 from tfive.rl.optimizer import MasterOptimizer
-from tfive.rl.sampling import micro_batches
+from tfive.rl.sampling import micro_batches, sample
 from tfive.rl.settings import HALVES
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
@@ -86,6 +88,12 @@ def warm_start(
             rounds.append(teaching.round(number, telemetry))
         shown = ", ".join(f"{name} {value:.4g}" for name, value in rounds[-1].items())
         telemetry.event("warm start", f"round {number + 1}: {shown}", window=0)
+    if config.warmstart.reading:
+        with telemetry.phase(ROLE):
+            read = teaching.read(telemetry)
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in read.items())
+        telemetry.event("warm start", f"reading: {shown}", window=0)
+        rounds.append(read)
     with telemetry.phase("develop", "develop"):
         after = teaching.measured()
     teaching.optimizer.release()
@@ -125,13 +133,15 @@ class Teaching:
         self.tokenizer: Any = loaded.tokenizer
         self.rounds = self.settings.rounds if self.settings.source == "hindsight" else 1
         """Given thoughts do not change with the model: one round learns them all."""
-        steps = self.settings.steps * self.rounds
+        steps = self.settings.steps * self.rounds + self.settings.reading
         rates = {GATES: config.optimizer.gate_lr / self.settings.lr}
         warmup, seed = max(steps > 1, steps // 10), config.run.seed
         self.optimizer = MasterOptimizer(
             self._named(), lr=self.settings.lr, schedule="linear", warmup_steps=warmup, total_steps=steps,
             lr_multipliers=rates, seed=seed, world=world,
         )  # fmt: skip
+        self.last: Learnable | None = None
+        """The thoughts of the last round."""
         self._base: Tensor | None = None
 
     def _named(self) -> list[tuple[str, Any]]:
@@ -157,7 +167,7 @@ class Teaching:
 
     def round(self, number: int, telemetry: Telemetry) -> dict[str, float]:
         """Draw or read thoughts, learn them, and what that came to."""
-        data = self._hindsight(number) if self.settings.source == "hindsight" else self._given()
+        data = self.last = self._hindsight(number) if self.settings.source == "hindsight" else self.given()
         if not data.kept:
             raise RunFailed(
                 f"warmstart.source = {self.settings.source}: of {data.drawn} thoughts {data.leaked} copied the "
@@ -169,7 +179,19 @@ class Teaching:
         losses = [self._step(data, number, step) for step in range(self.settings.steps)]
         found = {"thoughts": float(data.drawn), "leaked": float(data.leaked), "kept": float(data.kept)}
         found |= {"content_gain": data.content_gain}
-        return found | {"loss_first": losses[0], "loss_last": losses[-1]}
+        return found | _ends(losses)
+
+    def read(self, telemetry: Telemetry) -> dict[str, float]:
+        """Learn what follows the model's own thoughts at the positions of the last round, and what that came to."""
+        data = self.given() if self.last is None else self.last
+        own = sample(
+            self.engine, data.texts, self.config.sampling, seed=self.config.run.seed, role=f"{ROLE}/reading", window=0,
+            rows=self.config.run.rollout_texts, record_old=False, world=self.world,
+        ).thoughts  # fmt: skip
+        drawn = int(own.valid_BR.sum())
+        telemetry.count(ROLE, trajectories=drawn, generated_tokens=int(own.mask_BRT.sum()))
+        losses = [self._step(data, self.rounds, step, own) for step in range(self.settings.reading)]
+        return {"thoughts": float(drawn)} | _ends(losses)
 
     def _hindsight(self, number: int) -> Learnable:
         """Thoughts of the next texts of the pool that runs learn from, drawn by the model as it is now."""
@@ -190,7 +212,7 @@ class Teaching:
             world=self.world,
         )  # fmt: skip
 
-    def _given(self) -> Learnable:
+    def given(self) -> Learnable:
         """The workings of a file that fit a thought, where they stand."""
         path = Path(self.settings.path or "").expanduser()
         if not path.is_file():
@@ -221,27 +243,35 @@ class Teaching:
         thoughts = Thoughts(tokens_BRT, length_BR, valid_BR, closed_BR, torch.zeros(tokens_BRT.shape))
         return Learnable(texts.to(self.engine.device), thoughts.to(self.engine.device))
 
-    def _step(self, data: Learnable, number: int, step: int) -> float:
-        """One update on the next texts that hold about `BATCH` thoughts; returns its loss."""
+    def _step(self, data: Learnable, number: int, step: int, own: Thoughts | None = None) -> dict[str, float]:
+        """One update on the next texts that hold about `BATCH` thoughts; returns its loss and that of the continuation
+        alone, which follows the `own` thoughts where they are given."""
         rows = next(self._batches(data, number, step))
         texts = TextBatch(*(getattr(data.texts, name)[rows] for name in TextBatch.__dataclass_fields__))
-        thoughts = Thoughts(*(getattr(data.thoughts, name)[rows] for name in Thoughts.__dataclass_fields__))
-        actions = max(1, int(thoughts.mask_BRT.sum()))
-        taught_BP = torch.where(thoughts.valid_BR, texts.positions_BP, -1)
-        text_count, after_count = anchor_counts(texts.document_BS, taught_BP, self.engine.plan.horizon)
+        written, read = (
+            Thoughts(*(getattr(one, name)[rows] for name in Thoughts.__dataclass_fields__))
+            for one in (data.thoughts, data.thoughts if own is None else own)
+        )
+        actions = max(1, int(written.mask_BRT.sum()))
+        read_BP = torch.where(read.valid_BR, texts.positions_BP, -1)
+        text_count, after_count = anchor_counts(texts.document_BS, read_BP, self.engine.plan.horizon)
         losses: list[list[float]] = []
         for part in micro_batches(self.world.share(len(rows)), self.config.run.texts_per_pass):
-            some = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
-            output = self.engine.policy(*some, text=True, continuations=True)
-            thought = anchor_loss(output.need("log_prob_BRT"), some[1].mask_BRT)
-            after = anchor_loss(output.need("continuation_log_prob_BRH"), output.need("continuation_mask_BRH"))
+            some, thoughts = texts.rows(part.start, part.stop), written.rows(part.start, part.stop)
+            output = self.engine.policy(some, thoughts, text=True, continuations=own is None)
+            thought = anchor_loss(output.need("log_prob_BRT"), thoughts.mask_BRT)
             text = anchor_loss(output.need("text_log_prob_BS"), output.need("text_mask_BS"))
-            loss = thought / actions + after / max(1, after_count) + TEXT_WEIGHT * text / max(1, text_count)
+            loss = thought / actions + TEXT_WEIGHT * text / max(1, text_count)
+            if own is not None:
+                output = self.engine.policy(some, read.rows(part.start, part.stop), actions=False, continuations=True)
+            after = anchor_loss(output.need("continuation_log_prob_BRH"), output.need("continuation_mask_BRH"))
+            loss = loss + after / max(1, after_count)
             loss.backward()
-            losses.append([float(loss.detach())])
+            losses.append([float(loss.detach()), float(after.detach()) / max(1, after_count)])
         if not self.optimizer.step().applied:
             raise RunFailed("the warm start's gradient is not finite; lower warmstart.lr")
-        return self.world.sum_in_order(losses, 1)[0]
+        whole, continuation = self.world.sum_in_order(losses, 2)
+        return {"loss": whole, "continuation": continuation}
 
     def _batches(self, data: Learnable, number: int, step: int) -> Iterator[Tensor]:
         """The rows of update `step`: texts with thoughts in a random order, a fresh one for every pass."""
@@ -252,6 +282,12 @@ class Teaching:
         order = rng.permutation(self.config.run.seed, f"{ROLE}/{number}/{step // each}", 0, len(having))
         start = (step % each) * size
         yield having[torch.from_numpy(np.sort(order[start : start + size]))].to(data.texts.tokens_BS.device)
+
+
+def _ends(losses: list[dict[str, float]]) -> dict[str, float]:
+    """Losses of the first and the last update."""
+    ends = {"first": losses[0], "last": losses[-1]}
+    return {f"{name}_{end}": value for end, one in ends.items() for name, value in one.items()}
 
 
 def _keep(found: WarmStart, loaded: Loaded, folder: Path) -> None:

@@ -263,6 +263,12 @@ class TreeModel(TreeReader):
         layout = self._grow(texts, thoughts)
         return Lower(self._run(layout, stop=block, fuse=True), block)
 
+    @torch.no_grad()
+    def states(self, texts: TextBatch, thoughts: Thoughts, lower: Lower) -> Tensor:
+        """`[B, R, T, D]`: of activations that enter a block, those of the last node before each action."""
+        picks = Picks.actions(self._grow(texts, thoughts), thoughts.tokens_BRT.to(self.device))
+        return picks.spread(picks.rows(lower.hidden_BND.to(self.device)))
+
     def values(self, texts: TextBatch, thoughts: Thoughts, value_head: ValueHead, lower: Lower | None = None) -> Tensor:
         """V(s_t) of every prefix before an action, `[B, R, T]` (0 where there is none), with gradients.
 

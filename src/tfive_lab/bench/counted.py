@@ -21,6 +21,10 @@ WHOLE = "preset"
 """Whole critics, as in the presets."""
 POLICY = "policy-features"
 """The same above the policy's own features, for which no pass is made."""
+PROBE = "probe"
+"""Value heads alone, on the policy's features two thirds up, for which no pass is made either."""
+
+KINDS = f"{ONE_BLOCK}, {POLICY}, {PROBE} and {WHOLE}"
 
 
 def critic_overrides(name: str) -> list[str]:
@@ -29,10 +33,12 @@ def critic_overrides(name: str) -> list[str]:
         return []
     if name == POLICY:
         return ['critic.features="policy"']
+    if name == PROBE:
+        return ['critic.features="policy"', 'critic.adapt="probe"', "critic.blocks=8"]
     if name == WHOLE:
         own = Config.load(PRESET).critic.model_dump(mode="json", exclude={"start"})
         return [f"critic.{key}={json.dumps(value)}" for key, value in own.items()]
-    raise UserError(f"--critics {name}: not known; give some of {ONE_BLOCK}, {POLICY} and {WHOLE}, separated by commas")
+    raise UserError(f"--critics {name}: not known; give some of {KINDS}, separated by commas")
 
 
 def row_name(method: str, critics: str) -> str:

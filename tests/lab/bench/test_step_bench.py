@@ -18,7 +18,7 @@ from tfive.rl.qualify import Score
 from tfive.training.corpus import corpus_of
 from tfive.training.cost import nodes_per_item
 from tfive_lab.bench import step as bench_step
-from tfive_lab.bench.counted import ONE_BLOCK, POLICY, critic_overrides
+from tfive_lab.bench.counted import ONE_BLOCK, POLICY, PROBE, critic_overrides
 from tfive_lab.bench.fit import SHARE, fitted, smaller
 from tfive_lab.bench.step_budget import Budget, TimeSpent
 from tfive_lab.bench.step_report import protocol_hash, ratios, render, witness_of
@@ -138,10 +138,10 @@ def test_counted_nodes_by_hand() -> None:
     assert grouped["score"] == 8 * (13 + 3 * 16)
 
 
-@pytest.mark.parametrize(("length", "percent"), [(12, (66.9, 56.0, 120.2)), (64, (34.5, 28.7, 62.9))])
+@pytest.mark.parametrize(("length", "percent"), [(12, (66.9, 56.0, 53.5, 120.2)), (64, (34.5, 28.7, 27.4, 62.9))])
 def test_every_kind_of_critics_is_counted(length: int, percent: tuple[float, ...]) -> None:
     """In percent of RLP's step: the timed settings adapt one block of each critic, above the base model's features or
-    the policy's; the presets adapt whole critics."""
+    the policy's, or train heads on the latter alone; the presets adapt whole critics."""
     work = bench_step.StepWork(length=length)
 
     def nodes(method: str, critics: str = ONE_BLOCK) -> float:
@@ -149,7 +149,7 @@ def test_every_kind_of_critics_is_counted(length: int, percent: tuple[float, ...
         assert (config.critic.adapt == "full") == (critics == "preset")
         return sum(nodes_per_item(config, 24).values())
 
-    found = [100 * nodes("t5", critics) / nodes("rlp") for critics in (ONE_BLOCK, POLICY, "preset")]
+    found = [100 * nodes("t5", critics) / nodes("rlp") for critics in (ONE_BLOCK, POLICY, PROBE, "preset")]
     assert found == pytest.approx(percent, abs=0.05)
     with pytest.raises(UserError, match="--critics two: not known"):
         critic_overrides("two")

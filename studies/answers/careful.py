@@ -1,0 +1,63 @@
+"""Careful reading: a warm-started model learns what follows its own thoughts, and goes on learning to write workings.
+
+    python studies/answers/careful.py models/warm models/careful
+
+These are the updates of `warmstart.reading`, done once for all cells, on the problems of the warm start. Gains on the
+development texts before and after are printed as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from tfive.cli.options import script
+from tfive.config.config import Config
+from tfive.inference.thought_model import plan_for
+from tfive.models.load import load_model, save_model
+from tfive.telemetry import Silent
+from tfive.training.corpus import corpus_of
+from tfive.training.devices import place
+from tfive.training.warmstart import Teaching
+from tfive.tree.forward import TreeModel
+
+PRESET = Path(__file__).with_name("answers.toml")
+
+
+def main(given: list[str] | None = None) -> int:
+    """Learn to read and write the model as a folder."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("model", help="the folder that warm_start.py wrote")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--rate", type=float, default=1e-5)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    asked = parser.parse_args(given)
+    own = ["warmstart.source=given", "warmstart.path=sheets/warm.jsonl.gz", "warmstart.steps=1"]
+    own += [f"warmstart.reading={asked.steps}", f"warmstart.lr={asked.rate}"]
+    config = Config.load(str(PRESET), overrides=[*own, *asked.overrides])
+    placement = place(config.model.device, config.model.compute)
+    placement.apply(config.run.seed)
+    loaded = load_model(asked.model, device=placement.device, dtype=placement.compute)
+    model = loaded.model.requires_grad_(True)
+    plan = replace(plan_for(config.thought, model, loaded.tokenizer), group=1)
+    engine = TreeModel(model, plan, config.engine.options())
+    began = time.monotonic()
+    teaching = Teaching(config, loaded, corpus_of(config, loaded=loaded), engine)
+    before = teaching.measured()
+    read = teaching.read(Silent())
+    found = {"before": before, "reading": read, "after": teaching.measured()}
+    print(json.dumps({**found, "seconds": round(time.monotonic() - began, 1)}), flush=True)
+    exact = teaching.optimizer.masters()
+    model.float()
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(exact[name])
+    save_model(model, loaded.tokenizer, asked.out)
+    return 0
+
+
+if __name__ == "__main__":
+    script(main)
