@@ -22,6 +22,7 @@ from tfive.tree.fast.agreement import kernel_trouble
 from tfive.tree.fast.delta_step import RecurrentHeads
 from tfive.tree.fast.kernel_recurrence import KernelRecurrence, finish_trouble
 from tfive.tree.fast.mixer import Mixer, TritonMixer, mixer_differences
+from tfive.tree.fast.recurrence_agreement import recurrence_differences
 from tfive.tree.layout import Layout
 from tfive.tree.recurrent.delta_rule import CHUNK, read_paths, unit_rows
 from tfive.tree.recurrent.deltanet import DeltaRule, RecurrentParts, TreeRecurrence
@@ -235,16 +236,17 @@ def triton_differences(
     heads: RecurrentHeads, device: torch.device, dtype: torch.dtype, thorough: bool = False
 ) -> dict[str, float]:
     """How far Triton's kernels of whole passes are from PyTorch, gradients included: those of a text and of thoughts,
-    and (`thorough`) of long thoughts."""
+    (`thorough`) of long thoughts, and all together on a tree."""
     from tfive.tree.fast.delta_chunk import TritonRule
 
-    asked = (TritonRule(dtype == torch.float32), device, dtype, (heads.key_features, heads.value_features))
-    apart = mixer_differences(TritonMixer(), heads, device, dtype)
+    rule, mixer = TritonRule(dtype == torch.float32), TritonMixer()
+    asked = (rule, device, dtype, (heads.key_features, heads.value_features))
+    apart = mixer_differences(mixer, heads, device, dtype)
     paths = {"a text": (100, False), "thoughts": (14, True)} | ({"long thoughts": (100, True)} if thorough else {})
     for name, (length, stated) in paths.items():
         found = rule_differences(*asked, length, stated, narrow=True)
         apart |= {f"{what} of {name}": off for what, off in found.items()}
-    return apart
+    return apart | recurrence_differences(lambda layout: KernelRecurrence(layout, rule, mixer), heads, device, dtype)
 
 
 def choose_rule(
