@@ -253,19 +253,20 @@ def choose_rule(
     setting: str, device: torch.device, dtype: torch.dtype, layers: Sequence[RecurrentParts] = ()
 ) -> RuleChoice:
     """The rule for option `delta_rule`: `torch`, `triton` (for `layers`, those it would run) or `fla`, refused where
-    unsound, or `auto`: flash-linear-attention's where it is sound, else PyTorch's.
-
-    Triton's must be asked for. They agree with PyTorch on made-up rows in bfloat16, and yet a model of the Qwen3.5-2B
-    shape was not admitted with them on an H200: in float32 its tree differed from plain rows in the first block.
-    """
+    unsound, or `auto`: Triton's where it is sound, else flash-linear-attention's, else PyTorch's."""
     if setting == "torch":
         return RuleChoice(read_paths, "torch", "asked for")
-    choice = (_triton_rule if setting == "triton" else _fla_rule)(device, dtype, layers)
-    if isinstance(choice, RuleChoice):
-        return choice
+    found = {}
+    for name, choose in (("triton", _triton_rule), ("fla", _fla_rule)):
+        if setting in (name, "auto"):
+            choice = choose(device, dtype, layers)
+            if isinstance(choice, RuleChoice):
+                return choice
+            found[name] = choice
     if setting != "auto":
-        raise UserError(f"delta_rule = {setting}: of no use here: {choice}; use torch or auto")
-    return RuleChoice(read_paths, "torch", f"flash-linear-attention is not used: {choice}")
+        raise UserError(f"delta_rule = {setting}: of no use here: {found[setting]}; use torch or auto")
+    reason = f"Triton's kernels are not used: {found['triton']}; flash-linear-attention is not used: {found['fla']}"
+    return RuleChoice(read_paths, "torch", reason)
 
 
 def _triton_rule(device: torch.device, dtype: torch.dtype, layers: Sequence[RecurrentParts]) -> RuleChoice | str:
@@ -289,10 +290,20 @@ def _fla_rule(device: torch.device, dtype: torch.dtype, _: Sequence[RecurrentPar
     return RuleChoice(KernelRule(fla_kernel()), "fla", "agrees with the PyTorch rule on this device")
 
 
+_refused: dict[tuple[RecurrentHeads, torch.device], str] = {}
+"""Layers that Triton's kernels are not used for any more in this process, and why."""
+
+
+def refuse_kernels(layers: Sequence[RecurrentParts], device: torch.device, why: str) -> None:
+    """Let no pass that is begun later run such layers by Triton's kernels: a whole model went wrong with them."""
+    _refused.update({(RecurrentHeads.of(parts), device): why for parts in layers})
+
+
 def _layers_trouble(layers: Sequence[RecurrentParts], device: torch.device, dtype: torch.dtype) -> str | None:
     """Why Triton's kernels are not used for these layers, or None."""
     if not layers:
         return "these passes go token by token"
-    found = (triton_trouble(heads, device, dtype) for heads in {RecurrentHeads.of(parts) for parts in layers})
+    each = {RecurrentHeads.of(parts) for parts in layers}
+    found = (_refused.get((heads, device)) or triton_trouble(heads, device, dtype) for heads in each)
     trouble = next((why for why in found if why is not None), None)
     return trouble or finish_trouble(layers[0])
