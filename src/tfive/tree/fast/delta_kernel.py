@@ -155,17 +155,18 @@ def rule_differences(
     length: int = 100,
     stated: bool = True,
     narrow: bool = False,
+    heads: int = 2,
 ) -> dict[str, float]:
     """How far `rule` is from our own on numbers of this precision, gradients included: |a − b| / |b|.
 
     `stated`: paths start from a state. `narrow`: queries, keys and values come in `dtype`, not in float32.
     """
     generator = torch.Generator().manual_seed(0)
-    shape, (keys, values) = (2, length, 2), features
+    shape, (keys, values) = (2, length, heads), features
     query, key = (torch.randn(*shape, keys, generator=generator) for _ in range(2))
     value = torch.randn(*shape, values, generator=generator)
     decay, beta = -torch.rand(shape, generator=generator), torch.rand(shape, generator=generator)
-    state = 0.1 * torch.randn(2, 2, keys, values, generator=generator)
+    state = 0.1 * torch.randn(2, heads, keys, values, generator=generator)
     raw = [unit_rows(query) * keys**-0.5, unit_rows(key), value, decay, beta, *([state] if stated else [])]
     leaves = [x.to(device, dtype).to(dtype if narrow and i < 3 else torch.float32) for i, x in enumerate(raw)]
     leaves = [leaf.requires_grad_() for leaf in leaves]
@@ -244,7 +245,8 @@ def triton_differences(
     apart = mixer_differences(mixer, heads, device, dtype)
     paths = {"a text": (100, False), "thoughts": (14, True)} | ({"long thoughts": (100, True)} if thorough else {})
     for name, (length, stated) in paths.items():
-        found = rule_differences(*asked, length, stated, narrow=True)
+        # With as many heads as the model, for which the kernels are compiled anyway.
+        found = rule_differences(*asked, length, stated, narrow=True, heads=heads.values)
         apart |= {f"{what} of {name}": off for what, off in found.items()}
     return apart | recurrence_differences(lambda layout: KernelRecurrence(layout, rule, mixer), heads, device, dtype)
 
