@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -170,3 +171,15 @@ def test_layers_with_another_norm_are_not_run_by_kernels() -> None:
 
     module.norm = GateFirst()
     assert "norm and gate are other ones" in str(finish_trouble(recurrent_parts(module)))
+
+
+def test_layers_in_shards_are_not_run_by_kernels() -> None:
+    class Shard(Tensor):
+        """A part of a weight, as far as anyone can tell: a product with it fails."""
+
+        def to_local(self) -> Tensor:
+            return self.as_subclass(Tensor)
+
+    parts = recurrent_parts(tiny_model().model.layers[0].linear_attn)
+    in_shards = replace(parts, norm_F=parts.norm_F[:3].detach().as_subclass(Shard))
+    assert "in shards" in str(finish_trouble(in_shards))
