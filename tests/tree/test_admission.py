@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +17,13 @@ from tfive.errors import UserError
 from tfive.tree import admission
 from tfive.tree.admission import admit
 from tfive.tree.attention import Attending
+from tfive.tree.fast import delta_kernel
+from tfive.tree.fast.delta_step import RecurrentHeads
+from tfive.tree.fast.mixer import TorchMixer
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.layout import Layout
+from tfive.tree.recurrent.delta_rule import read_paths
+from tfive.tree.settings import EngineOptions
 
 pytestmark = pytest.mark.model
 PLAN = random_case(0, "text2", variable=True, length=4).plan
@@ -33,6 +40,27 @@ def test_right_models_are_admitted(family: str, dtype: torch.dtype) -> None:
 
 def test_a_hybrid_is_admitted() -> None:
     assert max(admit(TreeModel(tiny("qwen3_5", torch.float32), PLAN), longest=90).blocks) < 1e-4
+
+
+def test_recurrent_kernels_that_go_wrong_in_a_model_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unmasked(TorchMixer):
+        def heads(self, sequence_QLU: Tensor, taps_UJ: Tensor, heads: RecurrentHeads, document_QL: Any) -> Any:
+            return super().heads(sequence_QLU, taps_UJ, heads, None)
+
+    pretended = SimpleNamespace(TritonRule=lambda exact: read_paths)
+    monkeypatch.setitem(sys.modules, "tfive.tree.fast.delta_chunk", pretended)
+    monkeypatch.setattr(delta_kernel, "triton_trouble", lambda *_: None)
+    monkeypatch.setattr(delta_kernel, "_refused", {})
+    model = tiny("qwen3_5", torch.float32)
+    for mixer, name in ((TorchMixer, "triton"), (Unmasked, "torch")):
+        monkeypatch.setattr(delta_kernel, "TritonMixer", mixer)
+        assert max(admit(TreeModel(model, PLAN), longest=90).blocks) < 1e-4
+        assert TreeModel(model, PLAN).rule.name == name
+    assert "not admitted with them (model" in TreeModel(model, PLAN).rule.reason
+    delta_kernel._refused.clear()
+    with pytest.raises(UserError, match="differ from block 0"):
+        admit(TreeModel(model, PLAN, EngineOptions(delta_rule="triton")), longest=90)
+    assert not delta_kernel._refused
 
 
 def test_half_precision_without_a_copy_has_wider_bounds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from tfive.errors import UserError
 from tfive.tree.attention import TreePass
+from tfive.tree.fast import mixer as mixing
+from tfive.tree.fast.agreement import KERNEL_BOUNDS
 from tfive.tree.fast.delta_kernel import choose_rule, rule_differences, triton_trouble
 from tfive.tree.fast.delta_step import (
     BranchSteps,
@@ -21,7 +24,8 @@ from tfive.tree.fast.delta_step import (
 )
 from tfive.tree.fast.delta_step_choice import choose_step, step_differences
 from tfive.tree.fast.kernel_recurrence import KernelRecurrence, finish_trouble
-from tfive.tree.fast.mixer import TorchMixer, mixer_differences
+from tfive.tree.fast.mixer import TorchMixer, TritonMixer, mixer_differences
+from tfive.tree.fast.recurrence_agreement import packed_tree, recurrence_differences
 from tfive.tree.grow import grow
 from tfive.tree.hf import Backbone, recurrent_parts
 from tfive.tree.recurrent.delta_rule import read_paths
@@ -99,6 +103,36 @@ def test_a_wrong_mixer_is_found() -> None:
     assert apart["heads"] == apart["gates"] == 0
 
 
+class _RowByRow(TorchMixer):
+    """Reads documents as a kernel does: row after row of the paths' length, whatever the strides."""
+
+    def heads(self, sequence_QLU: Tensor, taps_UJ: Tensor, heads: RecurrentHeads, document_QL: Any) -> Any:
+        if document_QL is not None:
+            document_QL = document_QL.as_strided(document_QL.shape, (document_QL.shape[1], 1))
+        return super().heads(sequence_QLU, taps_UJ, heads, document_QL)
+
+
+def test_kernels_that_misread_a_packed_tree_are_found() -> None:
+    def apart(mixer: TorchMixer, dtype: torch.dtype) -> dict[str, float]:
+        return recurrence_differences(lambda layout: KernelRecurrence(layout, read_paths, mixer), HEADS, CPU, dtype)
+
+    assert max(apart(TorchMixer(), torch.float32).values()) < 1e-5
+    assert max(apart(TorchMixer(), torch.bfloat16).values()) < 0.015
+    # On whole tensors nothing is wrong with it.
+    assert max(mixer_differences(_RowByRow(), HEADS, CPU, torch.float32).values()) == 0
+    assert min(apart(_RowByRow(), torch.float32).values()) > KERNEL_BOUNDS[torch.bfloat16]
+
+
+def test_kernels_are_given_the_documents_of_a_tree_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout, given = packed_tree(CPU), []
+    monkeypatch.setattr(mixing, "_each", lambda *asked: given.append(asked[4]))
+    document_BS = layout.document_BN[:, : layout.trunk_width]
+    inputs = torch.zeros(2, layout.trunk_width + HEADS.memory, HEADS.channels)
+    TritonMixer().heads(inputs, torch.zeros(HEADS.channels, HEADS.memory + 1), HEADS, document_BS)
+    read = given[0].as_strided((document_BS.numel(),), (1,))
+    assert torch.equal(read, document_BS.flatten())
+
+
 def test_a_wrong_rule_is_found_on_short_paths_too() -> None:
     def loud(query_QLIE: Tensor, *others: Any) -> Any:
         return read_paths(query_QLIE * 1.03, *others)
@@ -137,3 +171,15 @@ def test_layers_with_another_norm_are_not_run_by_kernels() -> None:
 
     module.norm = GateFirst()
     assert "norm and gate are other ones" in str(finish_trouble(recurrent_parts(module)))
+
+
+def test_layers_in_shards_are_not_run_by_kernels() -> None:
+    class Shard(Tensor):
+        """A part of a weight, as far as anyone can tell: a product with it fails."""
+
+        def to_local(self) -> Tensor:
+            return self.as_subclass(Tensor)
+
+    parts = recurrent_parts(tiny_model().model.layers[0].linear_attn)
+    in_shards = replace(parts, norm_F=parts.norm_F[:3].detach().as_subclass(Shard))
+    assert "in shards" in str(finish_trouble(in_shards))

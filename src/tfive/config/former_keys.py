@@ -12,7 +12,7 @@ FORMER_KEYS: dict[str, str] = {
     "text.positions.pattern_reach": f"{_FIXED} (256 characters)",
     "text.positions.min_context": f"{_FIXED} (1 token)",
     "engine.attention": "gone; engine.fast = off is transformers' masked attention, anything else folded",
-    "engine.delta_rule": "gone; engine.fast = off is the PyTorch rule, else flash-linear-attention where sound",
+    "engine.delta_rule": "gone; engine.fast = off is the PyTorch rule, else kernels where they are sound",
     "engine.fused_norms": "now part of engine.fast (auto, on or off)",
     "engine.fused_blocks": "now part of engine.fast (auto, on or off)",
     "engine.cuda_graphs": "now part of engine.fast (auto, on or off)",

@@ -108,6 +108,8 @@ def build(
     base = TreeModel(frozen, single, config.engine.options(), *begun_parts(frozen, single, None, trainable=False))
     with telemetry.phase("admit"):
         admit(base, corpus.sequence_length + plan.reach)
+    if base.backbone.recurrent:
+        telemetry.event("recurrent layers", f"{base.rule.name}: {base.rule.reason}", window=0)
     actor = _actor(config, loaded, plan, warmed, roles.actor)
     spec, engine, snapshots = config.spec, actor.engine, Snapshots()
     drawn = (*spec.roles_of(config), *spec.first_roles)

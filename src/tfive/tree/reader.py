@@ -14,7 +14,7 @@ from tfive.tree.attention import TreePass
 from tfive.tree.decode import Reading
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.fast import vocabulary
-from tfive.tree.fast.delta_kernel import RuleChoice, choose_rule
+from tfive.tree.fast.delta_kernel import RuleChoice, choose_rule, refuse_kernels
 from tfive.tree.fast.grown import GrownLayouts
 from tfive.tree.fast.hf_fused import Fusion, FusionChoice, choose_fusion
 from tfive.tree.fast.hf_training import TrainingChoice, choose_trained
@@ -29,7 +29,7 @@ from tfive.tree.outputs import Lower
 from tfive.tree.packed import run_packed
 from tfive.tree.picks import Picks
 from tfive.tree.recurrent.delta_rule import read_paths
-from tfive.tree.recurrent.deltanet import TreeRecurrence
+from tfive.tree.recurrent.deltanet import RecurrentParts, TreeRecurrence
 from tfive.tree.settings import EngineOptions
 
 
@@ -142,9 +142,18 @@ class TreeReader:
     def rule(self) -> RuleChoice:
         """The delta rule of recurrent layers and why it is this one; chosen once."""
         if self._rule is None:
-            layers = [recurrent_parts(module) for module in self.backbone.recurrent.values()]
-            self._rule = choose_rule(self.engine.delta_rule, self.device, self.model.dtype, layers)
+            self._rule = choose_rule(self.engine.delta_rule, self.device, self.model.dtype, self._recurrent_layers())
         return self._rule
+
+    def _recurrent_layers(self) -> list[RecurrentParts]:
+        return [recurrent_parts(module) for module in self.backbone.recurrent.values()]
+
+    def refuse_kernels(self, why: str) -> bool:
+        """Whether the model's recurrent layers ran by kernels that nobody asked for; no engine begun later does so."""
+        if not self.backbone.recurrent or self.engine.delta_rule != "auto" or self.rule.mixer is None:
+            return False
+        refuse_kernels(self._recurrent_layers(), self.device, why)
+        return True
 
     @property
     def fusion(self) -> FusionChoice:

@@ -122,8 +122,8 @@ class EngineOptions:
     grouped queries; `tiled`: kernels that skip what nobody sees (CUDA, bfloat16); `flex`: FlexAttention (no CPU
     backward); `auto`: tiled where it agrees with the others on this device, else folded."""
     delta_rule: Literal["auto", "torch", "triton", "fla"] = "auto"
-    """The rule of recurrent layers: pure PyTorch, our kernels in Triton, flash-linear-attention, or (`auto`) the last
-    where it agrees with PyTorch on the device, else PyTorch. With `triton` sampling has a step kernel."""
+    """The rule of recurrent layers: pure PyTorch, our kernels in Triton, flash-linear-attention, or (`auto`) the first
+    of the latter two that agrees with PyTorch on the device, else PyTorch. With `triton` sampling has a step kernel."""
     head_bytes: int = HEAD_BYTES
     """Bytes of float32 vocabulary logits held at once."""
     max_nodes: int = 0

@@ -29,6 +29,7 @@ from tfive.training.build import Assembly, build
 from tfive.training.corpus import corpus_of
 from tfive.training.cost import nodes_per_item
 from tfive.training.recorder import Recorder
+from tfive.tree.forward import TreeModel
 from tfive_lab.bench.counted import ONE_BLOCK, WHOLE, critic_overrides, row_name
 from tfive_lab.bench.fit import smaller, texts_that_fit
 from tfive_lab.bench.law_gap import law_gaps
@@ -159,7 +160,7 @@ def time_method(
     From the third on, no window begins that would end after `deadline` on the clock (`device_clock` unless given); a
     window that is not over at `end` is left there and counts for nothing.
     """
-    device = choose_device(config.model.device)
+    device, began = choose_device(config.model.device), time.perf_counter()
     loaded = _loaded(shape, device, choose_dtype(config.model.compute, device))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -167,6 +168,7 @@ def time_method(
     recorder = Timed(clock)
     with recorder:
         assembly = build(config, loaded, corpus, recorder)
+        setup_s = time.perf_counter() - began
         if isinstance(getattr(assembly.method, "qualifier", None), Qualifier):
             rule = config.qualify
             assembly.method.qualifier = Forced(rule.eta, rule.consecutive, rule.patience, rule.attempts, "strict")  # type: ignore[attr-defined]
@@ -177,6 +179,7 @@ def time_method(
         found = _report(config, assembly, recorder, window_costs)
         found["counted_nodes_per_item"] = nodes_per_item(config, assembly.base.block_count)
         found["law_gaps"] = law_gaps(assembly)
+        found["setup_s"] = setup_s
     if device.type == "cuda":
         found["peak_bytes"] = torch.cuda.max_memory_allocated(device)
     del assembly, loaded
@@ -263,6 +266,7 @@ def _report(config: Config, assembly: Assembly, recorder: Timed, window_costs: l
         "activation_checkpointing": config.engine.activation_checkpointing,
         "windows": len(window_costs),
         "critics": _critics_of(config),
+        "delta_rule": _rule_of(assembly.actor.engine),
         "steady_step_s": statistics.median(lap["seconds"] for lap in steady) / steps if steady else None,
         "all_in_step_s": statistics.fmean(lap["seconds"] for lap in window_costs) / steps,
         "startup_s": window_costs[0]["seconds"],
@@ -274,6 +278,11 @@ def _report(config: Config, assembly: Assembly, recorder: Timed, window_costs: l
         "forced_tests": getattr(qualifier, "forced", 0),
         "events": recorder.events,
     }
+
+
+def _rule_of(engine: TreeModel) -> dict[str, str] | None:
+    """The rule of recurrent layers and why it is this one; None for a model without any."""
+    return {"name": engine.rule.name, "reason": engine.rule.reason} if engine.backbone.recurrent else None
 
 
 def _critics_of(config: Config) -> dict[str, Any] | None:
@@ -349,7 +358,7 @@ def step_times(
         except TimeSpent as error:
             entry.setdefault("skipped", []).append(str(error))
             break
-        limit.book(nodes, time.perf_counter() - now)
+        limit.book(nodes, time.perf_counter() - now, entry["methods"][name]["setup_s"])
         limit.methods -= 1
         entry["ratios"] = ratios(entry["methods"])
         if keep is not None:

@@ -20,7 +20,9 @@ class Budget:
     """How many are still to be timed."""
     began: float = field(default_factory=time.perf_counter)
     rates: list[float] = field(default_factory=list)
-    """Seconds a counted node of the methods timed so far, start-up included."""
+    """Seconds a counted node of the methods timed so far, their first windows included."""
+    setup: float = 0.0
+    """Seconds that the newest method took to be built; the first may have compiled kernels as well."""
 
     @property
     def end(self) -> float | None:
@@ -29,7 +31,7 @@ class Budget:
 
     def expected(self, nodes: float) -> float:
         """Seconds that a method of so many counted nodes will take, by those before it; 0 for the first."""
-        return nodes * statistics.fmean(self.rates) if self.rates else 0.0
+        return self.setup + nodes * statistics.fmean(self.rates) if self.rates else 0.0
 
     def allows(self, nodes: float) -> bool:
         """Whether a method of so many counted nodes is expected to be over in time."""
@@ -40,6 +42,7 @@ class Budget:
         now = time.perf_counter()
         return None if self.end is None else now + (self.end - now) / max(self.methods, 1)
 
-    def book(self, nodes: float, seconds: float) -> None:
-        """A method of so many counted nodes took so long."""
-        self.rates.append(seconds / nodes)
+    def book(self, nodes: float, seconds: float, setup: float = 0.0) -> None:
+        """A method of so many counted nodes took so long, `setup` seconds of it to be built."""
+        self.rates.append((seconds - setup) / nodes)
+        self.setup = setup

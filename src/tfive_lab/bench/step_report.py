@@ -96,9 +96,17 @@ def render(report: dict[str, Any]) -> str:
             gaps = ", ".join(f"{law} {one['mean']:.2g} ({one['largest']:.2g})" for law, one in row["law_gaps"].items())
             lines += [f"{name}: |log π − log π_old| before the first update, mean (largest): {gaps}"] if gaps else []
         lines += [f"{name}: {_described(row['critics'])}" for name, row in entry["methods"].items() if row["critics"]]
+    rules = {(one["name"], one["reason"]) for one in _rules(report)}
+    lines += [f"recurrent layers by {name}: {reason}" for name, reason in sorted(rules)]
     note = report["witness"]
     lines += ["", f"settings on a real model: {note.get('run') or note['note']}"]
     return "\n".join(lines)
+
+
+def _rules(report: dict[str, Any]) -> list[dict[str, str]]:
+    """The rules of recurrent layers that methods ran by."""
+    rows = [row for entry in report["works"] for row in entry["methods"].values()]
+    return [row["delta_rule"] for row in rows if row.get("delta_rule")]
 
 
 def _described(critics: dict[str, Any]) -> str:

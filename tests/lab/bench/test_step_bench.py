@@ -184,6 +184,7 @@ def test_the_table_shows_ratios_beside_counts() -> None:
         "phases_s": {"fit": 1.0, "fit/x": 0.5}, "startup_s": 3.0, "window_s": [3.0, 1.0],
         "counted_nodes_per_item": {"update": 1.0}, "law_gaps": {"scored": {"mean": 0.02, "largest": 0.1, "kl": 3e-4}},
         "critics": {"count": 2, "adapt": "top", "blocks": 1, "width": 64},
+        "delta_rule": {"name": "torch", "reason": "asked for"},
     }  # fmt: skip
     methods = {"t5": rows, "rlp": rows}
     work = {"items": 128, "steps": 4, "passes": 2, "length": 12, "positions": 16, "tokens": 512}
@@ -197,6 +198,7 @@ def test_the_table_shows_ratios_beside_counts() -> None:
     assert "fit/x" not in text
     assert "mean (largest): scored 0.02 (0.1)" in text
     assert "t5: 2 critics, 1 blocks (top) adapted" in text
+    assert text.count("recurrent layers by torch: asked for") == 1
 
 
 def test_a_budget_lets_nothing_begin_that_it_has_no_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +214,10 @@ def test_a_budget_lets_nothing_begin_that_it_has_no_time_for(monkeypatch: pytest
     assert limit.share() == pytest.approx(140.0)
     assert limit.end == 160.0
     assert Budget(None, 1).allows(1e9)
+    compiled = Budget(60.0, 3, began=100.0)
+    compiled.book(1000.0, 20.0, setup=18.0)
+    compiled.book(1000.0, 6.0, setup=4.0)
+    assert compiled.expected(1500.0) == pytest.approx(4.0 + 3.0), "being built does not grow with the nodes"
 
 
 def test_a_window_that_is_not_over_in_time_counts_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_SIZES = ["length", "tokens"]
-"""Numbers that kernels are not compiled anew for."""
+_ANY = {"do_not_specialize": ["length", "share", "tokens"], "do_not_specialize_on_alignment": ["chunks"]}
+"""Numbers that kernels are not compiled anew for, and one whose being 1 alone matters."""
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def _fades(decay_ptr, starts_ptr, token, ok, head, heads, Z: tl.constexpr, PACKE
     return c, pair, carried, leaving, kept
 
 
-@triton.jit(do_not_specialize=_SIZES[:1])
+@triton.jit(**_ANY)
 def invert(
     key_ptr, decay_ptr, beta_ptr, starts_ptr, inverse_ptr, length, chunks,
     HEADS: tl.constexpr, E: tl.constexpr, Z: tl.constexpr, LEVELS: tl.constexpr, PACKED: tl.constexpr,
@@ -78,7 +78,7 @@ def invert(
     tl.store(inverse_ptr + ((q * chunks + m) * HEADS + i) * (Z * Z) + z[:, None] * Z + z[None, :], inverse)
 
 
-@triton.jit(do_not_specialize=_SIZES[:1])
+@triton.jit(**_ANY)
 def read(
     query_ptr, key_ptr, value_ptr, decay_ptr, beta_ptr, starts_ptr, inverse_ptr, state_ptr,
     out_ptr, write_ptr, sum_ptr, boundary_ptr, length, chunks, share,
@@ -116,7 +116,7 @@ def read(
             tl.store(boundary_ptr + ((q * (chunks - 1) + m) * HEADS + i) * (E * F) + tile, state)
 
 
-@triton.jit(do_not_specialize=_SIZES[:1])
+@triton.jit(**_ANY)
 def read_back(
     query_ptr, key_ptr, decay_ptr, beta_ptr, starts_ptr, inverse_ptr, out_grad_ptr, write_grad_ptr, boundary_grad_ptr,
     value_slope_ptr, right_slope_ptr, after_ptr, state_slope_ptr, length, chunks,
@@ -161,7 +161,7 @@ def read_back(
         tl.store(state_slope_ptr + (q * HEADS + i) * (E * F) + tile, after)
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(**_ANY)
 def slopes_back(
     query_ptr, key_ptr, value_ptr, decay_ptr, beta_ptr, starts_ptr, state_ptr, write_ptr, boundary_ptr,
     out_grad_ptr, sum_grad_ptr, right_slope_ptr, after_ptr,
@@ -248,7 +248,7 @@ def _state_before(
     return tl.load(boundary_ptr + place, mask=(m > 0) & (tile >= 0), other=0.0)
 
 
-@triton.jit(do_not_specialize=_SIZES[:1])
+@triton.jit(**_ANY)
 def fork(
     key_ptr, write_ptr, sum_ptr, starts_ptr, state_ptr, boundary_ptr, path_ptr, count_ptr, out_ptr,
     length, chunks, share,
@@ -291,7 +291,7 @@ def _fork_fades(
     return token, ok, fade, kept, last
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(**_ANY)
 def fork_back(
     key_ptr, write_ptr, sum_ptr, starts_ptr, state_ptr, boundary_ptr, order_ptr, first_ptr, count_ptr, grad_ptr,
     key_slope_ptr, write_slope_ptr, sum_slope_ptr, boundary_slope_ptr, state_slope_ptr, length, chunks, share, tokens,

@@ -22,6 +22,7 @@ from tfive.tree.fast.agreement import kernel_trouble
 from tfive.tree.fast.delta_step import RecurrentHeads
 from tfive.tree.fast.kernel_recurrence import KernelRecurrence, finish_trouble
 from tfive.tree.fast.mixer import Mixer, TritonMixer, mixer_differences
+from tfive.tree.fast.recurrence_agreement import recurrence_differences
 from tfive.tree.layout import Layout
 from tfive.tree.recurrent.delta_rule import CHUNK, read_paths, unit_rows
 from tfive.tree.recurrent.deltanet import DeltaRule, RecurrentParts, TreeRecurrence
@@ -154,17 +155,18 @@ def rule_differences(
     length: int = 100,
     stated: bool = True,
     narrow: bool = False,
+    heads: int = 2,
 ) -> dict[str, float]:
     """How far `rule` is from our own on numbers of this precision, gradients included: |a − b| / |b|.
 
     `stated`: paths start from a state. `narrow`: queries, keys and values come in `dtype`, not in float32.
     """
     generator = torch.Generator().manual_seed(0)
-    shape, (keys, values) = (2, length, 2), features
+    shape, (keys, values) = (2, length, heads), features
     query, key = (torch.randn(*shape, keys, generator=generator) for _ in range(2))
     value = torch.randn(*shape, values, generator=generator)
     decay, beta = -torch.rand(shape, generator=generator), torch.rand(shape, generator=generator)
-    state = 0.1 * torch.randn(2, 2, keys, values, generator=generator)
+    state = 0.1 * torch.randn(2, heads, keys, values, generator=generator)
     raw = [unit_rows(query) * keys**-0.5, unit_rows(key), value, decay, beta, *([state] if stated else [])]
     leaves = [x.to(device, dtype).to(dtype if narrow and i < 3 else torch.float32) for i, x in enumerate(raw)]
     leaves = [leaf.requires_grad_() for leaf in leaves]
@@ -235,35 +237,38 @@ def triton_differences(
     heads: RecurrentHeads, device: torch.device, dtype: torch.dtype, thorough: bool = False
 ) -> dict[str, float]:
     """How far Triton's kernels of whole passes are from PyTorch, gradients included: those of a text and of thoughts,
-    and (`thorough`) of long thoughts."""
+    (`thorough`) of long thoughts, and all together on a tree."""
     from tfive.tree.fast.delta_chunk import TritonRule
 
-    asked = (TritonRule(dtype == torch.float32), device, dtype, (heads.key_features, heads.value_features))
-    apart = mixer_differences(TritonMixer(), heads, device, dtype)
+    rule, mixer = TritonRule(dtype == torch.float32), TritonMixer()
+    asked = (rule, device, dtype, (heads.key_features, heads.value_features))
+    apart = mixer_differences(mixer, heads, device, dtype)
     paths = {"a text": (100, False), "thoughts": (14, True)} | ({"long thoughts": (100, True)} if thorough else {})
     for name, (length, stated) in paths.items():
-        found = rule_differences(*asked, length, stated, narrow=True)
+        # With as many heads as the model, for which the kernels are compiled anyway.
+        found = rule_differences(*asked, length, stated, narrow=True, heads=heads.values)
         apart |= {f"{what} of {name}": off for what, off in found.items()}
-    return apart
+    return apart | recurrence_differences(lambda layout: KernelRecurrence(layout, rule, mixer), heads, device, dtype)
 
 
 def choose_rule(
     setting: str, device: torch.device, dtype: torch.dtype, layers: Sequence[RecurrentParts] = ()
 ) -> RuleChoice:
     """The rule for option `delta_rule`: `torch`, `triton` (for `layers`, those it would run) or `fla`, refused where
-    unsound, or `auto`: flash-linear-attention's where it is sound, else PyTorch's.
-
-    Triton's must be asked for. They agree with PyTorch on made-up rows in bfloat16, and yet a model of the Qwen3.5-2B
-    shape was not admitted with them on an H200: in float32 its tree differed from plain rows in the first block.
-    """
+    unsound, or `auto`: Triton's where it is sound, else flash-linear-attention's, else PyTorch's."""
     if setting == "torch":
         return RuleChoice(read_paths, "torch", "asked for")
-    choice = (_triton_rule if setting == "triton" else _fla_rule)(device, dtype, layers)
-    if isinstance(choice, RuleChoice):
-        return choice
+    found = {}
+    for name, choose in (("triton", _triton_rule), ("fla", _fla_rule)):
+        if setting in (name, "auto"):
+            choice = choose(device, dtype, layers)
+            if isinstance(choice, RuleChoice):
+                return choice
+            found[name] = choice
     if setting != "auto":
-        raise UserError(f"delta_rule = {setting}: of no use here: {choice}; use torch or auto")
-    return RuleChoice(read_paths, "torch", f"flash-linear-attention is not used: {choice}")
+        raise UserError(f"delta_rule = {setting}: of no use here: {found[setting]}; use torch or auto")
+    reason = f"Triton's kernels are not used: {found['triton']}; flash-linear-attention is not used: {found['fla']}"
+    return RuleChoice(read_paths, "torch", reason)
 
 
 def _triton_rule(device: torch.device, dtype: torch.dtype, layers: Sequence[RecurrentParts]) -> RuleChoice | str:
@@ -287,10 +292,20 @@ def _fla_rule(device: torch.device, dtype: torch.dtype, _: Sequence[RecurrentPar
     return RuleChoice(KernelRule(fla_kernel()), "fla", "agrees with the PyTorch rule on this device")
 
 
+_refused: dict[tuple[RecurrentHeads, torch.device], str] = {}
+"""Layers that Triton's kernels are not used for any more in this process, and why."""
+
+
+def refuse_kernels(layers: Sequence[RecurrentParts], device: torch.device, why: str) -> None:
+    """Let no pass that is begun later run such layers by Triton's kernels: a whole model went wrong with them."""
+    _refused.update({(RecurrentHeads.of(parts), device): why for parts in layers})
+
+
 def _layers_trouble(layers: Sequence[RecurrentParts], device: torch.device, dtype: torch.dtype) -> str | None:
     """Why Triton's kernels are not used for these layers, or None."""
     if not layers:
         return "these passes go token by token"
-    found = (triton_trouble(heads, device, dtype) for heads in {RecurrentHeads.of(parts) for parts in layers})
+    each = {RecurrentHeads.of(parts) for parts in layers}
+    found = (_refused.get((heads, device)) or triton_trouble(heads, device, dtype) for heads in each)
     trouble = next((why for why in found if why is not None), None)
     return trouble or finish_trouble(layers[0])

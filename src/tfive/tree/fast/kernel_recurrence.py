@@ -88,6 +88,8 @@ def finish_trouble(parts: RecurrentParts) -> str | None:
     if parts.tap_bias_U is not None:
         return "the convolution has a bias"
     weight = parts.norm_F
+    if hasattr(weight, "to_local"):
+        return "its weights are in shards, so what it computes cannot be tried here"
     shape = (2, 3, len(parts.log_rate_I), parts.value_features)
     generator = torch.Generator().manual_seed(0)
     output, gate = (torch.randn(shape, generator=generator).to(weight) for _ in range(2))

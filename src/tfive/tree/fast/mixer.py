@@ -221,9 +221,10 @@ class TritonMixer:
         self, sequence_QLU: Tensor, taps_UJ: Tensor, heads: RecurrentHeads, document_QL: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `TorchMixer.heads`."""
-        found: tuple[Tensor, Tensor, Tensor] = _Heads.apply(
-            sequence_QLU.contiguous(), taps_UJ.contiguous(), heads, document_QL
-        )
+        # Kernels step from row to row by a path's length; a tree's documents are columns of a wider table.
+        document = None if document_QL is None else document_QL.contiguous()
+        inputs = (sequence_QLU.contiguous(), taps_UJ.contiguous(), heads, document)
+        found: tuple[Tensor, Tensor, Tensor] = _Heads.apply(*inputs)
         return found
 
     def gates(

@@ -86,7 +86,7 @@ def convolve_back(
     tl.store(slope_ptr + (q * length + t)[:, None] * U + channel[None, :], grad, mask=ok[:, None])
     for j in tl.static_range(J + 1):
         x = _input(sequence_ptr, document_ptr, q, t, ok, channel, length, U, j, J, PACKED)
-        share = tl.program_id(0) * U * (J + 1) + channel * (J + 1) + j
+        share = tl.program_id(0).to(tl.int64) * U * (J + 1) + channel * (J + 1) + j
         tl.store(taps_slope_ptr + share, tl.sum(x * grad, 0))
 
 
