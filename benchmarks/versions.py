@@ -53,7 +53,9 @@ class Version:
 
     def __init__(self, source: Path, out: Path, overrides: list[str]) -> None:
         words = [sys.executable, __file__, "--work", str(out), *overrides]
-        environment = os.environ | {"PYTHONPATH": str(source.resolve())}
+        beside = os.environ.get("PYTHONPATH")
+        path = os.pathsep.join([str(source.resolve()), *([beside] if beside else [])])
+        environment = os.environ | {"PYTHONPATH": path}
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )

@@ -14,6 +14,8 @@ from typing import Any
 PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 MISSING = {"1": "one line", "2": "two lines", "all": "all of it", "every": "every item"}
 STARTS = {"base": "as it comes", "warm": "after the warm start"}
+CAREFUL = "careful"
+"""The model that has learned to read its own thoughts (`careful.py`); cells that begin with it say so."""
 NAMES = {
     "t5": "T⁵",
     "quiet-star-grpo": "GRPO",
@@ -236,7 +238,8 @@ def ends(found: dict[str, Any]) -> str:
     if "warm" in found.get("benchmark", {}):
         answers = (*_answers(found["accuracy"]["warm"]), *_on_benchmark(found["benchmark"]["warm"]))
         rows.append((STARTS["warm"], *["–"] * (len(head) + len(gains) - 1), *answers))
-    for cell in sorted(filter(scored_at_the_end, found["cells"]), key=lambda one: _rank(one)):
+    cells = [cell for cell in found["cells"] if scored_at_the_end(cell) and cell.get("start") != CAREFUL]
+    for cell in sorted(cells, key=lambda one: _rank(one)):
         settings = cell["settings"]
         known = (f"{settings[key]:g}" for key in ("anchor.next_token", "anchor.conditioned", "thought.horizon"))
         row = [title(cell), _seed(cell), *known, cell["status"].removesuffix(" windows")]
@@ -251,6 +254,49 @@ def ends(found: dict[str, Any]) -> str:
         row += [*_answers(answered), *_on_benchmark(answered["benchmark"])] if answered else ["–"] * 7
         rows.append(tuple(row))
     return _table((*head, *gains, *shares, "GSM8K: own thought", "without", "difference"), rows)
+
+
+def careful(found: dict[str, Any]) -> str:
+    """The model before and after careful reading and the cells that begin with it: gains on development texts, right
+    answers to the development problems in per cent, and how they differ from those of the start."""
+    head = ("model", "rate", "steps", "actor thoughts", "thought gain", "gain against the start", "content gain")
+    tail = ("right after own thought", "sampled", "without", "after the true working", "own, minus the start's")
+    answered, course = found[CAREFUL]["accuracy"], found[CAREFUL]["reading"]
+    start = answered[CAREFUL]["verdicts"]["own"]
+
+    def shares(model: dict[str, Any]) -> list[str]:
+        own = model["results"]["every"]["accuracy"]
+        shown = [_percent(own[name][0]) for name in ("own", "sampled", "none", "true")]
+        verdicts = model["verdicts"]["own"]
+        return [*shown, "–" if verdicts == start else _points(paired(verdicts, start))]
+
+    def gains(one: dict[str, float]) -> list[str]:
+        shown = [signed(one["thought_gain"]), "–", signed(one["content_gain"])]
+        return [*shown, f"{one['no_thought_loss']:.3f}", f"{one['mean_thought_length']:.0f}"]
+
+    rows = [
+        ["after the warm start", "–", "–", "–", *gains(course["before"]), *shares(answered["warm"])],
+        ["after careful reading", "–", "–", "–", *gains(course["after"]), *shares(answered[CAREFUL])],
+    ]
+    cells = [cell for cell in found["cells"] if cell.get("start") == CAREFUL]
+    for cell in sorted(cells, key=lambda one: (list(NAMES).index(one["method"]), one["settings"]["optimizer.lr"])):
+        last = cell["measured"][-1]
+        known = [f"{cell['settings']['optimizer.lr']:g}", str(last["steps"]), f"{last['actor_thoughts']:,}"]
+        shown = [_with_interval(last[key]) for key in ("thought_gain", "gain_vs_base", "content_gain")]
+        left = [f"{last['no_thought_loss'][0]:.3f}", f"{last['mean_thought_length']:.0f}"]
+        rows.append([title(cell), *known, *shown, *left, *shares(cell["accuracy"])])
+    return _table((*head, "loss without", "tokens of a thought", *tail), rows)
+
+
+def foresight(found: dict[str, Any]) -> str:
+    """What is foreseen of a thought's return, by the depth that is read and the thoughts that are fitted."""
+    rows = []
+    for name, start in (("warm", "after the warm start"), (CAREFUL, "after careful reading")):
+        for row in found[CAREFUL]["foresight"][name]["rows"]:
+            if row["how"].startswith("ridge"):
+                shown = (signed(row[key]) for key in ("all", "first", "last", "within"))
+                rows.append((start, str(row["block"]), f"{row['fitted']:,}", *shown))
+    return _table(("model", "blocks below", "thoughts fitted", "R², all tokens", "first", "last", "within"), rows)
 
 
 def _rank(cell: dict[str, Any]) -> tuple[int, float, float, str]:
@@ -311,5 +357,5 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "headroom": headroom, "accuracy": accuracy, "between": between, "comparison": comparison, "course": course,
     "accuracy_cold": partial(accuracy, temperature=COLD), "between_cold": partial(between, temperature=COLD),
     "comparison_cold": partial(comparison, temperature=COLD), "course_cold": partial(course, temperature=COLD),
-    "earlier": earlier, "critics": critics, "every": every, "ends": ends,
+    "earlier": earlier, "critics": critics, "every": every, "ends": ends, "careful": careful, "foresight": foresight,
 }  # fmt: skip
