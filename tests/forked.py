@@ -128,8 +128,13 @@ def _client(words: Sequence[str]) -> None:
         select.select([], [], [], 0.02)  # it still imports
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.connect(str(path))
+
+    def pass_on(asked: int, _: object) -> None:
+        with suppress(OSError):  # it may have ended already
+            server.send(bytes([asked]))
+
     for number in PASSED:
-        signal.signal(number, lambda asked, _: server.send(bytes([asked])))
+        signal.signal(number, pass_on)
     socket.send_fds(server, [json.dumps([list(words), dict(os.environ)]).encode()], [1, 2])
     while not select.select([server], [], [], 1.0)[0]:
         if os.getppid() != parent:
