@@ -221,7 +221,7 @@ class Actor:
         # Of every part: the policy's terms, the next-token loss, the loss after thoughts. They stay on the device: the
         # host waits for them once, after the last part.
         names, seen = list(NO_TERMS), list[Tensor]()
-        for some, spare in self._passes(trajectories, acting):
+        for some, spare in self.world.beating(self._passes(trajectories, acting)):
             sums = torch.zeros(len(names) + 2, dtype=torch.float64, device=engine.device)
             read = partial(self._read, engine, some, weights, acting)
             output = read() if self.shards is None else self.shards.run(read)

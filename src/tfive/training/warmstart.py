@@ -230,7 +230,8 @@ class Teaching:
         taught_BP = torch.where(thoughts.valid_BR, texts.positions_BP, -1)
         text_count, after_count = anchor_counts(texts.document_BS, taught_BP, self.engine.plan.horizon)
         losses: list[list[float]] = []
-        for part in micro_batches(self.world.share(len(rows)), self.config.run.texts_per_pass):
+        own = micro_batches(self.world.share(len(rows)), self.config.run.texts_per_pass)
+        for part in self.world.beating(own):
             some = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
             output = self.engine.policy(*some, text=True, continuations=True)
             thought = anchor_loss(output.need("log_prob_BRT"), some[1].mask_BRT)

@@ -80,7 +80,7 @@ class Calibrator:
     def _plan(self) -> Iterator[CalibrationPlan]:
         """The plan of head learning; CUDA graphs captured under it are released at the end."""
         try:
-            yield CalibrationPlan.of(self.settings, self._recorder)
+            yield CalibrationPlan.of(self.settings, self._recorder, self.world.pulse.beat)
         finally:
             if self._recorder is not None:
                 self._recorder.release()
@@ -273,8 +273,11 @@ class Calibrator:
         if trajectories.states_BRTD is not None:
             return trajectories.states_BRTD
         count = len(trajectories.texts.tokens_BS)
-        parts = [trajectories.rows(p) for p in micro_batches(self.world.computed(count), self.rows)]
+        parts = (trajectories.rows(p) for p in self._micro_batches(count))
         return self.world.gather(torch.cat([self.engine.features(some.texts, some.thoughts) for some in parts]), count)
+
+    def _micro_batches(self, count: int) -> Iterator[slice]:
+        return self.world.beating(micro_batches(self.world.computed(count), self.rows))
 
     def _scoring_context(self, trajectories: Trajectories) -> Tensor:
         """The scoring text's features, with the rewards' reference loss (usually ℓ_0) as the last one."""
@@ -285,7 +288,7 @@ class Calibrator:
         if trajectories.scoring_BRF is not None:
             return trajectories.scoring_BRF
         parts, count = [], len(trajectories.texts.tokens_BS)
-        for part in micro_batches(self.world.computed(count), self.rows):
+        for part in self._micro_batches(count):
             some = trajectories.rows(part)
             parts.append(scoring_features(self.engine.score(some.texts, emptied(some.thoughts), features=True)))
         return self.world.gather(torch.cat(parts), count)
