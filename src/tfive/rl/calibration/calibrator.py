@@ -72,6 +72,9 @@ class Calibrator:
         )
         self.weight_head.to(engine.device)
         self.mean_head.to(engine.device)
+        for head in (self.weight_head, self.mean_head):
+            # Processes fit heads without an exchange; every pass is a sign of life. Copies of the heads keep the hook.
+            head.register_forward_pre_hook(lambda *_: self.world.pulse.beat())
         self._untrained = copy.deepcopy(self.mean_head)
         self.multiplier: float | None = None
         self._recorder = CudaGraphs.on(engine.device, engine.engine.cuda_graphs, frequent=True)
@@ -80,7 +83,7 @@ class Calibrator:
     def _plan(self) -> Iterator[CalibrationPlan]:
         """The plan of head learning; CUDA graphs captured under it are released at the end."""
         try:
-            yield CalibrationPlan.of(self.settings, self._recorder, self.world.pulse.beat)
+            yield CalibrationPlan.of(self.settings, self._recorder)
         finally:
             if self._recorder is not None:
                 self._recorder.release()

@@ -24,10 +24,6 @@ from tfive.rng import permutation, philox
 from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep
 
 
-def nothing() -> None:
-    """What is done after a step where nobody waits for it."""
-
-
 @dataclass(frozen=True)
 class MeanPlan:
     """How a mean head is fitted: AdamW steps on minibatches of trajectories, early stopping on a share of the texts.
@@ -43,7 +39,6 @@ class MeanPlan:
     evaluate_every: int
     patience: int
     recorder: CudaGraphs | None = None
-    on_step: Callable[[], None] = nothing
 
 
 def batches(count: int, batch: int, seed: int, role: str, window: int) -> Iterator[Tensor]:
@@ -133,7 +128,6 @@ def regress_mean(
             if step == plan.steps or stale >= plan.patience:
                 break
             step_on(next(stream))
-            plan.on_step()
     head.load_state_dict(best_state)
     head.eval()
     return Regressed(best, step)

@@ -17,16 +17,7 @@ from torch import Tensor, nn
 
 from tfive.rl.calibration.early_stop import EarlyStopping, Evaluation
 from tfive.rl.calibration.heads import ReadyInputs, ready
-from tfive.rl.calibration.mean import (
-    MeanPlan,
-    MeanResponse,
-    batches,
-    forked,
-    nothing,
-    regress_mean,
-    seed_dropout,
-    text_order,
-)
+from tfive.rl.calibration.mean import MeanPlan, MeanResponse, batches, forked, regress_mean, seed_dropout, text_order
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, MeanInputs, WeightInputs, mix
 from tfive.rl.calibration.moments import (
     CalibrationData,
@@ -69,16 +60,12 @@ class CalibrationPlan:
     """Evaluations without improvement that end head learning."""
     recorder: CudaGraphs | None = None
     """Captures steps as CUDA graphs; without one they are launched kernel by kernel."""
-    on_step: Callable[[], None] = nothing
-    """Called after every step: fits are long work without an exchange between processes."""
 
     @classmethod
-    def of(
-        cls, settings: object, recorder: CudaGraphs | None = None, on_step: Callable[[], None] = nothing
-    ) -> CalibrationPlan:
+    def of(cls, settings: object, recorder: CudaGraphs | None = None) -> CalibrationPlan:
         """The plan of a settings section, read by field name: this file of pure mathematics imports no settings."""
         numbers = {f.name: getattr(settings, f.name) for f in fields(cls) if f.default is MISSING}
-        return cls(**numbers, recorder=recorder, on_step=on_step)
+        return cls(**numbers, recorder=recorder)
 
     def mean_plan(self) -> MeanPlan:
         """The same hyperparameters for fitting a mean head alone (warm start, cross-fitted offsets)."""
@@ -202,7 +189,6 @@ def search(
                     break
             if step < plan.steps:
                 step_on(*(next(stream) for _ in range(learner.batches)))
-                plan.on_step()
     best_index = stopping.best(only_last=not split.apart)
     best = stopping.evaluations[best_index]
     for head, state in zip(learner.heads, best.states):
