@@ -54,6 +54,8 @@ def test_two_processes(tmp_path: Path) -> None:
     check_precisions(found[0]["precisions"])
     check_states(found[0]["states"])
     check_traps(found[0]["traps"])
+    for one in found:
+        check_averages(one["averages"])
     assert set(found[0]["actors"]) == set(UPDATES)
     assert all(far <= 1e-12 for update in found[0]["actors"].values() for far in update), found[0]["actors"]
     for name, run in alone.items():
@@ -91,6 +93,16 @@ def check_traps(found: dict[str, Any]) -> None:
     indivisible, mixed = found["refused"]
     assert "distributed.shard = 3: 2 processes" in indivisible
     assert "weights of several precisions (torch.bfloat16, torch.float32)" in mixed
+
+
+def check_averages(found: dict[str, Any]) -> None:
+    """A process averages its share of the rows; no more than two weights are whole at a time when a run ends."""
+    assert found["apart"] <= 1e-12
+    assert found["restored"] <= 1e-12
+    whole, own = found["bytes"]
+    assert own <= 1.03 * whole / 2
+    assert found["change"] < 1e-12
+    assert found["most at a time"] <= 2
 
 
 def check_run(alone: dict[str, Any], shared: dict[str, Any]) -> None:

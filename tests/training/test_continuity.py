@@ -315,7 +315,7 @@ def test_a_run_that_moved_nothing_is_no_result(home: Path) -> None:
         assert "destroyed" in problems(config, [sound[0], {"no_thought_loss": last}], 1e-3, 320)[0]
     assert problems(config, [{"no_thought_loss": 5.7}, {"no_thought_loss": 5.76}], 1e-3, 320) == []
     weights = {"a": torch.tensor([3.0, 4.0])}
-    assert relative_change({"a": torch.tensor([3.0, 4.5]), "new": torch.ones(1)}, weights) == pytest.approx(0.1)
+    assert relative_change([("a", torch.tensor([3.0, 4.5])), ("new", torch.ones(1))], weights) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(

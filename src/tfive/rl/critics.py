@@ -287,9 +287,20 @@ class Critics:
             raise ValueError("a clipped value loss needs the prediction before the fit")
         return clipped_value_loss(value, target, frozen_2BRT[critic][rows].to(value.dtype), mask, self.settings.clip)[0]
 
-    def exact(self) -> list[dict[str, Tensor]]:
-        """Each critic's exact weights by name, whole and on every process; all must call it."""
-        return [role.told(one.masters()) for role, one in zip(self.roles, self.optimizers)]
+    def exact(self, *, kept: bool = True) -> list[dict[str, Tensor]]:
+        """Each critic's exact weights by name, whole, on the host of every process that has them `kept`; all must call
+        it. One tensor after another is put together and sent: a device may have no room for all."""
+        return [self._exact_of(role, one, kept) for role, one in zip(self.roles, self.optimizers)]
+
+    @staticmethod
+    def _exact_of(role: Role, optimizer: MasterOptimizer, kept: bool) -> dict[str, Tensor]:
+        found, names = dict[str, Tensor](), role.told(list(optimizer.masters()))
+        own = optimizer.whole_masters()
+        for name in names:
+            weight = role.told(None if role.members is None else next(own)[1])
+            if kept:
+                found[name] = weight.cpu()
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Weights and moments; those of a critic that this process does not have are pieces without elements."""
