@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -335,7 +336,10 @@ def traps(world: World) -> dict[str, Any]:
     found["sampling"] = calls()
     Teacher.of(sharded.engine, decay=0.9, rows=4)  # copies the model, which is refused of a sharded one
     rows = slice(2 * world.rank, 2 * world.rank + 2)
-    sharded.backward(rows.start, rows.stop)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        sharded.backward(rows.start, rows.stop)
+    found["warned"] = [str(one.message) for one in warned]
     found["pass"] = calls()
     sharded.optimizer.step()
     found["update"] = calls()

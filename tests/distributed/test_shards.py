@@ -87,6 +87,7 @@ def check_states(found: dict[str, Any]) -> None:
 def check_traps(found: dict[str, Any]) -> None:
     """Weights travel once an update and never for a pass; one process's bad gradient is everyone's skipped update."""
     assert found["sampling"] == found["pass"] == 0
+    assert found["warned"] == []
     assert found["update"] == found["units"] + 1  # and the norm
     assert found["bad rank"] == [False, 1, 0.0]
     assert found["lost copy"] == ["PeerLost", "gradients: Connection closed by peer", "gradients"]
