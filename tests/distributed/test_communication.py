@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -180,10 +181,19 @@ def test_what_no_shard_makes_smaller_is_listed(nine: tuple[Config, ModelShape]) 
 
     assert set(copies()["all"]) == {"frozen base", "actor", FUSED, "critic 1", "critic 2"}
     assert set(copies("engine.fast=off")["all"]) == {"frozen base", "actor", "critic 1", "critic 2"}
-    assert copies("method=rlp")["all"]["EMA teacher"] == 6 * shape.parameters
+    assert copies("method=rlp")["all"]["EMA teacher"] == 2 * shape.parameters
     assert copies("calibration.score_centering=true")["all"]["policy before the update"] == 2 * shape.parameters
     apart = copies(layout=Layout(8, fitting=1, critics=2))
     assert (set(apart["actor"]), set(apart["critic"])) == ({"frozen base", "actor", FUSED}, {"frozen base", "critic 1"})
+    # A teacher's average is spread like the masters that it follows, and put together once a window.
+    rlp = resolve(["qwen3.5-9b"], [*WHOLE, "method=rlp"]).config
+    table = estimate(rlp, shape, on_gpu=True)
+    (row,) = (row for row in table.rows if row.role == "EMA teacher")
+    assert row.bytes["weights"] == 6 * shape.parameters
+    two, eight = (bytes_per_rank(table, rlp, shape, Layout(8, shard=shard), 2) for shard in (2, 8))
+    assert two - eight == pytest.approx((4 + 8 + 4 + 4) * shape.parameters * (1 / 2 - 1 / 8), rel=0.01)
+    (sent,) = (one for one in exchanges(rlp, shape, Layout(8, shard=8), 2) if "teacher" in one.what)
+    assert (sent.collective, sent.total) == (ALL_GATHER, 4 * math.ceil(shape.parameters / 8))
     # The policy before the update is in no shard.
     centred = resolve(["qwen3.5-9b"], [*WHOLE, "calibration.score_centering=true"]).config
     tables = [(one, estimate(one, shape, on_gpu=True)) for one in (config, centred)]

@@ -135,6 +135,6 @@ class Teacher:
     def _own(self, name: str, saved: Any) -> Tensor:
         """The part of a saved average that this process has: all of it, or its rows."""
         if self.shards is None:
-            return saved  # type: ignore[no-any-return]
+            return saved
         rows = self.shards.local(dict(self.shards.named_parameters())[name])
         return held_of(saved, name, self.shards.piece(name, rows))

@@ -109,7 +109,12 @@ def _actor_gradients(config: Config, shape: ModelShape, layout: Layout, compute:
     passes = _passes(config, layout.acting, texts / min(config.actor.minibatches, texts))
     shard = 1 if config.actor.adapt == "lora" else layout.shard
     weights = trained_by_actor(config, shape)[0]
-    return _gradients("the actor", weights, steps, passes, (layout.acting, shard), compute)
+    found = _gradients("the actor", weights, steps, passes, (layout.acting, shard), compute)
+    if shard > 1:
+        # Put together when they are asked, which is once a window.
+        rows = FLOAT * math.ceil(weights / shard)
+        found += [Exchange(ALL_GATHER, f"weights of the {name}", 1, rows, shard) for name in config.spec.averages]
+    return found
 
 
 def _gradients(whose: str, weights: int, steps: int, passes: int, by: tuple[int, int], compute: int) -> list[Exchange]:
@@ -316,8 +321,9 @@ def bytes_by_role(table: Estimate, config: Config, shape: ModelShape, layout: La
     a shard, beside one whole compute copy."""
     whole = compute * trained_by_actor(config, shape)[0]
     ways = {"actor": (whole, _policy_before(config, shape, compute), layout.shard)}
+    ways |= dict.fromkeys(config.spec.averages, (whole, 0, layout.shard))
     if config.actor.adapt == "lora":
-        del ways["actor"]
+        ways = {}
     if config.critic.adapt in ("top", "full"):
         whole = compute * trained_by_critic(config, shape)
         ways |= {f"critic {number}": (whole, 0, layout.fitting_shard) for number in (1, 2)}
@@ -342,9 +348,9 @@ def whole_copies(
     weights = {row.role: row.bytes["weights"] for row in table.rows}
     base, acting, fitting = {BASE: weights[BASE]}, dict[str, int](), dict[str, dict[str, int]]()
     if config.actor.adapt == "full":
-        acting["actor"] = compute * shape.parameters
-    named = {"rollout and scoring": FUSED, **{name: name for name in config.spec.averages}}
-    acting |= {shown: weights[role] for role, shown in named.items() if weights.get(role)}
+        acting = dict.fromkeys(("actor", *config.spec.averages), compute * shape.parameters)
+    if held := weights.get("rollout and scoring"):
+        acting[FUSED] = held
     if before := _policy_before(config, shape, compute):
         acting["policy before the update"] = before
     if config.critic.adapt in ("top", "full"):
