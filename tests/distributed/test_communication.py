@@ -55,7 +55,9 @@ def test_predicted_bytes_are_those_of_a_counted_window(tmp_path: Path) -> None:
     counted = run_world(2, "counted:windows", str(tmp_path), CASES, limit=400.0)
     for name, overrides in CASES.items():
         expected = by_collective(configure(tmp_path, *overrides), 2)
-        found = counted[0][name]
+        found, traced = counted[0][name]["counted"], counted[0][name]["traced"]
+        sums = found.get(ALL_REDUCE, 0) + found.get(REDUCE_SCATTER, 0)
+        assert (traced["all_reduce"], traced["all_gather"]) == (sums, found[ALL_GATHER])
         for collective in (ALL_REDUCE, REDUCE_SCATTER):
             # Shards are padded to equal rows, at most one of each tensor a process.
             assert expected.get(collective, 0) <= found.get(collective, 0) <= 1.1 * expected.get(collective, 0), name
