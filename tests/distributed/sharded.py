@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import courses
@@ -31,11 +33,13 @@ from tfive.rl.teacher import Teacher
 from tfive.rl.trajectory import Trajectories
 from tfive.rl.weight_slots import wide
 from tfive.training.health import relative_change
+from tfive.training.warmstart import Teaching
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.forward import TreeModel
 from tfive.tree.gated import ReadingGates
 from tfive.tree.hf import Backbone
 from tfive.tree.settings import EngineOptions, SamplingSettings
+from tiny import configure
 
 BATCH = texts(rows=8)
 THOUGHTS = thoughts_for(BATCH, PLAN)
@@ -294,6 +298,16 @@ def averages(world: World) -> dict[str, Any]:
     }
 
 
+def teaching_bytes(world: World, folder: str) -> list[int]:
+    """Bytes of exact weights that a process has while the warm start trains, and of all of them."""
+    config = configure(Path(folder), "warmstart.source=hindsight", "distributed.shard=0")
+    model: Any = llama()
+    nobody: Any = SimpleNamespace(tokenizer=None)
+    teaching = Teaching(config, nobody, nobody, TreeModel(model, PLAN), world)
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    return [sum(rows.nbytes for rows in teaching.optimizer.masters().values()), whole]
+
+
 def _teacher(side: Trained) -> Teacher:
     return Teacher.of(side.engine, decay=0.9, rows=4, shards=side.shards)
 
@@ -469,6 +483,7 @@ def everything(world: World, folder: str, runs: dict[str, list[str]]) -> dict[st
         "states": states(world),
         "traps": traps(world),
         "averages": averages(world),
+        "teaching": teaching_bytes(world, folder),
         "actors": actors(world),
         "runs": {
             name: courses.course(world, folder, overrides, name=name, windows=1) for name, overrides in runs.items()

@@ -56,6 +56,8 @@ def test_two_processes(tmp_path: Path) -> None:
     check_traps(found[0]["traps"])
     for one in found:
         check_averages(one["averages"])
+        own, whole = one["teaching"]
+        assert own <= 1.03 * whole / 2
     assert set(found[0]["actors"]) == set(UPDATES)
     assert all(far <= 1e-12 for update in found[0]["actors"].values() for far in update), found[0]["actors"]
     for name, run in alone.items():

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,24 @@ from torch import Tensor
 
 from tfive import rng
 from tfive.config.config import Config
+from tfive.distributed.roles import Role
 from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed, UserError
 from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded
+from tfive.rl.actor import through_shards
 from tfive.rl.gains import measure, no_thought_losses
 from tfive.rl.hindsight import NOTE, Learnable, learnable
 from tfive.rl.losses import anchor_counts, anchor_loss
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import HALVES
+from tfive.rl.weight_slots import wide
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.text.workings import batched, compiled, worked_texts
 from tfive.training.corpus import weights_fingerprint
+from tfive.training.shard_engines import in_shards, shards_of
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.gated import GATES, ReadingGates
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
@@ -128,19 +133,18 @@ class Teaching:
         steps = self.settings.steps * self.rounds
         rates = {GATES: config.optimizer.gate_lr / self.settings.lr}
         warmup, seed = max(steps > 1, steps // 10), config.run.seed
+        beside = {"delimiters": engine.delimiters, GATES.removesuffix("."): engine.gates}
+        small = {name: module for name, module in beside.items() if module is not None}
+        named = list(engine.model.named_parameters())
+        named += [(f"{prefix}.{name}", one) for prefix, part in small.items() for name, one in part.named_parameters()]
+        self.shards = _shards(config, engine, small, Role.of_all(world))
+        self.trained = engine if self.shards is None else through_shards(engine, self.shards)
+        """What passes with gradients go through."""
         self.optimizer = MasterOptimizer(
-            self._named(), lr=self.settings.lr, schedule="linear", warmup_steps=warmup, total_steps=steps,
-            lr_multipliers=rates, seed=seed, world=world,
+            named if self.shards is None else self.shards.named_parameters(), lr=self.settings.lr, schedule="linear",
+            warmup_steps=warmup, total_steps=steps, lr_multipliers=rates, seed=seed, world=world, shards=self.shards,
         )  # fmt: skip
         self._base: Tensor | None = None
-
-    def _named(self) -> list[tuple[str, Any]]:
-        named = list(self.engine.model.named_parameters())
-        if self.engine.delimiters is not None:
-            named += [(f"delimiters.{name}", one) for name, one in self.engine.delimiters.named_parameters()]
-        if self.engine.gates is not None:
-            named += [(f"{GATES}{name}", one) for name, one in self.engine.gates.named_parameters()]
-        return named
 
     def measured(self) -> dict[str, float]:
         """Gains and loss on the run's development texts."""
@@ -230,19 +234,30 @@ class Teaching:
         taught_BP = torch.where(thoughts.valid_BR, texts.positions_BP, -1)
         text_count, after_count = anchor_counts(texts.document_BS, taught_BP, self.engine.plan.horizon)
         losses: list[list[float]] = []
-        own = micro_batches(self.world.share(len(rows)), self.config.run.texts_per_pass)
-        for part in self.world.beating(own):
+        for part, spare in self.world.beating(self._passes(len(rows))):
             some = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
-            output = self.engine.policy(*some, text=True, continuations=True)
+            read = partial(self.trained.policy, *some, text=True, continuations=True)
+            output = read() if self.shards is None else self.shards.run(read)
             thought = anchor_loss(output.need("log_prob_BRT"), some[1].mask_BRT)
             after = anchor_loss(output.need("continuation_log_prob_BRH"), output.need("continuation_mask_BRH"))
             text = anchor_loss(output.need("text_log_prob_BS"), output.need("text_mask_BS"))
             loss = thought / actions + after / max(1, after_count) + TEXT_WEIGHT * text / max(1, text_count)
-            loss.backward()
-            losses.append([float(loss.detach())])
+            (0.0 * loss if spare else loss).backward()
+            if not spare:
+                losses.append([float(loss.detach())])
         if not self.optimizer.step().applied:
             raise RunFailed("the warm start's gradient is not finite; lower warmstart.lr")
         return self.world.sum_in_order(losses, 1)[0]
+
+    def _passes(self, count: int) -> Iterator[tuple[slice, bool]]:
+        """This process's parts of `count` rows. Over shards a pass is common work: a process with fewer parts than
+        others adds spare ones, whose loss counts for nothing."""
+        rows, own = self.config.run.texts_per_pass, self.world.share(count)
+        yield from ((part, False) for part in micro_batches(own, rows))
+        if self.shards is not None:
+            most, mine = (len(list(micro_batches(share, rows))) for share in (self.world.share_of(0, count), own))
+            row = self.world.computed(count).start
+            yield from ((slice(row, row + 1), True) for _ in range(most - mine))
 
     def _batches(self, data: Learnable, number: int, step: int) -> Iterator[Tensor]:
         """The rows of update `step`: texts with thoughts in a random order, a fresh one for every pass."""
@@ -253,6 +268,15 @@ class Teaching:
         order = rng.permutation(self.config.run.seed, f"{ROLE}/{number}/{step // each}", 0, len(having))
         start = (step % each) * size
         yield having[torch.from_numpy(np.sort(order[start : start + size]))].to(data.texts.tokens_BS.device)
+
+
+def _shards(config: Config, engine: TreeModel, beside: dict[str, Any], role: Role) -> Any:
+    """The model in shards as `distributed.shard` asks of the actor; over all processes where these are another number
+    of them. None where each has all weights."""
+    if not in_shards(config, role):
+        return None
+    width = config.distributed.shard if not len(role.ranks) % (config.distributed.shard or 1) else 0
+    return shards_of(engine, beside, role, width=width, trained_in=wide)
 
 
 def _keep(found: WarmStart, loaded: Loaded, folder: Path) -> None:
