@@ -29,6 +29,7 @@ from tfive.rl.snapshots import Snapshots
 from tfive.rl.weight_slots import wide
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
+from tfive.training.corpus import measured_sequences
 from tfive.training.develop import MeasuredTexts
 from tfive.training.positions import MovedPositions
 from tfive.training.shard_engines import in_shards, shards_of
@@ -253,9 +254,7 @@ def _measured(
     config: Config, corpus: PreparedCorpus, base: TreeModel, world: World, split: str, items: int | None = None
 ) -> MeasuredTexts:
     """The first sequences of a split that together hold the items asked for, or all."""
-    numbers = corpus.sequences(split)
-    if items is not None:
-        numbers = numbers[: int((corpus.items_in[numbers].cumsum() < items).sum()) + 1]
+    numbers = measured_sequences(corpus, split, items)
     return MeasuredTexts(
         corpus.batch(numbers).to(base.device),
         torch.from_numpy(corpus.kinds[numbers].astype("int64")),

@@ -26,7 +26,7 @@ from tfive.training.benchmarks import Benchmarks, benchmarks_of
 from tfive.training.build import build
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
-from tfive.training.corpus import corpus_of
+from tfive.training.corpus import corpus_of, require_other_texts
 from tfive.training.devices import Placement, kernels_named, place
 from tfive.training.inputs import require
 from tfive.training.live_status import PROGRESS
@@ -164,6 +164,7 @@ def _inputs(
         for note in corpus_notes(corpus):
             console.say(note)
     require_same(met, "data", of_data(digests, corpus.fingerprint), "give all ranks the same model and text")
+    require_other_texts(config, corpus)
     return Inputs(placement, loaded, digests, benchmarks, corpus)
 
 
