@@ -1,7 +1,9 @@
-"""Bytes that a process hands to collectives in one window, counted where `torch.distributed` takes them."""
+"""Bytes that a process hands to collectives in one window, counted where `torch.distributed` takes them, and as a
+profiler's trace has them."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from tfive.config.config import Config
 from tfive.distributed import shards
@@ -54,19 +57,34 @@ def _counting(made: Callable[..., Any], counted: Counter[str], collective: str, 
     return call
 
 
-def windows(world: World, folder: str, cases: dict[str, list[str]]) -> dict[str, dict[str, int]]:
-    """Bytes by collective in the second window of every case."""
+def windows(world: World, folder: str, cases: dict[str, list[str]]) -> dict[str, dict[str, dict[str, int]]]:
+    """Bytes by collective in the second window of every case, `counted` and `traced`."""
     counted: Counter[str] = Counter()
     _listen(counted)
     return {name: _window(world, configure(Path(folder), *overrides), counted) for name, overrides in cases.items()}
 
 
-def _window(world: World, config: Config, counted: Counter[str]) -> dict[str, int]:
+def _window(world: World, config: Config, counted: Counter[str]) -> dict[str, dict[str, int]]:
     loaded = load_model(config.model.name, device="cpu", dtype=torch.float32)
     method = build(config, loaded, corpus_of(config, loaded=loaded), Silent(), None, world).method
     while not method.finished(1):
         method.advance()
     counted.clear()
-    while not method.finished(2):
-        method.advance()
-    return dict(counted)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as traced:
+        while not method.finished(2):
+            method.advance()
+    return {"counted": dict(counted), "traced": _traced(traced)}
+
+
+SIZES = {"unsigned char": 1, "bool": 1, "float": 4, "long int": 8, "double": 8}
+"""Bytes of an element by what the profiler calls its type."""
+
+
+def _traced(profiled: Any) -> dict[str, int]:
+    """Bytes by what gloo was asked for; it scatters a sum by making all of it."""
+    found: Counter[str] = Counter()
+    for event in profiled.profiler.kineto_results.events():
+        backend, _, collective = event.name().partition(":")
+        if backend == "gloo":
+            found[collective] += math.prod(event.shapes()[0]) * SIZES[event.dtypes()[0]]
+    return dict(found)

@@ -68,7 +68,7 @@ def course(world: World, folder: str, overrides: list[str], name: str = "course"
         "ahead": ahead,
         "held": _held(assembly),
         "reports": reports,
-        "weights": _sums(assembly.actor.optimizer.masters().values()),
+        "weights": _sums(dict(assembly.actor.optimizer.whole_masters()).values()),
         "positions": None if moved is None else moved.report["digest"],
         "warmstart": None if warmed is None else _leaves(warmed.report),
     }

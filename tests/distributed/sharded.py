@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from contextlib import nullcontext
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import courses
@@ -28,11 +32,14 @@ from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rl.teacher import Teacher
 from tfive.rl.trajectory import Trajectories
 from tfive.rl.weight_slots import wide
+from tfive.training.health import relative_change
+from tfive.training.warmstart import Teaching
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.forward import TreeModel
 from tfive.tree.gated import ReadingGates
 from tfive.tree.hf import Backbone
 from tfive.tree.settings import EngineOptions, SamplingSettings
+from tiny import configure
 
 BATCH = texts(rows=8)
 THOUGHTS = thoughts_for(BATCH, PLAN)
@@ -105,6 +112,11 @@ def apart(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
     return max(float((first[name].detach() - second[name].detach()).abs().max()) for name in first)
 
 
+def masters(one: Trained) -> dict[str, Tensor]:
+    """The exact weights, whole."""
+    return dict(one.optimizer.whole_masters())
+
+
 def weights(one: Trained) -> dict[str, Tensor]:
     """The whole copy as it computes."""
     modules = {"": one.engine.model, "delimiters.": one.engine.delimiters, "reading_gates.": one.engine.gates}
@@ -129,7 +141,7 @@ def course(world: World, whole: Trained, sharded: Trained, steps: int = 2) -> di
         far["gradients"] = max(far["gradients"], apart(gathered(whole), gathered(sharded)))
         reports: list[StepReport] = [one.optimizer.step() for one in (whole, sharded)]
         far["norm"] = max(far["norm"], abs(reports[0].gradient_norm - reports[1].gradient_norm))
-        far["masters"] = max(far["masters"], apart(whole.optimizer.masters(), sharded.optimizer.masters()))
+        far["masters"] = max(far["masters"], apart(masters(whole), masters(sharded)))
         far["weights"] = max(far["weights"], apart(weights(whole), weights(sharded)))
     return far
 
@@ -178,7 +190,7 @@ def precisions(world: World) -> dict[str, Any]:
         whole, one = trained(llama(dtype), None, LEARNED), trained(llama(dtype), alone, LEARNED)
         losses = [[side.backward(0, 3), side.backward(3, 8), _stepped(side)] for side in (whole, one) for _ in range(2)]
         found[f"{name} alone"] = losses[:2] == losses[2:] and apart(weights(whole), weights(one)) == 0.0
-        found[f"{name} masters"] = apart(whole.optimizer.masters(), one.optimizer.masters())
+        found[f"{name} masters"] = apart(masters(whole), masters(one))
     own: dict[str, Any] = {"bf16_update": "stochastic", "moments": "bfloat16", "seed": 5}
     whole = trained(llama(torch.bfloat16), **own)
     sides = {
@@ -248,14 +260,79 @@ def states(world: World) -> dict[str, Any]:
         found[name] = {
             "loads": same,
             "norms": max(norms) - min(norms),
-            "masters": max(apart(sharded.optimizer.masters(), one.optimizer.masters()) for one in sides),
+            "masters": max(apart(masters(sharded), masters(one)) for one in sides),
             "weights": max(apart(weights(sharded), weights(one)) for one in sides),
             "keys": sorted({key for entry in state["parameters"].values() for key in entry}),
         }
         model = copy.deepcopy(dict(other.engine.model.state_dict()))
         restored(sharded, model, copy.deepcopy(other.optimizer.state_dict()))  # the same pieces, not put together
-        found[name]["pieces"] = apart(sharded.optimizer.masters(), other.optimizer.masters())
+        found[name]["pieces"] = apart(masters(sharded), masters(other))
     return found
+
+
+def averages(world: World) -> dict[str, Any]:
+    """A teacher of which every process averages its rows: what it says, what it holds, and its state in other hands."""
+    mesh = shard_mesh("cpu", range(world.size))
+    sides = [trained(gpt2(), held) for held in (None, mesh)]
+    teachers = [_teacher(side) for side in sides]
+    for lr in (1e-3, 3e-3):
+        for side, teacher in zip(sides, teachers):
+            side.backward(0, 4, weight=1.0 if side.shards is None or world.leads else 0.0)
+            side.optimizer.lr = lr
+            side.optimizer.step()
+            teacher.follow(side.optimizer.masters())
+    said, held = ([teacher.losses(BATCH) for teacher in teachers], [_averaged_bytes(teacher) for teacher in teachers])
+    whole, state = teachers[0].state_dict(), teachers[1].state_dict()
+    others = [_teacher(side) for side in (sides[1], sides[1], sides[0])]
+    gathered = {name: sides[1].shards.gathered(name, one.local) for name, one in state["average"].items()}  # type: ignore[union-attr]
+    for other, saved in zip(others, (whole, state, state | {"average": gathered})):
+        other.load_state_dict(saved)
+    with _alive() as most:
+        change = relative_change(sides[1].optimizer.whole_masters(), weights(sides[0]))
+    return {
+        "apart": float((said[0] - said[1]).abs().max()),
+        "restored": max(float((other.losses(BATCH) - said[0]).abs().max()) for other in others),
+        "bytes": held,
+        "change": change,
+        "most at a time": most[0],
+    }
+
+
+def teaching_bytes(world: World, folder: str) -> list[int]:
+    """Bytes of exact weights that a process has while the warm start trains, and of all of them."""
+    config = configure(Path(folder), "warmstart.source=hindsight", "distributed.shard=0")
+    model: Any = llama()
+    nobody: Any = SimpleNamespace(tokenizer=None)
+    teaching = Teaching(config, nobody, nobody, TreeModel(model, PLAN), world)
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    return [sum(rows.nbytes for rows in teaching.optimizer.masters().values()), whole]
+
+
+def _teacher(side: Trained) -> Teacher:
+    return Teacher.of(side.engine, decay=0.9, rows=4, shards=side.shards)
+
+
+def _averaged_bytes(teacher: Teacher) -> int:
+    return sum(average.nbytes for average in teacher.average.average.values())
+
+
+@contextmanager
+def _alive() -> Iterator[list[int]]:
+    """How many weights that were put together are there at the same time, at most."""
+    found: list[weakref.ref[Tensor]] = []
+    most, gather = [0], Shards.gathered
+
+    def noted(self: Shards, name: str, rows: Tensor) -> Tensor:
+        whole = gather(self, name, rows)
+        found.append(weakref.ref(whole))
+        most[0] = max(most[0], sum(one() is not None for one in found))
+        return whole
+
+    Shards.gathered = noted  # type: ignore[method-assign]
+    try:
+        yield most
+    finally:
+        Shards.gathered = gather  # type: ignore[method-assign]
 
 
 def traps(world: World) -> dict[str, Any]:
@@ -273,7 +350,10 @@ def traps(world: World) -> dict[str, Any]:
     found["sampling"] = calls()
     Teacher.of(sharded.engine, decay=0.9, rows=4)  # copies the model, which is refused of a sharded one
     rows = slice(2 * world.rank, 2 * world.rank + 2)
-    sharded.backward(rows.start, rows.stop)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        sharded.backward(rows.start, rows.stop)
+    found["warned"] = [str(one.message) for one in warned]
     found["pass"] = calls()
     sharded.optimizer.step()
     found["update"] = calls()
@@ -390,8 +470,8 @@ def actors(world: World) -> dict[str, Any]:
                 actor.remember()
             stats = [vars(actor.step(record, **called)) for actor in pair]
             far = max(far, *(abs(stats[0][key] - stats[1][key]) for key in stats[0]))
-        masters = [side.optimizer.masters() for side in sides]
-        found[name] = [far, apart(*masters), apart(weights(sides[0]), weights(sides[1]))]
+        exact = [masters(side) for side in sides]
+        found[name] = [far, apart(*exact), apart(weights(sides[0]), weights(sides[1]))]
     return found
 
 
@@ -402,6 +482,8 @@ def everything(world: World, folder: str, runs: dict[str, list[str]]) -> dict[st
         "precisions": precisions(world),
         "states": states(world),
         "traps": traps(world),
+        "averages": averages(world),
+        "teaching": teaching_bytes(world, folder),
         "actors": actors(world),
         "runs": {
             name: courses.course(world, folder, overrides, name=name, windows=1) for name, overrides in runs.items()

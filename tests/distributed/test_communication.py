@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 
 import pytest
+import torch
 from processes import run_world
 
 from tfive.cli.app import _call
+from tfive.cli.doctor_processes import processes_facts
 from tfive.config.config import Config, resolve
+from tfive.distributed.environment import Launched
 from tfive.errors import UserError
 from tfive.models.shape import ModelShape, find_shape
+from tfive.training import memory_limits
 from tfive.training.communication import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
+    FUSED,
     REDUCE_SCATTER,
     Exchange,
     Layout,
@@ -24,8 +31,10 @@ from tfive.training.communication import (
     bytes_per_rank,
     exchanges,
     predicted,
+    whole_copies,
 )
 from tfive.training.memory import estimate
+from tfive.training.memory_limits import check_copies, processes_on
 from tiny import configure
 
 QUICK = ("window.probe=0", "gate.passes=0", "qualify.rule=fixed", "critic.warmup_rounds=1")
@@ -46,7 +55,9 @@ def test_predicted_bytes_are_those_of_a_counted_window(tmp_path: Path) -> None:
     counted = run_world(2, "counted:windows", str(tmp_path), CASES, limit=400.0)
     for name, overrides in CASES.items():
         expected = by_collective(configure(tmp_path, *overrides), 2)
-        found = counted[0][name]
+        found, traced = counted[0][name]["counted"], counted[0][name]["traced"]
+        sums = found.get(ALL_REDUCE, 0) + found.get(REDUCE_SCATTER, 0)
+        assert (traced["all_reduce"], traced["all_gather"]) == (sums, found[ALL_GATHER])
         for collective in (ALL_REDUCE, REDUCE_SCATTER):
             # Shards are padded to equal rows, at most one of each tensor a process.
             assert expected.get(collective, 0) <= found.get(collective, 0) <= 1.1 * expected.get(collective, 0), name
@@ -125,11 +136,96 @@ def test_doctor_predicts_several_processes(capsys: pytest.CaptureFixture[str]) -
     # Groups end where nodes do.
     assert [line.partition(":")[0] for line in several["duties"]] == ["ranks 0–15", "ranks 16–19", "ranks 20–23"]
     assert set(several["bytes_by_role"]) == set(several["whole_copies"]) == {"actor", "critic"}
-    assert several["bytes"] == max(several["bytes_by_role"].values()) > several["whole_copies"]["actor"]
+    assert several["bytes"] == max(several["bytes_by_role"].values()) > sum(several["whole_copies"]["actor"].values())
+    assert several["fits"]
+    assert several["shown"][-1] == "fits on GPUs of 131.32 GiB"
     assert _call([*words, "--set", "distributed.shard=7"]) == 2
     assert "distributed.shard = 7: 24 processes cannot be divided" in capsys.readouterr().err
     assert _call(["doctor", "--processes", "2"]) == 2
     assert "name the preset or file" in capsys.readouterr().err
+
+
+SEVENTY = ["model.name=Llama-3.1-70B", *WHOLE, "distributed.shard=0"]
+
+
+@pytest.mark.parametrize(
+    ("more", "verdict"),
+    [
+        (
+            [],
+            r"no shard makes it fit: whole copies take 604\.26 GiB \(frozen base .*, actor .* critic 2 .*\) of a ",
+        ),
+        (
+            ["distributed.profile=cluster"],
+            r"no shard makes it fit: whole copies take 345\.33 GiB .*use a smaller model",
+        ),
+        (
+            ["model.name=Qwen/Qwen3.5-9B-Base", "distributed.shard=1"],
+            r"does not fit on GPUs.*; use distributed\.shard = 0 ",
+        ),
+    ],
+)
+def test_doctor_says_in_a_line_why_a_model_does_not_fit(more: list[str], verdict: str) -> None:
+    config = resolve(["qwen3.5-9b"], [*SEVENTY, *more]).config
+    shape = find_shape(config.model.name)
+    assert shape is not None
+    found = processes_facts(config, shape, 24)
+    assert not found["fits"]
+    assert re.search(verdict, found["shown"][-1]), found["shown"][-1]
+
+
+def test_what_no_shard_makes_smaller_is_listed(nine: tuple[Config, ModelShape]) -> None:
+    config, shape = nine
+
+    def copies(*overrides: str, layout: Layout | None = None) -> dict[str, dict[str, int]]:
+        own = resolve(["qwen3.5-9b"], [*WHOLE, *overrides]).config
+        return whole_copies(estimate(own, shape, on_gpu=True), own, shape, layout or Layout(8, shard=8), 2)
+
+    assert set(copies()["all"]) == {"frozen base", "actor", FUSED, "critic 1", "critic 2"}
+    assert set(copies("engine.fast=off")["all"]) == {"frozen base", "actor", "critic 1", "critic 2"}
+    assert copies("method=rlp")["all"]["EMA teacher"] == 2 * shape.parameters
+    assert copies("calibration.score_centering=true")["all"]["policy before the update"] == 2 * shape.parameters
+    apart = copies(layout=Layout(8, fitting=1, critics=2))
+    assert (set(apart["actor"]), set(apart["critic"])) == ({"frozen base", "actor", FUSED}, {"frozen base", "critic 1"})
+    # A teacher's average is spread like the masters that it follows, and put together once a window.
+    rlp = resolve(["qwen3.5-9b"], [*WHOLE, "method=rlp"]).config
+    table = estimate(rlp, shape, on_gpu=True)
+    (row,) = (row for row in table.rows if row.role == "EMA teacher")
+    assert row.bytes["weights"] == 6 * shape.parameters
+    two, eight = (bytes_per_rank(table, rlp, shape, Layout(8, shard=shard), 2) for shard in (2, 8))
+    assert two - eight == pytest.approx((4 + 8 + 4 + 4) * shape.parameters * (1 / 2 - 1 / 8), rel=0.01)
+    (sent,) = (one for one in exchanges(rlp, shape, Layout(8, shard=8), 2) if "teacher" in one.what)
+    assert (sent.collective, sent.total) == (ALL_GATHER, 4 * math.ceil(shape.parameters / 8))
+    # The policy before the update is in no shard.
+    centred = resolve(["qwen3.5-9b"], [*WHOLE, "calibration.score_centering=true"]).config
+    tables = [(one, estimate(one, shape, on_gpu=True)) for one in (config, centred)]
+    plain, kept = (bytes_per_rank(table, one, shape, Layout(8, shard=8), 2) for one, table in tables)
+    assert kept - plain == 2 * shape.parameters
+
+
+def test_whole_copies_that_cannot_be_held_are_refused_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve(["qwen3.5-9b"], [*SEVENTY, "model.name=Llama-3.1-70B"]).config
+    monkeypatch.setattr(memory_limits, "device_memory", lambda device: 500 * 2**30)
+    cpu, alone, four = torch.device("cpu"), Launched(), Launched(0, 8, local_size=4)
+    assert processes_on(cpu, four) == 4
+    with pytest.raises(
+        UserError, match=r"cpu has 125\.00 GiB for each of 4 processes, and shards do not make them smaller; "
+    ):
+        check_copies(config, cpu, four)
+    with pytest.raises(
+        UserError, match=r"model\.name = Llama-3\.1-70B: whole copies of weights take 521\.76 GiB \(frozen"
+    ):
+        check_copies(config, cpu, alone)
+    monkeypatch.setattr(memory_limits, "device_memory", lambda device: 525 * 2**30)
+    check_copies(config, cpu, alone)
+    check_copies(resolve(["nano"], []).config, cpu, four)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert [processes_on(torch.device("cuda"), Launched(0, 8, local_size=size)) for size in (4, 5, 8, 0)] == [
+        1,
+        2,
+        2,
+        2,
+    ]
 
 
 def test_layouts_that_cannot_be_are_refused(nine: tuple[Config, ModelShape]) -> None:

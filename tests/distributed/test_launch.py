@@ -126,3 +126,22 @@ def test_an_evaluation_is_started_as_it_was_typed(monkeypatch: pytest.MonkeyPatc
     assert (
         restart_line({1: -9}, 0, 0, "give the command again") == "rank 1 was ended by SIGKILL; give the command again"
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("distributed.shard=3", "distributed.shard = 3: 2 processes cannot be divided"),
+        ("distributed.profile=compact", "2 critics with 1 process each need 3 processes, this run has 2"),
+        ("distributed.profile=round", "distributed.profile"),
+    ],
+)
+def test_what_so_many_processes_cannot_do_is_refused_before_one_is_started(
+    asked: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(launch, "launch", lambda words, **how: pytest.fail("processes were started"))
+    assert _call(["train", "nano", "--processes", "2", "--set", asked]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line

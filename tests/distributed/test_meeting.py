@@ -8,15 +8,41 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import tiny
+from tfive.cli import evaluate_gains, evaluate_headroom, evaluate_suite
+from tfive.cli.app import _call
 from tfive.distributed.environment import SAID, Launched, PeerLost
 from tfive.distributed.meeting import Meeting, StoreMeeting, meeting
 from tfive.errors import UserError
-from tfive.training.agreement import code_digest, of_configuration, of_data, require_same
+from tfive.text.sources import SourceFile
+from tfive.training.agreement import (
+    code_digest,
+    of_configuration,
+    of_data,
+    require_same,
+    require_same_evaluation,
+)
 
 SIZE = 3
+
+TASK = """name = "colours"
+kind = "choice"
+count = 1
+file = "colours.jsonl"
+prompt = "options-v1"
+context = "{question}"
+continuation = "text"
+"""
+
+
+def colours(folder: Path) -> None:
+    """A task of one item."""
+    (folder / "colours.task.toml").write_text(TASK, "utf-8")
+    row = '{"id": "1", "question": "boat", "choices": ["river", "mill"], "answer": 0}'
+    (folder / "colours.jsonl").write_text(f"{row}\n", "utf-8")
 
 
 def meet(work: Callable[[StoreMeeting], Any]) -> list[Any]:
@@ -91,6 +117,51 @@ def test_other_settings_code_or_data_are_named(tmp_path: Path) -> None:
     assert differing({"torch": "2.12"})[0].startswith("rank 2: torch = 2.12, rank 0 has 2.13")
     assert differing({"more": "x"}) == ["rank 2: more = x, rank 0 has nothing; mend it"] * 3
     assert of_data({"model.safetensors": "ab"}, "cd") == {"model file model.safetensors": "ab", "prepared corpus": "cd"}
+
+
+def test_evaluations_of_other_options_texts_or_weights_are_named(tmp_path: Path) -> None:
+    models, paths = [torch.nn.Linear(2, 1) for _ in range(2)], [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for number, path in enumerate(paths):
+        path.write_text(f"text {number}\n")
+
+    def compared(seed: int = 0, model: int = 0, text: int = 0) -> str:
+        def work(met: StoreMeeting) -> None:
+            other = met.place.rank == 1
+            files = [SourceFile("a", paths[text * other], "a.txt")]
+            require_same_evaluation(met, {"seed": seed * other}, models[model * other], files)
+
+        lines = {str(one) for one in meet(work)}
+        (line,) = lines
+        return line
+
+    assert compared() == "None"
+    assert compared(seed=4) == "rank 1: seed = 4, rank 0 has 0; give all ranks the same options, files and versions"
+    assert compared(text=1).startswith("rank 1: text a.txt = ")
+    assert compared(model=1).startswith("rank 1: weights = ")
+    paths[1].unlink()
+    assert compared(text=1).startswith(f"rank 1: {paths[1]}: cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (evaluate_suite, ["run", "--tasks", "colours", "--data", "."]),
+        (evaluate_gains, ["gains", "--corpus", "nano", "--texts", "4", "--tokens", "32"]),
+        (evaluate_headroom, ["headroom", "--corpus", "nano", "--texts", "4", "--tokens", "32"]),
+    ],
+)
+def test_every_evaluation_is_compared_before_it_begins(
+    module: Any, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def refused(*given: Any) -> None:
+        raise UserError("compared")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "require_same_evaluation", refused)
+    colours(tmp_path)
+    assert _call(["eval", words[0], "nano", *words[1:], "--device", "cpu"]) == 2
+    assert capsys.readouterr().err.splitlines() == ["tfive: error: compared"]
+    assert not (tmp_path / "evaluations").exists()
 
 
 def test_code_is_told_by_its_names_and_contents(tmp_path: Path) -> None:

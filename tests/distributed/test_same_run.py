@@ -72,6 +72,7 @@ FUSED = "in shards, fused blocks"
 LIKE: dict[int, dict[str, tuple[str, tuple[str, ...]]]] = {
     2: {
         "in shards": ("t5", ("distributed.shard=0",)),
+        "warm start in shards": ("warm start", ("distributed.shard=0",)),
         FUSED: ("t5", ("distributed.shard=0", "engine.fast=on")),
         "compact, one critic": ("quiet-star-ppo", ("distributed.profile=compact",)),
     },

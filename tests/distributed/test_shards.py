@@ -54,6 +54,10 @@ def test_two_processes(tmp_path: Path) -> None:
     check_precisions(found[0]["precisions"])
     check_states(found[0]["states"])
     check_traps(found[0]["traps"])
+    for one in found:
+        check_averages(one["averages"])
+        own, whole = one["teaching"]
+        assert own <= 1.03 * whole / 2
     assert set(found[0]["actors"]) == set(UPDATES)
     assert all(far <= 1e-12 for update in found[0]["actors"].values() for far in update), found[0]["actors"]
     for name, run in alone.items():
@@ -85,12 +89,23 @@ def check_states(found: dict[str, Any]) -> None:
 def check_traps(found: dict[str, Any]) -> None:
     """Weights travel once an update and never for a pass; one process's bad gradient is everyone's skipped update."""
     assert found["sampling"] == found["pass"] == 0
+    assert found["warned"] == []
     assert found["update"] == found["units"] + 1  # and the norm
     assert found["bad rank"] == [False, 1, 0.0]
     assert found["lost copy"] == ["PeerLost", "gradients: Connection closed by peer", "gradients"]
     indivisible, mixed = found["refused"]
     assert "distributed.shard = 3: 2 processes" in indivisible
     assert "weights of several precisions (torch.bfloat16, torch.float32)" in mixed
+
+
+def check_averages(found: dict[str, Any]) -> None:
+    """A process averages its share of the rows; no more than two weights are whole at a time when a run ends."""
+    assert found["apart"] <= 1e-12
+    assert found["restored"] <= 1e-12
+    whole, own = found["bytes"]
+    assert own <= 1.03 * whole / 2
+    assert found["change"] < 1e-12
+    assert found["most at a time"] <= 2
 
 
 def check_run(alone: dict[str, Any], shared: dict[str, Any]) -> None:

@@ -315,13 +315,14 @@ def test_a_run_that_moved_nothing_is_no_result(home: Path) -> None:
         assert "destroyed" in problems(config, [sound[0], {"no_thought_loss": last}], 1e-3, 320)[0]
     assert problems(config, [{"no_thought_loss": 5.7}, {"no_thought_loss": 5.76}], 1e-3, 320) == []
     weights = {"a": torch.tensor([3.0, 4.0])}
-    assert relative_change({"a": torch.tensor([3.0, 4.5]), "new": torch.ones(1)}, weights) == pytest.approx(0.1)
+    assert relative_change([("a", torch.tensor([3.0, 4.5])), ("new", torch.ones(1))], weights) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (("thought.length=65536", "thought.checkpoints=[65536]"), "positions are needed"),
+        (("text.sequences.calibration=1024",), r"text\.sequences\.\w+: 1 sequence with 2 positions, 2 of them in one"),
         (("text.sequence_length=64",), r"text\.sequence_length = 64: .* use text\.sequence_length = \d+ or less"),
         (("method=quiet-star-grpo", "thought.group=4096", "window.items=100000", "text.sequences.train=1000000",
           "run.texts_per_pass=60000", "text.sequences.calibration=100000"), "this run needs about .*thought.group"),

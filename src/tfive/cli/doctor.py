@@ -64,7 +64,9 @@ def report(sources: Sequence[str], overrides: Sequence[str], as_json: bool, proc
         facts["configuration"] = fit(list(sources), overrides, devices[0], speed)
         if processes is not None:
             config = resolve(list(sources), overrides).config
-            facts["configuration"]["several"] = processes_facts(config, model_shape(config), processes)
+            # Without a GPU here it is about others.
+            here = {"memory": devices[0].memory} if devices[0].kind == "cuda" and devices[0].memory else {}
+            facts["configuration"]["several"] = processes_facts(config, model_shape(config), processes, **here)
     else:
         facts["presets"] = {name: preset_facts(name, devices[0], speed) for name in presets()}
     return json.dumps(facts, indent=2, ensure_ascii=False) if as_json else render(facts)

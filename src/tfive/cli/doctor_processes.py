@@ -9,17 +9,19 @@ from typing import Any
 from tfive.config.config import Config
 from tfive.distributed.roles import rank_duties
 from tfive.models.shape import ModelShape
-from tfive.training.communication import GPU, Layout, Network, Prediction, predicted
+from tfive.training.communication import GPU, MEMORY, Layout, Network, Prediction, predicted
 from tfive.training.memory import estimate, readable_bytes
+from tfive.training.memory_limits import copies_shown
 from tfive.training.processes import require_possible
+from tfive.training.remedies import fewer_copies, smaller_passes, smaller_weights
 from tfive.training.save_memory import checkpoint_bytes
 
 A_NODE = 8
 """GPUs of a node."""
 
 
-def processes_facts(config: Config, shape: ModelShape, processes: int) -> dict[str, Any]:
-    """The prediction for so many GPUs, eight a node."""
+def processes_facts(config: Config, shape: ModelShape, processes: int, memory: int = MEMORY) -> dict[str, Any]:
+    """The prediction for so many GPUs with so much memory each, eight a node."""
     require_possible(config, processes)
     nodes = math.ceil(processes / A_NODE)
     if processes % nodes:
@@ -35,13 +37,15 @@ def processes_facts(config: Config, shape: ModelShape, processes: int) -> dict[s
         "bytes": found.bytes,
         "bytes_by_role": found.by_role,
         "whole_copies": found.copies,
+        "memory": memory,
+        "fits": found.bytes <= memory,
         "duties": _duties(config, processes),
         "checkpoint_host_bytes": host,
         "exchanges": [{**asdict(one), "total": one.total} for one in found.exchanges],
         "seconds": {"computing": found.computing, "exchanging": found.exchanging, "step": found.step},
         "steps": found.steps,
         "assumed": {"operations": GPU, **asdict(network)},
-        "shown": _shown(config, found, network, host),
+        "shown": [*_shown(config, found, network, host), _verdict(config, found, memory)],
     }
 
 
@@ -53,8 +57,26 @@ def _bytes_shown(found: Prediction) -> str:
     shown = []
     for role, size in found.by_role.items():
         whose = "each" if role == "all" else f"for each of the {role}'s"
-        shown.append(f"{readable_bytes(size)} {whose} ({readable_bytes(found.copies[role])} in whole compute copies)")
+        whole = sum(found.copies[role].values())
+        shown.append(f"{readable_bytes(size)} {whose} ({readable_bytes(whole)} in whole copies)")
     return ", ".join(shown)
+
+
+def _verdict(config: Config, found: Prediction, memory: int) -> str:
+    """Whether a process's part fits on its GPU, and if not, whether shards could help."""
+    gpu = f"GPUs of {readable_bytes(memory)}"
+    if found.bytes <= memory:
+        return f"fits on {gpu}"
+    copies = max(found.copies.values(), key=lambda one: sum(one.values()))
+    remedies = fewer_copies(config, found.layout.processes, copies, memory)
+    if sum(copies.values()) > memory:
+        return (
+            f"does not fit on {gpu}, and no shard makes it fit: whole copies take {copies_shown(copies)} of a process; "
+            f"{' or '.join(remedies)}"
+        )
+    shards = ["use distributed.shard = 0"] if found.layout.shard == 1 else []
+    remedies = [*shards, *remedies, *smaller_weights(config), *smaller_passes(config)]
+    return f"does not fit on {gpu}; {' or '.join(dict.fromkeys(remedies))}"
 
 
 def _shown(config: Config, found: Prediction, network: Network, host: int) -> list[str]:

@@ -24,6 +24,7 @@ from tfive.text.corpus import source_files
 from tfive.text.settings import KINDS, Positions, TextSource, Where
 from tfive.text.sources import local_files
 from tfive.text.views import rare_pattern
+from tfive.training.agreement import require_same_evaluation
 from tfive.training.corpus import cache_folder
 from tfive.training.devices import place
 from tfive.tree.settings import ThoughtSettings
@@ -116,6 +117,9 @@ def gains_command(
                 needed = f"{size.tokens} tokens and {model.plan.reach} of a thought"
                 raise UserError(f"--tokens {size.tokens}: {needed} need more than the model's {model.limit} positions")
             other = None if base is None else base_of(base, model)
+        asked = {**asdict(size), "positions": positions.model_dump(), "precision": model.model.dtype}
+        asked |= {"thought": model.thought.model_dump(), "law": model.sampling.model_dump(), "base": base is not None}
+        require_same_evaluation(met, asked, model.model, (file for one in files for file in one.files))
         with joined(model.model.device, store=met.store) as world:
             sample = sample_texts(files, model, positions, size, world)
             found: dict[str, Any] = diagnose(model, sample, size, other, world)

@@ -25,6 +25,7 @@ from tfive.rl.settings import CriticSettings
 from tfive.text.candidates import apportion
 from tfive.text.settings import KINDS
 from tfive.text.workings import batched, compiled, worked_texts
+from tfive.training.agreement import require_same_evaluation
 from tfive.training.devices import place
 from tfive.tree.settings import SamplingSettings, ThoughtSettings
 
@@ -103,6 +104,10 @@ def headroom_command(
                 )
             sampled = texts_of(files, model, pattern, per_text, size)
         asked = critic.model_copy(update={"passes": passes, "start": None}) if passes else None
+        settings = {**asdict(size), "samples": samples, "pattern": pattern, "per_text": per_text}
+        settings["precision"] = model.model.dtype
+        settings |= {"critic": asked, "thought": model.thought.model_dump(), "law": model.sampling.model_dump()}
+        require_same_evaluation(met, settings, model.model, (file for one in files for file in one.files))
         with joined(model.model.device, store=met.store) as world:
             how: dict[str, Any] = {"many": samples, "seed": size.seed, "rows": size.rows, "critic": asked}
             found = measure(model, sampled, **how, world=world)

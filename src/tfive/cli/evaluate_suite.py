@@ -38,6 +38,7 @@ from tfive.evaluate.tasks import Items, find_tasks, load_items
 from tfive.inference.requests import When
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.weights import weights_fingerprint
+from tfive.training.agreement import require_same_evaluation
 from tfive.training.devices import place
 from tfive.training.lock import FolderLock
 from tfive.training.recorder import Recorder
@@ -113,6 +114,8 @@ def evaluate(wanted: Wanted, *, quiet: bool = False) -> dict[str, Any]:
             plans = [_plan_task(wanted, one, when) for one in items]
             for plan in plans:
                 check_task(model, plan)
+        tasks = {f"task {plan.task.name}": plan.record(model.tokenizer) for plan in plans}
+        require_same_evaluation(met, {"seed": wanted.seed, "chat": wanted.chat, **facts, **tasks})
         folder = _folder(wanted, facts)
         with met.refusals("folder"):
             if met.place.first:

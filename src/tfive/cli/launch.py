@@ -21,6 +21,7 @@ from tfive.errors import UserError
 from tfive.training.console import Console
 from tfive.training.devices import usable_cores
 from tfive.training.loop import read_config
+from tfive.training.processes import require_possible
 
 FINAL = (2, 1, 130)
 """Statuses that a restart would only repeat, the most telling first: a refusal, failed work, an interruption."""
@@ -59,7 +60,8 @@ def launch_train(
     processes: int,
     restarts: int,
 ) -> int:
-    """`tfive train` in several processes; a configuration that is refused is refused here, before any begins."""
+    """`tfive train` in several processes; what is refused of a configuration, or of it by so many processes, is refused
+    here, before any begins."""
     config = Config.load(*sources, overrides=overrides)
     words = ["train", *sources, *(word for one in overrides for word in ("--set", one))]
     words += ["--out", out] if out else []
@@ -99,6 +101,7 @@ def command_words(context: Any) -> list[str]:
 
 
 def _launched(words: Sequence[str], config: Config, processes: int, restarts: int, *, quiet: bool) -> int:
+    require_possible(config, processes)
     patience = config.distributed.timeout
     return launch(words, processes=processes, restarts=restarts, patience=patience, quiet=quiet)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -173,7 +174,10 @@ class Shards:
 
         It ends with `backward` of its result, on every process; passes without gradients read the whole copy.
         """
-        result: Result = self._root(forward)
+        with warnings.catch_warnings():
+            # Losses are computed of what a pass gives, never in place.
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
+            result: Result = self._root(forward)
         return result
 
     def local(self, tensor: Tensor) -> Tensor:

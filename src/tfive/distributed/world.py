@@ -9,8 +9,9 @@ same thoughts. `SINGLE` is a world of one, whose methods give back what they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from tfive.distributed.pulse import Pulse
 
 Rows = Sequence[Sequence[float]]
 """Numbers of every part (micro-batch) of a step: one row a part, one column a number."""
+
+Part = TypeVar("Part")
 
 
 class World:
@@ -58,6 +61,13 @@ class World:
         result whose shape is known; `gather` drops it."""
         own = self.share(count)
         return own if own.stop > own.start or not count else slice(count - 1, count)
+
+    def beating(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """The same parts of long work, each begun with a sign of life: a process that works for long between two
+        exchanges must not be taken for one that hangs."""
+        for part in parts:
+            self.pulse.beat()
+            yield part
 
     def gather(self, own: Tensor, count: int, dim: int = 0) -> Tensor:
         """All `count` rows in order, from each process's result for `computed(count)`; `dim` is the rows' axis."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tfive.distributed.world import SINGLE, World
 from tfive.errors import UserError
 from tfive.evaluate.generate import item_number
 from tfive.evaluate.likelihood import encoded_pair
@@ -53,13 +54,20 @@ def question_and_answer(task: Task, item: Item) -> tuple[str, str]:
 
 @torch.no_grad()
 def answer_gains(
-    model: ThoughtModel, task: Task, items: Sequence[Item], *, seed: int = 0, rows: int = 8
+    model: ThoughtModel,
+    task: Task,
+    items: Sequence[Item],
+    *,
+    seed: int = 0,
+    rows: int = 8,
+    world: World = SINGLE,
 ) -> AnswerGains:
-    """Gains of `items`, the same thoughts' random numbers every time, so that two measurements differ by the model."""
+    """Gains of `items`, the same thoughts' random numbers every time, so that two measurements differ by the model. A
+    process of `world` gives a sign of life with every pass."""
     pairs = [_encoded(model, task, item) for item in items]
     order = sorted(range(len(items)), key=lambda number: -sum(map(len, pairs[number])))
     thought, mixed, tokens = [0.0] * len(items), [0.0] * len(items), 0
-    for start in range(0, len(order), rows):
+    for start in world.beating(range(0, len(order), rows)):
         some = order[start : start + rows]
         places = [len(pairs[number][0]) - 1 for number in some]
         found = model.score(

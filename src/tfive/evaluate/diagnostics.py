@@ -137,7 +137,7 @@ def _beginnings(
 def _entropies(model: ThoughtModel, tokens_BS: np.ndarray, rows: int, world: World) -> np.ndarray:
     """Entropy of the plain prediction after every token, `[B, S]` (0 after the last, which predicts nothing)."""
     parts = []
-    for part in micro_batches(world.computed(len(tokens_BS)), rows):
+    for part in world.beating(micro_batches(world.computed(len(tokens_BS)), rows)):
         some = tokens_BS[part].tolist()
         parts += [score.entropy.float() for score in model.score(some, [[] for _ in some])]
     return np.pad(world.gather(torch.stack(parts), len(tokens_BS)).numpy(), ((0, 0), (0, 1)))

@@ -62,7 +62,7 @@ def losses_after(
 ) -> tuple[Tensor, Tensor]:
     """Losses after whole thoughts and without them, `[B, R]` each, on the CPU."""
     after, without, count = [], [], len(texts.tokens_BS)
-    for part in micro_batches(world.computed(count), rows):
+    for part in world.beating(micro_batches(world.computed(count), rows)):
         some = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
         scores = engine.score(*some, whole=True)
         after.append(last_loss(scores.losses_BRK, scores.mask_BRK).float().cpu())

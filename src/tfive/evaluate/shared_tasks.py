@@ -106,7 +106,7 @@ def answer_gains_together(
     """`answer_gains` by all processes of `world`, on every one of them."""
     if world.size == 1:
         return answer_gains(model, task, items, seed=seed, rows=rows)
-    own = answer_gains(model, task, items[world.computed(len(items))], seed=seed, rows=rows)
+    own = answer_gains(model, task, items[world.computed(len(items))], seed=seed, rows=rows, world=world)
     mixed = [0.0] * len(own.thought) if own.mixed is None else own.mixed
     both = torch.tensor([own.thought, mixed], dtype=torch.float64)
     thought, blended = world.gather(both, len(items), dim=1).tolist()

@@ -254,7 +254,7 @@ class Method(Generic[P]):
             single = acting.thoughts.branches(0, None, parts.actor.engine.plan.group)
             rows, world = parts.rollout.rows, parts.rollout.world
             predictions = experts(parts.actor.reader, acting.texts, single, rows=rows, world=world)
-            self.report["gate_loss"] = parts.gate.fit(predictions, self.window)
+            self.report["gate_loss"] = parts.gate.fit(predictions, self.window, parts.rollout.world)
         if acting.count:
             self.report |= {
                 "actor_gain": float(acting.gain_BR.sum() / acting.count),

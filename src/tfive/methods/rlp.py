@@ -31,8 +31,9 @@ class RLP(Method[RLPParts]):
 
     @classmethod
     def assemble(cls, kit: Kit) -> Self:
-        rollout = kit.common["rollout"]
-        teacher = Teacher.of(rollout.engine, decay=kit.settings.decay, rows=rollout.rows, world=rollout.world)
+        rollout, shards = kit.common["rollout"], kit.common["actor"].shards
+        own = {"decay": kit.settings.decay, "rows": rollout.rows, "world": rollout.world, "shards": shards}
+        teacher = Teacher.of(rollout.engine, **own)
         return cls(RLPParts(**kit.common, teacher=teacher), **kit.windows)
 
     def collect(self) -> str | None:

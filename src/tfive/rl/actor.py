@@ -97,7 +97,7 @@ class Actor:
         self.engine, self.optimizer, self.world, self.shards = engine, optimizer, self.role.texts, shards
         self.reader = under(engine, replace(engine.plan, group=1))
         """The same weights with one thought a position, whatever the group: for anchors, gate and measurements."""
-        self.trained = engine if shards is None else _in_shards(engine, shards)
+        self.trained = engine if shards is None else through_shards(engine, shards)
         """What passes with gradients go through."""
         self.trained_reader = under(self.trained, self.reader.plan)
         self.settings, self.ratio, self.anchor = actor, ratio, anchor
@@ -221,7 +221,7 @@ class Actor:
         # Of every part: the policy's terms, the next-token loss, the loss after thoughts. They stay on the device: the
         # host waits for them once, after the last part.
         names, seen = list(NO_TERMS), list[Tensor]()
-        for some, spare in self._passes(trajectories, acting):
+        for some, spare in self.world.beating(self._passes(trajectories, acting)):
             sums = torch.zeros(len(names) + 2, dtype=torch.float64, device=engine.device)
             read = partial(self._read, engine, some, weights, acting)
             output = read() if self.shards is None else self.shards.run(read)
@@ -361,7 +361,7 @@ def under(engine: TreeModel, plan: ThoughtPlan) -> TreeModel:
     return other
 
 
-def _in_shards(engine: TreeModel, shards: Sharding) -> TreeModel:
+def through_shards(engine: TreeModel, shards: Sharding) -> TreeModel:
     """The same engine over the sharded weights, by the model's own blocks."""
     delimiters, gates = shards.beside.get("delimiters"), shards.beside.get(GATES.removesuffix("."))
     return TreeModel(shards.model, engine.plan, engine.engine.unfused(), delimiters, gates)

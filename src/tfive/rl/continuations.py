@@ -43,7 +43,7 @@ def continued(rollout: Rollout, begun: Trajectories, count: int) -> Trajectories
     tokens_BRT = begun.thoughts.tokens_BRT.repeat_interleave(count, 1)
     thoughts, log_old = [], []
     own = rollout.world.computed(len(texts.tokens_BS))
-    for part in micro_batches(own, rollout.rows):
+    for part in rollout.world.beating(micro_batches(own, rollout.rows)):
         some = texts.rows(part.start, part.stop)
         drawn = engine.sample(some, numbers_BRT[part], rollout.law, prefix=(tokens_BRT[part], step_BR[part]))
         with torch.no_grad():
@@ -57,7 +57,8 @@ def continued(rollout: Rollout, begun: Trajectories, count: int) -> Trajectories
         log_old_BRT=torch.cat(log_old),
         snapshots=rollout.snapshots.current("policy"),
     )
-    scored = score(engine, found, rows=rollout.rows, snapshots=rollout.snapshots.current("scorer"))
+    scorer = rollout.snapshots.current("scorer")
+    scored = score(engine, found, rows=rollout.rows, snapshots=scorer, world=rollout.world)
     scored = scored.gathered(rollout.world, texts).having(probe_step_BR=step_BR)
     if begun.foreign_BR is not None:
         scored = scored.having(foreign_BR=begun.foreign_BR.repeat_interleave(count, 1))

@@ -107,7 +107,7 @@ class Critics:
         if read is None or read[0] is not texts or read[1] is not thoughts or read[2] is not world:
             self._read = None
             mine = micro_batches(world.computed(len(texts.tokens_BS)), self.read_rows)
-            parts = [trajectories.rows(part) for part in mine]
+            parts = (trajectories.rows(part) for part in world.beating(mine))
             found = [self._base_activations(part) for part in parts]
             self._read = read = (texts, thoughts, world, found)
         return read[3]
@@ -150,7 +150,8 @@ class Critics:
         """Values `[n, B, R, T]` and features `[n, B, R, T, E]` by some of the critics, texts split over `world`."""
         views: list[list[Any]] = [[] for _ in numbers]
         shared, count = self.shared(trajectories, world), len(trajectories.texts.tokens_BS)
-        for part, read in zip(micro_batches(world.computed(count), self.read_rows), shared):
+        parts = micro_batches(world.computed(count), self.read_rows)
+        for part, read in world.beating(zip(parts, shared)):
             some = trajectories.rows(part)
             for view, critic in zip(views, (self.critics[number] for number in numbers)):
                 view.append(critic.evaluate(self._features(critic, some, read), some.mask_BRT))
@@ -212,14 +213,14 @@ class Critics:
             count = int(steps_B[own].sum())
             if not count:
                 continue
-            for rows, spare in self._passes(own, texts, world, common=self.shards[critic] is not None):
+            passes = self._passes(own, texts, world, common=self.shards[critic] is not None)
+            for rows, spare in world.beating(passes):
                 read = BaseActivations.gathered(shared, self.read_rows, rows - first)
                 loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
                 (0.0 * loss if spare else loss / count).backward()
                 if not spare:
                     losses.append(loss.detach().double())
             seen += count
-            world.pulse.beat()
             if not self.optimizers[critic].step().applied:
                 return {"loss": math.nan, "sound": False}
         parts = [[value] for value in torch.stack(losses).tolist()] if losses else []
@@ -292,9 +293,20 @@ class Critics:
             raise ValueError("a clipped value loss needs the prediction before the fit")
         return clipped_value_loss(value, target, frozen_2BRT[critic][rows].to(value.dtype), mask, self.settings.clip)[0]
 
-    def exact(self) -> list[dict[str, Tensor]]:
-        """Each critic's exact weights by name, whole and on every process; all must call it."""
-        return [role.told(one.masters()) for role, one in zip(self.roles, self.optimizers)]
+    def exact(self, *, kept: bool = True) -> list[dict[str, Tensor]]:
+        """Each critic's exact weights by name, whole, on the host of every process that has them `kept`; all must call
+        it. One tensor after another is put together and sent: a device may have no room for all."""
+        return [self._exact_of(role, one, kept) for role, one in zip(self.roles, self.optimizers)]
+
+    @staticmethod
+    def _exact_of(role: Role, optimizer: MasterOptimizer, kept: bool) -> dict[str, Tensor]:
+        found, names = dict[str, Tensor](), role.told(list(optimizer.masters()))
+        own = optimizer.whole_masters()
+        for name in names:
+            weight = role.told(None if role.members is None else next(own)[1])
+            if kept:
+                found[name] = weight.cpu()
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Weights and moments; those of a critic that this process does not have are pieces without elements."""

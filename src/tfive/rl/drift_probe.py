@@ -120,8 +120,8 @@ class Probe:
         the vocabulary head, `[B, R, D]`."""
         logs, scores = [], []
         head = self.engine.head
-        count = len(probe.texts.tokens_BS)
-        for part in micro_batches(self.rollout.world.computed(count), self.rows):
+        count, world = len(probe.texts.tokens_BS), self.rollout.world
+        for part in world.beating(micro_batches(world.computed(count), self.rows)):
             some = probe.rows(part)
             with torch.enable_grad():
                 output = self.forward(some)
@@ -134,7 +134,7 @@ class Probe:
                 log_V = torch.log_softmax(head.logits(flat, self.engine.forbidden_V), dim=-1)
                 (slope,) = torch.autograd.grad(log_V.gather(-1, token_BR.reshape(-1, 1)).sum(), flat)
             scores.append(slope.view(state_BRD.shape).float())
-        log_BR, score_BRD = self.rollout.world.gather_all([(torch.cat(logs), 0), (torch.cat(scores), 0)], count)
+        log_BR, score_BRD = world.gather_all([(torch.cat(logs), 0), (torch.cat(scores), 0)], count)
         return log_BR, score_BRD
 
     def _by_context(self, probe: Trajectories, value_BR: Tensor, *, reached: bool = True) -> Tensor:

@@ -136,7 +136,7 @@ def no_thought_losses(engine: TreeModel, texts: TextBatch, *, rows: int, world: 
     """ℓ_0 of every item `[B, R]` (eq:continuation-ce). Of the frozen base model it is a reference training cannot
     move."""
     count = len(texts.tokens_BS)
-    parts = micro_batches(world.computed(count), rows)
+    parts = world.beating(micro_batches(world.computed(count), rows))
     return world.gather(torch.cat([engine.no_thought(texts.rows(part.start, part.stop)) for part in parts]), count)
 
 
@@ -206,7 +206,7 @@ def _losses_after(
     losses: dict[str, list[Tensor]] = {name: [] for name in (*versions, "no_thought")}
     tokens: dict[str, list[Tensor]] = {name: [] for name in (*losses, "mask")}
     count = len(texts.tokens_BS)
-    for part in micro_batches(world.computed(count), rows):
+    for part in world.beating(micro_batches(world.computed(count), rows)):
         some = texts.rows(part.start, part.stop)
         reading = engine.read(some)
         for name, thoughts in versions.items():

@@ -186,7 +186,7 @@ class Experts:
 def experts(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, *, rows: int, world: World = SINGLE) -> Experts:
     """The two predictions of each item's continuation: after its whole thought, and without it."""
     parts = []
-    for part in micro_batches(world.computed(len(texts.tokens_BS)), rows):
+    for part in world.beating(micro_batches(world.computed(len(texts.tokens_BS)), rows)):
         some, own = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
         parts.append(Experts.of(engine.score(some, own, features=True, whole=True), some, own))
     return Experts.joined(parts).gathered(world, len(texts.tokens_BS))
@@ -215,13 +215,14 @@ class Gate:
         )
         self.constant = 0.0
 
-    def fit(self, predictions: Experts, window: int) -> float:
-        """Passes over a training set's predictions; returns the mean loss of the last pass."""
+    def fit(self, predictions: Experts, window: int, world: World = SINGLE) -> float:
+        """Passes over a training set's predictions, alike on every process of `world`; returns the mean loss of the
+        last pass."""
         count, loss_mean = len(predictions.text_I), 0.0
         for number in range(self.settings.passes):
             order = torch.from_numpy(rng.permutation(self.seed, f"gate/{number}", window, count))
             total = tokens = 0.0
-            for part in micro_batches(count, self.batch):
+            for part in world.beating(micro_batches(count, self.batch)):
                 some = predictions.items(order[part].to(predictions.text_I.device))
                 terms = gate_terms(
                     self.gate(some.with_IHD, some.without_IHD),

@@ -159,7 +159,7 @@ def _like(index_BP: Tensor, value: Tensor) -> Tensor:
 
 def _losses(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, rows: int, world: World) -> Tensor:
     parts, count = [], len(texts.tokens_BS)
-    for part in micro_batches(world.computed(count), rows):
+    for part in world.beating(micro_batches(world.computed(count), rows)):
         scores = engine.score(texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop), whole=True)
         parts.append(last_loss(scores.losses_BRK, scores.mask_BRK).float())
     return world.gather(torch.cat(parts), count)

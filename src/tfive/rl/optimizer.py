@@ -145,10 +145,14 @@ class MasterOptimizer:
         )
 
     def masters(self) -> dict[str, Tensor]:
-        """The exact weights by name, detached and whole: for moving averages and saved copies."""
-        if self.shards is None:
-            return {slot.name: slot.weights for slot in self._slots}
-        return {slot.name: self.shards.gathered(slot.name, slot.weights) for slot in self._slots}
+        """The exact weights by name, detached: of shards this process's rows."""
+        return {slot.name: slot.weights for slot in self._slots}
+
+    def whole_masters(self) -> Iterator[tuple[str, Tensor]]:
+        """The same, whole, one after another: there may be no room for all of them. Shards are put together as they are
+        asked for, so every process must go through them alike, and to the end."""
+        for slot in self._slots:
+            yield slot.name, slot.weights if self.shards is None else self.shards.gathered(slot.name, slot.weights)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """The accumulated float32 gradients of this process by name; those of shards are of its rows, and sums over all

@@ -197,7 +197,7 @@ class Rollout:
         """The loss `[B, R]` of each continuation after a whole thought of another text."""
         other = foreign(scored.thoughts, near=True)
         losses, count = [], len(scored.texts.tokens_BS)
-        for part in micro_batches(self.world.computed(count), self.rows):
+        for part in self.world.beating(micro_batches(self.world.computed(count), self.rows)):
             some = scored.texts.rows(part.start, part.stop)
             found = engine.score(some, other.rows(part.start, part.stop), whole=True)
             losses.append(last_loss(found.losses_BRK, found.mask_BRK))
@@ -213,7 +213,7 @@ class Rollout:
         """
         scores, recorded = [], []
         own = self.world.computed(len(texts.tokens_BS))
-        for part in micro_batches(own, self.rows):
+        for part in self.world.beating(micro_batches(own, self.rows)):
             some, these = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
             scores.append(engine.score(some, these))
             recorded.append(engine.policy(some, these, features=True, parity=self.law.parity))

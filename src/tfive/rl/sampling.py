@@ -162,7 +162,7 @@ def _drawn(
     given_B = torch.tensor(given, device=device).repeat_interleave(torch.tensor(sizes, device=device))[own]
     thoughts, scores, states = [], list[Scores](), any(one.states for one in sets)
     below = below if gives and any(one.lower for one in sets) else None
-    for part in micro_batches(len(texts.tokens_BS), rows):
+    for part in world.beating(micro_batches(len(texts.tokens_BS), rows)):
         some = texts.rows(part.start, part.stop)
         reading = engine.read(some, below)
         thoughts.append(engine.sample(some, numbers_BRT[part], law, reading))
@@ -213,7 +213,7 @@ def _recorded(
         return found
     count = len(found.texts.tokens_BS)
     passes = []
-    for part in micro_batches(world.computed(count), rows):
+    for part in world.beating(micro_batches(world.computed(count), rows)):
         some = found.texts.rows(part.start, part.stop), found.thoughts.rows(part.start, part.stop)
         passes.append(engine.policy(*some, features=wanted.states, parity=law.parity))
     own = [(torch.cat([p.need("log_prob_BRT").float() for p in passes]), 0)]
@@ -247,11 +247,17 @@ def with_scores(
 
 
 def score(
-    engine: TreeModel, trajectories: Trajectories, *, rows: int, snapshots: dict[str, str] | None = None
+    engine: TreeModel,
+    trajectories: Trajectories,
+    *,
+    rows: int,
+    snapshots: dict[str, str] | None = None,
+    world: World = SINGLE,
 ) -> Trajectories:
-    """The trajectories with ℓ_0 and ℓ_τ of every checkpoint under the scorer `engine` (eq:continuation-ce)."""
+    """The trajectories with ℓ_0 and ℓ_τ of every checkpoint under the scorer `engine` (eq:continuation-ce): of this
+    process's own rows, as one of `world`."""
     parts = []
-    for part in micro_batches(len(trajectories.texts.tokens_BS), rows):
+    for part in world.beating(micro_batches(len(trajectories.texts.tokens_BS), rows)):
         some = trajectories.rows(part)
         parts.append(engine.score(some.texts, some.thoughts))
     return with_scores(trajectories, parts, snapshots)

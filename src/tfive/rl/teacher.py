@@ -6,12 +6,13 @@ optimizer's float32 masters, which are not a module, while the copy that compute
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from tfive.distributed.sharding import Sharding, held_of
 from tfive.distributed.world import SINGLE, World
 from tfive.rl.gains import no_thought_losses
 from tfive.rl.weight_slots import wide
@@ -45,11 +46,16 @@ class Ema:
         self.updates += 1
 
     @torch.no_grad()
-    def copy_to(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Write the average into a compute copy, rounded to its precision; every averaged weight must be there."""
+    def copy_to(
+        self,
+        named_parameters: Iterable[tuple[str, Tensor]],
+        whole: Callable[[str, Tensor], Tensor] = lambda name, average: average,
+    ) -> None:
+        """Write the average into a compute copy, rounded to its precision; every averaged weight must be there. `whole`
+        puts a weight together of which each process averages its own rows."""
         targets = dict(named_parameters)
         for name, average in self.average.items():
-            targets[name].copy_(average)
+            targets[name].copy_(whole(name, average))
 
     def state_dict(self) -> dict[str, Any]:
         """Decay, count and the averages (references)."""
@@ -66,20 +72,29 @@ class Ema:
 
 
 class Teacher:
-    """φ ← decay·φ + (1 − decay)·θ in float32, starting at θ. `engine` is the compute copy, filled from the average."""
+    """φ ← decay·φ + (1 − decay)·θ in float32, starting at θ. `engine` is the compute copy, filled from the average.
 
-    def __init__(self, engine: TreeModel, *, decay: float, rows: int, world: World = SINGLE) -> None:
-        self.engine, self.rows, self.world = engine, rows, world
+    Where the actor's weights are in `shards`, a process averages its own rows alone, and the teacher is put together
+    when it is asked.
+    """
+
+    def __init__(
+        self, engine: TreeModel, *, decay: float, rows: int, world: World = SINGLE, shards: Sharding | None = None
+    ) -> None:
+        self.engine, self.rows, self.world, self.shards = engine, rows, world, shards
         self.average = Ema(decay)
 
     @classmethod
-    def of(cls, student: TreeModel, *, decay: float, rows: int, world: World = SINGLE) -> Self:
+    def of(
+        cls, student: TreeModel, *, decay: float, rows: int, world: World = SINGLE, shards: Sharding | None = None
+    ) -> Self:
         """A teacher with a frozen copy of what the student trains, under the student's plan; what the student does not
         train is the same for both."""
         model = copy_sharing_frozen(student.model).requires_grad_(False)
         own = student.delimiters
         delimiters = None if own is None else copy_sharing_frozen(own).requires_grad_(False)
-        return cls(TreeModel(model, student.plan, student.engine, delimiters), decay=decay, rows=rows, world=world)
+        engine = TreeModel(model, student.plan, student.engine, delimiters)
+        return cls(engine, decay=decay, rows=rows, world=world, shards=shards)
 
     @property
     def started(self) -> bool:
@@ -98,13 +113,28 @@ class Teacher:
         named = dict(self.engine.model.named_parameters())
         if self.engine.delimiters is not None:
             named |= {f"delimiters.{name}": p for name, p in self.engine.delimiters.named_parameters()}
-        self.average.copy_to(named.items())
+        if self.shards is None:
+            self.average.copy_to(named.items())
+        else:
+            self.average.copy_to(named.items(), self.shards.gathered)
         return no_thought_losses(self.engine, texts, rows=self.rows, world=self.world)
 
     def state_dict(self) -> dict[str, Any]:
-        return self.average.state_dict()
+        """Decay, count and the averages; those of shards are pieces."""
+        state, shards = self.average.state_dict(), self.shards
+        if shards is not None:
+            state["average"] = {name: shards.piece(name, rows) for name, rows in state["average"].items()}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a saved state of whole tensors, or of the same pieces."""
         device = self.engine.device
-        average = {name: tensor.to(device) for name, tensor in state["average"].items()}
+        average = {name: self._own(name, saved).to(device) for name, saved in state["average"].items()}
         self.average.load_state_dict({**state, "average": average})
+
+    def _own(self, name: str, saved: Any) -> Tensor:
+        """The part of a saved average that this process has: all of it, or its rows."""
+        if self.shards is None:
+            return saved
+        rows = self.shards.local(dict(self.shards.named_parameters())[name])
+        return held_of(saved, name, self.shards.piece(name, rows))

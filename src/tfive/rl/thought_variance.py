@@ -44,7 +44,7 @@ def pilot_gains(
     """ℓ_0 − ℓ_T of every thought, `[B, P, G]`, and how many tokens the thoughts have; `engine`'s group is G. The
     processes of `world` draw for a share of the texts each, and every one gets all gains."""
     gains, lengths, count = [], [], len(texts.tokens_BS)
-    for part in micro_batches(world.computed(count), rows):
+    for part in world.beating(micro_batches(world.computed(count), rows)):
         some = texts.rows(part.start, part.stop)
         thoughts = sample(engine, some, law, seed=seed, role=role, window=0, rows=rows, record_old=False).thoughts
         scores = engine.score(some, thoughts, whole=True)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import tfive
 from tfive.config.config import Config
 from tfive.distributed.meeting import Meeting
 from tfive.errors import UserError
+from tfive.models.weights import weights_fingerprint
+from tfive.text.sources import SourceFile
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 """Whose versions decide numbers or the format of files."""
@@ -31,14 +34,32 @@ def code_digest(folder: Path | None = None) -> str:
 
 def of_configuration(config: Config) -> dict[str, str]:
     """A configuration's keys, and the code and libraries that read them; where each rank computes is its own affair."""
-    leaves = {key: json.dumps(value, default=str) for key, value in config.leaves().items()}
+    return {key: json.dumps(value, default=str) for key, value in config.leaves().items()} | of_code()
+
+
+def of_code() -> dict[str, str]:
+    """The code of tfive, and the versions of what it stands on."""
     code = {"tfive": f"{tfive.__version__} (code {code_digest()})", "python": platform.python_version()}
-    return leaves | code | {name: version(name) for name in LIBRARIES}
+    return code | {name: version(name) for name in LIBRARIES}
 
 
 def of_data(model: Mapping[str, str], corpus: str) -> dict[str, str]:
     """The digests of the model's files and of the prepared corpus."""
     return {f"model file {name}": digest for name, digest in model.items()} | {"prepared corpus": corpus}
+
+
+def require_same_evaluation(
+    met: Meeting, asked: Mapping[str, Any], model: Any = None, texts: Iterable[SourceFile] = ()
+) -> None:
+    """Refuse an evaluation of which some process has other code, options, texts or weights: each answers a share, and
+    answers of two models would be taken for those of one. One process compares nothing, and reads nothing for it."""
+    if met.place.size == 1:
+        return
+    own = {name: json.dumps(value, default=str) for name, value in asked.items()} | of_code()
+    with met.refusals("files"):
+        own |= {f"text {file.name}": file.digest() for file in texts}
+        own |= {} if model is None else {"weights": weights_fingerprint(model)}
+    require_same(met, "the evaluation", own, "give all ranks the same options, files and versions")
 
 
 def require_same(met: Meeting, name: str, own: Mapping[str, str], remedy: str) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from tfive.config.config import Config
@@ -31,8 +29,10 @@ from tfive.rl.snapshots import Snapshots
 from tfive.rl.weight_slots import wide
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
+from tfive.training.corpus import measured_sequences
 from tfive.training.develop import MeasuredTexts
 from tfive.training.positions import MovedPositions
+from tfive.training.shard_engines import in_shards, shards_of
 from tfive.training.warmstart import WarmStart, begun_parts
 from tfive.tree.admission import admit
 from tfive.tree.forward import TreeModel
@@ -198,8 +198,10 @@ def _critics(
     shards: list[Any] = [None] * count
     for number, (critic, role) in enumerate(zip(own, roles.critics)):
         # Adapted blocks are as large as the model's; a head or low-rank updates are small, and every process has all.
-        if critic.tree is not None and config.critic.adapt in ("top", "full") and _in_shards(config, role):
-            shards[number] = _shards(config, critic.tree, {"head": critic.head}, role, name="body", trained_in=wide)
+        if critic.tree is not None and config.critic.adapt in ("top", "full") and in_shards(config, role):
+            # Its group may be smaller than the actor's shards are wide.
+            width, beside = min(config.distributed.shard, len(role.ranks)), {"head": critic.head}
+            shards[number] = shards_of(critic.tree, beside, role, width=width, name="body", trained_in=wide)
         if role.members is None:
             critic.to("meta")
     split: dict[str, Any] = {"roles": roles.critics, "shards": shards}
@@ -221,10 +223,11 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart 
     for prefix, module in small.items():
         named += [(f"{prefix}.{name}", parameter) for name, parameter in module.named_parameters()]
     shards = None
-    if config.actor.adapt == "full" and _in_shards(config, role):
+    if config.actor.adapt == "full" and in_shards(config, role):
         # Low-rank updates are small, and every process has all of them.
         kept = config.optimizer.bf16_update == "stochastic"
-        shards = _shards(config, engine, small, role, trained_in=(lambda dtype: dtype) if kept else wide)
+        own: dict[str, Any] = {"width": config.distributed.shard, "trained_in": (lambda dtype: dtype) if kept else wide}
+        shards = shards_of(engine, small, role, **own)
         named = [] if shards is None else shards.named_parameters()
     total = config.window.windows * config.window.actor_steps
     settings = config.optimizer.model_dump(exclude={"gate_lr"})
@@ -249,31 +252,11 @@ def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart 
     )
 
 
-def _in_shards(config: Config, role: Role) -> bool:
-    return len(role.ranks) > 1 and config.distributed.shard != 1
-
-
-def _shards(config: Config, engine: TreeModel, beside: Mapping[str, nn.Module], role: Role, **options: Any) -> Any:
-    """An engine's weights in shards over a role's processes, of which its own become the whole copy; None on other
-    processes, which help to make the groups."""
-    # Imported where it is needed: a run without shards never loads FSDP.
-    from tfive.distributed.shards import Shards, shard_mesh
-
-    # A critic's group may be smaller than the actor's shards are wide.
-    mesh = shard_mesh(engine.device.type, role.ranks, min(config.distributed.shard, len(role.ranks)))
-    if role.members is None:
-        return None
-    waiting = role.every.waiting
-    return Shards(engine.model, engine.backbone.block_names, mesh, beside=beside, waiting=waiting, **options)
-
-
 def _measured(
     config: Config, corpus: PreparedCorpus, base: TreeModel, world: World, split: str, items: int | None = None
 ) -> MeasuredTexts:
     """The first sequences of a split that together hold the items asked for, or all."""
-    numbers = corpus.sequences(split)
-    if items is not None:
-        numbers = numbers[: int((corpus.items_in[numbers].cumsum() < items).sum()) + 1]
+    numbers = measured_sequences(corpus, split, items)
     return MeasuredTexts(
         corpus.batch(numbers).to(base.device),
         torch.from_numpy(corpus.kinds[numbers].astype("int64")),

@@ -34,6 +34,9 @@ from tfive.training.memory import (
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all-reduce", "all-gather", "reduce-scatter", "broadcast"
 
+FUSED = "weights that fused blocks hold"
+"""What they are called among the whole copies of a process."""
+
 FLOAT, LONG = 4, 8
 """Bytes of a float32 and of an int64."""
 
@@ -106,7 +109,12 @@ def _actor_gradients(config: Config, shape: ModelShape, layout: Layout, compute:
     passes = _passes(config, layout.acting, texts / min(config.actor.minibatches, texts))
     shard = 1 if config.actor.adapt == "lora" else layout.shard
     weights = trained_by_actor(config, shape)[0]
-    return _gradients("the actor", weights, steps, passes, (layout.acting, shard), compute)
+    found = _gradients("the actor", weights, steps, passes, (layout.acting, shard), compute)
+    if shard > 1:
+        # Put together when they are asked, which is once a window.
+        rows = FLOAT * math.ceil(weights / shard)
+        found += [Exchange(ALL_GATHER, f"weights of the {name}", 1, rows, shard) for name in config.spec.averages]
+    return found
 
 
 def _gradients(whose: str, weights: int, steps: int, passes: int, by: tuple[int, int], compute: int) -> list[Exchange]:
@@ -223,6 +231,9 @@ def _passed(members: int) -> float:
 GPU = 989e12
 """Operations a second of one GPU in a product of bfloat16 matrices (H100 and H200, without sparsity)."""
 
+MEMORY = 141_000_000_000
+"""Bytes of one GPU (H200)."""
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -233,8 +244,8 @@ class Prediction:
     """Of the process with most of them."""
     by_role: dict[str, int]
     """Of a process of the actor and of one of a critic, or under `all` where they are the same."""
-    copies: dict[str, int]
-    """Bytes of these that are whole compute copies."""
+    copies: dict[str, dict[str, int]]
+    """Bytes of these that are whole copies, by what they are copies of."""
     exchanges: list[Exchange]
     computing: float
     exchanging: float
@@ -260,12 +271,13 @@ def predicted(
     network, compute = network or Network(), compute_bytes(config, device == "cuda")
     found = exchanges(config, shape, layout, compute)
     alone = expected(config, shape, device, speed).window
-    by_role = bytes_by_role(estimate(config, shape, device == "cuda"), config, shape, layout, compute)
+    table = estimate(config, shape, device == "cuda")
+    by_role = bytes_by_role(table, config, shape, layout, compute)
     return Prediction(
         layout,
         max(by_role.values()),
         by_role,
-        whole_copies(config, shape, layout, compute),
+        whole_copies(table, config, shape, layout, compute),
         found,
         _computing(config, shape, layout, alone),
         sum(network.seconds(exchange, layout) for exchange in found),
@@ -307,14 +319,18 @@ def bytes_by_role(table: Estimate, config: Config, shape: ModelShape, layout: La
     """Bytes of one process of each role: everything as in a run of one, except that it has nothing of other roles but
     the frozen base, and that master weights, moments and gradients of what is sharded are spread over the processes of
     a shard, beside one whole compute copy."""
-    ways = {"actor": (trained_by_actor(config, shape)[0], 1 if config.actor.adapt == "lora" else layout.shard)}
+    whole = compute * trained_by_actor(config, shape)[0]
+    ways = {"actor": (whole, _policy_before(config, shape, compute), layout.shard)}
+    ways |= dict.fromkeys(config.spec.averages, (whole, 0, layout.shard))
+    if config.actor.adapt == "lora":
+        ways = {}
     if config.critic.adapt in ("top", "full"):
-        weights = trained_by_critic(config, shape)
-        ways |= {f"critic {number}": (weights, layout.fitting_shard) for number in (1, 2)}
+        whole = compute * trained_by_critic(config, shape)
+        ways |= {f"critic {number}": (whole, 0, layout.fitting_shard) for number in (1, 2)}
     rows = []
     for row in table.rows:
-        weights, shard = ways.get(row.role, (0, 1))
-        rows.append(row if shard == 1 else _spread(row, compute * weights, shard))
+        copy, beside, shard = ways.get(row.role, (0, 0, 1))
+        rows.append(row if shard == 1 else _spread(row, copy, beside, shard))
     if not layout.fitting:
         return {"all": summed(rows).total}
     critics = {row.role for row in rows if row.role.startswith("critic")} | {FEATURES}
@@ -323,21 +339,38 @@ def bytes_by_role(table: Estimate, config: Config, shape: ModelShape, layout: La
     return {"actor": summed(acting).total, "critic": summed(fitting).total}
 
 
-def whole_copies(config: Config, shape: ModelShape, layout: Layout, compute: int) -> dict[str, int]:
-    """Bytes of one process of each role that no shard makes smaller: sampling, scoring and valuing read the frozen base
-    and the role's own weights whole, in compute precision. Block by block, every step of a thought would move the whole
-    model between the processes."""
-    base = shape.parameters
-    acting = shape.parameters if config.actor.adapt == "full" else 0
-    critic = trained_by_critic(config, shape) if config.critic.adapt in ("top", "full") else 0
-    if not layout.fitting:
-        return {"all": compute * (base + acting + config.spec.critics * critic)}
-    return {"actor": compute * (base + acting), "critic": compute * (base + critic)}
+def whole_copies(
+    table: Estimate, config: Config, shape: ModelShape, layout: Layout, compute: int
+) -> dict[str, dict[str, int]]:
+    """Bytes of one process of each role, by what they are, that no shard makes smaller: sampling, scoring and valuing
+    read the frozen base and the role's own weights whole, in compute precision. Block by block, every step of a thought
+    would move the whole model between the processes."""
+    weights = {row.role: row.bytes["weights"] for row in table.rows}
+    base, acting, fitting = {BASE: weights[BASE]}, dict[str, int](), dict[str, dict[str, int]]()
+    if config.actor.adapt == "full":
+        acting = dict.fromkeys(("actor", *config.spec.averages), compute * shape.parameters)
+    if held := weights.get("rollout and scoring"):
+        acting[FUSED] = held
+    if before := _policy_before(config, shape, compute):
+        acting["policy before the update"] = before
+    if config.critic.adapt in ("top", "full"):
+        own = compute * trained_by_critic(config, shape)
+        fitting = {name: {name: own} for name in weights if name.startswith("critic ")}
+    if layout.fitting:
+        return {"actor": base | acting, "critic": base | fitting.get("critic 1", {})}
+    return {"all": base | acting | {name: size for one in fitting.values() for name, size in one.items()}}
 
 
-def _spread(row: Row, copy: int, ways: int) -> Row:
-    """A role's bytes in a process where its weights are in shards; `copy`: bytes of the whole compute copy."""
+def _policy_before(config: Config, shape: ModelShape, compute: int) -> int:
+    """Bytes of the policy's weights before an update, which the actor keeps where scores are centred by its law."""
+    trained, exact = trained_by_actor(config, shape)
+    return (4 if exact else compute) * trained if config.calibration.score_centering else 0
+
+
+def _spread(row: Row, copy: int, beside: int, ways: int) -> Row:
+    """A role's bytes in a process where its weights are in shards; `copy`: bytes of the whole compute copy, `beside`:
+    of another one that is not trained."""
     # Weights in compute precision are their own masters where no others are kept.
-    masters = row.bytes["weights"] - copy or copy
+    masters = row.bytes["weights"] - copy - beside or copy
     parts = {name: math.ceil(row.bytes[name] / ways) for name in ("moments", "gradients")}
-    return Row(row.role, row.bytes | parts | {"weights": copy + math.ceil(masters / ways)}, row.how)
+    return Row(row.role, row.bytes | parts | {"weights": copy + beside + math.ceil(masters / ways)}, row.how)

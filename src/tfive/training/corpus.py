@@ -207,3 +207,25 @@ def _opened(sources: Sequence[str], overrides: Sequence[str], *, quiet: bool, tr
         progress.showing(Waiting("preparing the text"), drawn=not quiet),
     ):
         return corpus_of(config, telemetry=recorder, trust_remote_code=trust)
+
+
+def measured_sequences(corpus: PreparedCorpus, split: str, items: int | None = None) -> npt.NDArray[np.int64]:
+    """The first sequences of a split that together hold the items asked for, or all."""
+    numbers = corpus.sequences(split)
+    if items is None:
+        return numbers
+    return numbers[: int((corpus.items_in[numbers].cumsum() < items).sum()) + 1]
+
+
+def require_other_texts(config: Config, corpus: PreparedCorpus) -> None:
+    """Refuse measured texts of which one holds most items: each thought is compared with one of another text. Fewer
+    texts than the configuration asks for are there where `text.allow_fewer` allows it."""
+    for split, items in (("development", config.run.develop_items), ("test", None)):
+        held = corpus.items_in[measured_sequences(corpus, split, items)]
+        most = int(held.max(initial=0))
+        if not most or held.sum() < 2 * most:
+            raise UserError(
+                f"text.sequences.{split}: {len(held)} sequence{'s' * (len(held) != 1)} with {held.sum()} positions, "
+                f"{most} of them in one, and thoughts are compared with those of other texts; raise it, or give more "
+                "text"
+            )

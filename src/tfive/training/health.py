@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,14 +19,17 @@ LEAST_CHANGE = 1e-7
 """Relative change of all weights below which nothing moved: float32 holds no smaller one."""
 
 
-def relative_change(weights: Mapping[str, Tensor], base: Mapping[str, Tensor], model: nn.Module | None = None) -> float:
+def relative_change(
+    weights: Iterable[tuple[str, Tensor]], base: Mapping[str, Tensor], model: nn.Module | None = None
+) -> float:
     """‖θ − θ₀‖ / ‖θ₀‖ over the weights that both name, and those that have low-rank updates in `model`."""
     changes = [] if model is None else [part.change() for _, part in low_rank_parts(model)]
     moved, size = sum(update for update, _ in changes), sum(frozen for _, frozen in changes)
-    for name in weights.keys() & base.keys():
-        before = base[name].detach().float()
-        moved += float((weights[name].detach().to(before.device).float() - before).square().sum())
-        size += float(before.square().sum())
+    for name, weight in weights:
+        if name in base:
+            before = base[name].detach().float()
+            moved += float((weight.detach().to(before.device).float() - before).square().sum())
+            size += float(before.square().sum())
     return math.sqrt(moved / size) if size else 0.0
 
 

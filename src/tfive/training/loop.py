@@ -137,7 +137,7 @@ class Loop:
     def _save_results(self, summary: dict[str, Any]) -> None:
         critics = self.assembly.critics
         # Putting shards together is work of all processes; writing is the first one's.
-        exact = [] if critics is None else critics.exact()
+        exact = [] if critics is None else critics.exact(kept=self.world.leads)
         if not self.world.leads:
             return
         if critics is not None:
@@ -287,7 +287,7 @@ class Loop:
         report = self.assembly.method.report
         account = self.recorder.account()
         actor, base = self.assembly.actor, dict(self.assembly.base.model.named_parameters())
-        change = float(actor.role.told(relative_change(actor.optimizer.masters(), base, actor.engine.model)))
+        change = float(actor.role.told(relative_change(actor.optimizer.whole_masters(), base, actor.engine.model)))
         return {
             "note": self.assembly.method.note,
             "problems": problems(

@@ -2,50 +2,104 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
 from tfive.config.config import Config
+from tfive.distributed.environment import Launched
 from tfive.errors import RunFailed, UserError, out_of_memory
 from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded
-from tfive.models.shape import ModelShape, shape_from
-from tfive.training.communication import Layout, bytes_per_rank
+from tfive.models.shape import ModelShape, find_shape, shape_from
+from tfive.training.communication import Layout, bytes_per_rank, whole_copies
 from tfive.training.memory import compute_bytes, estimate, readable_bytes
-from tfive.training.remedies import lower_and_resume, smaller_passes, smaller_weights
+from tfive.training.remedies import fewer_copies, lower_and_resume, smaller_passes, smaller_weights
 from tfive.training.save_memory import checkpoint_bytes
 
 SLACK = 1.25
 """How far the estimate may lie above the device's memory before a run is refused: it is no measurement."""
 
 
-def check_size(config: Config, loaded: Loaded, device: torch.device, processes: int = 1) -> None:
-    """Refuse a run by `processes` whose texts and thoughts have more positions than the model, or whose tensors cannot
-    fit in memory.
+def check_copies(config: Config, device: torch.device, place: Launched) -> None:
+    """Refuse, before anything is loaded, a run whose processes could not hold their whole copies of the model."""
+    shape = find_shape(config.model.name)
+    if shape is not None:
+        _require_room_for_copies(config, shape, device, place)
+
+
+def check_size(config: Config, loaded: Loaded, device: torch.device, place: Launched) -> None:
+    """Refuse a run whose texts and thoughts have more positions than the model, or whose tensors cannot fit in memory.
 
     What is asked for by mistake (a thousand thoughts a position, texts of a million tokens) is named here, before
     anything is written.
     """
     _require_positions(config, loaded)
-    shape, there = _shape(loaded), device_memory(device)
+    shape, there = _shape(loaded), memory_of_each(device, place)
     if shape is None or there is None:
         return
+    _require_room_for_copies(config, shape, device, place)
     on_gpu = device.type == "cuda"
     found = estimate(config, shape, on_gpu=on_gpu)
-    needed = bytes_per_rank(found, config, shape, Layout.of(config, processes), compute_bytes(config, on_gpu))
+    needed = bytes_per_rank(found, config, shape, Layout.of(config, place.size), compute_bytes(config, on_gpu))
     if not on_gpu and config.run.checkpoint_every:
-        needed += checkpoint_bytes(found, config, shape) // processes
+        needed += checkpoint_bytes(found, config, shape) // place.size
     if needed > SLACK * there:
         row = max(found.rows, key=lambda one: sum(one.bytes.values()))
         column = max(row.bytes, key=lambda name: row.bytes[name])
         remedies = smaller_passes(config) if column in ("activations", "states") else smaller_weights(config)
+        room = _shared(there, device, place)
         raise UserError(
-            f"this run needs about {readable_bytes(needed)}, {device} has {readable_bytes(there)}; most of it "
+            f"this run needs about {readable_bytes(needed)}{_each(place)}, {device} has {room}; most of it "
             f"{column} of {row.role} ({row.how.get(column, '')}); {' or '.join(remedies)}; see: tfive doctor"
         )
+
+
+def _require_room_for_copies(config: Config, shape: ModelShape, device: torch.device, place: Launched) -> None:
+    """Whole copies are counted, not estimated: what is larger than the memory cannot be held."""
+    there, on_gpu = memory_of_each(device, place), device.type == "cuda"
+    layout, compute = Layout.of(config, place.size), compute_bytes(config, on_gpu)
+    found = whole_copies(estimate(config, shape, on_gpu=on_gpu), config, shape, layout, compute)
+    copies = max(found.values(), key=lambda one: sum(one.values()))
+    if there is None or sum(copies.values()) <= there:
+        return
+    shards = ", and shards do not make them smaller" if place.size > 1 else ""
+    remedies = " or ".join(fewer_copies(config, place.size, copies, there))
+    raise UserError(
+        f"model.name = {config.model.name}: whole copies of weights take {copies_shown(copies)}{_each(place)}, "
+        f"{device} has {_shared(there, device, place)}{shards}; {remedies}; see: tfive doctor"
+    )
+
+
+def copies_shown(copies: Mapping[str, int]) -> str:
+    """The sum of whole copies, and what they are."""
+    parts = ", ".join(f"{name} {readable_bytes(size)}" for name, size in copies.items())
+    return f"{readable_bytes(sum(copies.values()))} ({parts})"
+
+
+def _each(place: Launched) -> str:
+    return " in each process" if place.size > 1 else ""
+
+
+def _shared(there: int, device: torch.device, place: Launched) -> str:
+    """What the device has for a process."""
+    sharing = processes_on(device, place)
+    return f"{readable_bytes(there)} for each of {sharing} processes" if sharing > 1 else readable_bytes(there)
+
+
+def processes_on(device: torch.device, place: Launched) -> int:
+    """How many processes compute on one device: all of a node on its processors, or as many as share a GPU."""
+    here = place.local_size or place.size
+    return math.ceil(here / max(1, torch.cuda.device_count())) if device.type == "cuda" else here
+
+
+def memory_of_each(device: torch.device, place: Launched) -> int | None:
+    """Bytes that each process has of the device, None where the system does not say."""
+    there = device_memory(device)
+    return None if there is None else there // processes_on(device, place)
 
 
 def _require_positions(config: Config, loaded: Loaded) -> None:

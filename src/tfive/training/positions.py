@@ -177,7 +177,7 @@ class Pilot:
     def _states(self, texts: TextBatch, valid_BP: Tensor) -> tuple[Tensor, Tensor]:
         """Final hidden state at every position of the pilot, and the entropy of the next token there; on the CPU."""
         states, entropy, count = [], [], len(texts.tokens_BS)
-        for part in micro_batches(self.world.computed(count), self.rows):
+        for part in self.world.beating(micro_batches(self.world.computed(count), self.rows)):
             some, valid = texts.rows(part.start, part.stop), valid_BP[part]
             row_BP = torch.arange(len(valid))[:, None].expand_as(valid)
             here_ND = self.engine.read(some).hidden_BSD[row_BP[valid], some.positions_BP.cpu()[valid]]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tfive.config.config import Config
+from tfive.training.communication import FUSED
+from tfive.training.memory import BASE
 
 WITH_GRADIENTS = ("build", "fit", "collect", "update", "close")
 """Phases with passes that keep activations for a backward pass: also a warm start, which a run is built with, and the
@@ -25,6 +29,18 @@ def smaller_weights(config: Config) -> list[str]:
     if config.spec.critics and config.critic.adapt == "lora":
         found.append("use critic.adapt = head")
     return [*found, "use a smaller model.name"]
+
+
+def fewer_copies(config: Config, processes: int, copies: Mapping[str, int], there: int) -> list[str]:
+    """What lessens the whole `copies` of weights that a process holds, best first; `there`: bytes that it has."""
+    if copies[BASE] > there:
+        return ["use a smaller model.name", "devices with more memory"]
+    found = []
+    if config.critic.adapt in ("full", "top") and processes > config.spec.critics > 0:
+        found += ["use distributed.profile = cluster"] if config.distributed.profile == "single" else []
+    if FUSED in copies:
+        found.append("set engine.fast = off")
+    return [*found, *(remedy for remedy in smaller_weights(config) if "moments" not in remedy)]
 
 
 def smaller_passes(config: Config) -> list[str]:

@@ -26,12 +26,12 @@ from tfive.training.benchmarks import Benchmarks, benchmarks_of
 from tfive.training.build import build
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
-from tfive.training.corpus import corpus_of
+from tfive.training.corpus import corpus_of, require_other_texts
 from tfive.training.devices import Placement, kernels_named, place
 from tfive.training.inputs import require
 from tfive.training.live_status import PROGRESS
 from tfive.training.loop import CHECKPOINTS, Loop, WindowCallback, read_config
-from tfive.training.memory_limits import check_size, out_of_memory_explained
+from tfive.training.memory_limits import check_copies, check_size, out_of_memory_explained
 from tfive.training.progress import Headline, ProgressReport, Waiting
 from tfive.training.recorder import Recorder
 from tfive.training.summary import SUMMARY, read_summary, summary_text
@@ -142,6 +142,8 @@ def _inputs(
             f"{config.method} on {config.model.name}, seed {config.run.seed}, {placement.device}{several}; "
             f"writing to {folder}"
         )
+        if model is None:
+            check_copies(config, placement.device, met.place)
         loaded = model or load_model(
             config.model.name,
             device=placement.device,
@@ -149,7 +151,7 @@ def _inputs(
             revision=config.model.revision,
             trust_remote_code=trust,
         )
-        check_size(config, loaded, placement.device, met.place.size)
+        check_size(config, loaded, placement.device, met.place)
         digests = model_digests(config.model.name, config.model.revision) if model is None else own_digests(model.model)
         benchmarks = benchmarks_of(config, loaded)
 
@@ -162,6 +164,7 @@ def _inputs(
         for note in corpus_notes(corpus):
             console.say(note)
     require_same(met, "data", of_data(digests, corpus.fingerprint), "give all ranks the same model and text")
+    require_other_texts(config, corpus)
     return Inputs(placement, loaded, digests, benchmarks, corpus)
 
 

@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,28 @@ from torch import Tensor
 
 from tfive import rng
 from tfive.config.config import Config
+from tfive.distributed.roles import Role
 from tfive.distributed.world import SINGLE, World
 from tfive.errors import RunFailed, UserError
 from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded
+from tfive.rl.actor import through_shards
 from tfive.rl.gains import measure, no_thought_losses
 from tfive.rl.hindsight import NOTE, Learnable, learnable
 from tfive.rl.losses import anchor_counts, anchor_loss
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import micro_batches, sample
 from tfive.rl.settings import HALVES
+from tfive.rl.weight_slots import wide
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.text.workings import batched, compiled, worked_texts
 from tfive.training.corpus import weights_fingerprint
+from tfive.training.shard_engines import in_shards, shards_of
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.gated import GATES, ReadingGates
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.outputs import PolicyOutput
 
 WEIGHTS, REPORT = "warmstart.safetensors", "warmstart.json"
 ROLE = "warmstart"
@@ -136,21 +142,20 @@ class Teaching:
         steps = self.settings.steps * self.rounds + self.settings.reading
         rates = {GATES: config.optimizer.gate_lr / self.settings.lr}
         warmup, seed = max(steps > 1, steps // 10), config.run.seed
+        beside = {"delimiters": engine.delimiters, GATES.removesuffix("."): engine.gates}
+        small = {name: module for name, module in beside.items() if module is not None}
+        named = list(engine.model.named_parameters())
+        named += [(f"{prefix}.{name}", one) for prefix, part in small.items() for name, one in part.named_parameters()]
+        self.shards = _shards(config, engine, small, Role.of_all(world))
+        self.trained = engine if self.shards is None else through_shards(engine, self.shards)
+        """What passes with gradients go through."""
         self.optimizer = MasterOptimizer(
-            self._named(), lr=self.settings.lr, schedule="linear", warmup_steps=warmup, total_steps=steps,
-            lr_multipliers=rates, seed=seed, world=world,
+            named if self.shards is None else self.shards.named_parameters(), lr=self.settings.lr, schedule="linear",
+            warmup_steps=warmup, total_steps=steps, lr_multipliers=rates, seed=seed, world=world, shards=self.shards,
         )  # fmt: skip
         self.last: Learnable | None = None
         """The thoughts of the last round."""
         self._base: Tensor | None = None
-
-    def _named(self) -> list[tuple[str, Any]]:
-        named = list(self.engine.model.named_parameters())
-        if self.engine.delimiters is not None:
-            named += [(f"delimiters.{name}", one) for name, one in self.engine.delimiters.named_parameters()]
-        if self.engine.gates is not None:
-            named += [(f"{GATES}{name}", one) for name, one in self.engine.gates.named_parameters()]
-        return named
 
     def measured(self) -> dict[str, float]:
         """Gains and loss on the run's development texts."""
@@ -256,22 +261,43 @@ class Teaching:
         read_BP = torch.where(read.valid_BR, texts.positions_BP, -1)
         text_count, after_count = anchor_counts(texts.document_BS, read_BP, self.engine.plan.horizon)
         losses: list[list[float]] = []
-        for part in micro_batches(self.world.share(len(rows)), self.config.run.texts_per_pass):
+        for part, spare in self.world.beating(self._passes(len(rows))):
             some, thoughts = texts.rows(part.start, part.stop), written.rows(part.start, part.stop)
-            output = self.engine.policy(some, thoughts, text=True, continuations=own is None)
+            output = self._read(some, thoughts, text=True, continuations=own is None)
             thought = anchor_loss(output.need("log_prob_BRT"), thoughts.mask_BRT)
             text = anchor_loss(output.need("text_log_prob_BS"), output.need("text_mask_BS"))
             loss = thought / actions + TEXT_WEIGHT * text / max(1, text_count)
+            written_loss = loss.detach()
             if own is not None:
-                output = self.engine.policy(some, read.rows(part.start, part.stop), actions=False, continuations=True)
+                # Two readings of a row have a backward pass each: shards gather blocks for one of them at a time.
+                (0.0 * loss if spare else loss).backward()
+                loss = torch.zeros_like(written_loss)
+                output = self._read(some, read.rows(part.start, part.stop), actions=False, continuations=True)
             after = anchor_loss(output.need("continuation_log_prob_BRH"), output.need("continuation_mask_BRH"))
-            loss = loss + after / max(1, after_count)
-            loss.backward()
-            losses.append([float(loss.detach()), float(after.detach()) / max(1, after_count)])
+            after = after / max(1, after_count)
+            loss = loss + after
+            (0.0 * loss if spare else loss).backward()
+            if not spare:
+                losses.append([float(written_loss + after.detach()), float(after.detach())])
         if not self.optimizer.step().applied:
             raise RunFailed("the warm start's gradient is not finite; lower warmstart.lr")
         whole, continuation = self.world.sum_in_order(losses, 2)
         return {"loss": whole, "continuation": continuation}
+
+    def _passes(self, count: int) -> Iterator[tuple[slice, bool]]:
+        """This process's parts of `count` rows. Over shards a pass is common work: a process with fewer parts than
+        others adds spare ones, whose loss counts for nothing."""
+        rows, own = self.config.run.texts_per_pass, self.world.share(count)
+        yield from ((part, False) for part in micro_batches(own, rows))
+        if self.shards is not None:
+            most, mine = (len(list(micro_batches(share, rows))) for share in (self.world.share_of(0, count), own))
+            row = self.world.computed(count).start
+            yield from ((slice(row, row + 1), True) for _ in range(most - mine))
+
+    def _read(self, texts: TextBatch, thoughts: Thoughts, **asked: bool) -> PolicyOutput:
+        """A pass with gradients, through the shards where there are any."""
+        read = partial(self.trained.policy, texts, thoughts, **asked)
+        return read() if self.shards is None else self.shards.run(read)
 
     def _batches(self, data: Learnable, number: int, step: int) -> Iterator[Tensor]:
         """The rows of update `step`: texts with thoughts in a random order, a fresh one for every pass."""
@@ -288,6 +314,15 @@ def _ends(losses: list[dict[str, float]]) -> dict[str, float]:
     """Losses of the first and the last update."""
     ends = {"first": losses[0], "last": losses[-1]}
     return {f"{name}_{end}": value for end, one in ends.items() for name, value in one.items()}
+
+
+def _shards(config: Config, engine: TreeModel, beside: dict[str, Any], role: Role) -> Any:
+    """The model in shards as `distributed.shard` asks of the actor; over all processes where these are another number
+    of them. None where each has all weights."""
+    if not in_shards(config, role):
+        return None
+    width = config.distributed.shard if not len(role.ranks) % (config.distributed.shard or 1) else 0
+    return shards_of(engine, beside, role, width=width, trained_in=wide)
 
 
 def _keep(found: WarmStart, loaded: Loaded, folder: Path) -> None:

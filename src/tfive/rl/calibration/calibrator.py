@@ -72,6 +72,9 @@ class Calibrator:
         )
         self.weight_head.to(engine.device)
         self.mean_head.to(engine.device)
+        for head in (self.weight_head, self.mean_head):
+            # Processes fit heads without an exchange; every pass is a sign of life. Copies of the heads keep the hook.
+            head.register_forward_pre_hook(lambda *_: self.world.pulse.beat())
         self._untrained = copy.deepcopy(self.mean_head)
         self.multiplier: float | None = None
         self._recorder = CudaGraphs.on(engine.device, engine.engine.cuda_graphs, frequent=True)
@@ -273,8 +276,11 @@ class Calibrator:
         if trajectories.states_BRTD is not None:
             return trajectories.states_BRTD
         count = len(trajectories.texts.tokens_BS)
-        parts = [trajectories.rows(p) for p in micro_batches(self.world.computed(count), self.rows)]
+        parts = (trajectories.rows(p) for p in self._micro_batches(count))
         return self.world.gather(torch.cat([self.engine.features(some.texts, some.thoughts) for some in parts]), count)
+
+    def _micro_batches(self, count: int) -> Iterator[slice]:
+        return self.world.beating(micro_batches(self.world.computed(count), self.rows))
 
     def _scoring_context(self, trajectories: Trajectories) -> Tensor:
         """The scoring text's features, with the rewards' reference loss (usually ℓ_0) as the last one."""
@@ -285,7 +291,7 @@ class Calibrator:
         if trajectories.scoring_BRF is not None:
             return trajectories.scoring_BRF
         parts, count = [], len(trajectories.texts.tokens_BS)
-        for part in micro_batches(self.world.computed(count), self.rows):
+        for part in self._micro_batches(count):
             some = trajectories.rows(part)
             parts.append(scoring_features(self.engine.score(some.texts, emptied(some.thoughts), features=True)))
         return self.world.gather(torch.cat(parts), count)
