@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,8 @@ from tfive.tree.recurrent.deltanet import RecurrentParts
 from tfive.tree.stretches import stretched
 
 IMPLEMENTATION = "tfive_tree"
+NormFusion = Literal["never", "close", "exact"]
+"""Whether norms are computed by one kernel: never, where it rounds as their own precision does, or where bits agree."""
 _NOT_COMPUTED = ("s_aux", "position_bias", "sinks")
 """What a layer may hand to its attention function that changes the result and that no kernel of ours computes."""
 
@@ -90,7 +92,7 @@ def is_recurrent(module: nn.Module) -> bool:
 class Backbone:
     """A transformers model, with or without a vocabulary head, as something to run tree rows through."""
 
-    def __init__(self, model: PreTrainedModel, fuse: Callable[[torch.device], bool] = lambda _: False) -> None:
+    def __init__(self, model: PreTrainedModel, fuse: Callable[[torch.device], NormFusion] = lambda _: "never") -> None:
         """`fuse` says on which devices root-mean-square norms are computed by one kernel, not the model's seven."""
         self.model, self._fuse = model, fuse
         self._fused: list[tuple[nn.Module, RootMeanSquare]] | None = None
@@ -233,9 +235,10 @@ class Backbone:
     def _attached(self) -> Iterator[None]:
         """Our attention in place of the model's own, recurrent layers handed to the pass, norms fused where asked."""
         with self.attending_by(IMPLEMENTATION), ExitStack() as patches:
-            if self._fuse(next(self.base.parameters()).device):
+            if (fuse := self._fuse(next(self.base.parameters()).device)) != "never":
                 if self._fused is None:
-                    self._fused = [(m, f) for m in self.base.modules() if (f := fused_norm(m)) is not None]
+                    norms = ((m, fused_norm(m, exact=fuse == "exact")) for m in self.base.modules())
+                    self._fused = [(m, own) for m, own in norms if own is not None]
                 for module, forward in self._fused:
                     patches.enter_context(replaced(module, forward))
             for module in self.recurrent.values():
@@ -269,6 +272,13 @@ class Backbone:
         return block
 
 
+def norm_fusion(choice: str, device: torch.device) -> NormFusion:
+    """What the switch `fused_norms` means on a device."""
+    if choice == "auto":
+        return "close" if device.type == "cuda" else "exact" if device.type == "cpu" else "never"
+    return "close" if choice == "on" else "never"
+
+
 class RootMeanSquare:
     """A root-mean-square norm by one kernel, with the module's weight or (`shift`) one plus it."""
 
@@ -287,8 +297,9 @@ class RootMeanSquare:
 
 
 @torch.no_grad()
-def fused_norm(module: nn.Module) -> RootMeanSquare | None:
-    """A one-kernel forward for a root-mean-square norm, None for any other module.
+def fused_norm(module: nn.Module, *, exact: bool = False) -> RootMeanSquare | None:
+    """A one-kernel forward for a root-mean-square norm, None for any other module; with `exact`, for those in float32
+    that come out bit for bit the same.
 
     What counts is what the module computes, not what it is called: with its weight, or with one plus it.
     """
@@ -297,6 +308,8 @@ def fused_norm(module: nn.Module) -> RootMeanSquare | None:
     weight = m._parameters.get("weight")
     if epsilon is None or weight is None or weight.ndim != 1 or len(m._parameters) != 1 or m._modules:
         return None
+    if exact and weight.dtype != torch.float32:
+        return None
     trial = torch.randn(8, len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
     try:
         wanted = m(trial)
@@ -304,7 +317,8 @@ def fused_norm(module: nn.Module) -> RootMeanSquare | None:
         return None  # it asks for more than hidden states: another kind of norm
     tolerance = 2e-2 if weight.dtype in (torch.bfloat16, torch.float16) else 1e-5
     for forward in (RootMeanSquare(m, epsilon, False), RootMeanSquare(m, epsilon, True)):
-        if torch.allclose(forward(trial), wanted, rtol=tolerance, atol=tolerance):
+        found = forward(trial)
+        if found.equal(wanted) if exact else torch.allclose(found, wanted, rtol=tolerance, atol=tolerance):
             return forward
     return None
 
