@@ -18,7 +18,6 @@ from tfive.rl.losses import anchor_loss, centering_term
 from tfive.rl.trajectory import last_loss
 from tfive.tree.forward import Centring, Delimiters, TreeModel
 from tfive.tree.grow import no_thoughts
-from tfive.tree.hf import RootMeanSquare, fused_norm
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.settings import EngineOptions, SamplingSettings
 
@@ -302,23 +301,6 @@ def test_the_centre_is_the_mean_score_under_the_sampling_law() -> None:
             wanted += q[action] * (log_new[action] - log_old[action]).exp().detach() * score
     assert apart(found, wanted) < 1e-9
     assert nothing.abs().max() < 1e-12
-
-
-def test_norms_by_one_kernel_on_processors_where_bits_agree() -> None:
-    case = random_case(5)
-    stock = TreeModel(tiny("llama", torch.float32), case.plan, EngineOptions(fused_norms="off"))
-    tree, seen = TreeModel(stock.model, case.plan), list[bool]()
-    with tree.backbone._attached():
-        pass  # norms are tried once
-    norm = tree.backbone.blocks[0].get_submodule("input_layernorm")
-    hook = norm.register_forward_hook(lambda module, *_: seen.append(isinstance(module.forward, RootMeanSquare)))
-    with torch.no_grad():
-        found, expected = tree.score(case.texts, case.thoughts), stock.score(case.texts, case.thoughts)
-    hook.remove()
-    assert seen == [True] * (len(seen) // 2) + [False] * (len(seen) // 2)
-    assert found.losses_BRK.equal(expected.losses_BRK)
-    # A norm that rounds in float32 inside a model of float64 stays as it is.
-    assert fused_norm(tiny("llama", torch.float64).model.norm, exact=True) is None
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", *HYBRID])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +26,6 @@ from tfive.tree.recurrent.deltanet import RecurrentParts
 from tfive.tree.stretches import stretched
 
 IMPLEMENTATION = "tfive_tree"
-NormFusion = Literal["never", "close", "exact"]
-"""Whether norms are computed by one kernel: never, where it rounds as their own precision does, or where bits agree."""
 _NOT_COMPUTED = ("s_aux", "position_bias", "sinks")
 """What a layer may hand to its attention function that changes the result and that no kernel of ours computes."""
 
@@ -92,7 +90,7 @@ def is_recurrent(module: nn.Module) -> bool:
 class Backbone:
     """A transformers model, with or without a vocabulary head, as something to run tree rows through."""
 
-    def __init__(self, model: PreTrainedModel, fuse: Callable[[torch.device], NormFusion] = lambda _: "never") -> None:
+    def __init__(self, model: PreTrainedModel, fuse: Callable[[torch.device], bool] = lambda _: False) -> None:
         """`fuse` says on which devices root-mean-square norms are computed by one kernel, not the model's seven."""
         self.model, self._fuse = model, fuse
         self._fused: list[tuple[nn.Module, RootMeanSquare]] | None = None
@@ -235,10 +233,9 @@ class Backbone:
     def _attached(self) -> Iterator[None]:
         """Our attention in place of the model's own, recurrent layers handed to the pass, norms fused where asked."""
         with self.attending_by(IMPLEMENTATION), ExitStack() as patches:
-            if (fuse := self._fuse(next(self.base.parameters()).device)) != "never":
+            if self._fuse(next(self.base.parameters()).device):
                 if self._fused is None:
-                    norms = ((m, fused_norm(m, exact=fuse == "exact")) for m in self.base.modules())
-                    self._fused = [(m, own) for m, own in norms if own is not None]
+                    self._fused = [(m, f) for m in self.base.modules() if (f := fused_norm(m)) is not None]
                 for module, forward in self._fused:
                     patches.enter_context(replaced(module, forward))
             for module in self.recurrent.values():
@@ -272,13 +269,6 @@ class Backbone:
         return block
 
 
-def norm_fusion(choice: str, device: torch.device) -> NormFusion:
-    """What the switch `fused_norms` means on a device."""
-    if choice == "auto":
-        return "close" if device.type == "cuda" else "exact" if device.type == "cpu" else "never"
-    return "close" if choice == "on" else "never"
-
-
 class RootMeanSquare:
     """A root-mean-square norm by one kernel, with the module's weight or (`shift`) one plus it."""
 
@@ -297,9 +287,8 @@ class RootMeanSquare:
 
 
 @torch.no_grad()
-def fused_norm(module: nn.Module, *, exact: bool = False) -> RootMeanSquare | None:
-    """A one-kernel forward for a root-mean-square norm, None for any other module; with `exact`, for those in float32
-    that come out bit for bit the same.
+def fused_norm(module: nn.Module) -> RootMeanSquare | None:
+    """A one-kernel forward for a root-mean-square norm, None for any other module.
 
     What counts is what the module computes, not what it is called: with its weight, or with one plus it.
     """
@@ -308,8 +297,6 @@ def fused_norm(module: nn.Module, *, exact: bool = False) -> RootMeanSquare | No
     weight = m._parameters.get("weight")
     if epsilon is None or weight is None or weight.ndim != 1 or len(m._parameters) != 1 or m._modules:
         return None
-    if exact and weight.dtype != torch.float32:
-        return None
     trial = torch.randn(8, len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
     try:
         wanted = m(trial)
@@ -317,8 +304,7 @@ def fused_norm(module: nn.Module, *, exact: bool = False) -> RootMeanSquare | No
         return None  # it asks for more than hidden states: another kind of norm
     tolerance = 2e-2 if weight.dtype in (torch.bfloat16, torch.float16) else 1e-5
     for forward in (RootMeanSquare(m, epsilon, False), RootMeanSquare(m, epsilon, True)):
-        found = forward(trial)
-        if found.equal(wanted) if exact else torch.allclose(found, wanted, rtol=tolerance, atol=tolerance):
+        if torch.allclose(forward(trial), wanted, rtol=tolerance, atol=tolerance):
             return forward
     return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from tfive.tree.fast.tiled import tiled_trouble
 from tfive.tree.gated import ReadingGates
 from tfive.tree.grow import grow, small_texts
 from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary, target_log_prob
-from tfive.tree.hf import Backbone, norm_fusion, recurrent_parts
+from tfive.tree.hf import Backbone, recurrent_parts
 from tfive.tree.layout import PADDING, Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower
 from tfive.tree.packed import run_packed
@@ -51,7 +50,8 @@ class TreeReader:
             raise ValueError("learned delimiters need a Delimiters module")
         self.model, self.plan, self.delimiters, self.gates = model, plan, delimiters, gates
         self.engine = engine or EngineOptions()
-        self.backbone = Backbone(model, partial(norm_fusion, self.engine.fused_norms))
+        choice = self.engine.fused_norms
+        self.backbone = Backbone(model, lambda device: choice == "on" or (choice == "auto" and device.type == "cuda"))
         if plan.gated and self.backbone.recurrent:
             raise UserError(
                 f"thought.reading = gated: {self.backbone.name} ({type(model).__name__}) has recurrent layers, which "

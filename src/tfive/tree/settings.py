@@ -129,8 +129,7 @@ class EngineOptions:
     max_nodes: int = 0
     """Most branch nodes of one text in one scoring pass (0: twice the text's); more are scored in several passes."""
     fused_norms: Switch = "auto"
-    """Compute root-mean-square norms by one kernel instead of several: `auto` does so on CUDA, where launches cost, and
-    on processors, where memory does, for norms in float32 that come out bit for bit the same."""
+    """Compute root-mean-square norms by one kernel instead of several: `auto` does so on CUDA, where launches cost."""
     fused_blocks: Switch = "auto"
     """Run blocks without gradients (reading, sampling, scoring) by a few kernels each: `auto` does so on CUDA, for
     models whose blocks were found to compute the same. Sampling then holds a copy of the weights that read the
