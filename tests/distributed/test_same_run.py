@@ -62,6 +62,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "warmstart.steps=2",
         "warmstart.items=8",
         "warmstart.samples=2",
+        "warmstart.reading=2",
     ),
 }
 

@@ -60,3 +60,14 @@ def test_critics_on_the_policys_features_read_no_base_and_resume(
     left, right = (one.actor.engine.model.state_dict() for one in (run, again))
     moved: list[Tensor] = [left[name] for name in left if not left[name].equal(right[name])]
     assert not moved, "a run that was saved with sets drawn ahead goes on as if it had not been"
+
+
+def test_updates_hold_no_activations_that_only_critics_read(home: Path, verdicts: Any) -> None:
+    verdicts(False, False)
+    baseline = ("qualify.attempts=2", "qualify.on_failure=baseline", *PLAIN)
+    for asked in (baseline, ("method=quiet-star-ppo", "gate.passes=0")):
+        run = assembled(home, *asked, "critic.features=policy")
+        assert run.method.parts.rollout.below is not None
+        advance_to(run.method, "close")
+        acting = run.method.held["actor"]
+        assert acting.lower_BND is acting.states_BRTD is acting.scoring_BRF is None

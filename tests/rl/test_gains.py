@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stage import CLOSE, LAW, PLAN, PlainModel, V, gpt2, items_of, texts, thoughts_for
-from tfive.rl.gains import Gains, emptied, foreign, measure, no_thought_losses, randomised
+from tfive.rl.gains import Gains, KeptReadings, emptied, foreign, measure, no_thought_losses, randomised
+from tfive.tree.decode import Reading
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
 
@@ -128,6 +129,26 @@ def test_measuring_does_not_depend_on_batching_or_change_the_model() -> None:
         torch.testing.assert_close(getattr(one, name), getattr(many, name))
     assert many.no_thought_I.equal(many.base_no_thought_I)
     assert all(tensor.equal(before[name]) for name, tensor in engine.model.state_dict().items())
+
+
+def test_texts_are_read_once_for_sampling_and_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, batch, reads = TreeModel(gpt2(), PLAN), texts(rows=5), list[int]()
+    l_0, read = no_thought_losses(engine, batch, rows=5), engine.read
+
+    def counted(some: TextBatch, below: int | None = None) -> Reading:
+        reads.append(len(some.tokens_BS))
+        return read(some, below)
+
+    monkeypatch.setattr(engine, "read", counted)
+    once, _ = measure(engine, batch, LAW, base_no_thought_BR=l_0, seed=5, rows=2)
+    assert reads == [2, 2, 1]
+    # Without room for what is kept, every part is read again.
+    reads.clear()
+    monkeypatch.setattr(KeptReadings.__init__, "__defaults__", (0,))
+    twice, _ = measure(engine, batch, LAW, base_no_thought_BR=l_0, seed=5, rows=2)
+    assert reads == [2, 2, 1, 2, 2, 1]
+    assert once.own_I.equal(twice.own_I)
+    assert once.other_I.equal(twice.other_I)
 
 
 def test_the_summary_by_hand() -> None:

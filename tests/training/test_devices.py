@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import transformers
 
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
+from tfive.training import start
 from tfive.training.devices import Placement, kernels_named, place, usable_cores
 
 
@@ -120,3 +122,9 @@ def test_threads_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("OMP_NUM_THREADS", "junk")
     assert usable_cores() >= 1
     assert place("cpu").threads == usable_cores()
+    assert place("cpu", threads=100_000).threads == usable_cores()
+    assert place("cpu", threads=1).threads == 1
+    monkeypatch.setattr("tfive.training.devices.usable_cores", lambda: 8)
+    alone: Any = SimpleNamespace(place=SimpleNamespace(size=1, local_rank=0))
+    for override, threads in (("run.threads=3", 3), ("run.threads=99", 8), ("run.seed=1", 1)):
+        assert start._placed(Config.load("nano", overrides=(override,)), alone).threads == threads

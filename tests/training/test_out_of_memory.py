@@ -93,6 +93,24 @@ def test_memory_is_recognised_behind_what_hides_it() -> None:
         raise RuntimeError("wrong shape")
 
 
+def test_what_the_device_said_is_cut_between_sentences_or_words() -> None:
+    told = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.72 GiB of which 1.25 GiB"
+    rest = " is free. Including non-PyTorch memory, this process has 138.47 GiB memory in use."
+    for message, kept in (
+        (told + rest, told + " is free"),
+        (f"can't allocate memory:{' you tried to allocate it' * 9}", "can't allocate memory: you tried"),
+        ("out of memory " + "9" * 200, "out of memory …"),
+        ("out of memory", "out of memory"),
+    ):
+        with pytest.raises(RunFailed) as failed, out_of_memory_explained("fit", Config.load("nano")):
+            raise torch.OutOfMemoryError(message)
+        said = str(failed.value).split(" (", 1)[1].split("); ")[0]
+        assert said.startswith(kept)
+        assert len(said) <= 162
+        assert message.startswith(said.removesuffix(" …"))
+        assert message[len(said.removesuffix(" …")) :][:1] in ("", " ", "."), "no word is cut"
+
+
 def test_kernels_are_not_given_up_because_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(*arguments: object) -> dict[str, float]:
         raise torch.OutOfMemoryError("CUDA")

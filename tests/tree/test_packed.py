@@ -16,7 +16,7 @@ from test_decode import numbers
 from tfive.tree import packed
 from tfive.tree.attention import Attending
 from tfive.tree.forward import TreeModel
-from tfive.tree.settings import SamplingSettings
+from tfive.tree.settings import EngineOptions, SamplingSettings
 
 pytestmark = pytest.mark.model
 
@@ -84,7 +84,7 @@ def test_sampling_stops_reading_thoughts_that_closed(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
-def test_the_last_block_is_computed_where_it_is_read(family: str) -> None:
+def test_the_last_block_is_computed_where_it_is_read(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, case = scene()
     tree = TreeModel(tiny(family), case.plan)
     entered: list[int] = []
@@ -94,15 +94,59 @@ def test_the_last_block_is_computed_where_it_is_read(family: str) -> None:
     if inner is not None:
         inner.register_forward_pre_hook(lambda _, given: entered.append(given[0][..., 0].numel()))
     with lifted():
-        expected = tree.features(case.texts, case.thoughts).detach()
+        with monkeypatch.context() as patch:
+            patch.setattr(packed, "ROWS", 10**9)
+            expected, slopes = features_and_slopes(tree, case)
         whole_rows = entered[-1]
         entered.clear()
         with torch.no_grad():
             found = tree.features(case.texts, case.thoughts)
+        learned, learned_slopes = features_and_slopes(tree, case)
     hook.remove()
     assert apart(found, expected) < 1e-12
+    assert apart(learned, expected) < 1e-12
+    assert apart(learned_slopes, slopes) < 1e-12
     # A family whose parts go by other names is computed whole.
-    assert min(entered) == (int(case.thoughts.mask_BRT.sum()) if inner is not None else whole_rows)
+    wanted = int(case.thoughts.mask_BRT.sum()) if inner is not None else whole_rows
+    assert entered.count(wanted) == (2 if inner is not None else len(entered))
+
+
+def features_and_slopes(tree: TreeModel, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features, and the gradients of a sum of their squares in all weights that it depends on."""
+    weights = [weight for weight in tree.model.parameters() if weight.requires_grad]
+    found = tree.features(case.texts, case.thoughts)
+    slopes = torch.autograd.grad(found.square().sum(), weights, allow_unused=True)
+    return found.detach(), torch.cat([slope.flatten() for slope in slopes if slope is not None])
+
+
+def test_features_made_again_for_their_gradients_are_the_same() -> None:
+    tree, case = scene()
+    again = TreeModel(tree.model, case.plan, EngineOptions(activation_checkpointing=True))
+    with lifted():
+        (expected, slopes), (found, found_slopes) = features_and_slopes(tree, case), features_and_slopes(again, case)
+    assert apart(found, expected) < 1e-12
+    assert apart(found_slopes, slopes) < 1e-12
+
+
+def test_updates_need_no_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, case = scene()
+    weights = list(tree.model.parameters())
+
+    def update() -> tuple[torch.Tensor, torch.Tensor]:
+        out = tree.policy(case.texts, case.thoughts, text=True, continuations=True, of_first=True)
+        parts = out.need("log_prob_BRT"), out.need("text_log_prob_BS"), out.need("continuation_log_prob_BRH")
+        slopes = torch.autograd.grad(sum(part.square().sum() for part in parts), weights)  # type: ignore[arg-type]
+        return torch.cat([part.detach().flatten() for part in parts]), torch.cat([one.flatten() for one in slopes])
+
+    with lifted():
+        with rows_read(tree) as few:
+            found, slopes = update()
+        whole(monkeypatch)
+        with rows_read(tree) as all_rows:
+            expected, expected_slopes = update()
+    assert apart(found, expected) < 1e-12
+    assert apart(slopes, expected_slopes) < 1e-12
+    assert few[0] < 0.9 * all_rows[0]
 
 
 def test_which_rows_are_kept() -> None:
@@ -122,9 +166,7 @@ def test_few_rows_are_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.tolist() == [0, 1, 2, 9]
 
 
-def test_only_without_gradients_on_processors() -> None:
+def test_only_on_processors() -> None:
     tree = Attending("folded")
-    assert not packed.packs(tree, torch.device("cpu"))
-    with torch.no_grad():
-        assert packed.packs(tree, torch.device("cpu"))
-        assert not packed.packs(tree, torch.device("cuda"))
+    assert packed.packs(tree, torch.device("cpu"))
+    assert not packed.packs(tree, torch.device("cuda"))

@@ -203,8 +203,8 @@ class Method(Generic[P]):
         return self.act_on(self.parts.rollout.collect("actor", self.window, rewarded=False, recorded=False))
 
     def act_on(self, acting: Trajectories) -> str | None:
-        """Keep the actor's set for the updates that follow."""
-        self.held["actor"] = acting
+        """Keep the actor's set for the updates that follow, without what only critics read of it."""
+        self.held["actor"] = acting.without_states()
         if acting.advantage_BRT is not None and acting.log_old_BRT is not None:
             ratio, log_q_BRT = self.parts.actor.ratio, acting.thoughts.log_q_BRT
             weight_BRT = correction_weight(acting.log_old_BRT, log_q_BRT, ratio.correction, ratio.cap)

@@ -20,10 +20,14 @@ from tfive.distributed.world import SINGLE, World
 from tfive.rl.clusters import Estimate, clustered_mean
 from tfive.rl.sampling import micro_batches, sample
 from tfive.rl.trajectory import last_loss
+from tfive.tree.decode import Reading
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.outputs import Scores
 from tfive.tree.settings import SamplingSettings
+
+READING_BYTES = 2**28
+"""What is kept of texts between sampling thoughts for all of them and scoring these."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,28 @@ def no_thought_losses(engine: TreeModel, texts: TextBatch, *, rows: int, world: 
     return world.gather(torch.cat([engine.no_thought(texts.rows(part.start, part.stop)) for part in parts]), count)
 
 
+class KeptReadings:
+    """Readings of a set's micro-batches for whoever reads the same texts next by the same weights."""
+
+    def __init__(self, most: int = READING_BYTES) -> None:
+        """`most`: bytes kept at most; micro-batches beyond it are read again."""
+        self._room, self._kept = most, list[Reading | None]()
+
+    def keep(self, reading: Reading) -> None:
+        """Keep the next micro-batch's reading, if there is room for it."""
+        parts = [reading.hidden_BSD, *(part for both in reading.attention.values() for part in both)]
+        size = sum(part.nbytes for part in parts)
+        # States of recurrent layers are large, one for every position.
+        fits = size <= self._room and not reading.recurrent
+        self._kept.append(reading if fits else None)
+        self._room -= size if fits else 0
+
+    def take(self, number: int) -> Reading | None:
+        """The reading of a micro-batch, which is kept no longer; None where it must be read again."""
+        reading, self._kept[number] = self._kept[number], None
+        return reading
+
+
 OnScores = Callable[[str, TextBatch, Thoughts, Scores], None]
 """Called with the scores of every micro-batch of this process, features included, for each item's `own` thought and for
 the `other`."""
@@ -162,9 +188,9 @@ def measure(
 ) -> tuple[Gains, Thoughts]:
     """Sample thoughts for all items of `texts` and score them and every control under `engine`; returns the gains and
     the thoughts. `on_scores`: see `OnScores`."""
-    group = engine.plan.group
-    drawn = sample(engine, texts, law, seed=seed, role=role, window=window, rows=rows, record_old=False, world=world)
-    own = drawn.thoughts
+    group, readings = engine.plan.group, KeptReadings()
+    asked: dict[str, Any] = {"seed": seed, "role": role, "window": window, "rows": rows, "world": world}
+    own = sample(engine, texts, law, **asked, record_old=False, on_reading=readings.keep).thoughts
     versions = {
         "own": own,
         "other": foreign(own),
@@ -172,7 +198,7 @@ def measure(
         "random": randomised(own, texts, _inside(engine), group=group, seed=seed, window=window),
     }
     valid = own.valid_BR
-    losses, tokens = _losses_after(engine, texts, versions, rows, on_scores, world)
+    losses, tokens = _losses_after(engine, texts, versions, readings, rows, on_scores, world)
     flat = {name: loss_BR[valid].float().cpu() for name, loss_BR in losses.items()}
     kinds_BP = torch.zeros_like(texts.positions_BP) if kind_BP is None else kind_BP.to(texts.positions_BP.device)
     gains = Gains(
@@ -194,6 +220,7 @@ def _losses_after(
     engine: TreeModel,
     texts: TextBatch,
     versions: dict[str, Thoughts],
+    readings: KeptReadings,
     rows: int,
     on_scores: OnScores | None,
     world: World,
@@ -201,14 +228,14 @@ def _losses_after(
     """The continuation loss `[B, R]` after every version of the thoughts, and without one (`no_thought`); and the same
     token by token `[B, R, H]` (see `Gains.token_IH`).
 
-    The forward pass over the text is shared by all versions.
+    The forward pass over the text is shared by all versions, and by the sampling before where it was kept.
     """
     losses: dict[str, list[Tensor]] = {name: [] for name in (*versions, "no_thought")}
     tokens: dict[str, list[Tensor]] = {name: [] for name in (*losses, "mask")}
     count = len(texts.tokens_BS)
-    for part in world.beating(micro_batches(world.computed(count), rows)):
+    for number, part in enumerate(world.beating(micro_batches(world.computed(count), rows))):
         some = texts.rows(part.start, part.stop)
-        reading = engine.read(some)
+        reading = readings.take(number) or engine.read(some)
         for name, thoughts in versions.items():
             these, shown = thoughts.rows(part.start, part.stop), on_scores is not None and name in ("own", "other")
             scores = engine.score(some, these, reading, features=shown, whole=True)

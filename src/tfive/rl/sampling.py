@@ -5,9 +5,10 @@ Plain functions of an engine and a batch of texts; `rl/rollout.py` adds roles, r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +18,13 @@ from tfive import rng
 from tfive.distributed.world import SINGLE, World
 from tfive.rl.settings import OldLaw
 from tfive.rl.trajectory import Trajectories
+from tfive.tree.decode import Reading
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.outputs import Scores
 from tfive.tree.settings import SamplingSettings
+
+OnReading = Callable[[Reading], None]
 
 
 def branch_uniforms(texts: TextBatch, *, group: int, steps: int, seed: int, role: str, window: int) -> Tensor:
@@ -92,10 +96,12 @@ def sample(
     snapshots: dict[str, str] | None = None,
     world: World = SINGLE,
     longest: int | None = None,
+    on_reading: OnReading | None = None,
 ) -> Trajectories:
     """Thoughts for every item of `texts`, as `sample_sets` draws those of several sets."""
     wanted = Wanted(texts, role, window, "recorded" if record_old else "none", states, longest=longest)
-    return sample_sets(engine, [wanted], law, seed=seed, rows=rows, scored=scored, snapshots=snapshots, world=world)[0]
+    given: dict[str, Any] = {"scored": scored, "snapshots": snapshots, "world": world, "on_reading": on_reading}
+    return sample_sets(engine, [wanted], law, seed=seed, rows=rows, **given)[0]
 
 
 def sample_sets(
@@ -109,6 +115,7 @@ def sample_sets(
     below: int | None = None,
     snapshots: dict[str, str] | None = None,
     world: World = SINGLE,
+    on_reading: OnReading | None = None,
 ) -> list[Trajectories]:
     """Thoughts for every item of every set, `rows` texts at a time whichever set they are of: small sets fill a pass
     together. A thought depends on its item alone, so which sets are drawn together changes nothing but rounding.
@@ -117,7 +124,8 @@ def sample_sets(
     recomputed by the training forward on the weights that sampled, so that the gap between the two is measured and not
     assumed to be zero; where the set says `scored`, it is read off the scoring pass (in parity mode never). Sets that
     ask for `lower` activations get those that enter block `below` from the same passes. The processes of `world` draw
-    for a share of the texts each, and every one gets all thoughts.
+    for a share of the texts each, and every one gets all thoughts. `on_reading` is called with every reading of this
+    process, in the order of its texts.
     """
     found: dict[int, Trajectories] = {}
     # Several processes send one another what is kept of all texts of a draw: sets of which other things are kept would
@@ -125,7 +133,7 @@ def sample_sets(
     kinds = [one.shape(engine) if world.size == 1 else (one.shape(engine), one.kept) for one in sets]
     for kind in dict.fromkeys(kinds):
         alike = [number for number, other in enumerate(kinds) if other == kind]
-        drawn = _drawn(engine, [sets[number] for number in alike], law, seed, rows, scored, below, world)
+        drawn = _drawn(engine, [sets[number] for number in alike], law, seed, rows, scored, below, world, on_reading)
         found |= dict(zip(alike, drawn))
     named = [found[number].having(snapshots=snapshots) for number in range(len(sets))]
     return [_recorded(engine, one, wanted, law, rows, world) for one, wanted in zip(named, sets)]
@@ -140,6 +148,7 @@ def _drawn(
     scored: bool,
     below: int | None,
     world: World,
+    on_reading: OnReading | None,
 ) -> list[Trajectories]:
     """The sets, which are of one shape, with thoughts and scores; log π_old and states where scoring gives them."""
     everything = TextBatch.joined([one.texts for one in sets])
@@ -165,6 +174,8 @@ def _drawn(
     for part in world.beating(micro_batches(len(texts.tokens_BS), rows)):
         some = texts.rows(part.start, part.stop)
         reading = engine.read(some, below)
+        if on_reading is not None:
+            on_reading(reading)
         thoughts.append(engine.sample(some, numbers_BRT[part], law, reading))
         if scored:
             actions_B = given_B[part] if any(given) else None

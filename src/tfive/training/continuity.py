@@ -23,6 +23,7 @@ MAY_CHANGE = (
     "run.project",
     "run.texts_per_pass",
     "run.texts_per_rollout",
+    "run.threads",
     "engine.fast",
     "engine.activation_checkpointing",
     "model.name",

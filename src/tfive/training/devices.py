@@ -84,9 +84,15 @@ class Placement:
 
 
 def place(
-    device: str = "auto", compute: str = "auto", deterministic: bool = False, *, process: int | None = None
+    device: str = "auto",
+    compute: str = "auto",
+    deterministic: bool = False,
+    *,
+    process: int | None = None,
+    threads: int | None = None,
 ) -> Placement:
-    """The placement of `model.device`, `model.compute` and `run.deterministic`, with all cores this process may use.
+    """The placement of `model.device`, `model.compute` and `run.deterministic`, with all cores this process may use or
+    as many `threads`.
 
     Deterministic kernels are always on for the CPU, where they cost nothing; on GPUs they are slower and asked for.
     `process` is this one's number among several on this machine, each of which has the GPU of its number; None is for
@@ -97,7 +103,9 @@ def place(
     chosen = choose_device(device)
     if process is not None and chosen.type == "cuda" and device in ("auto", "cuda"):
         chosen = choose_device(f"cuda:{process % torch.cuda.device_count()}")
-    return Placement(chosen, choose_dtype(compute, chosen), usable_cores(), deterministic or chosen.type == "cpu")
+    cores = usable_cores()
+    used = cores if threads is None else min(threads, cores)
+    return Placement(chosen, choose_dtype(compute, chosen), used, deterministic or chosen.type == "cpu")
 
 
 @contextmanager

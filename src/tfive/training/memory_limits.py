@@ -143,5 +143,16 @@ def out_of_memory_explained(phase: str, config: Config) -> Iterator[None]:
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        asked = " ".join(str(error).split())[:160] or type(error).__name__
+        asked = _first_sentences(str(error)) or type(error).__name__
         raise RunFailed(f"out of memory in phase {phase} ({asked}); {lower_and_resume(phase, config)}") from error
+
+
+def _first_sentences(text: str, most: int = 160) -> str:
+    """As many whole sentences of a message as go into `most` characters, without the last full stop; of a first one
+    that is longer, whole words."""
+    words = " ".join(text.split())
+    if len(words) <= most:
+        return words
+    # A full stop inside a number has no space behind it.
+    end = words.rfind(". ", 0, most + 1)
+    return words[:end] if end > 0 else words[: max(words.rfind(" ", 0, most), 0) or most] + " …"

@@ -28,6 +28,10 @@ class RunSettings(Section):
     """The same for passes without gradients (sampling, scoring, reading features), which need less memory; none means
     `texts_per_pass`."""
 
+    threads: int | None = Field(None, ge=1, le=65_536)
+    """Threads for work on processors; none means a core each. Small models gain little by more than one: threads wait
+    for one another most of the time, and waiting takes a processor's time, too."""
+
     checkpoint_every: int = Field(1, ge=0, le=1_000_000)
     """Windows between two checkpoints; the last window is always saved, with 0 it alone."""
 

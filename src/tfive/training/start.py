@@ -246,7 +246,8 @@ def _recorded(
 def _placed(config: Config, met: Meeting) -> Placement:
     """Where this process computes; one of several has the GPU of its number."""
     process = met.place.local_rank if met.place.size > 1 else None
-    return place(config.model.device, config.model.compute, config.run.deterministic, process=process)
+    run = config.run
+    return place(config.model.device, config.model.compute, run.deterministic, process=process, threads=run.threads)
 
 
 def _showing(progress: ProgressReport, headline: Headline, quiet: bool) -> AbstractContextManager[None]:

@@ -8,6 +8,7 @@ the text again for every thought.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -192,6 +193,7 @@ class TreeModel(TreeReader):
         if parity and len(texts.tokens_BS) > 1:
             asked: dict[str, Any] = {"actions": actions, "entropy": entropy, "features": features, "centring": centring}
             asked |= {"text": text, "continuations": continuations, "of_first": of_first, "no_thought": no_thought}
+            asked["parity"] = True
             each = range(len(texts.tokens_BS))
             own = [None if thoughts is None else thoughts.rows(b, b + 1) for b in each]
             return PolicyOutput.stacked([self.policy(texts.rows(b, b + 1), own[b], **asked) for b in each])
@@ -200,7 +202,7 @@ class TreeModel(TreeReader):
         picks = Picks.actions(layout, thoughts.tokens_BRT.to(self.device)) if thoughts is not None and actions else None
         next_tokens = Picks.text(layout) if text else None
         after = Picks.last_continuations(layout) if continuations else None
-        hidden_BND = self._run(layout)
+        hidden_BND = self._run(layout, pack=not parity)
         if picks is not None:
             reducer = target_log_prob_and_entropy if entropy else target_log_prob
             reduced = self.reduce(hidden_BND, picks, reducer, forbidden=True)
@@ -252,7 +254,8 @@ class TreeModel(TreeReader):
         """`[B, R, T, D]` final hidden states of the last node before each action (0 where there is none)."""
         layout = self._grow(texts, thoughts)
         picks = Picks.actions(layout, thoughts.tokens_BRT.to(self.device))
-        with last_block_for(self.backbone, picks.index, self.device):
+        # A pass that is made again for its gradients is made whole: it would meet the model's own forwards then.
+        with nullcontext() if self.recomputes else last_block_for(self.backbone, picks.index, self.device):
             return picks.spread(picks.rows(self._run(layout, lower, fuse=not torch.is_grad_enabled())))
 
     @torch.no_grad()

@@ -5,7 +5,8 @@ rotations work row by row, so that they need no empty rows; attention gets its t
 What remains of a batch is computed by the same kernels and, where matrices are 128 wide or more, comes out bit for bit
 the same (tried with MKL in float32).
 
-On processors and without gradients alone: counting nodes waits for a GPU, and its captured steps need fixed shapes.
+On processors alone: counting nodes waits for a GPU, and its captured steps need fixed shapes. With gradients only the
+sums over nodes that weights' gradients are round otherwise, since padding's zeros are not added.
 
 `last_block_for` does the same for the last block of a pass whose result is read at a few nodes: of all others it needs
 keys and values alone.
@@ -42,7 +43,7 @@ def packing(exists_Bn: Tensor) -> Tensor | None:
 
 def packs(tree: Attending, device: torch.device) -> bool:
     """Whether a pass may leave padding out."""
-    return device.type == "cpu" and tree.recurrence is None and not torch.is_grad_enabled()
+    return device.type == "cpu" and tree.recurrence is None
 
 
 class PackedPass(Attending):
@@ -89,9 +90,9 @@ def run_packed(
 @contextmanager
 def last_block_for(backbone: Backbone, index_x: Tensor, device: torch.device) -> Iterator[None]:
     """Passes in this context compute what follows the keys and values of the last block for the flat nodes `index_x`
-    alone, on processors and without gradients; what they give elsewhere means nothing."""
+    alone, on processors; what they give elsewhere means nothing."""
     with ExitStack() as patches:
-        if device.type == "cpu" and not torch.is_grad_enabled() and len(index_x) >= ROWS:
+        if device.type == "cpu" and len(index_x) >= ROWS:
             for module in _row_by_row(backbone.blocks[-1]):
                 patches.enter_context(replaced(module, _for_rows(module.forward, index_x)))
         yield

@@ -190,6 +190,11 @@ class TreeReader:
         """Fused blocks where they apply: they do not follow a caller's autocast."""
         return None if torch.is_autocast_enabled(self.device.type) else self.fusion.fusion
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether a pass keeps no activations inside blocks and is made again for its gradients."""
+        return self.engine.activation_checkpointing and torch.is_grad_enabled()
+
     def read_only(
         self,
         embeds_BnD: Tensor,
@@ -210,18 +215,27 @@ class TreeReader:
             return self.backbone.run(embeds_BnD, position_Bn, tree, **given)
         return run_packed(self.backbone, embeds_BnD, position_Bn, tree, exists_Bn, **given)
 
-    def _run(self, layout: Layout, lower: Lower | None = None, stop: int | None = None, fuse: bool = False) -> Tensor:
-        """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for."""
+    def _run(
+        self,
+        layout: Layout,
+        lower: Lower | None = None,
+        stop: int | None = None,
+        fuse: bool = False,
+        pack: bool = False,
+    ) -> Tensor:
+        """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for, `pack` where what
+        stands at nodes that do not exist is not read."""
         tree = TreePass(layout, self.kernel, recurrence=self.recurrence(layout), gates=self.gates)
-        recompute = self.engine.activation_checkpointing and torch.is_grad_enabled()
         trained = None if torch.is_autocast_enabled(self.device.type) else self.training.forwards
-        given: dict[str, Any] = {"recompute": recompute, "trained": trained}
+        given: dict[str, Any] = {"recompute": self.recomputes, "trained": trained}
         if lower is not None:
             return self.backbone.run(lower.hidden_BND, layout.position_BN, tree, lower.block, **given)
         embeds_BND = self.embed(layout.token_BN, layout.delimiter_BN)
         if fuse:
             exists_BN = None if stop is None else layout.kind_BN != PADDING
             return self.read_only(embeds_BND, layout.position_BN, tree, exists_BN, stop=stop)
+        if pack and trained is None and not self.recomputes:
+            return run_packed(self.backbone, embeds_BND, layout.position_BN, tree, layout.kind_BN != PADDING)
         return self.backbone.run(embeds_BND, layout.position_BN, tree, stop_block=stop, **given)
 
     def reduce(self, hidden_BND: Tensor, picks: Picks, reducer: Reducer, forbidden: bool = False) -> dict[str, Tensor]:
