@@ -294,7 +294,7 @@ class Teaching:
             row = self.world.computed(count).start
             yield from ((slice(row, row + 1), True) for _ in range(most - mine))
 
-    def _read(self, texts: TextBatch, thoughts: Thoughts, **asked: bool) -> PolicyOutput:
+    def _read(self, texts: TextBatch, thoughts: Thoughts, **asked: Any) -> PolicyOutput:
         """A pass with gradients, through the shards where there are any."""
         read = partial(self.trained.policy, texts, thoughts, **asked)
         return read() if self.shards is None else self.shards.run(read)
