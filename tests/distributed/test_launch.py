@@ -26,7 +26,7 @@ import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 what, folder = sys.argv[1:]
 rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-open(f"{folder}/{what}-{rank}-{attempt}", "w").write(os.environ["OMP_NUM_THREADS"])
+open(f"{folder}/{what}-{rank}-{attempt}", "w").write(os.environ["OMP_NUM_THREADS"] + " " + os.environ["TORCH_CPP_LOG_LEVEL"])
 while not os.path.exists(f"{folder}/{what}-{1 - int(rank)}-{attempt}"):
     time.sleep(0.01)
 if what == "refused" and rank == "1":
@@ -68,7 +68,7 @@ def test_ends_are_tried_again_or_passed_through(tmp_path: Path) -> None:
     once = {f"{kind}-{rank}-0" for kind in kinds for rank in (0, 1)}
     again = {f"{kind}-{rank}-1" for kind in ("killed", "always") for rank in (0, 1)}
     assert set(started) == once | again
-    assert set(started.values()) == {"3"}
+    assert set(started.values()) == {"3 ERROR"}
 
 
 def test_the_most_telling_status_is_that_of_the_whole() -> None:

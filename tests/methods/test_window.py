@@ -165,9 +165,9 @@ def test_the_gate_learns_from_one_thought_an_item(home: Path, monkeypatch: pytes
     seen: list[Experts] = []
     fit = Gate.fit
 
-    def noted(self: Gate, found: Experts, window: int) -> Any:
+    def noted(self: Gate, found: Experts, *more: Any) -> Any:
         seen.append(found)
-        return fit(self, found, window)
+        return fit(self, found, *more)
 
     monkeypatch.setattr(Gate, "fit", noted)
     for method in ("anchor-only", "quiet-star-grpo"):

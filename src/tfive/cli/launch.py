@@ -162,13 +162,14 @@ def launch(
 
 def _settings(processes: int) -> dict[str, str]:
     """What the processes inherit unless a person has set it: their share of the cores, a store of their own at every
-    attempt (addresses in a store that outlives an attempt are those of dead processes), which signals to pass on, and
-    that they talk inside this machine."""
+    attempt (addresses in a store that outlives an attempt are those of dead processes), which signals to pass on, that
+    they talk inside this machine, and that torch is silent about connections which another process's end closes."""
     heard = [name for name in SIGNALS if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN]
     return {
         "OMP_NUM_THREADS": str(max(1, usable_cores() // processes)),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(heard),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
     }
 
