@@ -15,11 +15,12 @@ import tiny
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.rl import hindsight
-from tfive.training import warmstart
+from tfive.training import positions, warmstart
 from tfive.training.loop import CHECKPOINTS
 from tfive.training.start import resume, train
 from tfive.training.summary import SUMMARY
 from tfive.training.warmstart import REPORT, WEIGHTS
+from tfive.tree import admission
 
 pytestmark = pytest.mark.model
 
@@ -113,6 +114,18 @@ def test_without_any_useful_thought_the_run_says_so(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(hindsight, "leaks", lambda *_: True)
     with pytest.raises(RunFailed, match="copied the continuation and none of the others helped"):
         train(tiny.configure(tmp_path, *HINDSIGHT), tmp_path / "run", quiet=True)
+
+
+def test_a_model_that_is_not_admitted_learns_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def differs(*_: Any) -> None:
+        raise UserError("tree and plain rows differ")
+
+    monkeypatch.setattr(admission, "_compare", differs)
+    moved = ("text.positions.variance=0.75", "text.positions.uniform=0.25", "text.positions.pilot=48")
+    for name, asked, kept in (("warm", HINDSIGHT, WEIGHTS), ("moved", moved, positions.PLACES)):
+        with pytest.raises(UserError, match="tree and plain rows differ"):
+            train(tiny.configure(tmp_path, *asked), tmp_path / name, quiet=True)
+        assert not (tmp_path / name / kept).exists()
 
 
 def test_off_there_is_nothing_of_it(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.text.workings import batched, compiled, worked_texts
 from tfive.training.corpus import weights_fingerprint
+from tfive.tree.admission import admit
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.gated import GATES, ReadingGates
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
@@ -79,6 +80,9 @@ def warm_start(
     model = loaded.model.requires_grad_(True)
     delimiters, gates = begun_parts(model, plan, None, trainable=True)
     engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
+    # Before anything is drawn or learned: kernels that the model goes wrong with are given up here.
+    with telemetry.phase("admit"):
+        admit(engine, corpus.sequence_length + plan.reach)
     teaching = Teaching(config, loaded, corpus, engine, world)
     with telemetry.phase("develop", "develop"):
         before = teaching.measured()
