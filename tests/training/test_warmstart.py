@@ -21,6 +21,7 @@ from tfive.training.start import resume, train
 from tfive.training.summary import SUMMARY
 from tfive.training.warmstart import REPORT, WEIGHTS
 from tfive.tree import admission
+from tfive.tree.forward import TreeModel
 
 pytestmark = pytest.mark.model
 
@@ -71,7 +72,25 @@ def test_a_run_goes_on_exactly_after_its_warm_start(tmp_path: Path, monkeypatch:
     assert again["account"]["roles"] == whole["account"]["roles"]
 
 
-def test_given_workings_are_learned(tmp_path: Path) -> None:
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The passes and the backward passes of careful reading, in order."""
+    order: list[str] = []
+    reading, policy, backward = warmstart.Teaching.read, TreeModel.policy, torch.Tensor.backward
+
+    def noted(name: str, made: Any) -> Any:
+        return lambda *given, **named: (order.append(name), made(*given, **named))[1]
+
+    def read(*given: Any) -> Any:
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(TreeModel, "policy", noted("pass", policy))
+            meanwhile.setattr(torch.Tensor, "backward", noted("backward", backward))
+            return reading(*given)
+
+    monkeypatch.setattr(warmstart.Teaching, "read", read)
+    return order
+
+
+def test_given_workings_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"{n} river mill farm ( boat grain salt paper town rain wind seven" for n in range(12)]
     rows = [{"text": text, "workings": [" seven boat"]} for text in texts]
     path = tmp_path / "worked.jsonl"
@@ -86,12 +105,16 @@ def test_given_workings_are_learned(tmp_path: Path) -> None:
     assert only["thoughts"] == 0
     assert only["loss_last"] < 0.7 * only["loss_first"]
     # Reading after thoughts of its own comes last: more thoughts are drawn, and what follows them gets likelier.
+    order = watched(monkeypatch)
     careful = train(tiny.configure(tmp_path, *asked, "warmstart.reading=12"), tmp_path / "careful", quiet=True)
     learned, read = careful["warmstart"]["rounds"]
     assert learned["kept"] == 12
     assert read["thoughts"] == 12 == careful["account"]["roles"]["warmstart"]["trajectories"]
     assert learned["continuation_last"] < read["continuation_first"]
     assert read["continuation_last"] < read["continuation_first"]
+    # Activations of one pass at a time.
+    assert order == ["pass", "backward"] * (len(order) // 2)
+    assert len(order) > 24
     path.write_text(json.dumps({"text": "nothing here"}) + "\n", "utf-8")
     with pytest.raises(UserError, match="no row has a working"):
         train(tiny.configure(tmp_path, *asked), tmp_path / "none", quiet=True)

@@ -265,13 +265,15 @@ class Teaching:
             output = self.engine.policy(some, thoughts, text=True, continuations=own is None)
             thought = anchor_loss(output.need("log_prob_BRT"), thoughts.mask_BRT)
             text = anchor_loss(output.need("text_log_prob_BS"), output.need("text_mask_BS"))
-            loss = thought / actions + TEXT_WEIGHT * text / max(1, text_count)
+            loss, before = thought / actions + TEXT_WEIGHT * text / max(1, text_count), 0.0
             if own is not None:
+                # One pass at a time: both together would keep the activations of two.
+                before = _learned(loss)
                 output = self.engine.policy(some, read.rows(part.start, part.stop), actions=False, continuations=True)
+                loss = torch.zeros_like(loss)
             after = anchor_loss(output.need("continuation_log_prob_BRH"), output.need("continuation_mask_BRH"))
-            loss = loss + after / max(1, after_count)
-            loss.backward()
-            losses.append([float(loss.detach()), float(after.detach()) / max(1, after_count)])
+            after = after / max(1, after_count)
+            losses.append([before + _learned(loss + after), float(after.detach())])
         if not self.optimizer.step().applied:
             raise RunFailed("the warm start's gradient is not finite; lower warmstart.lr")
         whole, continuation = self.world.sum_in_order(losses, 2)
@@ -286,6 +288,12 @@ class Teaching:
         order = rng.permutation(self.config.run.seed, f"{ROLE}/{number}/{step // each}", 0, len(having))
         start = (step % each) * size
         yield having[torch.from_numpy(np.sort(order[start : start + size]))].to(data.texts.tokens_BS.device)
+
+
+def _learned(loss: Tensor) -> float:
+    """Add the gradients of a loss; returns its value."""
+    loss.backward()
+    return float(loss.detach())
 
 
 def _ends(losses: list[dict[str, float]]) -> dict[str, float]:
