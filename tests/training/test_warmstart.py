@@ -125,6 +125,7 @@ def test_given_workings_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         (("warmstart.source=given",), "path names the file"),
         (("warmstart.path=x",), "path names the file"),
+        (("warmstart.reading=100",), "reading comes after a warm start's rounds"),
         (("warmstart.source=given", "warmstart.path=x"), r"text\.positions\.pattern is empty"),
     ],
 )

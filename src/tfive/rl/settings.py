@@ -353,9 +353,11 @@ class WarmstartSettings(Section):
     has read nothing but thoughts that help, and trusts whatever a thought says."""
 
     @model_validator(mode="after")
-    def _has_a_path_for_given_ones(self) -> WarmstartSettings:
+    def _is_whole(self) -> WarmstartSettings:
         if (self.source == "given") != (self.path is not None):
             raise ValueError("path names the file of given workings: set source to given and path, or neither")
+        if self.reading and self.source == "off":
+            raise ValueError("reading comes after a warm start's rounds: set source to hindsight or given, or reading to 0")
         return self
 
 
