@@ -129,8 +129,8 @@ class CriticSettings(Section):
 
     features: Literal["base", "policy"] = "base"
     """What adapted blocks and heads stand on: the frozen base model, or the policy as the window found it, whose
-    activations sampling and scoring leave behind, so that no pass is made for them. They move with the policy from
-    window to window."""
+    activations sampling and scoring leave behind, so that no pass is made for them (final states for `head`, parity
+    mode and gated reading take one). They move with the policy from window to window."""
 
     blocks: int = Field(4, ge=1, le=1024)
     """Last blocks that `top` and `lora` adapt, and that `probe` leaves out; the frozen rest is computed once per
