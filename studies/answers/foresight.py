@@ -193,7 +193,7 @@ def foresight(config: Config, model: str, sheets: int, many: int) -> dict[str, A
     engine, rows = TreeModel(loaded.model, plan, config.engine.options()), max(1, config.run.rollout_texts // 16)
     drawn = draw(engine, texts.to(placement.device), config, rows)
     valid_BR = drawn.thoughts.valid_BR
-    shown = [loaded.tokenizer.decode(row) for row in texts.tokens_BS.tolist()]
+    shown = [str(loaded.tokenizer.decode(row)) for row in texts.tokens_BS.tolist()]
     problems = same_problems(shown, config.text.sources[0].split_by)
     problem_B1 = torch.tensor(problems, device=valid_BR.device)[:, None]
     test_BR, tune_BR = valid_BR & (problem_B1 % 4 == 0), valid_BR & (problem_B1 % 8 == 1)

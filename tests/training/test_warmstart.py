@@ -78,7 +78,11 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     reading, policy, backward = warmstart.Teaching.read, TreeModel.policy, torch.Tensor.backward
 
     def noted(name: str, made: Any) -> Any:
-        return lambda *given, **named: (order.append(name), made(*given, **named))[1]
+        def call(*given: Any, **named: Any) -> Any:
+            order.append(name)
+            return made(*given, **named)
+
+        return call
 
     def read(*given: Any) -> Any:
         with monkeypatch.context() as meanwhile:

@@ -357,7 +357,7 @@ class WarmstartSettings(Section):
         if (self.source == "given") != (self.path is not None):
             raise ValueError("path names the file of given workings: set source to given and path, or neither")
         if self.reading and self.source == "off":
-            raise ValueError("reading comes after a warm start's rounds: set source to hindsight or given, or reading to 0")
+            raise ValueError("reading comes after a warm start's rounds: set source as well, or reading to 0")
         return self
 
 
