@@ -3,8 +3,8 @@
     python studies/answers/foresight.py models/careful --out runs/answers-study/foresight-careful.json
 
 Thoughts are drawn at positions of the training texts, several at each, and scored. A value that is linear in the
-model's own activations (ridge regression, its strength chosen on other sheets) and a small network on the same inputs
-are fitted to the shaped return of whole thoughts at every token, and tested on sheets that took part in neither: R²
+model's own activations (ridge regression, its strength chosen on other problems) and a small network on the same inputs
+are fitted to the shaped return of whole thoughts at every token, and tested on problems that took part in neither: R²
 over all tokens, at the first and the last, and within positions at the last, where only the difference between
 thoughts of one position counts. `left_out` is what knowing how many lines are left out explains by itself.
 """
@@ -14,8 +14,9 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,15 @@ class Fitting:
         }
 
 
+def same_problems(sheets: Sequence[str], split_by: str | None) -> list[int]:
+    """A number for each sheet, the same for sheets of the same problems: they come with other lines left out, and a
+    value that was fitted to one of them knows the others' questions."""
+    found: dict[str, int] = {}
+    matches = [None if split_by is None else re.search(split_by, sheet) for sheet in sheets]
+    keys = [sheet if match is None else match[1] for sheet, match in zip(sheets, matches)]
+    return [found.setdefault(key, len(found)) for key in keys]
+
+
 def in_positions(value_BR: Tensor, chosen_BR: Tensor, many: int) -> Tensor:
     """`[positions, many]`: the values of positions all of whose thoughts are chosen."""
     whole = chosen_BR.view(len(chosen_BR), -1, many).all(-1)
@@ -183,8 +193,10 @@ def foresight(config: Config, model: str, sheets: int, many: int) -> dict[str, A
     engine, rows = TreeModel(loaded.model, plan, config.engine.options()), max(1, config.run.rollout_texts // 16)
     drawn = draw(engine, texts.to(placement.device), config, rows)
     valid_BR = drawn.thoughts.valid_BR
-    sheet_B1 = torch.arange(len(valid_BR), device=valid_BR.device)[:, None]
-    test_BR, tune_BR = valid_BR & (sheet_B1 % 4 == 0), valid_BR & (sheet_B1 % 8 == 1)
+    shown = [str(loaded.tokenizer.decode(row)) for row in texts.tokens_BS.tolist()]
+    problems = same_problems(shown, config.text.sources[0].split_by)
+    problem_B1 = torch.tensor(problems, device=valid_BR.device)[:, None]
+    test_BR, tune_BR = valid_BR & (problem_B1 % 4 == 0), valid_BR & (problem_B1 % 8 == 1)
     train_BR = valid_BR & ~test_BR & ~tune_BR
     kind_BR = torch.tensor(kind, device=valid_BR.device).repeat_interleave(many, 1)
     within = in_positions(drawn.return_BR, valid_BR, many).var(-1).mean() / drawn.return_BR[valid_BR].var()

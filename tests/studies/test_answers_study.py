@@ -8,6 +8,7 @@ import json
 import random
 import re
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -158,6 +159,12 @@ def test_careful_reading_and_what_a_critic_can_know(
     found = json.loads(out.read_text("utf-8"))
     assert found["thoughts"] == 32
     assert {row["block"] for row in found["rows"]} == {1, 2}
+    # Sheets of the same problems are fitted or tested together.
+    rows = rows_of(place / "sheets" / "runs.jsonl.gz")
+    source = tomllib.loads(Path(str(foresight.PRESET)).read_text("utf-8"))["text"]["sources"][0]
+    numbers = foresight.same_problems([row["text"] for row in rows], source["split_by"])
+    problems = ["".join(row["problems"]) for row in rows]
+    assert len(set(zip(numbers, problems))) == len(set(numbers)) == len(set(problems)) < len(rows)
     # A value that knows the answer is told apart from one that knows nothing, and from one that knows the position.
     truth = torch.tensor([[1.0, 0.0, 3.0, 2.0]])
     assert foresight.r_squared(truth, truth) == 1.0

@@ -230,6 +230,19 @@ def test_cheaper_choices_cost_less() -> None:
     assert total("actor.adapt=lora", "actor.lora_targets=mlp") < total("actor.adapt=lora")
 
 
+def test_activations_are_kept_for_critics_where_they_come_with_the_sets() -> None:
+    def features(*overrides: str) -> dict[str, str]:
+        asked = ("critic.adapt=probe", "anchor.conditioned=1", *overrides)
+        rows = estimate(Config.load("qwen3-1.7b", overrides=asked), small(), on_gpu=True).rows
+        return next(row.how for row in rows if row.role.startswith("features for critics"))
+
+    alone = features()["activations"]
+    assert alone.startswith("features ")
+    assert "lower" not in alone
+    assert "lower features" in features("critic.features=policy")["activations"]
+    assert features("critic.features=policy", "thought.reading=gated", "window.reading=1")["activations"] == alone
+
+
 def test_a_rate_of_the_anchors_own_has_moments_of_its_own() -> None:
     def moments(*overrides: str) -> int:
         rows = estimate(Config.load("qwen3-1.7b", overrides=overrides), small(), on_gpu=True).rows

@@ -15,11 +15,13 @@ import tiny
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.rl import hindsight
-from tfive.training import warmstart
+from tfive.training import positions, warmstart
 from tfive.training.loop import CHECKPOINTS
 from tfive.training.start import resume, train
 from tfive.training.summary import SUMMARY
 from tfive.training.warmstart import REPORT, WEIGHTS
+from tfive.tree import admission
+from tfive.tree.forward import TreeModel
 
 pytestmark = pytest.mark.model
 
@@ -70,7 +72,29 @@ def test_a_run_goes_on_exactly_after_its_warm_start(tmp_path: Path, monkeypatch:
     assert again["account"]["roles"] == whole["account"]["roles"]
 
 
-def test_given_workings_are_learned(tmp_path: Path) -> None:
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The passes and the backward passes of careful reading, in order."""
+    order: list[str] = []
+    reading, policy, backward = warmstart.Teaching.read, TreeModel.policy, torch.Tensor.backward
+
+    def noted(name: str, made: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            order.append(name)
+            return made(*given, **named)
+
+        return call
+
+    def read(*given: Any) -> Any:
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(TreeModel, "policy", noted("pass", policy))
+            meanwhile.setattr(torch.Tensor, "backward", noted("backward", backward))
+            return reading(*given)
+
+    monkeypatch.setattr(warmstart.Teaching, "read", read)
+    return order
+
+
+def test_given_workings_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"{n} river mill farm ( boat grain salt paper town rain wind seven" for n in range(12)]
     rows = [{"text": text, "workings": [" seven boat"]} for text in texts]
     path = tmp_path / "worked.jsonl"
@@ -85,12 +109,16 @@ def test_given_workings_are_learned(tmp_path: Path) -> None:
     assert only["thoughts"] == 0
     assert only["loss_last"] < 0.7 * only["loss_first"]
     # Reading after thoughts of its own comes last: more thoughts are drawn, and what follows them gets likelier.
+    order = watched(monkeypatch)
     careful = train(tiny.configure(tmp_path, *asked, "warmstart.reading=12"), tmp_path / "careful", quiet=True)
     learned, read = careful["warmstart"]["rounds"]
     assert learned["kept"] == 12
     assert read["thoughts"] == 12 == careful["account"]["roles"]["warmstart"]["trajectories"]
     assert learned["continuation_last"] < read["continuation_first"]
     assert read["continuation_last"] < read["continuation_first"]
+    # Activations of one pass at a time.
+    assert order == ["pass", "backward"] * (len(order) // 2)
+    assert len(order) > 24
     path.write_text(json.dumps({"text": "nothing here"}) + "\n", "utf-8")
     with pytest.raises(UserError, match="no row has a working"):
         train(tiny.configure(tmp_path, *asked), tmp_path / "none", quiet=True)
@@ -101,6 +129,7 @@ def test_given_workings_are_learned(tmp_path: Path) -> None:
     [
         (("warmstart.source=given",), "path names the file"),
         (("warmstart.path=x",), "path names the file"),
+        (("warmstart.reading=100",), "reading comes after a warm start's rounds"),
         (("warmstart.source=given", "warmstart.path=x"), r"text\.positions\.pattern is empty"),
     ],
 )
@@ -113,6 +142,18 @@ def test_without_any_useful_thought_the_run_says_so(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(hindsight, "leaks", lambda *_: True)
     with pytest.raises(RunFailed, match="copied the continuation and none of the others helped"):
         train(tiny.configure(tmp_path, *HINDSIGHT), tmp_path / "run", quiet=True)
+
+
+def test_a_model_that_is_not_admitted_learns_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def differs(*_: Any) -> None:
+        raise UserError("tree and plain rows differ")
+
+    monkeypatch.setattr(admission, "_compare", differs)
+    moved = ("text.positions.variance=0.75", "text.positions.uniform=0.25", "text.positions.pilot=48")
+    for name, asked, kept in (("warm", HINDSIGHT, WEIGHTS), ("moved", moved, positions.PLACES)):
+        with pytest.raises(UserError, match="tree and plain rows differ"):
+            train(tiny.configure(tmp_path, *asked), tmp_path / name, quiet=True)
+        assert not (tmp_path / name / kept).exists()
 
 
 def test_off_there_is_nothing_of_it(tmp_path: Path) -> None:

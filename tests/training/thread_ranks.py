@@ -18,6 +18,7 @@ class ThreadRank(World):
     """One of `size` ranks; what they exchange passes through a list that all of them see."""
 
     def __init__(self, rank: int, size: int, meeting: threading.Barrier, table: list[Any]) -> None:
+        super().__init__()
         self.rank, self.size = rank, size
         self._meeting, self._table = meeting, table
 

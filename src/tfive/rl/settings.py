@@ -129,8 +129,8 @@ class CriticSettings(Section):
 
     features: Literal["base", "policy"] = "base"
     """What adapted blocks and heads stand on: the frozen base model, or the policy as the window found it, whose
-    activations sampling and scoring leave behind, so that no pass is made for them. They move with the policy from
-    window to window."""
+    activations sampling and scoring leave behind, so that no pass is made for them (final states for `head`, parity
+    mode and gated reading take one). They move with the policy from window to window."""
 
     blocks: int = Field(4, ge=1, le=1024)
     """Last blocks that `top` and `lora` adapt, and that `probe` leaves out; the frozen rest is computed once per
@@ -353,9 +353,11 @@ class WarmstartSettings(Section):
     has read nothing but thoughts that help, and trusts whatever a thought says."""
 
     @model_validator(mode="after")
-    def _has_a_path_for_given_ones(self) -> WarmstartSettings:
+    def _is_whole(self) -> WarmstartSettings:
         if (self.source == "given") != (self.path is not None):
             raise ValueError("path names the file of given workings: set source to given and path, or neither")
+        if self.reading and self.source == "off":
+            raise ValueError("reading comes after a warm start's rounds: set source as well, or reading to 0")
         return self
 
 

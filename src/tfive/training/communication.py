@@ -17,6 +17,7 @@ from tfive.distributed.roles import critics_each
 from tfive.methods.spec import CRITIC_ROLES
 from tfive.models.shape import ModelShape
 from tfive.training.cost import fitting_nodes, nodes_per_item
+from tfive.training.drawn import activations_come_along
 from tfive.training.duration import expected
 from tfive.training.memory import (
     BASE,
@@ -176,7 +177,7 @@ def _trajectories(config: Config, shape: ModelShape, layout: Layout, compute: in
             found.append(Exchange(BROADCAST, what, spec.critics, whole, layout.processes))
         else:
             found.append(gathered(what, read, lambda _: spec.critics * said))
-    if read and config.critic.features == "policy" and config.critic.adapt in ("probe", "top", "lora"):
+    if read and activations_come_along(config):
         activations = nodes.policy * shape.hidden * compute // nodes.R
         found.append(gathered("activations that critics stand on", read, lambda _: activations))
     kept = [role for role in ("head_train", "head_validate", "actor") if role in drawn and "calibration" in spec.uses]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from tfive.config.config import Config
 from tfive.methods.spec import CRITIC_ROLES
 from tfive.rl.settings import OLD_LAW
+from tfive.training.drawn import activations_come_along
 
 
 def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
@@ -47,9 +48,8 @@ def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
         seen = sum(share.get(role, 0.0) for role in CRITIC_ROLES)
         adapted = _adapted(config, layers)
         # The policy's activations are left behind by sampling and scoring; final states for heads alone are not.
-        left = config.critic.features == "policy" and config.critic.adapt in ("probe", "top", "lora")
-        above = config.critic.blocks / layers if config.critic.adapt == "probe" else adapted
-        found["lower features"] = 0.0 if left else seen * row * (1 - above)
+        below = _probed(config, layers) if config.critic.adapt == "probe" else 1 - adapted
+        found["lower features"] = 0.0 if activations_come_along(config) else seen * row * below
         # The fitting set is judged before the fit only where the loss is clipped around that.
         clips = config.critic.loss == "clipped" and config.critic.pair != "bracket"
         judged = seen if clips else seen - share.get("critic_fit", 0.0)
@@ -59,7 +59,13 @@ def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
 
 def _adapted(config: Config, layers: int) -> float:
     """The share of the blocks that critics have of their own."""
-    return {"head": 0.0, "probe": 0.0, "full": 1.0}.get(config.critic.adapt, config.critic.blocks / layers)
+    blocks = min(config.critic.blocks, layers)
+    return {"head": 0.0, "probe": 0.0, "full": 1.0}.get(config.critic.adapt, blocks / layers)
+
+
+def _probed(config: Config, layers: int) -> float:
+    """The share of the blocks below a probe, which stands above the first at least (`rl.critic.first_block`)."""
+    return max(layers - config.critic.blocks, 1) / layers
 
 
 def fitting_nodes(config: Config, layers: int) -> float:

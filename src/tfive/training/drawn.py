@@ -18,11 +18,19 @@ def texts_drawn_together(config: Config) -> list[int]:
     return [texts["critic_fit"] + texts["qualify"], _after_tests(texts), *alone]
 
 
+def activations_come_along(config: Config) -> bool:
+    """Whether sampling and scoring leave what enters the critics' first block behind: for critics on the policy that
+    do not begin at its end, unless scoring reads thoughts otherwise (`rl.sampling`: parity mode, gated reading)."""
+    if config.critic.features == "base" or config.critic.adapt not in ("probe", "top", "lora"):
+        return False
+    return not config.sampling.parity and config.thought.reading != "gated"
+
+
 def featured_texts(config: Config) -> int:
     """Texts whose activations below the critics are there at once: those of the fitting set; where they come with the
-    sets (`critic.features = policy`), of those drawn together."""
+    sets, of those drawn together."""
     texts = {role: texts_needed(config, role) for role in CRITIC_ROLES if role in config.spec.roles_of(config)}
-    if config.critic.features == "base":
+    if not activations_come_along(config):
         return texts["critic_fit"]
     return max(texts["critic_fit"] + texts.get("qualify", 0), _after_tests(texts))
 

@@ -14,7 +14,7 @@ from tfive.config.config import Config
 from tfive.config.rules import texts_needed
 from tfive.models.shape import ModelShape
 from tfive.rl.settings import TRAINING_ROLES
-from tfive.training.drawn import featured_texts, texts_drawn_together
+from tfive.training.drawn import activations_come_along, featured_texts, texts_drawn_together
 from tfive.tree.settings import HEAD_BYTES
 
 COLUMNS = ("weights", "moments", "gradients", "activations", "states")
@@ -336,7 +336,7 @@ def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, coun
         if settings.adapt in ("head", "probe"):
             amount = tokens * shape.hidden * compute
             base.add("activations", amount, f"features {_n(tokens)} × {shape.hidden} × {compute}")
-        if settings.adapt in ("top", "lora") or (settings.adapt, settings.features) == ("probe", "policy"):
+        if settings.adapt in ("top", "lora") or activations_come_along(config):
             rows_ = featured_texts(config)
             amount = rows_ * nodes.policy * shape.hidden * compute
             base.add("activations", amount, f"lower features {rows_} × {nodes.policy} × {shape.hidden} × {compute}")

@@ -38,6 +38,7 @@ from tfive.text.placing import redrawn
 from tfive.text.prepared import PreparedCorpus
 from tfive.text.settings import KINDS
 from tfive.training.warmstart import WarmStart, begun_parts
+from tfive.tree.admission import admit
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch
 
@@ -75,8 +76,11 @@ def move_positions(
         return None
     if transferred(world, (folder / REPORT).is_file(), 0):
         return _restored(corpus, telemetry, folder)
+    pilot = Pilot(config, loaded, corpus, warmed, world)
+    with telemetry.phase("admit"):
+        admit(pilot.engine, corpus.sequence_length + pilot.engine.plan.reach)
     with telemetry.phase(ROLE):
-        moved = Pilot(config, loaded, corpus, warmed, world).moved(telemetry)
+        moved = pilot.moved(telemetry)
     if world.leads:
         _keep(moved, folder)
     telemetry.event(ROLE, moved.report["said"], window=0)

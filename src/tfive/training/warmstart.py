@@ -44,6 +44,7 @@ from tfive.text.prepared import PreparedCorpus
 from tfive.text.workings import batched, compiled, worked_texts
 from tfive.training.corpus import weights_fingerprint
 from tfive.training.shard_engines import in_shards, shards_of
+from tfive.tree.admission import admit
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.gated import GATES, ReadingGates
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
@@ -85,6 +86,9 @@ def warm_start(
     model = loaded.model.requires_grad_(True)
     delimiters, gates = begun_parts(model, plan, None, trainable=True)
     engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
+    # Before anything is drawn or learned: kernels that the model goes wrong with are given up here.
+    with telemetry.phase("admit"):
+        admit(engine, corpus.sequence_length + plan.reach)
     teaching = Teaching(config, loaded, corpus, engine, world)
     with telemetry.phase("develop", "develop"):
         before = teaching.measured()
@@ -269,7 +273,7 @@ class Teaching:
             loss = thought / actions + TEXT_WEIGHT * text / max(1, text_count)
             written_loss = loss.detach()
             if own is not None:
-                # Two readings of a row have a backward pass each: shards gather blocks for one of them at a time.
+                # One reading at a time: both together would keep the activations of two, and shards gather blocks for one.
                 (0.0 * loss if spare else loss).backward()
                 loss = torch.zeros_like(written_loss)
                 output = self._read(some, read.rows(part.start, part.stop), actions=False, continuations=True)

@@ -71,15 +71,18 @@ def admit(tree: TreeModel, longest: int, copy_bytes: int = 8 << 30) -> Admission
     if backbone.recurrent:
         # Both delta rules run in float32 whatever the weights, in different orders of summation.
         bound = max(bound, 1e-3)
+
+    def compared(tree: TreeModel) -> Admission:
+        found = _compare(tree, texts, thoughts, layout, shift, bound)
+        return replace(found, reading=_reading_gap(tree, texts, thoughts, shift, bound)) if gated else found
+
     with torch.no_grad():
         try:
-            found = _compare(tree, texts, thoughts, layout, shift, bound)
+            return compared(tree)
         except UserError as error:
             if not tree.refuse_kernels(f"a model was not admitted with them ({error})"):
                 raise
-            tree = TreeModel(tree.model, plan, tree.engine, tree.delimiters)
-            found = _compare(tree, texts, thoughts, layout, shift, bound)
-        return replace(found, reading=_reading_gap(tree, texts, thoughts, shift, bound)) if gated else found
+            return compared(TreeModel(tree.model, plan, tree.engine, tree.delimiters))
 
 
 def _small_copy(tree: TreeModel, copy_bytes: int) -> TreeModel:

@@ -291,7 +291,7 @@ def _critics_of(config: Config) -> dict[str, Any] | None:
         return None
     own = config.critic
     return {"count": config.spec.critics, "adapt": own.adapt, "width": own.width, "features": own.features} | (
-        {"blocks": own.blocks} if own.adapt in ("top", "lora") else {}
+        {"blocks": own.blocks} if own.adapt in ("probe", "top", "lora") else {}
     )
 
 

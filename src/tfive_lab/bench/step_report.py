@@ -111,7 +111,9 @@ def _rules(report: dict[str, Any]) -> list[dict[str, str]]:
 
 def _described(critics: dict[str, Any]) -> str:
     """Critics in words: how many, and what is adapted of each."""
-    blocks = f"{critics.get('blocks')} blocks ({critics['adapt']})"
-    what = {"head": "their heads alone", "full": "all of them"}.get(critics["adapt"], blocks)
-    above = " above the policy's features" if critics.get("features") == "policy" else ""
-    return f"{critics['count']} critics, {what} adapted{above}"
+    blocks = critics.get("blocks", "few")
+    kinds = {"head": "their heads alone adapted", "full": "all of them adapted"}
+    kinds |= {"probe": f"value heads below the last {blocks} blocks"}
+    what = kinds.get(critics["adapt"], f"{blocks} blocks ({critics['adapt']}) adapted")
+    above = ", on the policy's features" if critics.get("features") == "policy" else ""
+    return f"{critics['count']} critics, {what}{above}"

@@ -171,6 +171,26 @@ def test_only_what_a_method_reads_is_counted() -> None:
     assert (gated["anchor"], gated["score"]) == (6 * 17, 13 + 3 * 17)
 
 
+def test_features_of_critics_are_counted_where_a_pass_is_made_for_them() -> None:
+    work = bench_step.StepWork(items=16, steps=4, length=12, positions=16, tokens=512, horizon=16)
+
+    def lower(*overrides: str, layers: int = 24) -> float:
+        config = bench_step.configure(
+            "t5", work, ["critic.blocks=8", "anchor.conditioned=1", *overrides], "cpu", "float32"
+        )
+        return nodes_per_item(config, layers)["lower features"]
+
+    whole = lower("critic.adapt=head")
+    assert lower("critic.adapt=probe") == pytest.approx(whole * 16 / 24)
+    # A probe stands above the first block at least; no block is left out twice.
+    assert lower("critic.adapt=probe", layers=4) == pytest.approx(whole / 4)
+    assert lower("critic.adapt=top", layers=4) == 0
+    policy = ("critic.adapt=probe", "critic.features=policy")
+    assert lower(*policy) == 0
+    # Neither gated reading nor parity mode leaves activations behind.
+    assert lower(*policy, "thought.reading=gated") == lower(*policy, "sampling.parity=true") > 0
+
+
 def test_running_out_of_memory_halves_the_passes_and_then_recomputes() -> None:
     config = bench_step.configure("t5", bench_step.SMALL, ["run.texts_per_pass=2"], "cpu", "float32")
     once, twice = smaller(config), smaller(smaller(config))
@@ -186,7 +206,8 @@ def test_the_table_shows_ratios_beside_counts() -> None:
         "critics": {"count": 2, "adapt": "top", "blocks": 1, "width": 64},
         "delta_rule": {"name": "torch", "reason": "asked for"},
     }  # fmt: skip
-    methods = {"t5": rows, "rlp": rows}
+    probe = {"count": 2, "adapt": "probe", "blocks": 8, "width": 64, "features": "policy"}
+    methods = {"t5": rows, "rlp": rows, "t5, probe critics": rows | {"critics": probe}}
     work = {"items": 128, "steps": 4, "passes": 2, "length": 12, "positions": 16, "tokens": 512}
     report = {
         "model": "m", "compute": "float32", "device": "cpu", "goal": 0.589, "witness": {"run": None, "note": "none"},
@@ -198,6 +219,7 @@ def test_the_table_shows_ratios_beside_counts() -> None:
     assert "fit/x" not in text
     assert "mean (largest): scored 0.02 (0.1)" in text
     assert "t5: 2 critics, 1 blocks (top) adapted" in text
+    assert "critics: 2 critics, value heads below the last 8 blocks, on the policy's features" in text
     assert text.count("recurrent layers by torch: asked for") == 1
 
 
