@@ -26,7 +26,8 @@ import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 what, folder = sys.argv[1:]
 rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-open(f"{folder}/{what}-{rank}-{attempt}", "w").write(os.environ["OMP_NUM_THREADS"] + " " + os.environ["TORCH_CPP_LOG_LEVEL"])
+inherited = (os.environ[name] for name in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL"))
+open(f"{folder}/{what}-{rank}-{attempt}", "w").write(" ".join(inherited))
 while not os.path.exists(f"{folder}/{what}-{1 - int(rank)}-{attempt}"):
     time.sleep(0.01)
 if what == "refused" and rank == "1":

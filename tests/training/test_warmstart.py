@@ -119,6 +119,10 @@ def test_given_workings_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # Activations of one pass at a time.
     assert order == ["pass", "backward"] * (len(order) // 2)
     assert len(order) > 24
+    long = [{"text": text, "workings": [" seven boat" * 40]} for text in texts]
+    path.write_text("".join(json.dumps(row) + "\n" for row in long), "utf-8")
+    with pytest.raises(UserError, match=r"thought\.length = \d+: no working of warmstart\.path = .* fits"):
+        train(tiny.configure(tmp_path, *asked), tmp_path / "long", quiet=True)
     path.write_text(json.dumps({"text": "nothing here"}) + "\n", "utf-8")
     with pytest.raises(UserError, match="no row has a working"):
         train(tiny.configure(tmp_path, *asked), tmp_path / "none", quiet=True)

@@ -248,6 +248,11 @@ class Teaching:
                 if working and len(ids) <= plan.length and (stop or len(ids) == plan.length):
                     tokens_BRT[row, slot, : len(ids)], length_BR[row, slot] = torch.tensor(ids), len(ids)
         valid_BR = length_BR > 0
+        if not bool(valid_BR.any()):
+            raise UserError(
+                f"thought.length = {plan.length}: no working of warmstart.path = {path} fits, with its close; raise "
+                "thought.length"
+            )
         closed_BR = valid_BR & bool(stop)
         thoughts = Thoughts(tokens_BRT, length_BR, valid_BR, closed_BR, torch.zeros(tokens_BRT.shape))
         return Learnable(texts.to(self.engine.device), thoughts.to(self.engine.device))
@@ -273,7 +278,7 @@ class Teaching:
             loss = thought / actions + TEXT_WEIGHT * text / max(1, text_count)
             written_loss = loss.detach()
             if own is not None:
-                # One reading at a time: both together would keep the activations of two, and shards gather blocks for one.
+                # One reading at a time: two would keep the activations of both, and shards gather for one.
                 (0.0 * loss if spare else loss).backward()
                 loss = torch.zeros_like(written_loss)
                 output = self._read(some, read.rows(part.start, part.stop), actions=False, continuations=True)
