@@ -49,6 +49,8 @@ def _servers() -> str:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for seed in ("1", "2"):
         own = {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        # What a launch sets for its ranks; torch looks at it once, when it is imported.
+        own |= {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
         subprocess.Popen(
             [sys.executable, __file__, "--serve", f"{folder}/{int(seed) - 1}"], stdin=subprocess.PIPE,
             env=os.environ | own,
