@@ -17,7 +17,7 @@ from tfive.evaluate.headroom import draw, losses_after, true_thoughts
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import load_model
 from tfive.rl.gains import emptied, foreign
-from tfive.training.corpus import corpus_of
+from tfive.training.corpus import corpus_of, measured_sequences
 from tfive.training.devices import place
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
@@ -58,8 +58,7 @@ def measure(config: Config, count: int) -> list[dict[str, Any]]:
     placement.apply(config.run.seed)
     loaded = load_model(config.model.name, device=placement.device, dtype=placement.compute)
     corpus, tokenizer = corpus_of(config, loaded=loaded), loaded.tokenizer
-    numbers = corpus.sequences("development")
-    texts = corpus.batch(numbers[: int((corpus.items_in[numbers].cumsum() < count).sum()) + 1])
+    texts = corpus.batch(measured_sequences(corpus, "development", count))
     with gzip.open(workings_file(config), "rt", encoding="utf-8") as file:
         known = left_out(texts, json.load(file), tokenizer.decode)
     texts, rows = texts.to(placement.device), config.run.rollout_texts

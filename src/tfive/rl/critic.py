@@ -20,15 +20,12 @@ from transformers import PreTrainedModel
 from tfive.errors import UserError
 from tfive.rl.adapters import LORA_ALPHA, with_lora
 from tfive.rl.initial import InitialWeights, dense
-from tfive.rl.settings import CriticSettings
+from tfive.rl.settings import HEADS_ALONE, CriticSettings
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.hf import Backbone
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower
 from tfive.tree.settings import EngineOptions
-
-HEADS_ALONE = ("head", "probe")
-"""What `critic.adapt` calls critics that train nothing but their value head."""
 
 
 class ValueHead(nn.Module):

@@ -17,13 +17,13 @@ from tfive.distributed.roles import Role
 from tfive.distributed.sharding import Sharding
 from tfive.distributed.world import World
 from tfive.errors import RunFailed
-from tfive.rl.critic import HEADS_ALONE, BaseActivations, Critic, CriticOutput, FrozenBase
+from tfive.rl.critic import BaseActivations, Critic, CriticOutput, FrozenBase
 from tfive.rl.gae import adaptive_gae
 from tfive.rl.losses import clipped_value_loss, expectile_value_loss, squared_value_loss
 from tfive.rl.onlooker import Onlooker
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import micro_batches
-from tfive.rl.settings import CriticSettings
+from tfive.rl.settings import HEADS_ALONE, CriticSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.outputs import Lower

@@ -120,6 +120,10 @@ class RewardSettings(Section):
     """Decay of the second moment of whole-thought gains across windows."""
 
 
+HEADS_ALONE = ("head", "probe")
+"""What `critic.adapt` calls critics that train nothing but their value head."""
+
+
 class CriticSettings(Section):
     """How a state-value critic is made from the base model, and how the two of a pair differ."""
 

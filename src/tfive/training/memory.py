@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from tfive.config.config import Config
 from tfive.config.rules import texts_needed
 from tfive.models.shape import ModelShape
-from tfive.rl.settings import TRAINING_ROLES
+from tfive.rl.settings import HEADS_ALONE, TRAINING_ROLES
 from tfive.training.drawn import activations_come_along, featured_texts, texts_drawn_together
 from tfive.tree.settings import HEAD_BYTES
 
@@ -333,7 +333,7 @@ def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, coun
     if count and settings.adapt != "full":
         base = Row(FEATURES)
         tokens = config.window.count("critic_fit") * nodes.T
-        if settings.adapt in ("head", "probe"):
+        if settings.adapt in HEADS_ALONE:
             amount = tokens * shape.hidden * compute
             base.add("activations", amount, f"features {_n(tokens)} × {shape.hidden} × {compute}")
         if settings.adapt in ("top", "lora") or activations_come_along(config):

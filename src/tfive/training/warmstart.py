@@ -42,7 +42,7 @@ from tfive.rl.weight_slots import wide
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.text.workings import batched, compiled, worked_texts
-from tfive.training.corpus import weights_fingerprint
+from tfive.training.corpus import measured_sequences, weights_fingerprint
 from tfive.training.shard_engines import in_shards, shards_of
 from tfive.tree.admission import admit
 from tfive.tree.forward import Delimiters, TreeModel
@@ -163,9 +163,8 @@ class Teaching:
 
     def measured(self) -> dict[str, float]:
         """Gains and loss on the run's development texts."""
-        numbers = self.corpus.sequences("development")
-        enough = int((self.corpus.items_in[numbers].cumsum() < self.config.run.develop_items).sum()) + 1
-        texts = self.corpus.batch(numbers[:enough]).to(self.engine.device)
+        numbers = measured_sequences(self.corpus, "development", self.config.run.develop_items)
+        texts = self.corpus.batch(numbers).to(self.engine.device)
         rows, seed = self.config.run.rollout_texts, self.config.run.seed
         if self._base is None:
             self._base = no_thought_losses(self.engine, texts, rows=rows, world=self.world)
