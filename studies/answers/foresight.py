@@ -6,7 +6,9 @@ Thoughts are drawn at positions of the training texts, several at each, and scor
 model's own activations (ridge regression, its strength chosen on other problems) and a small network on the same inputs
 are fitted to the shaped return of whole thoughts at every token, and tested on problems that took part in neither: R²
 over all tokens, at the first and the last, and within positions at the last, where only the difference between
-thoughts of one position counts. `left_out` is what knowing how many lines are left out explains by itself.
+thoughts of one position counts. `left_out` is what knowing how many lines are left out explains by itself. Rows with
+`sees` = continuation know the text that scores the thought as well (`critic.sees`), those with `losses` of it the
+losses without a thought alone.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from tfive.cli.options import script
 from tfive.config.config import Config
 from tfive.inference.thought_model import plan_for
 from tfive.models.load import load_model
-from tfive.rl.sampling import micro_batches, sample
+from tfive.rl.sampling import micro_batches, sample, scoring_features
 from tfive.rl.trajectory import last_loss
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import place
@@ -54,6 +56,8 @@ class Drawn:
     many: int
     gain_BR: Tensor
     return_BR: Tensor
+    scoring_BRF: Tensor
+    """What the scorer knows of the continuation: its state, the tokens' losses without a thought, and their mean."""
 
 
 @torch.no_grad()
@@ -61,13 +65,16 @@ def draw(engine: TreeModel, texts: TextBatch, config: Config, rows: int) -> Draw
     """Thoughts at every position, as many as the plan's group, and what they are worth."""
     law, seed = config.sampling, config.run.seed
     thoughts = sample(engine, texts, law, seed=seed, role="headroom", window=0, rows=rows, record_old=False).thoughts
-    found = []
+    found, known = [], []
     for part in micro_batches(slice(0, len(texts.tokens_BS)), rows):
-        scores = engine.score(texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop), whole=True)
+        some = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
+        scores = engine.score(*some, features=True, whole=True)
+        known.append(scoring_features(scores))
         found.append(scores.no_thought_BR.float() - last_loss(scores.losses_BRK, scores.mask_BRK).float())
     gain_BR = torch.cat(found) * thoughts.valid_BR
     scale, clip = gain_BR[thoughts.valid_BR].square().mean().sqrt(), config.reward.clip
-    return Drawn(texts, thoughts, engine.plan.group, gain_BR, (gain_BR / scale).clamp(-clip, clip))
+    shaped_BR = (gain_BR / scale).clamp(-clip, clip)
+    return Drawn(texts, thoughts, engine.plan.group, gain_BR, shaped_BR, torch.cat(known))
 
 
 @torch.no_grad()
@@ -82,10 +89,16 @@ def activations(engine: TreeModel, drawn: Drawn, block: int, rows: int) -> Tenso
 
 
 class Fitting:
-    """Inputs and returns of every token: normalised activations, the step in steps of eight, a constant."""
+    """Inputs and returns of every token: normalised activations, the step in steps of eight, a constant; and what is
+    seen of the continuation, `[B, R, C]`."""
 
-    def __init__(self, states_BRTD: Tensor, drawn: Drawn) -> None:
-        self.states_BRTD, self.drawn, self.mask_BRT = states_BRTD, drawn, drawn.thoughts.mask_BRT
+    def __init__(self, states_BRTD: Tensor, drawn: Drawn, seen_BRC: Tensor | None = None) -> None:
+        self.states_BRTD, self.drawn, self.mask_BRT, self.seen_BRC = (
+            states_BRTD,
+            drawn,
+            drawn.thoughts.mask_BRT,
+            seen_BRC,
+        )
         self.return_BRT = drawn.return_BR[..., None].expand(self.mask_BRT.shape)
 
     def inputs(self, keep_BRT: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
@@ -93,7 +106,11 @@ class Fitting:
         steps = keep_BRT.shape[-1]
         step_BRT = torch.arange(steps, device=keep_BRT.device).expand(keep_BRT.shape)
         place = F.one_hot(step_BRT[keep_BRT] // 8, (steps + 7) // 8).float()
-        return torch.cat([self.states_BRTD[rows][keep_BRT].float(), place, torch.ones_like(place[:, :1])], 1)
+        parts = [self.states_BRTD[rows][keep_BRT].float(), place, torch.ones_like(place[:, :1])]
+        if self.seen_BRC is not None:
+            seen_BRC = self.seen_BRC[rows]
+            parts.append(seen_BRC[:, :, None].expand(*keep_BRT.shape, -1)[keep_BRT])
+        return torch.cat(parts, 1)
 
     def of(self, chosen_BR: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and returns of every token of the chosen thoughts."""
@@ -144,6 +161,13 @@ class Fitting:
             "last": r_squared(end_BR[test_BR], truth_BR[test_BR]),
             "within": r_squared(end - end.mean(-1, keepdim=True), truth - truth.mean(-1, keepdim=True)),
         }
+
+
+def sights(drawn: Drawn, horizon: int) -> dict[str, Tensor | None]:
+    """What values may see of the continuation: nothing, its losses without a thought, or the scorer's state too."""
+    losses_BRN, state_BRD = drawn.scoring_BRF[..., -horizon - 1 :].float(), drawn.scoring_BRF[..., : -horizon - 1]
+    whole_BRC = torch.cat([F.layer_norm(state_BRD.float(), state_BRD.shape[-1:]), losses_BRN], -1)
+    return {"prefix": None, "losses": losses_BRN, "continuation": whole_BRC}
 
 
 def same_problems(sheets: Sequence[str], split_by: str | None) -> list[int]:
@@ -211,15 +235,18 @@ def foresight(config: Config, model: str, sheets: int, many: int) -> dict[str, A
     budgets = [(first & (first.cumsum(0) <= count)).view(valid_BR.shape) for count in BUDGETS]
     depth = engine.block_count
     for block in sorted({max(1, part) for part in (depth // 3, depth // 2, 2 * depth // 3, depth - 4, depth)}):
-        fitting = Fitting(activations(engine, drawn, block, rows), drawn)
-        for chosen_BR in (*budgets, train_BR):
-            values = [fitting.ridge(chosen_BR, tune_BR)]
-            if chosen_BR is budgets[-1] or chosen_BR is train_BR:
-                values += [fitting.network(chosen_BR, passes) for passes in PASSES]
-            for value, how in values:
-                row = {"block": block, "fitted": int(chosen_BR.sum()), "how": how, **fitting.scores(test_BR, value)}
-                found["rows"].append(row)
-                print(json.dumps(row), flush=True)
+        states = activations(engine, drawn, block, rows)
+        for sees, seen_BRC in sights(drawn, engine.plan.horizon).items():
+            fitting = Fitting(states, drawn, seen_BRC)
+            for chosen_BR in (*budgets, train_BR):
+                values = [fitting.ridge(chosen_BR, tune_BR)]
+                if chosen_BR is budgets[-1] or chosen_BR is train_BR:
+                    values += [fitting.network(chosen_BR, passes) for passes in PASSES]
+                for value, how in values:
+                    row = {"block": block, "sees": sees, "fitted": int(chosen_BR.sum()), "how": how}
+                    row |= fitting.scores(test_BR, value)
+                    found["rows"].append(row)
+                    print(json.dumps(row), flush=True)
     return found | {"seconds": round(time.monotonic() - began, 1)}
 
 

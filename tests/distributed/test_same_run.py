@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "reward.reference=foreign",
         "calibration.mode=repeated",
         "qualify.rule=fixed",
+        "critic.sees=continuation",
     ),
     "low rank": (
         "method=quiet-star-ppo",
@@ -51,7 +52,7 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "ntp": ("method=ntp",),
     "anchor-only": ("method=anchor-only",),
-    "quiet-star-ppo": ("method=quiet-star-ppo", "anchor.lr=1e-4"),
+    "quiet-star-ppo": ("method=quiet-star-ppo", "anchor.lr=1e-4", "critic.sees=continuation"),
     "quiet-star-grpo": ("method=quiet-star-grpo", "sampling.parity=true", "window.probe=0"),
     "rlp": ("method=rlp",),
     "gated": ("method=t5", "thought.reading=gated", "window.reading=1", "anchor.conditioned=1", "qualify.rule=fixed"),

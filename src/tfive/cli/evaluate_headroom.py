@@ -125,6 +125,8 @@ def _thinker(
     thought, sampling, critic = ThoughtSettings(), SamplingSettings(), CriticSettings(adapt="top", lr=1e-4)
     if config is not None:
         given = resolve([config]).config
-        thought, sampling, critic = given.thought, given.sampling, given.critic
+        # What is asked is how much the thought and the text before it tell.
+        critic = given.critic.model_copy(update={"sees": "prefix"})
+        thought, sampling = given.thought, given.sampling
     placed = place(device, compute, process=here.local_rank if here.size > 1 else None)
     return load_thinker(source, thought, sampling, placed.device, placed.compute), critic

@@ -21,6 +21,7 @@ from tfive.errors import UserError
 from tfive.rl.adapters import LORA_ALPHA, with_lora
 from tfive.rl.initial import InitialWeights, dense
 from tfive.rl.settings import HEADS_ALONE, CriticSettings
+from tfive.rl.trajectory import Trajectories
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.hf import Backbone
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
@@ -28,23 +29,68 @@ from tfive.tree.outputs import Lower
 from tfive.tree.settings import EngineOptions
 
 
+@dataclass(frozen=True)
+class ScoringText:
+    """What a critic that sees the continuation knows of it: nothing that an action could change, but for what the
+    checkpoints before said of it."""
+
+    state_BRD: Tensor
+    """The scorer's state at its end, without a thought."""
+    numbers_BRTN: Tensor
+    """Its tokens' losses without a thought, the loss that rewards compare with, and the potential before each
+    action."""
+
+    @classmethod
+    def of(cls, trajectories: Trajectories, horizon: int) -> ScoringText:
+        """That of scored and rewarded trajectories."""
+        scoring_BRF = trajectories.need("scoring_BRF").float()
+        state_BRD, losses_BRH = scoring_BRF[..., : -horizon - 1], scoring_BRF[..., -horizon - 1 : -1]
+        known_BRN = torch.cat([losses_BRH, trajectories.reference_BR[..., None].float()], -1)
+        before_BRT = trajectories.need("potentials_BRT").float()
+        wide_BRTN = known_BRN[:, :, None].expand(*before_BRT.shape, -1)
+        return cls(state_BRD, torch.cat([wide_BRTN, before_BRT[..., None]], -1))
+
+
 class ValueHead(nn.Module):
     """V(s_t) in float32 from normalised features and the step, small at initialisation; optionally |V| ≤ `bound`."""
 
     def __init__(
-        self, features: int, steps: int, initial: InitialWeights, *, width: int = 256, bound: float | None = None
+        self,
+        features: int,
+        steps: int,
+        initial: InitialWeights,
+        *,
+        width: int = 256,
+        bound: float | None = None,
+        numbers: int = 0,
     ) -> None:
-        """`steps` is the longest thought T; with `width` 0 the value is linear in the features plus a bias per step."""
+        """`steps` is the longest thought T; with `width` 0 the value is linear in the features plus a bias per step.
+        `numbers`: how many the `ScoringText` has that the head reads as well; 0, it reads none."""
         super().__init__()
-        self.features, self.bound = features, bound
+        self.features, self.bound, self.numbers = features, bound, numbers
         self.project = dense(features, width, initial.of("project")) if width else None
+        sees = bool(width and numbers)
+        self.scoring_state = dense(features, width, initial.of("scoring state")) if sees else None
+        self.scoring_numbers = dense(numbers, width, initial.of("scoring numbers")) if sees else None
         self.step = nn.Parameter(initial.of("step").normal(steps, width or 1, deviation=0.02))
-        self.last = dense(width or features, 1, initial.of("last"), gain=0.01)
+        seen = features + (features + numbers if numbers else 0)
+        self.last = dense(width or seen, 1, initial.of("last"), gain=0.01)
 
-    def hidden(self, features_BRTD: Tensor, step_T: Tensor) -> Tensor:
+    def hidden(self, features_BRTD: Tensor, step_T: Tensor, scoring: ScoringText | None = None) -> Tensor:
         """The input of the last layer, `[…, T, E]`: the critic features that the calibration heads read."""
-        normal = F.layer_norm(features_BRTD.to(self.last.weight.dtype), (self.features,))
-        return normal if self.project is None else F.silu(self.project(normal) + self.step[step_T])
+        normal = self._normal(features_BRTD)
+        if not self.numbers:
+            return normal if self.project is None else F.silu(self.project(normal) + self.step[step_T])
+        if scoring is None:
+            raise ValueError("a value head that sees the continuation needs it")
+        state, numbers = self._normal(scoring.state_BRD)[:, :, None], scoring.numbers_BRTN.to(normal)
+        if self.project is None or self.scoring_state is None or self.scoring_numbers is None:
+            return torch.cat([normal, state.expand_as(normal), numbers], -1)
+        seen = self.scoring_state(state) + self.scoring_numbers(numbers)
+        return F.silu(self.project(normal) + seen + self.step[step_T])
+
+    def _normal(self, features: Tensor) -> Tensor:
+        return F.layer_norm(features.to(self.last.weight), (self.features,))
 
     def read(self, hidden_BRTE: Tensor, step_T: Tensor) -> Tensor:
         """Values `[…, T]` from `hidden`."""
@@ -168,7 +214,10 @@ class Critic(nn.Module):
         self.body = _body(backbone, self.first_block, settings, initial.of("body"))
         bound = 2 * reward_clip if settings.bounded else None
         width, features = settings.width, backbone.config.hidden_size
-        self.head = ValueHead(features, plan.length, initial.of("head"), width=width, bound=bound)
+        self.sees = settings.sees == "continuation"
+        """Whether its values are of the scoring text as well."""
+        numbers = plan.horizon + 2 if self.sees else 0
+        self.head = ValueHead(features, plan.length, initial.of("head"), width=width, bound=bound, numbers=numbers)
         self.head.to(base.device)
         self.tree = None if self.body is None else TreeModel(self.body, plan, engine, _delimiters(base, plan))
         self._own = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
@@ -204,10 +253,14 @@ class Critic(nn.Module):
             )
         return self.tree.features(texts, thoughts, lower)
 
-    def evaluate(self, features_BRTD: Tensor, mask_BRT: Tensor) -> CriticOutput:
-        """V(s_t) and critic features from the result of `features`, through which gradients flow on."""
+    def evaluate(
+        self, features_BRTD: Tensor, mask_BRT: Tensor, trajectories: Trajectories | None = None
+    ) -> CriticOutput:
+        """V(s_t) and critic features from the result of `features`, through which gradients flow on; a critic that sees
+        the continuation reads it off the `trajectories`."""
         step_T = torch.arange(features_BRTD.shape[-2], device=features_BRTD.device)
-        hidden_BRTE = self.head.hidden(features_BRTD, step_T)
+        seen = ScoringText.of(trajectories, self.plan.horizon) if self.sees and trajectories is not None else None
+        hidden_BRTE = self.head.hidden(features_BRTD, step_T, seen)
         mask_BRT = mask_BRT.to(features_BRTD.device)
         return CriticOutput(self.head.read(hidden_BRTE, step_T) * mask_BRT, hidden_BRTE * mask_BRT[..., None])
 

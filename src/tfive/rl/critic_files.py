@@ -30,6 +30,8 @@ def description(critic: Critic) -> dict[str, Any]:
         shape |= {"lora_rank": settings.lora_rank, "lora_alpha": LORA_ALPHA}
     if settings.features != "base":
         shape["stands_on"] = settings.features
+    if settings.sees != "prefix":
+        shape["sees"] = f"{settings.sees} of {critic.plan.horizon} tokens"
     return shape
 
 

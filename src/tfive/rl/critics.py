@@ -154,7 +154,7 @@ class Critics:
         for part, read in world.beating(zip(parts, shared)):
             some = trajectories.rows(part)
             for view, critic in zip(views, (self.critics[number] for number in numbers)):
-                view.append(critic.evaluate(self._features(critic, some, read), some.mask_BRT))
+                view.append(critic.evaluate(self._features(critic, some, read), some.mask_BRT, some))
         own_2BRT = torch.stack([torch.cat([v.values_BRT for v in one]) for one in views])
         own_2BRTE = torch.stack([torch.cat([v.hidden_BRTE for v in one]) for one in views])
         return world.gather_all([(own_2BRT, 1), (own_2BRTE, 1)], count)
@@ -280,7 +280,7 @@ class Critics:
         own, held = self.trained[critic], self.shards[critic]
 
         def evaluated() -> CriticOutput:
-            return own.evaluate(self._features(own, some, read), mask)
+            return own.evaluate(self._features(own, some, read), mask, some)
 
         value = (evaluated() if held is None else held.run(evaluated)).values_BRT
         target = some.need("returns_BRT").to(value.dtype)

@@ -136,6 +136,12 @@ class CriticSettings(Section):
     activations sampling and scoring leave behind, so that no pass is made for them (final states for `head`, parity
     mode and gated reading take one). They move with the policy from window to window."""
 
+    sees: Literal["prefix", "continuation"] = "prefix"
+    """What values are of: the text before the thought and the thought so far (the paper), or these and the text that
+    will score it, read off the scoring pass. That text is there before the thought and no action changes it, so a value
+    of it is a baseline like the other and the actor learns of it by rewards alone; it lifts the floor that hidden
+    scoring text puts under a critic's error (lem:visible-floor)."""
+
     blocks: int = Field(4, ge=1, le=1024)
     """Last blocks that `top` and `lora` adapt, and that `probe` leaves out; the frozen rest is computed once per
     trajectory."""

@@ -371,8 +371,9 @@ def _copied_by_critic(config: Config, shape: ModelShape) -> int:
 def _added_by_critic(config: Config, shape: ModelShape) -> int:
     """Weights that a critic adds to the base model: its head, and low-rank updates."""
     settings = config.critic
-    width = settings.width or 1
-    head = shape.hidden * width + (config.thought.length + 2) * width + 1
+    width, biases = settings.width or 1, 2 * bool(settings.width)
+    seen = shape.hidden + config.thought.horizon + 2 + biases if settings.sees == "continuation" else 0
+    head = (shape.hidden + seen + config.thought.length + biases) * width + 1
     return head + (_lora(shape, settings.blocks, settings.lora_rank, "all") if settings.adapt == "lora" else 0)
 
 
