@@ -14,6 +14,7 @@ from typing import Any
 
 from tfive.cli.options import script
 from tfive.models.precision import choose_device, choose_dtype
+from tfive.report.runs import read_json
 from tfive.tree.settings import EngineOptions
 from tfive_lab.bench import engine as bench
 from tfive_lab.bench import selfcheck as bench_selfcheck
@@ -32,7 +33,10 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--delta-rule", default="auto", choices=["auto", "torch", "triton", "fla"])
     parser.add_argument("--repeats", type=int, help="rounds per side (median)")
     parser.add_argument("--plain-repeats", type=int, help="rounds of the plain side")
-    parser.add_argument("--plain-sizes", help="batch sizes the plain side tries, separated by commas")
+    parser.add_argument(
+        "--plain-sizes", help="batch sizes the plain side tries, separated by commas, or a report whose best are taken"
+    )
+    parser.add_argument("--replayed", action="store_true", help="time the phases with replayed passes as well")
     for name in ("texts", "tokens", "positions", "group"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--tree-only", action="store_true", help="time the tree alone")
@@ -41,6 +45,16 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, help="folder for the JSON")
     return parser.parse_args(given)
+
+
+def plain_sizes(given: str | None) -> dict[str, tuple[int, ...]] | None:
+    """Batch sizes of each phase: the same for all, or those that an earlier report found to be fastest."""
+    if given is None:
+        return None
+    if given.endswith(".json"):
+        best = read_json(Path(given))["plain_rows"]
+        return {phase: (int(best[phase]),) for phase in PHASES}
+    return dict.fromkeys(PHASES, tuple(map(int, given.split(","))))
 
 
 def profile(work: Work, asked: argparse.Namespace, settings: EngineOptions) -> dict[str, Any]:
@@ -62,6 +76,12 @@ def main(given: list[str] | None = None) -> int:
     work = Work() if choose_device(asked.device).type == "cuda" else SMALL
     changes = {name: getattr(asked, name) for name in ("texts", "tokens", "positions", "group")}
     work = replace(work, **{name: value for name, value in changes.items() if value is not None})
+
+    def keep(found: dict[str, Any]) -> None:
+        if asked.out is not None:
+            asked.out.mkdir(parents=True, exist_ok=True)
+            (asked.out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
     name = f"engine-{asked.shape or 'embedded'}{'-tree-only' if asked.tree_only else ''}"
     if asked.selfcheck:
         name, report = "selfcheck", bench_selfcheck.selfcheck(asked.device)
@@ -76,13 +96,13 @@ def main(given: list[str] | None = None) -> int:
             plain_repeats=asked.plain_repeats,
             settings=settings,
             plain=not asked.tree_only,
-            batch_sizes=tuple(map(int, asked.plain_sizes.split(","))) if asked.plain_sizes else None,
+            batch_sizes=plain_sizes(asked.plain_sizes),
             extras=False if asked.short else None,
+            replayed=asked.replayed,
+            keep=keep,
         )
         print(bench.render(report))
-    if asked.out is not None:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    keep(report)
     if asked.profile:
         found = profile(work, asked, settings)
         for phase, figures in found.items():

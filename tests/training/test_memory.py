@@ -19,12 +19,16 @@ from tfive.models.shape import ModelShape, find_shape, shape_from
 from tfive.rl.adapters import adapt_actor
 from tfive.rl.settings import ActorSettings
 from tfive.training.build import build
-from tfive.training.memory import Nodes, estimate, nodes_of, readable_bytes, trained_by_actor
+from tfive.training.memory import estimate, nodes_of, readable_bytes, trained_by_actor
+from tfive.training.memory_recurrent import Nodes
 from tfive.training.save_memory import checkpoint_bytes
 from tfive.training.state_tree import encode
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.low_rank import trained_state
+from tfive_lab.bench.counted import critic_overrides
+from tfive_lab.bench.fit import sized
+from tfive_lab.bench.step import StepWork, configure
 
 FAMILIES = {
     "llama": {},
@@ -132,10 +136,42 @@ def test_hybrids_keep_recurrent_states() -> None:
     shape = find_shape(config.model.name)
     assert shape is not None
     rows = {row.role: row for row in estimate(config, shape, on_gpu=True).rows}
-    # 18 linear layers, 16 heads of 128 × 128 at each of 16 positions, and a key and a write of 13 tokens of each branch
-    recurrent = 4 * 16 * 18 * (16 * 128 * 128 + 13 * 2 * 16 * 128) * 4
+    # 18 linear layers, 16 heads of 128 × 128 at each of 16 positions; of 13 places of each branch the convolution's
+    # inputs (and three before), a key, and in float32 a write and a decay a head.
+    place = 2 * 16 * 128 + 4 * (16 * 128 + 16)
+    recurrent = 4 * 16 * 18 * (2 * 16 * 128 * 128 + 16 * 2 * 3 * 16 * 128 + 13 * place)
     attention = 4 * nodes_of(config).policy * (6 * 2 * 2 * 256) * 2
     assert rows["rollout and scoring"].bytes["states"] == recurrent + attention
+    # By PyTorch's step: states, keys and writes in float32.
+    plain = Config.load("qwen3.5-2b", overrides=["engine.fast=off"])
+    rows = {row.role: row for row in estimate(plain, shape, on_gpu=True).rows}
+    recurrent = 4 * 16 * 18 * (16 * 128 * 128 + 13 * 2 * 16 * 128) * 4
+    assert rows["rollout and scoring"].bytes["states"] == recurrent + attention
+
+
+@pytest.mark.parametrize(
+    ("method", "critics", "length", "texts", "rollout", "measured"),
+    [
+        ("rlp", "one-block", 12, 4, 16, 107_100_981_760),
+        ("t5", "one-block", 12, 8, 32, 88_259_495_424),
+        ("t5", "policy-features", 12, 8, 32, 88_444_890_112),
+        ("t5", "probe", 12, 8, 64, 104_008_546_816),
+        ("t5", "preset", 12, 4, 16, 123_964_268_544),
+        ("rlp", "one-block", 64, 1, 2, 105_304_324_096),
+        ("t5", "one-block", 64, 4, 64, 95_821_801_472),
+        ("t5", "probe", 64, 4, 64, 94_548_110_848),
+    ],
+)
+def test_hybrids_by_kernels_are_foreseen_within_a_tenth(
+    method: str, critics: str, length: int, texts: int, rollout: int, measured: int
+) -> None:
+    """Peaks of `results/step-time-qwen3.5-2b.json`."""
+    work = StepWork(length=length, steps=4, items=128) if length == 12 else StepWork(length=64, steps=2, items=64)
+    own = [] if method == "rlp" else critic_overrides(critics)
+    config = sized(configure(method, work, own, "cpu", "bfloat16"), texts, rollout, checkpointing=False)
+    shape = find_shape("Qwen/Qwen3.5-2B-Base")
+    assert shape is not None
+    assert estimate(config, shape, on_gpu=True).total == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -138,16 +138,20 @@ class ModelShape:
         normed per head. Linear: the channels three times (projected, convolved, split), five times the value width for
         the gated norm, in float32. Compared with saved tensors of small models in `tests/training/test_memory.py`.
         """
-        common = compute * (6 * self.hidden + 4 * self.intermediate) + 2 * self.hidden * (4 - compute)
+        common = self.kept_by_any(compute)
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = compute * ((3 if self.gated_attention else 2) * query + 2 * key)
         attention += (compute + 4) * (query + key) if self.normed_queries else 0
         linear = compute * 3 * (2 * self.linear_key + self.linear_value) + 4 * 5 * self.linear_value
         return common + attention, common + linear
 
+    def kept_by_any(self, compute: int) -> int:
+        """Bytes that any block keeps per node for the backward pass, without its mixer."""
+        return compute * (6 * self.hidden + 4 * self.intermediate) + 2 * self.hidden * (4 - compute)
+
     @property
     def kept_per_path_token(self) -> int:
-        """Bytes one linear layer keeps per token of a path through the delta rule, which computes in float32.
+        """Bytes one linear layer keeps per token of a path through PyTorch's delta rule, which computes in float32.
 
         Queries, keys and values twice, the state at each chunk of 64 twice, four 64-wide matrices a head, the output.
         """

@@ -15,66 +15,28 @@ from tfive.config.rules import texts_needed
 from tfive.models.shape import ModelShape
 from tfive.rl.settings import HEADS_ALONE, TRAINING_ROLES
 from tfive.training.drawn import activations_come_along, featured_texts, texts_drawn_together
+from tfive.training.memory_recurrent import (
+    Nodes,
+    by_kernels,
+    kept_by_kernels,
+    sampling_by_kernels,
+    sampling_by_torch,
+    scored_by_kernels,
+)
 from tfive.tree.settings import HEAD_BYTES
 
 COLUMNS = ("weights", "moments", "gradients", "activations", "states")
 LASTING = ("weights", "moments", "states")
-CHUNK = 64
-"""Trunk tokens between two kept recurrent states."""
 FEATURES = "features for critics (of the frozen base)"
 BASE = "frozen base"
 CHUNKS = 5
 """Tensors of the size of a chunk of vocabulary logits while its gradient is computed."""
+SLOPES = 1 << 30
+"""Bytes of derivatives by logits that the fused vocabulary head holds at once (`tree.fast.vocabulary`)."""
 SAMPLERS = 4
 """Shapes of batch whose sampling buffers are kept (`tree.forward`)."""
 ROUNDED, ROUNDING = 1 << 24, 32
 """Weights that are rounded stochastically at a time (`rl.optimizer`), and bytes each takes meanwhile."""
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """Sizes of one pass over some texts (the letters of `tree/layout.py`)."""
-
-    texts: int
-    S: int
-    P: int
-    R: int
-    T: int
-    K: int
-    H: int
-    delimiter: int
-    """Tokens of an opening or closing delimiter, taken as one each."""
-    reread: int = 0
-    """Text tokens that are read again before a continuation: 1 with gated reading."""
-    anchored: bool = False
-    """Whether a continuation hangs behind one thought of each position (`anchor.conditioned`)."""
-
-    @property
-    def after(self) -> int:
-        """Nodes of one scored continuation: close + H − 1, one more with gated reading."""
-        return self.delimiter + self.reread + self.H - 1
-
-    @property
-    def policy(self) -> int:
-        """Nodes of a row when thoughts are sampled or trained on: S + R (open + T), + P (close + H − 1) if anchored."""
-        return self.S + self.R * (self.delimiter + self.T) + self.anchored * self.P * self.after
-
-    @property
-    def path(self) -> int:
-        """Tokens the delta rule keeps for a row: the trunk, a chunk for the state at each position, and each branch's
-        own nodes, padded as the rule pads them."""
-        branches = self.R * _padded(self.delimiter + self.T) + self.anchored * self.P * _padded(self.after)
-        return self.S + self.P * CHUNK + branches
-
-    @property
-    def score(self) -> int:
-        """Nodes of a row when continuations are scored: the above + R K (close + H − 1)."""
-        return self.policy + self.R * self.K * self.after
-
-
-def _padded(own: int) -> int:
-    """A path's tokens as the delta rule pads them."""
-    return next((size for size in (16, 32) if own <= size), CHUNK * math.ceil(own / CHUNK))
 
 
 @dataclass
@@ -149,14 +111,14 @@ def estimate(config: Config, shape: ModelShape, on_gpu: bool) -> Estimate:
     spec = config.spec
     rows: list[Row] = [_base(shape, compute)]
     if spec.trains:
-        rows.append(_actor(config, shape, nodes, compute))
+        rows.append(_actor(config, shape, nodes, compute, on_gpu))
     elif config.actor.adapt == "full":
         measured = Row("model")
         _weights(measured, config, shape.parameters, compute)
         rows.append(measured)
     if spec.thinks:
         rows.append(_rollout(config, shape, nodes, compute, on_gpu))
-    rows += _critics(config, shape, nodes, compute, spec.critics)
+    rows += _critics(config, shape, nodes, compute, spec.critics, on_gpu)
     for name in spec.averages:
         average, (trained, exact) = Row(name), trained_by_actor(config, shape)
         copied = 4 if exact else compute
@@ -199,13 +161,18 @@ def _weights(row: Row, config: Config, parameters: int, compute: int, exact: boo
         row.add("weights", 6 * parameters, f"{count} × (4 float32 + 2 bfloat16 copy)")
 
 
-def _kept(row: Row, config: Config, shape: ModelShape, nodes: Nodes, compute: int, share: float = 1.0) -> None:
+def _kept(
+    row: Row, config: Config, shape: ModelShape, nodes: Nodes, compute: int, on_gpu: bool, share: float = 1.0
+) -> None:
     """Activations kept for the backward pass of one policy or value pass, over `share` of the blocks."""
     tokens, size = nodes.texts * nodes.policy, f"{nodes.texts} × {nodes.policy} nodes"
     attention, linear = shape.kept_per_node(compute)
-    whole = share * (shape.attention_layers * attention + shape.linear_layers * linear)
     paths = nodes.texts * nodes.path * shape.kept_per_path_token
     rule = f"{nodes.texts} × {nodes.path} path tokens × {_n(shape.kept_per_path_token)} B"
+    if shape.linear_layers and by_kernels(config, on_gpu):
+        one = kept_by_kernels(shape, nodes, compute)
+        linear, paths, rule = shape.kept_by_any(compute), nodes.texts * one, f"{nodes.texts} × {_n(one)} B by kernels"
+    whole = share * (shape.attention_layers * attention + shape.linear_layers * linear)
     if config.engine.activation_checkpointing:
         inputs = shape.layers * shape.hidden * share * compute
         largest = max(attention, linear if shape.linear_layers else 0)
@@ -228,7 +195,7 @@ def _mask(row: Row, shape: ModelShape, texts: int, queries: int, keys: int, comp
     row.add("activations", texts * fold * queries * keys * compute, size)
 
 
-def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row:
+def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int, on_gpu: bool) -> Row:
     row, conditioned = Row("actor"), config.anchor.conditioned > 0 and config.spec.thinks
     nodes = replace(nodes, anchored=conditioned, texts=_step_texts(config, "actor", config.actor.minibatches))
     if not (config.spec.rewarded or conditioned):
@@ -239,12 +206,15 @@ def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int) -> Row
     sets = 1 if config.anchor.lr is None else 2
     apart = "" if sets == 1 else " × 2 (the anchors' own)"
     row.add("moments", 2 * size * sets * trained, f"P {_n(trained)} × 2 × {size} ({config.optimizer.moments}){apart}")
-    _kept(row, config, shape, nodes, compute)
+    _kept(row, config, shape, nodes, compute, on_gpu)
     _mask(row, shape, nodes.texts, nodes.policy, nodes.policy, compute)
     head = _head_bytes(shape, nodes.texts * max(nodes.S, nodes.R * nodes.T))
     row.add("activations", CHUNKS * head, f"vocabulary chunks {CHUNKS} × {readable_bytes(head)}")
     if not exact:
         row.add("activations", (4 + compute) * shape.embedding, f"gradient of the vocabulary head × (4 + {compute})")
+    if not exact and on_gpu and config.engine.fast != "off":
+        slopes = min(SLOPES, compute * shape.vocabulary * nodes.texts * max(nodes.S, nodes.R * nodes.T))
+        row.add("activations", slopes, f"derivatives by logits {readable_bytes(slopes)}")
     _gradients(row, trained, _passes(config))
     if size == 2 or (compute == 2 and not exact and config.optimizer.bf16_update == "stochastic"):
         part = min(ROUNDED, shape.embedding)
@@ -283,14 +253,18 @@ def _rollout(config: Config, shape: ModelShape, nodes: Nodes, compute: int, on_g
         held = shape.from_residual
         row.add("weights", held * compute, f"weights held for sampling {_n(held)} × {compute}")
     for count in _sampled_together(config):
-        _sampling(row, shape, replace(nodes, texts=count), compute)
+        _sampling(row, config, shape, replace(nodes, texts=count), compute, on_gpu)
     trunk = nodes.S * shape.cache_per_token * compute + nodes.P * 4 * shape.recurrent_matrices
     row.add("activations", texts * trunk, f"trunk, {texts} × {_n(trunk)} B")
     # Branches are scored a few at a time; the old law is that of whole rows.
     scored = min(nodes.score - nodes.S, 2 * nodes.S)
     longest = max(nodes.policy, scored, nodes.S)
     one, paths, kept = max(shape.kept_per_node(compute)), max(nodes.path, 2 * scored), shape.kept_per_path_token
-    if shape.linear_layers and paths * kept > longest * one:
+    if shape.linear_layers and by_kernels(config, on_gpu):
+        block = longest * shape.kept_by_any(compute)
+        block += max(kept_by_kernels(shape, nodes, compute), scored_by_kernels(shape, nodes, scored, compute))
+        row.add("activations", texts * block, f"one recurrent block by kernels, {texts} × {_n(block)} B")
+    elif shape.linear_layers and paths * kept > longest * one:
         row.add("activations", texts * paths * kept, f"one delta rule, {texts} × {paths} path tokens × {_n(kept)} B")
     else:
         row.add("activations", texts * longest * one, f"one block, {texts} × {longest} × {_n(one)} B")
@@ -308,23 +282,19 @@ def _sampled_together(config: Config) -> list[int]:
     return sorted(sizes - {0}, reverse=True)[:SAMPLERS]
 
 
-def _sampling(row: Row, shape: ModelShape, nodes: Nodes, compute: int) -> None:
+def _sampling(row: Row, config: Config, shape: ModelShape, nodes: Nodes, compute: int, on_gpu: bool) -> None:
     """Buffers of one shape of batch: keys and values of all nodes, states of recurrent layers and what branches add."""
     cache = nodes.texts * nodes.policy * shape.cache_per_token * compute
     row.add(
         "states", cache, f"keys and values {nodes.texts} × {nodes.policy} × {_n(shape.cache_per_token)} × {compute}"
     )
     if shape.linear_layers:
-        own = nodes.delimiter + nodes.T
-        forks = nodes.P if own <= CHUNK else nodes.R
-        matrices, written = shape.recurrent_matrices, shape.written_per_token * min(own, CHUNK)
-        amount = nodes.texts * 4 * (forks * matrices + nodes.R * written)
-        row.add(
-            "states", amount, f"recurrent {nodes.texts} × ({forks} × {_n(matrices)} + {nodes.R} × {_n(written)}) × 4"
-        )
+        kernels = by_kernels(config, on_gpu)
+        one = sampling_by_kernels(shape, nodes, compute) if kernels else sampling_by_torch(shape, nodes)
+        row.add("states", nodes.texts * one, f"recurrent {nodes.texts} × {_n(one)} B{' by kernels' * kernels}")
 
 
-def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, count: int) -> list[Row]:
+def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, count: int, on_gpu: bool) -> list[Row]:
     settings = config.critic
     nodes = replace(nodes, texts=_step_texts(config, "critic_fit", settings.minibatches))
     share = {"full": 1.0, "head": 0.0, "probe": 0.0}.get(settings.adapt, min(settings.blocks / shape.layers, 1.0))
@@ -351,7 +321,7 @@ def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, coun
         row.add("moments", 8 * (copied + exact), f"P {_n(copied + exact)} × 2 × 4 (float32)")
         row.add("gradients", 4 * (copied + exact), f"P {_n(copied + exact)} × 4 (float32)")
         if share:
-            _kept(row, config, shape, nodes, compute, share)
+            _kept(row, config, shape, nodes, compute, on_gpu, share)
             _mask(row, shape, nodes.texts, nodes.policy, nodes.policy, compute)
         rows.append(row)
     return rows

@@ -8,6 +8,7 @@ thoughts' log-probabilities; values is a critic's forward pass. `whole` is all f
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -107,6 +108,35 @@ def measure_tree(
     }
 
 
+def measure_replayed(side: TreePhases, clock: Clock, repeats: int) -> dict[str, Any]:
+    """The phases with replayed passes and without, round by round in turn: what replaying spares, and how far apart
+    its losses are from those of launched passes on the same thoughts."""
+    other = TreePhases(
+        side.model, side.plan, side.texts, side.uniforms_BRT, replace(side.engine, replayed_passes=True), side.law
+    )
+    other.tree.share_fusion(side.tree)
+    for _ in range(3):  # the first sets up, the second captures
+        other.sampling()
+        other.scoring()
+    other.actor()
+    passes = other.tree.passes
+    launched, replayed = [], []
+    for _ in range(repeats):
+        launched.append(repeat(side, clock, 1)[0])
+        replayed.append(repeat(other, clock, 1)[0])
+    other.thoughts = side.thoughts
+    losses = [_differences(a, b) for a, b in zip(other.scoring(), side.scoring())]
+    found = {
+        "captured": passes.count,
+        "reason": passes.reason,
+        "loss_apart": max(one["max"] for one in losses),
+        "launched_s": {name: statistics.median(one[name] for one in launched) for name in launched[0]},
+        "replayed_s": {name: statistics.median(one[name] for one in replayed) for name in replayed[0]},
+    }
+    passes.release()
+    return found
+
+
 def measure(
     model: PreTrainedModel,
     name: str,
@@ -115,17 +145,24 @@ def measure(
     engine: EngineOptions | None = None,
     repeats: int = 10,
     plain_repeats: int | None = None,
-    batch_sizes: tuple[int, ...] = (32, 64, 128),
+    batch_sizes: Mapping[str, tuple[int, ...]] | None = None,
     extras: bool = False,
+    replayed: bool = False,
     plain: bool = True,
     seed: int = 0,
+    keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """The report for a given model object. `extras` adds doubled positions and activation checkpointing."""
+    """The report for a given model object. `extras` adds doubled positions and activation checkpointing, `replayed`
+    the phases with replayed passes; `keep` gets what there is before the plain side, which takes longest, begins."""
     side = tree_phases(model, work, engine or EngineOptions(), seed)
     clock = Clock(side.tree.device)
     tree, report = measure_tree(side, name, work, clock, repeats)
     if extras:
         report |= _extras(side, work, clock, tree.seconds, seed)
+    if replayed:
+        report["replayed"] = measure_replayed(side, clock, repeats)
+    if keep is not None:
+        keep(report)
     if not plain:
         return report
     tokens_QT = tree.results["sampling"].tokens_BRT.flatten(0, 1)
@@ -133,7 +170,9 @@ def measure(
     empty(clock)
 
     other = PlainPhases(PlainRows(model, side.texts, side.plan), tokens_QT, {})
-    sweep = other.sweep(tuple(sorted({min(size, work.branches) for size in batch_sizes})), clock)
+    wanted = batch_sizes or dict.fromkeys(PHASES, (32, 64, 128))
+    sizes = {phase: tuple(sorted({min(size, work.branches) for size in some})) for phase, some in wanted.items()}
+    sweep = other.sweep(sizes, clock)
     rows = Measured.of(other, model, clock, plain_repeats or repeats)
     with torch.no_grad():
         own_QT = other.path.policy(rows.results["sampling"], other.rows["values"])
@@ -177,15 +216,17 @@ def engine(
     plain_repeats: int | None = None,
     settings: EngineOptions | None = None,
     extras: bool | None = None,
+    replayed: bool = False,
     plain: bool = True,
-    batch_sizes: tuple[int, ...] | None = None,
+    batch_sizes: Mapping[str, tuple[int, ...]] | None = None,
     seed: int = 0,
+    keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Time the tree engine against plain rows; by default the embedded model on the best device, under a minute.
 
     `shape` names a random model instead. Numbers left open depend on the device: the full work of the paper's setting
     and ten repeats on a GPU, a small work and three repeats on a CPU. Without `plain` the tree is timed alone;
-    `batch_sizes` are those its phases are tried with, the fastest counts.
+    `batch_sizes` are those each of its phases is tried with, the fastest counts.
     """
     place = choose_device(device)
     on_gpu = place.type == "cuda"
@@ -197,10 +238,12 @@ def engine(
         engine=settings,
         repeats=repeats or (10 if on_gpu else 3),
         plain_repeats=plain_repeats,
-        batch_sizes=batch_sizes or ((32, 64, 128) if on_gpu else (4, 16)),
+        batch_sizes=batch_sizes or dict.fromkeys(PHASES, (32, 64, 128) if on_gpu else (4, 16)),
         extras=on_gpu if extras is None else extras,
+        replayed=replayed,
         plain=plain,
         seed=seed,
+        keep=keep,
     )
 
 
@@ -226,6 +269,15 @@ def render(report: dict[str, Any]) -> str:
     lines.append(f"mismatch KL {report['mismatch_kl']:.1e} between sampling and training")
     if plain:
         lines.append(f"tree and plain log-probabilities at most {report['max_abs_logprob_diff']:.1e} apart")
+    if "replayed" in report:
+        both = report["replayed"]
+        spent = " and ".join(
+            f"{both[f'{how}_s']['without_values']:.3f} s {how} ({both[f'{how}_s']['sampling']:.3f}, "
+            f"{both[f'{how}_s']['scoring']:.3f}, {both[f'{how}_s']['actor']:.3f})"
+            for how in ("launched", "replayed")
+        )
+        why = f"; {both['reason']}" if both["reason"] else ""
+        lines.append(f"three phases: {spent}; {both['captured']} shapes, losses {both['loss_apart']:.1e} apart{why}")
     if "doubled_positions" in report:
         lines.append(f"twice the positions cost {report['doubled_positions']['ratio']['whole']:.2f} × the time")
     return "\n".join(lines)

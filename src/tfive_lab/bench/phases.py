@@ -161,15 +161,15 @@ class PlainPhases:
             self.path.model.zero_grad(set_to_none=True)
             return None
 
-    def sweep(self, sizes: tuple[int, ...], clock: Clock) -> dict[str, dict[int, float]]:
-        """Seconds of every phase by batch size; the fastest size is kept.
+    def sweep(self, sizes: dict[str, tuple[int, ...]], clock: Clock) -> dict[str, dict[int, float]]:
+        """Seconds of every phase by batch size, `sizes` of each ascending; the fastest size is kept.
 
         Larger sizes are not tried after one that runs out of memory or is 1.3 times slower than the best.
         """
         found: dict[str, dict[int, float]] = {}
         for phase in PHASES:
             seconds: dict[int, float] = {}
-            for size in sizes:
+            for size in sizes[phase]:
                 self.rows[phase] = size
                 taken = self._try(phase, clock)
                 if taken is None:
@@ -180,7 +180,8 @@ class PlainPhases:
                 if taken > 1.3 * min(seconds.values()):
                     break
             if not seconds:
-                raise UserError(f"the plain path's {phase} does not fit in memory even with {sizes[0]} rows at once")
+                least = sizes[phase][0]
+                raise UserError(f"the plain path's {phase} does not fit in memory even with {least} rows at once")
             self.rows[phase] = min(seconds, key=lambda size: seconds[size])
             found[phase] = seconds
         return found

@@ -35,9 +35,14 @@ def tiny(kind: str) -> PreTrainedModel:
     return random_model({**MODELS[kind], **changes}, CPU, torch.float32)
 
 
+def every(*sizes: int) -> dict[str, tuple[int, ...]]:
+    """The same batch sizes for all phases."""
+    return dict.fromkeys(PHASES, sizes)
+
+
 @pytest.mark.parametrize("kind", ["attention", "hybrid"])
 def test_both_sides_give_the_same_outputs(kind: str) -> None:
-    report = bench.measure(tiny(kind), kind, TINY, repeats=1, batch_sizes=(4, 100), extras=True)
+    report = bench.measure(tiny(kind), kind, TINY, repeats=1, batch_sizes=every(4, 100), extras=True, replayed=True)
     assert report["max_abs_logprob_diff"] < 1e-4
     assert all(report["apart"][name]["max"] < 1e-4 for name in ("no_thought_loss", "checkpoint_loss", "value"))
     assert report["apart"]["gradient_relative"] < 1e-3
@@ -48,7 +53,12 @@ def test_both_sides_give_the_same_outputs(kind: str) -> None:
     assert report["peak_bytes"] > 0
     assert max(report["plain_rows"].values()) <= TINY.branches
     assert json.loads(json.dumps(report))["work"]["group"] == 2
+    both = report["replayed"]
+    assert set(both["launched_s"]) == set(both["replayed_s"]) == set(report["tree_s"])
+    assert both["captured"] == 0, "nothing is captured on a processor"
+    assert both["loss_apart"] == 0.0
     assert "speed-up" in bench.render(report)
+    assert "three phases: " in bench.render(report)
 
 
 def test_a_wrong_tree_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +72,7 @@ def test_a_wrong_tree_shows(monkeypatch: pytest.MonkeyPatch) -> None:
         return layout
 
     monkeypatch.setattr(reader, "grow", wrong)
-    report = bench.measure(tiny("attention"), "wrong", TINY, repeats=1, batch_sizes=(8,))
+    report = bench.measure(tiny("attention"), "wrong", TINY, repeats=1, batch_sizes=every(8))
     assert report["max_abs_logprob_diff"] > 1e-3
 
 
@@ -98,11 +108,11 @@ def test_sweep_stops_where_memory_ends() -> None:
             return path.policy(tokens_QT, rows, scale)
 
     other = PlainPhases(Cramped(side.model, side.texts, side.plan), side.sampling().tokens_BRT.flatten(0, 1), {})
-    found = other.sweep((4, 8), Clock(CPU))
+    found = other.sweep(every(4, 8), Clock(CPU))
     assert set(found["actor"]) == {4}
     assert other.rows["actor"] == 4
     with pytest.raises(UserError, match="does not fit"):
-        other.sweep((8,), Clock(CPU))
+        other.sweep(every(8), Clock(CPU))
 
 
 def test_work_is_a_function_of_its_seed() -> None:
@@ -167,3 +177,12 @@ def test_script_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert profile["actor"]["launches"] > 100
     assert sum(profile["actor"]["families_ms"].values()) == pytest.approx(profile["actor"]["device_ms"])
     assert "random weights" in capsys.readouterr().out
+
+
+def test_plain_sizes_of_an_earlier_report_are_taken(tmp_path: Path) -> None:
+    best = {"sampling": 128, "scoring": 64, "actor": 32, "values": 64}
+    path = tmp_path / "earlier.json"
+    path.write_text(json.dumps({"plain_rows": best}), encoding="utf-8")
+    assert script().plain_sizes(str(path)) == {phase: (size,) for phase, size in best.items()}
+    assert script().plain_sizes("8,16") == every(8, 16)
+    assert script().plain_sizes(None) is None

@@ -12,12 +12,12 @@ noise of Ā.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from tfive.rl.calibration.heads import kept_state
 from tfive.rl.calibration.moments import CalibrationData, displacement, energy, offset_change
 
 
@@ -51,7 +51,7 @@ class EarlyStopping:
         moved = float(occupation.mean(displacement(weight_NT, first, second)))
         retention = moved / self.signal if self.signal > 0 else float("inf") if moved > 0 else 0.0
         change = float(occupation.mean(offset_change(moved_NT, weight_NT, first, second)))
-        states = tuple(copy.deepcopy(head.state_dict()) for head in heads)
+        states = tuple(kept_state(head) for head in heads)
         evaluation = Evaluation(states, multiplier, change, retention)
         self.evaluations.append(evaluation)
         improving = self.best() == len(self.evaluations) - 1 or retention > self.kappa

@@ -6,7 +6,6 @@ lower bound on R in expectation. Cross-fitting makes every text a fresh one.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tfive.rl.calibration.dropout import MaskTape, taped
-from tfive.rl.calibration.heads import ReadyInputs, ready
+from tfive.rl.calibration.heads import ReadyInputs, kept_state, ready
 from tfive.rl.calibration.mixture import MeanInputs, WeightInputs
 from tfive.rl.calibration.moments import Occupation, moment, split_by_text
 from tfive.rl.clusters import Estimate
@@ -114,7 +113,7 @@ def regress_mean(
         optimizer.step()
 
     step_on = ReplayedStep(ascend, [optimizer], target_NT.device, plan.recorder)
-    best, best_state, stale = -float("inf"), copy.deepcopy(head.state_dict()), 0
+    best, best_state, stale = -float("inf"), kept_state(head), 0
     with forked(target_NT.device), taped(head, tape, target_NT.device):
         seed_dropout(seed, role, window)
         stream = batches(fitted.occupation.count, plan.batch, seed, role, window)
@@ -122,7 +121,7 @@ def regress_mean(
             if step % plan.evaluate_every == 0 or step == plan.steps:
                 value = held_out.evaluate(head)
                 if value > best or not stop.numel():
-                    best, best_state, stale = value, copy.deepcopy(head.state_dict()), 0
+                    best, best_state, stale = value, kept_state(head), 0
                 else:
                     stale += 1
             if step == plan.steps or stale >= plan.patience:

@@ -8,6 +8,7 @@ training step that is captured after a few calls and given each batch through te
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device, frequent: bool = False) -> None:
         """`frequent`: graphs are captured and released again and again. Then their memory outlives them, for the next
-        ones, and capturing empties PyTorch's memory cache only where little is free: doing so always costs more than
-        such graphs save."""
+        ones, and capturing empties PyTorch's memory cache only where it would fail otherwise: what was cached must be
+        asked of the device anew by whatever runs next, which costs more than such graphs save."""
         self.device, self.frequent = device, frequent
         self.stream = torch.cuda.Stream(device)
         self._graphs: list[torch.cuda.CUDAGraph] = []
@@ -66,12 +67,27 @@ class CudaGraphs:
         with self.side_stream():
             for _ in range(warm_up):
                 work()
-            self._make_room()
-            if self.frequent and self._keeper is None:
-                self._one_zero()
-                self._keeper = self._captured(self._one_zero)
-            self._graphs.append(self._captured(work))
-        return self._graphs[-1]
+            if not self.frequent:
+                self._make_room()
+            try:
+                graph = self._kept(work)
+            except torch.OutOfMemoryError:
+                if not self.frequent:
+                    raise
+                graph = None
+            if graph is None:
+                # Not in the handler, whose error holds what the failed capture had.
+                self._make_room()
+                graph = self._kept(work)
+            self._graphs.append(graph)
+        return graph
+
+    def _kept(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """The captured work, in memory that outlives it where graphs are frequent."""
+        if self.frequent and self._keeper is None:
+            self._one_zero()
+            self._keeper = self._captured(self._one_zero)
+        return self._captured(work)
 
     def _one_zero(self) -> None:
         torch.zeros(1, device=self.device)
@@ -102,13 +118,8 @@ class CudaGraphs:
 
     def _make_room(self) -> None:
         """Give cached memory back to the device: during a capture PyTorch cannot."""
-        if not self.frequent:
-            torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()
-            return
-        free, whole = torch.cuda.mem_get_info(self.device)
-        if free < whole // 16:
-            torch.cuda.empty_cache()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
 
     def release(self) -> None:
         """Free the graphs captured so far; none of them may be replayed again."""
@@ -128,11 +139,12 @@ class _Shape:
 class ReplayedStep:
     """`step(*inputs)`, called often with inputs of few shapes: captured after `EAGER` calls of one shape.
 
-    The step may change parameters and tensors in place, but must not ask what they hold.
+    The step may change parameters and tensors in place, but must not ask what they hold. Where it cannot be captured it
+    is launched kernel by kernel from then on, after a warning.
     """
 
-    EAGER = 3
-    """First calls, which let optimizers and libraries set themselves up."""
+    EAGER = 1
+    """First calls, which let optimizers and libraries set themselves up. A step takes ten times as long then."""
 
     def __init__(
         self,
@@ -160,9 +172,25 @@ class ReplayedStep:
                 self.step(*shape.inputs)
                 return
             if shape.graph is None:
-                with capturable(self.optimizers):
-                    shape.graph = self.graphs.capture(lambda: self.step(*shape.inputs))
-            shape.graph.replay()
+                shape.graph = self._captured(shape)
+            if shape.graph is not None:
+                shape.graph.replay()
+                return
+        self.step(*inputs)
+
+    def _captured(self, shape: _Shape) -> Graph | None:
+        """A graph of this shape's step; None, now and for good, where there can be none. A capture runs nothing."""
+        assert self.graphs is not None
+        try:
+            with capturable(self.optimizers):
+                return self.graphs.capture(lambda: self.step(*shape.inputs))
+        except RuntimeError as error:
+            self.graphs = None
+            warnings.warn(
+                f"a step of small kernels cannot be captured and is launched one by one: {str(error).splitlines()[0]}",
+                stacklevel=2,
+            )
+            return None
 
 
 @contextmanager
