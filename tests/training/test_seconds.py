@@ -76,9 +76,7 @@ def test_measuring_and_diagnoses_are_no_training() -> None:
     assert identity.training_seconds(recorder) == pytest.approx(6)
 
 
-def test_the_time_left_is_that_of_the_clock_where_it_comes_first(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_left_is_that_of_the_clock_where_it_comes_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(None, quiet=True, clock=lambda: 0.0)
     config = configure(home, *PLAIN, "run.seconds=10")
     live = LiveStatus(config, SimpleNamespace(window=1, closed=True), recorder, None)  # type: ignore[arg-type]
