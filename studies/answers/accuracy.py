@@ -5,10 +5,11 @@
 MODEL is a model folder, a .gguf file or an export. The text of a sheet up to an answer is the prompt; the first line
 that is written is the answer. Conditions: `none` (no thought), `own` (a greedy thought), `sampled` (thoughts drawn as
 in training, their mean, and `vote`, the answer most of them lead to), `other` (another problem's greedy thought),
-`empty` (nothing between the delimiters), `true` (the working that the sheet leaves out), and for a model with a
-prediction gate `mixed` (the greedy thought, mixed by the gate). Thoughts serve the whole answer. Each difference is
-paired, with a 95 % interval over problems. One JSON object is printed. With `--benchmark gsm8k.jsonl.gz` the questions
-of a benchmark stand where the last problem of a sheet does, with nothing of their working before the answer.
+`empty` (nothing between the delimiters), `random` (as many random tokens as the own thought has), `true` (the working
+that the sheet leaves out), and for a model with a prediction gate `mixed` (the greedy thought, mixed by the gate).
+Thoughts serve the whole answer. Each difference is paired, with a 95 % interval over problems. One JSON object is
+printed. With `--benchmark gsm8k.jsonl.gz` the questions of a benchmark stand where the last problem of a sheet does,
+with nothing of their working before the answer.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from render import ANSWER, END, HEADER, prefixes
 
+from tfive import rng
 from tfive.cli.options import script
 from tfive.config.config import Config
 from tfive.errors import UserError
@@ -45,8 +48,8 @@ GREEDY = SamplingSettings(top_k=1)
 LONGEST = 8
 """Most tokens of an answer: five digits, a sign and the end of the line."""
 NUMBER = re.compile(r"\s*\$?(-?\d[\d,]*(?:\.\d+)?)")
-PAIRS = (("own", "none"), ("sampled", "none"), ("vote", "none"), ("own", "other"), ("own", "empty"), ("true", "none"),
-         ("mixed", "none"))  # fmt: skip
+PAIRS = (("own", "none"), ("sampled", "none"), ("vote", "none"), ("own", "other"), ("own", "empty"), ("own", "random"),
+         ("true", "none"), ("mixed", "none"))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,20 @@ class Answers:
         return [self.model.text_of(one, ("\n",)) for one in written]
 
 
+def random_thoughts(model: ThoughtModel, own: Sequence[tuple[int, ...]], seed: int) -> list[tuple[int, ...]]:
+    """Random legal tokens in place of each thought's own; its length and its close stay."""
+    plan = model.plan
+    out = {*plan.forbidden_ids, plan.stop_id}
+    allowed = [token for token in range(model.engine().head.vocabulary) if token not in out]
+    found = []
+    for number, thought in enumerate(own):
+        drawn = rng.uniforms(seed, "random_thought", 0, number, 0, np.arange(len(thought))) * len(allowed)
+        tokens = [allowed[int(one)] for one in drawn]
+        closed = bool(thought) and thought[-1] == plan.stop_id
+        found.append((*tokens[: len(thought) - closed], *thought[len(thought) - closed :]))
+    return found
+
+
 def conditions(answers: Answers, samples: int) -> tuple[dict[str, list[list[str]]], list[str]]:
     """Per condition the answers of every item (several where thoughts were sampled), and the greedy thoughts."""
     model, items, once = answers.model, answers.items, When(at_answer="own")
@@ -175,6 +192,7 @@ def conditions(answers: Answers, samples: int) -> tuple[dict[str, list[list[str]
         "sampled": [answers.texts(answers.write(once, model.sampling, sample=number)) for number in range(samples)],
         "other": [answers.texts(answers.write(once, thoughts=[thoughts[donor] for donor in donors(items)]))],
         "empty": [answers.texts(answers.write(once, thoughts=[()] * len(items)))],
+        "random": [answers.texts(answers.write(once, thoughts=random_thoughts(model, thoughts, answers.seed)))],
     }
     if any(item.working for item in items):
         written["true"] = [answers.texts(answers.write(once, thoughts=workings))]
@@ -202,6 +220,13 @@ def scored(items: Sequence[Item], written: Mapping[str, list[list[str]]]) -> tup
         voted = [vote([texts[n] for texts in written["sampled"]], item.answer) for n, item in enumerate(items)]
         values["vote"] = [float(one) for one in voted]
     return values, coverage
+
+
+def clusters(items: Sequence[Item]) -> str:
+    """The number of every item's problem, in the order of the verdicts: what is paired between models is independent
+    from problem to problem."""
+    names = {problem: number for number, problem in enumerate(dict.fromkeys(item.problem for item in items))}
+    return " ".join(str(names[item.problem]) for item in items)
 
 
 def summarised(items: Sequence[Item], values: Mapping[str, list[float]]) -> dict[str, Any]:
@@ -244,6 +269,7 @@ def measure(model: ThoughtModel, items: Sequence[Item], samples: int, seed: int)
         "begins_with_a_number": {name: round(share, 4) for name, share in coverage.items()},
         "right_number_in_thought": round(sum(one is not None for one in number) / len(items), 4),
         "verdicts": {name: "".join("1" if one == 1 else "0" for one in own) for name, own in values.items()},
+        "clusters": clusters(items),
         "samples": samples,
         "seed": seed,
         "seconds": round(time.monotonic() - began, 1),

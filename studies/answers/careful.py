@@ -11,13 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tfive.cli.options import script
 from tfive.config.config import Config
 from tfive.inference.thought_model import plan_for
-from tfive.models.load import load_model, save_model
+from tfive.models.load import Loaded, load_model, save_model
 from tfive.telemetry import Silent
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import place
@@ -25,6 +27,31 @@ from tfive.training.warmstart import Teaching
 from tfive.tree.forward import TreeModel
 
 PRESET = Path(__file__).with_name("answers.toml")
+
+
+def reading_config(steps: int, rate: float, overrides: Sequence[str]) -> Config:
+    """The preset with so many updates of reading on the sheets of the warm start."""
+    own = ["warmstart.source=given", "warmstart.path=sheets/warm.jsonl.gz", "warmstart.steps=1"]
+    own += [f"warmstart.reading={steps}", f"warmstart.lr={rate}"]
+    return Config.load(str(PRESET), overrides=[*own, *overrides])
+
+
+def read(config: Config, loaded: Loaded, *, measured: bool = True) -> dict[str, Any]:
+    """Teach the model, whose weights are in float32 afterwards; what that came to, with gains on the development texts
+    before and after where it is `measured`."""
+    model = loaded.model.requires_grad_(True)
+    plan = replace(plan_for(config.thought, model, loaded.tokenizer), group=1)
+    engine = TreeModel(model, plan, config.engine.options())
+    began = time.monotonic()
+    teaching = Teaching(config, loaded, corpus_of(config, loaded=loaded), engine)
+    found: dict[str, Any] = {"before": teaching.measured()} if measured else {}
+    found["reading"] = teaching.read(Silent())
+    found |= {"after": teaching.measured()} if measured else {}
+    exact = teaching.optimizer.masters()
+    model.float()
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(exact[name])
+    return {**found, "seconds": round(time.monotonic() - began, 1)}
 
 
 def main(given: list[str] | None = None) -> int:
@@ -36,26 +63,12 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=1e-5)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     asked = parser.parse_args(given)
-    own = ["warmstart.source=given", "warmstart.path=sheets/warm.jsonl.gz", "warmstart.steps=1"]
-    own += [f"warmstart.reading={asked.steps}", f"warmstart.lr={asked.rate}"]
-    config = Config.load(str(PRESET), overrides=[*own, *asked.overrides])
+    config = reading_config(asked.steps, asked.rate, asked.overrides)
     placement = place(config.model.device, config.model.compute)
     placement.apply(config.run.seed)
     loaded = load_model(asked.model, device=placement.device, dtype=placement.compute)
-    model = loaded.model.requires_grad_(True)
-    plan = replace(plan_for(config.thought, model, loaded.tokenizer), group=1)
-    engine = TreeModel(model, plan, config.engine.options())
-    began = time.monotonic()
-    teaching = Teaching(config, loaded, corpus_of(config, loaded=loaded), engine)
-    before = teaching.measured()
-    read = teaching.read(Silent())
-    found = {"before": before, "reading": read, "after": teaching.measured()}
-    print(json.dumps({**found, "seconds": round(time.monotonic() - began, 1)}), flush=True)
-    exact = teaching.optimizer.masters()
-    model.float()
-    for name, parameter in model.named_parameters():
-        parameter.data.copy_(exact[name])
-    save_model(model, loaded.tokenizer, asked.out)
+    print(json.dumps(read(config, loaded)), flush=True)
+    save_model(loaded.model, loaded.tokenizer, asked.out)
     return 0
 
 

@@ -88,6 +88,8 @@ class Measuring:
     samples: int = 1
     models: bool = False
     benchmark: str = ""
+    code: str = ""
+    """The commit of the code that runs, for the results."""
 
     def words(self) -> list[str]:
         """The same as options of the command."""
@@ -173,6 +175,7 @@ def keep(cell: Cell, runs: Path, measuring: Measuring) -> dict[str, Any]:
     """The cell's result: its course, and its accuracy on the problems asked for. Weights go unless models stay."""
     folder, config = runs / cell.name, cell.config()
     found: dict[str, Any] = {"name": cell.name, **cell_of(folder), "versions": software_versions()}
+    found |= {"code": measuring.code} if measuring.code else {}
     found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     trained = (folder / SUMMARY).is_file()
     measured = (folder / ACCURACY).is_file()
@@ -221,9 +224,17 @@ def line_of(found: dict[str, Any]) -> str:
     return "  ".join(words)
 
 
-def run_cells(cells: Sequence[Cell], runs: Path, jobs: int, measuring: Measuring) -> None:
-    """All cells without a result side by side, then what is left to measure of them, and lines for each cell."""
+def run_cells(batches: Sequence[Sequence[Cell]], runs: Path, jobs: int, measuring: Measuring) -> None:
+    """Batch after batch: its cells without a result side by side, then what is left to measure of them, and lines for
+    each cell. Cells of one batch share the device with each other alone; one that broke keeps no other from running."""
     runs.mkdir(parents=True, exist_ok=True)
+    broken = [line for cells in batches for line in run_batch(cells, runs, jobs, measuring)]
+    if broken:
+        raise UserError("; ".join(broken))
+
+
+def run_batch(cells: Sequence[Cell], runs: Path, jobs: int, measuring: Measuring) -> list[str]:
+    """Cells that share the device; returns a line for each that broke."""
     todo = [cell for cell in cells if not cell.result(runs).is_file()]
     broken: list[str] = []
     if len(todo) == 1:
@@ -238,5 +249,4 @@ def run_cells(cells: Sequence[Cell], runs: Path, jobs: int, measuring: Measuring
         else:
             found = keep(cell, runs, measuring)
         print(line_of(found), flush=True)
-    if broken:
-        raise UserError("; ".join(broken))
+    return broken

@@ -10,7 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import load_file
+
 from tfive.methods.registry import spec_of
+from tfive.training.status_files import COSTS
 from tfive.training.summary import SUMMARY
 
 FAILURE = "failure.txt"
@@ -33,6 +37,8 @@ SETTINGS = (
     "sampling.temperature",
     "thought.checkpoints",
     "thought.horizon",
+    "critic.adapt",
+    "run.seconds",
     "run.seed",
 )
 """What differs between cells, and what a reader needs to place them."""
@@ -49,9 +55,17 @@ MEASURED = (
 )
 """Measures with 95 % intervals over texts."""
 
+STARTED = ("thought_gain", "content_gain", "no_thought_loss")
+"""Measures of the test texts before training."""
+
 TESTED = ("thought_gain", "content_gain", "gain_vs_base", "empty_gain", "random_gain", "no_thought_loss", "mixed_gain",
           "mixed_gain_constant")  # fmt: skip
 """Measures of the test texts, from a run's summary; some have an interval there."""
+
+BY_TEXT = ("thought_gain", "content_gain", "gain_vs_base", "no_thought_loss")
+"""Measures of the test texts that are kept text by text, so that models can be paired."""
+CREDITED = "actor_updates."
+"""Before the names of where a window's advantages came from, with the updates that used them."""
 
 ALONE = ("useful_fraction", "mean_thought_length", "items", "texts")
 WINDOW = ("policy_kl", "clip_fraction", "r2.1", "r2.2", "actor_gain", "mean_thought_length")
@@ -73,23 +87,59 @@ def cell_of(folder: Path) -> dict[str, Any]:
     summary, accuracy = folder / SUMMARY, folder / ACCURACY
     found: dict[str, Any] = {}
     if summary.is_file():
-        found["test"] = _tested(json.loads(summary.read_text("utf-8")))
+        told = json.loads(summary.read_text("utf-8"))
+        found["test"] = _tested(told)
+        found["test_start"] = {name: _short(told[f"test_{name}_start"]) for name in STARTED}
+        found["by_text"] = by_text(folder / "test" / f"window-{told['windows']:05d}.safetensors")
+        found["by_text"]["digest"] = told["identity"]["test_items"]
+    spent = _spent(folder / COSTS)
     if accuracy.is_file():
         found["accuracy"] = json.loads(accuracy.read_text("utf-8"))
     return found | {
         "method": config["method"],
+        "start": Path(config["model"]["name"]).name,
         "status": _status(folder, lines),
         "settings": settings | {"group": group},
         "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "actor_thoughts_per_window": per_window,
         "qualification": {name: events.count(f"qualification: {name}") for name in ("passed", "failed")},
-        "measured": [_measurement(line, settings, per_window) for line in lines if _is_measurement(line)],
-        "windows": [
-            {"window": line["step"]} | {key: _short(line[key]) for key in WINDOW if line.get(key) is not None}
+        "measured": [
+            _measurement(line, settings, per_window) | spent.get(line["step"], {})
             for line in lines
-            if "policy_kl" in line
+            if _is_measurement(line)
         ],
+        "windows": [_window(line) for line in lines if "policy_kl" in line],
     }
+
+
+def _window(line: dict[str, Any]) -> dict[str, Any]:
+    """What a window says of itself, and where its advantages came from where critics can fail."""
+    found: dict[str, Any] = {"window": line["step"]}
+    found |= {key: _short(line[key]) for key in WINDOW if line.get(key) is not None}
+    credit = [key.removeprefix(CREDITED) for key, count in line.items() if key.startswith(CREDITED) and count]
+    return found | ({"credit": credit[0]} if credit else {})
+
+
+def _spent(path: Path) -> dict[int, dict[str, Any]]:
+    """By window what training had taken by its end: seconds without measuring, thoughts and tokens of every role."""
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+    return {
+        one["window"]: {
+            "training_seconds": round(sum(taken for phase, taken in one["seconds"].items() if "/" not in phase), 1),
+            "thoughts": one["trajectories"],
+            "generated_tokens": one["thought_tokens"],
+        }
+        for one in lines
+    }
+
+
+def by_text(path: Path) -> dict[str, str]:
+    """Items of every text of a measurement and the sums of their gains in ten-thousandths, as numbers in a string."""
+    kept = load_file(path)
+    _, texts, counts = np.unique(kept["text"], return_inverse=True, return_counts=True)
+    sums = {name: np.bincount(texts, kept[name].astype(np.float64)) for name in BY_TEXT if name in kept}
+    found = {name: " ".join(str(round(1e4 * float(one))) for one in sums[name]) for name in sums}
+    return {"items": " ".join(str(one) for one in counts), **found}
 
 
 def _tested(summary: dict[str, Any]) -> dict[str, Any]:
@@ -165,10 +215,35 @@ def collect(runs: Path) -> dict[str, Any]:
     known = {one["name"] for one in kept}
     folders = sorted(path.parent for path in runs.rglob("metrics.jsonl") if path.parent.name not in known)
     cells = [{"name": str(folder.relative_to(runs)), **cell_of(folder)} for folder in folders]
+    models = [*accuracy.values(), *(one["accuracy"] for one in (*cells, *kept) if "accuracy" in one)]
     return {
+        "clusters": shared_clusters(models),
         "machine": json.loads(machine.read_text("utf-8")) if machine.is_file() else {},
         "headroom": headroom,
         "accuracy": accuracy,
         "benchmark": benchmark,
         "cells": sorted([*cells, *kept], key=lambda one: str(one["name"])),
     }
+
+
+def merged(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Earlier results and those of `now` beside them: cells and models of the same name and code take their place."""
+    names = {(one["name"], one.get("code")) for one in now["cells"]}
+    cells = [one for one in before.get("cells", ()) if (one["name"], one.get("code")) not in names]
+    found = {**before, "cells": sorted([*cells, *now["cells"]], key=lambda one: str(one["name"]))}
+    for kind in ("headroom", "accuracy", "benchmark", "clusters"):
+        found[kind] = {**before.get(kind, {}), **now[kind]}
+    return {**found, "machine": before.get("machine") or now["machine"]}
+
+
+def shared_clusters(models: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Whose answer each verdict is, by the problems that were asked; taken out of the models, which all agree on it.
+
+    Models that were asked other questions keep theirs.
+    """
+    found: dict[str, str] = {}
+    for model in models:
+        known = model.get("clusters")
+        if known is not None and found.setdefault(model["problems"], known) == known:
+            del model["clusters"]
+    return found

@@ -3,6 +3,7 @@
     python studies/answers/run.py headroom warm           # what thoughts are worth before training
     python studies/answers/run.py cell t5 --seed 1        # one run; --set KEY=VALUE changes a setting
     python studies/answers/run.py cell t5 anchor-only rlp+window.items=192 --seed 1 --seed 2 --problems test
+    python studies/answers/run.py rate                    # which rate the cells of seed 0 speak for
     python studies/answers/run.py table                   # results/answers-study.json and the page's tables
 
 README.md beside this file has all commands in order.
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 from pathlib import Path
 
 import torch
 from cells import PRESET, Cell, Measuring, run_cells, run_one
-from collect import MACHINE, collect
+from collect import MACHINE, collect, merged
 from headroom import measure
+from seed_tables import begun_careful, best_rate
 from tables import draw
 
 from tfive.cli.options import script
@@ -26,6 +29,8 @@ from tfive.errors import UserError
 from tfive_lab.study_files import software_versions, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
+MANY_WINDOWS = 1000
+"""The plan of a cell that the clock ends."""
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
@@ -39,6 +44,10 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     one = commands.add_parser("cell", help="train methods, several side by side, and measure their accuracy")
     one.add_argument("cells", nargs="+", metavar="METHOD[+KEY=VALUE…]")
     one.add_argument("--seed", type=int, action="append", default=[], help="may be repeated; 0 unless given")
+    one.add_argument("--together", choices=("all", "seeds"), default="all",
+                     help="seeds: those of one method side by side, the next method when all have ended")  # fmt: skip
+    one.add_argument("--seconds", type=float, help="every cell ends with the window that reaches them (run.seconds)")
+    one.add_argument("--code", default="", help="the commit that runs, where this is no repository")
     one.add_argument("--jobs", type=int, default=4, help="most runs at once on the device")
     one.add_argument("--problems", choices=("none", "development", "test"), default="none", help="whose accuracy")
     one.add_argument("--benchmark", default="", help="a benchmark's questions as well, say gsm8k.jsonl.gz")
@@ -48,13 +57,23 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     one.add_argument("--models", action="store_true", help="keep the trained models as folders")
     for command in (before, one):
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    rate = commands.add_parser("rate", help="print the rate with the best gain against the start in the search, seed 0")
+    rate.add_argument("--method", action="append", default=[], help="of these methods alone; may be repeated")
     last = commands.add_parser("table", help="tabulate all runs and fill the page's tables")
     last.add_argument("--render", action="store_true", help="only fill the tables from the results")
+    last.add_argument("--add", action="store_true", help="beside the results that --out already holds")
     last.add_argument("--out", type=Path, default=ROOT / "results" / "answers-study.json")
     last.add_argument("--page", type=Path, default=ROOT / "docs" / "studies" / "answers.md")
-    for command in (before, one, last):
+    for command in (before, one, rate, last):
         command.add_argument("--runs", type=Path, default=Path("runs/answers-study"))
     return parser.parse_args(given)
+
+
+def commit() -> str:
+    """The commit of this folder, `+` behind it where files have changed since; nothing where it is no repository."""
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return found.stdout.strip() if found.returncode == 0 else ""
 
 
 def note_machine(runs: Path) -> None:
@@ -75,22 +94,39 @@ def cell(asked: argparse.Namespace) -> None:
     """Train every cell that has no result yet, side by side, and measure what was asked for."""
     if asked.jobs < 1 or asked.limit < 0 or asked.samples < 1:
         raise UserError(f"--jobs {asked.jobs} --limit {asked.limit} --samples {asked.samples}: give 1, 0 and 1 or more")
-    cells = [Cell(label, seed, tuple(asked.overrides)) for seed in asked.seed or [0] for label in asked.cells]
+    timed = [] if asked.seconds is None else [f"window.windows={MANY_WINDOWS}", f"run.seconds={asked.seconds:g}"]
+    overrides, seeds = (*timed, *asked.overrides), asked.seed or [0]
+    if asked.together == "seeds":
+        batches = [[Cell(label, seed, overrides) for seed in seeds] for label in asked.cells]
+    else:
+        batches = [[Cell(label, seed, overrides) for seed in seeds for label in asked.cells]]
+    cells = [one for batch in batches for one in batch]
     for one in cells:
         one.config()  # a mistake in one of them is told before any begins
-    measuring = Measuring(asked.problems, asked.limit, asked.samples, asked.models, asked.benchmark)
+    code = asked.code or commit()
+    measuring = Measuring(asked.problems, asked.limit, asked.samples, asked.models, asked.benchmark, code)
     if asked.alone:
         for one in cells:
             run_one(one, asked.runs, measuring)
         return
     note_machine(asked.runs)
-    run_cells(cells, asked.runs, asked.jobs, measuring)
+    run_cells(batches, asked.runs, asked.jobs, measuring)
+
+
+def rate(asked: argparse.Namespace) -> None:
+    """The rate that the search found, for the command that comes next; no eye between the two."""
+    searched = begun_careful(collect(asked.runs), search=True)
+    cells = [one for one in searched if not asked.method or one["method"] in asked.method]
+    if not cells:
+        raise UserError(f"{asked.runs}: no cell of seed 0 from models/careful; run the search first")
+    print(f"{best_rate(cells):g}")
 
 
 def table(asked: argparse.Namespace) -> None:
     """The results as JSON, unless they are there, and the page's tables from them."""
     if not asked.render:
-        write_json(asked.out, collect(asked.runs))
+        now = collect(asked.runs)
+        write_json(asked.out, merged(json.loads(asked.out.read_text("utf-8")), now) if asked.add else now)
     found = json.loads(asked.out.read_text("utf-8"))
     asked.page.write_text(draw(asked.page.read_text("utf-8"), found), "utf-8")
 
@@ -98,7 +134,7 @@ def table(asked: argparse.Namespace) -> None:
 def main(given: list[str] | None = None) -> int:
     """One measurement, one run, or the tables."""
     asked = arguments(given)
-    {"headroom": headroom, "cell": cell, "table": table}[asked.command](asked)
+    {"headroom": headroom, "cell": cell, "rate": rate, "table": table}[asked.command](asked)
     return 0
 
 

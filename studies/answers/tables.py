@@ -6,23 +6,16 @@ A place is `<!-- table: NAME -->` … `<!-- end of table -->`; what stands aroun
 from __future__ import annotations
 
 import re
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+from forms import CAREFUL, NAMES, PILOT, drawn, paired, percent, points, seed_of, signed, title, with_interval
+from seed_tables import SEED_TABLES
 
 PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 MISSING = {"1": "one line", "2": "two lines", "all": "all of it", "every": "every item"}
 STARTS = {"base": "as it comes", "warm": "after the warm start"}
-CAREFUL = "careful"
-"""The model that has learned to read its own thoughts (`careful.py`); cells that begin with it say so."""
-NAMES = {
-    "t5": "T⁵",
-    "quiet-star-grpo": "GRPO",
-    "rlp": "RLP",
-    "quiet-star-ppo": "PPO, one critic",
-    "anchor-only": "anchors alone",
-}
 FINAL = {"anchor.next_token": 0.3, "anchor.answers": True, "anchor.conditioned": 0.05}
 """The anchors that the comparison uses."""
 EARLIER = "2f32b4f"
@@ -38,16 +31,6 @@ def draw(page: str, found: dict[str, Any]) -> str:
     return PLACE.sub(lambda place: place[1] + TABLES[place[2]](found) + place[3], page)
 
 
-def signed(value: float) -> str:
-    """A gain with its sign and three decimals."""
-    return f"{value:+.3f}".replace("-", "−")
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
-
-
 def headroom(found: dict[str, Any]) -> str:
     """What thoughts are worth before training, by lines left out."""
     head = ("model", "left out", "items", "loss without", "own", "another's", "empty", "true working", "best of 16")
@@ -58,7 +41,7 @@ def headroom(found: dict[str, Any]) -> str:
             content = f"{signed(row['content'])} ± {row['content_error']:.3f}"
             known = (start, MISSING[row["missing"]], str(row["items"]), f"{row['l0']:.3f}")
             rows.append((*known, *gains, content, f"{row['right']:.0%}".replace("%", " %")))
-    return _table((*head, "content gain ± s.e.", "right number written"), rows)
+    return drawn((*head, "content gain ± s.e.", "right number written"), rows)
 
 
 def _anchors(cell: dict[str, Any]) -> dict[str, Any]:
@@ -79,6 +62,7 @@ def compared(found: dict[str, Any], *, earlier: bool = False, temperature: float
         for cell in found["cells"]
         if _anchors(cell) == FINAL
         and not scored_at_the_end(cell)
+        and cell.get("start") != CAREFUL
         and (cell.get("code") == EARLIER) == earlier
         and temperature in (None, cell["settings"]["sampling.temperature"])
     ]
@@ -90,30 +74,6 @@ def compared(found: dict[str, Any], *, earlier: bool = False, temperature: float
             -cell["settings"]["window.items"],
         ),
     )
-
-
-def title(cell: dict[str, Any]) -> str:
-    """Method, positions a window and thoughts at each."""
-    settings = cell["settings"]
-    return f"{NAMES[cell['method']]}, {settings['window.items']:,} × {settings['group']}"
-
-
-def _seed(cell: dict[str, Any]) -> str:
-    return str(cell["settings"]["run.seed"])
-
-
-def _with_interval(value: Sequence[float]) -> str:
-    return f"{signed(value[0])} ({signed(value[1])} … {signed(value[2])})"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
-def _points(value: Sequence[float]) -> str:
-    """A difference of shares in percentage points, with its interval."""
-    shown = [f"{100 * one:+.1f}".replace("-", "−") for one in value]
-    return f"{shown[0]} ({shown[1]} … {shown[2]})"
 
 
 def answering(found: dict[str, Any], temperature: float) -> dict[str, dict[str, Any]]:
@@ -131,18 +91,10 @@ def accuracy(found: dict[str, Any], temperature: float = OWN_LAW) -> str:
     for name, model in answering(found, temperature).items():
         for missing, words in MISSING.items():
             row = model["results"][missing]
-            shares = (_percent(row["accuracy"][one][0]) for one in conditions)
-            pairs = (_points(row["difference"][f"own - {other}"]) for other in ("none", "other"))
+            shares = (percent(row["accuracy"][one][0]) for one in conditions)
+            pairs = (points(row["difference"][f"own - {other}"]) for other in ("none", "other"))
             rows.append((name, words.replace("item", "answer"), f"{row['items']:,}", *shares, *pairs))
-    return _table((*head, "own − without", "own − another's"), rows)
-
-
-def paired(first: str, second: str) -> list[float]:
-    """The mean difference of two strings of verdicts and its 95 % interval, each answer a unit of its own."""
-    apart = [int(a) - int(b) for a, b in zip(first, second, strict=True)]
-    error = statistics.stdev(apart) / len(apart) ** 0.5
-    mean = statistics.fmean(apart)
-    return [mean, mean - 1.96 * error, mean + 1.96 * error]
+    return drawn((*head, "own − without", "own − another's"), rows)
 
 
 def between(found: dict[str, Any], temperature: float = OWN_LAW) -> str:
@@ -157,14 +109,14 @@ def between(found: dict[str, Any], temperature: float = OWN_LAW) -> str:
         same = [one for one in controls if cells[one]["settings"]["window.items"] == cell["settings"]["window.items"]]
         rows += [_against(name, other, models) for other in (*(same or controls), STARTS["warm"]) if other in models]
     head = ("model", "minus", "own thought", "without", "true working", "only the first is right", "only the second is")
-    return _table(head, rows)
+    return drawn(head, rows)
 
 
 def _against(name: str, other: str, models: dict[str, dict[str, Any]]) -> tuple[str, ...]:
     first, second = models[name]["verdicts"], models[other]["verdicts"]
     own = list(zip(first["own"], second["own"]))
     alone = (str(own.count(("1", "0"))), str(own.count(("0", "1"))))
-    return name, other, *(_points(paired(first[one], second[one])) for one in ("own", "none", "true")), *alone
+    return name, other, *(points(paired(first[one], second[one])) for one in ("own", "none", "true")), *alone
 
 
 def comparison(found: dict[str, Any], temperature: float = OWN_LAW) -> str:
@@ -174,14 +126,14 @@ def comparison(found: dict[str, Any], temperature: float = OWN_LAW) -> str:
     for cell in compared(found, temperature=temperature):
         if "test" in cell:
             last = cell["test"]
-            gains = (_with_interval(last[key]) for key in ("thought_gain", "gain_vs_base", "content_gain"))
+            gains = (with_interval(last[key]) for key in ("thought_gain", "gain_vs_base", "content_gain"))
             controls = (signed(last[key][0]) for key in ("empty_gain", "random_gain"))
             mixed = (signed(last[key][0]) for key in ("mixed_gain", "mixed_gain_constant"))
             tail = (f"{last['no_thought_loss'][0]:.3f}", *mixed, f"{last['mean_thought_length']:.0f}")
             end = cell["measured"][-1]
             spent = (str(end["steps"]), f"{end['actor_thoughts']:,}")
-            rows.append((title(cell), _seed(cell), *spent, *gains, *controls, *tail))
-    return _table(
+            rows.append((title(cell), seed_of(cell), *spent, *gains, *controls, *tail))
+    return drawn(
         (*head, "content gain", "empty", "random tokens", "loss without", "mixed gain", "constant gate",
          "tokens of a thought"),
         rows,
@@ -202,8 +154,8 @@ def course(found: dict[str, Any], temperature: float = OWN_LAW) -> str:
             at = {one["window"]: one[measure][0] for one in cell["measured"]}
             form = "{:.3f}".format if measure == "no_thought_loss" else signed
             values = tuple(form(at[window]) if window in at else "–" for window in windows)
-            rows.append((words, title(cell), _seed(cell), *values))
-    return _table(("", "method, positions × thoughts", "seed", *(f"window {window}" for window in windows)), rows)
+            rows.append((words, title(cell), seed_of(cell), *values))
+    return drawn(("", "method, positions × thoughts", "seed", *(f"window {window}" for window in windows)), rows)
 
 
 def earlier(found: dict[str, Any]) -> str:
@@ -212,13 +164,13 @@ def earlier(found: dict[str, Any]) -> str:
     rows = []
     for cell in compared(found, earlier=True):
         last = cell["measured"][-1]
-        gains = (_with_interval(last[key]) for key in ("thought_gain", "gain_vs_base", "content_gain"))
+        gains = (with_interval(last[key]) for key in ("thought_gain", "gain_vs_base", "content_gain"))
         controls = (signed(last[key][0]) for key in ("other_gain", "empty_gain", "random_gain"))
         tail = (f"{last['no_thought_loss'][0]:.3f}", f"{last['mean_thought_length']:.0f}")
         rows.append(
             (NAMES[cell["method"]], str(last["window"]), f"{last['actor_thoughts']:,}", *gains, *controls, *tail)
         )
-    return _table((*head, "another's", "empty", "random tokens", "loss without", "tokens of a thought"), rows)
+    return drawn((*head, "another's", "empty", "random tokens", "loss without", "tokens of a thought"), rows)
 
 
 def ends(found: dict[str, Any]) -> str:
@@ -242,7 +194,7 @@ def ends(found: dict[str, Any]) -> str:
     for cell in sorted(cells, key=lambda one: _rank(one)):
         settings = cell["settings"]
         known = (f"{settings[key]:g}" for key in ("anchor.next_token", "anchor.conditioned", "thought.horizon"))
-        row = [title(cell), _seed(cell), *known, cell["status"].removesuffix(" windows")]
+        row = [title(cell), seed_of(cell), *known, cell["status"].removesuffix(" windows")]
         last = cell["measured"][-1]
         row += (
             [signed(last[key][0]) for key in ("thought_gain", "gain_vs_base", "content_gain")]
@@ -253,7 +205,7 @@ def ends(found: dict[str, Any]) -> str:
         answered = cell.get("accuracy")
         row += [*_answers(answered), *_on_benchmark(answered["benchmark"])] if answered else ["–"] * 7
         rows.append(tuple(row))
-    return _table((*head, *gains, *shares, "GSM8K: own thought", "without", "difference"), rows)
+    return drawn((*head, *gains, *shares, "GSM8K: own thought", "without", "difference"), rows)
 
 
 def careful(found: dict[str, Any]) -> str:
@@ -266,9 +218,9 @@ def careful(found: dict[str, Any]) -> str:
 
     def shares(model: dict[str, Any]) -> list[str]:
         own = model["results"]["every"]["accuracy"]
-        shown = [_percent(own[name][0]) for name in ("own", "sampled", "none", "true")]
+        shown = [percent(own[name][0]) for name in ("own", "sampled", "none", "true")]
         verdicts = model["verdicts"]["own"]
-        return [*shown, "–" if verdicts == start else _points(paired(verdicts, start))]
+        return [*shown, "–" if verdicts == start else points(paired(verdicts, start))]
 
     def gains(one: dict[str, float]) -> list[str]:
         shown = [signed(one["thought_gain"]), "–", signed(one["content_gain"])]
@@ -278,14 +230,14 @@ def careful(found: dict[str, Any]) -> str:
         ["after the warm start", "–", "–", "–", *gains(course["before"]), *shares(answered["warm"])],
         ["after careful reading", "–", "–", "–", *gains(course["after"]), *shares(answered[CAREFUL])],
     ]
-    cells = [cell for cell in found["cells"] if cell.get("start") == CAREFUL]
+    cells = [cell for cell in found["cells"] if cell.get("start") == CAREFUL and cell.get("code") == PILOT]
     for cell in sorted(cells, key=lambda one: (list(NAMES).index(one["method"]), one["settings"]["optimizer.lr"])):
         last = cell["measured"][-1]
         known = [f"{cell['settings']['optimizer.lr']:g}", str(last["steps"]), f"{last['actor_thoughts']:,}"]
-        shown = [_with_interval(last[key]) for key in ("thought_gain", "gain_vs_base", "content_gain")]
+        shown = [with_interval(last[key]) for key in ("thought_gain", "gain_vs_base", "content_gain")]
         left = [f"{last['no_thought_loss'][0]:.3f}", f"{last['mean_thought_length']:.0f}"]
         rows.append([title(cell), *known, *shown, *left, *shares(cell["accuracy"])])
-    return _table((*head, "loss without", "tokens of a thought", *tail), rows)
+    return drawn((*head, "loss without", "tokens of a thought", *tail), rows)
 
 
 def foresight(found: dict[str, Any]) -> str:
@@ -296,7 +248,7 @@ def foresight(found: dict[str, Any]) -> str:
             if row["how"].startswith("ridge"):
                 shown = (signed(row[key]) for key in ("all", "first", "last", "within"))
                 rows.append((start, str(row["block"]), f"{row['fitted']:,}", *shown))
-    return _table(("model", "blocks below", "thoughts fitted", "R², all tokens", "first", "last", "within"), rows)
+    return drawn(("model", "blocks below", "thoughts fitted", "R², all tokens", "first", "last", "within"), rows)
 
 
 def _rank(cell: dict[str, Any]) -> tuple[int, float, float, str]:
@@ -307,13 +259,13 @@ def _rank(cell: dict[str, Any]) -> tuple[int, float, float, str]:
 
 def _answers(model: dict[str, Any]) -> list[str]:
     shares = model["results"]["every"]["accuracy"]
-    return [*(_percent(shares[one][0]) for one in ("own", "none", "true")), _percent(model["right_number_in_thought"])]
+    return [*(percent(shares[one][0]) for one in ("own", "none", "true")), percent(model["right_number_in_thought"])]
 
 
 def _on_benchmark(model: dict[str, Any]) -> list[str]:
     every = model["results"]["every"]
-    shares = (_percent(every["accuracy"][one][0]) for one in ("own", "none"))
-    return [*shares, _points(every["difference"]["own - none"])]
+    shares = (percent(every["accuracy"][one][0]) for one in ("own", "none"))
+    return [*shares, points(every["difference"]["own - none"])]
 
 
 def every(found: dict[str, Any]) -> str:
@@ -339,7 +291,7 @@ def every(found: dict[str, Any]) -> str:
                 f"{last['no_thought_loss'][0]:.3f}" if trained else "–",
             )
         )
-    return _table((*head, "thought gain", "gain against the start", "content gain", "loss without"), rows)
+    return drawn((*head, "thought gain", "gain against the start", "content gain", "loss without"), rows)
 
 
 def critics(found: dict[str, Any]) -> str:
@@ -349,8 +301,8 @@ def critics(found: dict[str, Any]) -> str:
         if cell["method"] == "t5":
             for one in cell["windows"]:
                 moved = (f"{one['policy_kl']:.3f}", f"{one['clip_fraction']:.1%}".replace("%", " %"))
-                rows.append((_seed(cell), str(one["window"]), signed(one["r2.1"]), signed(one["r2.2"]), *moved))
-    return _table(("seed", "window", "R² of critic 1", "R² of critic 2", "policy KL", "tokens clipped"), rows)
+                rows.append((seed_of(cell), str(one["window"]), signed(one["r2.1"]), signed(one["r2.2"]), *moved))
+    return drawn(("seed", "window", "R² of critic 1", "R² of critic 2", "policy KL", "tokens clipped"), rows)
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -358,4 +310,5 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "accuracy_cold": partial(accuracy, temperature=COLD), "between_cold": partial(between, temperature=COLD),
     "comparison_cold": partial(comparison, temperature=COLD), "course_cold": partial(course, temperature=COLD),
     "earlier": earlier, "critics": critics, "every": every, "ends": ends, "careful": careful, "foresight": foresight,
+    **SEED_TABLES,
 }  # fmt: skip

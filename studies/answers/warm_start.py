@@ -16,6 +16,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tfive.cli.options import script
 from tfive.errors import UserError
-from tfive.models.load import load_model, save_model
+from tfive.models.load import Loaded, load_model, save_model
 
 NOTHING, TEXT, THOUGHT, AFTER = 0, 1, 2, 3
 """What a token is when it is predicted: no target, sheet, working and its close, answer after it."""
@@ -116,18 +117,9 @@ def learn(model: Any, data: Sequence[Example], pad: int, *, steps: int, batch: i
     return course
 
 
-def main(given: list[str] | None = None) -> int:
-    """Learn the workings and write the model as a folder."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("model", help="a model folder or a .gguf file")
-    parser.add_argument("sheets", type=Path, help="the folder that render.py wrote")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--longest", type=int, default=62, help="most tokens of a working; with its close a thought")
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--rate", type=float, default=1e-5)
-    asked = parser.parse_args(given)
-    loaded = load_model(asked.model, dtype=torch.float32)
+def warm(asked: argparse.Namespace) -> Loaded:
+    """The model in float32, with one matrix for its embeddings, after the steps asked for."""
+    loaded = load_model(asked.model, dtype=torch.float32, device=asked.device)
     model: Any = tied(loaded.model)
     model.to(next(loaded.model.parameters()).device)
     if asked.steps > 0:
@@ -135,7 +127,28 @@ def main(given: list[str] | None = None) -> int:
         print(f"{len(data)} workings of at most {asked.longest} tokens")
         pad = int(loaded.tokenizer.pad_token_id or 0)
         learn(model, data, pad, steps=asked.steps, batch=asked.batch, rate=asked.rate)
-    save_model(model, loaded.tokenizer, asked.out)
+    return replace(loaded, model=model)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """What the warm start is told."""
+    parser.add_argument("model", help="a model folder or a .gguf file")
+    parser.add_argument("sheets", type=Path, help="the folder that render.py wrote")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--longest", type=int, default=62, help="most tokens of a working; with its close a thought")
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rate", type=float, default=1e-5)
+    parser.add_argument("--device", help="CUDA where there is one, unless given")
+
+
+def main(given: list[str] | None = None) -> int:
+    """Learn the workings and write the model as a folder."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    options(parser)
+    asked = parser.parse_args(given)
+    loaded = warm(asked)
+    save_model(loaded.model, loaded.tokenizer, asked.out)
     return 0
 
 

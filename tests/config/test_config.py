@@ -259,7 +259,7 @@ def test_every_rule_has_a_name_and_can_break() -> None:
         ["method=quiet-star-ppo", "critic.pair=bracket", "window.reading=100", "qualify.rule=fixed"],
         ["text.sources=[]"],
         ["thought.reading=gated", "anchor.conditioned=0", "text.positions.variance=1"],
-        ["text.sequence_length=9", "window.curriculum=999999"],
+        ["text.sequence_length=9", "window.curriculum=999999", "run.seconds=9", "optimizer.schedule=linear"],
         ["critic.features=policy", "critic.adapt=full", "distributed.profile=compact"],
     ):
         config = resolve(["qwen3.5-2b"], overrides).config

@@ -44,6 +44,7 @@ BROKEN: tuple[tuple[str, ...], ...] = (
     ("actor.minibatches=90000",),
     ("window.actor_steps=90000",),
     ("optimizer.warmup_steps=900000000",),
+    ("run.seconds=60", "optimizer.schedule=cosine"),
     ("ratio.correction=mask", "ratio.cap=1"),
     ("optimizer.bf16_update=stochastic", "model.compute=float32"),
     ("anchor.mixture=0.5", "anchor.conditioned=0"),

@@ -78,10 +78,21 @@ def a_pilot_can_tell_thoughts_apart(config: Schema) -> str | None:
     )
 
 
+def a_rate_that_falls_knows_its_end(config: Schema) -> str | None:
+    """A schedule goes by the steps of the plan, which a clock may cut short."""
+    if config.run.seconds is None or config.optimizer.schedule == "constant":
+        return None
+    return (
+        f"run.seconds = {config.run.seconds:g}: optimizer.schedule = {config.optimizer.schedule} ends with the last "
+        "step of the plan, which the clock may keep it from; use optimizer.schedule = constant or run.seconds = none"
+    )
+
+
 COURSE_RULES = (
     given_workings_have_places,
     a_warm_start_trains_every_weight,
     a_pilot_can_tell_thoughts_apart,
     the_actor_is_released_within_the_run,
     thoughts_have_lengths_to_grow_through,
+    a_rate_that_falls_knows_its_end,
 )

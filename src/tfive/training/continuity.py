@@ -16,6 +16,7 @@ from tfive.models.weights import IN_MEMORY, changed_model
 
 MAY_CHANGE = (
     "window.windows",
+    "run.seconds",
     "run.checkpoint_every",
     "run.checkpoint_phases",
     "run.keep",

@@ -92,14 +92,15 @@ class Explorer:
         """Where the measurement of a window lies."""
         return self.folder / f"window-{window:05d}.safetensors"
 
-    def save(self, window: int, method: Method[Any], items: dict[str, Tensor]) -> None:
-        """Write what the development set's last measurement found, and drop the one it replaces."""
+    def save(self, window: int, method: Method[Any], items: dict[str, Tensor], *, last: bool) -> None:
+        """Write what the development set's newest measurement found, and drop the one it replaces; `last` says that
+        the run ends with it."""
         thoughts = self.development.thoughts
         if not self.count or thoughts is None:
             return
         texts, thoughts = self.development.texts.rows(0, self.rows), thoughts.rows(0, self.rows)
         # What critics say costs passes of its own, so it is asked for where it stays: half-way and at the end.
-        stays = window in (self.half_way, self.config.window.windows)
+        stays = last or window == self.half_way
         credit = method.credited(texts, thoughts) if stays else None
         if not self.writes:
             return

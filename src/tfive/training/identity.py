@@ -84,18 +84,28 @@ def cost(assembly: Assembly, recorder: Recorder) -> dict[str, Any]:
     """
     account = recorder.account()
     drawn = sum(row["texts"] for row in assembly.ledger.rows())
-    seconds = {phase: sum(roles.values()) for phase, roles in account["seconds"].items()}
 
     def trained(amount: str) -> int:
         measured = sum(account["roles"].get(role, {}).get(amount, 0) for role in MEASURED.values())
         return int(account["total"][amount]) - measured
 
     return {
-        "seconds": without_diagnoses({p: spent for p, spent in seconds.items() if p not in NOT_TRAINING}),
+        "seconds": spent_seconds(recorder),
         "thought_tokens": trained("generated_tokens"),
         "corpus_tokens": drawn * assembly.corpus.sequence_length,
         "trajectories": trained("trajectories"),
     }
+
+
+def spent_seconds(recorder: Recorder) -> dict[str, float]:
+    """Seconds of training so far, by phase."""
+    seconds = {phase: sum(roles.values()) for phase, roles in recorder.account()["seconds"].items()}
+    return without_diagnoses({phase: spent for phase, spent in seconds.items() if phase not in NOT_TRAINING})
+
+
+def training_seconds(recorder: Recorder) -> float:
+    """The whole of them: those of inner phases are in the phases around them."""
+    return sum(spent for phase, spent in spent_seconds(recorder).items() if "/" not in phase)
 
 
 def without_diagnoses(seconds: dict[str, float]) -> dict[str, float]:

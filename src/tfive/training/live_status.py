@@ -15,6 +15,7 @@ import torch
 
 from tfive.config.config import Config
 from tfive.methods.method import Method
+from tfive.training.identity import training_seconds
 from tfive.training.recorder import Recorder
 
 PROGRESS = "progress.txt"
@@ -76,11 +77,22 @@ class LiveStatus:
 
     def fraction(self) -> float | None:
         """How much of the run is done, by the thoughts still to come, or by windows where there are none."""
+        most = self.config.run.seconds
+        taken = 0.0 if most is None else min(training_seconds(self.recorder) / most, 1.0)
         if self.planned:
-            return 1 - self._to_come() / self.planned
-        return min((self.method.window - (0 if self.method.closed else 1)) / self.windows, 1.0)
+            return max(1 - self._to_come() / self.planned, taken)
+        return max(min((self.method.window - (0 if self.method.closed else 1)) / self.windows, 1.0), taken)
 
     def seconds_left(self) -> float | None:
+        """Seconds to the end of the plan, or to the end of the time that the run may take where that comes first; the
+        window that is then under way, and measuring, come on top."""
+        planned, most = self._by_plan(), self.config.run.seconds
+        if most is None:
+            return planned
+        left = max(most - training_seconds(self.recorder), 0.0)
+        return left if planned is None else min(planned, left)
+
+    def _by_plan(self) -> float | None:
         """Thoughts still to come at the pace so far; without thoughts, windows. Rounds of fitting that are yet to fail
         are not foreseen."""
         spent, done = self.recorder.seconds - self._begun, self._thoughts() - self._before

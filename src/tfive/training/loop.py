@@ -22,7 +22,7 @@ from tfive.training.checkpoint import CheckpointStore
 from tfive.training.develop import MeasuredTexts, save_items
 from tfive.training.explorer import EXPLORER, Explorer
 from tfive.training.health import problems, relative_change
-from tfive.training.identity import actor_items, cost, identity, rollouts
+from tfive.training.identity import actor_items, cost, identity, rollouts, training_seconds
 from tfive.training.live_status import LiveStatus, peak_bytes
 from tfive.training.memory_limits import out_of_memory_explained
 from tfive.training.placement import pieces_like
@@ -84,6 +84,8 @@ class Loop:
         self._ending: str | None = None
         """Why the run is to stop, decided with all processes at the same place."""
         self._save_failed = False
+        self.windows = self.assembly.config.window.windows
+        """The last window: that of the plan, or the one in which the seconds of the plan have passed."""
 
     def go(self) -> dict[str, Any]:
         """Train to the end and return the summary."""
@@ -111,10 +113,10 @@ class Loop:
             if not self.history:
                 self._measure(0)
                 self._measure_benchmarks(0)
-                if config.run.checkpoint_every or method.finished(config.window.windows):
+                if config.run.checkpoint_every or method.finished(self.windows):
                     self.save()
                     self.store.wait()  # from here on there is something to go on from
-            while not method.finished(config.window.windows):
+            while not method.finished(self.windows):
                 self._point(f"phase:{method.phase}")
                 phase = self._micro_step()
                 self._hear_others()
@@ -181,7 +183,8 @@ class Loop:
         drawn = actor_items(self.assembly, method.window)
         self.window_costs.append({"window": method.window, **cost(self.assembly, self.recorder), "actor_items": drawn})
         self.status.spent(self.window_costs[-1])
-        last = method.window >= config.window.windows
+        self._look_at_the_clock()
+        last = method.window >= self.windows
         if last or method.window % config.run.develop_every == 0:
             method.report["development"] = self._measure(method.window)
         self._measure_benchmarks(method.window)
@@ -193,11 +196,18 @@ class Loop:
         if last or self._ending is not None or (every and method.window % every == 0):
             self.save()
 
+    def _look_at_the_clock(self) -> None:
+        """A window that closes when training has taken its seconds is the last; of several processes the slowest
+        decides. Measuring takes none, so a run that goes on from here finds the same."""
+        most, method = self.assembly.config.run.seconds, self.assembly.method
+        if most is not None and method.closed and self.world.any_of(training_seconds(self.recorder) >= most):
+            self.windows = min(self.windows, method.window)
+
     def _measure(self, window: int) -> dict[str, Any]:
         with self.recorder.phase("develop", "develop"), self._memory("develop"):
             found, items = self._measured(self.assembly.development, window)
-            self.explorer.save(window, self.assembly.method, items)
-            ends = window in (0, self.assembly.config.window.windows)
+            self.explorer.save(window, self.assembly.method, items, last=window == self.windows)
+            ends = window in (0, self.windows)
             shown = self.assembly.development.samples(self._decode)
             samples = {"samples": shown} if ends else {}
         self.recorder.samples(shown, window)
@@ -225,11 +235,11 @@ class Loop:
     def _measure_benchmarks(self, window: int) -> None:
         """Gains and scores on benchmark items with what had been spent by then, where the schedule asks for them."""
         planned = self.assembly.config.window
-        if self.benchmarks is None or not self.benchmarks.due(window, planned.actor_steps, planned.windows):
+        if self.benchmarks is None or not self.benchmarks.due(window, planned.actor_steps, self.windows):
             return
         spent = cost(self.assembly, self.recorder)
         record: dict[str, Any] = {"steps": window * planned.actor_steps, "tokens": spent["thought_tokens"]}
-        record["seconds"] = sum(seconds for phase, seconds in spent["seconds"].items() if "/" not in phase)
+        record["seconds"] = training_seconds(self.recorder)
         with self.recorder.phase("benchmarks", "benchmarks"), self._memory("benchmarks"):
             record |= self.benchmarks.measure(self.assembly, self.folder, window, self.recorder)
         self.recorder.metrics(_flat({"benchmarks": record}), window)
@@ -279,6 +289,7 @@ class Loop:
         self.explorer.forget_after(self.history[-1]["window"])
         self.status.restore([{"window": 0, **self.history[0]["cost"]}, *self.window_costs])
         self.live = LiveStatus(self.live.config, self.assembly.method, self.recorder, self.live.device)
+        self._look_at_the_clock()
         return skipped
 
     def summary(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

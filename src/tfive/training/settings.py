@@ -17,6 +17,10 @@ class RunSettings(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     """Every random number of the run is a function of this seed and of what is drawn."""
 
+    seconds: float | None = Field(None, gt=0, le=1e9)
+    """Most seconds of training, measuring left out: the window in which they have passed is the last, and the run ends
+    as it does after `window.windows`. None: these alone say when it ends."""
+
     deterministic: bool = False
     """Deterministic kernels on GPUs, too: one seed then gives the same numbers again, and a run that was killed and
     resumed those of an undisturbed one. It is slower; a kernel that cannot is named in one line. CPUs always do."""

@@ -1,0 +1,55 @@
+"""The start of the study's cells in one go: the warm start, then careful reading, nothing written in between.
+
+    python studies/answers/start.py models/qwen2.5-coder-0.5b sheets models/careful
+
+The weights are those of `warm_start.py` and `careful.py` one after the other. `--warm FOLDER` writes the model between
+the two as well; gains before and after careful reading are measured and printed only with `--measure`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from careful import read, reading_config
+from warm_start import options, warm
+
+from tfive.cli.options import script
+from tfive.errors import UserError
+from tfive.models.load import save_model
+from tfive.training.devices import place
+
+
+def main(given: list[str] | None = None) -> int:
+    """Learn to write and to read, and write the model as a folder."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    options(parser)
+    parser.add_argument("--warm", type=Path, help="folder for the model before careful reading, too")
+    parser.add_argument("--reading", type=int, default=100, help="updates of careful reading")
+    parser.add_argument("--reading-rate", type=float, default=1e-5)
+    parser.add_argument("--measure", action="store_true", help="gains on the development texts before and after it")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    asked = parser.parse_args(given)
+    config = reading_config(asked.reading, asked.reading_rate, asked.overrides)
+    for folder in (asked.out, asked.warm):
+        if folder is not None and folder.exists():
+            raise UserError(f"{folder} already exists; choose another folder, or remove it")
+    loaded = warm(asked)
+    if asked.warm is not None:
+        save_model(loaded.model, loaded.tokenizer, asked.warm)
+    placement = place(config.model.device, config.model.compute)
+    placement.apply(config.run.seed)
+    model: Any = loaded.model
+    model.to(placement.device)
+    for weight in model.parameters():
+        # Weights alone, as loading does: what else a model holds, such as its rotations, stays as exact as it was.
+        weight.data = weight.data.to(placement.compute)
+    print(json.dumps(read(config, loaded, measured=asked.measure)), flush=True)
+    save_model(loaded.model, loaded.tokenizer, asked.out)
+    return 0
+
+
+if __name__ == "__main__":
+    script(main)

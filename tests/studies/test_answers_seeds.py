@@ -1,0 +1,234 @@
+"""Several seeds of the study of thoughts before answers: one start, cells method by method under a clock, and tables
+of what there is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from answer_sheets import SMALL
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
+
+import scripts
+from tfive.errors import UserError
+from tfive.rl.clusters import clustered_mean
+
+PLACES = "<!-- table: {} -->\n<!-- end of table -->\n"
+
+
+@pytest.mark.model
+def test_one_start_is_the_two_scripts_one_after_the_other(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    longer = ("thought.length=40", "thought.checkpoints=[40]", f"text.cache={tmp_path / 'cache'}")
+    sets = [f"--set={one}" for one in (*SMALL, *longer, "model.compute=bfloat16")]
+    warm = ["--steps", "2", "--batch", "4", "--rate", "1e-3", "--device", "cpu"]
+    start, both, apart = scripts.script("studies/answers/start.py"), tmp_path / "both", tmp_path / "apart"
+    once = ["model", "sheets", str(both / "careful"), *warm, "--warm", str(both / "warm")]
+    assert start.main([*once, "--reading", "2", "--reading-rate", "1e-3", *sets]) == 0
+    assert set(json.loads(capsys.readouterr().out.splitlines()[-1])) == {"reading", "seconds"}
+    assert scripts.script("studies/answers/warm_start.py").main(["model", "sheets", str(apart / "warm"), *warm]) == 0
+    asked = [str(apart / "warm"), str(apart / "careful"), "--steps", "2", "--rate", "1e-3", *sets]
+    assert scripts.script("studies/answers/careful.py").main(asked) == 0
+    for name in ("warm", "careful"):
+        first, second = (load_file(folder / name / "model.safetensors") for folder in (both, apart))
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[key], second[key]) for key in first), name
+    with pytest.raises(UserError, match="careful already exists"):
+        start.main([*once, *sets])
+
+
+def test_seeds_of_one_method_share_the_device_with_each_other_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, seen = scripts.script("studies/answers/run.py"), []
+
+    def batches(given: Any, runs: Path, jobs: int, measuring: Any) -> None:
+        seen.extend([[(cell.label, cell.seed) for cell in cells] for cells in given])
+        configs = [cell.config() for cells in given for cell in cells]
+        assert {(one.run.seconds, one.window.windows) for one in configs} == {(90.0, run.MANY_WINDOWS)}
+        assert measuring.code == "abc"
+
+    monkeypatch.setattr(run, "run_cells", batches)
+    asked = ["cell", "rlp", "anchor-only", "--seed", "1", "--seed", "2", "--seconds", "90", "--code", "abc"]
+    assert run.main([*asked, "--runs", str(tmp_path), "--together", "seeds"]) == 0
+    assert seen == [[("rlp", 1), ("rlp", 2)], [("anchor-only", 1), ("anchor-only", 2)]]
+    seen.clear()
+    assert run.main([*asked, "--runs", str(tmp_path)]) == 0
+    assert seen == [[("rlp", 1), ("anchor-only", 1), ("rlp", 2), ("anchor-only", 2)]]
+
+
+def test_a_batch_that_broke_keeps_no_other_from_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells, seen = scripts.script("studies/answers/cells.py"), []
+
+    def batch(given: Any, runs: Path, jobs: int, measuring: Any) -> list[str]:
+        seen.append(given)
+        return [f"{given[0]}: no memory"] if given == ["a"] else []
+
+    monkeypatch.setattr(cells, "run_batch", batch)
+    with pytest.raises(UserError, match=r"^a: no memory$"):
+        cells.run_cells([["a"], ["b"]], tmp_path, 1, cells.Measuring())
+    assert seen == [["a"], ["b"]]
+
+
+@pytest.mark.model
+def test_cells_under_a_clock_become_tables(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, runs = scripts.script("studies/answers/run.py"), tmp_path / "runs"
+    monkeypatch.chdir(place)
+    (tmp_path / "careful").symlink_to(place / "model")
+    own = (f"model.name={tmp_path / 'careful'}", f"text.cache={tmp_path / 'cache'}", "run.develop_every=9")
+    sets = [f"--set={one}" for one in (*(one for one in SMALL if "window.windows" not in one), *own)]
+    common = ["--runs", str(runs), "--seconds", "1e-6", "--code", "now", *sets]
+    # Cells of seed 0 search; a single cell of a command runs in this process.
+    for rate in ("1e-5", "1e-3"):
+        assert run.main(["cell", f"anchor-only+optimizer.lr={rate}", *common]) == 0
+    capsys.readouterr()
+    assert run.main(["rate", "--runs", str(runs)]) == 0
+    chosen = float(capsys.readouterr().out)
+    accuracy = scripts.script("studies/answers/accuracy.py")
+    asked = [str(tmp_path / "careful"), "sheets", "--limit", "12", "--samples", "1", "--device", "cpu"]
+    short = ["--set", "thought.length=8", "--set", "thought.checkpoints=[8]"]
+    assert accuracy.main([*asked, *short, "--out", str(runs / "accuracy-careful.json")]) == 0
+    for label in ("rlp", "anchor-only"):
+        measured = ["--problems", "test", "--limit", "12", "--seed", "1", f"--set=optimizer.lr={chosen}"]
+        assert run.main(["cell", label, *common, *measured]) == 0
+    page, out, tables = tmp_path / "page.md", tmp_path / "found.json", scripts.script("studies/answers/tables.py")
+    page.write_text("".join(PLACES.format(name) for name in tables.SEED_TABLES), "utf-8")
+    out.write_text(json.dumps({"cells": [{"name": "old", "code": "x", "measured": []}], "pilot": 1}), "utf-8")
+    assert run.main(["table", "--add", "--runs", str(runs), "--out", str(out), "--page", str(page)]) == 0
+    found = json.loads(out.read_text("utf-8"))
+    assert found["pilot"] == 1
+    cells = {(one["method"], one["settings"]["run.seed"]): one for one in found["cells"] if one["name"] != "old"}
+    assert len(found["cells"]) == 5  # both rates of the search, both methods, and what there was
+    cell = cells["rlp", 1]
+    # The window in which the second passed was the last, and is measured though none was due.
+    assert [one["window"] for one in cell["measured"]] == [0, 1]
+    assert cell["measured"][0]["generated_tokens"] == cell["measured"][0]["training_seconds"] == 0
+    last = cell["measured"][1]
+    assert last["training_seconds"] > 0
+    assert last["thoughts"] == last["actor_thoughts"] == 64
+    assert 0 < last["generated_tokens"] <= 64 * 8
+    assert (cell["start"], cell["code"], cell["settings"]["run.seconds"]) == ("careful", "now", 1e-6)
+    # What is kept text by text gives the mean of the run's own summary.
+    totals, items = (list(map(int, cell["by_text"][name].split())) for name in ("thought_gain", "items"))
+    assert sum(totals) / 1e4 / sum(items) == pytest.approx(cell["test"]["thought_gain"][0], abs=1e-3)
+    assert len(found["clusters"]["test"].split()) == 12 == len(cell["accuracy"]["verdicts"]["random"])
+    assert "clusters" not in cell["accuracy"]
+    seeds = scripts.script("studies/answers/seed_tables.py")
+    searched = seeds.begun_careful(found, search=True)
+    assert len(searched) == 2
+    best = max(searched, key=lambda one: one["measured"][-1]["gain_vs_base"][0])
+    assert best["settings"]["optimizer.lr"] == chosen
+    shown = page.read_text("utf-8")
+    assert "| RLP, 8 × 8 | 1 | " in shown
+    assert f"| thought gain | RLP, 8 × 8 | 1 | {tables.signed(cell['test']['thought_gain'][0])} | – | " in shown
+
+
+def made_up(method: str, seed: int, gain: float, **more: Any) -> dict[str, Any]:
+    settings = {"run.seed": seed, "window.items": 8, "group": 1, "optimizer.lr": 1e-5}
+    course = [
+        {"window": w, "steps": 4 * w, "actor_thoughts": 8 * w, "training_seconds": 10.0 * w * more.get("slow", 1)}
+        | {name: [gain * w, 0, 0] for name in ("thought_gain", "gain_vs_base", "content_gain", "no_thought_loss")}
+        for w in range(more.get("windows", 2) + 1)
+    ]
+    test = {name: [gain] for name in ("thought_gain", "gain_vs_base", "content_gain", "no_thought_loss")}
+    return {
+        "name": f"{method}-{seed}", "method": method, "start": "careful", "code": "now", "status": "2 windows",
+        "settings": settings, "measured": course, "windows": more.get("critics", []), "test": test,
+        "by_text": {"digest": "d", "items": "1 3", "thought_gain": f"{round(1e4 * gain)} {round(3e4 * gain)}"},
+    }  # fmt: skip
+
+
+def lines_of(table: str) -> list[list[str]]:
+    return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+
+
+def test_intervals_over_seeds_are_students_and_differences_are_paired() -> None:
+    seeds = scripts.script("studies/answers/seed_tables.py")
+    cells = [made_up("rlp", seed, gain) for seed, gain in ((1, 0.1), (2, 0.3), (3, 0.2))]
+    cells += [made_up("anchor-only", seed, gain) for seed, gain in ((1, 0.05), (3, 0.15))]
+    found = {"cells": [*cells, {**made_up("rlp", 1, 9.0), "code": seeds.PILOT}]}
+    first, control = lines_of(seeds.seeds(found))[:2]
+    half = 4.303 * 0.1 / 3**0.5  # two degrees of freedom; the seeds' deviation is 0.1
+    assert first[2:5] == ["3", "+0.200", f"{seeds.signed(0.2 - half)} … {seeds.signed(0.2 + half)}"]
+    assert first[6] == "+0.050 (+0.050 … +0.050)"  # seeds 1 and 3, both 0.05 apart
+    assert control[2:4] == ["2", "+0.100"]
+    assert control[6] == "–"
+    alone = lines_of(seeds.seeds({"cells": cells[:1]}))[0]
+    assert alone[2:5] == ["1", "+0.100", "–"]
+    assert lines_of(seeds.seeds({"cells": []})) == []
+
+
+def test_intervals_over_clusters_are_the_packages() -> None:
+    seeds = scripts.script("studies/answers/seed_tables.py")
+    values, clusters = torch.tensor([1.0, 0.0, 0.5, 0.25, 0.75]), torch.tensor([0, 0, 1, 2, 2])
+    mean, half = seeds.over_clusters([1.0, 0.5, 1.0], [2, 1, 2])
+    wanted = clustered_mean(values, clusters)
+    assert mean == pytest.approx(wanted.mean)
+    assert half == pytest.approx(1.96 * wanted.error)
+    # Verdicts of two seeds against the start, two answers of one problem and one of another.
+    over = seeds.over_problems(["110", "100"], ["000"], "0 0 1")
+    assert over == pytest.approx(seeds.over_clusters([1.5, 0.0], [2, 1]))
+    assert seeds.over_problems(["11"], ["000"], "0 0 1") is None
+
+
+def test_the_course_is_cut_where_every_rewarded_cell_has_been() -> None:
+    seeds = scripts.script("studies/answers/seed_tables.py")
+    slow, fast = made_up("t5", 1, 0.1, slow=3, windows=2), made_up("rlp", 1, 0.2, windows=8)
+    control = made_up("anchor-only", 1, 0.05, windows=1)
+    drawn = lines_of(seeds.seeds_course({"cells": [slow, fast, control]}))
+    rows = {(row[0], row[1].split(",")[0]): row[2:] for row in drawn}
+    # T⁵ took 60 s, RLP had its sixth window by then; the control's ten seconds bound nobody.
+    assert rows["seconds, 60", "T⁵"][:3] == ["1", "2", "60"]
+    assert rows["seconds, 60", "RLP"][:3] == ["1", "6", "60"]
+    assert rows["actor thoughts, 16", "RLP"][:3] == ["1", "2", "20"]
+    assert rows["actor thoughts, 16", "anchors alone"][:3] == ["1", "1", "10"]
+    assert rows["steps, 8", "RLP"][6] == "+0.400"
+    assert rows["steps, 8", "RLP"][7] == "+0.350"
+
+
+def test_critics_are_told_window_by_window() -> None:
+    seeds = scripts.script("studies/answers/seed_tables.py")
+    one = {"window": 1, "r2.1": 0.1, "r2.2": -0.02, "credit": "qualified"}
+    cells = [
+        made_up("t5", 1, 0.1, critics=[one, {**one, "window": 2, "credit": "baseline"}]),
+        made_up("t5", 2, 0.1, critics=[one]),
+        made_up("quiet-star-ppo", 1, 0.1, critics=[{"window": 1, "r2.1": 0.3}]),
+        made_up("rlp", 1, 0.1, critics=[{"window": 1}]),
+    ]
+    assert lines_of(seeds.seeds_critics({"cells": cells})) == [
+        ["T⁵, 8 × 1", "1", "+0.100 / −0.020, admitted", "+0.100 / −0.020, admitted"],
+        ["T⁵, 8 × 1", "2", "+0.100 / −0.020, batch baseline", "–"],
+        ["PPO, one critic, 8 × 1", "1", "+0.300", "–"],
+    ]
+
+
+def test_the_rate_is_one_that_every_method_was_run_with() -> None:
+    seeds = scripts.script("studies/answers/seed_tables.py")
+
+    def searched(method: str, rate: float, gain: float, status: str = "2 windows") -> dict[str, Any]:
+        cell = made_up(method, 0, gain)
+        return {**cell, "status": status, "settings": {**cell["settings"], "optimizer.lr": rate}}
+
+    tried = (("t5", 1e-6, 0.2), ("rlp", 1e-6, 0.1), ("t5", 1e-5, 0.1), ("rlp", 1e-5, 0.3))
+    cells = [searched(*one) for one in tried]
+    assert seeds.best_rate(cells) == 1e-5
+    cells += [searched("t5", 1e-4, 0.9), searched("rlp", 1e-4, 0.9, "failed: no number")]
+    assert seeds.best_rate(cells) == 1e-5
+    with pytest.raises(UserError, match="no rate was run to its end with all of rlp, t5"):
+        seeds.best_rate(cells[-2:])
+    assert len(lines_of(seeds.seeds_search({"cells": cells}))) == 6
+
+
+def test_gains_are_kept_text_by_text(tmp_path: Path) -> None:
+    collect = scripts.script("studies/answers/collect.py")
+    items = {"text": torch.tensor([4, 4, 7]).numpy(), "thought_gain": torch.tensor([0.1, 0.2, -0.5]).numpy()}
+    save_file(items, tmp_path / "items.safetensors")
+    assert collect.by_text(tmp_path / "items.safetensors") == {"items": "2 1", "thought_gain": "3000 -5000"}
