@@ -146,7 +146,7 @@ class ReplayedStep:
     """
 
     EAGER = 1
-    """First calls, which let optimizers and libraries set themselves up. A step takes ten times as long then."""
+    """First calls, which let optimizers and libraries set themselves up; they cost as much as many replays."""
 
     def __init__(
         self,
