@@ -10,6 +10,7 @@ import pytest
 import torch
 from t5_window import PLAIN, QUICK, actor_weights, advance_to, logged, same, t5_of, window
 
+from pretended_graphs import PretendedGraphs
 from stage import Tally, assembled
 from tfive.rl.calibration.mixture import LearnedWeight
 
@@ -79,6 +80,22 @@ def test_a_candidate_that_keeps_too_little_signal_is_replaced_by_the_average(hom
     assert run.method.report["mixture"] == "average"
     assert run.method.report["accepted"] is False
     assert logged(run)[-1][0] == "validation: retention"
+
+
+def test_heads_learn_where_nothing_can_be_captured_and_the_run_says_so(home: Path, verdicts: Any) -> None:
+    class Refused(PretendedGraphs):
+        def capture(self, work: Any, warm_up: int = 0) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    run, other = assembled(home, *QUICK), assembled(home, *QUICK)
+    run.method.parts.calibrator._recorder = Refused()
+    for one in (run, other):
+        advance_to(one.method, "collect")
+    said = [entry for entry in logged(run) if entry[0] == "calibration: its steps cannot be captured"]
+    assert len(said) == 1
+    assert "not permitted" in said[0][1]
+    states = [one.method.parts.calibrator.state_dict() for one in (run, other)]
+    assert same(*states)
 
 
 def test_centred_scores_remember_the_opening_and_resume(home: Path, verdicts: Any) -> None:

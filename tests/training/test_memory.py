@@ -149,6 +149,21 @@ def test_hybrids_keep_recurrent_states() -> None:
     assert rows["rollout and scoring"].bytes["states"] == recurrent + attention
 
 
+def test_shards_are_trained_by_pytorchs_rule() -> None:
+    shape = find_shape("Qwen/Qwen3.5-2B-Base")
+    assert shape is not None
+
+    def kept(*overrides: str) -> dict[str, str]:
+        rows = estimate(Config.load("qwen3.5-2b", overrides=overrides), shape, on_gpu=True).rows
+        return {row.role: row.how["activations"] for row in rows if "activations" in row.how}
+
+    assert all("by kernels" in kept()[role] for role in ("actor", "critic 1", "rollout and scoring"))
+    shards = kept("distributed.shard=0")
+    assert "path tokens" in shards["actor"]
+    assert "path tokens" in shards["critic 1"]
+    assert "by kernels" in shards["rollout and scoring"]
+
+
 @pytest.mark.parametrize(
     ("method", "critics", "length", "texts", "rollout", "measured"),
     [

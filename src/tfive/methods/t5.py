@@ -174,7 +174,10 @@ class T5(QualifiedMethod[T5Parts]):
         if fixed is not None:
             self.mixture = fixed
             return None
+        before = parts.calibrator.trouble
         candidate = parts.calibrator.learn(self._calibration_data("head_train"), self.window)
+        if parts.calibrator.trouble != before:
+            self.log("calibration: its steps cannot be captured", f"they are launched: {parts.calibrator.trouble}")
         parts.telemetry.count("head_train", head_updates=candidate.updates)
         parts.snapshots.renew("weight")
         parts.snapshots.renew("auxiliary")

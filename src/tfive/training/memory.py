@@ -169,7 +169,7 @@ def _kept(
     attention, linear = shape.kept_per_node(compute)
     paths = nodes.texts * nodes.path * shape.kept_per_path_token
     rule = f"{nodes.texts} × {nodes.path} path tokens × {_n(shape.kept_per_path_token)} B"
-    if shape.linear_layers and by_kernels(config, on_gpu):
+    if shape.linear_layers and by_kernels(config, on_gpu, trained=True):
         one = kept_by_kernels(shape, nodes, compute)
         linear, paths, rule = shape.kept_by_any(compute), nodes.texts * one, f"{nodes.texts} × {_n(one)} B by kernels"
     whole = share * (shape.attention_layers * attention + shape.linear_layers * linear)

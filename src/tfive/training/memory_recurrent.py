@@ -66,10 +66,10 @@ def _padded(own: int) -> int:
     return next((size for size in (16, 32) if own <= size), CHUNK * math.ceil(own / CHUNK))
 
 
-def by_kernels(config: Config, on_gpu: bool) -> bool:
-    """Whether recurrent layers are reckoned as kernels run them. A device on which these disagree with PyTorch takes
-    PyTorch's rule, which keeps more (`tfive bench selfcheck` tells)."""
-    return on_gpu and config.engine.fast != "off"
+def by_kernels(config: Config, on_gpu: bool, trained: bool = False) -> bool:
+    """Whether recurrent layers are reckoned as kernels run them; over shards, passes in which weights are `trained`
+    have PyTorch's rule. So has a device on which kernels disagree, and keeps more (`tfive bench selfcheck` tells)."""
+    return on_gpu and config.engine.fast != "off" and not (trained and config.distributed.shard != 1)
 
 
 def _matrix(shape: ModelShape) -> int:

@@ -88,6 +88,11 @@ class Calibrator:
             if self._recorder is not None:
                 self._recorder.release()
 
+    @property
+    def trouble(self) -> str:
+        """Why steps of the heads are launched kernel by kernel although they should be captured; empty otherwise."""
+        return "" if self._recorder is None else self._recorder.trouble
+
     def fresh_weight_head(self) -> WeightHead:
         """A frozen copy of the weight head, to be filled from a saved state."""
         return copy.deepcopy(self.weight_head).requires_grad_(False).eval()

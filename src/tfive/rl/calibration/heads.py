@@ -243,7 +243,7 @@ Inputs = TypeVar("Inputs")
 def ready(head: nn.Module, inputs: Inputs) -> Inputs | ReadyInputs:
     """The inputs as the head reads them again and again while it learns (`ReadyInputs`), for a head that knows them.
 
-    On a GPU only as far as the copies take little memory there; a step has a third fewer kernels with them.
+    On a GPU only as far as the copies take little memory there; every step has fewer kernels with them.
     """
     if not isinstance(head, WeightHead | MeanHead):
         return inputs

@@ -8,7 +8,6 @@ training step that is captured after a few calls and given each batch through te
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,6 +30,9 @@ class CudaGraphs:
     They live as long as this object, or until `release`, all together: a graph that is freed while another is in use
     may take the memory both worked in.
     """
+
+    trouble: str = ""
+    """Why steps are not captured any more, if so."""
 
     def __init__(self, device: torch.device, frequent: bool = False) -> None:
         """`frequent`: graphs are captured and released again and again. Then their memory outlives them, for the next
@@ -140,11 +142,11 @@ class ReplayedStep:
     """`step(*inputs)`, called often with inputs of few shapes: captured after `EAGER` calls of one shape.
 
     The step may change parameters and tensors in place, but must not ask what they hold. Where it cannot be captured it
-    is launched kernel by kernel from then on, after a warning.
+    is launched kernel by kernel from then on, and the graphs' `trouble` says why.
     """
 
     EAGER = 1
-    """First calls, which let optimizers and libraries set themselves up. A step takes ten times as long then."""
+    """First calls, which let optimizers and libraries set themselves up; they cost as much as many replays."""
 
     def __init__(
         self,
@@ -159,7 +161,7 @@ class ReplayedStep:
     def __call__(self, *inputs: Tensor) -> None:
         """One step, as if run on the spot."""
         inputs = tuple(given.to(self.device) for given in inputs)
-        if self.graphs is None:
+        if self.graphs is None or self.graphs.trouble:
             self.step(*inputs)
             return
         key = tuple(given.numel() for given in inputs)
@@ -172,24 +174,19 @@ class ReplayedStep:
                 self.step(*shape.inputs)
                 return
             if shape.graph is None:
-                shape.graph = self._captured(shape)
+                shape.graph = self._captured(self.graphs, shape)
             if shape.graph is not None:
                 shape.graph.replay()
                 return
         self.step(*inputs)
 
-    def _captured(self, shape: _Shape) -> Graph | None:
-        """A graph of this shape's step; None, now and for good, where there can be none. A capture runs nothing."""
-        assert self.graphs is not None
+    def _captured(self, graphs: CudaGraphs, shape: _Shape) -> Graph | None:
+        """A graph of this shape's step; None where there can be none, now and for good. A capture runs nothing."""
         try:
             with capturable(self.optimizers):
-                return self.graphs.capture(lambda: self.step(*shape.inputs))
+                return graphs.capture(lambda: self.step(*shape.inputs))
         except RuntimeError as error:
-            self.graphs = None
-            warnings.warn(
-                f"a step of small kernels cannot be captured and is launched one by one: {str(error).splitlines()[0]}",
-                stacklevel=2,
-            )
+            graphs.trouble = str(error).splitlines()[0]
             return None
 
 
