@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from tfive.distributed.pieces import Box
 from tfive.training import checkpoint
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.manifest import DamagedCheckpointError, signed
@@ -103,13 +105,15 @@ def test_a_length_beyond_all_memory_beside_none_is_damaged(path: Path) -> None:
     assert "state.weight has shape" in damage(path)
 
 
-def test_a_tensor_without_the_part_that_is_wanted_is_damaged(path: Path) -> None:
-    from tfive.distributed.pieces import Box
+def _asked_for(box: Box, where: tuple[str | int, ...], shape: tuple[int, ...]) -> Box:
+    return box
 
+
+def test_a_tensor_without_the_part_that_is_wanted_is_damaged(path: Path) -> None:
     store = CheckpointStore(path.parent)
     for box in (Box((0,), (4,)), Box((2, 0), (4, 2))):
         with pytest.raises(DamagedCheckpointError, match=r"state.weight of shape \(4, 2\) has no part at"):
-            store.load(path, lambda where, shape, box=box: box)
+            store.load(path, partial(_asked_for, box))
 
 
 @pytest.mark.parametrize("error", [AttributeError, TypeError, KeyError, IndexError, RuntimeError])

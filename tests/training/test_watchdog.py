@@ -61,6 +61,9 @@ class Shared:
     def set(self, key: str, value: str) -> None:
         self.kept[key] = value
 
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.kept for key in keys)
+
     def multi_get(self, keys: list[str]) -> list[bytes]:
         return [self.kept[key].encode() for key in keys]
 

@@ -61,6 +61,23 @@ Processes = Annotated[
 Restarts = Annotated[
     int, typer.Option(min=0, metavar="N", help="How often processes that died are started again, with --processes.")
 ]
+
+
+def _seconds(value: float) -> float:
+    if not value > 0:  # not a number, too
+        raise typer.BadParameter(f"{value} is not above 0")
+    return value
+
+
+Timeout = Annotated[
+    float,
+    typer.Option(
+        max=1e6,
+        metavar="SECONDS",
+        callback=_seconds,
+        help="With several processes: after how long without a sign of life one counts as lost and ends the others.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 

@@ -33,6 +33,8 @@ class Store(Protocol):
 
     def set(self, key: str, value: str) -> None: ...
 
+    def check(self, keys: list[str]) -> bool: ...
+
     def multi_get(self, keys: list[str]) -> list[bytes]: ...
 
 
@@ -68,6 +70,8 @@ class Watch:
     seen: dict[int, Seen] = field(default_factory=dict)
     answered: float = 0.0
     """When the store has last answered."""
+    limit: str = "distributed.timeout"
+    """What a person sets `timeout` by."""
 
     def __post_init__(self) -> None:
         self.seen = {rank: Seen(Beat(), self.began, self.began) for rank in range(self.size)}
@@ -108,7 +112,7 @@ class Watch:
             told.append(f"rank {rank} of {self.size}{where} last heard of in phase {beat.phase}{waits}")
         return (
             f"{', '.join(told)}: no sign for {self.timeout:g} s; all ranks end (a slower machine needs a larger "
-            "distributed.timeout)"
+            f"{self.limit})"
         )
 
 
@@ -122,10 +126,11 @@ class Watchdog:
         open_store: Callable[[], Store],
         timeout: float,
         end: Callable[[int], None] = os._exit,
+        limit: str = Watch.limit,
     ) -> None:
         self.place, self.pulse, self._open, self._end = place, pulse, open_store, end
         self._every = min(5.0, max(0.1, timeout / 10))
-        self._watch = Watch(place.size, timeout, time.monotonic())
+        self._watch = Watch(place.size, timeout, time.monotonic(), limit=limit)
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._parent = os.getppid()
@@ -149,15 +154,23 @@ class Watchdog:
             own = Beat(number, pulse.steps, pulse.phase, pulse.waits, os.getpid(), host, self.place.node)
             try:
                 store.set(_key(self.place.rank), json.dumps(asdict(own)))
-                found = store.multi_get([_key(rank) for rank in range(self.place.size)])
+                heard = self._heard(store)
             except RuntimeError:
-                found = None  # its keeper is gone or does not answer; how long is judged by the other thread
-            if found is not None:
+                heard = None  # its keeper is gone or does not answer; how long is judged by the other thread
+            if heard is not None:
                 with self._lock:
                     now = self._watch.answered = time.monotonic()
-                    for rank, text in enumerate(found):
-                        self._watch.learn(rank, Beat(**json.loads(text)), now)
+                    for rank, beat in heard.items():
+                        self._watch.learn(rank, beat, now)
             pulse.news.wait(self._every)
+
+    def _heard(self, store: Store) -> dict[int, Beat]:
+        """The beats that there are: a store lets wait for one that was never published, and so seems not to answer."""
+        known = self._watch.seen
+        there = [rank for rank in known if known[rank].beat.number or store.check([_key(rank)])]
+        return {
+            rank: Beat(**json.loads(text)) for rank, text in zip(there, store.multi_get([_key(rank) for rank in there]))
+        }
 
     def _judge(self) -> None:
         while not self._closed.wait(self._every):
@@ -191,12 +204,12 @@ class Watchdog:
                     continue  # it has ended meanwhile
 
 
-def watching(met: Meeting, pulse: Pulse, timeout: float) -> AbstractContextManager[object]:
-    """The watchdog of a process among several; nothing for one alone."""
+def watching(met: Meeting, pulse: Pulse, timeout: float, limit: str = Watch.limit) -> AbstractContextManager[object]:
+    """The watchdog of a process among several; nothing for one alone. `limit` is what a person sets `timeout` by."""
     if met.place.size == 1:
         return nullcontext()
     # A connection of its own: one that the main thread waits in serves nobody else.
-    return Watchdog(met.place, pulse, met.store.clone, timeout)
+    return Watchdog(met.place, pulse, met.store.clone, timeout, limit=limit)
 
 
 def _key(rank: int) -> str:
