@@ -34,8 +34,9 @@ STACKS_AT = "TFIVE_TEST_STACKS_AT"
 def deed(name: str) -> None:
     if name == "full":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    if name == "terminate":
-        os.kill(int(os.environ[LAUNCHER]), signal.SIGTERM)
+    asked = {"terminate": signal.SIGTERM, "interrupt": signal.SIGINT}.get(name)
+    if asked is not None:
+        os.kill(int(os.environ[LAUNCHER]), asked)
     else:
         if name == "stop":
             time.sleep(1.0)  # so that the others have heard of the phase

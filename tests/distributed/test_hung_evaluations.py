@@ -56,6 +56,22 @@ def test_a_rank_that_hangs_in_an_evaluation_or_while_it_loads_is_named(home: Pat
     assert not (home / "none").exists()
 
 
+def test_a_signal_before_anything_can_be_saved_is_one_line(home: Path) -> None:
+    sets = [word for one in SETTINGS for word in ("--set", one)]
+    run = ("train", str(home / "tiny.toml"), *sets, "--out")
+    gains = ("eval", "gains", str(home / "model"), "--corpus", str(home / "corpus.jsonl"), *SMALL)
+    ended_by = "tfive: error: SIGTERM: all ranks have ended; "
+    cases: list[tuple[tuple[str, ...], str, str, int, str]] = [
+        ((*run, str(home / "a")), "meets:model", "interrupt", 130, "tfive: error: interrupted"),
+        ((*run, str(home / "b")), "meets:model", "terminate", 1, f"{ended_by}go on with tfive resume"),
+        (gains, "at:gains", "interrupt", 130, "tfive: error: interrupted"),
+        (gains, "at:gains", "terminate", 1, f"{ended_by}give the command again"),
+    ]
+    launched = [started(*words, faults=((0, 1, where, deed),)) for words, where, deed, _, _ in cases]
+    for launcher, (*_, status, line) in zip(launched, cases):
+        assert ended(launcher) == (status, [line])
+
+
 @pytest.mark.parametrize("command", ["run", "gains", "headroom"])
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e7", "soon"])
 def test_a_time_limit_that_is_none_is_refused(command: str, seconds: str, capsys: pytest.CaptureFixture[Any]) -> None:

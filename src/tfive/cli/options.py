@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,6 +115,11 @@ def fail(message: str, status: int, program: str = "tfive") -> int:
         line = f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
     print(f"{program}: error: {line}", file=sys.stderr)
     return status
+
+
+def interrupted() -> int:
+    """The status after Ctrl-C; of several processes, all of which get it, their launcher says so."""
+    return 130 if "TORCHELASTIC_RUN_ID" in os.environ else fail("interrupted", 130)
 
 
 def script(main: Callable[[], int]) -> NoReturn:
