@@ -30,7 +30,7 @@ def test_a_rank_that_hangs_in_an_evaluation_or_while_it_loads_is_named(home: Pat
     trained = ("train", str(home / "tiny.toml"), *sets, "--restarts", "0", "--out", str(home / "loading"))
     # What is typed, the rank that stops, where, and the phases in which the others may have heard of it last.
     cases: list[tuple[tuple[str, ...], int, str, str]] = [
-        (("eval", "gains", model, *text, *SMALL), 1, "at:gains", "texts|gains"),
+        (("eval", "gains", model, *text, *SMALL), 1, "at:gains", "start|texts|gains"),
         (("eval", "headroom", model, *text, *SMALL, "--samples", "2"), 0, "at:headroom", "start|headroom"),
         (("eval", "run", model, *tasks, *out), 1, "at:colours", "start|colours"),
         (("eval", "run", model, *tasks, "--out", str(home / "none")), 1, "meets:evaluation", "start"),

@@ -93,6 +93,25 @@ def test_the_hung_process_is_named_and_ended_and_then_this_one(capsys: pytest.Ca
     )
 
 
+def test_a_rank_is_known_from_the_start_and_one_that_never_came_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store, ended, over = Shared(), [], threading.Event()
+    del store.kept["beat/1"]
+
+    def end(status: int) -> None:
+        ended.append(status)
+        over.set()
+
+    found = Watchdog(Launched(0, 2), Pulse(), lambda: store, 0.5, end)
+    with found:
+        assert f'"process": {os.getpid()}' in store.kept["beat/0"]
+        assert over.wait(60)
+    assert ended == [LOST]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tfive: error: rank 1 of 2 last heard of in phase start: no sign for 0.5 s; all ranks end")
+
+
 def test_a_rank_whose_launcher_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     parents, ended, over = iter([7, 7, 1]), [], threading.Event()
     monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))

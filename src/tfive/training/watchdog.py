@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from tfive.distributed.environment import LOST, Launched
-from tfive.distributed.meeting import Meeting
+from tfive.distributed.meeting import Meeting, lost
 from tfive.distributed.pulse import START, Pulse
 
 GRACE = 3.0
@@ -137,6 +137,10 @@ class Watchdog:
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._beat, self._judge)]
 
     def __enter__(self) -> Watchdog:
+        # The first beat before anything else is done: from now on the others know which process to name and to end.
+        with lost("the first sign of life"):
+            self._store = self._open()
+            self._store.set(_key(self.place.rank), self._own(1))
         for thread in self._threads:
             thread.start()
         return self
@@ -147,13 +151,12 @@ class Watchdog:
 
     def _beat(self) -> None:
         """Exchange beats; a store that does not answer keeps this thread waiting, which the other one notices."""
-        store, number, host = self._open(), 0, socket.gethostname()
+        store, number, pulse = self._store, 1, self.pulse
         while not self._closed.is_set():
-            number, pulse = number + 1, self.pulse
+            number += 1
             pulse.news.clear()
-            own = Beat(number, pulse.steps, pulse.phase, pulse.waits, os.getpid(), host, self.place.node)
             try:
-                store.set(_key(self.place.rank), json.dumps(asdict(own)))
+                store.set(_key(self.place.rank), self._own(number))
                 heard = self._heard(store)
             except RuntimeError:
                 heard = None  # its keeper is gone or does not answer; how long is judged by the other thread
@@ -163,6 +166,13 @@ class Watchdog:
                     for rank, beat in heard.items():
                         self._watch.learn(rank, beat, now)
             pulse.news.wait(self._every)
+
+    def _own(self, number: int) -> str:
+        """This rank's beat as it is published."""
+        pulse, host = self.pulse, socket.gethostname()
+        return json.dumps(
+            asdict(Beat(number, pulse.steps, pulse.phase, pulse.waits, os.getpid(), host, self.place.node))
+        )
 
     def _heard(self, store: Store) -> dict[int, Beat]:
         """The beats that there are: a store lets wait for one that was never published, and so seems not to answer."""
