@@ -93,9 +93,7 @@ def test_the_hung_process_is_named_and_ended_and_then_this_one(capsys: pytest.Ca
     )
 
 
-def test_a_rank_is_known_from_the_start_and_one_that_never_came_is_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_rank_that_stops_before_its_first_beat_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     store, ended, over = Shared(), [], threading.Event()
     del store.kept["beat/1"]
 
@@ -103,13 +101,15 @@ def test_a_rank_is_known_from_the_start_and_one_that_never_came_is_named(
         ended.append(status)
         over.set()
 
-    found = Watchdog(Launched(0, 2), Pulse(), lambda: store, 0.5, end)
-    with found:
-        assert f'"process": {os.getpid()}' in store.kept["beat/0"]
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    known = [Beat(), Beat(process=sleeper.pid, host="there", node=0)]
+    with Watchdog(Launched(0, 2), Pulse(), lambda: store, 0.5, end, known=known):
         assert over.wait(60)
     assert ended == [LOST]
+    assert sleeper.wait(60) == -signal.SIGKILL
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tfive: error: rank 1 of 2 last heard of in phase start: no sign for 0.5 s; all ranks end")
+    said = f"rank 1 of 2 (process {sleeper.pid} on there) last heard of in phase start: no sign for 0.5 s"
+    assert line.startswith(f"tfive: error: {said}")
 
 
 def test_a_rank_whose_launcher_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
 from tfive.distributed.environment import LOST, Launched
-from tfive.distributed.meeting import Meeting, lost
+from tfive.distributed.meeting import PATIENCE, Meeting
 from tfive.distributed.pulse import START, Pulse
 
 GRACE = 3.0
@@ -127,20 +127,20 @@ class Watchdog:
         timeout: float,
         end: Callable[[int], None] = os._exit,
         limit: str = Watch.limit,
+        known: Sequence[Beat] = (),
     ) -> None:
+        """`known` says which process each rank is, for one that stops before its first beat is heard."""
         self.place, self.pulse, self._open, self._end = place, pulse, open_store, end
         self._every = min(5.0, max(0.1, timeout / 10))
         self._watch = Watch(place.size, timeout, time.monotonic(), limit=limit)
+        for rank, beat in enumerate(known):
+            self._watch.seen[rank].beat = beat
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._parent = os.getppid()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._beat, self._judge)]
 
     def __enter__(self) -> Watchdog:
-        # The first beat before anything else is done: from now on the others know which process to name and to end.
-        with lost("the first sign of life"):
-            self._store = self._open()
-            self._store.set(_key(self.place.rank), self._own(1))
         for thread in self._threads:
             thread.start()
         return self
@@ -151,7 +151,7 @@ class Watchdog:
 
     def _beat(self) -> None:
         """Exchange beats; a store that does not answer keeps this thread waiting, which the other one notices."""
-        store, number, pulse = self._store, 1, self.pulse
+        store, number, pulse = self._open(), 0, self.pulse
         while not self._closed.is_set():
             number += 1
             pulse.news.clear()
@@ -169,10 +169,8 @@ class Watchdog:
 
     def _own(self, number: int) -> str:
         """This rank's beat as it is published."""
-        pulse, host = self.pulse, socket.gethostname()
-        return json.dumps(
-            asdict(Beat(number, pulse.steps, pulse.phase, pulse.waits, os.getpid(), host, self.place.node))
-        )
+        pulse = self.pulse
+        return _told(replace(_here(self.place), number=number, steps=pulse.steps, phase=pulse.phase, waits=pulse.waits))
 
     def _heard(self, store: Store) -> dict[int, Beat]:
         """The beats that there are: a store lets wait for one that was never published, and so seems not to answer."""
@@ -218,8 +216,19 @@ def watching(met: Meeting, pulse: Pulse, timeout: float, limit: str = Watch.limi
     """The watchdog of a process among several; nothing for one alone. `limit` is what a person sets `timeout` by."""
     if met.place.size == 1:
         return nullcontext()
+    told = met.exchange("processes", _told(_here(met.place)), max(timeout, PATIENCE))
+    known = [Beat(**json.loads(text)) for text in told]
     # A connection of its own: one that the main thread waits in serves nobody else.
-    return Watchdog(met.place, pulse, met.store.clone, timeout, limit=limit)
+    return Watchdog(met.place, pulse, met.store.clone, timeout, limit=limit, known=known)
+
+
+def _here(place: Launched) -> Beat:
+    """Which process this is."""
+    return Beat(process=os.getpid(), host=socket.gethostname(), node=place.node)
+
+
+def _told(beat: Beat) -> str:
+    return json.dumps(asdict(beat))
 
 
 def _key(rank: int) -> str:
