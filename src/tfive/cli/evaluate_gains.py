@@ -108,7 +108,7 @@ def gains_command(
     pattern: str,
     device: str,
     compute: str,
-    timeout: float,
+    timeout: float = 600.0,
     as_json: bool,
 ) -> str | None:
     """Measure and tabulate, with the other processes of this launch; None where another one prints. One of them that

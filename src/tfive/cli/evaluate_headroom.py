@@ -87,7 +87,7 @@ def headroom_command(
     passes: int,
     device: str,
     compute: str,
-    timeout: float,
+    timeout: float = 600.0,
     as_json: bool,
 ) -> str | None:
     """Measure and tabulate, with the other processes of this launch; None where another one prints. One of them that
