@@ -158,6 +158,17 @@ def test_each_kind_of_failure_has_its_status(
     assert call(capsys, "config", "show", "nano") == (status, "", f"tfive: error: {line}\n")
 
 
+def test_an_interruption_of_several_processes_is_said_by_their_launcher(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tfive.cli.show_config.show_config", interrupted)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    assert call(capsys, "config", "show", "nano") == (130, "", "")
+
+
 def test_a_defect_of_ours_is_not_dressed_as_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*arguments: object) -> str:
         raise ZeroDivisionError

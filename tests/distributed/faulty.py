@@ -1,7 +1,8 @@
 """The `tfive` command with faults in it: what a launcher starts instead of it in tests of what may happen to a rank.
 
-`FAULTS` is a list of [attempt, rank, point, deed]: at the first such point of that attempt (a phase, or a point inside
-a save) the rank does the deed to itself or to its launcher. `DIFFERS` gives rank 1 something else than the others.
+`FAULTS` is a list of [attempt, rank, point, deed]: at the first such point of that attempt (a phase, a point inside a
+save, `at:` and what its pulse enters, `meets:` and what the ranks refuse together) the rank does the deed to itself or
+to its launcher. `DIFFERS` gives rank 1 something else than the others.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 from forked import forked
 from tfive.cli import launch
 from tfive.cli.app import main
+from tfive.distributed.meeting import StoreMeeting
+from tfive.distributed.pulse import Pulse
 from tfive.training import start
 from tfive.training.loop import Loop
 
@@ -31,9 +34,12 @@ STACKS_AT = "TFIVE_TEST_STACKS_AT"
 def deed(name: str) -> None:
     if name == "full":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    if name == "terminate":
-        os.kill(int(os.environ[LAUNCHER]), signal.SIGTERM)
+    asked = {"terminate": signal.SIGTERM, "interrupt": signal.SIGINT}.get(name)
+    if asked is not None:
+        os.kill(int(os.environ[LAUNCHER]), asked)
     else:
+        if name == "stop":
+            time.sleep(1.0)  # so that the others have heard of the phase
         os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[name])
 
 
@@ -88,6 +94,17 @@ def rank(*words: str) -> None:
         made(self, *arguments, **{**options, "faults": hook})
 
     Loop.__init__ = with_faults  # type: ignore[method-assign]
+    enter, refusals = Pulse.at, StoreMeeting.refusals
+
+    def at(self: Pulse, phase: str) -> None:
+        enter(self, phase)
+        hook(f"at:{phase}")
+
+    def refused(self: StoreMeeting, name: str) -> Any:
+        hook(f"meets:{name}")
+        return refusals(self, name)
+
+    Pulse.at, StoreMeeting.refusals = at, refused  # type: ignore[method-assign]
     main([*words, *(differ(os.environ.get("DIFFERS", "")) if os.environ["RANK"] == "1" else [])])
 
 

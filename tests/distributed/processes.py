@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import torch
 
 from forked import forked
 from tfive.distributed.launch import joined
+from tfive.distributed.ports import free_port
 
 HERE = Path(__file__).parent
 LIMIT = 400.0
@@ -75,9 +75,7 @@ def _port(kept: Path) -> int:
     """One free port for the whole world."""
     file = kept / "port"
     if not file.exists():
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            file.write_text(str(free.getsockname()[1]), "utf-8")
+        file.write_text(str(free_port()), "utf-8")
     return int(file.read_text("utf-8"))
 
 

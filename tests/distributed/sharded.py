@@ -191,7 +191,9 @@ def precisions(world: World) -> dict[str, Any]:
         losses = [[side.backward(0, 3), side.backward(3, 8), _stepped(side)] for side in (whole, one) for _ in range(2)]
         found[f"{name} alone"] = losses[:2] == losses[2:] and apart(weights(whole), weights(one)) == 0.0
         found[f"{name} masters"] = apart(masters(whole), masters(one))
-    own: dict[str, Any] = {"bf16_update": "stochastic", "moments": "bfloat16", "seed": 5}
+    # Not clipped: the norm of shards is summed in another order, and a factor that differs in its last bit may round a
+    # moment up instead of down; whether it does depends on the processor's kernels.
+    own: dict[str, Any] = {"bf16_update": "stochastic", "moments": "bfloat16", "seed": 5, "clip_norm": None}
     whole = trained(llama(torch.bfloat16), **own)
     sides = {
         "in shards": trained(llama(torch.bfloat16), shard_mesh("cpu", range(world.size)), **own),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+from pathlib import Path
 
 import pytest
 import torch
 
+from tfive.distributed import ports
 from tfive.distributed.environment import Launched, launched
 from tfive.distributed.launch import backend_of
+from tfive.distributed.ports import free_port
 from tfive.errors import UserError
 
 WHOLE = {
@@ -54,6 +58,21 @@ def test_a_launch_without_a_name_is_told_by_its_launcher() -> None:
     unnamed = launched(WHOLE | {"TORCHELASTIC_RUN_ID": "none"}).launch
     assert str(unnamed).endswith(f"-{os.getppid()}")
     assert launched({name: value for name, value in WHOLE.items() if "RUN_ID" not in name}).launch is None
+
+
+def test_a_port_is_free_and_none_of_outgoing_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = free_port()
+    assert found is not None
+    assert ports.LOWEST <= found < int(ports.OUTGOING.read_text().split()[0])
+    with socket.socket() as taken:
+        taken.bind(("localhost", found))
+        (tmp_path / "range").write_text(f"{found + 1} 60999")
+        monkeypatch.setattr(ports, "OUTGOING", tmp_path / "range")
+        monkeypatch.setattr(ports, "LOWEST", found)
+        assert free_port() is None
+    assert free_port() == found
+    monkeypatch.setattr(ports, "OUTGOING", tmp_path / "none")
+    assert free_port() is None
 
 
 def test_processes_that_share_a_gpu_all_exchange_by_gloo(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,13 +32,20 @@ Fault = tuple[int, int, str, str]
 
 
 def launch(*words: str, faults: tuple[Fault, ...] = (), differs: str = "") -> tuple[int, list[str]]:
-    """`tfive WORDS --processes 2 --quiet` with faults in its ranks: the status, and what was printed."""
+    """`tfive WORDS --processes 2` with faults in its ranks: the status, and what was printed."""
+    return ended(started(*words, faults=faults, differs=differs))
+
+
+def started(*words: str, faults: tuple[Fault, ...] = (), differs: str = "") -> subprocess.Popen[str]:
+    """The launcher."""
     command = forked("faulty:launcher", *words, "--processes", "2")
     own = {"FAULTS": json.dumps(faults), "DIFFERS": differs, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths()}
     own[STACKS_AT] = str(time.time() + LIMIT - 20)
-    started = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | own
-    )
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | own)
+
+
+def ended(started: subprocess.Popen[str]) -> tuple[int, list[str]]:
+    """Its status and what was printed when it is over, and with it every rank: all write to one pipe."""
     try:
         said, _ = started.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:

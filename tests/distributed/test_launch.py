@@ -14,7 +14,7 @@ import pytest
 
 from tfive.cli import launch
 from tfive.cli.app import _call
-from tfive.cli.launch import restart_line, started_by_launcher, whole_status
+from tfive.cli.launch import require_memory, restart_line, started_by_launcher, whole_status
 from tfive.distributed.environment import CRASHED, LOST
 from tfive.errors import UserError
 
@@ -64,12 +64,21 @@ def test_ends_are_tried_again_or_passed_through(tmp_path: Path) -> None:
         "rank 1 was ended by SIGKILL; starting all ranks again from the newest checkpoint (1 of 1 restarts)",
         "rank 1 was ended by SIGKILL; starting all ranks again from the newest checkpoint (1 of 1 restarts)",
         "rank 1 was ended by SIGKILL; no restart is left of 1; go on with tfive resume",
+        "tfive: error: SIGTERM: all ranks have ended; go on with tfive resume",
     ]
     started = {path.name: path.read_text() for path in tmp_path.iterdir() if path.suffix != ".py"}
     once = {f"{kind}-{rank}-0" for kind in kinds for rank in (0, 1)}
     again = {f"{kind}-{rank}-1" for kind in ("killed", "always") for rank in (0, 1)}
     assert set(started) == once | again
     assert set(started.values()) == {"3 ERROR"}
+
+
+def test_more_processes_than_the_machine_can_hold_are_refused() -> None:
+    require_memory(8, 8 << 30)
+    require_memory(99, None)
+    said = r"--processes 99: their libraries alone take 27\.07 GiB, this machine has 8\.00 GiB; start fewer"
+    with pytest.raises(UserError, match=said):
+        require_memory(99, 8 << 30)
 
 
 def test_the_most_telling_status_is_that_of_the_whole() -> None:

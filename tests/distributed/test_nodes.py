@@ -14,17 +14,12 @@ from faulty import STACKS_AT
 from test_faults import SETTINGS, paths
 
 from forked import forked
+from tfive.distributed.ports import free_port
 from tfive.training.loop import CHECKPOINTS
 from tiny import configure
 
 LIMIT = 400.0
 """Seconds after which anything here counts as hanging."""
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return int(free.getsockname()[1])
 
 
 def answers(port: int) -> bool:
@@ -65,6 +60,7 @@ def until(check: str, home: Path, port: int, launchers: list[subprocess.Popen[by
 def test_a_run_goes_on_without_a_lost_node(tmp_path: Path) -> None:
     configure(tmp_path)
     port, launchers = free_port(), list[subprocess.Popen[bytes]]()
+    assert port is not None
     try:
         for number in (0, 1):
             # The first node keeps the rendezvous.

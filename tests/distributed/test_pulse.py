@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 from courses import course
 
+import tiny
 from tfive.distributed.pulse import Pulse
 from tfive.distributed.world import World
+from tfive.evaluate.generate import Decoding, GenerationRequest, generate
+from tfive.evaluate.likelihood import log_likelihoods
+from tfive.inference.requests import NEVER, When
+from tfive.inference.thought_model import ThoughtModel
+from tfive.inference.writer import TextWriter
 from tfive.rl.calibration import mean, saddle
 from tfive.tree.forward import TreeModel
+from tfive.tree.settings import ThoughtSettings
 
 VERBS = ("read", "sample", "score", "no_thought", "policy", "features", "lower")
 SETTINGS = [
@@ -47,6 +54,45 @@ def watched(pulse: Watched, what: str, work: Callable[..., Any]) -> Callable[...
         return work(engine, texts, *others, **named)
 
     return pass_over
+
+
+class Stepping(Pulse):
+    """Counts the steps of writing since the last sign of life."""
+
+    silent = most = 0
+
+    def beat(self) -> None:
+        super().beat()
+        self.silent = 0
+
+    def counted(self, work: Callable[..., None]) -> Callable[..., None]:
+        def step(*given: Any) -> None:
+            self.silent += 1
+            self.most = max(self.most, self.silent)
+            work(*given)
+
+        return step
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("parity", [False, True])
+def test_writing_gives_a_sign_with_every_few_tokens(parity: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ThoughtSettings(length=2, checkpoints=(2,), horizon=2, delimiters="none")
+    thinker = ThoughtModel(tiny.model(), tiny.tokenizer(), shape)
+    world, pulse = World(), Stepping()
+    world.pulse = pulse
+    for verb in ("fill", "advance"):
+        monkeypatch.setattr(TextWriter, verb, pulse.counted(getattr(TextWriter, verb)))
+    asked = [GenerationRequest(str(number), "river mill", 12, number) for number in range(12)]
+    for when in (When(at_answer="other"), When(every=2), NEVER):
+        decoding = Decoding(when=when, parity=parity)
+        assert len(list(generate(thinker, asked, (), decoding, world=world))) == len(asked)
+    assert pulse.steps > 12
+    assert pulse.most <= 2  # as many steps as on a CPU lie between two looks
+    before = pulse.steps
+    questions = [[("river", " mill"), ("river", " farm town")]] * 3
+    assert len(list(log_likelihoods(thinker, questions, parity=True, world=world))) == 3
+    assert pulse.steps == before + 3
 
 
 @pytest.mark.model

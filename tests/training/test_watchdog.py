@@ -61,6 +61,9 @@ class Shared:
     def set(self, key: str, value: str) -> None:
         self.kept[key] = value
 
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.kept for key in keys)
+
     def multi_get(self, keys: list[str]) -> list[bytes]:
         return [self.kept[key].encode() for key in keys]
 
@@ -88,6 +91,25 @@ def test_the_hung_process_is_named_and_ended_and_then_this_one(capsys: pytest.Ca
         f"rank 1 of 2 (process {sleeper.pid} on here) last heard of in phase calibrate: no sign for 0.5 s; all "
         in error
     )
+
+
+def test_a_rank_that_stops_before_its_first_beat_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    store, ended, over = Shared(), [], threading.Event()
+    del store.kept["beat/1"]
+
+    def end(status: int) -> None:
+        ended.append(status)
+        over.set()
+
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    known = [Beat(), Beat(process=sleeper.pid, host="there", node=0)]
+    with Watchdog(Launched(0, 2), Pulse(), lambda: store, 0.5, end, known=known):
+        assert over.wait(60)
+    assert ended == [LOST]
+    assert sleeper.wait(60) == -signal.SIGKILL
+    (line,) = capsys.readouterr().err.splitlines()
+    said = f"rank 1 of 2 (process {sleeper.pid} on there) last heard of in phase start: no sign for 0.5 s"
+    assert line.startswith(f"tfive: error: {said}")
 
 
 def test_a_rank_whose_launcher_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:

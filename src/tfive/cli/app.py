@@ -28,6 +28,7 @@ from tfive.cli.options import (
     TrustRemoteCode,
     describe,
     fail,
+    interrupted,
     loading,
     show,
 )
@@ -337,7 +338,7 @@ def _call(arguments: Sequence[str] | None) -> int:
             args=list(arguments) if arguments is not None else None, prog_name="tfive", standalone_mode=False
         )
         # typer turns Ctrl-C into this status without a word
-        return fail("interrupted", 130) if result == 130 else result if isinstance(result, int) else 0
+        return interrupted() if result == 130 else result if isinstance(result, int) else 0
     except (UserError, RunFailed) as error:
         status = 2 if isinstance(error, UserError) else 1
         if getattr(error, SAID, False):
@@ -347,7 +348,7 @@ def _call(arguments: Sequence[str] | None) -> int:
     except usage_errors as error:
         return _usage(error)
     except (KeyboardInterrupt, typer.Abort):
-        return fail("interrupted", 130)
+        return interrupted()
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return fail(f"{where}{error.strerror or error}", 2)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tfive.cli.options import AsJson, Device, Processes, Quiet, describe, loading, show
+from tfive.cli.options import AsJson, Device, Processes, Quiet, Timeout, describe, loading, show
 
 WAYS = {"both": ("generated", "likelihood"), "generated": ("generated",), "likelihood": ("likelihood",)}
 
@@ -93,6 +93,7 @@ def eval_run(
     device: Device = "auto",
     compute: Compute = "auto",
     processes: Processes = None,
+    timeout: Timeout = 600.0,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -107,7 +108,9 @@ def eval_run(
     options: dict[str, Any] = {"samples": samples, "temperature": temperature, "max_new_tokens": max_new_tokens}
     options |= {"config": config, "bare": bare}
     options |= {"thoughts": thoughts, "chat": chat, "seed": seed, "parity": parity, "rows": rows, "flips": flips}
-    wanted = Wanted(model, names, data, out, limit, ways=WAYS[ways], device=device, compute=compute, **options)
+    wanted = Wanted(
+        model, names, data, out, limit, ways=WAYS[ways], device=device, compute=compute, timeout=timeout, **options
+    )
     found = evaluate_command(wanted, as_json=as_json, quiet=quiet)
     if found is not None:
         show(found)
@@ -198,6 +201,7 @@ def eval_gains(
     device: Device = "auto",
     compute: Compute = "auto",
     processes: Processes = None,
+    timeout: Timeout = 600.0,
     as_json: AsJson = False,
 ) -> None:
     """Measure and tabulate."""
@@ -210,7 +214,7 @@ def eval_gains(
     chosen: dict[str, Any] = {"base": base, "size": size, "per_text": positions, "entropy": entropy}
     chosen["pattern"] = pattern
     with loading(as_json, "measuring thoughts"):
-        text = gains_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json)
+        text = gains_command(model, corpus, **chosen, device=device, compute=compute, timeout=timeout, as_json=as_json)
     if text is not None:
         show(text)
 
@@ -252,6 +256,7 @@ def eval_headroom(
     device: Device = "auto",
     compute: Compute = "auto",
     processes: Processes = None,
+    timeout: Timeout = 600.0,
     as_json: AsJson = False,
 ) -> None:
     """Measure and tabulate."""
@@ -262,7 +267,7 @@ def eval_headroom(
     size = SampleSize(texts, tokens, rows, seed)
     chosen: dict[str, Any] = {"config": config, "size": size, "per_text": positions, "pattern": pattern}
     chosen |= {"samples": samples, "passes": critic_passes}
-    text = headroom_command(model, corpus, **chosen, device=device, compute=compute, as_json=as_json)
+    text = headroom_command(model, corpus, **chosen, device=device, compute=compute, timeout=timeout, as_json=as_json)
     if text is not None:
         show(text)
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from tfive.config.config import Config, presets
 from tfive.distributed.launch import joined
 from tfive.distributed.meeting import meeting
+from tfive.distributed.pulse import Pulse
 from tfive.errors import UserError
 from tfive.evaluate.diagnostics import Corpus, SampleSize, diagnose, gains_table, sample_texts
 from tfive.evaluate.evaluated import load_thinker
@@ -27,7 +28,11 @@ from tfive.text.views import rare_pattern
 from tfive.training.agreement import require_same_evaluation
 from tfive.training.corpus import cache_folder
 from tfive.training.devices import place
+from tfive.training.watchdog import watching
 from tfive.tree.settings import ThoughtSettings
+
+LIMIT = "--timeout"
+"""What a person sets the watchdog's patience with an evaluation by."""
 
 
 def parse_corpus(texts: Sequence[str], where: Where | None = None) -> list[Corpus]:
@@ -103,10 +108,12 @@ def gains_command(
     pattern: str,
     device: str,
     compute: str,
+    timeout: float = 600.0,
     as_json: bool,
 ) -> str | None:
-    """Measure and tabulate, with the other processes of this launch; None where another one prints."""
-    with meeting() as met:
+    """Measure and tabulate, with the other processes of this launch; None where another one prints. One of them that
+    gives no sign for `timeout` seconds ends the others."""
+    with meeting() as met, watching(met, pulse := Pulse(), timeout, LIMIT):
         with met.refusals("evaluation"):
             if size.texts < 2 or size.tokens < 2 or size.rows < 1:
                 raise UserError(f"{size.texts} texts of {size.tokens} tokens: give at least 2 texts, 2 tokens, 1 row")
@@ -120,8 +127,10 @@ def gains_command(
         asked = {**asdict(size), "positions": positions.model_dump(), "precision": model.model.dtype}
         asked |= {"thought": model.thought.model_dump(), "law": model.sampling.model_dump(), "base": base is not None}
         require_same_evaluation(met, asked, model.model, (file for one in files for file in one.files))
-        with joined(model.model.device, store=met.store) as world:
+        with joined(model.model.device, store=met.store, pulse=pulse) as world:
+            pulse.at("texts")
             sample = sample_texts(files, model, positions, size, world)
+            pulse.at("gains")
             found: dict[str, Any] = diagnose(model, sample, size, other, world)
     if not world.leads:
         return None

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from tfive import rng
-from tfive.cli.evaluate_gains import parse_corpus, positions_of
+from tfive.cli.evaluate_gains import LIMIT, parse_corpus, positions_of
 from tfive.config.config import resolve
 from tfive.distributed.environment import Launched
 from tfive.distributed.launch import joined
 from tfive.distributed.meeting import meeting
+from tfive.distributed.pulse import Pulse
 from tfive.errors import UserError
 from tfive.evaluate.diagnostics import Corpus, SampleSize, sample_texts
 from tfive.evaluate.evaluated import load_thinker
@@ -27,6 +28,7 @@ from tfive.text.settings import KINDS
 from tfive.text.workings import batched, compiled, worked_texts
 from tfive.training.agreement import require_same_evaluation
 from tfive.training.devices import place
+from tfive.training.watchdog import watching
 from tfive.tree.settings import SamplingSettings, ThoughtSettings
 
 
@@ -85,10 +87,12 @@ def headroom_command(
     passes: int,
     device: str,
     compute: str,
+    timeout: float = 600.0,
     as_json: bool,
 ) -> str | None:
-    """Measure and tabulate, with the other processes of this launch; None where another one prints."""
-    with meeting() as met:
+    """Measure and tabulate, with the other processes of this launch; None where another one prints. One of them that
+    gives no sign for `timeout` seconds ends the others."""
+    with meeting() as met, watching(met, pulse := Pulse(), timeout, LIMIT):
         with met.refusals("evaluation"):
             if size.texts < 4 or size.tokens < 2 or samples < 2 or passes < 0:
                 raise UserError(
@@ -108,7 +112,8 @@ def headroom_command(
         settings["precision"] = model.model.dtype
         settings |= {"critic": asked, "thought": model.thought.model_dump(), "law": model.sampling.model_dump()}
         require_same_evaluation(met, settings, model.model, (file for one in files for file in one.files))
-        with joined(model.model.device, store=met.store) as world:
+        with joined(model.model.device, store=met.store, pulse=pulse) as world:
+            pulse.at("headroom")
             how: dict[str, Any] = {"many": samples, "seed": size.seed, "rows": size.rows, "critic": asked}
             found = measure(model, sampled, **how, world=world)
     if not world.leads:

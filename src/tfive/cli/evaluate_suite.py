@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from tfive import __version__
+from tfive.cli.evaluate_gains import LIMIT
 from tfive.config.config import resolve
 from tfive.distributed.environment import launched
 from tfive.distributed.launch import joined
 from tfive.distributed.meeting import meeting
+from tfive.distributed.pulse import Pulse
 from tfive.distributed.transfer import transferred
 from tfive.distributed.world import World
 from tfive.errors import UserError
@@ -42,6 +44,7 @@ from tfive.training.agreement import require_same_evaluation
 from tfive.training.devices import place
 from tfive.training.lock import FolderLock
 from tfive.training.recorder import Recorder
+from tfive.training.watchdog import watching
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ class Wanted:
     flips: int = 0
     device: str = "auto"
     compute: str = "auto"
+    timeout: float = 600.0
+    """Seconds without a sign from one of several processes after which it ends the others."""
 
 
 def load_subject(wanted: Wanted, process: int | None = None) -> tuple[ThoughtModel, When, dict[str, Any]]:
@@ -103,7 +108,7 @@ def plan_of(wanted: Wanted) -> list[Items]:
 def evaluate(wanted: Wanted, *, quiet: bool = False) -> dict[str, Any]:
     """Evaluate, or resume a stopped evaluation; writes `scores.json` and `scores.md` beside the answers and returns the
     scores. Of several processes, which answer a share of the items each, the first one writes."""
-    with meeting() as met, ExitStack() as held:
+    with meeting() as met, watching(met, pulse := Pulse(), wanted.timeout, LIMIT), ExitStack() as held:
         several = met.place.size > 1
         with met.refusals("evaluation"):
             items = plan_of(wanted)
@@ -121,7 +126,7 @@ def evaluate(wanted: Wanted, *, quiet: bool = False) -> dict[str, Any]:
             if met.place.first:
                 _open(wanted, model, plans, facts, folder)
                 held.enter_context(FolderLock(folder))
-        with joined(model.model.device, store=met.store) as world:
+        with joined(model.model.device, store=met.store, pulse=pulse) as world:
             return _answered(wanted, model, plans, folder, world, quiet=quiet or not world.leads)
 
 
@@ -149,11 +154,13 @@ def _answered(
     with Recorder(quiet=quiet) as telemetry, _verifier(plans) as verifier:
         for plan in plans:
             began = time.perf_counter()
+            world.pulse.at(plan.task.name)
             run_task_together(model, plan, folder, world, verifier=verifier, telemetry=telemetry)
             seconds[plan.task.name] = seconds.get(plan.task.name, 0.0) + time.perf_counter() - began
             if wanted.flips and plan.generates and world.leads:
-                found = flips(model, plan, wanted.flips)
+                found = flips(model, plan, wanted.flips, world)
                 flipped[plan.task.name] = {**asdict(found), "rate": found.rate}
+    world.pulse.at("scores")
     if not world.leads:
         return dict(transferred(world, None, 0))
     scores = collect(folder, seconds) | ({"flips": flipped} if flipped else {})

@@ -15,12 +15,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from tfive.cli.options import fail
 from tfive.config.config import Config
 from tfive.distributed.environment import CRASHED, LOST, launched
+from tfive.distributed.ports import free_port
 from tfive.errors import UserError
 from tfive.training.console import Console
 from tfive.training.devices import usable_cores
 from tfive.training.loop import read_config
+from tfive.training.memory import readable_bytes
+from tfive.training.memory_limits import device_memory
 from tfive.training.processes import require_possible
 
 FINAL = (2, 1, 130)
@@ -30,6 +36,9 @@ TFIVE = ("-P", "-m", "tfive")
 """What Python runs; `-P` keeps files of the working folder from standing in for packages."""
 
 RESUME = "go on with tfive resume"
+
+LIBRARIES = 280 << 20
+"""Bytes that a process takes before it loads anything: torch, transformers and what they need."""
 
 SAVING = 30.0
 """Seconds that an evaluation has to end after a signal."""
@@ -130,6 +139,7 @@ def launch(
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+    require_memory(processes, device_memory(torch.device("cpu")))
     for name, value in _settings(processes).items():
         os.environ.setdefault(name, value)
     logging.disable(logging.CRITICAL)  # of this process alone: what its agent meets is said in a line of ours
@@ -151,13 +161,28 @@ def launch(
         local_addr="localhost",
     )
     agent = _agent_class()(spec, DefaultLogsSpecs(), Console(quiet=quiet), round(patience), then)
+    asked = ""
     try:
         agent.run()
-    except SignalException:
+    except SignalException as stop:
         agent.kill()  # those that did not save in time, or after a second signal
+        asked = stop.sigval.name
     finally:
         spec.rdzv_handler.shutdown()
-    return agent.status()
+    status = whole_status(agent.statuses())
+    if asked and not any(one in FINAL for one in agent.statuses()):
+        # Whoever saves and stops says so; these were loading, or in the middle of an evaluation.
+        return fail(f"{asked}: all ranks have ended; {then}", status)
+    return status
+
+
+def require_memory(processes: int, there: int | None) -> None:
+    """Refuse so many processes that their libraries alone do not fit into the machine, which would come to a halt."""
+    if there is not None and processes * LIBRARIES > there:
+        raise UserError(
+            f"--processes {processes}: their libraries alone take {readable_bytes(processes * LIBRARIES)}, this "
+            f"machine has {readable_bytes(there)}; start fewer, one a GPU or core"
+        )
 
 
 def _settings(processes: int) -> dict[str, str]:
@@ -186,6 +211,10 @@ def _agent_class() -> Any:
             super().__init__(spec, logs, shutdown_timeout=patience)
             self._console, self._then = console, then
 
+        def _rendezvous(self, worker_group: WorkerGroup) -> None:
+            worker_group.spec.master_port = free_port()  # another one at every attempt; None leaves it to torch
+            super()._rendezvous(worker_group)
+
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
             result: RunResult = super()._monitor_workers(worker_group)
             if result.state is WorkerState.FAILED:
@@ -201,10 +230,10 @@ def _agent_class() -> Any:
             """End every process that is still there, at once."""
             self._shutdown(signal.SIGKILL)
 
-        def status(self) -> int:
-            """The status of the whole: 0 if all ended well, else the most telling one of any rank."""
+        def statuses(self) -> list[int | None]:
+            """How each process ended; none where none was started."""
             handlers = getattr(self._pcontext, "subprocess_handlers", {})
-            return whole_status([handler.proc.poll() for handler in handlers.values()])
+            return [handler.proc.poll() for handler in handlers.values()]
 
     return Agent
 

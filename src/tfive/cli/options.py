@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,6 +62,23 @@ Processes = Annotated[
 Restarts = Annotated[
     int, typer.Option(min=0, metavar="N", help="How often processes that died are started again, with --processes.")
 ]
+
+
+def _seconds(value: float) -> float:
+    if not value > 0:  # not a number, too
+        raise typer.BadParameter(f"{value} is not above 0")
+    return value
+
+
+Timeout = Annotated[
+    float,
+    typer.Option(
+        max=1e6,
+        metavar="SECONDS",
+        callback=_seconds,
+        help="With several processes: after how long without a sign of life one counts as lost and ends the others.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 
@@ -97,6 +115,11 @@ def fail(message: str, status: int, program: str = "tfive") -> int:
         line = f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
     print(f"{program}: error: {line}", file=sys.stderr)
     return status
+
+
+def interrupted() -> int:
+    """The status after Ctrl-C; of several processes, all of which get it, their launcher says so."""
+    return 130 if "TORCHELASTIC_RUN_ID" in os.environ else fail("interrupted", 130)
 
 
 def script(main: Callable[[], int]) -> NoReturn:

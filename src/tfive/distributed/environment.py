@@ -68,7 +68,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched:
             given = "WORLD_SIZE" if size > 1 else "RANK"
             raise UserError(
                 f"environment {given} = {environment[given]} without {', '.join(missing)}: there is no rendezvous; "
-                f"start with tfive train PRESET --processes N or torchrun, or unset {given}"
+                f"start with --processes N or torchrun, or unset {given}"
             )
         _number("MASTER_PORT", environment, 0)
     if not 0 <= rank < size:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tfive.distributed.environment import Launched, launched
+from tfive.distributed.pulse import Pulse
 from tfive.distributed.world import SINGLE, World
 
 PATIENCE = 86_400.0
@@ -18,9 +19,12 @@ that hangs is found by the watchdog, and one that died by its closed connection.
 
 
 @contextmanager
-def joined(device: torch.device, timeout: float = PATIENCE, store: Any = None) -> Iterator[World]:
+def joined(
+    device: torch.device, timeout: float = PATIENCE, store: Any = None, pulse: Pulse | None = None
+) -> Iterator[World]:
     """The world of this process while the block runs; without a launcher a world of one, for which nothing is
-    imported. `device` is where the run computes; `store` is one in which the processes have met before."""
+    imported. `device` is where the run computes; `store` is one in which the processes have met before, and `pulse`
+    what others watch of this one since then."""
     place = launched()
     if place.size == 1:
         yield SINGLE
@@ -33,7 +37,9 @@ def joined(device: torch.device, timeout: float = PATIENCE, store: Any = None) -
     met = {} if store is None else {"store": store, "rank": place.rank, "world_size": place.size}
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **met)
     try:
-        yield Group(torch.device("cpu") if backend == "gloo" else device)
+        world = Group(torch.device("cpu") if backend == "gloo" else device)
+        world.pulse = pulse or world.pulse
+        yield world
     finally:
         dist.destroy_process_group()
 

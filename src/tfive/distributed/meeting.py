@@ -35,7 +35,7 @@ class Meeting:
         self.place = place
         self.store: Any = None
 
-    def exchange(self, name: str, text: str) -> list[str]:
+    def exchange(self, name: str, text: str, patience: float = LOADING) -> list[str]:
         """What every process says under `name`, by rank; each name is used once."""
         return [text]
 
@@ -60,12 +60,12 @@ class StoreMeeting(Meeting):
         super().__init__(place)
         self.store = store
 
-    def exchange(self, name: str, text: str) -> list[str]:
-        """Every process's text; `PeerLost` if one does not come."""
+    def exchange(self, name: str, text: str, patience: float = LOADING) -> list[str]:
+        """Every process's text; `PeerLost` if one does not come within `patience` seconds."""
         keys = [f"{name}/{rank}" for rank in range(self.place.size)]
         with lost(f"waiting for all ranks at {name}"):
             self.store.set(keys[self.place.rank], text)
-            self.store.wait(keys, timedelta(seconds=LOADING))
+            self.store.wait(keys, timedelta(seconds=patience))
             found: list[bytes] = self.store.multi_get(keys)
         return [one.decode() for one in found]
 

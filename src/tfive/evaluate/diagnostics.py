@@ -72,14 +72,14 @@ class SampleSize:
 
 
 def draw_texts(
-    sources: Sequence[Corpus], tokenizer: TextTokenizer, size: SampleSize
+    sources: Sequence[Corpus], tokenizer: TextTokenizer, size: SampleSize, world: World = SINGLE
 ) -> tuple[np.ndarray, list[int], list[int]]:
     """Beginnings of documents in a random order `[B, S]`, the number of each one's source, and how many documents of
-    each source were too short."""
+    each source were too short. A process of `world` gives a sign of life with every document."""
     parts, number_B, short = [], [], [0] * len(sources)
     for number, count in enumerate(apportion(size.texts, [source.share for source in sources])):
         if count:
-            rows, short[number] = _beginnings(sources[number], number, count, size, tokenizer)
+            rows, short[number] = _beginnings(sources[number], number, count, size, tokenizer, world)
             parts.append(rows)
             number_B += [number] * count
     order = rng.permutation(size.seed, "gains/texts", 0, size.texts)
@@ -92,7 +92,7 @@ def sample_texts(
     """Texts of all sources, the same on every process of `world`; positions by entropy are chosen where this model is
     uncertain."""
     tokenizer = TextTokenizer.of(model.tokenizer)
-    tokens_BS, number_B, short = draw_texts(sources, tokenizer, size)
+    tokens_BS, number_B, short = draw_texts(sources, tokenizer, size, world)
     names = [source.name for source in sources]
     entropy_BS = _entropies(model, tokens_BS, size.rows, world) if positions.entropy > 0 else None
     chooser = PositionChooser(positions, model.plan.horizon, size.seed, tokenizer, _never_asked)
@@ -116,15 +116,15 @@ def _never_asked(*_: Any) -> Any:
 
 
 def _beginnings(
-    source: Corpus, number: int, count: int, size: SampleSize, tokenizer: TextTokenizer
+    source: Corpus, number: int, count: int, size: SampleSize, tokenizer: TextTokenizer, world: World
 ) -> tuple[np.ndarray, int]:
     """The beginnings of `count` documents in a random order `[count, S]`, and how many were too short."""
-    documents = [text for file in source.files for _, text in Reader().documents(file)]
+    documents = [text for file in source.files for _, text in world.beating(Reader().documents(file))]
     order = rng.permutation(size.seed, "gains/documents", number, len(documents)).tolist()
     rows: list[Any] = []
     short = 0
     for start in range(0, len(order), _READ_AHEAD):
-        for ids in tokenizer.encode([documents[i] for i in order[start : start + _READ_AHEAD]]):
+        for ids in world.beating(tokenizer.encode([documents[i] for i in order[start : start + _READ_AHEAD]])):
             if len(ids) < size.tokens:
                 short += 1
                 continue

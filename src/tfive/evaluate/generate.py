@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tfive.distributed.world import SINGLE, World
 from tfive.errors import UserError
 from tfive.inference.requests import NEVER, Completion, TokenRequest, When, WritingMode, text_law
 from tfive.inference.thought_model import ThoughtModel
@@ -108,8 +109,10 @@ def generate(
     done: frozenset[tuple[str, int]] = frozenset(),
     telemetry: Telemetry | None = None,
     label: str = "generate",
+    world: World = SINGLE,
 ) -> Iterator[tuple[GenerationRequest, int, Output]]:
-    """Every request's outputs with their sample numbers, as they are finished; `done` ones are left out."""
+    """Every request's outputs with their sample numbers, as they are finished; `done` ones are left out. A process of
+    `world` gives a sign of life with every step."""
     chosen = [
         (request, sample)
         for request in requests
@@ -119,12 +122,12 @@ def generate(
     in_tokens = [_token_request(model, request, sample, decoding.when.ever) for request, sample in chosen]
     mode = _mode(model, decoding)
     if decoding.when.at_answer in ("other", "empty"):
-        thoughts = _control_thoughts(model, requests, decoding) if chosen else {}
+        thoughts = _control_thoughts(model, requests, decoding, world) if chosen else {}
         in_tokens = [
             replace(tokens, thought=thoughts[request.id, sample])
             for tokens, (request, sample) in zip(in_tokens, chosen)
         ]
-    finished = _written(model, in_tokens, mode, stops, decoding)
+    finished = _written(model, in_tokens, mode, stops, decoding, world)
     for number, written in (telemetry or Silent()).progress(finished, label, len(in_tokens)):
         request, sample = chosen[number]
         yield (
@@ -152,7 +155,7 @@ def _mode(model: ThoughtModel, decoding: Decoding) -> WritingMode:
 
 
 def _control_thoughts(
-    model: ThoughtModel, requests: Sequence[GenerationRequest], decoding: Decoding
+    model: ThoughtModel, requests: Sequence[GenerationRequest], decoding: Decoding, world: World
 ) -> dict[tuple[str, int], tuple[int, ...]]:
     """By request and sample the thought that stands in place of its own: the next request's, or the empty one."""
     every = [(request, sample) for sample in range(decoding.samples) for request in requests]
@@ -166,7 +169,7 @@ def _control_thoughts(
         raise UserError("--thoughts answer=other: one item has no other; ask two or more")
     drawn = replace(decoding, when=When(at_answer="own"))
     in_tokens = [replace(_token_request(model, request, sample, True), max_new_tokens=1) for request, sample in every]
-    written = dict(_written(model, in_tokens, _mode(model, drawn), (), drawn))
+    written = dict(_written(model, in_tokens, _mode(model, drawn), (), drawn, world))
     own = {
         (request.id, sample): tuple(written[number].thoughts[0][1]) for number, (request, sample) in enumerate(every)
     }
@@ -181,17 +184,23 @@ def check_lengths(model: ThoughtModel, requests: Sequence[GenerationRequest], de
 
 
 def _written(
-    model: ThoughtModel, requests: list[TokenRequest], mode: WritingMode, stops: tuple[str, ...], decoding: Decoding
+    model: ThoughtModel,
+    requests: list[TokenRequest],
+    mode: WritingMode,
+    stops: tuple[str, ...],
+    decoding: Decoding,
+    world: World,
 ) -> Iterator[tuple[int, Completion]]:
     if not requests:
         return
+    beat = world.pulse.beat
     if decoding.parity:
         for number, request in enumerate(requests):
-            yield number, next(model.write([request], mode, stops))[1]
+            yield number, next(model.write([request], mode, stops, beat=beat))[1]
         return
     device = model.model.device.type
     rows = decoding.rows or rows_that_fit(model, max(request.width for request in requests), decoding.when.ever)
-    yield from model.write(requests, mode, stops, rows=rows, poll=_POLL.get(device, 2))
+    yield from model.write(requests, mode, stops, rows=rows, poll=_POLL.get(device, 2), beat=beat)
 
 
 def _token_request(model: ThoughtModel, request: GenerationRequest, sample: int, thinks: bool) -> TokenRequest:

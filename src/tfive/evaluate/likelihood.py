@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tfive.distributed.world import SINGLE, World
 from tfive.errors import UserError
 from tfive.evaluate.generate import encoded
 from tfive.inference.places import uncertain_places
@@ -100,17 +101,18 @@ def log_likelihoods(
     nodes: int = 0,
     telemetry: Telemetry | None = None,
     label: str = "log-likelihood",
+    world: World = SINGLE,
 ) -> Iterator[tuple[int, list[Likelihood]]]:
     """Every question's options in their order, as passes are done; `numbers` say which random numbers thoughts get.
 
-    In parity mode every question is a pass of its own.
+    In parity mode every question is a pass of its own. A process of `world` gives a sign of life with every pass.
     """
     rows = [row for number, options in enumerate(questions) for row in _context_rows(model, number, options, when)]
     budget = 1 if parity else nodes or _NODES.get(model.model.device.type, 2048)
     batches = list(_batches(rows, budget, model.plan.reach if when.ever else 0))
     missing = {number: len(options) for number, options in enumerate(questions)}
     found: dict[int, dict[int, Likelihood]] = {number: {} for number in missing}
-    for batch in (telemetry or Silent()).progress(batches, label, len(batches)):
+    for batch in (telemetry or Silent()).progress(world.beating(batches), label, len(batches)):
         scored = (
             _score_with_thoughts(model, batch, when, seed, numbers)
             if when.ever

@@ -50,7 +50,7 @@ def run_task_together(
     for start in range(0, len(waiting), ROUND * world.size):
         some = waiting[start : start + ROUND * world.size]
         own = some[world.share(len(some))]
-        new = _asked(model, plan, own, known, verifier, telemetry)
+        new = _asked(model, plan, own, known, verifier, telemetry, world)
         every = [json.loads(text) for text in world.gather_texts(json.dumps(new))]
         if world.leads:
             for kind in (GENERATED, OPTIONS):
@@ -76,6 +76,7 @@ def _asked(
     known: Records,
     verifier: Verifier | None,
     telemetry: Telemetry | None,
+    world: World,
 ) -> Records:
     """New answers to these items, in a folder of this process's own until all have theirs."""
     if not own:
@@ -89,7 +90,7 @@ def _asked(
             before[kind] = len(old)
             if old:
                 _add(answers_file(Path(place), plan.task.name, kind), old)
-        run_task(model, mine, Path(place), verifier=verifier, telemetry=telemetry)
+        run_task(model, mine, Path(place), verifier=verifier, telemetry=telemetry, world=world)
         return {kind: records[before[kind] :] for kind, records in _kept(Path(place), plan).items()}
 
 

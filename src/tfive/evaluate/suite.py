@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tfive.distributed.world import SINGLE, World
 from tfive.errors import UserError
 from tfive.evaluate.answers import grade
 from tfive.evaluate.equivalence import Verifier
@@ -129,24 +130,25 @@ def run_task(
     *,
     verifier: Verifier | None = None,
     telemetry: Telemetry | None = None,
+    world: World = SINGLE,
 ) -> None:
-    """Evaluate every item that has no answer in `folder` yet."""
+    """Evaluate every item that has no answer in `folder` yet; a process of `world` gives signs of life meanwhile."""
     telemetry = telemetry or Silent()
     if plan.compares:
-        _compare_options(model, plan, answers_file(folder, plan.task.name, OPTIONS), telemetry)
+        _compare_options(model, plan, answers_file(folder, plan.task.name, OPTIONS), telemetry, world)
     if plan.generates:
-        _generate(model, plan, answers_file(folder, plan.task.name, GENERATED), verifier, telemetry)
+        _generate(model, plan, answers_file(folder, plan.task.name, GENERATED), verifier, telemetry, world)
 
 
-def _generate(model: ThoughtModel, plan: TaskPlan, path: Path, verifier: Verifier | None, telemetry: Telemetry) -> None:
+def _generate(
+    model: ThoughtModel, plan: TaskPlan, path: Path, verifier: Verifier | None, telemetry: Telemetry, world: World
+) -> None:
     task, items = plan.task, {item.id: item for item in plan.asked}
     requests, stops = _requests(model, plan)
     with Answers(path) as answers:
         done = frozenset((str(record["id"]), int(record["sample"])) for record in answers.known)
-        finished = generate(
-            model, requests, stops, plan.decoding, done=done, telemetry=telemetry, label=f"{task.name}: writing"
-        )
-        for request, sample, output in finished:
+        shown: dict[str, Any] = {"telemetry": telemetry, "label": f"{task.name}: writing", "world": world}
+        for request, sample, output in generate(model, requests, stops, plan.decoding, done=done, **shown):
             item = items[request.id]
             verdict = grade(task, item, judged(task, output.text, plan.bare), verifier=verifier)
             answers.add(
@@ -180,7 +182,7 @@ def _requests(model: ThoughtModel, plan: TaskPlan) -> tuple[list[GenerationReque
     return requests, prompts[0][1].stop
 
 
-def _compare_options(model: ThoughtModel, plan: TaskPlan, path: Path, telemetry: Telemetry) -> None:
+def _compare_options(model: ThoughtModel, plan: TaskPlan, path: Path, telemetry: Telemetry, world: World) -> None:
     task = plan.task
     with Answers(path) as answers:
         done = {str(record["id"]) for record in answers.known}
@@ -194,6 +196,7 @@ def _compare_options(model: ThoughtModel, plan: TaskPlan, path: Path, telemetry:
             parity=plan.decoding.parity,
             telemetry=telemetry,
             label=f"{task.name}: comparing options",
+            world=world,
         )
         for number, likelihoods in found:
             answers.add(_compared(items[number], likelihoods))
@@ -285,11 +288,11 @@ def mean_of_tasks(values: dict[str, dict[str, float]]) -> ScoreInterval:
     return suite_mean({task: list(own.values()) for task, own in values.items()})
 
 
-def flips(model: ThoughtModel, plan: TaskPlan, limit: int) -> Flips:
+def flips(model: ThoughtModel, plan: TaskPlan, limit: int, world: World = SINGLE) -> Flips:
     """How often an output of the first `limit` items changes when it is written by itself instead of among others."""
     requests, stops = _requests(model, plan)
     together, alone = (
-        list(generate(model, requests[:limit], stops, replace(plan.decoding, parity=parity)))
+        list(generate(model, requests[:limit], stops, replace(plan.decoding, parity=parity), world=world))
         for parity in (False, True)
     )
     return flip_rate(together, alone)

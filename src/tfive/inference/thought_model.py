@@ -367,10 +367,10 @@ class ThoughtModel:
         stops: tuple[str, ...] = (),
         *,
         rows: int = 1,
-        poll: int = 1,
+        **how: Any,
     ) -> Iterator[tuple[int, Completion]]:
-        """Many texts at once, as they are done: each with the number of its request."""
-        return write(self.engine(), self.gate, mode, requests, stop_finder(self._visible, stops), rows=rows, poll=poll)
+        """Many texts at once, as they are done: each with the number of its request; `how` as in `writer.write`."""
+        return write(self.engine(), self.gate, mode, requests, stop_finder(self._visible, stops), rows=rows, **how)
 
     def text_of(self, written: Completion, stops: tuple[str, ...] = ()) -> str:
         """The written text, without what ended it."""

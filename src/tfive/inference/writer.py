@@ -318,9 +318,10 @@ def write(
     *,
     rows: int = 1,
     poll: int = 1,
+    beat: Callable[[], None] | None = None,
 ) -> Iterator[tuple[int, Completion]]:
     """Completions by number of the request, as they finish: longest prompts first, in `rows` slots, which are looked at
-    every `poll` steps.
+    every `poll` steps. `beat` is called as often, and with every pass over prompts: a sign that the work goes on.
 
     `stopped(number, new tokens, known)` says after how many tokens a text is to be cut, None: not yet; it was shown the
     first `known` tokens before.
@@ -336,11 +337,15 @@ def write(
             count = max(1, min(len(free), len(queue), READ_TOKENS // len(requests[queue[0]].ids)))
             taken = {free.pop(): queue.popleft() for _ in range(count)}
             text_writer.fill({row: requests[number] for row, number in taken.items()})
+            if beat is not None:
+                beat()
             occupied |= taken
             texts |= {row: [] for row in taken}
         longest = int(text_writer.cache.length_B[list(occupied)].max())
         for ahead in range(poll):
             text_writer.advance(longest + ahead + 1)
+        if beat is not None:
+            beat()
         written_B, alive_B = text_writer.written_B.tolist(), text_writer.alive_B.tolist()
         ended_B = text_writer.ended_B.tolist()
         out_Bo = text_writer.out_Bo.cpu()

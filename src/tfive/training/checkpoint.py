@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from tfive.distributed.pieces import Box, Piece
@@ -29,7 +28,7 @@ from tfive.training.background import Background
 from tfive.training.checkpoint_write import WRITING, Attempt, clear_unfinished, not_written, reason_of
 from tfive.training.manifest import TREE, DamagedCheckpointError, checked, is_checkpoint, read_manifest, serial_of
 from tfive.training.placement import Reassembly, Wanted, dealt, filed, stored
-from tfive.training.state_tree import Encoded, decode, encode, named
+from tfive.training.state_tree import Encoded, decode, encode, entries, named
 from tfive.training.tensor_files import tensors_in
 
 POINTS = ("before-write", "mid-write", "before-rename", "after-rename", "mid-prune")
@@ -40,10 +39,10 @@ PATIENCE = 60.0
 
 _HEARTBEAT = 1.0
 
-_MALFORMED = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
-"""What reading JSON of another shape raises."""
+_MALFORMED = (OSError, ValueError, RecursionError)
+"""What reading a file of another content raises: everything that is read is looked at before it is used, so that any
+other error is one of this code and shown as it is."""
 
-_UNREADABLE = (OSError, MemoryError, OverflowError, RuntimeError, SafetensorError, *_MALFORMED)
 _PRUNED = ".pruned-"
 _Result = TypeVar("_Result")
 
@@ -174,22 +173,23 @@ class CheckpointStore:
         """
         try:
             return self._verified(path, wanted)
-        except DamagedCheckpointError:
-            raise
-        except _UNREADABLE as error:
+        except (*_MALFORMED, MemoryError, RuntimeError) as error:
             if out_of_memory(error):
                 raise RunFailed(
                     f"{path}: not enough memory to read it; free some and go on with tfive resume"
                 ) from error
+            if not isinstance(error, _MALFORMED):
+                raise
             raise DamagedCheckpointError(f"unreadable: {' '.join(str(error).split())[:200]}") from error
 
     def entry(self, key: str) -> Any:
         """One entry without tensors of the newest tree whose checksum holds, None where there is none: a small read."""
         for path in reversed(self.paths()):
             try:
-                document = json.loads(checked(path, TREE, read_manifest(path)))
-                return next(decode(value, []) for name, value in document["dict"] if name == key)
-            except (DamagedCheckpointError, StopIteration, OSError, *_MALFORMED):
+                found = dict(entries(json.loads(checked(path, TREE, read_manifest(path)))))
+                if key in found:
+                    return decode(found[key], [])
+            except (DamagedCheckpointError, *_MALFORMED):
                 continue
         return None
 

@@ -65,19 +65,25 @@ def _canonical(fields: Mapping[str, Any]) -> bytes:
 def read_manifest(path: Path) -> Manifest:
     """The manifest of the checkpoint in folder `path`; `DamagedCheckpointError` unless it is as it was written."""
     content = (path / MANIFEST).read_bytes()
-    fields: dict[str, Any] = json.loads(content)
+    fields = json.loads(content)
+    if not isinstance(fields, dict) or "format" not in fields:
+        raise DamagedCheckpointError(f"{MANIFEST} is not as it was written")
     if fields["format"] != FORMAT:
         own = f"format {fields['format']}, this one reads {FORMAT}"
         raise DamagedCheckpointError(f"{MANIFEST}: written by another version of tfive ({own})")
-    if content != signed(fields) or fields["serial"] != serial_of(path):
+    if content != signed(fields) or fields.get("serial") != serial_of(path):
         raise DamagedCheckpointError(f"{MANIFEST} is not as it was written")
+    kinds = {"ranks": int, "files": dict, "tensors": list}
+    wrong = [name for name, kind in kinds.items() if type(fields.get(name)) is not kind]
+    if wrong or TREE not in fields["files"]:
+        raise DamagedCheckpointError(f"{MANIFEST} lacks {wrong[0] if wrong else TREE}")
     if any(Path(name).name != name for name in fields["files"]):
         raise DamagedCheckpointError(f"{MANIFEST} names a file outside of the checkpoint")
     tensors = tuple(map(StoredTensor.of, fields["tensors"]))
     missing = {file for one in tensors for file, _ in one.parts} - fields["files"].keys()
     if missing:
         raise DamagedCheckpointError(f"{MANIFEST} lacks {min(missing)}")
-    return Manifest(serial_of(path), int(fields["ranks"]), fields["files"], tensors)
+    return Manifest(serial_of(path), fields["ranks"], fields["files"], tensors)
 
 
 def checked(path: Path, name: str, manifest: Manifest) -> bytes:

@@ -21,6 +21,9 @@ from tfive.training.tensor_files import CODES, DTYPES
 FILE_BYTES = 1 << 29
 """Tensors of about so many bytes share a file."""
 
+_LONGEST = 1 << 48
+"""No axis of a tensor is longer."""
+
 Wanted = Callable[[Path, tuple[int, ...]], Box | None]
 """The part of a stored tensor (its path, its shape) that this process needs; None for the whole."""
 
@@ -62,22 +65,30 @@ class StoredTensor:
         return {"path": list(self.path), "dtype": CODES[self.dtype], "shape": list(self.shape), "parts": parts}
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> StoredTensor:
-        """The tensor that an entry describes; one whose parts are not exactly the whole is a `ValueError`, so that no
-        entry asks for more memory than its files fill."""
-        shape = _whole_numbers(entry["shape"])
-        parts = tuple(
-            (str(part["file"]), Box(_whole_numbers(part["offset"]), _whole_numbers(part["shape"])))
-            for part in entry["parts"]
-        )
-        path = tuple(entry["path"])
+    def of(cls, entry: Any) -> StoredTensor:
+        """The tensor that an entry describes, whatever was read; one that describes none, or whose parts are not
+        exactly the whole, is a `ValueError`, so that no entry asks for more memory than its files fill."""
+        path, dtype, lengths, listed = _fields(entry, path=list, dtype=str, shape=list, parts=list)
+        if dtype not in DTYPES or any(type(key) not in (str, int) for key in path):
+            raise ValueError(f"a tensor of {dtype} at {path!r} is none that is stored")
+        shape, parts = _whole_numbers(lengths), []
+        for part in listed:
+            file, offset, own = _fields(part, file=str, offset=list, shape=list)
+            parts.append((file, Box(_whole_numbers(offset), _whole_numbers(own))))
         problem = tiling_problem(shape, [box for _, box in parts])
         if problem is not None:
-            raise ValueError(f"{named(path)} {problem}")
-        return cls(path, DTYPES[entry["dtype"]], shape, parts)
+            raise ValueError(f"{named(tuple(path))} {problem}")
+        return cls(tuple(path), DTYPES[dtype], shape, tuple(parts))
 
 
-def _whole_numbers(given: Sequence[Any]) -> tuple[int, ...]:
+def _fields(entry: Any, **kinds: type) -> list[Any]:
+    """The named fields of an entry, each of its kind; anything else is a `ValueError`."""
+    if not isinstance(entry, dict) or any(type(entry.get(name)) is not kind for name, kind in kinds.items()):
+        raise ValueError(f"an entry lacks one of {', '.join(kinds)}")
+    return [entry[name] for name in kinds]
+
+
+def _whole_numbers(given: list[Any]) -> tuple[int, ...]:
     """Lengths or offsets of an entry; anything but whole numbers is a `ValueError`."""
     wrong = [one for one in given if type(one) is not int]
     if wrong:
@@ -170,6 +181,9 @@ class Reassembly:
         self.boxes = [
             (None if wanted is None else wanted(one.path, one.shape)) or Box.whole(one.shape) for one in tensors
         ]
+        for one, box in zip(tensors, self.boxes):
+            if len(box.shape) != len(one.shape) or box.common(Box.whole(one.shape)) != box:
+                raise ValueError(f"{named(one.path)} of shape {one.shape} has no part at {box.offset} of {box.shape}")
         self._found: list[Tensor | None] = [None] * len(tensors)
         self._by_file: dict[str, list[tuple[int, Box]]] = {}
         for number, one in enumerate(tensors):
@@ -184,8 +198,8 @@ class Reassembly:
     def take(self, file: str, content: Mapping[str, Tensor]) -> None:
         """Copy what is wanted out of a file."""
         for number, box in self._by_file.get(file, ()):
-            part, one = content[str(number)], self.tensors[number]
-            if tuple(part.shape) != box.shape or part.dtype != one.dtype:
+            part, one = content.get(str(number)), self.tensors[number]
+            if part is None or tuple(part.shape) != box.shape or part.dtype != one.dtype:
                 raise ValueError(f"{file} holds another part of {named(one.path)} than the manifest says")
             wanted = self.boxes[number]
             if box == wanted:
@@ -198,7 +212,10 @@ class Reassembly:
     def _target(self, number: int) -> Tensor:
         found = self._found[number]
         if found is None:
-            found = torch.empty(self.boxes[number].shape, dtype=self.tensors[number].dtype)
+            shape, one = self.boxes[number].shape, self.tensors[number]
+            if max(shape, default=0) > _LONGEST:  # beside a length of 0: a tensor without a file
+                raise ValueError(f"{named(one.path)} has shape {shape}")
+            found = torch.empty(shape, dtype=one.dtype)
             self._found[number] = found
         return found
 

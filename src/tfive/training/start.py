@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from tfive.config.config import Config
 from tfive.distributed.environment import SAID, launched
 from tfive.distributed.launch import joined
 from tfive.distributed.meeting import Meeting, meeting
+from tfive.distributed.pulse import Pulse
 from tfive.distributed.world import World
 from tfive.errors import RunFailed
 from tfive.models.load import Loaded, load_model
@@ -181,11 +182,14 @@ def _run(
     skip_damaged: bool = False,
 ) -> dict[str, Any]:
     quiet, progress, folder = quiet or not met.place.first, ProgressReport(sys.stderr), begun.folder
-    inputs = _inputs(config, folder, met, progress, model=model, texts=texts, quiet=quiet, trust=trust)
-    placement = inputs.placement
-    if met.place.first:
-        begun.prepare(config, own=model is not None or texts is not None)
-    with joined(placement.device, store=met.store) as world, watching(met, world.pulse, config.distributed.timeout):
+    with ExitStack() as held:
+        # From here on, and not from the first exchange: a process may be stopped while it loads.
+        held.enter_context(watching(met, pulse := Pulse(), config.distributed.timeout))
+        inputs = _inputs(config, folder, met, progress, model=model, texts=texts, quiet=quiet, trust=trust)
+        placement = inputs.placement
+        if met.place.first:
+            begun.prepare(config, own=model is not None or texts is not None)
+        world = held.enter_context(joined(placement.device, store=met.store, pulse=pulse))
         trackers = _trackers(config, folder) if world.leads else ()
         with (
             Recorder(folder if world.leads else None, trackers=trackers, quiet=quiet, progress=progress) as recorder,

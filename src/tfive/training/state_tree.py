@@ -47,7 +47,8 @@ def encode(tree: Any) -> Encoded:
 
 
 def decode(document: Document, tensors: Sequence[Tensor | Piece]) -> Any:
-    """The tree that `encode` was given, from whole tensors or pieces of them by number; they come back on the CPU."""
+    """The tree that `encode` was given, from whole tensors or pieces of them by number; they come back on the CPU. A
+    document that `encode` does not make is a `ValueError`."""
     if isinstance(document, list):
         return [decode(part, tensors) for part in document]
     if not isinstance(document, dict):
@@ -55,23 +56,42 @@ def decode(document: Document, tensors: Sequence[Tensor | Piece]) -> Any:
     ((tag, content),) = document.items()
     match tag:
         case "dict":
-            return {key: decode(value, tensors) for key, value in content}
-        case "tuple":
+            return {key: decode(value, tensors) for key, value in entries(document)}
+        case "tuple" if isinstance(content, list):
             return tuple(decode(part, tensors) for part in content)
-        case "float":
+        case "float" if content in ("nan", "inf", "-inf"):
             return float(content)
-        case "tensor":
+        case "tensor" if _counts(content, tensors):
             return tensors[content]
-        case "array":
+        case "array" if _counts(content, tensors):
             array = tensors[content]
-            if isinstance(array, Tensor):
+            if isinstance(array, Tensor) and array.dtype not in _TORCH_ALONE:
                 return array.numpy()
-    raise ValueError(f"unknown tag {tag!r}")
+    raise ValueError(f"a {tag!r} of {content!r:.80} is nothing that is stored")
+
+
+def entries(document: Document) -> list[tuple[str | int, Document]]:
+    """Keys and values of a dict's document, not decoded; a `ValueError` where it is none."""
+    listed = document.get("dict") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        raise ValueError("a dict has no list of entries")
+    wrong = [one for one in listed if not (isinstance(one, list) and len(one) == 2 and type(one[0]) in (str, int))]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r:.80} is no entry of a dict")
+    return [(key, value) for key, value in listed]
+
+
+def _counts(number: Any, tensors: Sequence[Any]) -> bool:
+    return type(number) is int and 0 <= number < len(tensors)
 
 
 def named(path: Path) -> str:
     """A path for a person."""
     return ".".join(("state", *map(str, path)))
+
+
+_TORCH_ALONE = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+"""What is stored and numpy has not."""
 
 
 class _Encoder:

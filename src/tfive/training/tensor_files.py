@@ -14,7 +14,10 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
+
+from tfive.errors import out_of_memory
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool,
@@ -78,8 +81,13 @@ def fingerprint(content: bytes) -> Fingerprint:
 
 
 def tensors_in(content: bytes) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU."""
-    return safetensors.torch.load(content)
+    """The tensors of a safetensors file, on the CPU; a `ValueError` where it is none or holds what torch has not."""
+    try:
+        return safetensors.torch.load(content)
+    except (SafetensorError, KeyError, TypeError, OverflowError, RuntimeError) as error:
+        if out_of_memory(error):
+            raise
+        raise ValueError(f"no file of tensors ({type(error).__name__}: {error})") from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -17,11 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
 from tfive.distributed.environment import LOST, Launched
-from tfive.distributed.meeting import Meeting
+from tfive.distributed.meeting import PATIENCE, Meeting
 from tfive.distributed.pulse import START, Pulse
 
 GRACE = 3.0
@@ -32,6 +32,8 @@ class Store(Protocol):
     """What the beats are exchanged through (a `torch.distributed` store)."""
 
     def set(self, key: str, value: str) -> None: ...
+
+    def check(self, keys: list[str]) -> bool: ...
 
     def multi_get(self, keys: list[str]) -> list[bytes]: ...
 
@@ -68,6 +70,8 @@ class Watch:
     seen: dict[int, Seen] = field(default_factory=dict)
     answered: float = 0.0
     """When the store has last answered."""
+    limit: str = "distributed.timeout"
+    """What a person sets `timeout` by."""
 
     def __post_init__(self) -> None:
         self.seen = {rank: Seen(Beat(), self.began, self.began) for rank in range(self.size)}
@@ -108,7 +112,7 @@ class Watch:
             told.append(f"rank {rank} of {self.size}{where} last heard of in phase {beat.phase}{waits}")
         return (
             f"{', '.join(told)}: no sign for {self.timeout:g} s; all ranks end (a slower machine needs a larger "
-            "distributed.timeout)"
+            f"{self.limit})"
         )
 
 
@@ -122,10 +126,15 @@ class Watchdog:
         open_store: Callable[[], Store],
         timeout: float,
         end: Callable[[int], None] = os._exit,
+        limit: str = Watch.limit,
+        known: Sequence[Beat] = (),
     ) -> None:
+        """`known` says which process each rank is, for one that stops before its first beat is heard."""
         self.place, self.pulse, self._open, self._end = place, pulse, open_store, end
         self._every = min(5.0, max(0.1, timeout / 10))
-        self._watch = Watch(place.size, timeout, time.monotonic())
+        self._watch = Watch(place.size, timeout, time.monotonic(), limit=limit)
+        for rank, beat in enumerate(known):
+            self._watch.seen[rank].beat = beat
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._parent = os.getppid()
@@ -142,22 +151,34 @@ class Watchdog:
 
     def _beat(self) -> None:
         """Exchange beats; a store that does not answer keeps this thread waiting, which the other one notices."""
-        store, number, host = self._open(), 0, socket.gethostname()
+        store, number, pulse = self._open(), 0, self.pulse
         while not self._closed.is_set():
-            number, pulse = number + 1, self.pulse
+            number += 1
             pulse.news.clear()
-            own = Beat(number, pulse.steps, pulse.phase, pulse.waits, os.getpid(), host, self.place.node)
             try:
-                store.set(_key(self.place.rank), json.dumps(asdict(own)))
-                found = store.multi_get([_key(rank) for rank in range(self.place.size)])
+                store.set(_key(self.place.rank), self._own(number))
+                heard = self._heard(store)
             except RuntimeError:
-                found = None  # its keeper is gone or does not answer; how long is judged by the other thread
-            if found is not None:
+                heard = None  # its keeper is gone or does not answer; how long is judged by the other thread
+            if heard is not None:
                 with self._lock:
                     now = self._watch.answered = time.monotonic()
-                    for rank, text in enumerate(found):
-                        self._watch.learn(rank, Beat(**json.loads(text)), now)
+                    for rank, beat in heard.items():
+                        self._watch.learn(rank, beat, now)
             pulse.news.wait(self._every)
+
+    def _own(self, number: int) -> str:
+        """This rank's beat as it is published."""
+        pulse = self.pulse
+        return _told(replace(_here(self.place), number=number, steps=pulse.steps, phase=pulse.phase, waits=pulse.waits))
+
+    def _heard(self, store: Store) -> dict[int, Beat]:
+        """The beats that there are: a store lets wait for one that was never published, and so seems not to answer."""
+        known = self._watch.seen
+        there = [rank for rank in known if known[rank].beat.number or store.check([_key(rank)])]
+        return {
+            rank: Beat(**json.loads(text)) for rank, text in zip(there, store.multi_get([_key(rank) for rank in there]))
+        }
 
     def _judge(self) -> None:
         while not self._closed.wait(self._every):
@@ -191,12 +212,23 @@ class Watchdog:
                     continue  # it has ended meanwhile
 
 
-def watching(met: Meeting, pulse: Pulse, timeout: float) -> AbstractContextManager[object]:
-    """The watchdog of a process among several; nothing for one alone."""
+def watching(met: Meeting, pulse: Pulse, timeout: float, limit: str = Watch.limit) -> AbstractContextManager[object]:
+    """The watchdog of a process among several; nothing for one alone. `limit` is what a person sets `timeout` by."""
     if met.place.size == 1:
         return nullcontext()
+    told = met.exchange("processes", _told(_here(met.place)), max(timeout, PATIENCE))
+    known = [Beat(**json.loads(text)) for text in told]
     # A connection of its own: one that the main thread waits in serves nobody else.
-    return Watchdog(met.place, pulse, met.store.clone, timeout)
+    return Watchdog(met.place, pulse, met.store.clone, timeout, limit=limit, known=known)
+
+
+def _here(place: Launched) -> Beat:
+    """Which process this is."""
+    return Beat(process=os.getpid(), host=socket.gethostname(), node=place.node)
+
+
+def _told(beat: Beat) -> str:
+    return json.dumps(asdict(beat))
 
 
 def _key(rank: int) -> str:
