@@ -28,7 +28,7 @@ from collect import ACCURACY, FAILURE, cell_of
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.inference.thought_model import ThoughtModel
-from tfive.models.load import load_model
+from tfive.models.load import Loaded, load_model
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import place
 from tfive.training.export import export
@@ -109,6 +109,13 @@ class Measuring:
         return found
 
 
+def start_of(config: Config) -> Loaded:
+    """The model that a cell begins with."""
+    placement = place(config.model.device, config.model.compute)
+    name, revision = config.model.name, config.model.revision
+    return load_model(name, device=placement.device, dtype=placement.compute, revision=revision)
+
+
 def run_one(cell: Cell, runs: Path, measuring: Measuring) -> None:
     """Train a cell to its end, or go on with it, and measure it; why it failed is kept too."""
     folder, config = runs / cell.name, cell.config()
@@ -121,13 +128,7 @@ def run_one(cell: Cell, runs: Path, measuring: Measuring) -> None:
         if begun:
             resume(folder)
         else:
-            placement = place(config.model.device, config.model.compute)
-            loaded = load_model(
-                config.model.name,
-                device=placement.device,
-                dtype=placement.compute,
-                revision=config.model.revision,
-            )
+            loaded = start_of(config)
             train(config, folder, model=loaded)
             if (
                 measuring.problems != "none"
@@ -184,7 +185,7 @@ def keep(cell: Cell, runs: Path, measuring: Measuring) -> dict[str, Any]:
         and not (folder / EXPORTED).is_dir()
         and (measuring.models or (measuring.problems != "none" and not measured))
     ):
-        export(folder, folder / EXPORTED)
+        export(folder, folder / EXPORTED, model=start_of(config))
     if trained and not measured and measuring.problems != "none":
         model = load(str(folder / EXPORTED), config, config.model.device, config.model.compute)
         found["accuracy"] = measuring.accuracy(model, config)

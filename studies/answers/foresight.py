@@ -7,8 +7,8 @@ model's own activations (ridge regression, its strength chosen on other problems
 are fitted to the shaped return of whole thoughts at every token, and tested on problems that took part in neither: R²
 over all tokens, at the first and the last, and within positions at the last, where only the difference between
 thoughts of one position counts. `left_out` is what knowing how many lines are left out explains by itself. Rows with
-`sees` = continuation know the text that scores the thought as well (`critic.sees`), those with `losses` of it the
-losses without a thought alone.
+`sees` = losses know the tokens' losses of the text that scores the thought as well (as `critic.sees` = continuation
+does), those with `losses and state` the scorer's state at its end too.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def sights(drawn: Drawn, horizon: int) -> dict[str, Tensor | None]:
     """What values may see of the continuation: nothing, its losses without a thought, or the scorer's state too."""
     losses_BRN, state_BRD = drawn.scoring_BRF[..., -horizon - 1 :].float(), drawn.scoring_BRF[..., : -horizon - 1]
     whole_BRC = torch.cat([F.layer_norm(state_BRD.float(), state_BRD.shape[-1:]), losses_BRN], -1)
-    return {"prefix": None, "losses": losses_BRN, "continuation": whole_BRC}
+    return {"prefix": None, "losses": losses_BRN, "losses and state": whole_BRC}
 
 
 def same_problems(sheets: Sequence[str], split_by: str | None) -> list[int]:

@@ -12,10 +12,10 @@ from t5_window import QUICK, advance_to, same, t5_of, window
 from stage import PLAN, assembled, llama, texts, thoughts_for
 from tfive.errors import UserError
 from tfive.models.shape import shape_from
-from tfive.rl.critic import FrozenBase, ScoringText, build_pair
+from tfive.rl.critic import FrozenBase, build_pair, scoring_numbers
 from tfive.rl.critic_files import load_critics, save_critics
 from tfive.rl.critics import Critics
-from tfive.rl.sampling import score, scoring_features
+from tfive.rl.sampling import score
 from tfive.rl.settings import CriticSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.training.memory import trained_by_critic
@@ -27,7 +27,7 @@ SEES = "critic.sees=continuation"
 
 def twins(sees: str, width: int = 16) -> Critics:
     base = llama(torch.float32).requires_grad_(False)
-    settings = CriticSettings(adapt="head", sees=sees, width=width, head_lr=3e-2, minibatches=4)  # type: ignore[arg-type]
+    settings = CriticSettings(adapt="head", sees=sees, width=width, head_lr=3e-2, minibatches=4)
     pair = build_pair(base, PLAN, settings, seed=1)
     return Critics(FrozenBase(base, PLAN, settings), pair, settings, alpha=1.0, seed=2, rows=3)
 
@@ -37,14 +37,12 @@ def surprising(rows: int = 8, seed: int = 1) -> Trajectories:
     batch = texts(rows=rows, seed=seed)
     thoughts = thoughts_for(batch, seed=seed + 1)
     tree = TreeModel(llama(torch.float32).requires_grad_(False), PLAN)
-    scored = score(tree, Trajectories("critic_fit", 1, batch, thoughts), rows=4, features=True)
+    scored = score(tree, Trajectories("critic_fit", 1, batch, thoughts), rows=4)
     coin = torch.rand(scored.thoughts.valid_BR.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
     loss_BR = torch.where(coin, 1.0, 4.0)
-    scoring_BRF = torch.cat([scored.need("scoring_BRF")[..., :-1], loss_BR[..., None]], -1)
     returns_BRT = ((loss_BR - 2.5) / 1.5)[..., None] * scored.mask_BRT
     nothing = torch.zeros_like(returns_BRT)
-    given = {"no_thought_BR": loss_BR, "scoring_BRF": scoring_BRF, "potentials_BRT": nothing}
-    return scored.having(returns_BRT=returns_BRT, rewards_BRT=nothing, **given)
+    return scored.having(no_thought_BR=loss_BR, potentials_BRT=nothing, returns_BRT=returns_BRT, rewards_BRT=nothing)
 
 
 def left_of_the_variance(sees: str, width: int) -> float:
@@ -67,7 +65,11 @@ def test_what_it_sees_is_the_same_whatever_was_thought() -> None:
     tree = TreeModel(llama(torch.float64).requires_grad_(False), PLAN)
     one, other = (thoughts_for(batch, seed=seed) for seed in (2, 3))
     assert not one.tokens_BRT.equal(other.tokens_BRT)
-    seen = [scoring_features(tree.score(batch, thoughts, features=True)) for thoughts in (one, other)]
+    nothing = torch.zeros(one.mask_BRT.shape)
+    seen = [
+        scoring_numbers(score(tree, Trajectories("actor", 1, batch, thoughts), rows=2).having(potentials_BRT=nothing))
+        for thoughts in (one, other)
+    ]
     assert seen[0].equal(seen[1])
     assert seen[0].abs().sum() > 0
 
@@ -78,12 +80,12 @@ def test_potentials_are_those_before_the_action(home: Path) -> None:
     method = t5_of(run)
     advance_to(method, "qualify")
     fitted = method.parts.rollout.collect("qualify", method.window)
-    numbers_BRTN = ScoringText.of(fitted, run.actor.engine.plan.horizon).numbers_BRTN
+    numbers_BRTN = scoring_numbers(fitted)
     reference_BRT, before_BRT = numbers_BRTN[..., -2], numbers_BRTN[..., -1]
-    assert reference_BRT[..., 0].equal(fitted.reference_BR.float())
+    assert reference_BRT[..., 0].equal(fitted.reference_BR)
     earned_BRT = fitted.need("rewards_BRT").cumsum(-1) - fitted.need("rewards_BRT")
     mask = fitted.mask_BRT
-    torch.testing.assert_close(before_BRT[mask], earned_BRT[mask].float())
+    torch.testing.assert_close(before_BRT[mask], earned_BRT[mask].to(before_BRT))
     assert bool((before_BRT[..., 0] == 0).all())
     assert float(before_BRT[mask].abs().max()) > 0
 
@@ -102,7 +104,7 @@ def test_a_window_of_every_kind_has_what_they_see_and_resumes(asked: tuple[str, 
         window(one.method)
     assert same(*(one.actor.engine.model.state_dict() for one in (run, again)))
     assert run.critics is not None
-    assert all(critic.head.scoring_numbers is not None for critic in run.critics.critics)
+    assert all(critic.head.seen is not None for critic in run.critics.critics)
 
 
 def test_saved_critics_are_not_taken_for_others(tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ def test_saved_critics_are_not_taken_for_others(tmp_path: Path) -> None:
 def test_a_head_without_the_text_it_needs_says_so() -> None:
     critic = twins("continuation").critics[0]
     features = torch.zeros(1, 1, PLAN.length, critic.head.features)
-    with pytest.raises(ValueError, match="sees the continuation"):
+    with pytest.raises(ValueError, match="needs scored trajectories"):
         critic.evaluate(features, torch.ones(1, 1, PLAN.length, dtype=torch.bool))
 
 

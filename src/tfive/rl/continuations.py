@@ -58,7 +58,7 @@ def continued(rollout: Rollout, begun: Trajectories, count: int) -> Trajectories
         snapshots=rollout.snapshots.current("policy"),
     )
     scorer = rollout.snapshots.current("scorer")
-    scored = score(engine, found, rows=rollout.rows, snapshots=scorer, world=rollout.world, features=rollout.seen)
+    scored = score(engine, found, rows=rollout.rows, snapshots=scorer, world=rollout.world)
     scored = scored.gathered(rollout.world, texts).having(probe_step_BR=step_BR)
     if begun.foreign_BR is not None:
         scored = scored.having(foreign_BR=begun.foreign_BR.repeat_interleave(count, 1))

@@ -29,26 +29,14 @@ from tfive.tree.outputs import Lower
 from tfive.tree.settings import EngineOptions
 
 
-@dataclass(frozen=True)
-class ScoringText:
-    """What a critic that sees the continuation knows of it: nothing that an action could change, but for what the
-    checkpoints before said of it."""
-
-    state_BRD: Tensor
-    """The scorer's state at its end, without a thought."""
-    numbers_BRTN: Tensor
-    """Its tokens' losses without a thought, the loss that rewards compare with, and the potential before each
-    action."""
-
-    @classmethod
-    def of(cls, trajectories: Trajectories, horizon: int) -> ScoringText:
-        """That of scored and rewarded trajectories."""
-        scoring_BRF = trajectories.need("scoring_BRF").float()
-        state_BRD, losses_BRH = scoring_BRF[..., : -horizon - 1], scoring_BRF[..., -horizon - 1 : -1]
-        known_BRN = torch.cat([losses_BRH, trajectories.reference_BR[..., None].float()], -1)
-        before_BRT = trajectories.need("potentials_BRT").float()
-        wide_BRTN = known_BRN[:, :, None].expand(*before_BRT.shape, -1)
-        return cls(state_BRD, torch.cat([wide_BRTN, before_BRT[..., None]], -1))
+def scoring_numbers(trajectories: Trajectories) -> Tensor:
+    """`[B, R, T, N]`: what a critic that sees the continuation knows of it before each action. Its tokens' losses
+    without a thought and the loss that rewards compare with, which no action changes, and the potential that the
+    checkpoints so far gave."""
+    losses_BRH, before_BRT = trajectories.need("no_thought_token_BRH"), trajectories.need("potentials_BRT")
+    known_BRN = torch.cat([losses_BRH, trajectories.reference_BR[..., None].to(losses_BRH)], -1)
+    wide_BRTN = known_BRN[:, :, None].expand(*before_BRT.shape, -1)
+    return torch.cat([wide_BRTN, before_BRT[..., None].to(losses_BRH)], -1)
 
 
 class ValueHead(nn.Module):
@@ -65,32 +53,22 @@ class ValueHead(nn.Module):
         numbers: int = 0,
     ) -> None:
         """`steps` is the longest thought T; with `width` 0 the value is linear in the features plus a bias per step.
-        `numbers`: how many the `ScoringText` has that the head reads as well; 0, it reads none."""
+        `numbers`: how many `scoring_numbers` the head reads as well."""
         super().__init__()
-        self.features, self.bound, self.numbers = features, bound, numbers
+        self.features, self.bound = features, bound
         self.project = dense(features, width, initial.of("project")) if width else None
-        sees = bool(width and numbers)
-        self.scoring_state = dense(features, width, initial.of("scoring state")) if sees else None
-        self.scoring_numbers = dense(numbers, width, initial.of("scoring numbers")) if sees else None
+        self.seen = dense(numbers, width, initial.of("seen")) if width and numbers else None
         self.step = nn.Parameter(initial.of("step").normal(steps, width or 1, deviation=0.02))
-        seen = features + (features + numbers if numbers else 0)
-        self.last = dense(width or seen, 1, initial.of("last"), gain=0.01)
+        self.last = dense(width or features + numbers, 1, initial.of("last"), gain=0.01)
 
-    def hidden(self, features_BRTD: Tensor, step_T: Tensor, scoring: ScoringText | None = None) -> Tensor:
+    def hidden(self, features_BRTD: Tensor, step_T: Tensor, numbers_BRTN: Tensor | None = None) -> Tensor:
         """The input of the last layer, `[…, T, E]`: the critic features that the calibration heads read."""
-        normal = self._normal(features_BRTD)
-        if not self.numbers:
-            return normal if self.project is None else F.silu(self.project(normal) + self.step[step_T])
-        if scoring is None:
-            raise ValueError("a value head that sees the continuation needs it")
-        state, numbers = self._normal(scoring.state_BRD)[:, :, None], scoring.numbers_BRTN.to(normal)
-        if self.project is None or self.scoring_state is None or self.scoring_numbers is None:
-            return torch.cat([normal, state.expand_as(normal), numbers], -1)
-        seen = self.scoring_state(state) + self.scoring_numbers(numbers)
-        return F.silu(self.project(normal) + seen + self.step[step_T])
-
-    def _normal(self, features: Tensor) -> Tensor:
-        return F.layer_norm(features.to(self.last.weight), (self.features,))
+        normal = F.layer_norm(features_BRTD.to(self.last.weight.dtype), (self.features,))
+        numbers = None if numbers_BRTN is None else numbers_BRTN.to(normal)
+        if self.project is None:
+            return normal if numbers is None else torch.cat([normal, numbers], -1)
+        projected = self.project(normal) + self.step[step_T]
+        return F.silu(projected if self.seen is None else projected + self.seen(numbers))
 
     def read(self, hidden_BRTE: Tensor, step_T: Tensor) -> Tensor:
         """Values `[…, T]` from `hidden`."""
@@ -257,10 +235,12 @@ class Critic(nn.Module):
         self, features_BRTD: Tensor, mask_BRT: Tensor, trajectories: Trajectories | None = None
     ) -> CriticOutput:
         """V(s_t) and critic features from the result of `features`, through which gradients flow on; a critic that sees
-        the continuation reads it off the `trajectories`."""
+        the continuation reads off the `trajectories` what it knows of it."""
         step_T = torch.arange(features_BRTD.shape[-2], device=features_BRTD.device)
-        seen = ScoringText.of(trajectories, self.plan.horizon) if self.sees and trajectories is not None else None
-        hidden_BRTE = self.head.hidden(features_BRTD, step_T, seen)
+        if self.sees and trajectories is None:
+            raise ValueError("a critic that sees the continuation needs scored trajectories")
+        numbers = scoring_numbers(trajectories) if self.sees and trajectories is not None else None
+        hidden_BRTE = self.head.hidden(features_BRTD, step_T, numbers)
         mask_BRT = mask_BRT.to(features_BRTD.device)
         return CriticOutput(self.head.read(hidden_BRTE, step_T) * mask_BRT, hidden_BRTE * mask_BRT[..., None])
 

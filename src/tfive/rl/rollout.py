@@ -24,7 +24,7 @@ from tfive.rl.reward import (
     returns_to_go,
 )
 from tfive.rl.roles import Ledger
-from tfive.rl.sampling import Wanted, micro_batches, sample_sets, scoring_features, with_scores
+from tfive.rl.sampling import Wanted, micro_batches, sample_sets, with_scores
 from tfive.rl.settings import OLD_LAW, OldLaw, RewardSettings
 from tfive.rl.snapshots import Snapshots
 from tfive.rl.trajectory import Trajectories, last_loss
@@ -33,9 +33,6 @@ from tfive.tree.forward import TreeModel
 from tfive.tree.grow import no_thoughts
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.settings import SamplingSettings
-
-_UNVALUED = ("scale", "probe")
-"""Roles whose thoughts no critic reads as they are."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +93,6 @@ class Rollout:
         """Where log π_old comes from in roles that `OLD_LAW` does not name: those of which ratios are taken."""
         self.below: int | None = None
         """The block whose entering activations are kept for critics, where they stand on the policy's."""
-        self.seen = False
-        """Whether what the scorer knows of the continuation is kept for critics, where they see it."""
         self.ready: dict[tuple[str, int], Trajectories] = {}
         """Sets that were drawn ahead and not asked for yet, by stream and window."""
 
@@ -150,8 +145,7 @@ class Rollout:
                 one.window,
                 OLD_LAW.get(one.role, self.old_law) if one.recorded else "none",
                 one.states,
-                self.seen and one.role not in _UNVALUED,
-                one.role not in _UNVALUED,
+                one.role not in ("scale", "probe"),  # no critic reads these as they are
                 self.longest(one.window),
             )
             for one, texts in zip(draws, numbers)
@@ -221,7 +215,7 @@ class Rollout:
         own = self.world.computed(len(texts.tokens_BS))
         for part in self.world.beating(micro_batches(own, self.rows)):
             some, these = texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop)
-            scores.append(engine.score(some, these, features=self.seen))
+            scores.append(engine.score(some, these))
             recorded.append(engine.policy(some, these, features=True, parity=self.law.parity))
         found = Trajectories(
             "develop",
@@ -231,10 +225,7 @@ class Rollout:
             log_old_BRT=torch.cat([p.need("log_prob_BRT").float() for p in recorded]),
             states_BRTD=torch.cat([p.need("features_BRTD") for p in recorded]),
         )
-        found = with_scores(found, scores)
-        if self.seen:
-            found = found.having(scoring_BRF=torch.cat([scoring_features(p) for p in scores]))
-        found = found.gathered(self.world, texts)
+        found = with_scores(found, scores).gathered(self.world, texts)
         if self.reward.reference != "no_thought":
             found = found.having(foreign_BR=self._foreign_losses(engine, found))
         return self._with_rewards(found)

@@ -65,17 +65,15 @@ class Wanted:
     old: OldLaw = "recorded"
     states: bool = False
     """Whether the features are kept that the calibration heads read."""
-    scoring: bool = False
-    """Whether what the scorer knows of the continuation is kept, for critics; with `states` it is in any case."""
     lower: bool = False
     """Whether the activations are kept that enter the block asked for."""
     longest: int | None = None
     """Tokens of a thought at most; the plan's length if None."""
 
     @property
-    def kept(self) -> tuple[str, bool, bool, bool]:
+    def kept(self) -> tuple[str, bool, bool]:
         """What is kept of it."""
-        return self.old, self.states, self.scoring, self.lower
+        return self.old, self.states, self.lower
 
     def shape(self, engine: TreeModel) -> tuple[int, int, int]:
         """Sets of the same shape can be drawn together: tokens and positions of a text, steps of a thought."""
@@ -172,7 +170,6 @@ def _drawn(
     given = [gives and one.old == "scored" for one in sets]
     given_B = torch.tensor(given, device=device).repeat_interleave(torch.tensor(sizes, device=device))[own]
     thoughts, scores, states = [], list[Scores](), any(one.states for one in sets)
-    seen = states or any(one.scoring for one in sets)
     below = below if gives and any(one.lower for one in sets) else None
     for part in world.beating(micro_batches(len(texts.tokens_BS), rows)):
         some = texts.rows(part.start, part.stop)
@@ -182,11 +179,11 @@ def _drawn(
         thoughts.append(engine.sample(some, numbers_BRT[part], law, reading))
         if scored:
             actions_B = given_B[part] if any(given) else None
-            scores.append(engine.score(some, thoughts[-1], reading, features=seen, actions_B=actions_B))
+            scores.append(engine.score(some, thoughts[-1], reading, features=states, actions_B=actions_B))
     drawn = Trajectories("", 0, texts, join_thoughts(thoughts))
     if scored:
         drawn = with_scores(drawn, scores)
-    if scored and seen:
+    if states:
         drawn = drawn.having(scoring_BRF=torch.cat([scoring_features(p) for p in scores]))
     if any(given):
         drawn = drawn.having(log_old_BRT=torch.cat([p.need("log_prob_BRT").float() for p in scores]))
@@ -213,7 +210,7 @@ def _part(drawn: Trajectories, wanted: Wanted, rows: slice, law_given: bool) -> 
         texts=wanted.texts,
         log_old_BRT=found.log_old_BRT if law_given else None,
         states_BRTD=found.states_BRTD if law_given and wanted.states else None,
-        scoring_BRF=found.scoring_BRF if wanted.states or wanted.scoring else None,
+        scoring_BRF=found.scoring_BRF if wanted.states else None,
         lower_BND=found.lower_BND if wanted.lower else None,
     )
 
@@ -253,6 +250,7 @@ def with_scores(
     """The trajectories with ℓ_0 and ℓ_τ of every checkpoint, from the scores of their micro-batches in order."""
     return trajectories.having(
         no_thought_BR=torch.cat([p.no_thought_BR for p in parts]),
+        no_thought_token_BRH=torch.cat([p.no_thought_token_BRH for p in parts]),
         losses_BRK=torch.cat([p.losses_BRK for p in parts]),
         checkpoint_BRK=torch.cat([p.checkpoint_BRK for p in parts]),
         checkpoint_mask_BRK=torch.cat([p.mask_BRK for p in parts]),
@@ -267,13 +265,11 @@ def score(
     rows: int,
     snapshots: dict[str, str] | None = None,
     world: World = SINGLE,
-    features: bool = False,
 ) -> Trajectories:
-    """The trajectories with ℓ_0 and ℓ_τ of every checkpoint under the scorer `engine` (eq:continuation-ce), and its
-    `features` of the continuation where asked for: of this process's own rows, as one of `world`."""
+    """The trajectories with ℓ_0 and ℓ_τ of every checkpoint under the scorer `engine` (eq:continuation-ce): of this
+    process's own rows, as one of `world`."""
     parts = []
     for part in world.beating(micro_batches(len(trajectories.texts.tokens_BS), rows)):
         some = trajectories.rows(part)
-        parts.append(engine.score(some.texts, some.thoughts, features=features))
-    found = with_scores(trajectories, parts, snapshots)
-    return found.having(scoring_BRF=torch.cat([scoring_features(p) for p in parts])) if features else found
+        parts.append(engine.score(some.texts, some.thoughts))
+    return with_scores(trajectories, parts, snapshots)

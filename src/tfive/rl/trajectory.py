@@ -39,6 +39,8 @@ class Trajectories:
     thoughts: Thoughts
     log_old_BRT: Tensor | None = None
     no_thought_BR: Tensor | None = None
+    no_thought_token_BRH: Tensor | None = None
+    """The losses of the continuation's tokens without a thought, whose mean is ℓ_0."""
     foreign_BR: Tensor | None = None
     """The loss after a whole thought of another text; only with reward.reference = foreign."""
     losses_BRK: Tensor | None = None

@@ -126,7 +126,6 @@ def build(
     critics = _critics(config, frozen, single, roles, policy)
     if critics is not None and policy is not None:
         rollout.below = critics.base.below
-    rollout.seen = critics is not None and config.critic.sees == "continuation"
     common = {"rollout": rollout, "actor": actor, "snapshots": snapshots, "telemetry": telemetry, "gate": gate}
     method: Method[Any] = spec.load().assemble(Kit(config, common, critics))
     return Assembly(

@@ -190,7 +190,7 @@ def _trajectories(config: Config, shape: ModelShape, layout: Layout, compute: in
 def _thought(config: Config, nodes: Nodes, role: str) -> int:
     """Bytes of one thought (`Trajectories`): tokens, log q and perhaps log π_old; length, two flags; losses."""
     drawn = nodes.T * (LONG + FLOAT) + LONG + 2
-    scored = FLOAT + nodes.K * (FLOAT + LONG + 1) if role != "scale" else 0
+    scored = FLOAT * (1 + nodes.H) + nodes.K * (FLOAT + LONG + 1) if role != "scale" else 0
     recorded = nodes.T * FLOAT if role in config.spec.recorded else 0
     return drawn + scored + recorded
 
