@@ -291,17 +291,25 @@ def budget(cells: Sequence[Cell], key: str) -> float:
     return min(float(cell["measured"][-1].get(key, 0)) for cell in rewarded)
 
 
+LEEWAY = 1.05
+"""Cells end with the window that reaches the clock, so that none has spent just as much as another."""
+
+
 def seeds_course(found: dict[str, Any]) -> str:
     """Development texts at equal seconds, actor thoughts and steps: each cell's last measurement within what every
-    rewarded cell has spent."""
+    rewarded cell has spent and a twentieth more. Methods that were not measured so early are left out."""
     head = ("equal", "method, positions × thoughts", "seeds", "windows", "seconds", "actor thoughts", "steps")
     groups = methods([cell for cell in begun_careful(found) if cell["measured"][-1]["window"]])
     everything = [cell for cells in groups.values() for cell in cells]
     rows = []
     for key, words in CUTS.items() if everything else ():
         most = budget(everything, key)
-        at = {name: [{**cell, "at": at_or_before(cell, key, most)} for cell in cells] for name, cells in groups.items()}
-        for name, cells in at.items():
+        at = {
+            name: [{**cell, "at": at_or_before(cell, key, LEEWAY * most)} for cell in cells]
+            for name, cells in groups.items()
+        }
+        at = {name: cells for name, cells in at.items() if all(cell["at"]["window"] for cell in cells)}
+        for name, cells in at.items() if len(at) > 1 else ():
             spent = [f"{statistics.fmean(cell['at'].get(one, 0) for cell in cells):,.0f}" for one in
                      ("window", "training_seconds", "actor_thoughts", "steps")]  # fmt: skip
             shown = [f"{words}, {most:,.0f}", name, str(len(cells)), *spent]

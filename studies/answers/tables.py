@@ -241,14 +241,21 @@ def careful(found: dict[str, Any]) -> str:
 
 
 def foresight(found: dict[str, Any]) -> str:
-    """What is foreseen of a thought's return, by the depth that is read and the thoughts that are fitted."""
-    rows = []
-    for name, start in (("warm", "after the warm start"), (CAREFUL, "after careful reading")):
-        for row in found[CAREFUL]["foresight"][name]["rows"]:
-            if row["how"].startswith("ridge"):
-                shown = (signed(row[key]) for key in ("all", "first", "last", "within"))
-                rows.append((start, str(row["block"]), f"{row['fitted']:,}", *shown))
-    return drawn(("model", "blocks below", "thoughts fitted", "R², all tokens", "first", "last", "within"), rows)
+    """What is foreseen of a thought's return, by the depth that is read, the thoughts that are fitted, and what is seen
+    of the text that scores them: R² over all tokens and within positions."""
+    rows = found[CAREFUL]["foresight"][CAREFUL]["rows"]
+    hows = {"ridge": "linear", "network, 20": "network"}
+    cells = {
+        (row["block"], row["fitted"], shown, row["sees"]): f"{signed(row['all'])} / {signed(row['within'])}"
+        for row in rows
+        for how, shown in hows.items()
+        if row["how"].startswith(how)
+    }
+    kinds = list(dict.fromkeys(key[:3] for key in cells))
+    seen = list(dict.fromkeys(key[3] for key in cells))
+    shown = [[str(block), f"{fitted:,}", how, *(cells[block, fitted, how, one] for one in seen)]
+             for block, fitted, how in kinds]  # fmt: skip
+    return drawn(("blocks below", "thoughts fitted", "value", *seen), shown)
 
 
 def _rank(cell: dict[str, Any]) -> tuple[int, float, float, str]:

@@ -27,8 +27,8 @@ class _Rows:
 
 @dataclass(frozen=True)
 class WeightInputs(_Rows):
-    """All that w(s, a) may read: frozen features known when the action is taken. No return, no GAE, no scoring text
-    (app:calibration-implementation)."""
+    """All that w(s, a) may read: frozen features known when the action is taken. No return, no GAE, and no scoring text
+    but what critics that see it (`critic.sees`) have put into their features (app:calibration-implementation)."""
 
     prefix_NTD: Tensor
     """Frozen visible-prefix and critic features of s_t."""
