@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forms import CAREFUL, NAMES, PILOT, drawn, percent, seed_of, signed, title
+from scipy.special import stdtrit
 
 from tfive.errors import UserError
 
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Half of a 95 % interval in standard errors, with 1 to 9 degrees of freedom."""
 CONTROL = "anchor-only"
 GAINS = {"thought_gain": "thought gain", "gain_vs_base": "gain against the start", "content_gain": "content gain",
          "no_thought_loss": "loss without"}  # fmt: skip
@@ -74,7 +73,9 @@ def over_seeds(values: Sequence[float]) -> Estimate:
     """Mean and Student's interval; one seed has none."""
     if len(values) < 2:
         return statistics.fmean(values), None
-    return statistics.fmean(values), STUDENT[len(values) - 2] * statistics.stdev(values) / len(values) ** 0.5
+    return statistics.fmean(values), float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / len(
+        values
+    ) ** 0.5
 
 
 def over_clusters(totals: Sequence[float], masses: Sequence[float]) -> Estimate:
@@ -361,7 +362,7 @@ def best_rate(cells: Sequence[Cell]) -> float:
     was run with, to its end, are weighed."""
     found: dict[float, dict[str, float]] = {}
     for cell in cells:
-        if not cell["status"].startswith("failed") and cell["measured"][-1]["window"]:
+        if "test" in cell and cell["measured"][-1]["window"]:
             rate = float(cell["settings"]["optimizer.lr"])
             found.setdefault(rate, {})[cell["method"]] = cell["measured"][-1]["gain_vs_base"][0]
     asked = {cell["method"] for cell in cells}

@@ -111,14 +111,14 @@ def test_saved_critics_are_not_taken_for_others(tmp_path: Path) -> None:
     seeing = twins("continuation").critics
     save_critics(tmp_path / "critics", seeing)
     load_critics(tmp_path / "critics", twins("continuation").critics)
-    with pytest.raises(UserError, match="sees = continuation of"):
+    with pytest.raises(UserError, match="saved with sees = continuation, this run has sees = prefix"):
         load_critics(tmp_path / "critics", twins("prefix").critics)
 
 
 def test_a_head_without_the_text_it_needs_says_so() -> None:
     critic = twins("continuation").critics[0]
     features = torch.zeros(1, 1, PLAN.length, critic.head.features)
-    with pytest.raises(ValueError, match="needs scored trajectories"):
+    with pytest.raises(ValueError, match="numbers of the scoring text"):
         critic.evaluate(features, torch.ones(1, 1, PLAN.length, dtype=torch.bool))
 
 
@@ -129,3 +129,26 @@ def test_its_weights_are_counted(home: Path, width: str) -> None:
     own = sum(weight.numel() for _, weight in run.critics.critics[0].trainable())
     shape = shape_from(run.loaded.model.config.to_dict(), "the run")
     assert trained_by_critic(run.config, shape) == own
+
+
+def test_what_only_the_scoring_text_tells_is_not_called_visible(home: Path) -> None:
+    """Critics that see it put it into their features and values; the visible part of an offset must not have it."""
+    run = assembled(home, SEES, *QUICK)
+    method = t5_of(run)
+    advance_to(method, "calibrate")
+    parts, normaliser = method.parts, method.normaliser
+    assert normaliser is not None
+    fresh = parts.rollout.collect("head_train", method.window, states=True)
+    tokens_BRH = fresh.need("no_thought_token_BRH")
+    seen = []
+    for given in (fresh, fresh.having(no_thought_token_BRH=tokens_BRH + 1)):
+        values = parts.critics.evaluate(given)
+        parts.critics.release()
+        context = parts.calibrator.data(parts.critics.advantages(given, values), values, normaliser).mean_inputs
+        seen.append((context, context.visible(parts.calibrator._own)))
+    (whole, shown), (other, as_shown) = seen
+    assert not whole.prefix_NTD.equal(other.prefix_NTD)
+    assert not whole.value_NT2.equal(other.value_NT2)
+    assert shown.prefix_NTD.equal(as_shown.prefix_NTD)
+    assert shown.value_NT2.equal(as_shown.value_NT2)
+    assert bool((shown.prefix_NTD != 0).any())

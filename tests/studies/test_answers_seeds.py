@@ -215,16 +215,19 @@ def test_the_rate_is_one_that_every_method_was_run_with() -> None:
 
     def searched(method: str, rate: float, gain: float, status: str = "2 windows") -> dict[str, Any]:
         cell = made_up(method, 0, gain)
+        if status != "2 windows":
+            del cell["test"]
         return {**cell, "status": status, "settings": {**cell["settings"], "optimizer.lr": rate}}
 
     tried = (("t5", 1e-6, 0.2), ("rlp", 1e-6, 0.1), ("t5", 1e-5, 0.1), ("rlp", 1e-5, 0.3))
     cells = [searched(*one) for one in tried]
     assert seeds.best_rate(cells) == 1e-5
     cells += [searched("t5", 1e-4, 0.9), searched("rlp", 1e-4, 0.9, "failed: no number")]
+    cells += [searched("t5", 2e-4, 0.9), searched("rlp", 2e-4, 0.9, "stopped in window 2")]
     assert seeds.best_rate(cells) == 1e-5
     with pytest.raises(UserError, match="no rate was run to its end with all of rlp, t5"):
         seeds.best_rate(cells[-2:])
-    assert len(lines_of(seeds.seeds_search({"cells": cells}))) == 6
+    assert len(lines_of(seeds.seeds_search({"cells": cells}))) == 8
 
 
 def test_gains_are_kept_text_by_text(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ class T5(QualifiedMethod[T5Parts]):
             seed=config.run.seed,
             rows=config.run.rollout_texts,
             by=rollout.by,
+            critics_see=config.critic.sees == "continuation",
         )
         actor, continuations = kit.common["actor"], config.calibration.continuations
         probe = Probe(

@@ -31,8 +31,8 @@ from tfive.tree.settings import EngineOptions
 
 def scoring_numbers(trajectories: Trajectories) -> Tensor:
     """`[B, R, T, N]`: what a critic that sees the continuation knows of it before each action. Its tokens' losses
-    without a thought and the loss that rewards compare with, which no action changes, and the potential that the
-    checkpoints so far gave."""
+    without a thought and the loss that rewards compare with, which no action of this thought changes, and the potential
+    that the checkpoints so far gave."""
     losses_BRH, before_BRT = trajectories.need("no_thought_token_BRH"), trajectories.need("potentials_BRT")
     known_BRN = torch.cat([losses_BRH, trajectories.reference_BR[..., None].to(losses_BRH)], -1)
     wide_BRTN = known_BRN[:, :, None].expand(*before_BRT.shape, -1)
@@ -55,7 +55,7 @@ class ValueHead(nn.Module):
         """`steps` is the longest thought T; with `width` 0 the value is linear in the features plus a bias per step.
         `numbers`: how many `scoring_numbers` the head reads as well."""
         super().__init__()
-        self.features, self.bound = features, bound
+        self.features, self.bound, self.numbers = features, bound, numbers
         self.project = dense(features, width, initial.of("project")) if width else None
         self.seen = dense(numbers, width, initial.of("seen")) if width and numbers else None
         self.step = nn.Parameter(initial.of("step").normal(steps, width or 1, deviation=0.02))
@@ -63,6 +63,8 @@ class ValueHead(nn.Module):
 
     def hidden(self, features_BRTD: Tensor, step_T: Tensor, numbers_BRTN: Tensor | None = None) -> Tensor:
         """The input of the last layer, `[…, T, E]`: the critic features that the calibration heads read."""
+        if (numbers_BRTN is None) == (self.numbers > 0):
+            raise ValueError(f"this value head reads {self.numbers or 'no'} numbers of the scoring text")
         normal = F.layer_norm(features_BRTD.to(self.last.weight.dtype), (self.features,))
         numbers = None if numbers_BRTN is None else numbers_BRTN.to(normal)
         if self.project is None:
@@ -237,8 +239,6 @@ class Critic(nn.Module):
         """V(s_t) and critic features from the result of `features`, through which gradients flow on; a critic that sees
         the continuation reads off the `trajectories` what it knows of it."""
         step_T = torch.arange(features_BRTD.shape[-2], device=features_BRTD.device)
-        if self.sees and trajectories is None:
-            raise ValueError("a critic that sees the continuation needs scored trajectories")
         numbers = scoring_numbers(trajectories) if self.sees and trajectories is not None else None
         hidden_BRTE = self.head.hidden(features_BRTD, step_T, numbers)
         mask_BRT = mask_BRT.to(features_BRTD.device)

@@ -19,6 +19,7 @@ from tfive.rl.critic import Critic
 
 _DESCRIPTION = "critics.json"
 _VERSION = 1
+_LEFT_OUT = {"stands_on": "base", "sees": "prefix"}
 
 
 def description(critic: Critic) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def description(critic: Critic) -> dict[str, Any]:
     if settings.features != "base":
         shape["stands_on"] = settings.features
     if settings.sees != "prefix":
-        shape["sees"] = f"{settings.sees} of {critic.plan.horizon} tokens"
+        shape |= {"sees": settings.sees, "horizon": critic.plan.horizon}
     return shape
 
 
@@ -85,7 +86,7 @@ def load_critics(folder: str | os.PathLike[str], critics: Sequence[Critic]) -> N
         if differing:
             key = differing[0]
             raise UserError(
-                f"critic.start = {str(source)!r}: saved with {key} = {shape.get(key)}, this run has {wanted.get(key)}; "
+                f"critic.start = {str(source)!r}: saved with {_told(key, shape)}, this run has {_told(key, wanted)}; "
                 "use the settings the critics were saved with"
             )
         own = critic.state_dict()
@@ -95,6 +96,11 @@ def load_critics(folder: str | os.PathLike[str], critics: Sequence[Critic]) -> N
             )
     for critic, state in zip(critics, states):
         critic.load_state_dict(state)
+
+
+def _told(key: str, shape: Mapping[str, Any]) -> str:
+    """An entry of a description in words; what a description leaves out has its default."""
+    return f"{key} = {shape.get(key, _LEFT_OUT.get(key))}"
 
 
 def _weights(folder: Path, number: int) -> Path:

@@ -138,9 +138,9 @@ class CriticSettings(Section):
 
     sees: Literal["prefix", "continuation"] = "prefix"
     """What values are of: the text before the thought and the thought so far (the paper), or these and the text that
-    will score it: its tokens' losses without a thought, and the potential so far. No action changes that text, so such
-    a value is a baseline like the other; the actor itself never sees it. It lowers the floor that hidden scoring text
-    puts under a critic's error (lem:visible-floor)."""
+    will score it: its tokens' losses without a thought, the loss that rewards compare with, and the potential so far.
+    No action of the thought changes that text, so such a value is a baseline like the other; the actor never sees it.
+    It lowers the floor that hidden scoring text puts under a critic's error (lem:visible-floor)."""
 
     blocks: int = Field(4, ge=1, le=1024)
     """Last blocks that `top` and `lora` adapt, and that `probe` leaves out; the frozen rest is computed once per

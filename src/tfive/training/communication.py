@@ -171,7 +171,11 @@ def _trajectories(config: Config, shape: ModelShape, layout: Layout, compute: in
     found = [gathered("thoughts and their losses", drawn, lambda role: _thought(config, nodes, role))]
     read = [role for role in CRITIC_ROLES if role in drawn and spec.critics]
     if read:
-        what, said = "values and features of the critics", nodes.T * (1 + (config.critic.width or 1)) * FLOAT
+        seen = nodes.H + 2 if config.critic.sees == "continuation" else 0
+        what, said = (
+            "values and features of the critics",
+            nodes.T * (1 + (config.critic.width or shape.hidden + seen)) * FLOAT,
+        )
         if layout.fitting:
             whole = sum(_texts(config, role) * nodes.R for role in read) * said
             found.append(Exchange(BROADCAST, what, spec.critics, whole, layout.processes))

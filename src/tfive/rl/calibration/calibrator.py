@@ -47,8 +47,11 @@ class Calibrator:
         rows: int,
         action_width: int = ACTION_WIDTH,
         by: Role | None = None,
+        critics_see: bool = False,
     ) -> None:
+        """`critics_see`: critics' values and features depend on the scoring text."""
         self.engine, self.settings, self.seed, self.rows = engine, settings, seed, rows
+        self._own = engine.width if critics_see else None
         self.by = Role() if by is None else by
         self.world = self.by.texts
         features = engine.width
@@ -205,7 +208,7 @@ class Calibrator:
         same = torch.equal(targets["mixture"], targets["average"])
         with self._plan() as plan:
             asked = (data.occupation, plan.mean_plan(), FOLDS, self.seed, window, tapes)
-            for seen, inputs in ((False, data.mean_inputs), (True, data.mean_inputs.visible())):
+            for seen, inputs in ((False, data.mean_inputs), (True, data.mean_inputs.visible(self._own))):
                 for name, target_NT in targets.items():
                     if name == "mixture" and same:
                         fits[name, seen] = replace(fits["average", seen], steps=0)
@@ -231,7 +234,7 @@ class Calibrator:
             for name, seen in (("", False), ("_visible", True)):
                 change = cross_fit_change(
                     self._fresh_mean_head,
-                    data.mean_inputs.visible() if seen else data.mean_inputs,
+                    data.mean_inputs.visible(self._own) if seen else data.mean_inputs,
                     weight.to(data.first_NT.dtype),
                     data.first_NT,
                     data.second_NT,

@@ -63,11 +63,18 @@ class MeanInputs(_Rows):
     scoring_NTF: Tensor
     """Training-only features of the scoring text (and ℓ_0)."""
 
-    def visible(self) -> MeanInputs:
-        """The same context without what the actor cannot see: scoring text and potential become constants."""
-        return replace(
+    def visible(self, own: int | None = None) -> MeanInputs:
+        """The same context without what the actor cannot see: scoring text and potential become constants. Where
+        critics see the scoring text, so does all that is theirs: only the policy's `own` features, which come first,
+        stay."""
+        unseen = replace(
             self, potential_NT=torch.zeros_like(self.potential_NT), scoring_NTF=torch.zeros_like(self.scoring_NTF)
         )
+        if own is None:
+            return unseen
+        theirs = torch.zeros_like(self.prefix_NTD[..., own:])
+        kept = torch.cat([self.prefix_NTD[..., :own], theirs], -1)
+        return replace(unseen, prefix_NTD=kept, value_NT2=torch.zeros_like(self.value_NT2))
 
 
 class WeightHead(Protocol):
