@@ -73,9 +73,8 @@ def over_seeds(values: Sequence[float]) -> Estimate:
     """Mean and Student's interval; one seed has none."""
     if len(values) < 2:
         return statistics.fmean(values), None
-    return statistics.fmean(values), float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / len(
-        values
-    ) ** 0.5
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return statistics.fmean(values), float(stdtrit(len(values) - 1, 0.975)) * error
 
 
 def over_clusters(totals: Sequence[float], masses: Sequence[float]) -> Estimate:

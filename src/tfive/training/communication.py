@@ -172,10 +172,8 @@ def _trajectories(config: Config, shape: ModelShape, layout: Layout, compute: in
     read = [role for role in CRITIC_ROLES if role in drawn and spec.critics]
     if read:
         seen = nodes.H + 2 if config.critic.sees == "continuation" else 0
-        what, said = (
-            "values and features of the critics",
-            nodes.T * (1 + (config.critic.width or shape.hidden + seen)) * FLOAT,
-        )
+        width = config.critic.width or shape.hidden + seen
+        what, said = "values and features of the critics", nodes.T * (1 + width) * FLOAT
         if layout.fitting:
             whole = sum(_texts(config, role) * nodes.R for role in read) * said
             found.append(Exchange(BROADCAST, what, spec.critics, whole, layout.processes))
