@@ -127,6 +127,14 @@ def test_the_reference_is_what_the_source_says() -> None:
     assert done.returncode == 0, f"{done.stdout}{done.stderr}: run make reference"
 
 
+@pytest.mark.parametrize("words", [["--help"], ["--check", "now"]])
+def test_the_reference_is_not_written_for_a_word_it_does_not_know(words: list[str]) -> None:
+    command = [sys.executable, str(ROOT / "docs" / "tools" / "reference.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{words[-1]}: ")
+
+
 def test_the_picture_is_what_its_script_draws() -> None:
     drawn = runpy.run_path(str(ROOT / "docs" / "tools" / "thought_gain.py"))["picture"]()
     assert (ROOT / "docs" / "figures" / "thought-gain.svg").read_text("utf-8") == drawn

@@ -312,7 +312,11 @@ def meanings_text() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or with --check name those that differ."""
+    """Write the pages, or with --check name those that differ; any other word is refused (status 2)."""
+    unknown = [word for word in arguments if word != "--check"]
+    if unknown:
+        print(f"{unknown[0]}: give --check, or nothing to write the pages", file=sys.stderr)
+        return 2
     names = outdated()
     same = MEANINGS.is_file() and MEANINGS.read_text("utf-8") == meanings_text()
     names += [] if same else [MEANINGS.name]

@@ -11,7 +11,7 @@ import pytest
 from tfive.cli import doctor
 from tfive.config.config import Config, presets, resolve
 from tfive.errors import UserError
-from tfive.training.duration import readable
+from tfive.training.duration import expected, readable
 from tfive.training.inputs import require
 from tfive.training.start import train
 
@@ -42,6 +42,22 @@ def test_the_copy_of_a_checkpoint_is_counted_where_it_lies() -> None:
         resolve(["qwen3-1.7b"], []).config, doctor.model_shape(Config.load("qwen3-1.7b")), 8
     )
     assert several["checkpoint_host_bytes"] == saved // 8
+
+
+def test_the_clock_of_a_run_ends_what_is_foreseen() -> None:
+    def foreseen(*overrides: str) -> tuple[float, float, str]:
+        config = Config.load("qwen3-1.7b", overrides=["window.windows=1000", "run.develop_every=1000", *overrides])
+        found = expected(config, doctor.model_shape(config), "cuda", SPEED)
+        return found.seconds, found.window, found.basis
+
+    plan, window, basis = foreseen()
+    assert basis.startswith("1000 windows of")
+    assert "run.seconds" not in basis
+    seconds, _, basis = foreseen(f"run.seconds={2.5 * window}")
+    assert seconds == pytest.approx(plan - 997 * window)
+    assert basis.startswith("3 windows of")
+    assert "by run.seconds" in basis
+    assert foreseen(f"run.seconds={2000 * window}")[0] == plan
 
 
 @pytest.mark.parametrize("name", presets())

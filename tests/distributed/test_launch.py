@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous import registry
 
 from tfive.cli import launch
 from tfive.cli.app import _call
@@ -71,6 +74,30 @@ def test_ends_are_tried_again_or_passed_through(tmp_path: Path) -> None:
     again = {f"{kind}-{rank}-1" for kind in ("killed", "always") for rank in (0, 1)}
     assert set(started) == once | again
     assert set(started.values()) == {"3 ERROR"}
+
+
+@pytest.mark.parametrize(("ended", "status", "said"), [([0, 0], 0, ""), ([0, 75], 1, "SIGTERM: all ranks have ended")])
+def test_a_signal_as_all_ranks_end_well_is_no_error(
+    ended: list[int], status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Agent:
+        def __init__(self, *given: Any) -> None: ...
+
+        def run(self) -> None:
+            raise SignalException("asked to stop", signal.SIGTERM)
+
+        def kill(self) -> None: ...
+
+        def statuses(self) -> list[int]:
+            return ended
+
+    monkeypatch.setattr(launch, "_agent_class", lambda: Agent)
+    monkeypatch.setattr(launch, "_settings", lambda processes: {})
+    monkeypatch.setattr(launch.logging, "disable", lambda level: None)
+    monkeypatch.setattr(registry, "get_rendezvous_handler", lambda place: SimpleNamespace(shutdown=lambda: True))
+    assert launch.launch(["train"], processes=2, restarts=0, patience=1.0, quiet=True) == status
+    assert said in (told := capsys.readouterr().err)
+    assert bool(told) == bool(said)
 
 
 def test_more_processes_than_the_machine_can_hold_are_refused() -> None:

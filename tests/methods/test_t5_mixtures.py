@@ -98,6 +98,21 @@ def test_heads_learn_where_nothing_can_be_captured_and_the_run_says_so(home: Pat
     assert same(*states)
 
 
+def test_a_capture_that_first_fails_in_cross_fitting_is_said_too(home: Path, verdicts: Any) -> None:
+    run = assembled(home, "calibration.cross_fit=true")
+    calibrator = run.method.parts.calibrator
+    calibrator._recorder = PretendedGraphs()
+
+    def offsets(*given: Any) -> dict[str, float]:
+        calibrator._recorder.trouble = "not permitted"
+        return {}
+
+    calibrator.offsets = offsets
+    advance_to(run.method, "collect")
+    said = [entry for entry in logged(run) if entry[0] == "calibration: its steps cannot be captured"]
+    assert [detail for _, detail in said] == ["they are launched: not permitted"]
+
+
 def test_centred_scores_remember_the_opening_and_resume(home: Path, verdicts: Any) -> None:
     overrides = ("calibration.score_centering=true", "sampling.temperature=0.6", *PLAIN)
     run = assembled(home, *overrides)

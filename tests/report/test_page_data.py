@@ -257,6 +257,19 @@ def test_a_run_and_its_evaluations_share_a_page(tmp_path: Path) -> None:
         page_data([folder, begun(tmp_path / "other")])
 
 
+def test_a_finished_run_has_the_windows_that_its_clock_left(tmp_path: Path) -> None:
+    def windows(folder: Path) -> str:
+        return next(one["value"] for one in run_page(folder)["header"] if one["name"] == "windows")
+
+    clock = CONFIG.replace("windows = 3", "windows = 1000") + "[run]\nseconds = 9.0\n"
+    finished, going = run(tmp_path / "done", "t5", 0, 0.2), begun(tmp_path / "going")
+    for folder in (finished, going):
+        (folder / "config.toml").write_text(clock, "utf-8")
+    assert (windows(finished), windows(going)) == ("2 of 2", "1 of 1000")
+    (finished / "config.toml").write_text(clock.replace("9.0", '"none"'), "utf-8")
+    assert windows(finished) == "2 of 1000"
+
+
 def test_the_page_says_which_texts_its_numbers_are_of(tmp_path: Path) -> None:
     def measured_on(folder: Path) -> str:
         return next(one["value"] for one in run_page(folder)["header"] if one["name"] == "measured on")

@@ -100,8 +100,9 @@ def test_files_that_hold_other_tensors_or_none_are_damaged(path: Path) -> None:
         assert "no file of tensors" in damage(path)
 
 
-def test_a_length_beyond_all_memory_beside_none_is_damaged(path: Path) -> None:
-    forged(path, manifest=lambda fields: fields["tensors"][0].update(shape=[0, 1 << 70], parts=[]))
+@pytest.mark.parametrize("shape", [[0, 1 << 70], [0, 1 << 40, 1 << 40], [1 << 40, 0, 1 << 24]])
+def test_a_length_beyond_all_memory_beside_none_is_damaged(path: Path, shape: list[int]) -> None:
+    forged(path, manifest=lambda fields: fields["tensors"][0].update(shape=shape, parts=[]))
     assert "state.weight has shape" in damage(path)
 
 

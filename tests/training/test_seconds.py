@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,24 @@ def test_a_run_that_was_stopped_behind_its_last_window_ends_there(
     summary = start.resume(tmp_path / "run", quiet=True)
     assert summary["windows"] == 1
     assert summary["history"][-1]["window"] == 1
+
+
+@pytest.mark.parametrize(("leads", "windows"), [(True, 2), (False, 7)])
+def test_the_clock_of_the_leading_process_decides(leads: bool, windows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def any_of(flag: bool) -> bool:
+        asked.append(flag)
+        return flag
+
+    settings = SimpleNamespace(run=SimpleNamespace(seconds=10))
+    parts = SimpleNamespace(config=settings, method=SimpleNamespace(window=2, closed=True))
+    world = SimpleNamespace(leads=leads, any_of=any_of)
+    rank: Any = SimpleNamespace(assembly=parts, world=world, recorder=None, windows=7)
+    monkeypatch.setattr(loop, "training_seconds", lambda recorder: 99.0)
+    loop.Loop._look_at_the_clock(rank)
+    assert rank.windows == windows
+    assert asked == [leads]  # every process takes part in the answer
 
 
 def test_measuring_and_diagnoses_are_no_training() -> None:

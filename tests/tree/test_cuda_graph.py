@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pretended_graphs import Again, PretendedGraphs
-from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep, capturable
+from tfive.errors import RunFailed
+from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep, capturable, first_line
 from tfive_lab.bench.selfcheck import learned_heads
 
 CPU = torch.device("cpu")
@@ -73,6 +75,140 @@ def test_a_step_that_cannot_be_captured_is_launched_and_says_so() -> None:
     assert graphs.trouble == "operation not permitted when stream is capturing"
     replayed(torch.tensor([4, 5]))
     assert seen == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_an_error_that_says_nothing_is_named_by_its_kind() -> None:
+    assert [first_line(error) for error in (RuntimeError(), RuntimeError("\nmore"), RuntimeError("one\nmore"))] == [
+        "RuntimeError", "RuntimeError", "one",
+    ]  # fmt: skip
+
+
+class Card:
+    """What PyTorch keeps of captures on a GPU, as far as its source says: a capture that CUDA has given up is ended by
+    an error before the allocator and the generator have left it."""
+
+    def __init__(self, *, older: bool = True) -> None:
+        """`older`: one generator for all captures, that draws for a graph until one of them ends."""
+        self.older, self.recording = older, list[object]()
+        self.generator_counts = self.given_up = False
+        self.usable = True
+        """Whether captures can begin."""
+
+    def end_allocation(self, index: int, pool: object) -> None:
+        if pool not in self.recording:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.recording.remove(pool)
+
+
+class CardGraph:
+    """A graph of the card."""
+
+    def __init__(self, card: Card) -> None:
+        self.card, self.ended = card, False
+
+    def capture_begin(self, pool: object) -> None:
+        if pool in self.card.recording:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        self.taken = pool
+        self.card.recording.append(pool)
+        self.card.generator_counts = self.card.older
+        if not self.card.usable:
+            raise RuntimeError("operation not permitted")
+
+    def capture_end(self) -> None:
+        if self.card.given_up:
+            self.card.given_up = False
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.card.recording.remove(self.taken)
+        self.card.generator_counts = False
+        self.ended = True
+
+    def pool(self) -> object:
+        if not self.ended:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self.taken
+
+
+class OnCard(CudaGraphs):
+    """Graphs of the card."""
+
+    def __init__(self, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.card, self.frequent, self.device = card, True, CPU
+        self.stream: Any = SimpleNamespace(device_index=0)
+        self._graphs, self._keeper, self._broken = [], None, []
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: CardGraph(card))
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", card.end_allocation)
+
+    @contextmanager
+    def side_stream(self) -> Iterator[None]:
+        yield
+
+    def _draw(self) -> None:
+        if self.card.generator_counts:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+
+
+class Waits:
+    """A step that asks for what a tensor holds, by which CUDA gives up a capture; launched it may."""
+
+    def __init__(self, card: Card) -> None:
+        self.card, self.launched = card, 0
+
+    def __call__(self, rows: Tensor) -> None:
+        if self.card.recording:
+            self.card.given_up = True
+            raise RuntimeError("operation not permitted when stream is capturing")
+        assert not self.card.generator_counts
+        self.launched += 1
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_a_capture_that_breaks_halfway_is_left_before_anything_is_launched(
+    older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = Card(older=older)
+    graphs, step = OnCard(card, monkeypatch), Waits(card)
+    replayed = ReplayedStep(step, [], CPU, graphs)
+    for _ in range(3):
+        replayed(torch.arange(2))
+    assert graphs.trouble == "operation not permitted when stream is capturing"
+    assert step.launched == 3
+    assert not card.recording
+    # PyTorch may ask a capture that was not ended whose memory it is.
+    assert len(graphs._broken) == 2
+
+
+def test_a_capture_that_cannot_be_left_ends_the_run_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card()
+    replayed = ReplayedStep(Waits(card), [], CPU, OnCard(card, monkeypatch))
+    card.usable = False
+    replayed(torch.arange(2))
+    with pytest.raises(RunFailed, match=r"not permitted\), .* \(Offset increment outside .*tfive resume\)") as failed:
+        replayed(torch.arange(2))
+    assert "\n" not in str(failed.value)
+
+
+def test_where_no_capture_begins_steps_are_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(older=False)
+    graphs, step = OnCard(card, monkeypatch), Waits(card)
+    replayed = ReplayedStep(step, [], CPU, graphs)
+    card.usable = False
+    for _ in range(3):
+        replayed(torch.arange(2))
+    assert (graphs.trouble, step.launched, card.recording) == ("operation not permitted", 3, [])
+
+
+def test_a_capture_that_ends_after_an_error_needs_no_mending(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card()
+    graphs = OnCard(card, monkeypatch)
+
+    def work() -> None:
+        raise ValueError("a mistake")
+
+    with pytest.raises(ValueError, match="a mistake"):
+        graphs.capture(work)
+    assert (card.recording, card.generator_counts, graphs._broken) == ([], False, [])
 
 
 class Cramped(CudaGraphs):

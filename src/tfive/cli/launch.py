@@ -170,7 +170,7 @@ def launch(
     finally:
         spec.rdzv_handler.shutdown()
     status = whole_status(agent.statuses())
-    if asked and not any(one in FINAL for one in agent.statuses()):
+    if asked and status and not any(one in FINAL for one in agent.statuses()):
         # Whoever saves and stops says so; these were loading, or in the middle of an evaluation.
         return fail(f"{asked}: all ranks have ended; {then}", status)
     return status

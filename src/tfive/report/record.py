@@ -115,7 +115,9 @@ class RunRecord:
 
     @property
     def planned(self) -> int | None:
-        """Windows asked for."""
+        """Windows asked for; of a finished run that a clock could end, those it had."""
+        if self.summary and self.setting("run.seconds") is not None:
+            return self.windows
         found = self.setting("window.windows")
         return int(found) if isinstance(found, int) else self.summary.get("windows")
 

@@ -3,6 +3,7 @@ two matrices. Good to a factor of two or so, which is what one needs to choose a
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -62,20 +63,25 @@ def product_speed(device: torch.device, seconds: float = 0.5) -> float:
 
 
 def expected(config: Config, shape: ModelShape, device: str, speed: float) -> Duration:
-    """The duration of a run whose critics qualify at their first test in every window."""
+    """The duration of a run whose critics qualify at their first test in every window; `run.seconds` ends it with the
+    window in which they pass."""
     reached = REACHED[device]
     if device == "cuda":
         reached = min(REACHED_AT_MOST, reached * (shape.parameters / _STUDY_PARAMETERS) ** 0.5)
     per_node = 2 * shape.parameters / (speed * reached)
     nodes = nodes_per_item(config, shape.layers)
     window = sum(nodes.values()) * config.window.items * per_node
-    measurements = 1 + -(-config.window.windows // config.run.develop_every)
+    windows = config.window.windows
+    if config.run.seconds is not None:
+        windows = min(windows, math.ceil(config.run.seconds / window))
+    ended = " by run.seconds" if windows < config.window.windows else ""
+    measurements = 1 + -(-windows // config.run.develop_every)
     row = config.text.sequence_length / config.text.positions.per_text + config.thought.length
     measuring = MEASURED_READINGS * measurements * config.run.develop_items * row * per_node
-    total = window * config.window.windows + measuring
+    total = window * windows + measuring
     operations = total * speed * reached
     basis = (
-        f"{config.window.windows} windows of {readable(window)}; {operations:.1e} operations counted, at {reached:.0%} "
+        f"{windows} windows of {readable(window)}{ended}; {operations:.1e} operations counted, at {reached:.0%} "
         f"of the {speed / 1e9:,.0f} Gflop/s that a matrix product reaches here now; good to a factor of two"
     )
     return Duration(total, window, basis)

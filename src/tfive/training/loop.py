@@ -197,10 +197,10 @@ class Loop:
             self.save()
 
     def _look_at_the_clock(self) -> None:
-        """A window that closes when training has taken its seconds is the last; of several processes the slowest
-        decides. Measuring takes none, so a run that goes on from here finds the same."""
-        most, method = self.assembly.config.run.seconds, self.assembly.method
-        if most is not None and method.closed and self.world.any_of(training_seconds(self.recorder) >= most):
+        """A window that closes when training has taken its seconds is the last. The leading process's clock decides
+        for all, the one that checkpoints hold; measuring takes none, so a run that goes on from here finds the same."""
+        most, method, leads = self.assembly.config.run.seconds, self.assembly.method, self.world.leads
+        if most is not None and method.closed and self.world.any_of(leads and training_seconds(self.recorder) >= most):
             self.windows = min(self.windows, method.window)
 
     def _measure(self, window: int) -> dict[str, Any]:

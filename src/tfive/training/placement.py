@@ -6,6 +6,7 @@ tensors, and the copies of a sharded one) are dealt to their holders so that all
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -21,8 +22,9 @@ from tfive.training.tensor_files import CODES, DTYPES
 FILE_BYTES = 1 << 29
 """Tensors of about so many bytes share a file."""
 
-_LONGEST = 1 << 48
-"""No axis of a tensor is longer."""
+_LARGEST = 1 << 48
+"""No tensor has more elements. An empty one has no more either with its lengths of 0 taken as 1: the steps along its
+axes are products of those."""
 
 Wanted = Callable[[Path, tuple[int, ...]], Box | None]
 """The part of a stored tensor (its path, its shape) that this process needs; None for the whole."""
@@ -213,7 +215,8 @@ class Reassembly:
         found = self._found[number]
         if found is None:
             shape, one = self.boxes[number].shape, self.tensors[number]
-            if max(shape, default=0) > _LONGEST:  # beside a length of 0: a tensor without a file
+            # Beside a length of 0 the others may be anything: a tensor without a file.
+            if math.prod(max(length, 1) for length in shape) > _LARGEST:
                 raise ValueError(f"{named(one.path)} has shape {shape}")
             found = torch.empty(shape, dtype=one.dtype)
             self._found[number] = found

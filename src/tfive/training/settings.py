@@ -19,7 +19,8 @@ class RunSettings(Section):
 
     seconds: float | None = Field(None, gt=0, le=1e9)
     """Most seconds of training, measuring left out: the window in which they have passed is the last, and the run ends
-    as it does after `window.windows`. None: these alone say when it ends."""
+    as it does after `window.windows`. Of several processes the first one's clock decides. None: `window.windows` alone
+    says when it ends."""
 
     deterministic: bool = False
     """Deterministic kernels on GPUs, too: one seed then gives the same numbers again, and a run that was killed and
@@ -54,7 +55,7 @@ class RunSettings(Section):
 
     explorer_items: int = Field(256, ge=0, le=10_000_000)
     """Development items whose thoughts are kept token by token for the page of the run, at the start, half-way and at
-    the end; 0 keeps none."""
+    the end; 0 keeps none. Half-way is by `window.windows`: a run that `run.seconds` ends before keeps none there."""
 
     trackers: tuple[Tracker, ...] = ()
     """Trackers asked for beside the JSON lines; TensorBoard is also used whenever it is installed."""

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tfive.errors import RunFailed
+
 
 class Graph(Protocol):
     """Captured work that can be done again, on the tensors it was captured with."""
@@ -43,6 +45,9 @@ class CudaGraphs:
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._keeper: torch.cuda.CUDAGraph | None = None
         """Never replayed: it owns the memory. New graphs could not use that of graphs which are all gone."""
+        self._broken: list[torch.cuda.CUDAGraph] = []
+        """Captures that could not be ended, which PyTorch's allocator may still ask, and those made to get out of
+        them; never freed."""
 
     @classmethod
     def on(cls, device: torch.device, wanted: bool, frequent: bool = False) -> CudaGraphs | None:
@@ -96,27 +101,66 @@ class CudaGraphs:
 
     def _pool(self) -> Any:
         owner = self._keeper or next(iter(self._graphs), None)
-        return None if owner is None else owner.pool()
+        return torch.cuda.graph_pool_handle() if owner is None else owner.pool()
 
     def _captured(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), self._pool()
         # Collected garbage may hold a graph, and none may be freed while another is captured.
         collecting = gc.isenabled()
         gc.disable()
         try:
-            graph.capture_begin(pool=self._pool())
-            try:
-                work()
-            except BaseException:
-                # Report what went wrong, not that the capture could then not be ended either.
-                with suppress(RuntimeError):
-                    graph.capture_end()
-                raise
-            graph.capture_end()
+            self._record(graph, pool, work)
+        except BaseException as error:
+            if not _ended(graph):
+                self._leave(graph, pool, error)
+            raise
         finally:
             if collecting:
                 gc.enable()
         return graph
+
+    def _record(self, graph: torch.cuda.CUDAGraph, pool: Any, work: Callable[[], None]) -> None:
+        graph.capture_begin(pool=pool)
+        try:
+            work()
+        except BaseException:
+            # Report what went wrong, not that the capture could then not be ended either.
+            with suppress(RuntimeError):
+                graph.capture_end()
+            raise
+        graph.capture_end()
+
+    def _leave(self, broken: torch.cuda.CUDAGraph, pool: Any, why: BaseException) -> None:
+        """Bring PyTorch out of a capture that could not be ended, or fail the run: nothing may be launched otherwise.
+
+        A capture that CUDA has given up is ended by an error, and PyTorch then leaves two things undone. Its allocator
+        still records into the pool, which keeps it from giving cached memory back. And the generator of some versions
+        still counts for the graph and refuses to draw; the end of any other capture sets it right.
+        """
+        other, elsewhere = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        self._broken += [broken, other]
+        self._stop_recording(pool)
+        try:
+            self._record(other, elsewhere, self._one_zero)
+        except RuntimeError:  # nothing can be captured; whether that matters, the draw says
+            self._stop_recording(elsewhere)
+        try:
+            self._draw()
+        except RuntimeError as error:
+            raise RunFailed(
+                f"engine.fast: a capture broke ({first_line(why)}), and the device draws no random numbers since "
+                f"({first_line(error)}); a new process does (tfive resume)"
+            ) from why
+
+    def _stop_recording(self, pool: Any) -> None:
+        with suppress(RuntimeError):  # it was not recording
+            torch._C._cuda_endAllocateToPool(self.stream.device_index, pool)
+
+    def _draw(self) -> None:
+        """A random number, without any effect on later ones."""
+        before = torch.cuda.get_rng_state(self.device)
+        torch.rand(1, device=self.device)
+        torch.cuda.set_rng_state(before, self.device)
 
     def _make_room(self) -> None:
         """Give cached memory back to the device: during a capture PyTorch cannot."""
@@ -127,6 +171,20 @@ class CudaGraphs:
         """Free the graphs captured so far; none of them may be replayed again."""
         self.stream.synchronize()
         self._graphs.clear()
+
+
+def _ended(graph: torch.cuda.CUDAGraph) -> bool:
+    """Whether a capture came to its end, by what PyTorch lets one ask only then."""
+    try:
+        graph.pool()
+    except RuntimeError:
+        return False
+    return True
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without its further lines; its kind where it says nothing."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 @dataclass
@@ -186,7 +244,7 @@ class ReplayedStep:
             with capturable(self.optimizers):
                 return graphs.capture(lambda: self.step(*shape.inputs))
         except RuntimeError as error:
-            graphs.trouble = str(error).splitlines()[0]
+            graphs.trouble = first_line(error)
             return None
 
 

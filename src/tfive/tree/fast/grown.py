@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfive.tree.fast.cuda_graph import CudaGraphs, Graph
+from tfive.tree.fast.cuda_graph import CudaGraphs, Graph, first_line
 from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
 
 _EAGER = 1
@@ -128,7 +128,7 @@ class GrownLayouts:
             captured = _Captured(graphs, *given)
             found = captured(given[1], given[3], given[5])
         except RuntimeError as error:
-            self.wanted, self.reason = False, f"cannot be captured: {str(error).splitlines()[0]}"
+            self.wanted, self.reason = False, f"cannot be captured: {first_line(error)}"
             return
         same = layout_tensors(layout)
         if all(torch.equal(value, same[name]) for name, value in layout_tensors(found).items()):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfive.tree.fast.cuda_graph import CudaGraphs, Graph
+from tfive.tree.fast.cuda_graph import CudaGraphs, Graph, first_line
 from tfive.tree.fast.grown import layout_tensors
 from tfive.tree.layout import Layout
 
@@ -117,7 +117,7 @@ class ReplayedPasses:
             captured = _Captured(graphs, work, layout, given)
             again = captured(layout, given)
         except RuntimeError as error:
-            self.wanted, self.reason = False, f"cannot be captured: {str(error).splitlines()[0]}"
+            self.wanted, self.reason = False, f"cannot be captured: {first_line(error)}"
             return
         apart = torch.stack(
             [(a - b).float().norm() / b.float().norm().clamp(min=1e-20) for a, b in zip(again, found, strict=True)]
