@@ -257,25 +257,6 @@ def seeds_answers(found: dict[str, Any]) -> str:
     return drawn((*head, *tail), rows)
 
 
-def seeds_control(found: dict[str, Any]) -> str:
-    """Right answers of each method minus its control's, in points: seed by seed, and problem by problem."""
-    head = ("method, positions × thoughts", "seeds", "own thought (95 % over seeds)", "95 % over problems")
-    groups, clusters = methods(_answered(begun_careful(found))), found.get("clusters", {}).get("test", "")
-    rows = []
-    for name, cells in groups.items():
-        control = control_of(cells, groups)
-        pair = common(cells, control)
-        if not pair[0]:
-            continue
-        over = over_problems(_verdicts(pair[0], "own"), _verdicts(pair[1], "own"), clusters)
-        shown = []
-        for key in ("own", "sampled", "none", "true"):
-            first, second = ({cell["settings"]["run.seed"]: _share(cell, key) for cell in group} for group in pair)
-            shown.append(_told(apart(first, second), _points))
-        rows.append((name, str(len(pair[0])), shown[0], "–" if over is None else _half(over, _points), *shown[1:]))
-    return drawn((*head, "sampled", "without", "true working"), rows)
-
-
 def _share(cell: Cell, key: str) -> float:
     return float(cell["accuracy"]["results"]["every"]["accuracy"][key][0])
 
@@ -344,18 +325,6 @@ def seeds_critics(found: dict[str, Any]) -> str:
     return drawn(("method, positions × thoughts", "window", *(f"R², seed {seed}" for seed in numbers)), rows)
 
 
-def seeds_search(found: dict[str, Any]) -> str:
-    """The cells that searched the rate: seed 0, last measurement on development texts."""
-    head = ("method, positions × thoughts", "rate", "how far", "seconds", "thought gain", "gain against the start")
-    rows = []
-    for cell in sorted(begun_careful(found, search=True), key=_rank):
-        last = cell["measured"][-1]
-        gains = [signed(last[key][0]) for key in ("thought_gain", "gain_vs_base", "content_gain")]
-        known = (title(cell), f"{cell['settings']['optimizer.lr']:g}", cell["status"])
-        rows.append((*known, f"{last.get('training_seconds', 0):,.0f}", *gains, f"{last['no_thought_loss'][0]:.3f}"))
-    return drawn((*head, "content gain", "loss without"), rows)
-
-
 def best_rate(cells: Sequence[Cell]) -> float:
     """The rate whose cells of the search gain most against the start, mean over methods; only rates that every method
     was run with, to its end, are weighed."""
@@ -372,7 +341,7 @@ def best_rate(cells: Sequence[Cell]) -> float:
 
 
 SEED_TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    "seeds_search": seeds_search, "seeds": seeds, "seeds_cost": seeds_cost, "seeds_lazy": seeds_lazy,
-    "seeds_answers": seeds_answers, "seeds_control": seeds_control, "seeds_course": seeds_course,
+    "seeds": seeds, "seeds_cost": seeds_cost, "seeds_lazy": seeds_lazy,
+    "seeds_answers": seeds_answers, "seeds_course": seeds_course,
     "seeds_critics": seeds_critics,
 }  # fmt: skip

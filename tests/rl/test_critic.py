@@ -250,7 +250,7 @@ def test_saved_critics_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     before = copy.deepcopy(pair[0].state_dict())
     above = settings("top", features="policy")
     save_critics(tmp_path / "above", build_pair(base, PLAN, above))
-    with pytest.raises(UserError, match="saved with stands_on = policy, this run has None"):
+    with pytest.raises(UserError, match="saved with stands_on = policy, this run has stands_on = base"):
         load_critics(tmp_path / "above", pair)
     for other in (settings("full"), settings("top", bounded=True), CriticSettings(adapt="top", blocks=1, width=8)):
         with pytest.raises(UserError, match="use the settings") as error:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import scripts
 
 LENGTH = 192
 SMALL = (
@@ -45,4 +51,23 @@ def save_model(folder: Path, texts: list[str]) -> Path:
                         initializer_range=0.3, tie_word_embeddings=False)  # fmt: skip
     LlamaForCausalLM(shape).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def render() -> ModuleType:
+    return scripts.script("studies/answers/render.py")
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory, render: ModuleType) -> Path:
+    """A model, problems and the sheets made of them."""
+    folder = tmp_path_factory.mktemp("answers")
+    rows = [problem(number) for number in range(400)]
+    other = {"id": "m1", "source": "math_train", "text": "x\n\ny\nThe answer is 1.", "fewshot": False}
+    with gzip.open(folder / "problems.jsonl.gz", "wt", encoding="utf-8") as out:
+        out.writelines(json.dumps(row) + "\n" for row in (*rows, other))
+    save_model(folder / "model", [row["text"] for row in rows] + [render.HEADER] * 50)
+    given = [str(folder / name) for name in ("model", "problems.jsonl.gz", "sheets")]
+    assert render.main([*given, "--length", str(LENGTH)]) == 0
     return folder

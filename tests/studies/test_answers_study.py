@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import statistics
 import sys
 import tomllib
 from pathlib import Path
@@ -178,12 +179,17 @@ def test_the_page_shows_the_committed_results() -> None:
     found = json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))
     assert set(re.findall(r"<!-- table: (\w+) -->", page)) == set(tables.TABLES)
     assert tables.draw(page, found) == page
-    answering = tables.answering(found, tables.OWN_LAW)
-    shares = {name: model["results"]["every"]["accuracy"] for name, model in answering.items()}
     readme = (ROOT / "README.md").read_text("utf-8")
-    trained, control, start = "T⁵, 2,048 × 1", "anchors alone, 2,048 × 1", "after the warm start"
-    for name, other in ((trained, "none"), (trained, "own"), (control, "own"), (start, "own")):
-        assert f"{100 * shares[name][other][0]:.1f} %" in readme, (name, other)
+    seeds = scripts.script("studies/answers/seed_tables.py")
+    groups = seeds.methods(seeds.begun_careful(found))
+    for name in ("T⁵, 2,048 × 1", "GRPO, 256 × 8", "anchors alone, 2,048 × 1"):
+        gain = statistics.fmean(cell["test"]["content_gain"][0] for cell in groups[name])
+        assert f"{gain:+.3f}" in readme, name
+    answered = [cell["accuracy"]["results"]["every"]["accuracy"] for cell in groups["T⁵, 2,048 × 1"]]
+    for kind in ("own", "none"):
+        share = statistics.fmean(shares[kind][0] for shares in answered)
+        assert f"{100 * share:.1f} %" in readme, kind
+    assert f"{100 * found['accuracy']['careful']['results']['every']['accuracy']['own'][0]:.1f} %" in readme
 
 
 def test_each_method_is_held_against_the_control_with_the_same_positions() -> None:
