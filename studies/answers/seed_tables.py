@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from forms import CAREFUL, NAMES, PILOT, drawn, percent, seed_of, signed, title
@@ -173,6 +174,36 @@ def seeds(found: dict[str, Any]) -> str:
             shown = (form(mean), _half((mean, half), form), "–" if texts is None else _half(texts, form))
             rows.append((words, name, str(len(cells)), *shown, _told(less), "–" if paired is None else _half(paired)))
     return drawn((*head, "minus the control (95 % over seeds)", "95 % over texts"), rows)
+
+
+def seeds_apart(found: dict[str, Any]) -> str:
+    """What training changed of the start that each seed measured itself, on test texts and on development texts; and
+    every rewarded method minus the next one, on test texts."""
+    groups = methods([cell for cell in begun_careful(found) if "test_start" in cell])
+    rows = []
+    for measure in ("gain_vs_base", "content_gain"):
+        words, at = GAINS[measure], "thought_gain" if measure == "gain_vs_base" else measure
+        for name, cells in groups.items():
+            tested = [cell["test"][measure][0] - cell["test_start"][at] for cell in cells]
+            grown = [cell["measured"][-1][measure][0] - cell["measured"][0][measure][0] for cell in cells]
+            rows.append((words, name, "the start", str(len(cells)), _told(tested), "–", _told(grown)))
+        rewarded = [(name, cells) for name, cells in groups.items() if cells[0]["method"] != CONTROL]
+        for (name, cells), (other, others) in pairwise(rewarded):
+            less = apart(by_seed(cells, "test", measure), by_seed(others, "test", measure))
+            both = common(cells, others)
+            paired = _over_texts(both[0], measure, both[1]) if both[0] else None
+            rows.append(
+                (words, name, other, str(len(less)), _told(less), "–" if paired is None else _half(paired), "–")
+            )
+    head = (
+        "measure",
+        "method, positions × thoughts",
+        "minus",
+        "seeds",
+        "test texts (95 % over seeds)",
+        "95 % over texts",
+    )
+    return drawn((*head, "development texts (95 % over seeds)"), rows)
 
 
 def seeds_cost(found: dict[str, Any]) -> str:
@@ -341,7 +372,7 @@ def best_rate(cells: Sequence[Cell]) -> float:
 
 
 SEED_TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    "seeds": seeds, "seeds_cost": seeds_cost, "seeds_lazy": seeds_lazy,
+    "seeds": seeds, "seeds_apart": seeds_apart, "seeds_cost": seeds_cost, "seeds_lazy": seeds_lazy,
     "seeds_answers": seeds_answers, "seeds_course": seeds_course,
     "seeds_critics": seeds_critics,
 }  # fmt: skip

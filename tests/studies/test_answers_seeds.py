@@ -194,6 +194,24 @@ def test_the_course_is_cut_where_every_rewarded_cell_has_been() -> None:
     assert rows["steps, 8", "RLP"][7] == "+0.350"
 
 
+def test_what_changed_of_the_start_is_paired_by_seed() -> None:
+    seeds = scripts.script("studies/answers/seed_tables.py")
+    begun = {"test_start": {"thought_gain": 0.1, "content_gain": 0.2, "no_thought_loss": 1.0}}
+    cells = [made_up(method, 1, gain) | begun for method, gain in (("t5", 0.3), ("rlp", 0.5), ("anchor-only", 0.05))]
+    rows = {
+        (row[0], row[1].split(",")[0], row[2].split(",")[0]): row[3:]
+        for row in lines_of(seeds.seeds_apart({"cells": cells}))
+    }
+    # Two windows of 0.3 a window on development texts, 0.3 against the start's 0.1 and 0.2 on test texts.
+    assert rows["gain against the start", "T⁵", "the start"] == ["1", "+0.200", "–", "+0.600"]
+    assert rows["content gain", "T⁵", "the start"] == ["1", "+0.100", "–", "+0.600"]
+    assert rows["content gain", "anchors alone", "the start"][1] == "−0.150"
+    rewarded = [key for key in rows if key[2] != "the start"]
+    assert all("anchors alone" not in key for key in rewarded)
+    assert {rows[key][1] for key in rewarded} <= {"−0.200", "+0.200"}
+    assert len(rewarded) == 2
+
+
 def test_critics_are_told_window_by_window() -> None:
     seeds = scripts.script("studies/answers/seed_tables.py")
     one = {"window": 1, "r2.1": 0.1, "r2.2": -0.02, "credit": "qualified"}
