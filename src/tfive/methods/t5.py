@@ -70,8 +70,6 @@ class T5(QualifiedMethod[T5Parts]):
         self.validator = Validator(settings.calibration.kappa, delta)
         self.normaliser: PilotNormaliser | None = None
         self.mixture: Mixture = FixedWeight()
-        self._told = ""
-        """Why steps of the heads cannot be captured, as an event has said it."""
 
     @classmethod
     def assemble(cls, kit: Kit) -> Self:
@@ -178,21 +176,15 @@ class T5(QualifiedMethod[T5Parts]):
             self.mixture = fixed
             return None
         candidate = parts.calibrator.learn(self._calibration_data("head_train"), self.window)
-        self._tell_trouble()
         parts.telemetry.count("head_train", head_updates=candidate.updates)
         parts.snapshots.renew("weight")
         parts.snapshots.renew("auxiliary")
         self.report |= {"multiplier": candidate.multiplier, "head_moment": candidate.risk}
         with parts.telemetry.phase("validate"):
             self._validate(candidate)
-        self._tell_trouble()  # cross-fitting has steps of its own
-        return None
-
-    def _tell_trouble(self) -> None:
-        trouble = self.parts.calibrator.trouble
-        if trouble != self._told:
+        if trouble := parts.calibrator.new_trouble():
             self.log("calibration: its steps cannot be captured", f"they are launched: {trouble}")
-            self._told = trouble
+        return None
 
     # Line 4: the frozen candidate keeps Ĉ ≤ κQ̂ on other texts, or the fixed average is used (app:moment-validation).
     def _validate(self, candidate: Candidate) -> None:

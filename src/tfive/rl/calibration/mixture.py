@@ -64,9 +64,9 @@ class MeanInputs(_Rows):
     """Training-only features of the scoring text (and ℓ_0)."""
 
     def visible(self, own: int | None = None) -> MeanInputs:
-        """The same context without what the actor cannot see: scoring text and potential become constants. Where
-        critics see the scoring text, so does all that is theirs: only the policy's `own` features, which come first,
-        stay."""
+        """The same context without what the actor cannot see: scoring text and potential become constants, and where
+        critics see the scoring text their features and values as well. Of the prefix only the policy's `own` features,
+        which come first, then stay."""
         unseen = replace(
             self, potential_NT=torch.zeros_like(self.potential_NT), scoring_NTF=torch.zeros_like(self.scoring_NTF)
         )
