@@ -114,15 +114,20 @@ def _told(values: Sequence[float], form: Callable[[float], str] = signed) -> str
     """Mean and interval over seeds of some differences, or a dash where there are none."""
     if not values:
         return "–"
-    mean, half = over_seeds(values)
-    return form(mean) if half is None else f"{form(mean)} ({_half((mean, half), form)})"
+    return estimate(over_seeds(values), form)
+
+
+def estimate(found: Estimate, form: Callable[[float], str] = signed) -> str:
+    """A mean, and its interval where there is one."""
+    return form(found[0]) if found[1] is None else f"{form(found[0])} ({_half(found, form)})"
 
 
 def _plain(value: float) -> str:
     return f"{value:.3f}"
 
 
-def _points(value: float) -> str:
+def points_of(value: float) -> str:
+    """A difference of shares in percentage points."""
     return f"{100 * value:+.1f}".replace("-", "−")
 
 
@@ -140,7 +145,7 @@ def text_sums(cells: Sequence[Cell], measure: str) -> tuple[list[float], list[in
     return [statistics.fmean(row) / 1e4 for row in zip(*rows, strict=True)], _numbers(kept[0]["items"])
 
 
-def _over_texts(cells: Sequence[Cell], measure: str, others: Sequence[Cell] = ()) -> Estimate | None:
+def over_texts(cells: Sequence[Cell], measure: str, others: Sequence[Cell] = ()) -> Estimate | None:
     """Mean over seeds with its interval over texts; minus the `others`, text by text, where they are given."""
     own, other = text_sums(cells, measure), text_sums(others, measure) if others else None
     if own is None or (others and other is None):
@@ -169,8 +174,8 @@ def seeds(found: dict[str, Any]) -> str:
             mean, half = over_seeds(list(values.values()))
             control = control_of(cells, groups)
             less = apart(values, by_seed(control, "test", measure))
-            texts, both = _over_texts(cells, measure), common(cells, control)
-            paired = _over_texts(both[0], measure, both[1]) if both[0] else None
+            texts, both = over_texts(cells, measure), common(cells, control)
+            paired = over_texts(both[0], measure, both[1]) if both[0] else None
             shown = (form(mean), _half((mean, half), form), "–" if texts is None else _half(texts, form))
             rows.append((words, name, str(len(cells)), *shown, _told(less), "–" if paired is None else _half(paired)))
     return drawn((*head, "minus the control (95 % over seeds)", "95 % over texts"), rows)
@@ -191,7 +196,7 @@ def seeds_apart(found: dict[str, Any]) -> str:
         for (name, cells), (other, others) in pairwise(rewarded):
             less = apart(by_seed(cells, "test", measure), by_seed(others, "test", measure))
             both = common(cells, others)
-            paired = _over_texts(both[0], measure, both[1]) if both[0] else None
+            paired = over_texts(both[0], measure, both[1]) if both[0] else None
             rows.append(
                 (words, name, other, str(len(less)), _told(less), "–" if paired is None else _half(paired), "–")
             )
@@ -230,13 +235,14 @@ def seeds_lazy(found: dict[str, Any]) -> str:
         gains = [signed(statistics.fmean(cell["test"][key][0] for cell in cells)) for key in
                  ("thought_gain", "empty_gain", "random_gain")]  # fmt: skip
         other = statistics.fmean(cell["test"]["thought_gain"][0] - cell["test"]["content_gain"][0] for cell in cells)
-        answered = [cell["accuracy"]["results"]["every"]["accuracy"] for cell in _answered(cells)]
-        right = [percent(statistics.fmean(one[key][0] for one in answered)) if answered else "–" for key in shares]
+        known = [cell["accuracy"]["results"]["every"]["accuracy"] for cell in answered(cells)]
+        right = [percent(statistics.fmean(one[key][0] for one in known)) if known else "–" for key in shares]
         rows.append((name, str(len(cells)), *gains, signed(other), *right))
     return drawn((*head, "right after own, %", "without", "nothing", "random tokens", "another's"), rows)
 
 
-def _answered(cells: Sequence[Cell]) -> list[Cell]:
+def answered(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells whose model answered the test problems."""
     return [cell for cell in cells if cell.get("accuracy", {}).get("problems") == "test"]
 
 
@@ -254,7 +260,8 @@ def over_problems(first: Sequence[str], second: Sequence[str], clusters: str) ->
     return over_clusters(totals, masses)
 
 
-def _verdicts(cells: Sequence[Cell], condition: str) -> list[str]:
+def verdicts(cells: Sequence[Cell], condition: str) -> list[str]:
+    """Which answers of each cell were right after such a thought."""
     return [cell["accuracy"]["verdicts"][condition] for cell in cells]
 
 
@@ -269,27 +276,23 @@ def seeds_answers(found: dict[str, Any]) -> str:
     if start is not None:
         every = start["results"]["every"]["accuracy"]
         own, *others = (every[name][0] for name in ("own", "sampled", "none", "true"))
-        known = (percent(own), "–", *map(percent, others), _points(own - every["none"][0]))
+        known = (percent(own), "–", *map(percent, others), points_of(own - every["none"][0]))
         rows.append(("after careful reading", "–", *known, *["–"] * len(tail)))
-    groups = methods(_answered(begun_careful(found)))
+    groups = methods(answered(begun_careful(found)))
     for name, cells in groups.items():
         every = [cell["accuracy"]["results"]["every"]["accuracy"] for cell in cells]
         values = {key: [one[key][0] for one in every] for key in ("own", "sampled", "none", "true")}
         means = [percent(statistics.fmean(values[key])) for key in values]
         row = [name, str(len(cells)), means[0], _half(over_seeds(values["own"]), percent), *means[1:]]
-        row.append(_told([a - b for a, b in zip(values["own"], values["none"])], _points))
+        row.append(_told([a - b for a, b in zip(values["own"], values["none"])], points_of))
         for key in ("own", "sampled"):
             begun = None if start is None else start["results"]["every"]["accuracy"][key][0]
-            row.append("–" if begun is None else _told([one - begun for one in values[key]], _points))
+            row.append("–" if begun is None else _told([one - begun for one in values[key]], points_of))
             begun_with = [] if start is None else [start["verdicts"][key]]
-            over = over_problems(_verdicts(cells, key), begun_with, clusters) if begun_with else None
-            row.append("–" if over is None else _half(over, _points))
+            over = over_problems(verdicts(cells, key), begun_with, clusters) if begun_with else None
+            row.append("–" if over is None else _half(over, points_of))
         rows.append(tuple(row))
     return drawn((*head, *tail), rows)
-
-
-def _share(cell: Cell, key: str) -> float:
-    return float(cell["accuracy"]["results"]["every"]["accuracy"][key][0])
 
 
 def at_or_before(cell: Cell, key: str, most: float) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from forms import CAREFUL, NAMES, PILOT, drawn, paired, percent, points, seed_of, signed, title, with_interval
-from seed_tables import SEED_TABLES
+from long_tables import CLOCKED_TABLES
 
 PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 MISSING = {"1": "one line", "2": "two lines", "all": "all of it", "every": "every item"}
@@ -317,5 +317,5 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "accuracy_cold": partial(accuracy, temperature=COLD), "between_cold": partial(between, temperature=COLD),
     "comparison_cold": partial(comparison, temperature=COLD), "course_cold": partial(course, temperature=COLD),
     "earlier": earlier, "critics": critics, "every": every, "ends": ends, "careful": careful, "foresight": foresight,
-    **SEED_TABLES,
+    **CLOCKED_TABLES,
 }  # fmt: skip

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from answer_sheets import SMALL
@@ -100,7 +101,7 @@ def test_cells_under_a_clock_become_tables(
         measured = ["--problems", "test", "--limit", "12", "--seed", "1", f"--set=optimizer.lr={chosen}"]
         assert run.main(["cell", label, *common, *measured]) == 0
     page, out, tables = tmp_path / "page.md", tmp_path / "found.json", scripts.script("studies/answers/tables.py")
-    page.write_text("".join(PLACES.format(name) for name in tables.SEED_TABLES), "utf-8")
+    page.write_text("".join(PLACES.format(name) for name in tables.CLOCKED_TABLES), "utf-8")
     out.write_text(json.dumps({"cells": [{"name": "old", "code": "x", "measured": []}], "pilot": 1}), "utf-8")
     assert run.main(["table", "--add", "--runs", str(runs), "--out", str(out), "--page", str(page)]) == 0
     found = json.loads(out.read_text("utf-8"))
@@ -247,8 +248,68 @@ def test_the_rate_is_one_that_every_method_was_run_with() -> None:
         seeds.best_rate(cells[-2:])
 
 
-def test_gains_are_kept_text_by_text(tmp_path: Path) -> None:
+def clocked(method: str, seconds: float, gain: float, **more: Any) -> dict[str, Any]:
+    """A cell that a clock ended, measured on test texts and on three answers of two problems."""
+    cell = made_up(method, 1, gain, **more)
+    cell["settings"] |= {"run.seconds": seconds}
+    cell["measured"] = [{"thoughts": 9.0, **one} for one in cell["measured"]]
+    cell["test"] = {name: [gain, gain - 0.1, gain + 0.1] for name in cell["test"]} | {"mean_thought_length": 40.0}
+    cell["test_start"] = {"thought_gain": 0.1, "content_gain": 0.2, "no_thought_loss": 1.0}
+    cell["by_text"] |= {"gain_vs_base": cell["by_text"]["thought_gain"]}
+    own = more.get("own", "110")
+    cell["accuracy"] = {"problems": "test", "verdicts": {"own": own, "sampled": "000"}}
+    return cell
+
+
+def test_long_runs_have_tables_of_their_own() -> None:
+    tables = scripts.script("studies/answers/long_tables.py")
+    critics = [{"window": w, "r2.1": 0.2, "r2.2": r2, "credit": c} for w, r2, c in
+               ((1, 0.05, "qualified"), (2, 0.1, "qualified"), (3, -0.2, "baseline"))]  # fmt: skip
+    short, long = clocked("t5", 170.0, 0.9), clocked("t5", 1000.0, 0.3, critics=critics)
+    other = clocked("quiet-star-grpo", 1000.0, 0.2, own="010")
+    warm = {"verdicts": {"own": "01011"}}
+    models = {"careful": "short start", "careful-long": "long start", "warm": warm}
+    found = {"cells": [short, long, other], "accuracy": models, "clusters": {"test": "0 0 1"}}
+    of = {long: tables.of_clock(found, long=long) for long in (False, True)}
+    assert [len(one["cells"]) for one in of.values()] == [1, 2]
+    assert of[False]["accuracy"] == {"careful": "short start", "warm": warm}
+    assert of[True]["accuracy"] == {"careful": "long start", "warm": warm}
+    # A cell without a clock is a short one.
+    assert len(tables.of_clock({"cells": [{"name": "old"}]}, long=False)["cells"]) == 1
+    begun, mine, theirs = lines_of(tables.long_ends(of[True]))
+    assert begun == ["the start", *"–––––", "+0.100", "–", "+0.200", "1.000", "–"]
+    assert mine[:7] == ["T⁵, 8 × 1", "1", "8", "16", "9", "20", "+0.300 (+0.200 … +0.400)"]
+    assert theirs[0] == "GRPO, 8 × 1"
+    (name, minus, seeds, gain, content, own, sampled), *warmed = lines_of(tables.long_apart(of[True]))
+    # The warm-started model answered more; the first three count.
+    assert [[*row[:2], row[5].split()[0]] for row in warmed] == [
+        ["T⁵, 8 × 1", "after the warm start", "+33.3"],
+        ["GRPO, 8 × 1", "after the warm start", "+0.0"],
+    ]
+    assert (name, minus, seeds) == ("T⁵, 8 × 1", "GRPO, 8 × 1", "1")
+    assert gain == "+0.100 (+0.100 … +0.100)"  # the same of both texts
+    assert content == "+0.100"  # nothing kept text by text
+    # One of three answers more, of the first problem: its total of 1 lies 1/3 above what two answers would have.
+    half = 1.96 * (2 * ((1 - 2 / 3) ** 2 + (1 / 3) ** 2)) ** 0.5 / 3
+    assert own == f"+33.3 ({tables.points_of(1 / 3 - half)} … {tables.points_of(1 / 3 + half)})"
+    assert sampled.startswith("+0.0 ")
+    assert lines_of(tables.long_critics(of[True])) == [["T⁵, 8 × 1", "1", "2 of 3", "1 of 3", "+0.050 / −0.050"]]
+    assert "+0.900" in tables.CLOCKED_TABLES["seeds"](found)
+    assert "+0.300" not in tables.CLOCKED_TABLES["seeds"](found)
+
+
+def test_gains_are_kept_text_by_text_wherever_their_numbers_begin(tmp_path: Path) -> None:
     collect = scripts.script("studies/answers/collect.py")
-    items = {"text": torch.tensor([4, 4, 7]).numpy(), "thought_gain": torch.tensor([0.1, 0.2, -0.5]).numpy()}
-    save_file(items, tmp_path / "items.safetensors")
-    assert collect.by_text(tmp_path / "items.safetensors") == {"items": "2 1", "thought_gain": "3000 -5000"}
+
+    def digest(items: list[int]) -> str:
+        kept = {"item": np.array(items), "text": np.array([4, 4, 7]), "thought_gain": np.array([0.1, 0.2, -0.5])}
+        save_file(kept, tmp_path / "one.safetensors")
+        found = collect.by_text(tmp_path / "one.safetensors")
+        assert {name: found[name] for name in found if name != "digest"} == {
+            "items": "2 1",
+            "thought_gain": "3000 -5000",
+        }
+        return str(found["digest"])
+
+    assert digest([8, 9, 12]) == digest([108, 109, 112])
+    assert digest([8, 9, 12]) != digest([8, 9, 13])

@@ -180,16 +180,20 @@ def test_the_page_shows_the_committed_results() -> None:
     assert set(re.findall(r"<!-- table: (\w+) -->", page)) == set(tables.TABLES)
     assert tables.draw(page, found) == page
     readme = (ROOT / "README.md").read_text("utf-8")
-    seeds = scripts.script("studies/answers/seed_tables.py")
-    groups = seeds.methods(seeds.begun_careful(found))
-    for name in ("T⁵, 2,048 × 1", "GRPO, 256 × 8", "anchors alone, 2,048 × 1"):
-        gain = statistics.fmean(cell["test"]["content_gain"][0] for cell in groups[name])
-        assert f"{gain:+.3f}" in readme, name
-    answered = [cell["accuracy"]["results"]["every"]["accuracy"] for cell in groups["T⁵, 2,048 × 1"]]
+    clocks = scripts.script("studies/answers/long_tables.py")
+    short, long = (clocks.ended(clocks.of_clock(found, long=one)) for one in (False, True))
+    for groups, names in (
+        (short, ("T⁵, 2,048 × 1", "anchors alone, 2,048 × 1")),
+        (long, ("T⁵, 2,048 × 1", "GRPO, 256 × 8", "RLP, 256 × 8", "PPO, one critic, 2,048 × 1")),
+    ):
+        for name in names:
+            gain = statistics.fmean(cell["test"]["content_gain"][0] for cell in groups[name])
+            assert f"{gain:+.3f}" in readme, name
+    answered = [cell["accuracy"]["results"]["every"]["accuracy"] for cell in long["T⁵, 2,048 × 1"]]
     for kind in ("own", "none"):
         share = statistics.fmean(shares[kind][0] for shares in answered)
         assert f"{100 * share:.1f} %" in readme, kind
-    assert f"{100 * found['accuracy']['careful']['results']['every']['accuracy']['own'][0]:.1f} %" in readme
+    assert f"{100 * found['accuracy'][clocks.START]['results']['every']['accuracy']['own'][0]:.1f} %" in readme
 
 
 def test_each_method_is_held_against_the_control_with_the_same_positions() -> None:

@@ -1,0 +1,149 @@
+"""Tables of the long runs from careful reading: those whose clock is ten minutes or more, beside the shorter ones.
+
+The tables over seeds are drawn of the runs under the shorter clock, those here of the longer ones. Each long run is a
+row of its own; differences are of the mean over the seeds that both have, with intervals over texts or problems.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from forms import CAREFUL, drawn, seed_of, signed, with_interval
+from seed_tables import (
+    CONTROL,
+    SEED_TABLES,
+    Cell,
+    answered,
+    apart,
+    begun_careful,
+    by_seed,
+    common,
+    estimate,
+    methods,
+    over_problems,
+    over_texts,
+    points_of,
+    seeds_answers,
+    seeds_course,
+    seeds_lazy,
+    verdicts,
+)
+
+LONG = 600.0
+"""Seconds of the clock from which a run counts as long."""
+START = f"{CAREFUL}-long"
+"""The start of the long runs in the results: made anew, and no other's weights to the bit."""
+
+WARM = "warm"
+"""The model after the warm start alone; it answered all test problems, of which a run may have answered the first."""
+
+Table = Callable[[dict[str, Any]], str]
+
+
+def of_clock(found: dict[str, Any], *, long: bool) -> dict[str, Any]:
+    """The results with the cells of one kind alone, and the right answers of the start that they began with."""
+    cells = [cell for cell in found["cells"] if (clock_of(cell) >= LONG) == long]
+    known = found.get("accuracy", {})
+    begun = {name: model for name, model in known.items() if name not in (CAREFUL, START)}
+    if (START if long else CAREFUL) in known:
+        begun[CAREFUL] = known[START if long else CAREFUL]
+    return {**found, "cells": cells, "accuracy": begun}
+
+
+def clock_of(cell: Cell) -> float:
+    """Seconds of training after which a cell ends; 0 where no clock ends it."""
+    return float(cell.get("settings", {}).get("run.seconds") or 0.0)
+
+
+def ended(found: dict[str, Any]) -> dict[str, list[Cell]]:
+    """The cells that were measured on test texts, by method."""
+    return methods([cell for cell in begun_careful(found) if "test" in cell and "test_start" in cell])
+
+
+def long_ends(found: dict[str, Any]) -> str:
+    """What each run did, and its test texts: a row of the start (the mean of what the runs found), then one a run."""
+    head = ("method, positions × thoughts", "seed", "updates", "actor thoughts", "of every role", "seconds")
+    groups = ended(found)
+    rows = []
+    begun = [cell["test_start"] for cells in groups.values() for cell in cells]
+    if begun:
+        means = {name: statistics.fmean(one[name] for one in begun) for name in begun[0]}
+        shown = (signed(means["thought_gain"]), "–", signed(means["content_gain"]), f"{means['no_thought_loss']:.3f}")
+        rows.append(["the start", *["–"] * 5, *shown, "–"])
+    for name, cells in groups.items():
+        for cell in cells:
+            last, test = cell["measured"][-1], cell["test"]
+            spent = (f"{last[key]:,.0f}" for key in ("steps", "actor_thoughts", "thoughts", "training_seconds"))
+            gains = (with_interval(test[key]) for key in ("thought_gain", "gain_vs_base", "content_gain"))
+            tail = (f"{test['no_thought_loss'][0]:.3f}", f"{test['mean_thought_length']:.0f}")
+            rows.append([name, seed_of(cell), *spent, *gains, *tail])
+    columns = ("thought gain", "gain against the start", "content gain", "loss without", "tokens of a thought")
+    return drawn((*head, *columns), rows)
+
+
+def long_apart(found: dict[str, Any]) -> str:
+    """The first method minus each other one: gains on test texts, paired by text, and right answers in points, paired
+    by problem. Then each method's right answers minus those of the warm-started model to the same questions."""
+    head = ("method, positions × thoughts", "minus", "seeds", "gain against the start", "content gain")
+    clusters = found.get("clusters", {}).get("test", "")
+    rewarded = [(name, cells) for name, cells in ended(found).items() if cells[0]["method"] != CONTROL]
+    rows = []
+    for name, cells in rewarded[1:]:
+        own, other = common(rewarded[0][1], cells)
+        if not own:
+            continue
+        row = [rewarded[0][0], name, str(len(own))]
+        for measure in ("gain_vs_base", "content_gain"):
+            mean = statistics.fmean(apart(by_seed(own, "test", measure), by_seed(other, "test", measure)))
+            row.append(estimate((mean, (over_texts(own, measure, other) or (mean, None))[1])))
+        for condition in ("own", "sampled"):
+            both = len(answered(own)) == len(answered(other)) == len(own)
+            over = over_problems(verdicts(own, condition), verdicts(other, condition), clusters) if both else None
+            row.append("–" if over is None else estimate(over, points_of))
+        rows.append(row)
+    warm = found.get("accuracy", {}).get(WARM)
+    for name, cells in rewarded if warm is not None else ():
+        known = verdicts(answered(cells), "own")
+        over = over_problems(known, [warm["verdicts"]["own"][: len(known[0])]], clusters) if known else None
+        if over is not None:
+            row = [name, "after the warm start", str(len(known)), "–", "–", estimate(over, points_of), "–"]
+            rows.append(row)
+    return drawn((*head, "right after own, points", "right after a sampled one, points"), rows)
+
+
+def long_critics(found: dict[str, Any]) -> str:
+    """How often the critics were admitted, and how much the weaker of them foresaw of fresh thoughts."""
+    rows = []
+    for name, cells in methods(begun_careful(found)).items():
+        for cell in cells:
+            known = [one for one in cell["windows"] if "r2.1" in one]
+            if known:
+                weaker = [min(one["r2.1"], one.get("r2.2", one["r2.1"])) for one in known]
+                tested = [one["credit"] for one in known if "credit" in one]
+                admitted = f"{tested.count('qualified')} of {len(tested)}" if tested else "not tested"
+                half = len(weaker) // 2
+                halves = [signed(statistics.median(part)) for part in (weaker[:half], weaker[half:]) if part]
+                enough = f"{sum(one >= 0.1 for one in weaker)} of {len(weaker)}"
+                rows.append((name, seed_of(cell), admitted, enough, " / ".join(halves)))
+    head = ("method, positions × thoughts", "seed", "windows admitted", "R² of 0.1 or more")
+    return drawn((*head, "median R², first half / second"), rows)
+
+
+def of_kind(table: Table, *, long: bool) -> Table:
+    """A table of the runs under one kind of clock."""
+    return partial(_of_kind, table, long)
+
+
+def _of_kind(table: Table, long: bool, found: dict[str, Any]) -> str:
+    return table(of_clock(found, long=long))
+
+
+CLOCKED_TABLES: dict[str, Table] = {
+    **{name: of_kind(table, long=False) for name, table in SEED_TABLES.items()},
+    "long_ends": of_kind(long_ends, long=True), "long_apart": of_kind(long_apart, long=True),
+    "long_answers": of_kind(seeds_answers, long=True), "long_lazy": of_kind(seeds_lazy, long=True),
+    "long_course": of_kind(seeds_course, long=True), "long_critics": of_kind(long_critics, long=True),
+}  # fmt: skip
