@@ -91,6 +91,7 @@ def cell_of(folder: Path) -> dict[str, Any]:
         found["test"] = _tested(told)
         found["test_start"] = {name: _short(told[f"test_{name}_start"]) for name in STARTED}
         found["by_text"] = by_text(folder / "test" / f"window-{told['windows']:05d}.safetensors")
+        found["by_text"]["digest"] = told["identity"]["test_items"]
     spent = _spent(folder / COSTS)
     if accuracy.is_file():
         found["accuracy"] = json.loads(accuracy.read_text("utf-8"))
@@ -133,17 +134,12 @@ def _spent(path: Path) -> dict[int, dict[str, Any]]:
 
 
 def by_text(path: Path) -> dict[str, str]:
-    """Items of every text of a measurement and the sums of their gains in ten-thousandths, as numbers in a string.
-
-    The digest says which items these are, counted from the first: how many texts other roles have moves all numbers.
-    """
+    """Items of every text of a measurement and the sums of their gains in ten-thousandths, as numbers in a string."""
     kept = load_file(path)
     _, texts, counts = np.unique(kept["text"], return_inverse=True, return_counts=True)
     sums = {name: np.bincount(texts, kept[name].astype(np.float64)) for name in BY_TEXT if name in kept}
     found = {name: " ".join(str(round(1e4 * float(one))) for one in sums[name]) for name in sums}
-    places = np.ascontiguousarray(kept["item"] - kept["item"].min(), dtype=np.int64)
-    digest = hashlib.sha256(places.tobytes()).hexdigest()[:20]
-    return {"items": " ".join(str(one) for one in counts), **found, "digest": digest}
+    return {"items": " ".join(str(one) for one in counts), **found}
 
 
 def _tested(summary: dict[str, Any]) -> dict[str, Any]:

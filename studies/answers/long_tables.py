@@ -17,9 +17,7 @@ from seed_tables import (
     SEED_TABLES,
     Cell,
     answered,
-    apart,
     begun_careful,
-    by_seed,
     common,
     estimate,
     methods,
@@ -29,6 +27,7 @@ from seed_tables import (
     seeds_answers,
     seeds_course,
     seeds_lazy,
+    shared_texts,
     verdicts,
 )
 
@@ -76,7 +75,7 @@ def long_ends(found: dict[str, Any]) -> str:
     for name, cells in groups.items():
         for cell in cells:
             last, test = cell["measured"][-1], cell["test"]
-            spent = (f"{last[key]:,.0f}" for key in ("steps", "actor_thoughts", "thoughts", "training_seconds"))
+            spent = (f"{last.get(key, 0):,.0f}" for key in ("steps", "actor_thoughts", "thoughts", "training_seconds"))
             gains = (with_interval(test[key]) for key in ("thought_gain", "gain_vs_base", "content_gain"))
             tail = (f"{test['no_thought_loss'][0]:.3f}", f"{test['mean_thought_length']:.0f}")
             rows.append([name, seed_of(cell), *spent, *gains, *tail])
@@ -85,9 +84,10 @@ def long_ends(found: dict[str, Any]) -> str:
 
 
 def long_apart(found: dict[str, Any]) -> str:
-    """The first method minus each other one: gains on test texts, paired by text, and right answers in points, paired
-    by problem. Then each method's right answers minus those of the warm-started model to the same questions."""
-    head = ("method, positions × thoughts", "minus", "seeds", "gain against the start", "content gain")
+    """The first method minus each other one: gains on the test texts of which both measured the same positions, paired
+    by text, and right answers in points, paired by problem. Then each method's right answers minus those of the
+    warm-started model to the same questions."""
+    head = ("method, positions × thoughts", "minus", "seeds", "texts", "gain against the start", "content gain")
     clusters = found.get("clusters", {}).get("test", "")
     rewarded = [(name, cells) for name, cells in ended(found).items() if cells[0]["method"] != CONTROL]
     rows = []
@@ -95,21 +95,21 @@ def long_apart(found: dict[str, Any]) -> str:
         own, other = common(rewarded[0][1], cells)
         if not own:
             continue
-        row = [rewarded[0][0], name, str(len(own))]
+        row = [rewarded[0][0], name, str(len(own)), str(len(shared_texts(own[0], other[0])))]
         for measure in ("gain_vs_base", "content_gain"):
-            mean = statistics.fmean(apart(by_seed(own, "test", measure), by_seed(other, "test", measure)))
-            row.append(estimate((mean, (over_texts(own, measure, other) or (mean, None))[1])))
+            over = over_texts(own, measure, other)
+            row.append("–" if over is None else estimate(over))
         for condition in ("own", "sampled"):
             both = len(answered(own)) == len(answered(other)) == len(own)
             over = over_problems(verdicts(own, condition), verdicts(other, condition), clusters) if both else None
             row.append("–" if over is None else estimate(over, points_of))
         rows.append(row)
-    warm = found.get("accuracy", {}).get(WARM)
-    for name, cells in rewarded if warm is not None else ():
+    warm = found.get("accuracy", {}).get(WARM, {})
+    for name, cells in rewarded if warm.get("problems") == "test" else ():
         known = verdicts(answered(cells), "own")
         over = over_problems(known, [warm["verdicts"]["own"][: len(known[0])]], clusters) if known else None
         if over is not None:
-            row = [name, "after the warm start", str(len(known)), "–", "–", estimate(over, points_of), "–"]
+            row = [name, "after the warm start", str(len(known)), "–", "–", "–", estimate(over, points_of), "–"]
             rows.append(row)
     return drawn((*head, "right after own, points", "right after a sampled one, points"), rows)
 
@@ -125,7 +125,7 @@ def long_critics(found: dict[str, Any]) -> str:
                 tested = [one["credit"] for one in known if "credit" in one]
                 admitted = f"{tested.count('qualified')} of {len(tested)}" if tested else "not tested"
                 half = len(weaker) // 2
-                halves = [signed(statistics.median(part)) for part in (weaker[:half], weaker[half:]) if part]
+                halves = [signed(statistics.median(part)) if part else "–" for part in (weaker[:half], weaker[half:])]
                 enough = f"{sum(one >= 0.1 for one in weaker)} of {len(weaker)}"
                 rows.append((name, seed_of(cell), admitted, enough, " / ".join(halves)))
     head = ("method, positions × thoughts", "seed", "windows admitted", "R² of 0.1 or more")

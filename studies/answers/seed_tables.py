@@ -145,6 +145,28 @@ def text_sums(cells: Sequence[Cell], measure: str) -> tuple[list[float], list[in
     return [statistics.fmean(row) / 1e4 for row in zip(*rows, strict=True)], _numbers(kept[0]["items"])
 
 
+_START = {"gain_vs_base": 1, "thought_gain": -1, "no_thought_loss": 1}
+"""How the start's loss without a thought follows from what is kept."""
+SAME = 0.002
+"""Nats a token by which the losses of one position by the same weights may differ, computed in other company."""
+
+
+def shared_texts(first: Cell, second: Cell) -> list[int]:
+    """The numbers of the test texts of which both have measured the same positions: all where the digest says so, else
+    those where the start loses the same without a thought. (How many texts other roles have can move positions.)"""
+    one, two = first["by_text"], second["by_text"]
+    items = _numbers(one["items"])
+    if one["digest"] == two["digest"]:
+        return list(range(len(items)))
+    if one["items"] != two["items"] or not all(name in kept for kept in (one, two) for name in _START):
+        return []
+    lost = []
+    for kept in (one, two):
+        rows = zip(*(_numbers(kept[name]) for name in _START), strict=True)
+        lost.append([sum(sign * value for sign, value in zip(_START.values(), row)) / 1e4 for row in rows])
+    return [text for text, (a, b) in enumerate(zip(*lost, strict=True)) if abs(a - b) <= SAME * items[text]]
+
+
 def over_texts(cells: Sequence[Cell], measure: str, others: Sequence[Cell] = ()) -> Estimate | None:
     """Mean over seeds with its interval over texts; minus the `others`, text by text, where they are given."""
     own, other = text_sums(cells, measure), text_sums(others, measure) if others else None
@@ -152,9 +174,8 @@ def over_texts(cells: Sequence[Cell], measure: str, others: Sequence[Cell] = ())
         return None
     if other is None:
         return over_clusters(*own)
-    if others[0]["by_text"]["digest"] != cells[0]["by_text"]["digest"]:
-        return None
-    return over_clusters([a - b for a, b in zip(own[0], other[0], strict=True)], own[1])
+    both = shared_texts(cells[0], others[0])
+    return over_clusters([own[0][n] - other[0][n] for n in both], [own[1][n] for n in both]) if both else None
 
 
 def seeds(found: dict[str, Any]) -> str:
@@ -200,15 +221,9 @@ def seeds_apart(found: dict[str, Any]) -> str:
             rows.append(
                 (words, name, other, str(len(less)), _told(less), "–" if paired is None else _half(paired), "–")
             )
-    head = (
-        "measure",
-        "method, positions × thoughts",
-        "minus",
-        "seeds",
-        "test texts (95 % over seeds)",
-        "95 % over texts",
-    )
-    return drawn((*head, "development texts (95 % over seeds)"), rows)
+    head = ("measure", "method, positions × thoughts", "minus", "seeds")
+    tail = ("test texts (95 % over seeds)", "95 % over texts", "development texts (95 % over seeds)")
+    return drawn((*head, *tail), rows)
 
 
 def seeds_cost(found: dict[str, Any]) -> str:
@@ -249,8 +264,9 @@ def answered(cells: Sequence[Cell]) -> list[Cell]:
 def over_problems(first: Sequence[str], second: Sequence[str], clusters: str) -> Estimate | None:
     """Right answers, mean over the verdicts of `first`, minus the mean over those of `second`, answer by answer, with
     the interval over problems; None where they are not of the same answers."""
-    numbers = _numbers(clusters)
-    if not numbers or {len(one) for one in (*first, *second)} != {len(numbers)}:
+    lengths = {len(one) for one in (*first, *second)}
+    numbers = _numbers(clusters)[: min(lengths, default=0)]  # of a model that answered the first of them alone
+    if not numbers or lengths != {len(numbers)}:
         return None
     totals, masses = [0.0] * (max(numbers) + 1), [0] * (max(numbers) + 1)
     for place, number in enumerate(numbers):

@@ -267,7 +267,7 @@ def test_long_runs_have_tables_of_their_own() -> None:
                ((1, 0.05, "qualified"), (2, 0.1, "qualified"), (3, -0.2, "baseline"))]  # fmt: skip
     short, long = clocked("t5", 170.0, 0.9), clocked("t5", 1000.0, 0.3, critics=critics)
     other = clocked("quiet-star-grpo", 1000.0, 0.2, own="010")
-    warm = {"verdicts": {"own": "01011"}}
+    warm = {"problems": "test", "verdicts": {"own": "01011"}}
     models = {"careful": "short start", "careful-long": "long start", "warm": warm}
     found = {"cells": [short, long, other], "accuracy": models, "clusters": {"test": "0 0 1"}}
     of = {long: tables.of_clock(found, long=long) for long in (False, True)}
@@ -280,15 +280,15 @@ def test_long_runs_have_tables_of_their_own() -> None:
     assert begun == ["the start", *"–––––", "+0.100", "–", "+0.200", "1.000", "–"]
     assert mine[:7] == ["T⁵, 8 × 1", "1", "8", "16", "9", "20", "+0.300 (+0.200 … +0.400)"]
     assert theirs[0] == "GRPO, 8 × 1"
-    (name, minus, seeds, gain, content, own, sampled), *warmed = lines_of(tables.long_apart(of[True]))
+    (name, minus, seeds, texts, gain, content, own, sampled), *warmed = lines_of(tables.long_apart(of[True]))
     # The warm-started model answered more; the first three count.
-    assert [[*row[:2], row[5].split()[0]] for row in warmed] == [
+    assert [[*row[:2], row[6].split()[0]] for row in warmed] == [
         ["T⁵, 8 × 1", "after the warm start", "+33.3"],
         ["GRPO, 8 × 1", "after the warm start", "+0.0"],
     ]
-    assert (name, minus, seeds) == ("T⁵, 8 × 1", "GRPO, 8 × 1", "1")
+    assert (name, minus, seeds, texts) == ("T⁵, 8 × 1", "GRPO, 8 × 1", "1", "2")
     assert gain == "+0.100 (+0.100 … +0.100)"  # the same of both texts
-    assert content == "+0.100"  # nothing kept text by text
+    assert content == "–"  # nothing kept text by text
     # One of three answers more, of the first problem: its total of 1 lies 1/3 above what two answers would have.
     half = 1.96 * (2 * ((1 - 2 / 3) ** 2 + (1 / 3) ** 2)) ** 0.5 / 3
     assert own == f"+33.3 ({tables.points_of(1 / 3 - half)} … {tables.points_of(1 / 3 + half)})"
@@ -298,18 +298,30 @@ def test_long_runs_have_tables_of_their_own() -> None:
     assert "+0.300" not in tables.CLOCKED_TABLES["seeds"](found)
 
 
-def test_gains_are_kept_text_by_text_wherever_their_numbers_begin(tmp_path: Path) -> None:
+def test_gains_are_kept_text_by_text(tmp_path: Path) -> None:
     collect = scripts.script("studies/answers/collect.py")
+    items = {"text": np.array([4, 4, 7]), "thought_gain": np.array([0.1, 0.2, -0.5])}
+    save_file(items, tmp_path / "items.safetensors")
+    assert collect.by_text(tmp_path / "items.safetensors") == {"items": "2 1", "thought_gain": "3000 -5000"}
 
-    def digest(items: list[int]) -> str:
-        kept = {"item": np.array(items), "text": np.array([4, 4, 7]), "thought_gain": np.array([0.1, 0.2, -0.5])}
-        save_file(kept, tmp_path / "one.safetensors")
-        found = collect.by_text(tmp_path / "one.safetensors")
-        assert {name: found[name] for name in found if name != "digest"} == {
-            "items": "2 1",
-            "thought_gain": "3000 -5000",
-        }
-        return str(found["digest"])
 
-    assert digest([8, 9, 12]) == digest([108, 109, 112])
-    assert digest([8, 9, 12]) != digest([8, 9, 13])
+def test_texts_are_paired_where_the_same_positions_were_measured() -> None:
+    seeds = scripts.script("studies/answers/seed_tables.py")
+
+    def cell(digest: str, start: str, items: str = "2 1 1") -> dict[str, Any]:
+        # The start's loss is the loss without a thought where both gains are the same.
+        gains = {"gain_vs_base": "10 20 30", "thought_gain": "10 20 30"}
+        return {"by_text": {"digest": digest, "items": items, "no_thought_loss": start, **gains}}
+
+    first = cell("a", "20000 9000 8000")
+    assert seeds.shared_texts(first, cell("a", "1 2 3")) == [0, 1, 2]
+    # The first text is 0.0015 a token away, which is rounding, the second 0.1, which is another position.
+    second = cell("b", "20030 10000 8000")
+    assert seeds.shared_texts(first, second) == [0, 2]
+    assert seeds.shared_texts(first, cell("b", "20000 9000 8000", items="1 2 1")) == []
+    second["by_text"]["gain_vs_base"] = second["by_text"]["thought_gain"] = "0 0 0"
+    second["by_text"]["no_thought_loss"] = "20000 0 8000"
+    apart = seeds.over_texts([first], "thought_gain", [second])
+    assert apart == pytest.approx(seeds.over_clusters([0.001, 0.003], [2, 1]))
+    del second["by_text"]["gain_vs_base"]
+    assert seeds.shared_texts(first, second) == []

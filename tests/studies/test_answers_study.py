@@ -183,7 +183,7 @@ def test_the_page_shows_the_committed_results() -> None:
     clocks = scripts.script("studies/answers/long_tables.py")
     short, long = (clocks.ended(clocks.of_clock(found, long=one)) for one in (False, True))
     for groups, names in (
-        (short, ("T⁵, 2,048 × 1", "anchors alone, 2,048 × 1")),
+        (short, ("T⁵, 2,048 × 1", "GRPO, 256 × 8", "anchors alone, 2,048 × 1")),
         (long, ("T⁵, 2,048 × 1", "GRPO, 256 × 8", "RLP, 256 × 8", "PPO, one critic, 2,048 × 1")),
     ):
         for name in names:
