@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from render import ANSWER, END, HEADER, prefixes
 
 from tfive import rng
 from tfive.cli.options import script
@@ -39,6 +38,7 @@ from tfive.inference.requests import NEVER, Completion, TokenRequest, When, Writ
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.rl.clusters import clustered_mean
+from tfive.text.sheets import ANSWER, END, HEADER, prefixes
 from tfive.training.corpus import corpus_of
 from tfive.tree.settings import SamplingSettings
 from tfive_lab.study_files import software_versions

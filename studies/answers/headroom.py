@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from render import END
-
 from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.evaluate.headroom import draw, losses_after, true_thoughts
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import load_model
 from tfive.rl.gains import emptied, foreign
+from tfive.text.sheets import END
 from tfive.training.corpus import corpus_of, measured_sequences
 from tfive.training.devices import place
 from tfive.tree.forward import TreeModel

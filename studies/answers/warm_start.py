@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from render import CLOSE, END, OPEN, prefixes
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tfive.cli.options import script
 from tfive.errors import UserError
 from tfive.models.load import Loaded, load_model, save_model
+from tfive.text.sheets import CLOSE, END, OPEN, prefixes
 
 NOTHING, TEXT, THOUGHT, AFTER = 0, 1, 2, 3
 """What a token is when it is predicted: no target, sheet, working and its close, answer after it."""

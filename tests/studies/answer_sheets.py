@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import scripts
+from tfive.text.sheets import HEADER
 
 LENGTH = 192
 SMALL = (
@@ -67,7 +68,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, render: ModuleType) -> Path:
     other = {"id": "m1", "source": "math_train", "text": "x\n\ny\nThe answer is 1.", "fewshot": False}
     with gzip.open(folder / "problems.jsonl.gz", "wt", encoding="utf-8") as out:
         out.writelines(json.dumps(row) + "\n" for row in (*rows, other))
-    save_model(folder / "model", [row["text"] for row in rows] + [render.HEADER] * 50)
+    save_model(folder / "model", [row["text"] for row in rows] + [HEADER] * 50)
     given = [str(folder / name) for name in ("model", "problems.jsonl.gz", "sheets")]
     assert render.main([*given, "--length", str(LENGTH)]) == 0
     return folder

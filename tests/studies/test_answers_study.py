@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 import scripts
 from tfive.config.config import Config
 from tfive.errors import UserError
+from tfive.text.sheets import ANSWER, HEADER, Problem, shown
 from tfive.text.workings import worked_texts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +33,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
         return [json.loads(row) for row in rows]
 
 
-def test_sheets_fill_rows_and_share_no_problem(place: Path, render: ModuleType) -> None:
+def test_sheets_fill_rows_and_share_no_problem(place: Path) -> None:
     tokenizer = Tokenizer.from_file(str(place / "model" / "tokenizer.json"))
     files = {name: rows_of(place / "sheets" / f"{name}.jsonl.gz") for name in ("test", "warm", "runs")}
     seen: list[set[str]] = []
@@ -43,15 +44,15 @@ def test_sheets_fill_rows_and_share_no_problem(place: Path, render: ModuleType) 
     assert sum(map(len, seen)) == len(set().union(*seen))
     assert not {f"p{number}" for number in range(5)} & set().union(*seen)
     text = files["runs"][0]["text"]
-    assert text.startswith(render.HEADER)
-    assert len(text.split(render.ANSWER)) - 1 == 2 + len(files["runs"][0]["problems"])
+    assert text.startswith(HEADER)
+    assert len(text.split(ANSWER)) - 1 == 2 + len(files["runs"][0]["problems"])
 
 
-def test_what_a_sheet_leaves_out_is_the_rest_of_the_working(render: ModuleType) -> None:
-    one = render.Problem("p", "How many?", ("a", "b", "c"), "7")
-    assert render.shown(one, "1") == ("Question: How many? So far: a. b.\nAnswer:\n", "c")
-    assert render.shown(one, "2") == ("Question: How many? So far: a.\nAnswer:\n", "b. c")
-    assert render.shown(one, "all") == ("Question: How many?\nAnswer:\n", "a. b. c")
+def test_what_a_sheet_leaves_out_is_the_rest_of_the_working() -> None:
+    one = Problem("p", "How many?", ("a", "b", "c"), "7")
+    assert shown(one, "1") == ("Question: How many? So far: a. b.\nAnswer:\n", "c")
+    assert shown(one, "2") == ("Question: How many? So far: a.\nAnswer:\n", "b. c")
+    assert shown(one, "all") == ("Question: How many?\nAnswer:\n", "a. b. c")
 
 
 def test_a_file_without_problems_is_refused(tmp_path: Path, render: ModuleType) -> None:
@@ -289,11 +290,11 @@ def test_cells_run_side_by_side_and_a_broken_one_is_told(tmp_path: Path, monkeyp
     assert broken == [f"{both[1].name}: exit status 1: no memory"]
 
 
-def test_rows_hold_what_they_leave_out(place: Path, render: ModuleType) -> None:
+def test_rows_hold_what_they_leave_out(place: Path) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(place / "model" / "tokenizer.json"))
     pattern = re.compile(Config.load(str(ROOT / "studies" / "answers" / "answers.toml")).text.positions.pattern)
     (first, *_) = worked_texts(place / "sheets" / "test.jsonl.gz", tokenizer, pattern, length=LENGTH, per_text=4)
     row = rows_of(place / "sheets" / "test.jsonl.gz")[0]
     assert [tokenizer.decode(list(working or ())) for working in first.workings] == row["workings"]
     for at in first.positions:
-        assert str(tokenizer.decode(list(first.tokens[: at + 1]))).endswith(render.ANSWER)
+        assert str(tokenizer.decode(list(first.tokens[: at + 1]))).endswith(ANSWER)

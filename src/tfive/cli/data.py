@@ -124,3 +124,26 @@ def data_overlap(
 
     chosen = (tasks or ["primary"], data, fields or ["text"], overrides or [])
     show(overlap(corpora, *chosen, as_json=as_json, quiet=quiet))
+
+
+@data_app.command(
+    "sheets",
+    help=describe(
+        "Make exercise sheets of worked problems: the text of the preset worked-answers.",
+        "tfive data sheets Qwen/Qwen2.5-Coder-0.5B-Instruct gsm8k_train.jsonl",
+        "tfive data sheets models/mine problems.jsonl.gz sheets --length 256",
+    ),
+)
+def data_sheets(
+    model: Annotated[str, typer.Argument(help="Whose tokens fill a sheet: hub name, folder or .gguf file.")],
+    problems: Annotated[Path, typer.Argument(help="Rows with question, working and answer; or GSM8K's own rows.")],
+    folder: Annotated[Path, typer.Argument(help="Where the sheets are written.")] = Path("sheets"),
+    length: Annotated[int, typer.Option(min=64, help="Tokens of a sheet: text.sequence_length of the run.")] = 512,
+    quiet: Quiet = False,
+    trust: TrustRemoteCode = False,
+) -> None:
+    """Read problems, write sheets."""
+    with loading(quiet):
+        from tfive.cli.data_sheets import sheets
+
+    show(sheets(model, problems, folder, length, trust_remote_code=trust))

@@ -112,8 +112,7 @@ def build(
         telemetry.event("recurrent layers", f"{base.rule.name}: {base.rule.reason}", window=0)
     actor = _actor(config, loaded, plan, warmed, roles.actor)
     spec, engine, snapshots = config.spec, actor.engine, Snapshots()
-    drawn = (*spec.roles_of(config), *spec.first_roles)
-    ledger = Ledger(corpus, config.window, seed=config.run.seed, roles=drawn)
+    ledger = ledger_of(config, corpus)
     gate = None
     if config.gate.passes and spec.thinks:
         gate = Gate(base.width, config.gate, seed=config.run.seed, device=base.device)
@@ -207,6 +206,12 @@ def _critics(
     split: dict[str, Any] = {"roles": roles.critics, "shards": shards}
     split |= {"rows": config.run.texts_per_pass, "read_rows": config.run.rollout_texts}
     return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, **split)
+
+
+def ledger_of(config: Config, corpus: PreparedCorpus) -> Ledger:
+    """Who draws which texts; refuses a text that does not hold what a window of the method needs."""
+    drawn = (*config.spec.roles_of(config), *config.spec.first_roles)
+    return Ledger(corpus, config.window, seed=config.run.seed, roles=drawn)
 
 
 def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None, role: Role) -> Actor:

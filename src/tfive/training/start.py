@@ -24,7 +24,7 @@ from tfive.training import continuity, positions
 from tfive.training.agreement import of_data, require_same
 from tfive.training.begin import AGAIN, RESUMED, Begun, agreed, new_folder, stopped_folder
 from tfive.training.benchmarks import Benchmarks, benchmarks_of
-from tfive.training.build import build
+from tfive.training.build import build, ledger_of
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
 from tfive.training.corpus import corpus_of, require_other_texts
@@ -166,6 +166,7 @@ def _inputs(
             console.say(note)
     require_same(met, "data", of_data(digests, corpus.fingerprint), "give all ranks the same model and text")
     require_other_texts(config, corpus)
+    ledger_of(config, corpus)  # what the text cannot fill is told now, not after a warm start
     return Inputs(placement, loaded, digests, benchmarks, corpus)
 
 

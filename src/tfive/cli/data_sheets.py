@@ -1,0 +1,72 @@
+"""`tfive data sheets`: worked problems into the text of the preset `worked-answers`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfive.errors import UserError
+from tfive.models.load import load_tokenizer
+from tfive.text.sheets import LONGEST, ROWS, read_problems, sheet_files
+
+PRESET, FOLDER, LENGTH = "worked-answers", "sheets", 512
+ITEMS, SHEETS = 2048, 4000
+"""Positions a window of the preset, and sheets that are enough for them."""
+WORKINGS = "workings.json.gz"
+
+
+def items_for(sheets: int) -> int:
+    """Positions a window for which so many sheets hold enough texts of every role, in steps of 64; of few sheets less
+    than their part, because those of the same problems stay in one role."""
+    return ITEMS if sheets >= SHEETS else max(ITEMS * sheets // (2 * SHEETS) // 64, 1) * 64
+
+
+def file_of(folder: Path, name: str) -> Path:
+    """Where the sheets of one kind lie."""
+    return folder / f"{name}.jsonl.gz"
+
+
+def write_files(folder: Path, files: Mapping[str, Sequence[dict[str, Any]]], workings: dict[str, Any]) -> list[str]:
+    """Write the rows of every kind and what they leave out; returns a line for each file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told = []
+    for name, rows in files.items():
+        path = file_of(folder, name)
+        with gzip.open(path, "wt", encoding="utf-8") as out:
+            out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        problems = {one for row in rows for one in row["problems"]}
+        told.append(f"{path}: {len(rows):,} sheets of {len(problems):,} problems")
+    with gzip.open(folder / WORKINGS, "wt", encoding="utf-8") as out:
+        json.dump(workings, out, ensure_ascii=False)
+    return told
+
+
+def sheets(model: str, problems: Path, folder: Path, length: int, *, trust_remote_code: bool = False) -> str:
+    """Read, render, write; returns what was written and the command that comes next."""
+    wanted = (folder / WORKINGS, *(file_of(folder, name) for name in ("test", "warm", "runs")))
+    there = next((path for path in wanted if path.exists()), None)
+    if there is not None:
+        raise UserError(f"{there} already exists; give another folder or remove it")
+    if not problems.is_file():
+        raise UserError(f"{problems}: no such file; give rows with {ROWS}")
+    found = read_problems(problems)
+    tokenizer: Any = load_tokenizer(model, trust_remote_code=trust_remote_code)
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError(f"{model}: its tokenizer has no fast form, which sheets are cut by; take another model")
+    files, workings = sheet_files(found, tokenizer.backend_tokenizer, length)
+    told = write_files(folder, files, workings)
+    if found.passed_over:
+        many = f"{found.passed_over:,} rows"
+        told.append(
+            f"passed over: {many} without a working, or whose answer is not one word of at most {LONGEST} letters"
+        )
+    sets = {"model.name": model, "text.sequence_length": length, "window.items": items_for(len(files["runs"]))}
+    usual = {"text.sequence_length": LENGTH, "window.items": ITEMS}
+    words = " ".join(f"--set {key}={value}" for key, value in sets.items() if usual.get(key) != value)
+    told.append(f"next: tfive train {PRESET} {words}")
+    if folder != Path(FOLDER):
+        told.append(f"the preset reads {FOLDER}/: give {folder} that name, or name its files in a TOML file after it")
+    return "\n".join(told)

@@ -1,0 +1,232 @@
+"""Worked problems as exercise sheets: text that rewards thinking, because what decides the next token is left out.
+
+A sheet is one worked example, one plain one, then problems with their answers alone, and fills one packed row. A
+thought stands after "Answer:", opened by "Working:" and closed by "####" as in the example; the next token of the text
+is the answer's first. Of a solution of n lines a sheet keeps the first n − 1, n − 2 or none, so that every problem
+comes once with each. What was left out goes with the row, one working for each position.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfive.errors import UserError
+from tfive.text.formats import RawRow, raw_rows
+
+OPEN, END, CLOSE = "Working:", "\n", "####"
+ANSWER = "\nAnswer:\n"
+WORKED = (
+    "Tom buys 3 boxes of 4 pens. He gives 5 pens to Ann and then finds 2 more. How many pens does Tom have now?",
+    "Tom buys 3 * 4 = 12 pens. After giving 5 away he has 12 - 5 = 7. With 2 more he has 7 + 2 = 9",
+    "9",
+)
+PLAIN = ("Sam has 8 apples and eats 3 of them. How many apples are left?", "5")
+HEADER = (
+    f"Question: {WORKED[0]}{ANSWER}{OPEN} {WORKED[1]}{END}{CLOSE}{WORKED[2]}\n\n"
+    f"Question: {PLAIN[0]}{ANSWER}{PLAIN[1]}\n\n"
+)
+LEFT_OUT = ("1", "2", "all")
+"""Lines of working that a sheet leaves out, in turn."""
+ROOM = 4
+"""Tokens that every sheet keeps for the start of the question that fills it up."""
+LONGEST = 12
+"""Most characters of an answer: it should be scored within a few tokens."""
+ROWS = "question, working and answer"
+FIELDS = ("question", "answer", "working", "text", "id", "fewshot")
+STEPS = re.compile(r"<<[^<>]*>>")
+"""Calculator notes in the workings of GSM8K as it is published."""
+SPARE = 100
+"""One problem in so many only fills the ends of sheets, where no row is marked for that."""
+TESTED, WARMED = 0.08, 0.25
+"""Share of the problems that nothing else sees, and of the rest's sheets that serve the warm start alone."""
+Count = Callable[[str], int]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem, the lines of its solution, and its answer, a single word or number."""
+
+    name: str
+    question: str
+    lines: tuple[str, ...]
+    answer: str
+
+
+@dataclass(frozen=True)
+class Problems:
+    """Problems in an order of their own, and those that only fill the ends of sheets."""
+
+    kept: list[Problem]
+    spare: list[Problem]
+    passed_over: int = 0
+    """Rows whose answer is too long, or that have no working."""
+
+
+def in_order(problems: Sequence[Problem]) -> list[Problem]:
+    """An order that depends on the problems' names alone, so that a file may grow and its problems keep their role."""
+    return sorted(problems, key=lambda one: hashlib.sha256(one.name.encode()).hexdigest())
+
+
+def read_problems(path: Path) -> Problems:
+    """The problems of a file: rows with `question`, `working` and `answer`; with `question` and an `answer` that ends
+    in `#### 42` (GSM8K as it is published); or with `text`, whose last line is `The answer is 42.`"""
+    kept: list[Problem] = []
+    spare: list[Problem] = []
+    passed_over = 0
+    for number, raw in raw_rows(path, FIELDS):
+        row = _parsed(raw, path, number)
+        question, working, answer = _parts(row, path, number)
+        lines = tuple(" ".join(STEPS.sub("", one).split()).rstrip(".") for one in working.split("\n") if one.strip())
+        if not lines or not answer or len(answer) > LONGEST or answer.split() != [answer]:
+            passed_over += 1
+            continue
+        name = str(row.get("id", f"row {number + 1}"))
+        (spare if row.get("fewshot") else kept).append(Problem(name, " ".join(question.split()), lines, answer))
+    kept = in_order(kept)
+    if not spare:
+        few = max(len(kept) // SPARE, 1)
+        kept, spare = kept[:-few], kept[-few:]
+    if not kept:
+        raise UserError(
+            f"{path}: {len(spare)} problems with a working and an answer of one word, {passed_over} rows without; "
+            f"give more rows with {ROWS}"
+        )
+    return Problems(kept, spare, passed_over)
+
+
+def _parsed(raw: RawRow, path: Path, number: int) -> Row:
+    try:
+        row = raw if isinstance(raw, dict) else json.loads(raw)
+    except ValueError as error:
+        raise UserError(f"{path}, row {number + 1}: not JSON ({error}); give JSON lines or Parquet") from error
+    if not isinstance(row, dict):
+        kind = type(row).__name__
+        raise UserError(f"{path}, row {number + 1}: {kind}, not an object; give rows with {ROWS}")
+    return row
+
+
+def _parts(row: Row, path: Path, number: int) -> tuple[str, str, str]:
+    """Question, working and answer of a row in any of the three forms."""
+    told = {name: row.get(name) for name in ("question", "working", "answer", "text")}
+    wrong = next((name for name, value in told.items() if value is not None and not isinstance(value, str | int)), None)
+    if wrong is not None:
+        raise UserError(f"{path}, row {number + 1}: {wrong} is a {type(told[wrong]).__name__}; give it as text")
+    question, working, answer, text = (None if value is None else str(value) for value in told.values())
+    if question is None and text is not None:
+        question, _, solution = text.partition("\n\n")
+        working, _, last = solution.rpartition("\n")
+        found = re.fullmatch(r"The answer is (.*?)\.?", last.strip())
+        answer = found[1] if found else ""
+    elif question is not None and answer is not None and working is None:
+        working, _, answer = answer.rpartition("\n####")
+    if question is None or working is None or answer is None:
+        raise UserError(
+            f"{path}, row {number + 1}: has {', '.join(sorted(row)) or 'no fields'}; give {ROWS}, or question and an "
+            "answer that ends in #### and the result"
+        )
+    answer = answer.strip()
+    number_like = re.fullmatch(r"-?\d[\d,]*", answer)
+    return question, working, answer.replace(",", "") if number_like else answer
+
+
+def shown(problem: Problem, missing: str) -> tuple[str, str]:
+    """What stands before the answer, and the working that was left out."""
+    keep = 0 if missing == "all" else max(0, len(problem.lines) - int(missing))
+    so_far = f" So far: {'. '.join(problem.lines[:keep])}." if keep else ""
+    return f"Question: {problem.question}{so_far}{ANSWER}", ". ".join(problem.lines[keep:])
+
+
+def prefixes(text: str) -> Iterator[str]:
+    """The text up to and including each "Answer:"."""
+    at = text.find(ANSWER)
+    while at >= 0:
+        yield text[: at + len(ANSWER)]
+        at = text.find(ANSWER, at + 1)
+
+
+class Sheets:
+    """Makes sheets of `length` tokens, the end of the document left out, by a model's tokenizer."""
+
+    def __init__(self, backend: Any, length: int, spare: Sequence[Problem]) -> None:
+        backend.encode_special_tokens = True
+        self.backend, self.length = backend, length - 1
+        self.fillers = [f"Question: {one.question}{ANSWER}" for one in spare]
+        self.workings: dict[str, Any] = {}
+        """What was left out, by the text that stands before the answer."""
+
+    def encode(self, text: str) -> list[int]:
+        """Its tokens."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def grouped(self, problems: Sequence[Problem]) -> list[list[Problem]]:
+        """Problems that share a sheet: as many in a row as fit whatever is left out. Too long ones are passed over."""
+        base, groups, group = len(self.encode(HEADER)), [], list[Problem]()
+        sizes = [base] * len(LEFT_OUT)
+        for problem in problems:
+            own = [len(self.encode(f"{shown(problem, missing)[0]}{problem.answer}\n\n")) for missing in LEFT_OUT]
+            if base + max(own) + ROOM > self.length:
+                continue
+            ahead = [size + own[(len(group) + turn) % len(own)] for turn, size in enumerate(sizes)]
+            if max(ahead) + ROOM > self.length:
+                groups.append(group)
+                group, ahead = [], [base + size for size in own]
+            group.append(problem)
+            sizes = ahead
+        return groups
+
+    def made(self, problems: Sequence[Problem]) -> list[list[Row]]:
+        """The rows of each group's sheets: one for every turn of what is left out."""
+        draw, made = random.Random(0), []
+        for group in self.grouped(problems):
+            rows = []
+            for turn in range(len(LEFT_OUT)):
+                left_out = [LEFT_OUT[(number + turn) % len(LEFT_OUT)] for number in range(len(group))]
+                text = self._filled(self._sheet(group, left_out), draw)
+                if text is not None:
+                    workings = [f" {shown(one, missing)[1]}{END}" for one, missing in zip(group, left_out)]
+                    rows.append({"text": text, "problems": [one.name for one in group], "workings": workings})
+            made.append(rows)
+        return made
+
+    def _sheet(self, group: Sequence[Problem], left_out: Sequence[str]) -> str:
+        text = HEADER
+        for problem, missing in zip(group, left_out):
+            before, working = shown(problem, missing)
+            self.workings[before] = {"working": working, "answer": problem.answer, "missing": missing}
+            text += f"{before}{problem.answer}\n\n"
+        return text
+
+    def _filled(self, text: str, draw: random.Random) -> str | None:
+        """The text with a cut question behind it, as long as a sheet is; None where a cut would not be read back alike.
+
+        The filling never shows its "Answer:" to the end, so no thought stands there.
+        """
+        tail = draw.choice(self.fillers)
+        while len(text + tail) < 6 * self.length and len(self.encode(text + tail)) < self.length + 8:
+            tail = tail.replace(ANSWER, " ") + draw.choice(self.fillers)
+        ids = self.encode(text + tail)[: self.length]
+        cut: str = self.backend.decode(ids, skip_special_tokens=False)
+        same = self.encode(cut) == ids and cut.count("Answer:\n") == text.count("Answer:\n") and cut == cut.strip()
+        return cut if same else None
+
+
+def sheet_files(problems: Problems, backend: Any, length: int) -> tuple[dict[str, list[Row]], dict[str, Any]]:
+    """The rows of `test` (problems that nothing else sees), `warm` (for the warm start) and `runs`; and what all of
+    them leave out, by the text before the answer."""
+    maker = Sheets(backend, length, problems.spare)
+    test = len(problems.kept) * round(100 * TESTED) // 100
+    tested, rest = maker.made(problems.kept[:test]), maker.made(problems.kept[test:])
+    if not rest:
+        raise UserError(f"--length {length}: no sheet is full; take a smaller one, or more problems")
+    warm = int(WARMED * len(rest))
+    parts = {"test": tested, "warm": rest[:warm], "runs": rest[warm:]}
+    return {name: [row for rows in groups for row in rows] for name, groups in parts.items()}, maker.workings
