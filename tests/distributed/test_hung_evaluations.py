@@ -69,7 +69,9 @@ def test_a_signal_before_anything_can_be_saved_is_one_line(home: Path) -> None:
     ]
     launched = [started(*words, faults=((0, 1, where, deed),)) for words, where, deed, _, _ in cases]
     for launcher, (*_, status, line) in zip(launched, cases):
-        assert ended(launcher) == (status, [line])
+        found, said = ended(launcher)
+        # The first rank may have said what it is about to do before the other one's signal came.
+        assert (found, [one for one in said if not one.startswith("t5 on ")]) == (status, [line])
 
 
 @pytest.mark.parametrize("command", ["run", "gains", "headroom"])
