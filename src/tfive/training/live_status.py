@@ -61,13 +61,18 @@ class LiveStatus:
         self._at_close = self._thoughts()
 
     def line(self) -> str:
-        """`window 2 of 6, fit 3 (0:12), 41 thoughts/s, about 0:02:10 left, attempt 3 of 20, 1.2 GB`."""
+        """`window 2 of 6, fit 3 (0:12), 41 thoughts/s, about 0:02:10 left, attempt 3 of 20, 1.2 GB`; of a run that a
+        clock ends `window 2, 0:40 of 16:40 trained, …`."""
         method, recorder = self.method, self.recorder
         seconds = recorder.seconds
         phases, since = recorder.now()
         where = "measuring" if phases == "develop" else f"{phases or method.phase}{self._step()}"
         window = min(method.window + (self._between() and phases != "develop"), self.windows)
-        at = f"window {window} of {self.windows}" if window else f"before window 1 of {self.windows}"
+        most = self.config.run.seconds
+        # A clock that ends the run says more of how far it is than a plan of windows it will not reach.
+        spent = clock(training_seconds(recorder))
+        of = f" of {self.windows}" if most is None else f", {spent} of {clock(most)} trained"
+        at = f"window {window}{of}" if window else f"before window 1{of}"
         parts = [at, f"{where} ({clock(since)})"]
         rate = (self._thoughts() - self._before) / max(seconds - self._begun, 1e-9)
         parts.append(f"{rate:.3g} thoughts/s" if self.planned and rate else "")
