@@ -55,9 +55,9 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--length", type=int, default=512, help="text.sequence_length of the runs")
     asked = parser.parse_args(given)
     tokenizer: Any = load_tokenizer(asked.model)
-    files, workings = sheet_files(read_problems(asked.problems), tokenizer.backend_tokenizer, asked.length)
-    files = {name: [{**row, "source": SOURCE} for row in rows] for name, rows in files.items()}
-    print("\n".join(write_files(asked.out, files, workings)))
+    made = sheet_files(read_problems(asked.problems), tokenizer.backend_tokenizer, asked.length)
+    files = {name: [{**row, "source": SOURCE} for row in rows] for name, rows in made.rows.items()}
+    print("\n".join(write_files(asked.out, files, made.workings)))
     return 0
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tfive.cli.app import app
 from tfive.cli.data_sheets import items_for, sheets
 from tfive.config.config import Config
 from tfive.errors import UserError
-from tfive.text.sheets import HEADER, Problem, read_problems, sheet_files
+from tfive.text.sheets import HEADER, PATTERN, Problem, read_problems, sheet_files
 from tfive.text.workings import worked_texts
 from tfive.training.inputs import needed
 
@@ -64,7 +65,8 @@ def test_three_forms_of_rows_are_the_same_problem(tmp_path: Path) -> None:
     spare = {"id": "s", "question": "And?", "working": "w", "answer": 7, "fewshot": True}
     for row in given:
         found = read_problems(write(tmp_path / "one.jsonl", [row, spare]))
-        assert found.kept == [Problem("a", "What is half of 2,468?", ("Half of 2,468 is 1,234", "So 1,234"), "1234")]
+        lines_of = ("Half of 2,468 is 1,234", "So 1,234")
+        assert found.kept == [Problem("row 1", "What is half of 2,468?", lines_of, "1234")]
         assert [one.answer for one in found.spare] == ["7"]
     noted = read_problems(write(tmp_path / "one.jsonl", [asked(1), spare]))
     assert noted.kept[0].lines == ("Ann has 3 + 4 = 7 pens", "2 come on top", "So 9")
@@ -72,7 +74,27 @@ def test_three_forms_of_rows_are_the_same_problem(tmp_path: Path) -> None:
     # Nothing to leave out, several words, or none: no problem.
     pairs = ((" ", "1"), ("w", "a b"), ("w", ""), ("w", "x" * 13))
     bad = [{"question": "q", "working": working, "answer": answer} for working, answer in pairs]
-    assert read_problems(write(tmp_path / "one.jsonl", [*bad, *given])).passed_over == 4
+    found = read_problems(write(tmp_path / "one.jsonl", [*bad, *given, asked(1), spare]))
+    assert (found.unfit, found.again, len(found.kept)) == ((1, 2, 3, 4), (6, 7), 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kept"),
+    [("1,234.50", "1234.50"), ("3,5", "3,5"), ("-7", "-7"), ("42.", "42"), (2.5, "2.5"), ("$1,000", "$1,000")],
+)
+def test_answers_stay_what_they_are(tmp_path: Path, answer: Any, kept: str) -> None:
+    rows = [{"question": "q", "working": "Think.\r\nSo.\n#### 9", "answer": answer}, {**asked(1), "fewshot": True}]
+    (problem,) = read_problems(write(tmp_path / "one.jsonl", rows)).kept
+    assert (problem.lines, problem.answer) == (("Think", "So"), kept)
+
+
+def test_parquet_is_read_too(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [asked(number) for number in range(5)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "one.parquet")
+    write(tmp_path / "one.jsonl", rows)
+    assert read_problems(tmp_path / "one.parquet") == read_problems(tmp_path / "one.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -81,31 +103,46 @@ def test_three_forms_of_rows_are_the_same_problem(tmp_path: Path) -> None:
         ({"answer": "1"}, "row 1: has answer; give question, working and answer"),
         ({"question": "q", "working": ["a"], "answer": "1"}, "row 1: working is a list; give it as text"),
         ([1], "row 1: list, not an object"),
-        ({"question": "q", "answer": "7"}, "problems with a working and an answer of one word, 1 rows without"),
+        ({"question": "q", "answer": "7"}, "of 1 rows 1 have no working or no answer of one word"),
+        ({"text": "q\n\nmore of it\n\nw\nThe answer is 1."}, "of 1 rows 1 have no working"),
+        ({"question": "half \ud800", "working": "w", "answer": "1"}, "row 1: no JSON in UTF-8"),
     ],
 )
 def test_rows_that_are_no_problems_are_refused_in_one_line(tmp_path: Path, row: Any, told: str) -> None:
     with pytest.raises(UserError, match=re.escape(told)):
         read_problems(write(tmp_path / "one.jsonl", [row]))
+    (tmp_path / "none.jsonl").write_text("", "utf-8")
+    with pytest.raises(UserError, match="is empty"):
+        read_problems(tmp_path / "none.jsonl")
 
 
 def test_sheets_fill_rows_share_no_problem_and_bring_what_they_leave_out(folder: Path, tmp_path: Path) -> None:
     backend = Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
     problems = read_problems(folder / "problems.jsonl")
     assert (len(problems.kept), len(problems.spare)) == (297, 3)
-    files, workings = sheet_files(problems, backend, LENGTH)
+    made = sheet_files(problems, backend, LENGTH)
+    files, workings = made.rows, made.workings
     seen = {name: {one for row in rows for one in row["problems"]} for name, rows in files.items()}
     assert sum(map(len, seen.values())) == len(set().union(*seen.values()))
     assert all(seen.values())
     pattern = Config.load("worked-answers").text.positions.pattern
+    assert pattern == PATTERN
+    assert re.findall(pattern, HEADER) == []
+    assert re.findall(pattern, "Ann gives some away. How many apples are left?\nAnswer:\n3") == ["\nAnswer:\n"]
     for row in (row for rows in files.values() for row in rows):
         assert len(backend.encode(row["text"], add_special_tokens=False).ids) == LENGTH - 1
         assert len(re.findall(pattern, row["text"])) == len(row["problems"]) == len(row["workings"])
     # Each problem comes once with its last line left out, once with two, once with all.
     left_out = [known["missing"] for before, known in workings.items() if "Ann buys 3 pens, then 4 and" in before]
     assert set(left_out) == {"1", "2", "all"}
-    with pytest.raises(UserError, match="no sheet is full"):
-        sheet_files(problems, backend, 120)
+    with pytest.raises(UserError, match=r"--length 90: the two examples of a sheet alone take \d+ tokens"):
+        sheet_files(problems, backend, 90)
+    with pytest.raises(UserError, match=r"too long for a sheet, none is left for test.* larger --length"):
+        sheet_files(problems, backend, len(backend.encode(HEADER).ids) + 12)
+    with pytest.raises(UserError, match=r"none is left for test.jsonl.gz; give some hundred problems"):
+        sheet_files(replace(problems, kept=problems.kept[:9]), backend, LENGTH)
+    long = replace(problems.kept[0], question="How long? " * 60)
+    assert sheet_files(replace(problems, kept=[long, *problems.kept]), backend, LENGTH).too_long == 1
     # The warm start finds a working at every position.
     path = tmp_path / "warm.jsonl.gz"
     with gzip.open(path, "wt", encoding="utf-8") as out:
@@ -129,6 +166,12 @@ def test_the_command_writes_sheets_says_what_comes_next_and_overwrites_nothing(
     assert done.exit_code == 0, done.output
     assert f"next: tfive train worked-answers --set model.name={model} --set text.sequence_length=192" in done.output
     assert "--set window.items=64" in done.output
+    assert sorted(path.name for path in Path("sheets").iterdir()) == [
+        "runs.jsonl.gz", "test.jsonl.gz", "warm.jsonl.gz", "workings.json.gz",
+    ]  # fmt: skip
+    Path("taken").write_text("", "utf-8")
+    with pytest.raises(UserError, match="taken: is a file; give a folder"):
+        sheets(model, Path(problems), Path("taken"), LENGTH)
     assert all(one.there for one in needed(config) if one.what != "model")
     with pytest.raises(UserError, match="already exists; give another folder"):
         sheets(model, Path(problems), Path("sheets"), LENGTH)

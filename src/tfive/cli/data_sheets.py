@@ -6,11 +6,13 @@ import gzip
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tfive.errors import UserError
 from tfive.models.load import load_tokenizer
-from tfive.text.sheets import LONGEST, ROWS, read_problems, sheet_files
+from tfive.text.sheets import LONGEST, ROWS, Files, Problems, read_problems, sheet_files
 
 PRESET, FOLDER, LENGTH = "worked-answers", "sheets", 512
 ITEMS, SHEETS = 2048, 4000
@@ -30,17 +32,20 @@ def file_of(folder: Path, name: str) -> Path:
 
 
 def write_files(folder: Path, files: Mapping[str, Sequence[dict[str, Any]]], workings: dict[str, Any]) -> list[str]:
-    """Write the rows of every kind and what they leave out; returns a line for each file."""
+    """Write the rows of every kind and what they leave out, all or nothing; returns a line for each file."""
     folder.mkdir(parents=True, exist_ok=True)
     told = []
-    for name, rows in files.items():
-        path = file_of(folder, name)
-        with gzip.open(path, "wt", encoding="utf-8") as out:
-            out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        problems = {one for row in rows for one in row["problems"]}
-        told.append(f"{path}: {len(rows):,} sheets of {len(problems):,} problems")
-    with gzip.open(folder / WORKINGS, "wt", encoding="utf-8") as out:
-        json.dump(workings, out, ensure_ascii=False)
+    with TemporaryDirectory(dir=folder, prefix=".writing-") as name:
+        part = Path(name)
+        for kind, rows in files.items():
+            with gzip.open(file_of(part, kind), "wt", encoding="utf-8") as out:
+                out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            problems = {one for row in rows for one in row["problems"]}
+            told.append(f"{file_of(folder, kind)}: {len(rows):,} sheets of {len(problems):,} problems")
+        with gzip.open(part / WORKINGS, "wt", encoding="utf-8") as out:
+            json.dump(workings, out, ensure_ascii=False)
+        for path in sorted(part.iterdir()):
+            path.replace(folder / path.name)
     return told
 
 
@@ -50,23 +55,34 @@ def sheets(model: str, problems: Path, folder: Path, length: int, *, trust_remot
     there = next((path for path in wanted if path.exists()), None)
     if there is not None:
         raise UserError(f"{there} already exists; give another folder or remove it")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; give a folder")
     if not problems.is_file():
         raise UserError(f"{problems}: no such file; give rows with {ROWS}")
     found = read_problems(problems)
     tokenizer: Any = load_tokenizer(model, trust_remote_code=trust_remote_code)
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(f"{model}: its tokenizer has no fast form, which sheets are cut by; take another model")
-    files, workings = sheet_files(found, tokenizer.backend_tokenizer, length)
-    told = write_files(folder, files, workings)
-    if found.passed_over:
-        many = f"{found.passed_over:,} rows"
-        told.append(
-            f"passed over: {many} without a working, or whose answer is not one word of at most {LONGEST} letters"
-        )
-    sets = {"model.name": model, "text.sequence_length": length, "window.items": items_for(len(files["runs"]))}
+    made = sheet_files(found, tokenizer.backend_tokenizer, length)
+    told = [*write_files(folder, made.rows, made.workings), *_left_out(found, made, length)]
+    sets = {"model.name": model, "text.sequence_length": length, "window.items": items_for(len(made.rows["runs"]))}
     usual = {"text.sequence_length": LENGTH, "window.items": ITEMS}
-    words = " ".join(f"--set {key}={value}" for key, value in sets.items() if usual.get(key) != value)
+    words = " ".join(f"--set {quote(f'{key}={value}')}" for key, value in sets.items() if usual.get(key) != value)
     told.append(f"next: tfive train {PRESET} {words}")
     if folder != Path(FOLDER):
         told.append(f"the preset reads {FOLDER}/: give {folder} that name, or name its files in a TOML file after it")
     return "\n".join(told)
+
+
+def _left_out(found: Problems, made: Files, length: int) -> list[str]:
+    """A line for each reason why something is in no sheet."""
+    unfit = (
+        f"rows without a working, with several blank lines, or with an answer of more than {LONGEST} letters or a word"
+    )
+    told = [
+        (len(found.unfit), f"{unfit} (row {found.unfit[0]} first)" if found.unfit else ""),
+        (len(found.again), f"rows whose question came before (row {found.again[0]} first)" if found.again else ""),
+        (made.too_long, f"problems that are too long for sheets of {length} tokens; --length makes them longer"),
+        (made.uncut, "sheets that could not be cut to their length and read back alike"),
+    ]
+    return [f"left out: {count:,} {what}" for count, what in told if count]

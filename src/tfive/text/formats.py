@@ -40,7 +40,8 @@ def format_of(path: Path) -> str | None:
 
 
 def raw_rows(path: Path, columns: Sequence[str], separator: str = AUTO) -> Iterator[tuple[int, RawRow]]:
-    """Rows of one file with their number; blank JSON lines keep their number but are left out.
+    """Rows of one file with their number; blank JSON lines keep their number but are left out. Of a Parquet file the
+    `columns` are read and must be there, or all of them where none is named.
 
     `separator` is that of a source: `auto` cuts plain text by `tfive.text.cutting`, `none` takes a file whole.
     """
@@ -176,7 +177,7 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
             missing = sorted(set(columns) - set(file.schema_arrow.names))
             if missing:
                 raise UserError(f"{path}: no column {missing[0]!r}; it has {', '.join(file.schema_arrow.names)}")
-            for batch in file.iter_batches(batch_size=256, columns=list(dict.fromkeys(columns))):
+            for batch in file.iter_batches(batch_size=256, columns=list(dict.fromkeys(columns)) or None):
                 yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())

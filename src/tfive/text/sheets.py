@@ -32,6 +32,10 @@ HEADER = (
     f"Question: {WORKED[0]}{ANSWER}{OPEN} {WORKED[1]}{END}{CLOSE}{WORKED[2]}\n\n"
     f"Question: {PLAIN[0]}{ANSWER}{PLAIN[1]}\n\n"
 )
+EXAMPLES = tuple(" ".join(question.split()[-12:]) for question in (WORKED[0], PLAIN[0]))
+"""How the questions of the two examples end."""
+PATTERN = "".join(f"(?<!{re.escape(one)})" for one in EXAMPLES).replace("\\ ", " ") + ANSWER.replace("\n", r"\n")
+"""Where thoughts stand: right before answers, but for those of the examples."""
 LEFT_OUT = ("1", "2", "all")
 """Lines of working that a sheet leaves out, in turn."""
 ROOM = 4
@@ -39,7 +43,6 @@ ROOM = 4
 LONGEST = 12
 """Most characters of an answer: it should be scored within a few tokens."""
 ROWS = "question, working and answer"
-FIELDS = ("question", "answer", "working", "text", "id", "fewshot")
 STEPS = re.compile(r"<<[^<>]*>>")
 """Calculator notes in the workings of GSM8K as it is published."""
 SPARE = 100
@@ -66,47 +69,64 @@ class Problems:
 
     kept: list[Problem]
     spare: list[Problem]
-    passed_over: int = 0
-    """Rows whose answer is too long, or that have no working."""
+    unfit: tuple[int, ...] = ()
+    """Numbers of the rows without question or working, with several blank lines in `text`, or whose answer is no single
+    short word."""
+    again: tuple[int, ...] = ()
+    """Numbers of the rows whose question came before."""
 
 
 def in_order(problems: Sequence[Problem]) -> list[Problem]:
-    """An order that depends on the problems' names alone, so that a file may grow and its problems keep their role."""
+    """An order by the problems' names, which has nothing to do with their place in a file."""
     return sorted(problems, key=lambda one: hashlib.sha256(one.name.encode()).hexdigest())
 
 
 def read_problems(path: Path) -> Problems:
     """The problems of a file: rows with `question`, `working` and `answer`; with `question` and an `answer` that ends
-    in `#### 42` (GSM8K as it is published); or with `text`, whose last line is `The answer is 42.`"""
+    in `#### 42` (GSM8K as it is published); or with `text`, whose last line is `The answer is 42.` Rows marked
+    `fewshot` only fill the ends of sheets; where none is, a few others do."""
     kept: list[Problem] = []
     spare: list[Problem] = []
-    passed_over = 0
-    for number, raw in raw_rows(path, FIELDS):
+    unfit: list[int] = []
+    again: list[int] = []
+    seen: set[str] = set()
+    count = 0
+    for number, raw in raw_rows(path, ()):
+        count += 1
         row = _parsed(raw, path, number)
         question, working, answer = _parts(row, path, number)
         lines = tuple(" ".join(STEPS.sub("", one).split()).rstrip(".") for one in working.split("\n") if one.strip())
-        if not lines or not answer or len(answer) > LONGEST or answer.split() != [answer]:
-            passed_over += 1
-            continue
-        name = str(row.get("id", f"row {number + 1}"))
-        (spare if row.get("fewshot") else kept).append(Problem(name, " ".join(question.split()), lines, answer))
+        if not question or not lines or len(answer) > LONGEST or answer.split() != [answer]:
+            unfit.append(number + 1)
+        elif question.casefold() in seen:
+            again.append(number + 1)
+        else:
+            seen.add(question.casefold())
+            problem = Problem(f"row {number + 1}", question, lines, answer)
+            (spare if row.get("fewshot") is True else kept).append(problem)
+    if not count:
+        raise UserError(f"{path}: is empty; give rows with {ROWS}")
     kept = in_order(kept)
     if not spare:
         few = max(len(kept) // SPARE, 1)
         kept, spare = kept[:-few], kept[-few:]
     if not kept:
+        marked = f", {len(spare)} of them marked fewshot, which only fill sheets" if len(spare) > 1 else ""
+        first = f" (row {unfit[0]} first)" if unfit else ""
         raise UserError(
-            f"{path}: {len(spare)} problems with a working and an answer of one word, {passed_over} rows without; "
-            f"give more rows with {ROWS}"
+            f"{path}: of {count} rows {len(unfit)} have no working or no answer of one word of at most {LONGEST} "
+            f"letters{first}{marked}; give some hundred rows with {ROWS}"
         )
-    return Problems(kept, spare, passed_over)
+    return Problems(kept, spare, tuple(unfit), tuple(again))
 
 
 def _parsed(raw: RawRow, path: Path, number: int) -> Row:
     try:
         row = raw if isinstance(raw, dict) else json.loads(raw)
-    except ValueError as error:
-        raise UserError(f"{path}, row {number + 1}: not JSON ({error}); give JSON lines or Parquet") from error
+        json.dumps(row, ensure_ascii=False, default=str).encode()
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(f"{path}, row {number + 1}: no JSON in UTF-8 ({reason}); give JSON lines or Parquet") from error
     if not isinstance(row, dict):
         kind = type(row).__name__
         raise UserError(f"{path}, row {number + 1}: {kind}, not an object; give rows with {ROWS}")
@@ -114,27 +134,33 @@ def _parsed(raw: RawRow, path: Path, number: int) -> Row:
 
 
 def _parts(row: Row, path: Path, number: int) -> tuple[str, str, str]:
-    """Question, working and answer of a row in any of the three forms."""
+    """Question, working and answer of a row in any of the three forms; empty where they cannot be told apart."""
+    where = f"{path}, row {number + 1}"
     told = {name: row.get(name) for name in ("question", "working", "answer", "text")}
-    wrong = next((name for name, value in told.items() if value is not None and not isinstance(value, str | int)), None)
-    if wrong is not None:
-        raise UserError(f"{path}, row {number + 1}: {wrong} is a {type(told[wrong]).__name__}; give it as text")
-    question, working, answer, text = (None if value is None else str(value) for value in told.values())
+    for name, value in told.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
+            raise UserError(f"{where}: {name} is a {type(value).__name__}; give it as text")
+    question, working, answer, text = (
+        None if value is None else str(value).replace("\r\n", "\n").strip() for value in told.values()
+    )
     if question is None and text is not None:
+        if text.count("\n\n") > 1:
+            return "", "", ""  # where the question ends is not told
         question, _, solution = text.partition("\n\n")
         working, _, last = solution.rpartition("\n")
-        found = re.fullmatch(r"The answer is (.*?)\.?", last.strip())
+        found = re.fullmatch(r"The answer is (.*)", last.strip())
         answer = found[1] if found else ""
     elif question is not None and answer is not None and working is None:
-        working, _, answer = answer.rpartition("\n####")
+        working, _, answer = answer.rpartition(CLOSE)
     if question is None or working is None or answer is None:
         raise UserError(
-            f"{path}, row {number + 1}: has {', '.join(sorted(row)) or 'no fields'}; give {ROWS}, or question and an "
-            "answer that ends in #### and the result"
+            f"{where}: has {', '.join(sorted(row)) or 'no fields'}; give {ROWS}, or question and an answer that ends "
+            f"in {CLOSE} and the result"
         )
-    answer = answer.strip()
-    number_like = re.fullmatch(r"-?\d[\d,]*", answer)
-    return question, working, answer.replace(",", "") if number_like else answer
+    answer = answer.strip().rstrip(".")
+    if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?", answer):
+        answer = answer.replace(",", "")
+    return " ".join(question.split()), working.partition(CLOSE)[0], answer
 
 
 def shown(problem: Problem, missing: str) -> tuple[str, str]:
@@ -161,6 +187,10 @@ class Sheets:
         self.fillers = [f"Question: {one.question}{ANSWER}" for one in spare]
         self.workings: dict[str, Any] = {}
         """What was left out, by the text that stands before the answer."""
+        self.too_long = 0
+        """Problems that fill more than a sheet."""
+        self.uncut = 0
+        """Sheets that could not be cut so that they are read back alike."""
 
     def encode(self, text: str) -> list[int]:
         """Its tokens."""
@@ -174,6 +204,7 @@ class Sheets:
         for problem in problems:
             own = [len(self.encode(f"{shown(problem, missing)[0]}{problem.answer}\n\n")) for missing in LEFT_OUT]
             if base + max(own) + ROOM > self.length:
+                self.too_long += 1
                 continue
             ahead = [size + own[(len(group) + turn) % len(own)] for turn, size in enumerate(sizes)]
             if max(ahead) + ROOM > self.length:
@@ -191,9 +222,11 @@ class Sheets:
             for turn in range(len(LEFT_OUT)):
                 left_out = [LEFT_OUT[(number + turn) % len(LEFT_OUT)] for number in range(len(group))]
                 text = self._filled(self._sheet(group, left_out), draw)
-                if text is not None:
-                    workings = [f" {shown(one, missing)[1]}{END}" for one, missing in zip(group, left_out)]
-                    rows.append({"text": text, "problems": [one.name for one in group], "workings": workings})
+                if text is None:
+                    self.uncut += 1
+                    continue
+                workings = [f" {shown(one, missing)[1]}{END}" for one, missing in zip(group, left_out)]
+                rows.append({"text": text, "problems": [one.name for one in group], "workings": workings})
             made.append(rows)
         return made
 
@@ -219,14 +252,32 @@ class Sheets:
         return cut if same else None
 
 
-def sheet_files(problems: Problems, backend: Any, length: int) -> tuple[dict[str, list[Row]], dict[str, Any]]:
-    """The rows of `test` (problems that nothing else sees), `warm` (for the warm start) and `runs`; and what all of
-    them leave out, by the text before the answer."""
+@dataclass(frozen=True)
+class Files:
+    """The rows of `test` (problems that nothing else sees), `warm` (for the warm start) and `runs`; what all of them
+    leave out, by the text before the answer; and what came to no sheet."""
+
+    rows: dict[str, list[Row]]
+    workings: dict[str, Any]
+    too_long: int
+    uncut: int
+
+
+def sheet_files(problems: Problems, backend: Any, length: int) -> Files:
+    """Sheets of all problems; refuses where a file would have none."""
     maker = Sheets(backend, length, problems.spare)
+    header = len(maker.encode(HEADER))
+    if header + 2 * ROOM > length:
+        raise UserError(f"--length {length}: the two examples of a sheet alone take {header} tokens; give more")
     test = len(problems.kept) * round(100 * TESTED) // 100
     tested, rest = maker.made(problems.kept[:test]), maker.made(problems.kept[test:])
-    if not rest:
-        raise UserError(f"--length {length}: no sheet is full; take a smaller one, or more problems")
     warm = int(WARMED * len(rest))
     parts = {"test": tested, "warm": rest[:warm], "runs": rest[warm:]}
-    return {name: [row for rows in groups for row in rows] for name, groups in parts.items()}, maker.workings
+    rows = {name: [row for group in groups for row in group] for name, groups in parts.items()}
+    empty = next((name for name in rows if not rows[name]), None)
+    if empty is not None:
+        raise UserError(
+            f"--length {length}: of {len(problems.kept)} problems, {maker.too_long} too long for a sheet, none is left "
+            f"for {empty}.jsonl.gz; give " + ("a larger --length" if maker.too_long else "some hundred problems")
+        )
+    return Files(rows, maker.workings, maker.too_long, maker.uncut)
