@@ -13,6 +13,8 @@ from tfive.errors import UserError
 
 _NORMED_QUERIES = ("qwen3",)
 """Model families (by the start of `model_type`) that normalise queries and keys per head."""
+_BIASED_QUERIES = ("qwen2",)
+"""Model families that add a bias to queries, keys and values, whatever their configuration says."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,9 @@ class ModelShape:
     normed_queries: bool
     gated_attention: bool
     attention_bias: bool
+    """Of queries, keys, values and output."""
+    query_bias: bool
+    """Of queries, keys and values alone."""
 
     @property
     def layers(self) -> int:
@@ -48,7 +53,8 @@ class ModelShape:
         """Parameters of one attention block with its MLP and norms."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         projections = self.hidden * (query * (2 if self.gated_attention else 1) + 2 * key) + query * self.hidden
-        bias = query + 2 * key + self.hidden if self.attention_bias else 0
+        bias = query + 2 * key if self.attention_bias or self.query_bias else 0
+        bias += self.hidden if self.attention_bias else 0
         norms = 2 * self.head_dim if self.normed_queries else 0
         return projections + bias + norms + self._mlp
 
@@ -192,6 +198,7 @@ def shape_from(config: Mapping[str, Any], source: str) -> ModelShape:
             normed_queries=family.startswith(_NORMED_QUERIES),
             gated_attention=family.startswith("qwen3_5"),
             attention_bias=bool(text.get("attention_bias", False)),
+            query_bias=family.startswith(_BIASED_QUERIES),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{source}: no usable model shape ({error!r}); give a decoder's config.json") from error
