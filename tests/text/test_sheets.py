@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from tfive.cli.app import app
-from tfive.cli.data_sheets import items_for, sheets
+from tfive.cli.data_sheets import FOLDER, ITEMS, items_for, sheets
+from tfive.cli.data_sheets import LENGTH as ROW
 from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.text.sheets import HEADER, PATTERN, Problem, read_problems, sheet_files
@@ -182,4 +183,7 @@ def test_the_command_writes_sheets_says_what_comes_next_and_overwrites_nothing(
 
 
 def test_few_sheets_ask_for_smaller_windows() -> None:
+    preset = Config.load("worked-answers")
+    assert (preset.text.sequence_length, preset.window.items) == (ROW, ITEMS)
+    assert {Path(preset.text.sources[0].path or "").parent, Path(preset.warmstart.path or "").parent} == {Path(FOLDER)}
     assert [items_for(count) for count in (4757, 4000, 3999, 700, 10)] == [2048, 2048, 960, 128, 64]

@@ -15,6 +15,7 @@ import tiny
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.rl import hindsight
+from tfive.rl.roles import Ledger
 from tfive.training import positions, warmstart
 from tfive.training.loop import CHECKPOINTS
 from tfive.training.start import resume, train
@@ -158,6 +159,18 @@ def test_a_model_that_is_not_admitted_learns_nothing(tmp_path: Path, monkeypatch
         with pytest.raises(UserError, match="tree and plain rows differ"):
             train(tiny.configure(tmp_path, *asked), tmp_path / name, quiet=True)
         assert not (tmp_path / name / kept).exists()
+
+
+def test_text_that_cannot_fill_a_role_is_refused_before_anything_is_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_little(_: Ledger) -> None:
+        raise UserError("the prepared text holds too little")
+
+    monkeypatch.setattr(Ledger, "_check_sizes", too_little)
+    with pytest.raises(UserError, match="holds too little"):
+        train(tiny.configure(tmp_path, *HINDSIGHT), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / WEIGHTS).exists()
 
 
 def test_off_there_is_nothing_of_it(tmp_path: Path) -> None:

@@ -76,9 +76,7 @@ def sheets(model: str, problems: Path, folder: Path, length: int, *, trust_remot
 
 def _left_out(found: Problems, made: Files, length: int) -> list[str]:
     """A line for each reason why something is in no sheet."""
-    unfit = (
-        f"rows without a working, with several blank lines, or with an answer of more than {LONGEST} letters or a word"
-    )
+    unfit = f"rows without a working or a single question, or whose answer is no word of 1 to {LONGEST} letters"
     told = [
         (len(found.unfit), f"{unfit} (row {found.unfit[0]} first)" if found.unfit else ""),
         (len(found.again), f"rows whose question came before (row {found.again[0]} first)" if found.again else ""),

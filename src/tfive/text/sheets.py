@@ -12,7 +12,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,8 @@ STEPS = re.compile(r"<<[^<>]*>>")
 """Calculator notes in the workings of GSM8K as it is published."""
 SPARE = 100
 """One problem in so many only fills the ends of sheets, where no row is marked for that."""
-TESTED, WARMED = 0.08, 0.25
-"""Share of the problems that nothing else sees, and of the rest's sheets that serve the warm start alone."""
-Count = Callable[[str], int]
+TESTED, WARMED = 8, 25
+"""Per cent of the problems that nothing else sees, and of the rest's sheets that serve the warm start alone."""
 Row = dict[str, Any]
 
 
@@ -269,9 +268,9 @@ def sheet_files(problems: Problems, backend: Any, length: int) -> Files:
     header = len(maker.encode(HEADER))
     if header + 2 * ROOM > length:
         raise UserError(f"--length {length}: the two examples of a sheet alone take {header} tokens; give more")
-    test = len(problems.kept) * round(100 * TESTED) // 100
+    test = len(problems.kept) * TESTED // 100
     tested, rest = maker.made(problems.kept[:test]), maker.made(problems.kept[test:])
-    warm = int(WARMED * len(rest))
+    warm = len(rest) * WARMED // 100
     parts = {"test": tested, "warm": rest[:warm], "runs": rest[warm:]}
     rows = {name: [row for group in groups for row in group] for name, groups in parts.items()}
     empty = next((name for name in rows if not rows[name]), None)
