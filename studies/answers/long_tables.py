@@ -1,19 +1,20 @@
-"""Tables of the long runs from careful reading: those whose clock is ten minutes or more, beside the shorter ones.
+"""Tables of the runs from careful reading by their clock: some minutes, a thousand seconds, or the one between.
 
-The tables over seeds are drawn of the runs under the shorter clock, those here of the longer ones. Each long run is a
-row of its own; differences are of the mean over the seeds that both have, with intervals over texts or problems.
+The tables over seeds are drawn of the runs under the shortest clock, those here of the longer two, which have a start
+of their own each. A long run is a row of its own; differences are of the mean over the seeds that both have, with
+intervals over texts or problems.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from forms import CAREFUL, drawn, seed_of, signed, with_interval
 from seed_tables import (
-    CONTROL,
     SEED_TABLES,
     Cell,
     answered,
@@ -31,10 +32,22 @@ from seed_tables import (
     verdicts,
 )
 
-LONG = 600.0
-"""Seconds of the clock from which a run counts as long."""
-START = f"{CAREFUL}-long"
-"""The start of the long runs in the results: made anew, and no other's weights to the bit."""
+
+class Clock(NamedTuple):
+    """Runs whose clock lies in a range, and their start in the results: made anew, no other's weights to the bit."""
+
+    least: float
+    below: float
+    start: str
+
+
+CLOCKS = {
+    "short": Clock(0.0, 600.0, CAREFUL),
+    "second": Clock(600.0, 1000.0, f"{CAREFUL}-second"),
+    "long": Clock(1000.0, float("inf"), f"{CAREFUL}-long"),
+}
+PER_TEXT = 4
+"""Positions of a sheet (answers.toml)."""
 
 WARM = "warm"
 """The model after the warm start alone; it answered all test problems, of which a run may have answered the first."""
@@ -42,13 +55,14 @@ WARM = "warm"
 Table = Callable[[dict[str, Any]], str]
 
 
-def of_clock(found: dict[str, Any], *, long: bool) -> dict[str, Any]:
+def of_clock(found: dict[str, Any], kind: str) -> dict[str, Any]:
     """The results with the cells of one kind alone, and the right answers of the start that they began with."""
-    cells = [cell for cell in found["cells"] if (clock_of(cell) >= LONG) == long]
-    known = found.get("accuracy", {})
-    begun = {name: model for name, model in known.items() if name not in (CAREFUL, START)}
-    if (START if long else CAREFUL) in known:
-        begun[CAREFUL] = known[START if long else CAREFUL]
+    clock, known = CLOCKS[kind], found.get("accuracy", {})
+    cells = [cell for cell in found["cells"] if clock.least <= clock_of(cell) < clock.below]
+    starts = {other.start for other in CLOCKS.values()}
+    begun = {name: model for name, model in known.items() if name not in starts}
+    if clock.start in known:
+        begun[CAREFUL] = known[clock.start]
     return {**found, "cells": cells, "accuracy": begun}
 
 
@@ -89,13 +103,13 @@ def long_apart(found: dict[str, Any]) -> str:
     warm-started model to the same questions."""
     head = ("method, positions × thoughts", "minus", "seeds", "texts", "gain against the start", "content gain")
     clusters = found.get("clusters", {}).get("test", "")
-    rewarded = [(name, cells) for name, cells in ended(found).items() if cells[0]["method"] != CONTROL]
+    groups = list(ended(found).items())
     rows = []
-    for name, cells in rewarded[1:]:
-        own, other = common(rewarded[0][1], cells)
+    for name, cells in groups[1:]:
+        own, other = common(groups[0][1], cells)
         if not own:
             continue
-        row = [rewarded[0][0], name, str(len(own)), str(len(shared_texts(own[0], other[0])))]
+        row = [groups[0][0], name, str(len(own)), str(len(shared_texts(own[0], other[0])))]
         for measure in ("gain_vs_base", "content_gain"):
             over = over_texts(own, measure, other)
             row.append("–" if over is None else estimate(over))
@@ -105,7 +119,7 @@ def long_apart(found: dict[str, Any]) -> str:
             row.append("–" if over is None else estimate(over, points_of))
         rows.append(row)
     warm = found.get("accuracy", {}).get(WARM, {})
-    for name, cells in rewarded if warm.get("problems") == "test" else ():
+    for name, cells in groups if warm.get("problems") == "test" else ():
         known = verdicts(answered(cells), "own")
         over = over_problems(known, [warm["verdicts"]["own"][: len(known[0])]], clusters) if known else None
         if over is not None:
@@ -132,18 +146,47 @@ def long_critics(found: dict[str, Any]) -> str:
     return drawn((*head, "median R², first half / second"), rows)
 
 
-def of_kind(table: Table, *, long: bool) -> Table:
+def text_again(found: dict[str, Any]) -> str:
+    """Thought gain on the texts that are trained on, each window's before its updates, beside that on development
+    texts after them: means of the windows up to the first measurement and of those up to the last. RLP is left out:
+    its gain on trained texts is of one token."""
+    head = ("method, positions × thoughts", "seed", "sheets read by the actor", "first: windows", "trained on",
+            "development", "last: windows", "trained on", "development", "apart")  # fmt: skip
+    rows = []
+    for name, cells in ended(found).items():
+        for cell in [one for one in cells if one["method"] != "rlp"]:
+            measured = [one for one in cell["measured"] if one["window"] > 0]
+            spans = _spans([int(one["window"]) for one in measured])
+            sheets = cell["settings"]["window.items"] // PER_TEXT * len(cell["windows"])
+            row = [name, seed_of(cell), f"{sheets:,}"]
+            for span in (spans[0], spans[-1]):
+                trained = statistics.fmean(one["actor_gain"] for one in cell["windows"] if one["window"] in span)
+                fresh = next(one["thought_gain"][0] for one in measured if one["window"] == span[-1])
+                row += [f"{span[0]} to {span[-1]}", signed(trained), signed(fresh)]
+            rows.append([*row, signed(trained - fresh)])
+    return drawn(head, rows)
+
+
+def _spans(measured: Sequence[int]) -> list[range]:
+    """Windows between measurements; what the clock cut to less than half of the first span belongs to the one before."""
+    ends = [end for end, after in pairwise(measured) if after - end >= measured[0] / 2]
+    return [range(before + 1, end + 1) for before, end in pairwise([0, *ends, measured[-1]])]
+
+
+def of_kind(table: Table, kind: str) -> Table:
     """A table of the runs under one kind of clock."""
-    return partial(_of_kind, table, long)
+    return partial(_of_kind, table, kind)
 
 
-def _of_kind(table: Table, long: bool, found: dict[str, Any]) -> str:
-    return table(of_clock(found, long=long))
+def _of_kind(table: Table, kind: str, found: dict[str, Any]) -> str:
+    return table(of_clock(found, kind))
 
 
-CLOCKED_TABLES: dict[str, Table] = {
-    **{name: of_kind(table, long=False) for name, table in SEED_TABLES.items()},
-    "long_ends": of_kind(long_ends, long=True), "long_apart": of_kind(long_apart, long=True),
-    "long_answers": of_kind(seeds_answers, long=True), "long_lazy": of_kind(seeds_lazy, long=True),
-    "long_course": of_kind(seeds_course, long=True), "long_critics": of_kind(long_critics, long=True),
+_LONG: dict[str, Table] = {
+    "ends": long_ends, "apart": long_apart, "answers": seeds_answers, "lazy": seeds_lazy, "course": seeds_course,
+    "critics": long_critics, "again": text_again,
 }  # fmt: skip
+CLOCKED_TABLES: dict[str, Table] = {
+    **{name: of_kind(table, "short") for name, table in SEED_TABLES.items()},
+    **{f"{kind}_{name}": of_kind(table, kind) for kind in ("long", "second") for name, table in _LONG.items()},
+}

@@ -182,19 +182,25 @@ def test_the_page_shows_the_committed_results() -> None:
     assert tables.draw(page, found) == page
     readme = (ROOT / "README.md").read_text("utf-8")
     clocks = scripts.script("studies/answers/long_tables.py")
-    short, long = (clocks.ended(clocks.of_clock(found, long=one)) for one in (False, True))
+    short, second, long = (clocks.ended(clocks.of_clock(found, kind)) for kind in clocks.CLOCKS)
     for groups, names in (
         (short, ("T⁵, 2,048 × 1", "GRPO, 256 × 8", "anchors alone, 2,048 × 1")),
+        (second, ("T⁵, 4,096 × 1", "GRPO, 256 × 8", "PPO, one critic, 4,096 × 1", "anchors alone, 4,096 × 1")),
         (long, ("T⁵, 2,048 × 1", "GRPO, 256 × 8", "RLP, 256 × 8", "PPO, one critic, 2,048 × 1")),
     ):
         for name in names:
             gain = statistics.fmean(cell["test"]["content_gain"][0] for cell in groups[name])
             assert f"{gain:+.3f}" in readme, name
-    answered = [cell["accuracy"]["results"]["every"]["accuracy"] for cell in long["T⁵, 2,048 × 1"]]
-    for kind in ("own", "none"):
-        share = statistics.fmean(shares[kind][0] for shares in answered)
-        assert f"{100 * share:.1f} %" in readme, kind
-    assert f"{100 * found['accuracy'][clocks.START]['results']['every']['accuracy']['own'][0]:.1f} %" in readme
+    for name, kind in (("T⁵, 4,096 × 1", "own"), ("T⁵, 4,096 × 1", "none"), ("anchors alone, 4,096 × 1", "own")):
+        share = statistics.fmean(cell["accuracy"]["results"]["every"]["accuracy"][kind][0] for cell in second[name])
+        assert f"{100 * share:.1f} %" in readme, (name, kind)
+    own = statistics.fmean(
+        cell["accuracy"]["results"]["every"]["accuracy"]["own"][0] for cell in long["T⁵, 2,048 × 1"]
+    )
+    assert f"{100 * own:.1f} %" in readme
+    for kind in ("second", "long"):
+        begun = found["accuracy"][clocks.CLOCKS[kind].start]["results"]["every"]["accuracy"]["own"][0]
+        assert f"{100 * begun:.1f} %" in readme, kind
 
 
 def test_each_method_is_held_against_the_control_with_the_same_positions() -> None:
