@@ -168,7 +168,7 @@ def text_again(found: dict[str, Any]) -> str:
 
 
 def _spans(measured: Sequence[int]) -> list[range]:
-    """Windows between measurements; what the clock cut to less than half of the first span belongs to the one before."""
+    """Windows between measurements; a span cut to less than half of the first belongs to the one before."""
     ends = [end for end, after in pairwise(measured) if after - end >= measured[0] / 2]
     return [range(before + 1, end + 1) for before, end in pairwise([0, *ends, measured[-1]])]
 

@@ -194,9 +194,7 @@ def test_the_page_shows_the_committed_results() -> None:
     for name, kind in (("T⁵, 4,096 × 1", "own"), ("T⁵, 4,096 × 1", "none"), ("anchors alone, 4,096 × 1", "own")):
         share = statistics.fmean(cell["accuracy"]["results"]["every"]["accuracy"][kind][0] for cell in second[name])
         assert f"{100 * share:.1f} %" in readme, (name, kind)
-    own = statistics.fmean(
-        cell["accuracy"]["results"]["every"]["accuracy"]["own"][0] for cell in long["T⁵, 2,048 × 1"]
-    )
+    own = statistics.fmean(cell["accuracy"]["results"]["every"]["accuracy"]["own"][0] for cell in long["T⁵, 2,048 × 1"])
     assert f"{100 * own:.1f} %" in readme
     for kind in ("second", "long"):
         begun = found["accuracy"][clocks.CLOCKS[kind].start]["results"]["every"]["accuracy"]["own"][0]
