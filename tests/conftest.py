@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -21,3 +24,24 @@ settings.load_profile("tfive")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+LONGEST = (
+    "distributed/test_same_run.py",
+    "distributed/test_hung_evaluations.py",
+    "distributed/test_nodes.py",
+    "distributed/test_launch.py",
+    "distributed/test_faults.py",
+    "distributed/test_checkpoints.py",
+    "distributed/test_shards.py",
+    "distributed/test_communication.py",
+    "distributed/test_whole_run.py",
+)
+"""Files that take long, begun before the others, so that none keeps one worker busy in the end; those that mostly wait
+beside the one that never does, because processes that exchange much suffer from others on their cores."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole files, in the order of `LONGEST`; xdist hands them out as they come (`--no-loadscope-reorder`)."""
+    here = Path(__file__).parent
+    place = {here / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(LONGEST)))

@@ -37,7 +37,13 @@ from tfive.training.memory import estimate
 from tfive.training.memory_limits import check_copies, processes_on
 from tiny import configure
 
-QUICK = ("window.probe=0", "gate.passes=0", "qualify.rule=fixed", "critic.warmup_rounds=1")
+QUICK = (
+    "window.probe=0",
+    "gate.passes=0",
+    "qualify.rule=fixed",
+    "critic.warmup_rounds=1",
+    "calibration.cross_fit=false",
+)
 CASES = {"whole": [*QUICK], "shards": [*QUICK, "distributed.shard=0"]}
 
 

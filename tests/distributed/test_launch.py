@@ -58,8 +58,11 @@ def test_ends_are_tried_again_or_passed_through(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK, "utf-8")
     kinds = ("well", "refused", "failed", "killed", "always", "stopped")
     command = [sys.executable, "-c", LAUNCHES, str(tmp_path / "rank.py"), str(tmp_path), *kinds]
-    environment = {**os.environ, "OMP_NUM_THREADS": "3"}
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "OMP_NUM_THREADS": "3", "TMPDIR": str(temporary)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True, env=environment)
+    assert not list(temporary.iterdir())
     assert json.loads(done.stdout) == {
         "well": 0, "refused": 2, "failed": 1, "killed": 0, "always": 1, "stopped": 1,
     }  # fmt: skip
@@ -69,7 +72,7 @@ def test_ends_are_tried_again_or_passed_through(tmp_path: Path) -> None:
         "rank 1 was ended by SIGKILL; no restart is left of 1; go on with tfive resume",
         "tfive: error: SIGTERM: all ranks have ended; go on with tfive resume",
     ]
-    started = {path.name: path.read_text() for path in tmp_path.iterdir() if path.suffix != ".py"}
+    started = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file() and path.suffix != ".py"}
     once = {f"{kind}-{rank}-0" for kind in kinds for rank in (0, 1)}
     again = {f"{kind}-{rank}-1" for kind in ("killed", "always") for rank in (0, 1)}
     assert set(started) == once | again

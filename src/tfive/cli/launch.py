@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -160,15 +161,17 @@ def launch(
         max_restarts=restarts,
         local_addr="localhost",
     )
-    agent = _agent_class()(spec, DefaultLogsSpecs(), Console(quiet=quiet), round(patience), then)
     asked = ""
-    try:
-        agent.run()
-    except SignalException as stop:
-        agent.kill()  # those that did not save in time, or after a second signal
-        asked = stop.sigval.name
-    finally:
-        spec.rdzv_handler.shutdown()
+    # Where the agent keeps what a rank that dies leaves for it; gone when all have ended.
+    with tempfile.TemporaryDirectory(prefix="tfive-ranks-", ignore_cleanup_errors=True) as kept:
+        agent = _agent_class()(spec, DefaultLogsSpecs(kept), Console(quiet=quiet), round(patience), then)
+        try:
+            agent.run()
+        except SignalException as stop:
+            agent.kill()  # those that did not save in time, or after a second signal
+            asked = stop.sigval.name
+        finally:
+            spec.rdzv_handler.shutdown()
     status = whole_status(agent.statuses())
     if asked and status and not any(one in FINAL for one in agent.statuses()):
         # Whoever saves and stops says so; these were loading, or in the middle of an evaluation.
