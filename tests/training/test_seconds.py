@@ -36,6 +36,8 @@ def test_the_window_in_which_the_seconds_pass_is_the_last(
     assert summary["test_no_thought_loss_end"] < summary["test_no_thought_loss_start"]
     longer = start.train(configure(home, *PLAIN, "run.seconds=99"), tmp_path / "longer", quiet=True)
     assert (longer["windows"], [one["window"] for one in longer["history"]]) == (7, [0, 4, 7])
+    # Of the windows that were, not of those the plan would have allowed.
+    assert summary["draws"]["actor"] == pytest.approx(longer["draws"]["actor"] * 2 / 7)
 
 
 def test_a_run_that_was_stopped_behind_its_last_window_ends_there(

@@ -15,7 +15,7 @@ from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.rl.qualify import Qualifier
 from tfive.training import start
-from tfive.training.console import Console
+from tfive.training.console import Console, _on_trained_texts
 from tfive.training.export import export
 from tiny import OVERRIDES, configure
 
@@ -250,11 +250,24 @@ def test_native_rlp_runs(home: Path, tmp_path: Path) -> None:
     assert summary["account"]["roles"]["actor"]["trajectories"] == 4 * 3
 
 
+def test_gains_on_trained_texts_stand_beside_those_on_others() -> None:
+    summary = {"method": "t5", "actor_gain": 0.369, "draws": {"actor": 5.5, "critic_fit": 0.7}}
+    (shown,) = _on_trained_texts(summary)
+    assert shown == ("on texts it trained on", "+0.3690  (last window, before its updates; texts drawn 5.5 times)")
+    # One token's gain, a method without thoughts, a model that was not trained.
+    for other in ({"method": "rlp"}, {"actor_gain": None}, {"draws": {}}):
+        assert _on_trained_texts(summary | other) == []
+
+
 def test_texts_that_come_again_are_announced_before_training(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().draws({"actor": 1.49, "critic_fit": 1.5})
-    Console().draws({"actor": 0.99, "critic_fit": 1.0})
-    Console().draws({})
-    first, second = capsys.readouterr().err.splitlines()
+    Console().draws({"actor": 1.49, "critic_fit": 1.5}, 8)
+    Console().draws({"actor": 0.99, "critic_fit": 1.0}, 8)
+    Console().draws({}, 8)
+    Console().draws({"actor": 0.39, "critic_fit": 0.05}, None)
+    first, second, clocked = capsys.readouterr().err.splitlines()
     assert first.startswith("each training text is drawn 1.49 times for the actor, 1.50 times for the critics")
     assert "warning: texts come again, raise text.sequences.train" in first
     assert "warning" not in second
+    # Who knows how many windows a clock allows? Three of them have 1.17 of all texts.
+    assert clocked.startswith("each window draws a training text 0.39 times for the actor, 0.05 times for the critics")
+    assert "; texts come again from window 3 on, raise text.sequences.train" in clocked

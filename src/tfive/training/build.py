@@ -76,10 +76,9 @@ class Assembly:
         """The actor's weights with one thought a position, whatever the group: what is measured."""
         return self.actor.reader
 
-    @property
-    def draws(self) -> dict[str, float]:
-        """How often the whole run draws a training text, by what learns from it."""
-        return self.ledger.draws(self.config.window.windows) if self.config.spec.trains else {}
+    def draws(self, windows: int) -> dict[str, float]:
+        """How often so many windows draw a training text, by what learns from it."""
+        return self.ledger.draws(windows) if self.config.spec.trains else {}
 
     @property
     def plan(self) -> ThoughtPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -48,13 +49,20 @@ class Console:
             # Looked up at every call: while a progress bar is drawn, rich puts its own stream there.
             print(printable(line), file=sys.stderr, flush=True)
 
-    def draws(self, draws: dict[str, float]) -> None:
-        """How often the run will draw a text, before it begins; above once, a model begins to know its texts."""
+    def draws(self, draws: dict[str, float], windows: int | None) -> None:
+        """How often the run will draw a text, before it begins; above once, a model begins to know its texts. Where a
+        clock ends it (`windows` None), `draws` are those of one window."""
         if not draws:
             return
         times = ", ".join(f"{count:.2f} times for {LEARNS[role]}" for role, count in draws.items())
+        most = max(draws.values())
+        if windows is None:
+            first = math.floor(1 / most) + 1
+            again = f"texts come again from window {first} on, raise text.sequences.train to put that off"
+            self.say(f"each window draws a training text {times}; {again}")
+            return
         warning = "; warning: texts come again, raise text.sequences.train or run fewer windows"
-        self.say(f"each training text is drawn {times}{warning if max(draws.values()) > 1 else ''}")
+        self.say(f"each training text is drawn {times}{warning if most > 1 else ''}")
 
     def event(self, what: str, detail: str) -> None:
         """A transition of the method."""
@@ -83,6 +91,7 @@ class Console:
         self.say(f"test texts, nats per token (positive is better), {summary['reading']} reading of thoughts")
         for title, line in (
             ("thought gain", f"{summary['test_thought_gain_start']:+.4f} → {summary['test_thought_gain_end']:+.4f}"),
+            *_on_trained_texts(summary),
             (
                 "content gain",
                 f"{summary['test_content_gain_start']:+.4f} → {summary['test_content_gain_end']:+.4f}"
@@ -106,6 +115,16 @@ class Console:
             )
             mean, deviation = summary["test_mean_gate"], summary["test_gate_deviation"]
             self.say(f"  {'gate':<26}mean {mean:.3f}, deviation {deviation:.3f}")
+
+
+def _on_trained_texts(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the last window's own thoughts gained, beside how often their texts were drawn: far above the gain on texts
+    that nothing trained on, it is learned by heart. RLP's is of one token and no match for the others."""
+    gain, times = summary.get("actor_gain"), summary["draws"].get("actor")
+    if gain is None or times is None or summary["method"] == "rlp":
+        return []
+    told = f"{gain:+.4f}  (last window, before its updates; texts drawn {times:.1f} times)"
+    return [("on texts it trained on", told)]
 
 
 def _find(report: dict[str, Any], path: str) -> Any:
