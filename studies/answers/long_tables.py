@@ -8,9 +8,8 @@ intervals over texts or problems.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from forms import CAREFUL, drawn, seed_of, signed, with_interval
@@ -46,8 +45,6 @@ CLOCKS = {
     "second": Clock(600.0, 1000.0, f"{CAREFUL}-second"),
     "long": Clock(1000.0, float("inf"), f"{CAREFUL}-long"),
 }
-PER_TEXT = 4
-"""Positions of a sheet (answers.toml)."""
 
 WARM = "warm"
 """The model after the warm start alone; it answered all test problems, of which a run may have answered the first."""
@@ -147,30 +144,27 @@ def long_critics(found: dict[str, Any]) -> str:
 
 
 def text_again(found: dict[str, Any]) -> str:
-    """Thought gain on the texts that are trained on, each window's before its updates, beside that on development
-    texts after them: means of the windows up to the first measurement and of those up to the last. RLP is left out:
-    its gain on trained texts is of one token."""
-    head = ("method, positions × thoughts", "seed", "sheets read by the actor", "first: windows", "trained on",
-            "development", "last: windows", "trained on", "development", "apart")  # fmt: skip
+    """Thought gain on the sheets that are trained on, each window's before its updates, beside that on development
+    texts: by the same weights before any update, and in the end, there the mean of the last third of the windows. RLP
+    is left out: its gain on trained texts is of one token."""
+    head = ("method, positions × thoughts", "seed", "sheets read by the actor, about", "before: trained on")
+    head += ("development", "last third: trained on", "development", "apart", "apart, less what it was before")
     rows = []
     for name, cells in ended(found).items():
-        for cell in [one for one in cells if one["method"] != "rlp"]:
-            measured = [one for one in cell["measured"] if one["window"] > 0]
-            spans = _spans([int(one["window"]) for one in measured])
-            sheets = cell["settings"]["window.items"] // PER_TEXT * len(cell["windows"])
-            row = [name, seed_of(cell), f"{sheets:,}"]
-            for span in (spans[0], spans[-1]):
-                trained = statistics.fmean(one["actor_gain"] for one in cell["windows"] if one["window"] in span)
-                fresh = next(one["thought_gain"][0] for one in measured if one["window"] == span[-1])
-                row += [f"{span[0]} to {span[-1]}", signed(trained), signed(fresh)]
-            rows.append([*row, signed(trained - fresh)])
+        for cell in [one for one in cells if one["method"] != "rlp" and one["windows"]]:
+            trained, (first, last) = [one["actor_gain"] for one in cell["windows"]], end_measurements(cell)
+            sheets = cell["settings"]["window.items"] * len(trained) * last["texts"] / last["items"]
+            apart = [trained[0] - first["thought_gain"][0]]
+            end = statistics.fmean(trained[-max(1, len(trained) // 3) :])
+            apart.append(end - last["thought_gain"][0])
+            shown = (trained[0], first["thought_gain"][0], end, last["thought_gain"][0], apart[1], apart[1] - apart[0])
+            rows.append([name, seed_of(cell), f"{round(sheets, -2):,.0f}", *map(signed, shown)])
     return drawn(head, rows)
 
 
-def _spans(measured: Sequence[int]) -> list[range]:
-    """Windows between measurements; a span cut to less than half of the first belongs to the one before."""
-    ends = [end for end, after in pairwise(measured) if after - end >= measured[0] / 2]
-    return [range(before + 1, end + 1) for before, end in pairwise([0, *ends, measured[-1]])]
+def end_measurements(cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The first and the last measurement of development texts."""
+    return cell["measured"][0], cell["measured"][-1]
 
 
 def of_kind(table: Table, kind: str) -> Table:

@@ -201,6 +201,25 @@ def test_the_page_shows_the_committed_results() -> None:
         assert f"{100 * begun:.1f} %" in readme, kind
 
 
+def test_gains_on_trained_sheets_stand_beside_those_on_fresh_ones() -> None:
+    clocks = scripts.script("studies/answers/long_tables.py")
+    measured = [{"thought_gain": [gain], "items": 30, "texts": 10} for gain in (0.2, 0.3, 0.25)]
+    settings = {"window.items": 60, "group": 1, "run.seed": 7, "optimizer.lr": 1e-5}
+    cell = {
+        "method": "t5",
+        "start": "careful",
+        "settings": settings,
+        "measured": measured,
+        "test": {},
+        "test_start": {},
+    }
+    cell["windows"] = [{"actor_gain": gain} for gain in (0.21, 0.3, 0.3, 0.3, 0.4, 0.5)]
+    unlike = cell | {"method": "rlp"}
+    *_, row = clocks.text_again({"cells": [cell, unlike]}).splitlines()
+    # Six windows of 60 positions, three a sheet; the last two windows' mean is 0.45.
+    assert row == "| T⁵, 60 × 1 | 7 | 100 | +0.210 | +0.200 | +0.450 | +0.250 | +0.200 | +0.190 |"
+
+
 def test_each_method_is_held_against_the_control_with_the_same_positions() -> None:
     tables = scripts.script("studies/answers/tables.py")
     found = json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))

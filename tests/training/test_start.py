@@ -260,14 +260,17 @@ def test_gains_on_trained_texts_stand_beside_those_on_others() -> None:
 
 
 def test_texts_that_come_again_are_announced_before_training(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().draws({"actor": 1.49, "critic_fit": 1.5}, 8)
-    Console().draws({"actor": 0.99, "critic_fit": 1.0}, 8)
-    Console().draws({}, 8)
-    Console().draws({"actor": 0.39, "critic_fit": 0.05}, None)
-    first, second, clocked = capsys.readouterr().err.splitlines()
-    assert first.startswith("each training text is drawn 1.49 times for the actor, 1.50 times for the critics")
+    share = {"actor": 0.39, "critic_fit": 0.05}
+    Console().draws(share, 4, clock=False)
+    Console().draws(share, 2, clock=False)
+    Console().draws({}, 8, clock=False)
+    Console().draws(share, 1000, clock=True)
+    Console().draws(share, 2, clock=True)
+    first, second, clocked, short = capsys.readouterr().err.splitlines()
+    assert first.startswith("each training text is drawn 1.56 times for the actor, 0.20 times for the critics")
     assert "warning: texts come again, raise text.sequences.train" in first
     assert "warning" not in second
-    # Who knows how many windows a clock allows? Three of them have 1.17 of all texts.
+    # Who knows how many windows a clock allows?
     assert clocked.startswith("each window draws a training text 0.39 times for the actor, 0.05 times for the critics")
-    assert "; texts come again from window 3 on, raise text.sequences.train" in clocked
+    assert clocked.endswith("; texts come again after about 3 windows, raise text.sequences.train to put that off")
+    assert short == clocked.partition(";")[0]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import Any
 
+from tfive.methods.registry import spec_of
 from tfive.printable import printable
 
 COLUMNS = (
@@ -49,20 +49,18 @@ class Console:
             # Looked up at every call: while a progress bar is drawn, rich puts its own stream there.
             print(printable(line), file=sys.stderr, flush=True)
 
-    def draws(self, draws: dict[str, float], windows: int | None) -> None:
-        """How often the run will draw a text, before it begins; above once, a model begins to know its texts. Where a
-        clock ends it (`windows` None), `draws` are those of one window."""
+    def draws(self, draws: dict[str, float], windows: int, *, clock: bool) -> None:
+        """How often the run will draw a text, before it begins; above once, a model begins to know its texts. `draws`
+        are those of one window; where a clock may end the run before its last, they are told as such."""
         if not draws:
             return
-        times = ", ".join(f"{count:.2f} times for {LEARNS[role]}" for role, count in draws.items())
-        most = max(draws.values())
-        if windows is None:
-            first = math.floor(1 / most) + 1
-            again = f"texts come again from window {first} on, raise text.sequences.train to put that off"
-            self.say(f"each window draws a training text {times}; {again}")
-            return
-        warning = "; warning: texts come again, raise text.sequences.train or run fewer windows"
-        self.say(f"each training text is drawn {times}{warning if most > 1 else ''}")
+        most, many = max(draws.values()), 1 if clock else windows
+        times = ", ".join(f"{many * count:.2f} times for {LEARNS[role]}" for role, count in draws.items())
+        again = "; warning: texts come again, raise text.sequences.train or run fewer windows"
+        if clock:
+            again = f"; texts come again after about {1 / most:.0f} windows, raise text.sequences.train to put that off"
+        beginning = "each window draws a training text" if clock else "each training text is drawn"
+        self.say(f"{beginning} {times}{again if windows * most > 1 else ''}")
 
     def event(self, what: str, detail: str) -> None:
         """A transition of the method."""
@@ -119,9 +117,9 @@ class Console:
 
 def _on_trained_texts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """What the last window's own thoughts gained, beside how often their texts were drawn: far above the gain on texts
-    that nothing trained on, it is learned by heart. RLP's is of one token and no match for the others."""
+    that nothing trained on, it is learned by heart. One token's (RLP) is no match for the others."""
     gain, times = summary.get("actor_gain"), summary["draws"].get("actor")
-    if gain is None or times is None or summary["method"] == "rlp":
+    if gain is None or times is None or spec_of(summary["method"]).scoring == "next_token":
         return []
     told = f"{gain:+.4f}  (last window, before its updates; texts drawn {times:.1f} times)"
     return [("on texts it trained on", told)]

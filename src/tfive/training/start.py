@@ -238,8 +238,7 @@ def _recorded(
             console.say(line)
         console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
     else:
-        windows = None if config.run.seconds is not None else config.window.windows
-        console.draws(assembly.draws(windows or 1), windows)
+        console.draws(assembly.draws(1), config.window.windows, clock=config.run.seconds is not None)
     with progress.showing(loop.live, folder / PROGRESS, drawn=not quiet) if world.leads else nullcontext():
         summary = loop.go()
     console.summary(summary)
