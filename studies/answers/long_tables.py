@@ -147,8 +147,8 @@ def text_again(found: dict[str, Any]) -> str:
     """Thought gain on the sheets that are trained on, each window's before its updates, beside that on development
     texts: by the same weights before any update, and in the end, there the mean of the last third of the windows. RLP
     is left out: its gain on trained texts is of one token."""
-    head = ("method, positions × thoughts", "seed", "sheets read by the actor, about", "before: trained on")
-    head += ("development", "last third: trained on", "development", "apart", "apart, less what it was before")
+    before = ("method, positions × thoughts", "seed", "sheets read by the actor, about", "before: trained on")
+    head = (*before, "development", "last third: trained on", "development", "apart", "apart, less what it was before")
     rows = []
     for name, cells in ended(found).items():
         for cell in [one for one in cells if one["method"] != "rlp" and one["windows"]]:
