@@ -255,7 +255,8 @@ def test_gains_on_trained_texts_stand_beside_those_on_others() -> None:
     (shown,) = _on_trained_texts(summary)
     assert shown == ("on texts it trained on", "+0.3690  (last window, before its updates; texts drawn 5.5 times)")
     # One token's gain, a method without thoughts, a model that was not trained.
-    for other in ({"method": "rlp"}, {"actor_gain": None}, {"draws": {}}):
+    others: list[dict[str, Any]] = [{"method": "rlp"}, {"actor_gain": None}, {"draws": {}}]
+    for other in others:
         assert _on_trained_texts(summary | other) == []
 
 
