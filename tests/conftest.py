@@ -35,6 +35,8 @@ LONGEST = (
     "distributed/test_shards.py",
     "distributed/test_communication.py",
     "distributed/test_whole_run.py",
+    "methods/test_outside_method.py",
+    "training/test_resume.py",
 )
 """Files that take long, begun before the others, so that none keeps one worker busy in the end; those that mostly wait
 beside the one that never does, because processes that exchange much suffer from others on their cores."""

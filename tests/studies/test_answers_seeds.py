@@ -269,18 +269,20 @@ def test_long_runs_have_tables_of_their_own() -> None:
     other = clocked("quiet-star-grpo", 1000.0, 0.2, own="010")
     warm = {"problems": "test", "verdicts": {"own": "01011"}}
     models = {"careful": "short start", "careful-long": "long start", "warm": warm}
-    found = {"cells": [short, long, other], "accuracy": models, "clusters": {"test": "0 0 1"}}
-    of = {long: tables.of_clock(found, long=long) for long in (False, True)}
-    assert [len(one["cells"]) for one in of.values()] == [1, 2]
-    assert of[False]["accuracy"] == {"careful": "short start", "warm": warm}
-    assert of[True]["accuracy"] == {"careful": "long start", "warm": warm}
+    between = clocked("t5", 850.0, 0.7)
+    found = {"cells": [short, long, other, between], "accuracy": models, "clusters": {"test": "0 0 1"}}
+    of = {kind: tables.of_clock(found, kind) for kind in tables.CLOCKS}
+    assert [len(one["cells"]) for one in of.values()] == [1, 1, 2]
+    assert of["short"]["accuracy"] == {"careful": "short start", "warm": warm}
+    assert of["second"]["accuracy"] == {"warm": warm}  # its start was not asked
+    assert of["long"]["accuracy"] == {"careful": "long start", "warm": warm}
     # A cell without a clock is a short one.
-    assert len(tables.of_clock({"cells": [{"name": "old"}]}, long=False)["cells"]) == 1
-    begun, mine, theirs = lines_of(tables.long_ends(of[True]))
+    assert len(tables.of_clock({"cells": [{"name": "old"}]}, "short")["cells"]) == 1
+    begun, mine, theirs = lines_of(tables.long_ends(of["long"]))
     assert begun == ["the start", *"–––––", "+0.100", "–", "+0.200", "1.000", "–"]
     assert mine[:7] == ["T⁵, 8 × 1", "1", "8", "16", "9", "20", "+0.300 (+0.200 … +0.400)"]
     assert theirs[0] == "GRPO, 8 × 1"
-    (name, minus, seeds, texts, gain, content, own, sampled), *warmed = lines_of(tables.long_apart(of[True]))
+    (name, minus, seeds, texts, gain, content, own, sampled), *warmed = lines_of(tables.long_apart(of["long"]))
     # The warm-started model answered more; the first three count.
     assert [[*row[:2], row[6].split()[0]] for row in warmed] == [
         ["T⁵, 8 × 1", "after the warm start", "+33.3"],
@@ -293,7 +295,7 @@ def test_long_runs_have_tables_of_their_own() -> None:
     half = 1.96 * (2 * ((1 - 2 / 3) ** 2 + (1 / 3) ** 2)) ** 0.5 / 3
     assert own == f"+33.3 ({tables.points_of(1 / 3 - half)} … {tables.points_of(1 / 3 + half)})"
     assert sampled.startswith("+0.0 ")
-    assert lines_of(tables.long_critics(of[True])) == [["T⁵, 8 × 1", "1", "2 of 3", "1 of 3", "+0.050 / −0.050"]]
+    assert lines_of(tables.long_critics(of["long"])) == [["T⁵, 8 × 1", "1", "2 of 3", "1 of 3", "+0.050 / −0.050"]]
     assert "+0.900" in tables.CLOCKED_TABLES["seeds"](found)
     assert "+0.300" not in tables.CLOCKED_TABLES["seeds"](found)
 
