@@ -147,24 +147,18 @@ def text_again(found: dict[str, Any]) -> str:
     """Thought gain on the sheets that are trained on, each window's before its updates, beside that on development
     texts: by the same weights before any update, and in the end, there the mean of the last third of the windows. RLP
     is left out: its gain on trained texts is of one token."""
-    before = ("method, positions × thoughts", "seed", "sheets read by the actor, about", "before: trained on")
-    head = (*before, "development", "last third: trained on", "development", "apart", "apart, less what it was before")
+    left = ("method, positions × thoughts", "seed", "sheets read by the actor, about", "before: trained on")
+    head = (*left, "development", "last third: trained on", "development", "apart", "apart, less what it was before")
     rows = []
     for name, cells in ended(found).items():
         for cell in [one for one in cells if one["method"] != "rlp" and one["windows"]]:
-            trained, (first, last) = [one["actor_gain"] for one in cell["windows"]], end_measurements(cell)
+            trained, last = [one["actor_gain"] for one in cell["windows"]], cell["measured"][-1]
             sheets = cell["settings"]["window.items"] * len(trained) * last["texts"] / last["items"]
-            apart = [trained[0] - first["thought_gain"][0]]
+            before, after = cell["measured"][0]["thought_gain"][0], last["thought_gain"][0]
             end = statistics.fmean(trained[-max(1, len(trained) // 3) :])
-            apart.append(end - last["thought_gain"][0])
-            shown = (trained[0], first["thought_gain"][0], end, last["thought_gain"][0], apart[1], apart[1] - apart[0])
+            shown = (trained[0], before, end, after, end - after, (end - after) - (trained[0] - before))
             rows.append([name, seed_of(cell), f"{round(sheets, -2):,.0f}", *map(signed, shown)])
     return drawn(head, rows)
-
-
-def end_measurements(cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The first and the last measurement of development texts."""
-    return cell["measured"][0], cell["measured"][-1]
 
 
 def of_kind(table: Table, kind: str) -> Table:
