@@ -43,6 +43,9 @@ QUICK = (
     "qualify.rule=fixed",
     "critic.warmup_rounds=1",
     "calibration.cross_fit=false",
+    "calibration.steps=2",
+    "calibration.warm_steps=2",
+    "window.actor_steps=2",
 )
 CASES = {"whole": [*QUICK], "shards": [*QUICK, "distributed.shard=0"]}
 

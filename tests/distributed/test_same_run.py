@@ -21,7 +21,7 @@ QUICK = (
 """Short windows, sets that no number of processes divides, and critics that fail a few times and then pass."""
 
 CASES: dict[str, tuple[str, ...]] = {
-    "t5": ("method=t5", "calibration.cross_fit=true"),
+    "t5": ("method=t5",),
     "t5 that pauses": (
         "method=t5",
         "qualify.rule=sustained",
@@ -35,6 +35,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "method=t5",
         "reward.reference=foreign",
         "calibration.mode=repeated",
+        "calibration.cross_fit=true",
         "qualify.rule=fixed",
         "critic.sees=continuation",
     ),
