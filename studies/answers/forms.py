@@ -8,6 +8,8 @@ from typing import Any
 
 CAREFUL = "careful"
 """The model that has learned to read its own thoughts (`careful.py`); cells that begin with it say so."""
+LARGER = f"{CAREFUL}-1.5b"
+"""The same of the 1.5B model."""
 PILOT = "ff2211d"
 """The commit of the first cells from careful reading, one seed each."""
 NAMES = {

@@ -1,7 +1,8 @@
-"""Tables of the runs from careful reading by their clock: some minutes, a thousand seconds, or the one between.
+"""Tables of the runs from careful reading by their clock (some minutes, a thousand seconds, or the one between), and of
+those of a larger model.
 
-The tables over seeds are drawn of the runs under the shortest clock, those here of the longer two, which have a start
-of their own each. A long run is a row of its own; differences are of the mean over the seeds that both have, with
+The tables over seeds are drawn of the runs under the shortest clock, those here of the others, which have a start of
+their own each. A long run is a row of its own; differences are of the mean over the seeds that both have, with
 intervals over texts or problems.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from forms import CAREFUL, drawn, seed_of, signed, with_interval
+from forms import CAREFUL, LARGER, drawn, seed_of, signed, with_interval
 from seed_tables import (
     SEED_TABLES,
     Cell,
@@ -38,12 +39,15 @@ class Clock(NamedTuple):
     least: float
     below: float
     start: str
+    model: str = CAREFUL
+    """The folder that the runs began with."""
 
 
 CLOCKS = {
     "short": Clock(0.0, 600.0, CAREFUL),
     "second": Clock(600.0, 1000.0, f"{CAREFUL}-second"),
     "long": Clock(1000.0, float("inf"), f"{CAREFUL}-long"),
+    "larger": Clock(0.0, float("inf"), LARGER, LARGER),
 }
 
 WARM = "warm"
@@ -53,11 +57,17 @@ Table = Callable[[dict[str, Any]], str]
 
 
 def of_clock(found: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The results with the cells of one kind alone, and the right answers of the start that they began with."""
+    """The results with the cells of one kind alone, and the right answers of the start that they began with; of other
+    models only where they are of the same size."""
     clock, known = CLOCKS[kind], found.get("accuracy", {})
-    cells = [cell for cell in found["cells"] if clock.least <= clock_of(cell) < clock.below]
+    larger = clock.model == LARGER
+    cells = [
+        {**cell, "start": CAREFUL} if larger else cell
+        for cell in found["cells"]
+        if (cell.get("start") == LARGER) == larger and clock.least <= clock_of(cell) < clock.below
+    ]
     starts = {other.start for other in CLOCKS.values()}
-    begun = {name: model for name, model in known.items() if name not in starts}
+    begun = {name: model for name, model in known.items() if name not in starts and not larger}
     if clock.start in known:
         begun[CAREFUL] = known[clock.start]
     return {**found, "cells": cells, "accuracy": begun}
@@ -176,5 +186,7 @@ _LONG: dict[str, Table] = {
 }  # fmt: skip
 CLOCKED_TABLES: dict[str, Table] = {
     **{name: of_kind(table, "short") for name, table in SEED_TABLES.items()},
-    **{f"{kind}_{name}": of_kind(table, kind) for kind in ("long", "second") for name, table in _LONG.items()},
+    **{
+        f"{kind}_{name}": of_kind(table, kind) for kind in ("long", "second", "larger") for name, table in _LONG.items()
+    },
 }

@@ -269,10 +269,15 @@ def test_long_runs_have_tables_of_their_own() -> None:
     other = clocked("quiet-star-grpo", 1000.0, 0.2, own="010")
     warm = {"problems": "test", "verdicts": {"own": "01011"}}
     models = {"careful": "short start", "careful-long": "long start", "warm": warm}
-    between = clocked("t5", 850.0, 0.7)
-    found = {"cells": [short, long, other, between], "accuracy": models, "clusters": {"test": "0 0 1"}}
+    between, larger = clocked("t5", 850.0, 0.7), {**clocked("t5", 560.0, 0.5), "start": "careful-1.5b"}
+    models |= {"careful-1.5b": "larger start"}
+    found = {"cells": [short, long, other, between, larger], "accuracy": models, "clusters": {"test": "0 0 1"}}
     of = {kind: tables.of_clock(found, kind) for kind in tables.CLOCKS}
-    assert [len(one["cells"]) for one in of.values()] == [1, 1, 2]
+    assert [len(one["cells"]) for one in of.values()] == [1, 1, 2, 1]
+    # Nothing of the smaller model, not even the warm start, stands beside the larger one.
+    assert of["larger"]["accuracy"] == {"careful": "larger start"}
+    assert "+0.500" in tables.CLOCKED_TABLES["larger_ends"](found)
+    assert larger["start"] == "careful-1.5b"
     assert of["short"]["accuracy"] == {"careful": "short start", "warm": warm}
     assert of["second"]["accuracy"] == {"warm": warm}  # its start was not asked
     assert of["long"]["accuracy"] == {"careful": "long start", "warm": warm}
