@@ -8,8 +8,10 @@ from typing import Any
 
 CAREFUL = "careful"
 """The model that has learned to read its own thoughts (`careful.py`); cells that begin with it say so."""
-LARGER = f"{CAREFUL}-1.5b"
-"""The same of the 1.5B model."""
+SIZE = "-1.5b"
+"""How the folders of the larger model end; those of the 0.5B model say no size."""
+LARGER = f"{CAREFUL}{SIZE}"
+"""The same of the larger model."""
 PILOT = "ff2211d"
 """The commit of the first cells from careful reading, one seed each."""
 NAMES = {
@@ -32,10 +34,22 @@ def drawn(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
+def larger(cell: dict[str, Any]) -> bool:
+    """Whether a cell is of the larger model."""
+    return str(cell.get("start", "")).endswith(SIZE)
+
+
+def anchor_rate(cell: dict[str, Any]) -> float:
+    """The rate of a cell's anchors, 0 where they have none of their own."""
+    known = cell["settings"].get("anchor.lr", "none")
+    return 0.0 if known == "none" else float(known)
+
+
 def title(cell: dict[str, Any]) -> str:
-    """Method, positions a window and thoughts at each."""
-    settings = cell["settings"]
-    return f"{NAMES[cell['method']]}, {settings['window.items']:,} × {settings['group']}"
+    """Method, positions a window and thoughts at each, and the rate of anchors that have one of their own."""
+    settings, rate = cell["settings"], anchor_rate(cell)
+    own = f", anchors at {rate:g}" if rate else ""
+    return f"{NAMES[cell['method']]}, {settings['window.items']:,} × {settings['group']}{own}"
 
 
 def seed_of(cell: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from forms import CAREFUL, LARGER, drawn, seed_of, signed, with_interval
+from forms import CAREFUL, LARGER, drawn, larger, seed_of, signed, with_interval
 from seed_tables import (
     SEED_TABLES,
     Cell,
@@ -60,14 +60,14 @@ def of_clock(found: dict[str, Any], kind: str) -> dict[str, Any]:
     """The results with the cells of one kind alone, and the right answers of the start that they began with; of other
     models only where they are of the same size."""
     clock, known = CLOCKS[kind], found.get("accuracy", {})
-    larger = clock.model == LARGER
+    alone = clock.model != CAREFUL
     cells = [
-        {**cell, "start": CAREFUL} if larger else cell
+        {**cell, "start": CAREFUL} if alone and cell.get("start") == clock.model else cell
         for cell in found["cells"]
-        if (cell.get("start") == LARGER) == larger and clock.least <= clock_of(cell) < clock.below
+        if larger(cell) == alone and clock.least <= clock_of(cell) < clock.below
     ]
     starts = {other.start for other in CLOCKS.values()}
-    begun = {name: model for name, model in known.items() if name not in starts and not larger}
+    begun = {name: model for name, model in known.items() if name not in starts and not alone}
     if clock.start in known:
         begun[CAREFUL] = known[clock.start]
     return {**found, "cells": cells, "accuracy": begun}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from forms import CAREFUL, NAMES, PILOT, drawn, percent, seed_of, signed, title
+from forms import CAREFUL, NAMES, PILOT, anchor_rate, drawn, percent, seed_of, signed, title
 from scipy.special import stdtrit
 
 from tfive.errors import UserError
@@ -41,7 +41,7 @@ def begun_careful(found: dict[str, Any], *, search: bool = False) -> list[Cell]:
 
 
 def methods(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
-    """Cells of one method, positions, thoughts and rate together, each seed once, in the order of names."""
+    """Cells of one method, positions, thoughts and rates together, each seed once, in the order of names."""
     groups: dict[tuple[Any, ...], dict[int, Cell]] = {}
     for cell in sorted(cells, key=lambda one: (*_rank(one), one["settings"]["run.seed"])):
         groups.setdefault(_rank(cell), {})[cell["settings"]["run.seed"]] = cell
@@ -54,10 +54,10 @@ def methods(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     return found
 
 
-def _rank(cell: Cell) -> tuple[int, int, int, float]:
+def _rank(cell: Cell) -> tuple[int, int, int, float, float]:
     settings = cell["settings"]
     place = list(NAMES).index(cell["method"])
-    return place, -settings["window.items"], settings["group"], settings["optimizer.lr"]
+    return place, -settings["window.items"], settings["group"], settings["optimizer.lr"], anchor_rate(cell)
 
 
 def control_of(cells: Sequence[Cell], groups: dict[str, list[Cell]]) -> list[Cell]:
@@ -242,10 +242,14 @@ def seeds_cost(found: dict[str, Any]) -> str:
 
 def seeds_lazy(found: dict[str, Any]) -> str:
     """What a program that writes no working would score in the trained models' hands: gains on test texts, and right
-    answers to the test problems in per cent; means over seeds."""
+    answers to the test problems in per cent; means over seeds. Before them the start's, where it was asked."""
     head = ("method, positions × thoughts", "seeds", "own", "nothing", "random tokens", "another's")
     shares = ("own", "none", "empty", "random", "other")
     rows = []
+    begun = found.get("accuracy", {}).get(CAREFUL, {})
+    if begun.get("problems") == "test":
+        right = [percent(begun["results"]["every"]["accuracy"][key][0]) for key in shares]
+        rows.append(("the start", *["–"] * 5, *right))
     for name, cells in methods([cell for cell in begun_careful(found) if "test" in cell]).items():
         gains = [signed(statistics.fmean(cell["test"][key][0] for cell in cells)) for key in
                  ("thought_gain", "empty_gain", "random_gain")]  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from forms import CAREFUL, LARGER, NAMES, PILOT, drawn, paired, percent, points, seed_of, signed, title, with_interval
+from forms import CAREFUL, NAMES, PILOT, drawn, larger, paired, percent, points, seed_of, signed, title, with_interval
 from long_tables import CLOCKED_TABLES
 
 PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -62,7 +62,8 @@ def compared(found: dict[str, Any], *, earlier: bool = False, temperature: float
         for cell in found["cells"]
         if _anchors(cell) == FINAL
         and not scored_at_the_end(cell)
-        and cell.get("start") not in (CAREFUL, LARGER)
+        and cell.get("start") != CAREFUL
+        and not larger(cell)
         and (cell.get("code") == EARLIER) == earlier
         and temperature in (None, cell["settings"]["sampling.temperature"])
     ]
@@ -190,7 +191,9 @@ def ends(found: dict[str, Any]) -> str:
     if "warm" in found.get("benchmark", {}):
         answers = (*_answers(found["accuracy"]["warm"]), *_on_benchmark(found["benchmark"]["warm"]))
         rows.append((STARTS["warm"], *["–"] * (len(head) + len(gains) - 1), *answers))
-    cells = [cell for cell in found["cells"] if scored_at_the_end(cell) and cell.get("start") not in (CAREFUL, LARGER)]
+    cells = [
+        cell for cell in found["cells"] if scored_at_the_end(cell) and cell.get("start") != CAREFUL and not larger(cell)
+    ]
     for cell in sorted(cells, key=lambda one: _rank(one)):
         settings = cell["settings"]
         known = (f"{settings[key]:g}" for key in ("anchor.next_token", "anchor.conditioned", "thought.horizon"))

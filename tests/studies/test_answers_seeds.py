@@ -278,6 +278,12 @@ def test_long_runs_have_tables_of_their_own() -> None:
     assert of["larger"]["accuracy"] == {"careful": "larger start"}
     assert "+0.500" in tables.CLOCKED_TABLES["larger_ends"](found)
     assert larger["start"] == "careful-1.5b"
+    # Anchors at a rate of their own are another control.
+    slow = clocked("anchor-only", 850.0, 0.6)
+    slow["settings"] = {**slow["settings"], "anchor.lr": 3e-07}
+    both = {**found, "cells": [clocked("anchor-only", 850.0, 0.4), slow]}
+    rows = lines_of(tables.CLOCKED_TABLES["second_ends"](both))
+    assert [row[0] for row in rows[1:]] == ["anchors alone, 8 × 1", "anchors alone, 8 × 1, anchors at 3e-07"]
     assert of["short"]["accuracy"] == {"careful": "short start", "warm": warm}
     assert of["second"]["accuracy"] == {"warm": warm}  # its start was not asked
     assert of["long"]["accuracy"] == {"careful": "long start", "warm": warm}
