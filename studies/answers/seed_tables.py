@@ -245,11 +245,10 @@ def seeds_lazy(found: dict[str, Any]) -> str:
     answers to the test problems in per cent; means over seeds. Before them the start's, where it was asked."""
     head = ("method, positions × thoughts", "seeds", "own", "nothing", "random tokens", "another's")
     shares = ("own", "none", "empty", "random", "other")
-    rows = []
-    begun = found.get("accuracy", {}).get(CAREFUL, {})
+    begun, rows = found.get("accuracy", {}).get(CAREFUL, {}), []
     if begun.get("problems") == "test":
-        right = [percent(begun["results"]["every"]["accuracy"][key][0]) for key in shares]
-        rows.append(("the start", *["–"] * 5, *right))
+        asked = begun["results"]["every"]["accuracy"]
+        rows.append(("the start", *["–"] * 5, *(percent(asked[key][0]) for key in shares)))
     for name, cells in methods([cell for cell in begun_careful(found) if "test" in cell]).items():
         gains = [signed(statistics.fmean(cell["test"][key][0] for cell in cells)) for key in
                  ("thought_gain", "empty_gain", "random_gain")]  # fmt: skip
