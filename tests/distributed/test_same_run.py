@@ -76,11 +76,11 @@ LIKE: dict[int, dict[str, tuple[str, tuple[str, ...]]]] = {
     2: {
         "in shards": ("t5", ("distributed.shard=0",)),
         "warm start in shards": ("warm start", ("distributed.shard=0",)),
-        FUSED: ("t5", ("distributed.shard=0", "engine.fast=on")),
+        FUSED: ("quiet-star-ppo", ("distributed.shard=0", "engine.fast=on")),
         "compact, one critic": ("quiet-star-ppo", ("distributed.profile=compact",)),
     },
     4: {
-        "in shards of two": ("t5", ("distributed.shard=2",)),
+        "in shards of two": ("quiet-star-ppo", ("distributed.shard=2",)),
         "compact": ("t5", ("distributed.profile=compact", "distributed.shard=2", "qualify.on_failure=stop")),
         "cluster": ("quiet-star-ppo", ("distributed.profile=cluster", "distributed.shard=2")),
     },
