@@ -199,16 +199,21 @@ def roles_of_the_method_are_filled(config: Schema) -> str | None:
 
 @rule
 def group_suits_the_method(config: Schema) -> str | None:
-    """Group-relative methods compare at least two thoughts; the others are single-rollout."""
-    group, method, compares = config.group, config.method, config.spec.group > 1
-    if compares and group < 2:
-        least = config.spec.group
-        return (
-            f"thought.group = {group}: method {method} compares thoughts of one position; use thought.group = {least}"
-        )
-    if not compares and group > 1:
+    """Group-relative methods compare at least two thoughts; methods with critics may draw several, the others one."""
+    group, method, usual = config.group, config.method, config.spec.group
+    if usual > 1 and group < 2:
+        return f"thought.group = {group}: method {method} compares thoughts of a position; use thought.group = {usual}"
+    if usual == 1 and not config.spec.critics and group > 1:
         return f"thought.group = {group}: method {method} samples one thought per position; use thought.group = 1"
     return None
+
+
+@rule
+def critics_see_a_group_that_is_there(config: Schema) -> str | None:
+    """A thought that stands alone at its position has no others that a critic could see."""
+    if config.critic.sees != "group" or not config.spec.critics or config.group > 1:
+        return None
+    return "critic.sees = group: one thought is drawn at each position; use thought.group = 8"
 
 
 @rule
@@ -364,15 +369,19 @@ def there_is_text(config: Schema) -> str | None:
 
 
 @rule
-def parity_has_no_probes(config: Schema) -> str | None:
-    """Probes and anchors continue begun thoughts, which parity sampling cannot."""
-    if not config.sampling.parity:
+def begun_thoughts_can_be_continued(config: Schema) -> str | None:
+    """Probes and repeated continuations go on from begun thoughts, which parity sampling and groups cannot."""
+    if config.sampling.parity:
+        why = "parity sampling draws whole thoughts"
+    elif config.group > 1 and "calibration" in config.spec.uses:
+        why = f"groups of {config.group} are drawn whole"
+    else:
         return None
     if config.calibration.mode == "repeated":
-        return "calibration.mode = repeated: parity sampling draws whole thoughts; use calibration.mode = learned"
+        return f"calibration.mode = repeated: {why}; use calibration.mode = learned"
     if config.window.probe == 0:
         return None
-    return f"window.probe = {config.window.probe:g}: parity sampling draws whole thoughts; use window.probe = 0"
+    return f"window.probe = {config.window.probe:g}: {why}; use window.probe = 0"
 
 
 @rule

@@ -230,6 +230,11 @@ class Method(Generic[P]):
         self.step += 1
         return "update" if self.step < self.actor_steps else None
 
+    @property
+    def group(self) -> int:
+        """Thoughts drawn at each position."""
+        return self.parts.actor.engine.plan.group
+
     def learn(self, acting: Trajectories) -> StepStats:
         """The update itself: clipped PPO (eq:ppo) and the anchors, unless the method says otherwise."""
         return self.parts.actor.step(acting)
@@ -251,7 +256,7 @@ class Method(Generic[P]):
             parts.rollout.update_scale(self.held["scale"])
         if parts.gate is not None:
             # The gate meets one thought an item, so that it learns equally much with any group.
-            single = acting.thoughts.branches(0, None, parts.actor.engine.plan.group)
+            single = acting.thoughts.branches(0, None, self.group)
             rows, world = parts.rollout.rows, parts.rollout.world
             predictions = experts(parts.actor.reader, acting.texts, single, rows=rows, world=world)
             self.report["gate_loss"] = parts.gate.fit(predictions, self.window, parts.rollout.world)
@@ -266,7 +271,8 @@ class Method(Generic[P]):
     def credited(self, texts: TextBatch, thoughts: Thoughts) -> Credit | None:
         """How the tokens of these thoughts would be credited now, for reports; one thought a position.
 
-        Here: None, for a method without critics, which has nothing to say of a single thought's tokens.
+        Here: None, for a method without critics, which has nothing to say of a single thought's tokens. A method with
+        critics says nothing either where it draws groups: its critics know thoughts beside others.
         """
         return None
 

@@ -58,8 +58,7 @@ class QuietStarGRPO(QuietStar[Parts]):
         """Φ_T of every thought, relative to its group."""
         acting = self.parts.rollout.collect("actor", self.window)
         whole_BR = acting.need("returns_BRT")[..., 0]
-        group = self.parts.actor.engine.plan.group
-        return self.act_on(with_group_advantages(acting, whole_BR, group, self.settings.normalisation))
+        return self.act_on(with_group_advantages(acting, whole_BR, self.group, self.settings.normalisation))
 
 
 class QuietStarPPO(QuietStar[CriticParts], FittedMethod[CriticParts]):
@@ -121,7 +120,7 @@ class QuietStarPPO(QuietStar[CriticParts], FittedMethod[CriticParts]):
     def credited(self, texts: TextBatch, thoughts: Thoughts) -> Credit | None:
         """The critic's values and advantages, normalised by these thoughts' own mean and deviation."""
         parts = self.parts
-        if not parts.rollout.scale.updates:
+        if not parts.rollout.scale.updates or self.group > 1:
             return None
         given = parts.rollout.appraised(parts.actor.reader, texts, thoughts, self.window)
         values = parts.critics.evaluate(given)

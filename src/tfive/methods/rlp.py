@@ -45,7 +45,7 @@ class RLP(Method[RLPParts]):
         gain_BR = (parts.teacher.losses(acting.texts) - acting.final_loss_BR) * acting.thoughts.valid_BR
         self.report["information_gain"] = float(gain_BR.sum() / acting.count)
         # G/(G−1)·(r − group mean), no deviation: the mean of the others is the baseline.
-        return self.act_on(with_group_advantages(acting, gain_BR, parts.actor.engine.plan.group, "leave_one_out"))
+        return self.act_on(with_group_advantages(acting, gain_BR, self.group, "leave_one_out"))
 
     def learn(self, acting: Trajectories) -> StepStats:
         """Clipped ratios of thought tokens, averaged per thought and then over thoughts; then the teacher follows."""

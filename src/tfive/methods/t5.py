@@ -82,24 +82,12 @@ class T5(QualifiedMethod[T5Parts]):
             seed=config.run.seed,
             rows=config.run.rollout_texts,
             by=rollout.by,
-            critics_see=config.critic.sees == "continuation",
-        )
-        actor, continuations = kit.common["actor"], config.calibration.continuations
-        probe = Probe(
-            rollout,
-            critics,
-            calibrator,
-            continuations=continuations,
-            forward=actor.policy_of,
-            # A text of a probe has so many times the thoughts of one in an update.
-            rows=max(1, actor.rows // continuations),
-            clip=(config.actor.clip_low, config.actor.clip_high),
-            ratio=config.ratio,
+            critics_see=config.critic.sees != "prefix",
         )
         window = config.window.model_copy(update={"reading": config.reading_windows})
         settings = T5Settings(window, config.critic, config.qualify, config.calibration)
-        probing = probe if config.window.probe else None
-        return cls(settings, T5Parts(**kit.common, critics=critics, calibrator=calibrator, probe=probing))
+        probe = _probe(kit, calibrator) if config.window.probe else None
+        return cls(settings, T5Parts(**kit.common, critics=critics, calibrator=calibrator, probe=probe))
 
     def phases(self) -> tuple[Phase, ...]:
         """One window of Algorithm 1."""
@@ -218,7 +206,7 @@ class T5(QualifiedMethod[T5Parts]):
         if self.credit == "baseline":
             ahead = [Draw("actor", self.window)]
             self.held["scale"] = parts.rollout.collect("scale", self.window + 1, rewarded=False, ahead=ahead)
-            return self.act_on(with_batch_advantages(parts.rollout.collect("actor", self.window)))
+            return self.act_on(with_batch_advantages(parts.rollout.collect("actor", self.window), self.group))
         acting, values = self._evaluated("actor")
         acting = parts.calibrator.advantage(acting, values, self._normaliser(), self.mixture)
         self.held["scale"] = parts.rollout.collect("scale", self.window + 1, rewarded=False)
@@ -245,7 +233,7 @@ class T5(QualifiedMethod[T5Parts]):
     def credited(self, texts: TextBatch, thoughts: Thoughts) -> Credit | None:
         """Both critics' values and advantages, and their mixture, as the last pilot and calibration left them."""
         parts = self.parts
-        if self.normaliser is None:
+        if self.normaliser is None or self.group > 1:
             return None
         given = parts.rollout.appraised(parts.actor.reader, texts, thoughts, self.window)
         values = parts.critics.evaluate(given)
@@ -328,3 +316,18 @@ class T5(QualifiedMethod[T5Parts]):
             head = self.parts.calibrator.fresh_weight_head()
             head.load_state_dict(state["weight"]["head"])
             self.mixture = LearnedWeight(head, bool(state["weight"]["state_only"]), state["mixture"])
+
+
+def _probe(kit: Kit, calibrator: Calibrator) -> Probe:
+    config, actor, continuations = kit.config, kit.common["actor"], kit.config.calibration.continuations
+    return Probe(
+        kit.common["rollout"],
+        kit.need_critics(),
+        calibrator,
+        continuations=continuations,
+        forward=actor.policy_of,
+        # A text of a probe has so many times the thoughts of one in an update.
+        rows=max(1, actor.rows // continuations),
+        clip=(config.actor.clip_low, config.actor.clip_high),
+        ratio=config.ratio,
+    )

@@ -30,11 +30,13 @@ from tfive.tree.settings import EngineOptions
 
 
 def scoring_numbers(trajectories: Trajectories) -> Tensor:
-    """`[B, R, T, N]`: what a critic that sees the continuation knows of it before each action. Its tokens' losses
-    without a thought and the loss that rewards compare with, which no action of this thought changes, and the potential
-    that the checkpoints so far gave."""
+    """`[B, R, T, N]`: what a critic that sees more than the prefix knows before each action. The losses of the scoring
+    tokens without a thought, the loss that rewards compare with and, of a group, what the others at the position came
+    to, none of which an action of this thought changes; and the potential that the checkpoints so far gave."""
     losses_BRH, before_BRT = trajectories.need("no_thought_token_BRH"), trajectories.need("potentials_BRT")
     known_BRN = torch.cat([losses_BRH, trajectories.reference_BR[..., None].to(losses_BRH)], -1)
+    if trajectories.others_BRN is not None:
+        known_BRN = torch.cat([known_BRN, trajectories.others_BRN.to(losses_BRH)], -1)
     wide_BRTN = known_BRN[:, :, None].expand(*before_BRT.shape, -1)
     return torch.cat([wide_BRTN, before_BRT[..., None].to(losses_BRH)], -1)
 
@@ -194,9 +196,9 @@ class Critic(nn.Module):
         self.body = _body(backbone, self.first_block, settings, initial.of("body"))
         bound = 2 * reward_clip if settings.bounded else None
         width, features = settings.width, backbone.config.hidden_size
-        self.sees = settings.sees == "continuation"
+        self.sees = settings.sees != "prefix"
         """Whether its values are of the scoring text as well."""
-        numbers = plan.horizon + 2 if self.sees else 0
+        numbers = settings.numbers_seen(plan.horizon)
         self.head = ValueHead(features, plan.length, initial.of("head"), width=width, bound=bound, numbers=numbers)
         self.head.to(base.device)
         self.tree = None if self.body is None else TreeModel(self.body, plan, engine, _delimiters(base, plan))

@@ -26,6 +26,7 @@ from tfive.rl.reward import (
 from tfive.rl.roles import Ledger
 from tfive.rl.sampling import Wanted, micro_batches, sample_sets, with_scores
 from tfive.rl.settings import OLD_LAW, OldLaw, RewardSettings
+from tfive.rl.siblings import numbers_of_others
 from tfive.rl.snapshots import Snapshots
 from tfive.rl.trajectory import Trajectories, last_loss
 from tfive.telemetry import Telemetry
@@ -93,6 +94,8 @@ class Rollout:
         """Where log π_old comes from in roles that `OLD_LAW` does not name: those of which ratios are taken."""
         self.below: int | None = None
         """The block whose entering activations are kept for critics, where they stand on the policy's."""
+        self.shows_others = False
+        """Whether critics see what the other thoughts at a position came to."""
         self.ready: dict[tuple[str, int], Trajectories] = {}
         """Sets that were drawn ahead and not asked for yet, by stream and window."""
 
@@ -263,11 +266,15 @@ class Rollout:
         )
         length = self.engine.plan.length
         rewards_BRT = checkpoint_rewards(potential_BRK, steps, mask_BRK, length)
-        return scored.having(
+        rewarded = scored.having(
             potentials_BRT=carried_potential(potential_BRK, steps, mask_BRK, length),
             rewards_BRT=rewards_BRT,
             returns_BRT=returns_to_go(rewards_BRT, scored.mask_BRT),
         )
+        if not self.shows_others:
+            return rewarded
+        whole_BR, group = rewarded.need("returns_BRT")[..., 0], self.engine.plan.group
+        return rewarded.having(others_BRN=numbers_of_others(whole_BR, scored.thoughts.valid_BR, group))
 
     def update_scale(self, scored: Trajectories, *, afresh: bool = False) -> float:
         """Update σ_r with the whole-thought gains of a disjoint set (eq:reward-scale), or set it `afresh` from them

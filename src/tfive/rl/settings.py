@@ -136,11 +136,12 @@ class CriticSettings(Section):
     activations sampling and scoring leave behind, so that no pass is made for them (final states for `head`, parity
     mode and gated reading take one). They move with the policy from window to window."""
 
-    sees: Literal["prefix", "continuation"] = "prefix"
+    sees: Literal["prefix", "continuation", "group"] = "prefix"
     """What values are of: the text before the thought and the thought so far (the paper), or these and the text that
-    will score it: its tokens' losses without a thought, the loss that rewards compare with, and the potential so far.
-    No action of the thought changes that text, so such a value is a baseline like the other; the actor never sees it.
-    It lowers the floor that hidden scoring text puts under a critic's error (lem:visible-floor)."""
+    will score it: its tokens' losses without a thought, the loss that rewards compare with, and the potential so far;
+    `group` adds mean and deviation of what the other thoughts at the position came to. No action of the thought changes
+    any of it, so such a value is a baseline like the other; the actor never sees it. It lowers the floor that hidden
+    scoring text puts under a critic's error (lem:visible-floor)."""
 
     blocks: int = Field(4, ge=1, le=1024)
     """Last blocks that `top` and `lora` adapt, and that `probe` leaves out; the frozen rest is computed once per
@@ -190,6 +191,10 @@ class CriticSettings(Section):
     """Fitting rounds (a fresh set, `passes` passes over it) before the actor's first step where no test decides that:
     `quiet-star-ppo`, and T⁵ with `qualify.rule = fixed`. Later windows have one each."""
 
+    def numbers_seen(self, horizon: int) -> int:
+        """How many numbers a value head reads beside its features (`rl.critic.scoring_numbers`)."""
+        return {"prefix": 0, "continuation": horizon + 2, "group": horizon + 4}[self.sees]
+
 
 class QualifySettings(Section):
     """When critics are good enough for the actor to move, and what happens while they are not."""
@@ -214,8 +219,8 @@ class QualifySettings(Section):
     on_failure: Literal["stop", "wait", "baseline"] = "baseline"
     """When the attempts are spent. `stop`: the run ends. `wait` (Algorithm 1): the actor waits and the critics are
     refitted until they pass, however long. `baseline`: this window's update takes the mean return of the other thoughts
-    of the batch in place of critics; each later window gives the critics one attempt until they pass. Updates made so
-    are counted, and the first line of the summary says so."""
+    of the batch (in a group: of the position) in place of critics; each later window gives the critics one attempt
+    until they pass. Updates made so are counted, and the first line of the summary says so."""
 
 
 class GaeSettings(Section):

@@ -60,6 +60,8 @@ class Trajectories:
     """The policy's hidden states before each action, from the pass that recorded log π_old."""
     scoring_BRF: Tensor | None = None
     """The scorer's features of the continuation without a thought (`rl.sampling.scoring_features`)."""
+    others_BRN: Tensor | None = None
+    """What the other thoughts at the position came to (`rl/siblings.py`), where critics see it."""
     lower_BND: Tensor | None = None
     """The policy's activations that enter the critics' first block, where critics stand on them."""
     snapshots: dict[str, str] = field(default_factory=dict)

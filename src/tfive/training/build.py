@@ -120,10 +120,11 @@ def build(
     rollout = _rollout(config, engine, corpus, ledger, snapshots, telemetry, roles.actor)
     if config.ratio.denominator == "scored":
         rollout.old_law = "scored"
-    policy = actor.reader if config.critic.features == "policy" else None
-    critics = _critics(config, frozen, single, roles, policy)
+    policy = actor.engine if config.critic.features == "policy" else None
+    critics = _critics(config, frozen, plan, roles, policy)
     if critics is not None and policy is not None:
         rollout.below = critics.base.below
+    rollout.shows_others = critics is not None and config.critic.sees == "group"
     common = {"rollout": rollout, "actor": actor, "snapshots": snapshots, "telemetry": telemetry, "gate": gate}
     method: Method[Any] = spec.load().assemble(Kit(config, common, critics))
     return Assembly(

@@ -171,7 +171,7 @@ def _trajectories(config: Config, shape: ModelShape, layout: Layout, compute: in
     found = [gathered("thoughts and their losses", drawn, lambda role: _thought(config, nodes, role))]
     read = [role for role in CRITIC_ROLES if role in drawn and spec.critics]
     if read:
-        seen = nodes.H + 2 if config.critic.sees == "continuation" else 0
+        seen = config.critic.numbers_seen(nodes.H)
         width = config.critic.width or shape.hidden + seen
         what, said = "values and features of the critics", nodes.T * (1 + width) * FLOAT
         if layout.fitting:

@@ -342,7 +342,8 @@ def _added_by_critic(config: Config, shape: ModelShape) -> int:
     """Weights that a critic adds to the base model: its head, and low-rank updates."""
     settings = config.critic
     width, biases = settings.width or 1, 2 * bool(settings.width)
-    seen = config.thought.horizon + 2 + biases // 2 if settings.sees == "continuation" else 0
+    numbers = settings.numbers_seen(config.thought.horizon)
+    seen = numbers + biases // 2 if numbers else 0
     head = (shape.hidden + seen + config.thought.length + biases) * width + 1
     return head + (_lora(shape, settings.blocks, settings.lora_rank, "all") if settings.adapt == "lora" else 0)
 
