@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from forms import CAREFUL, LARGER, drawn, larger, seed_of, signed, with_interval
+from forms import CAREFUL, LARGER, drawn, larger, paired, percent, points, seed_of, signed, with_interval
 from seed_tables import (
     SEED_TABLES,
     Cell,
@@ -44,7 +44,8 @@ class Clock(NamedTuple):
 
 
 CLOCKS = {
-    "short": Clock(0.0, 600.0, CAREFUL),
+    "short": Clock(0.0, 300.0, CAREFUL),
+    "groups": Clock(300.0, 600.0, f"{CAREFUL}-groups"),
     "second": Clock(600.0, 1000.0, f"{CAREFUL}-second"),
     "long": Clock(1000.0, float("inf"), f"{CAREFUL}-long"),
     "larger": Clock(0.0, float("inf"), LARGER, LARGER),
@@ -70,7 +71,9 @@ def of_clock(found: dict[str, Any], kind: str) -> dict[str, Any]:
     begun = {name: model for name, model in known.items() if name not in starts and not alone}
     if clock.start in known:
         begun[CAREFUL] = known[clock.start]
-    return {**found, "cells": cells, "accuracy": begun}
+    asked = found.get("benchmark", {})
+    start = {CAREFUL: asked[clock.start]} if clock.start in asked else {}
+    return {**found, "cells": cells, "accuracy": begun, "benchmark": start}
 
 
 def clock_of(cell: Cell) -> float:
@@ -171,6 +174,39 @@ def text_again(found: dict[str, Any]) -> str:
     return drawn(head, rows)
 
 
+def long_benchmark(found: dict[str, Any]) -> str:
+    """Right answers to the benchmark's questions: the start, then each run, and their difference question by
+    question."""
+    conditions = {"own": "own", "sampled": "sampled", "none": "without", "empty": "nothing", "random": "random tokens"}
+    head = ("model", "seed", "questions", *conditions.values(), "another's", "own − without")
+    start = found["benchmark"].get(CAREFUL)
+    runs = [("the start", "–", start)] if start else []
+    for name, cells in ended(found).items():
+        runs += [(name, seed_of(cell), cell.get("accuracy", {}).get("benchmark")) for cell in cells]
+    names, first = [name for name, *_ in runs if name != "the start"], runs[1][2] if len(runs) > 1 else None
+    rows = []
+    for name, seed, model in runs:
+        if model is None:
+            continue
+        every = model["results"]["every"]
+        shares = (percent(every["accuracy"][one][0]) for one in (*conditions, "other"))
+        row = [name, seed, f"{every['items']:,}", *shares, points(every["difference"]["own - none"])]
+        for one in ("own", "sampled"):
+            known = [_verdict(each, one) for each in (model, start or {})]
+            row.append(points(paired(*known)) if all(known) and model is not start else "–")
+        known = [_verdict(each, "own") for each in (first or {}, model)]
+        row.append(points(paired(*known)) if all(known) and model is not first else "–")
+        rows.append(row)
+    told = f"own of {names[0]}, minus this one's" if names else "–"
+    return drawn((*head, "own, minus the start's", "sampled, minus the start's", told), rows)
+
+
+def _verdict(model: dict[str, Any], condition: str) -> str:
+    """Right or wrong, question by question; of several sampled thoughts the first."""
+    known = model.get("verdicts", {}).get(condition, "")
+    return known if isinstance(known, str) else known[0]
+
+
 def of_kind(table: Table, kind: str) -> Table:
     """A table of the runs under one kind of clock."""
     return partial(_of_kind, table, kind)
@@ -184,9 +220,9 @@ _LONG: dict[str, Table] = {
     "ends": long_ends, "apart": long_apart, "answers": seeds_answers, "lazy": seeds_lazy, "course": seeds_course,
     "critics": long_critics, "again": text_again,
 }  # fmt: skip
+_LONGER = ("long", "second", "groups", "larger")
 CLOCKED_TABLES: dict[str, Table] = {
     **{name: of_kind(table, "short") for name, table in SEED_TABLES.items()},
-    **{
-        f"{kind}_{name}": of_kind(table, kind) for kind in ("long", "second", "larger") for name, table in _LONG.items()
-    },
+    **{f"{kind}_{name}": of_kind(table, kind) for kind in _LONGER for name, table in _LONG.items()},
+    "groups_benchmark": of_kind(long_benchmark, "groups"),
 }

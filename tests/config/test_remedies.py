@@ -31,7 +31,6 @@ BROKEN: tuple[tuple[str, ...], ...] = (
     *((f"window.{share}=0",) for share in ("critic_fit", "qualify", "pilot", "head_train")),
     ("thought.group=4",),
     ("thought.group=4", "calibration.mode=repeated", "window.probe=0"),
-    ("method=anchor-only", "thought.group=4"),
     ("critic.sees=group",),
     ("method=rlp", "thought.group=1"),
     ("method=quiet-star-ppo", "critic.pair=disjoint"),

@@ -14,6 +14,7 @@ from t5_window import QUICK, advance_to, same, t5_of, window
 from torch import Tensor
 
 from stage import assembled
+from tfive.config.config import Config
 from tfive.rl.actor import under
 from tfive.rl.batch_baseline import with_batch_advantages
 from tfive.rl.critic import scoring_numbers
@@ -23,6 +24,7 @@ from tfive.rl.trajectory import Trajectories
 
 pytestmark = pytest.mark.model
 GROUP = 3
+METHODS = ("t5", "quiet-star-ppo", "quiet-star-grpo", "rlp", "anchor-only", "ntp")
 GROUPS = (f"thought.group={GROUP}", "critic.sees=group", "window.probe=0", *QUICK)
 
 
@@ -148,3 +150,8 @@ def test_without_critics_a_thought_is_held_against_its_group(home: Path) -> None
         raw[b, r] = (float(whole_BR[b, r]) - sum(others) / len(others) if others else 0.0) * fresh.mask_BRT[b, r]
     scale = math.sqrt(float(raw[fresh.mask_BRT].var(unbiased=False)) + 1e-6)
     torch.testing.assert_close(found_BRT.double(), raw / scale, rtol=1e-4, atol=1e-5)
+
+
+def test_a_configuration_with_groups_has_its_controls() -> None:
+    drawn_by = {method: Config.load("worked-answers", overrides=[f"method={method}"]).group for method in METHODS}
+    assert drawn_by == {"t5": 8, "quiet-star-ppo": 8, "quiet-star-grpo": 8, "rlp": 8, "anchor-only": 1, "ntp": 1}

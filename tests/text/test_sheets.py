@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from tfive.cli.app import app
-from tfive.cli.data_sheets import FOLDER, ITEMS, items_for, sheets
+from tfive.cli.data_sheets import FOLDER, ITEMS, sheets, window_for
 from tfive.cli.data_sheets import LENGTH as ROW
 from tfive.config.config import Config
 from tfive.errors import UserError
@@ -186,4 +186,7 @@ def test_few_sheets_ask_for_smaller_windows() -> None:
     preset = Config.load("worked-answers")
     assert (preset.text.sequence_length, preset.window.items) == (ROW, ITEMS)
     assert {Path(preset.text.sources[0].path or "").parent, Path(preset.warmstart.path or "").parent} == {Path(FOLDER)}
-    assert [items_for(count) for count in (4757, 4000, 3999, 700, 10)] == [2048, 2048, 960, 128, 64]
+    assert [window_for(count) for count in (4757, 2000)] == [{}, {}]
+    assert [window_for(count)["window.items"] for count in (1999, 1000, 700, 10)] == [192, 128, 64, 64]
+    shares = {key.removeprefix("window."): share for key, share in window_for(700).items() if key != "window.items"}
+    assert all(share > getattr(preset.window, key) for key, share in shares.items())

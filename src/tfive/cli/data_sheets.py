@@ -15,15 +15,19 @@ from tfive.models.load import load_tokenizer
 from tfive.text.sheets import LONGEST, ROWS, Files, Problems, read_problems, sheet_files
 
 PRESET, FOLDER, LENGTH = "worked-answers", "sheets", 512
-ITEMS, SHEETS = 2048, 4000
+ITEMS, SHEETS = 512, 2000
 """Positions a window of the preset, and sheets that are enough for them."""
+FEW = {"window.qualify": 0.25, "window.pilot": 0.25, "window.head_train": 0.5}
+"""Of fewer sheets the small roles get a larger part each: those of the same problems stay in one role, and chance may
+leave it none."""
 WORKINGS = "workings.json.gz"
 
 
-def items_for(sheets: int) -> int:
-    """Positions a window for which so many sheets hold enough texts of every role, in steps of 64; of few sheets less
-    than their part, because those of the same problems stay in one role."""
-    return ITEMS if sheets >= SHEETS else max(ITEMS * sheets // (2 * SHEETS) // 64, 1) * 64
+def window_for(sheets: int) -> dict[str, float]:
+    """What a window of so many sheets has to set, so that every role finds enough of them: positions, in steps of 64,
+    and where they are not the preset's also the shares of the small roles."""
+    items = ITEMS if sheets >= SHEETS else max(ITEMS * sheets // (2 * SHEETS) // 64, 1) * 64
+    return {} if items == ITEMS else {"window.items": items, **FEW}
 
 
 def file_of(folder: Path, name: str) -> Path:
@@ -65,9 +69,9 @@ def sheets(model: str, problems: Path, folder: Path, length: int, *, trust_remot
         raise UserError(f"{model}: its tokenizer has no fast form, which sheets are cut by; take another model")
     made = sheet_files(found, tokenizer.backend_tokenizer, length)
     told = [*write_files(folder, made.rows, made.workings), *_left_out(found, made, length)]
-    sets = {"model.name": model, "text.sequence_length": length, "window.items": items_for(len(made.rows["runs"]))}
-    usual = {"text.sequence_length": LENGTH, "window.items": ITEMS}
-    words = " ".join(f"--set {quote(f'{key}={value}')}" for key, value in sets.items() if usual.get(key) != value)
+    sets = {"model.name": model, **({} if length == LENGTH else {"text.sequence_length": length})}
+    sets |= window_for(len(made.rows["runs"]))
+    words = " ".join(f"--set {quote(f'{key}={value}')}" for key, value in sets.items())
     told.append(f"next: tfive train {PRESET} {words}")
     if folder != Path(FOLDER):
         told.append(f"the preset reads {FOLDER}/: give {folder} that name, or name its files in a TOML file after it")

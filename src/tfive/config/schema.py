@@ -84,5 +84,6 @@ class Schema(Section):
 
     @property
     def group(self) -> int:
-        """G, the thoughts sampled at each position: as set, or the method's own."""
-        return self.thought.group or self.spec.group
+        """G, the thoughts sampled at each position: as set, or the method's own; one where no thought is rewarded, so
+        that a configuration with groups has its controls too."""
+        return (self.thought.group or self.spec.group) if self.spec.rewarded else 1

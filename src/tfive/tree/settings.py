@@ -32,7 +32,8 @@ class ThoughtSettings(Section):
     """How the text that follows reads a thought. `inline`: as text before it; `gated`: at the positions it has without
     a thought, through gates per layer and head that start shut (a thought then changes nothing)."""
     group: int | None = Field(None, ge=1, le=4096)
-    """G: how many thoughts are sampled at each position; none is 8 for group-relative methods and 1 for the others."""
+    """G: how many thoughts are sampled at each position; none is 8 for group-relative methods and 1 for the others.
+    Controls that reward no thought draw one whatever is set."""
 
     @field_validator("checkpoints")
     @classmethod
