@@ -270,10 +270,10 @@ def test_long_runs_have_tables_of_their_own() -> None:
     warm = {"problems": "test", "verdicts": {"own": "01011"}}
     models = {"careful": "short start", "careful-long": "long start", "warm": warm}
     between, larger = clocked("t5", 850.0, 0.7), {**clocked("t5", 560.0, 0.5), "start": "careful-1.5b"}
-    models |= {"careful-1.5b": "larger start"}
-    found = {"cells": [short, long, other, between, larger], "accuracy": models, "clusters": {"test": "0 0 1"}}
+    eight, models = clocked("t5", 380.0, 0.8), models | {"careful-1.5b": "larger start"}
+    found = {"cells": [short, long, other, between, larger, eight], "accuracy": models, "clusters": {"test": "0 0 1"}}
     of = {kind: tables.of_clock(found, kind) for kind in tables.CLOCKS}
-    assert [len(one["cells"]) for one in of.values()] == [1, 1, 2, 1]
+    assert [len(one["cells"]) for one in of.values()] == [1, 1, 1, 2, 1]
     # Nothing of the smaller model, not even the warm start, stands beside the larger one.
     assert of["larger"]["accuracy"] == {"careful": "larger start"}
     assert "+0.500" in tables.CLOCKED_TABLES["larger_ends"](found)
@@ -338,3 +338,23 @@ def test_texts_are_paired_where_the_same_positions_were_measured() -> None:
     assert apart == pytest.approx(seeds.over_clusters([0.001, 0.003], [2, 1]))
     del second["by_text"]["gain_vs_base"]
     assert seeds.shared_texts(first, second) == []
+
+
+def test_right_answers_to_the_benchmark_stand_beside_the_starts() -> None:
+    tables = scripts.script("studies/answers/long_tables.py")
+
+    def asked(own: str) -> dict[str, Any]:
+        shares = {name: [0.5, 0.4, 0.6] for name in ("own", "sampled", "none", "empty", "random", "other")}
+        every = {"items": 3, "accuracy": shares, "difference": {"own - none": [0.25, 0.2, 0.3]}}
+        return {"results": {"every": every}, "verdicts": {"own": own, "sampled": ["011", "110"]}}
+
+    cells = [clocked(method, 380.0, 0.8) for method in ("t5", "quiet-star-grpo", "rlp")]
+    cells[0]["accuracy"]["benchmark"], cells[1]["accuracy"]["benchmark"] = asked("110"), asked("111")
+    found = {"cells": cells, "benchmark": {"careful-groups": asked("100"), "careful-long": asked("111")}}
+    start, mine, theirs = lines_of(tables.CLOCKED_TABLES["groups_benchmark"](found))
+    assert start[:4] == ["the start", "–", "3", "50.0"]
+    assert (start[10], start[-1].split()[0]) == ("–", "+33.3")
+    assert (mine[0], mine[10].split()[0], mine[11].split()[0], mine[-1]) == ("T⁵, 8 × 1", "+33.3", "+0.0", "–")
+    assert (theirs[10].split()[0], theirs[-1].split()[0]) == ("+66.7", "−33.3")
+    # Where nothing was asked there is a head and no row.
+    assert lines_of(tables.CLOCKED_TABLES["groups_benchmark"]({"cells": [], "benchmark": {}})) == []

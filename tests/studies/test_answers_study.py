@@ -182,9 +182,13 @@ def test_the_page_shows_the_committed_results() -> None:
     assert tables.draw(page, found) == page
     readme = (ROOT / "README.md").read_text("utf-8")
     clocks = scripts.script("studies/answers/long_tables.py")
-    short, second, long, larger = (clocks.ended(clocks.of_clock(found, kind)) for kind in clocks.CLOCKS)
+    short, eight, second, long, larger = (clocks.ended(clocks.of_clock(found, kind)) for kind in clocks.CLOCKS)
     for groups, names in (
         (short, ("T⁵, 2,048 × 1", "GRPO, 256 × 8", "anchors alone, 2,048 × 1")),
+        (
+            eight,
+            ("T⁵, 512 × 8", "GRPO, 256 × 8", "PPO, one critic, 512 × 8", "anchors alone, 512 × 1, anchors at 3e-07"),
+        ),
         (second, ("T⁵, 4,096 × 1", "GRPO, 256 × 8", "PPO, one critic, 4,096 × 1", "anchors alone, 4,096 × 1")),
         (long, ("T⁵, 2,048 × 1", "GRPO, 256 × 8", "RLP, 256 × 8", "PPO, one critic, 2,048 × 1")),
         (larger, ("T⁵, 2,048 × 1", "anchors alone, 2,048 × 1, anchors at 3e-07")),
@@ -195,10 +199,12 @@ def test_the_page_shows_the_committed_results() -> None:
     for name, kind in (("T⁵, 4,096 × 1", "own"), ("T⁵, 4,096 × 1", "none"), ("anchors alone, 4,096 × 1", "own")):
         share = statistics.fmean(cell["accuracy"]["results"]["every"]["accuracy"][kind][0] for cell in second[name])
         assert f"{100 * share:.1f} %" in readme, (name, kind)
-    for groups in (long, larger):
-        cells = groups["T⁵, 2,048 × 1"]
+    for cells in (long["T⁵, 2,048 × 1"], larger["T⁵, 2,048 × 1"], eight["T⁵, 512 × 8"], eight["GRPO, 256 × 8"]):
         own = statistics.fmean(cell["accuracy"]["results"]["every"]["accuracy"]["own"][0] for cell in cells)
-        assert f"{100 * own:.1f} %" in readme
+        assert re.search(rf"\b{100 * own:.1f}( %|,)", readme)
+    for cells in eight.values():
+        (asked,) = (cell["accuracy"]["benchmark"]["results"]["every"]["accuracy"]["own"][0] for cell in cells)
+        assert f"{100 * asked:.1f} %" in readme
     for kind in ("second", "long", "larger"):
         begun = found["accuracy"][clocks.CLOCKS[kind].start]["results"]["every"]["accuracy"]["own"][0]
         assert f"{100 * begun:.1f} %" in readme, kind
