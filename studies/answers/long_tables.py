@@ -194,11 +194,12 @@ def long_benchmark(found: dict[str, Any]) -> str:
         for one in ("own", "sampled"):
             known = [_verdict(each, one) for each in (model, start or {})]
             row.append(points(paired(*known)) if all(known) and model is not start else "–")
-        known = [_verdict(each, "own") for each in (first or {}, model)]
-        row.append(points(paired(*known)) if all(known) and model is not first else "–")
+        for one in ("own", "sampled"):
+            known = [_verdict(each, one) for each in (first or {}, model)]
+            row.append(points(paired(*known)) if all(known) and model is not first else "–")
         rows.append(row)
-    told = f"own of {names[0]}, minus this one's" if names else "–"
-    return drawn((*head, "own, minus the start's", "sampled, minus the start's", told), rows)
+    told = (f"{one} of {names[0] if names else '–'}, minus this one's" for one in ("own", "sampled"))
+    return drawn((*head, "own, minus the start's", "sampled, minus the start's", *told), rows)
 
 
 def _verdict(model: dict[str, Any], condition: str) -> str:

@@ -43,6 +43,7 @@ BROKEN: tuple[tuple[str, ...], ...] = (
     ("method=rlp", "calibration.mode=single"),
     ("method=rlp", "calibration.score_centering=true", "qualify.rule=fixed"),
     ("method=rlp", "reward.reference=foreign"),
+    ("thought.group=4", "window.probe=0", "reward.reference=foreign"),
     ("actor.minibatches=90000",),
     ("window.actor_steps=90000",),
     ("optimizer.warmup_steps=900000000",),

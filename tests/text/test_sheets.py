@@ -16,10 +16,12 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from tfive.cli.app import app
-from tfive.cli.data_sheets import FOLDER, ITEMS, sheets, window_for
+from tfive.cli.data_sheets import FEW, FOLDER, ITEMS, sheets, window_for
 from tfive.cli.data_sheets import LENGTH as ROW
 from tfive.config.config import Config
+from tfive.config.rules import problems as problems_of
 from tfive.errors import UserError
+from tfive.rl.roles import role_shares
 from tfive.text.sheets import HEADER, PATTERN, Problem, read_problems, sheet_files
 from tfive.text.workings import worked_texts
 from tfive.training.inputs import needed
@@ -166,7 +168,8 @@ def test_the_command_writes_sheets_says_what_comes_next_and_overwrites_nothing(
     done = CliRunner().invoke(app, ["data", "sheets", model, problems, "--length", str(LENGTH), "--quiet"])
     assert done.exit_code == 0, done.output
     assert f"next: tfive train worked-answers --set model.name={model} --set text.sequence_length=192" in done.output
-    assert "--set window.items=64" in done.output
+    assert "--set window.items=32" in done.output
+    assert "few:" not in done.output
     assert sorted(path.name for path in Path("sheets").iterdir()) == [
         "runs.jsonl.gz", "test.jsonl.gz", "warm.jsonl.gz", "workings.json.gz",
     ]  # fmt: skip
@@ -179,7 +182,10 @@ def test_the_command_writes_sheets_says_what_comes_next_and_overwrites_nothing(
     with pytest.raises(UserError, match="no such file"):
         sheets(model, tmp_path / "none.jsonl", Path("other"), LENGTH)
     assert not Path("other").exists()
-    assert "the preset reads sheets/: give other that name" in sheets(model, Path(problems), Path("other"), LENGTH)
+    monkeypatch.setattr("tfive.cli.data_sheets.ENOUGH", 10_000)
+    told = sheets(model, Path(problems), Path("other"), LENGTH)
+    assert "the preset reads sheets/: give other that name" in told
+    assert "bring 500 problems or more" in told
 
 
 def test_few_sheets_ask_for_smaller_windows() -> None:
@@ -187,6 +193,19 @@ def test_few_sheets_ask_for_smaller_windows() -> None:
     assert (preset.text.sequence_length, preset.window.items) == (ROW, ITEMS)
     assert {Path(preset.text.sources[0].path or "").parent, Path(preset.warmstart.path or "").parent} == {Path(FOLDER)}
     assert [window_for(count) for count in (4757, 2000)] == [{}, {}]
-    assert [window_for(count)["window.items"] for count in (1999, 1000, 700, 10)] == [192, 128, 64, 64]
-    shares = {key.removeprefix("window."): share for key, share in window_for(700).items() if key != "window.items"}
-    assert all(share > getattr(preset.window, key) for key, share in shares.items())
+    assert [window_for(count)["window.items"] for count in (1999, 1000, 700, 10)] == [224, 128, 64, 32]
+    shares = {key: value for key, value in window_for(700).items() if key in FEW}
+    assert all(share > getattr(preset.window, key.removeprefix("window.")) for key, share in shares.items())
+    assert shares == FEW
+
+
+@pytest.mark.parametrize("count", [10, 500, 1000, 1999, 2000])
+def test_what_is_proposed_is_a_configuration_that_can_be_run(count: int) -> None:
+    config = Config.load("worked-answers", overrides=[f"{key}={value}" for key, value in window_for(count).items()])
+    assert problems_of(config) == []
+    window = config.window
+    held = role_shares(window, config.text.positions.per_text)["train"]
+    # Of so many sheets, which hold three positions or so each, four fifths are trained on.
+    for role in ("pilot", "head_train", "head_validate", "scale"):
+        expected = 3 * 0.8 * max(count, 330) * held[role] / sum(held.values())
+        assert expected > 2 * window.count(role), role

@@ -17,17 +17,21 @@ from tfive.text.sheets import LONGEST, ROWS, Files, Problems, read_problems, she
 PRESET, FOLDER, LENGTH = "worked-answers", "sheets", 512
 ITEMS, SHEETS = 512, 2000
 """Positions a window of the preset, and sheets that are enough for them."""
-FEW = {"window.qualify": 0.25, "window.pilot": 0.25, "window.head_train": 0.5}
+FEW = {"window.critic_fit": 0.5, "window.qualify": 0.25, "window.pilot": 0.25, "window.head_train": 0.5}
 """Of fewer sheets the small roles get a larger part each: those of the same problems stay in one role, and chance may
 leave it none."""
+LEAST, SCARCE = 32, {"window.actor_steps": 4, "actor.minibatches": 4}
+"""The fewest positions a window, and fewer updates in a window that is so small."""
+ENOUGH = 330
+"""Sheets of which chance leaves a role without text in one run of a hundred; of half as many in one of seven."""
 WORKINGS = "workings.json.gz"
 
 
 def window_for(sheets: int) -> dict[str, float]:
-    """What a window of so many sheets has to set, so that every role finds enough of them: positions, in steps of 64,
-    and where they are not the preset's also the shares of the small roles."""
-    items = ITEMS if sheets >= SHEETS else max(ITEMS * sheets // (2 * SHEETS) // 64, 1) * 64
-    return {} if items == ITEMS else {"window.items": items, **FEW}
+    """What a window of so many sheets has to set, so that every role finds enough of them: positions, in steps of
+    `LEAST`, and where they are not the preset's also the shares of the small roles."""
+    items = ITEMS if sheets >= SHEETS else max(ITEMS * sheets // (2 * SHEETS) // LEAST, 1) * LEAST
+    return {} if items == ITEMS else {"window.items": items, **FEW, **(SCARCE if items <= 2 * LEAST else {})}
 
 
 def file_of(folder: Path, name: str) -> Path:
@@ -70,7 +74,10 @@ def sheets(model: str, problems: Path, folder: Path, length: int, *, trust_remot
     made = sheet_files(found, tokenizer.backend_tokenizer, length)
     told = [*write_files(folder, made.rows, made.workings), *_left_out(found, made, length)]
     sets = {"model.name": model, **({} if length == LENGTH else {"text.sequence_length": length})}
-    sets |= window_for(len(made.rows["runs"]))
+    count = len(made.rows["runs"])
+    sets |= window_for(count)
+    if count < ENOUGH:
+        told.append(f"few: chance may leave a part of a run none of {count} sheets; bring 500 problems or more")
     words = " ".join(f"--set {quote(f'{key}={value}')}" for key, value in sets.items())
     told.append(f"next: tfive train {PRESET} {words}")
     if folder != Path(FOLDER):

@@ -262,13 +262,13 @@ def ablations_change_something(config: Schema) -> str | None:
 
 @rule
 def a_foreign_reference_needs_critics(config: Schema) -> str | None:
-    """Inside a group a reference that all share cancels, and without rewards there is none."""
-    if config.reward.reference == "no_thought" or config.spec.critics:
+    """Inside a group a reference that all share cancels, and one that a member lends would tell of it to the others;
+    without rewards there is none."""
+    reference, method = config.reward.reference, config.method
+    if reference == "no_thought" or (config.spec.critics and config.group == 1):
         return None
-    return (
-        f"reward.reference = {config.reward.reference}: it changes nothing in method {config.method}, which has no "
-        "critic; use method = t5 or reward.reference = no_thought"
-    )
+    why = f"it draws groups of {config.group}" if config.spec.critics else "it has no critic"
+    return f"reward.reference = {reference}: of no use to method {method}: {why}; use reward.reference = no_thought"
 
 
 @rule

@@ -58,8 +58,13 @@ class QualifiedMethod(FittedMethod[C]):
         if self.closed or rule.admitted or not rule.spent:
             return super().standing()
         if self.credit == "baseline":
-            return "critics not yet qualified, batch baseline in their place"
+            return f"critics not yet qualified, {self._baseline} in their place"
         return f"critics not yet qualified, {max(0, rule.limit - rule.spent)} of {rule.limit} attempts left"
+
+    @property
+    def _baseline(self) -> str:
+        """What stands in for critics (`rl.batch_baseline`)."""
+        return "batch baseline" if self.group == 1 else "mean of each position's other thoughts"
 
     def open(self) -> str | None:
         """A window begins with nothing fitted and nothing tested."""
@@ -125,7 +130,7 @@ class QualifiedMethod(FittedMethod[C]):
         later = "" if self.qualifier.given_up else "; critics have one attempt in each later window until they qualify"
         self.qualifier.give_up()
         self.credit = "baseline"
-        what = f"window {self.window} goes on with the batch baseline in place of critics"
+        what = f"window {self.window} goes on with the {self._baseline} in place of critics"
         self.log("qualification: baseline", f"{what}{later}")
         return "collect"
 
@@ -157,7 +162,7 @@ class QualifiedMethod(FittedMethod[C]):
         if not without:
             return None
         which = "critics never qualified: all" if without == total else f"critics did not always qualify: {without} of"
-        return f"{which} {total} actor updates used the batch baseline in place of critics"
+        return f"{which} {total} actor updates used the {self._baseline} in place of critics"
 
     def enter(self, stage: str) -> None:
         """A stage of the critics' training; one that is new is logged."""

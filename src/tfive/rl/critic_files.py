@@ -33,6 +33,8 @@ def description(critic: Critic) -> dict[str, Any]:
         shape["stands_on"] = settings.features
     if settings.sees != "prefix":
         shape |= {"sees": settings.sees, "horizon": critic.plan.horizon}
+    if settings.sees == "group":
+        shape["group"] = critic.plan.group
     return shape
 
 

@@ -41,7 +41,7 @@ class WindowSettings(Section):
     """One window: N actor items, the other roles as trajectories per actor item, and the steps the actor may take."""
 
     items: int = Field(1024, ge=1, le=10_000_000)
-    """N, the fresh actor trajectories of a window (one thought per selected position)."""
+    """N, the positions at which the actor thinks in a window; each gives one trajectory, in a group G of them."""
 
     windows: int = Field(100, ge=1, le=1_000_000)
     """Windows to complete before the run ends."""
