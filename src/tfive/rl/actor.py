@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,24 +16,17 @@ from tfive import rng
 from tfive.distributed.roles import Role
 from tfive.distributed.sharding import Sharding
 from tfive.errors import RunFailed
-from tfive.rl.losses import (
-    Aggregate,
-    PolicyTerms,
-    anchor_counts,
-    anchor_loss,
-    before_answers,
-    centering_loss,
-    centering_term,
-    policy_count,
-    policy_terms,
-)
+from tfive.rl.losses import Aggregate, anchor_counts, before_answers, centering_term, policy_count
 from tfive.rl.optimizer import MasterOptimizer, StepReport
 from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rl.trajectory import Trajectories
+from tfive.rl.update_loss import TERMS, UpdateLoss
+from tfive.rl.weight_slots import wide
+from tfive.tree.fast.replayed_backward import ReplayedBackward
 from tfive.tree.forward import Centring, TreeModel
 from tfive.tree.gated import GATES
-from tfive.tree.layout import ThoughtPlan
+from tfive.tree.layout import Layout, ThoughtPlan
 from tfive.tree.low_rank import copy_sharing_frozen, load_trained_state, low_rank_parts, trained_state
 from tfive.tree.outputs import PolicyOutput
 from tfive.tree.settings import SamplingSettings
@@ -56,7 +49,7 @@ class StepStats:
 
 
 NO_ANCHOR = AnchorSettings(next_token=0.0, conditioned=0.0)
-NO_TERMS = dict.fromkeys((f.name for f in fields(PolicyTerms)), 0.0)
+NO_TERMS = dict.fromkeys(TERMS, 0.0)
 
 
 @dataclass(frozen=True)
@@ -104,6 +97,11 @@ class Actor:
         self.seed, self.rows, self.parity, self.patience = seed, rows, parity, patience
         self.skipped = 0
         self.centring = None if centre is None else _centring(engine, ratio, centre)
+        options = engine.engine
+        self.updates = ReplayedBackward(
+            options.cuda_graphs and options.replayed_passes, gradients=optimizer.accumulators
+        )
+        """Parts of an update that come again with the same shapes."""
 
     def unread(self) -> bool:
         """Whether the reading gates are still shut; all processes must ask."""
@@ -213,38 +211,62 @@ class Actor:
         weights = self.anchor if anchored else NO_ANCHOR
         if aggregate is None and not (weights.next_token or weights.conditioned):
             return Sums()
-        acting = aggregate is not None
         texts = trajectories.texts
         total = 1 if aggregate is None else max(int(policy_count(trajectories.mask_BRT, aggregate)), 1)
         counts = anchor_counts(texts.document_BS, texts.positions_BP, engine.plan.horizon, weights.answers)
-        text_total, after_total = (max(count, 1) for count in counts)
-        # Of every part: the policy's terms, the next-token loss, the loss after thoughts. They stay on the device: the
-        # host waits for them once, after the last part.
-        names, seen = list(NO_TERMS), list[Tensor]()
-        for some, spare in self.world.beating(self._passes(trajectories, acting)):
-            sums = torch.zeros(len(names) + 2, dtype=torch.float64, device=engine.device)
-            read = partial(self._read, engine, some, weights, acting)
+        totals = (total, *(max(count, 1) for count in counts))
+        loss = UpdateLoss(self.settings, self.ratio, weights, aggregate)
+        # They stay on the device: the host waits for them once, after the last part.
+        seen = list[Tensor]()
+        for some, spare in self.world.beating(self._passes(trajectories, aggregate is not None)):
+            if self._replays(engine):
+                seen.append(self._replayed(engine, some, loss, totals))
+                continue
+            read = partial(self._read, engine, some, weights, aggregate is not None)
             output = read() if self.shards is None else self.shards.run(read)
-            loss = torch.zeros((), device=engine.device)
-            if aggregate is not None:
-                terms, own = self._policy_loss(some, output, aggregate)
-                loss = loss + own / total
-                sums[:-2] = torch.stack([getattr(terms, name).detach().double() for name in names])
-            if output.text_log_prob_BS is not None:
-                text = anchor_loss(output.text_log_prob_BS, self._text_mask(some, output))
-                loss = loss + weights.next_token * text / text_total
-                sums[-2] = text.detach()
-            if output.continuation_log_prob_BRH is not None:
-                mask_BRH, plain_BRH = output.need("continuation_mask_BRH"), output.no_thought_log_prob_BRH
-                conditioned = anchor_loss(output.continuation_log_prob_BRH, mask_BRH, plain_BRH, weights.mixture)
-                loss = loss + weights.conditioned * conditioned / after_total
-                sums[-1] = conditioned.detach()
-            (0.0 * loss if spare else loss).backward()
+            own, sums = loss(output, self._given(some, loss, output.text_mask_BS), totals)
+            (0.0 * own if spare else own).backward()
             if not spare:
                 seen.append(sums)
         rows = torch.stack(seen).tolist() if seen else []
-        *policy, text_all, after_all = self.world.sum_in_order(rows, len(names) + 2)
-        return Sums(dict(zip(names, policy)), text_all / text_total, after_all / after_total)
+        *policy, text_all, after_all = self.world.sum_in_order(rows, len(TERMS) + 2)
+        return Sums(dict(zip(TERMS, policy)), text_all / totals[1], after_all / totals[2])
+
+    def _given(self, some: Trajectories, loss: UpdateLoss, text_mask_BS: Tensor | None) -> dict[str, Tensor]:
+        """What the loss reads of these texts beside what the pass gives."""
+        given: dict[str, Tensor] = {}
+        if loss.aggregate is not None:
+            given |= {name: some.need(name) for name in ("log_old_BRT", "advantage_BRT", "mask_BRT")}
+            given["log_q_BRT"] = some.thoughts.log_q_BRT
+        if text_mask_BS is not None:
+            given["text_mask_BS"] = self._text_mask(some, text_mask_BS)
+        return given
+
+    def _replays(self, engine: TreeModel) -> bool:
+        """Whether parts of an update are captured and replayed: those that never wait for the host."""
+        alone = self.shards is None and self.world.size == 1 and self.optimizer.world.size == 1
+        plain = not self.parity and self.centring is None
+        return self.updates.wanted and alone and plain and engine.replays_training
+
+    def _replayed(self, engine: TreeModel, some: Trajectories, loss: UpdateLoss, totals: Sequence[float]) -> Tensor:
+        """The row of sums of a part, whose gradients are accumulated: by a replayed graph where its shape came before.
+        All that changes between parts and steps is handed over as tensors."""
+        device = engine.device
+        prepared = engine.prepare(some.texts, **self._asked(some, loss.weights, loss.aggregate is not None)).padded()
+        given = self._given(some, loss, None if prepared.text is None else prepared.text.keep)
+        names, dtype = list(given), wide(engine.model.dtype)
+        values = [tensor.to(device) for tensor in given.values()]
+        divisors = torch.tensor(totals, dtype=dtype).to(device)
+
+        def work(layout: Layout, tensors: Sequence[Tensor]) -> list[Tensor]:
+            divisors_3, *rest = tensors
+            output = engine.policy_from(prepared.on(layout, rest[len(names) :]))
+            own, sums = loss(output, dict(zip(names, rest)), divisors_3.unbind())
+            own.backward()
+            return [sums, *output.log_probs]
+
+        key = (loss, prepared.kinds)
+        return self.updates(key, engine.home, work, prepared.layout, [divisors, *values, *prepared.tensors])[0]
 
     def _passes(self, trajectories: Trajectories, acting: bool) -> Iterator[tuple[Trajectories, bool]]:
         """The parts that this process reads. Over shards a pass is common work: a process with fewer parts than others
@@ -262,55 +284,33 @@ class Actor:
         self, engine: TreeModel, some: Trajectories, weights: AnchorSettings, acting: bool, features: bool = False
     ) -> PolicyOutput:
         """The forward pass of an update over these texts, with what its losses need."""
+        asked = self._asked(some, weights, acting)
+        centring = self.centring if acting else None
+        return engine.policy(some.texts, **asked, features=features, centring=centring, parity=self.parity and acting)
+
+    def _asked(self, some: Trajectories, weights: AnchorSettings, acting: bool) -> dict[str, Any]:
+        """The thoughts that an update's pass reads, and the parts that it asks for."""
         after = weights.conditioned > 0
-        return engine.policy(
-            some.texts,
-            some.thoughts if acting or after else None,
-            actions=acting,
-            features=features,
-            centring=self.centring if acting else None,
-            text=weights.next_token > 0,
-            continuations=after,
-            no_thought=weights.mixture > 0,
-            of_first=True,
-            parity=self.parity and acting,
-        )
+        return {
+            "thoughts": some.thoughts if acting or after else None,
+            "actions": acting,
+            "text": weights.next_token > 0,
+            "continuations": after,
+            "no_thought": weights.mixture > 0,
+            "of_first": True,
+        }
 
     def policy_of(self, some: Trajectories) -> PolicyOutput:
         """What an update on these texts would see of the policy, by the very pass it would make (the row is longer
         with continuations behind the thoughts, and rounds differently), and the final states of all actions."""
         return self._read(self.engine, some, self.anchor if self._one_pass else NO_ANCHOR, True, features=True)
 
-    def _text_mask(self, some: Trajectories, output: PolicyOutput) -> Tensor:
-        """bool `[B, S]`: the tokens whose next one the next-token anchor takes."""
-        mask_BS = output.need("text_mask_BS")
+    def _text_mask(self, some: Trajectories, mask_BS: Tensor) -> Tensor:
+        """bool `[B, S]`: of the tokens with a next one, those whose next one the next-token anchor takes."""
         if self.anchor.answers:
             return mask_BS
         left_out_BS = before_answers(some.texts.positions_BP, mask_BS.shape[1], self.engine.plan.horizon)
         return mask_BS & ~left_out_BS.to(mask_BS.device)
-
-    def _policy_loss(
-        self, some: Trajectories, output: PolicyOutput, aggregate: Aggregate
-    ) -> tuple[PolicyTerms, Tensor]:
-        """Clipped PPO's sums over these texts, and the loss that they make."""
-        advantage_BRT = some.need("advantage_BRT")
-        terms = policy_terms(
-            output.need("log_prob_BRT"),
-            some.need("log_old_BRT"),
-            some.thoughts.log_q_BRT,
-            advantage_BRT,
-            some.mask_BRT,
-            low=self.settings.clip_low,
-            high=self.settings.clip_high,
-            denominator=self.ratio.denominator,
-            correction=self.ratio.correction,
-            cap=self.ratio.cap,
-            aggregate=aggregate,
-        )
-        if self.centring is None:
-            return terms, terms.loss_sum
-        centring = centering_loss(output.need("centre_BRT"), advantage_BRT, some.mask_BRT, aggregate)
-        return terms, terms.loss_sum + centring
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, moments and counts; on a process without the actor, pieces without elements."""

@@ -22,7 +22,7 @@ from torch.optim.adamw import adamw
 from tfive.distributed.sharding import Sharding
 from tfive.distributed.world import SINGLE, World
 from tfive.rl.rounding import CHUNK, round_stochastically
-from tfive.rl.weight_slots import WeightSlot, collecting, filled, wide
+from tfive.rl.weight_slots import Accumulators, WeightSlot, collecting, filled, wide
 
 Schedule = Literal["constant", "linear", "cosine"]
 Bf16Update = Literal["master", "stochastic"]
@@ -112,6 +112,7 @@ class MasterOptimizer:
         ]
         if not self._slots:
             raise ValueError("there is nothing to train: no parameter was given")
+        self.accumulators = Accumulators(self._slots)
         self.current_lr()
 
     def _slot(self, number: int, name: str, parameter: nn.Parameter, multipliers: Mapping[str, float]) -> WeightSlot:
@@ -332,10 +333,8 @@ class MasterOptimizer:
             if slot.master is not None:
                 slot.master.copy_(slot.own(entry["master"]))
                 slot.write()
-            slot.parameter.grad = slot.moments = slot.apart = None
-            held = slot.held
-            like = torch.empty_like(held, dtype=wide(held.dtype))
-            slot.gradient = like.copy_(slot.own(entry["gradient"])) if "gradient" in entry else None
+            slot.moments = slot.apart = None
+            slot.take_gradient(entry.get("gradient"))
             if "apart_first" in entry:
                 slot.apart, slot.moments = filled(slot, entry, "apart_", self._narrow(slot)), None
             if "first" in entry:

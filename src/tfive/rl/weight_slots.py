@@ -4,7 +4,7 @@ rows of them."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,8 @@ class WeightSlot:
     apart: tuple[Tensor, Tensor, Tensor] | None = None
     """The moments of updates that have a rate of their own."""
     shards: Sharding | None = None
+    kept: Tensor | None = None
+    """Where the gradient is accumulated, whatever the step, if captured passes write it there."""
     handle: RemovableHandle | None = field(default=None, repr=False)
 
     @property
@@ -61,9 +63,20 @@ class WeightSlot:
         if parameter.grad is None:
             return
         own = parameter.grad if self.shards is None else self.shards.local(parameter.grad)
-        arrived = own.to(wide(parameter.dtype))
-        self.gradient = arrived if self.gradient is None else self.gradient.add_(arrived)
+        if self.gradient is not None:
+            self.gradient.add_(own)
+        elif self.kept is not None:
+            self.gradient = self.kept.copy_(own)
+        else:
+            self.gradient = own.to(wide(parameter.dtype))
         parameter.grad = None
+
+    def take_gradient(self, saved: Tensor | Piece | None) -> None:
+        """Have a saved gradient, or none, accumulated so far."""
+        held, self.gradient, self.parameter.grad = self.held, None, None
+        if saved is not None:
+            room = torch.empty_like(held, dtype=wide(held.dtype)) if self.kept is None else self.kept
+            self.gradient = room.copy_(self.own(saved))
 
     def write(self) -> None:
         """Round the master into the parameter; a shard is its own master."""
@@ -93,6 +106,31 @@ def collecting(slot: WeightSlot) -> Callable[[Tensor], None]:
             own.collect(parameter)
 
     return collect
+
+
+@dataclass(frozen=True)
+class Accumulators:
+    """The gradients accumulated in slots, as captured passes see them (`tree.fast.replayed_backward.Gradients`)."""
+
+    slots: Sequence[WeightSlot]
+
+    @property
+    def held(self) -> list[Tensor | None]:
+        return [slot.gradient for slot in self.slots]
+
+    def hold(self, held: Sequence[Tensor | None]) -> None:
+        for slot, gradient in zip(self.slots, held, strict=True):
+            slot.gradient, slot.parameter.grad = gradient, None
+
+    def fix(self) -> None:
+        for slot in self.slots:
+            if slot.kept is None:
+                like = torch.empty_like(slot.held, dtype=wide(slot.held.dtype)) if slot.gradient is None else None
+                slot.kept = slot.gradient if like is None else like
+
+    def free(self) -> None:
+        for slot in self.slots:
+            slot.kept = None
 
 
 def filled(slot: WeightSlot, entry: Mapping[str, Any], prefix: str, narrow: bool) -> tuple[Tensor, Tensor, Tensor]:

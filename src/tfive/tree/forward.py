@@ -32,6 +32,7 @@ from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower, PolicyOutput, Scores
 from tfive.tree.packed import last_block_for
 from tfive.tree.picks import Picks
+from tfive.tree.policy_pass import PolicyPass
 from tfive.tree.reader import TreeReader
 from tfive.tree.scoring import LOWER, Scoring
 from tfive.tree.settings import EngineOptions, SamplingSettings
@@ -190,19 +191,55 @@ class TreeModel(TreeReader):
         """
         if thoughts is None and (continuations or centring):
             raise ValueError("continuations and centring need thoughts")
+        parts: dict[str, Any] = {"actions": actions, "text": text, "continuations": continuations}
+        parts |= {"no_thought": no_thought, "of_first": of_first}
         if parity and len(texts.tokens_BS) > 1:
-            asked: dict[str, Any] = {"actions": actions, "entropy": entropy, "features": features, "centring": centring}
-            asked |= {"text": text, "continuations": continuations, "of_first": of_first, "no_thought": no_thought}
-            asked["parity"] = True
+            asked = parts | {"entropy": entropy, "features": features, "centring": centring, "parity": True}
             each = range(len(texts.tokens_BS))
             own = [None if thoughts is None else thoughts.rows(b, b + 1) for b in each]
             return PolicyOutput.stacked([self.policy(texts.rows(b, b + 1), own[b], **asked) for b in each])
+        prepared = self.prepare(texts, thoughts, **parts)
+        hidden_BND = self._run(prepared.layout, pack=not parity)
+        output = self._reduced(prepared, hidden_BND, entropy, features)
+        if centring is None or thoughts is None or prepared.actions is None:
+            return output
+        return replace(output, centre_BRT=self._centre(texts, hidden_BND, prepared.actions, centring, thoughts))
+
+    def prepare(
+        self,
+        texts: TextBatch,
+        thoughts: Thoughts | None,
+        *,
+        actions: bool = True,
+        text: bool = False,
+        continuations: bool = False,
+        no_thought: bool = False,
+        of_first: bool = False,
+    ) -> PolicyPass:
+        """The rows of a `policy` pass and the nodes that it reads; the parts are asked for as there."""
         layout = self._grow(texts, thoughts, ("first" if of_first else "last") if continuations else "none")
-        found: dict[str, Tensor] = {}
-        picks = Picks.actions(layout, thoughts.tokens_BRT.to(self.device)) if thoughts is not None and actions else None
-        next_tokens = Picks.text(layout) if text else None
+        tokens_BRT = thoughts.tokens_BRT.to(self.device) if thoughts is not None and actions else None
         after = Picks.last_continuations(layout) if continuations else None
-        hidden_BND = self._run(layout, pack=not parity)
+        return PolicyPass(
+            layout,
+            actions=None if tokens_BRT is None else Picks.actions(layout, tokens_BRT),
+            text=Picks.text(layout) if text else None,
+            after=after,
+            without=after.without_thought(layout) if after is not None and (no_thought or self.unread) else None,
+            no_thought=no_thought,
+        )
+
+    def policy_from(self, prepared: PolicyPass) -> PolicyOutput:
+        """The training forward of a pass that was prepared; nothing of it waits for the host where `replays_training`
+        says so."""
+        return self._reduced(prepared, self._run(prepared.layout, pack=True))
+
+    def _reduced(
+        self, prepared: PolicyPass, hidden_BND: Tensor, entropy: bool = False, features: bool = False
+    ) -> PolicyOutput:
+        """What was asked for, from the final hidden states of all nodes."""
+        found: dict[str, Tensor] = {}
+        picks, text = prepared.actions, prepared.text
         if picks is not None:
             reducer = target_log_prob_and_entropy if entropy else target_log_prob
             reduced = self.reduce(hidden_BND, picks, reducer, forbidden=True)
@@ -211,23 +248,24 @@ class TreeModel(TreeReader):
                 found["entropy_BRT"] = reduced["entropy"]
             if features:
                 found["features_BRTD"] = picks.spread(picks.rows(hidden_BND))
-            if centring is not None and thoughts is not None:
-                found["centre_BRT"] = self._centre(texts, hidden_BND, picks, centring, thoughts)
-        if next_tokens is not None:
-            found["text_log_prob_BS"] = self.reduce(hidden_BND, next_tokens, target_log_prob)["log_prob"]
-            found["text_mask_BS"] = next_tokens.keep
-        if after is not None:
-            found |= self._after_thoughts(hidden_BND, after, after.without_thought(layout), no_thought)
-        return PolicyOutput(mask_BRT=layout.action_mask_BRT, **found)
+        if text is not None:
+            found["text_log_prob_BS"] = self.reduce(hidden_BND, text, target_log_prob)["log_prob"]
+            found["text_mask_BS"] = text.keep
+        if prepared.after is not None:
+            found |= self._after_thoughts(hidden_BND, prepared.after, prepared.without, prepared.no_thought)
+        return PolicyOutput(mask_BRT=prepared.layout.action_mask_BRT, **found)
 
-    def _after_thoughts(self, hidden_BND: Tensor, after: Picks, without: Picks, no_thought: bool) -> dict[str, Tensor]:
+    def _after_thoughts(
+        self, hidden_BND: Tensor, after: Picks, without: Picks | None, no_thought: bool
+    ) -> dict[str, Tensor]:
         """Log-probabilities of continuation tokens after the thought, and without it where asked for."""
         log_prob_BRH = self.reduce(hidden_BND, after, target_log_prob)["log_prob"]
-        found, unread = {"continuation_mask_BRH": after.keep}, self.unread
-        if no_thought or unread:
-            with torch.no_grad():
-                plain_BRH = self.reduce(hidden_BND, without, target_log_prob)["log_prob"]
-        if unread:
+        found = {"continuation_mask_BRH": after.keep}
+        if without is None:
+            return found | {"continuation_log_prob_BRH": log_prob_BRH}
+        with torch.no_grad():
+            plain_BRH = self.reduce(hidden_BND, without, target_log_prob)["log_prob"]
+        if self.unread:
             # Behind shut gates both differ by rounding alone: the value is that without a thought, bit for bit, and the
             # gradient (shut gates have one) that of the reading.
             log_prob_BRH = plain_BRH + (log_prob_BRH - log_prob_BRH.detach())

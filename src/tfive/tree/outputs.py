@@ -77,6 +77,12 @@ class PolicyOutput(_Parts):
     no_thought_log_prob_BRH: Tensor | None = None
     """Log-probability of the same tokens without the thought, without gradients."""
 
+    @property
+    def log_probs(self) -> list[Tensor]:
+        """All log-probabilities that were asked for, without gradients."""
+        named = (self.log_prob_BRT, self.text_log_prob_BS, self.continuation_log_prob_BRH, self.no_thought_log_prob_BRH)
+        return [found.detach() for found in named if found is not None]
+
     @staticmethod
     def stacked(parts: list[PolicyOutput]) -> PolicyOutput:
         """Outputs of single texts as those of the batch."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tfive.tree.layout import Layout
+
+_SIZES = 8
+"""In how many sizes padded picks of one full shape come."""
+_ALIGNED = 16
+"""Sizes are multiples of this many picks, as kernels like them."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,28 @@ class Picks:
     keep: Tensor
     """bool: where in the full shape the picked ones stand."""
     place: Tensor
-    """int64 `[x]`: the same as indices into the flattened full shape."""
+    """int64 `[x]`: the same as indices into the flattened full shape; one beyond it for padding."""
+    padding: bool = False
+    """Whether the last ones may be padding, which stands nowhere and gets no gradient."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All that a pass reads of the picks."""
+        return self.index, self.target, self.keep, self.place
+
+    def on(self, tensors: Sequence[Tensor]) -> Picks:
+        """The same picks by other `tensors` of the same shapes."""
+        index, target, keep, place = tensors
+        return Picks(index, target, keep, place, self.padding)
+
+    def padded(self) -> Picks:
+        """The same, padded to one of a few sizes: what is captured for a size serves every number of picks up to it.
+        Padding asks the first node for entry 0."""
+        full, count = self.keep.numel(), len(self.place)
+        step = -(-full // (_SIZES * _ALIGNED)) * _ALIGNED
+        more = (0, max(step, -(-count // step) * step) - count) if full else (0, 0)
+        place = F.pad(self.place, more, value=full)
+        return replace(self, index=F.pad(self.index, more), target=F.pad(self.target, more), place=place, padding=True)
 
     @staticmethod
     def of(node: Tensor, target: Tensor, keep: Tensor, node_count: int) -> Picks:
@@ -69,6 +97,7 @@ class Picks:
 
     def spread(self, values: Tensor) -> Tensor:
         """Values of the picked nodes (`[x]` or `[x, D]`) in the full shape, 0 elsewhere."""
-        full = values.new_zeros(self.keep.numel(), *values.shape[1:])
+        full = values.new_zeros(self.keep.numel() + self.padding, *values.shape[1:])
         # Not by the mask: its backward pass would count it, and wait for the device.
-        return full.index_copy(0, self.place, values).view(*self.keep.shape, *values.shape[1:])
+        found = full.index_copy(0, self.place, values)[: self.keep.numel()]
+        return found.view(*self.keep.shape, *values.shape[1:])

@@ -256,10 +256,22 @@ class TreeReader:
         return self.passes.wanted and possible
 
     @property
+    def replays_training(self) -> bool:
+        """Whether passes with gradients may be captured: those of trained blocks and of the vocabulary's kernels, which
+        never wait for the host."""
+        if self.backbone.recurrent or self.plan.gated or self.kernel == "flex" or self.recomputes:
+            return False
+        if torch.is_autocast_enabled(self.device.type) or not torch.is_grad_enabled():
+            return False
+        head, like_1D = self.head, torch.empty(1, self.width, dtype=self.model.dtype, device="meta")
+        fused = self.training.forwards is not None and self.training.ops is not None
+        return fused and vocabulary.serves(head, like_1D)
+
+    @property
     def home(self) -> tuple[int, ...]:
         """Where the weights are, as far as it is quickly told: captured work reads them there."""
         parts: list[Any] = [self.backbone.embedding, self.backbone.blocks[0], self.backbone.blocks[-1]]
-        parts += [] if self.delimiters is None else [self.delimiters]
+        parts += [part for part in (self.delimiters, self.model.get_output_embeddings()) if part is not None]
         return tuple(next(part.parameters()).data_ptr() for part in parts)
 
     def _read_attending(self, layout: Layout, _: Sequence[Tensor] = ()) -> list[Tensor]:

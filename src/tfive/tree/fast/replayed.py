@@ -1,5 +1,5 @@
-"""Passes without gradients by a replayed graph: reading texts and scoring thoughts are some five hundred kernels each,
-and the device waits while the host launches them one by one.
+"""Passes by a replayed graph: reading texts and scoring thoughts are some five hundred kernels each, and the device
+waits while the host launches them one by one. `replayed_backward.py` does the same for passes with gradients.
 
 A pass that comes again with the same shapes is captured once, on tensors of its own: the layout and whatever else it
 reads are copied there, and what it gives is copied out, for the next replay writes there again.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,7 +43,13 @@ def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
         torch._foreach_copy_(some, others)
 
 
-class _Captured:
+def apart(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """The largest relative error of several tensors."""
+    pairs = zip(found, wanted, strict=True)
+    return float(torch.stack([(a - b).float().norm() / b.float().norm().clamp(min=1e-20) for a, b in pairs]).max())
+
+
+class Captured:
     """A pass of one shape: the tensors the graph reads, and those it leaves its results in."""
 
     def __init__(self, graphs: CudaGraphs, work: Work, layout: Layout, given: Sequence[Tensor]) -> None:
@@ -76,9 +82,12 @@ class ReplayedPasses:
     reason: str = ""
     """Why nothing is captured any more, if so."""
 
+    frequent: ClassVar[bool] = True
+    """Whether shapes come and go often; see `CudaGraphs`."""
+
     def __post_init__(self) -> None:
         self._calls: dict[Any, int] = {}
-        self._captured: dict[Any, _Captured] = {}
+        self._captured: dict[Any, Captured] = {}
         self._home: Any = None
 
     @property
@@ -102,30 +111,33 @@ class ReplayedPasses:
         key = (key, shapes, layout.plan, device)
         if key in self._captured:
             return self._captured[key](layout, given)
-        found = work(layout, given)
         self._calls[key] = self._calls.get(key, 0) + 1
-        if self._calls[key] > _EAGER and len(self._captured) < _SHAPES and _spacious(device):
-            self.graphs = self.graphs or CudaGraphs(device, frequent=True)
-            self._try(self.graphs, key, work, layout, given, found)
+        if self._calls[key] <= _EAGER or len(self._captured) >= _SHAPES or not _spacious(device):
+            return work(layout, given)
+        self.graphs = self.graphs or CudaGraphs(device, frequent=self.frequent)
+        return self._tried(self.graphs, key, work, layout, given)
+
+    def _tried(
+        self, graphs: CudaGraphs, key: Any, work: Work, layout: Layout, given: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """What `work` gives launched kernel by kernel. This shape is captured, and kept if it gives the same; otherwise
+        nothing is captured any more."""
+        found = work(layout, given)
+        try:
+            captured = Captured(graphs, work, layout, given)
+            self._judge(key, captured, apart(captured(layout, given), found))
+        except RuntimeError as error:
+            self._refuse(f"cannot be captured: {first_line(error)}")
         return found
 
-    def _try(
-        self, graphs: CudaGraphs, key: Any, work: Work, layout: Layout, given: Sequence[Tensor], found: Sequence[Tensor]
-    ) -> None:
-        """Capture this shape, and keep it if it gives what was found; otherwise capture no more."""
-        try:
-            captured = _Captured(graphs, work, layout, given)
-            again = captured(layout, given)
-        except RuntimeError as error:
-            self.wanted, self.reason = False, f"cannot be captured: {first_line(error)}"
-            return
-        apart = torch.stack(
-            [(a - b).float().norm() / b.float().norm().clamp(min=1e-20) for a, b in zip(again, found, strict=True)]
-        )
-        if float(apart.max()) <= _APART:
+    def _judge(self, key: Any, captured: Captured, off: float) -> None:
+        if off <= _APART:
             self._captured[key] = captured
         else:
-            self.wanted, self.reason = False, f"a captured pass differs by {float(apart.max()):.2g}"
+            self._refuse(f"a captured pass differs by {off:.2g}")
+
+    def _refuse(self, why: str) -> None:
+        self.wanted, self.reason = False, why
 
     def release(self) -> None:
         """Forget what was captured, which reads weights where they were."""

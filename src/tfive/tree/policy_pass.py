@@ -1,0 +1,56 @@
+"""A pass of the policy before it runs: its rows and the nodes that will be read, as tensors it can be run on again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from torch import Tensor
+
+from tfive.tree.layout import Layout
+from tfive.tree.picks import Picks
+
+
+@dataclass(frozen=True)
+class PolicyPass:
+    """What `TreeModel.policy_from` reads. It is made before the pass, since picking waits for the device."""
+
+    layout: Layout
+    actions: Picks | None = None
+    """The sampled actions, `[B, R, T]`."""
+    text: Picks | None = None
+    """The texts' own next tokens, `[B, S]`."""
+    after: Picks | None = None
+    """Continuation tokens after the whole thought, `[B, R, H]`."""
+    without: Picks | None = None
+    """The same tokens without the thought."""
+    no_thought: bool = False
+    """Whether the latter's log-probabilities are asked for, and not only computed."""
+
+    @property
+    def _picks(self) -> dict[str, Picks]:
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in found.items() if isinstance(value, Picks)}
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What is read, by name."""
+        return (*self._picks, *(("no_thought",) if self.no_thought else ()))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors of all picks; `on` takes others in their place."""
+        return [tensor for picks in self._picks.values() for tensor in picks.tensors]
+
+    def on(self, layout: Layout, tensors: Sequence[Tensor]) -> PolicyPass:
+        """The same pass over another layout and other picks of the same shapes."""
+        width = len(tensors) // max(1, len(self._picks))
+        each = enumerate(self._picks.items())
+        changes: dict[str, Any] = {name: own.on(tensors[i * width : (i + 1) * width]) for i, (name, own) in each}
+        return replace(self, layout=layout, **changes)
+
+    def padded(self) -> PolicyPass:
+        """The same with picks of few sizes, for passes that are captured size by size."""
+        changes: dict[str, Any] = {name: own.padded() for name, own in self._picks.items()}
+        return replace(self, **changes)
