@@ -222,7 +222,8 @@ def test_autograd_remembers_nothing_of_a_pass_when_it_is_captured(monkeypatch: p
     honest = TreeModel.policy_from
 
     def accumulators() -> list[Any]:
-        return [parameter.view_as(parameter).grad_fn.next_functions[0][0] for parameter in model.parameters()]
+        reads: list[Any] = [parameter.view_as(parameter) for parameter in model.parameters()]
+        return [read.grad_fn.next_functions[0][0] for read in reads]
 
     def marking(self: TreeModel, prepared: Any) -> Any:
         output = honest(self, prepared)

@@ -142,7 +142,10 @@ class EngineOptions:
     cuda_graphs: bool = True
     """Capture sampling steps and those of the calibration heads as CUDA graphs (on CUDA devices only)."""
     replayed_passes: bool = False
-    """Capture passes that read texts and score thoughts, too. No GPU has confirmed that: it must be asked for."""
+    """Capture passes that read texts and score thoughts, too, and the actor's updates: forward, losses and backward of
+    a part as one graph, where blocks are fused and nothing waits for the host (one process; no recurrent layers, gated
+    reading, score centring, parity or recomputed activations). Captured updates keep the memory of a pass and of the
+    accumulated gradients. They have not been timed on a GPU: all this must be asked for."""
 
     def unfused(self) -> EngineOptions:
         """The same by the model's own blocks, for weights that cannot be copied to be compared (shards)."""

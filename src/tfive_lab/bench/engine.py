@@ -110,7 +110,7 @@ def measure_tree(
 
 def measure_replayed(side: TreePhases, clock: Clock, repeats: int) -> dict[str, Any]:
     """The phases with replayed passes and without, round by round in turn: what replaying spares, and how far apart
-    its losses are from those of launched passes on the same thoughts."""
+    its losses, log-probabilities and gradients are from those of launched passes on the same thoughts."""
     other = TreePhases(
         side.model, side.plan, side.texts, side.uniforms_BRT, replace(side.engine, replayed_passes=True), side.law
     )
@@ -118,23 +118,33 @@ def measure_replayed(side: TreePhases, clock: Clock, repeats: int) -> dict[str, 
     for _ in range(3):  # the first sets up, the second captures
         other.sampling()
         other.scoring()
-    other.actor()
-    passes = other.tree.passes
+        other.actor()
+    passes, updates = other.tree.passes, other.updates
     launched, replayed = [], []
     for _ in range(repeats):
         launched.append(repeat(side, clock, 1)[0])
         replayed.append(repeat(other, clock, 1)[0])
     other.thoughts = side.thoughts
     losses = [_differences(a, b) for a, b in zip(other.scoring(), side.scoring())]
+    (mine, own), (wanted, gradients) = ((one.actor(), _gradients(one.model)) for one in (other, side))
     found = {
         "captured": passes.count,
-        "reason": passes.reason,
+        "captured_updates": updates.count,
+        "reason": passes.reason or updates.reason,
         "loss_apart": max(one["max"] for one in losses),
+        "log_prob_apart": _differences(mine, wanted)["max"],
+        "gradient_apart": _gradient_difference(own, gradients),
         "launched_s": {name: statistics.median(one[name] for one in launched) for name in launched[0]},
         "replayed_s": {name: statistics.median(one[name] for one in replayed) for name in replayed[0]},
     }
+    side.model.zero_grad(set_to_none=True)
     passes.release()
+    updates.release()
     return found
+
+
+def _gradients(model: PreTrainedModel) -> list[Tensor]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def measure(
@@ -277,7 +287,9 @@ def render(report: dict[str, Any]) -> str:
             for how in ("launched", "replayed")
         )
         why = f"; {both['reason']}" if both["reason"] else ""
-        lines.append(f"three phases: {spent}; {both['captured']} shapes, losses {both['loss_apart']:.1e} apart{why}")
+        shapes = f"{both['captured']} + {both['captured_updates']} shapes"
+        apart = f"losses {both['loss_apart']:.1e}, gradients {both['gradient_apart']:.1e} apart"
+        lines.append(f"three phases: {spent}; {shapes}, {apart}{why}")
     if "doubled_positions" in report:
         lines.append(f"twice the positions cost {report['doubled_positions']['ratio']['whole']:.2f} × the time")
     return "\n".join(lines)

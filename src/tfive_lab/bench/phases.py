@@ -6,17 +6,18 @@ import gc
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tfive.errors import UserError
+from tfive.tree.fast.replayed_backward import ReplayedBackward
 from tfive.tree.forward import TreeModel
-from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.settings import EngineOptions, SamplingSettings
 from tfive_lab.bench.plain_rows import PlainRows
 from tfive_lab.bench.work import Work, make_plan, make_texts, make_uniforms, value_head
@@ -56,6 +57,27 @@ def _resident_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+@dataclass(frozen=True)
+class OwnGradients:
+    """Gradients where PyTorch leaves them; see `tree.fast.replayed_backward.Gradients`."""
+
+    parameters: list[nn.Parameter]
+
+    @property
+    def held(self) -> list[Tensor | None]:
+        return [parameter.grad for parameter in self.parameters]
+
+    def hold(self, held: Sequence[Tensor | None]) -> None:
+        for parameter, gradient in zip(self.parameters, held, strict=True):
+            parameter.grad = gradient
+
+    def fix(self) -> None:
+        """A pass makes new ones: there are none before it."""
+
+    def free(self) -> None:
+        """They lie where they lie."""
+
+
 @dataclass
 class TreePhases:
     """The four phases by the tree engine."""
@@ -71,6 +93,8 @@ class TreePhases:
         self.tree = TreeModel(self.model, self.plan, self.engine)
         self.reading: Any = None
         self.thoughts: Thoughts | None = None
+        gradients, replayed = OwnGradients(list(self.model.parameters())), self.engine.replayed_passes
+        self.updates = ReplayedBackward(self.engine.cuda_graphs and replayed, gradients=gradients)
 
     def sampling(self) -> Thoughts:
         """Read the texts and write all thoughts."""
@@ -91,29 +115,39 @@ class TreePhases:
 
     def scoring(self) -> tuple[Tensor, Tensor]:
         """Losses without a thought `[Q]` and per checkpoint `[Q, K]`, reusing the texts' cache from sampling."""
-        scores = self.tree.score(self.texts, self._thoughts(), self.reading)
+        scores = self.tree.score(self.texts, self.written, self.reading)
         return scores.no_thought_BR.flatten(), scores.losses_BRK.flatten(0, 1)
 
     def actor(self) -> Tensor:
         """Log-probabilities `[Q, T]`, gradients accumulated into the parameters."""
         self.model.zero_grad(set_to_none=True)
-        found = self.tree.policy(self.texts, self._thoughts()).log_prob_BRT
-        if found is None:
-            raise RuntimeError("policy gave no log-probabilities")
-        (-found.sum() / found.numel()).backward()
-        return found.detach().flatten(0, 1)
+        tree, prepared = self.tree, self.tree.prepare(self.texts, self.written)
+        replayed = self.updates.wanted and tree.replays_training
+        prepared = prepared.padded() if replayed else prepared
+
+        def work(layout: Layout, picked: Sequence[Tensor]) -> list[Tensor]:
+            found = tree.policy_from(prepared.on(layout, picked)).need("log_prob_BRT")
+            (-found.sum() / found.numel()).backward()
+            return [found.detach()]
+
+        given = (prepared.layout, prepared.tensors)
+        found_BRT = self.updates("actor", tree.home, work, *given)[0] if replayed else work(*given)[0]
+        return found_BRT.flatten(0, 1)
 
     def values(self) -> Tensor:
         """Values `[Q, T]`, no gradients."""
         with torch.no_grad():
-            return self.tree.values(self.texts, self._thoughts(), value_head).flatten(0, 1)
+            return self.tree.values(self.texts, self.written, value_head).flatten(0, 1)
 
     def forget(self) -> None:
         """Free the sampling buffers and the texts' cache."""
         self.reading, self.thoughts = None, None
+        self.updates.release()
         self.tree = TreeModel(self.model, self.plan, self.engine)
 
-    def _thoughts(self) -> Thoughts:
+    @property
+    def written(self) -> Thoughts:
+        """The thoughts that the phases after sampling work on."""
         if self.thoughts is None:
             raise RuntimeError("sampling comes first")
         return self.thoughts

@@ -7,7 +7,7 @@ Paths that need a GPU are listed as skipped elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -37,8 +37,10 @@ from tfive.tree.fast.training_ops import differences as training_differences
 from tfive.tree.head import log_normaliser, normaliser_kernel
 from tfive.tree.recurrent.delta_rule import read_paths, unit_rows
 from tfive.tree.settings import Attention, EngineOptions, SamplingSettings, Switch
+from tfive_lab.bench.checks import BFLOAT16, FLOAT32, KL, Check, Outputs, gap, of_tree, relative
 from tfive_lab.bench.phases import TreePhases, tree_phases
 from tfive_lab.bench.plain_rows import PlainRows
+from tfive_lab.bench.replayed_checks import replayed_passes, replayed_updates
 from tfive_lab.bench.work import Work, random_model, value_head
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -72,56 +74,6 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 WORK = Work(texts=2, tokens=100, positions=4, length=6, checkpoints=(2, 6), horizon=8, group=2)
-FLOAT32, BFLOAT16, KL = 2e-4, 0.25, 0.015
-"""Bounds: absolute log-probability, loss or value in float32, the same in bfloat16, and the mean mismatch KL."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison: how far apart at most, and the bound. Without a bound it was skipped, and `note` says why."""
-
-    model: str
-    name: str
-    max_abs_diff: float | None
-    bound: float | None
-    note: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """Within the bound, or not applicable here."""
-        return self.bound is None or (self.max_abs_diff is not None and self.max_abs_diff <= self.bound)
-
-
-def _gap(mine: Tensor, other: Tensor) -> float:
-    return float((mine.double() - other.double()).abs().max())
-
-
-def _relative(mine: list[Tensor], other: list[Tensor]) -> float:
-    gap = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(mine, other, strict=True))
-    return (gap / sum(float(b.double().square().sum()) for b in other)) ** 0.5
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """Everything that one implementation computes from given thoughts."""
-
-    log_prob_QT: Tensor
-    loss_QK: Tensor
-    value_QT: Tensor
-    gradients: list[Tensor]
-
-    def apart(self, other: Outputs) -> float:
-        """Largest difference in log-probabilities, losses and values."""
-        names = ("log_prob_QT", "loss_QK", "value_QT")
-        return max(_gap(getattr(self, n), getattr(other, n)) for n in names)
-
-
-def _of_tree(side: TreePhases) -> Outputs:
-    side.reading = side.tree.read(side.texts)
-    none_Q, loss_QK = side.scoring()
-    log_prob_QT = side.actor()
-    gradients = [p.grad.clone() for p in side.model.parameters() if p.grad is not None]
-    return Outputs(log_prob_QT, torch.cat([none_Q[:, None], loss_QK], 1), side.values(), gradients)
 
 
 def _of_rows(model: PreTrainedModel, side: TreePhases, tokens_QT: Tensor) -> Outputs:
@@ -140,9 +92,9 @@ def _engine_checks(kind: str, device: torch.device) -> Iterator[Check]:
     side = tree_phases(model, WORK, eager)
     thoughts = side.sampling()
     tokens_QT = thoughts.tokens_BRT.flatten(0, 1)
-    reference, rows = _of_tree(side), _of_rows(model, side, tokens_QT)
+    reference, rows = of_tree(side), _of_rows(model, side, tokens_QT)
     yield Check(kind, "masked attention against plain rows", reference.apart(rows), FLOAT32)
-    yield Check(kind, "its gradients, relative", _relative(reference.gradients, rows.gradients), 1e-3)
+    yield Check(kind, "its gradients, relative", relative(reference.gradients, rows.gradients), 1e-3)
 
     cuda = device.type == "cuda"
     yield from _attention(kind, "folded", side, reference)
@@ -158,8 +110,9 @@ def _engine_checks(kind: str, device: torch.device) -> Iterator[Check]:
     how = "captured sampling" if cuda else "sampling by default settings"
     same = float((again.tokens_BRT != thoughts.tokens_BRT).float().mean())
     yield Check(kind, f"{how}: share of other tokens", same, 0.02)
-    yield Check(kind, f"{how}: log q against the policy", _gap(again.log_q_BRT.flatten(0, 1), fast.actor()), FLOAT32)
-    yield from _replayed(kind, side, reference)
+    yield Check(kind, f"{how}: log q against the policy", gap(again.log_q_BRT.flatten(0, 1), fast.actor()), FLOAT32)
+    yield from replayed_passes(kind, side, WORK, reference)
+    yield from replayed_updates(kind, side)
     yield from _parity(kind, side)
     yield from _half(kind, device, reference, thoughts)
 
@@ -169,7 +122,7 @@ def _attention(kind: str, attention: Attention, side: TreePhases, reference: Out
     other = tree_phases(side.model, WORK, replace(side.engine, attention=attention))
     other.thoughts = side.thoughts
     try:
-        found = _of_tree(other)
+        found = of_tree(other)
     except Exception as error:
         # FlexAttention is compiled, and a compiler may be missing or fail in any way: what it said is reported.
         if attention != "flex":
@@ -177,7 +130,7 @@ def _attention(kind: str, attention: Attention, side: TreePhases, reference: Out
         yield Check(kind, "flex attention", None, None, f"cannot run: {type(error).__name__}: {error}"[:200])
         return
     yield Check(kind, f"{attention} attention", found.apart(reference), FLOAT32)
-    yield Check(kind, f"{attention} gradients, relative", _relative(found.gradients, reference.gradients), 1e-3)
+    yield Check(kind, f"{attention} gradients, relative", relative(found.gradients, reference.gradients), 1e-3)
 
 
 def _kernels(kind: str, side: TreePhases, reference: Outputs) -> Iterator[Check]:
@@ -190,7 +143,7 @@ def _kernels(kind: str, side: TreePhases, reference: Outputs) -> Iterator[Check]
     if choice.fusion is None:
         yield Check(kind, "fused blocks", None, None, f"not used: {choice.reason}")
         return
-    yield Check(kind, "fused blocks", _of_tree(fused).apart(reference), FLOAT32, choice.reason)
+    yield Check(kind, "fused blocks", of_tree(fused).apart(reference), FLOAT32, choice.reason)
     parts = [block.mixer for block in choice.fusion.blocks]
     heads = next(part.heads for part in parts if isinstance(part, AttentionPart))
     for dtype in KERNEL_BOUNDS:
@@ -204,25 +157,7 @@ def _kernels(kind: str, side: TreePhases, reference: Outputs) -> Iterator[Check]
         logits_xV = 5 * torch.randn(64, 151_936, generator=torch.Generator().manual_seed(0)).to(device)
         wanted = logits_xV.double().logsumexp(-1)
         used = "the kernel" if normaliser_kernel(device) else "PyTorch"
-        yield Check(kind, "log-normaliser", _gap(log_normaliser(logits_xV), wanted), 1e-5, used)
-
-
-def _replayed(kind: str, side: TreePhases, reference: Outputs) -> Iterator[Check]:
-    """Readings and scores by replayed graphs, once they are captured."""
-    tree = side.tree
-    again = tree_phases(side.model, WORK, EngineOptions(replayed_passes=True))
-    again.thoughts = side.thoughts
-    if tree.device.type != "cuda" or not again.tree.replays:
-        why = f"not used on {tree.device.type}" if tree.device.type != "cuda" else "not used: it has recurrent layers"
-        yield Check(kind, "replayed readings and scores", None, None, why)
-        return
-    for _ in range(3):  # the first runs as it is, the second is captured
-        found = _of_tree(again)
-    passes = again.tree.passes
-    captured = passes.count > 0
-    note = f"{passes.count} shapes" if captured else f"nothing was captured: {passes.reason or 'little memory is free'}"
-    gap = found.apart(reference) if captured else None
-    yield Check(kind, "replayed readings and scores", gap, FLOAT32 if captured else None, note)
+        yield Check(kind, "log-normaliser", gap(log_normaliser(logits_xV), wanted), 1e-5, used)
 
 
 def _training(kind: str, side: TreePhases, reference: Outputs) -> Iterator[Check]:
@@ -236,9 +171,9 @@ def _training(kind: str, side: TreePhases, reference: Outputs) -> Iterator[Check
     if choice.forwards is None or fusion is None:
         yield Check(kind, "trained blocks", None, None, f"not used: {choice.reason}")
     else:
-        found = _of_tree(trained)
+        found = of_tree(trained)
         yield Check(kind, "trained blocks", found.apart(reference), FLOAT32, choice.reason)
-        yield Check(kind, "their gradients, relative", _relative(found.gradients, reference.gradients), 1e-3)
+        yield Check(kind, "their gradients, relative", relative(found.gradients, reference.gradients), 1e-3)
     shapes = [] if fusion is None else block_shapes(fusion, trained.tree.backbone)
     for dtype in KERNEL_BOUNDS:
         called = str(dtype).removeprefix("torch.")
@@ -267,14 +202,14 @@ def _parity(kind: str, side: TreePhases) -> Iterator[Check]:
         policy = side.tree.policy(side.texts, thoughts, parity=True).log_prob_BRT
     if policy is None:
         raise RuntimeError("policy gave no log-probabilities")
-    yield Check(kind, "parity mode: log q against the policy", _gap(thoughts.log_q_BRT, policy), 0.0)
+    yield Check(kind, "parity mode: log q against the policy", gap(thoughts.log_q_BRT, policy), 0.0)
 
 
 def _half(kind: str, device: torch.device, reference: Outputs, thoughts: Any) -> Iterator[Check]:
     half = random_model(MODELS[kind], device, torch.float32).bfloat16()
     side = tree_phases(half, WORK, EngineOptions())
     side.thoughts = thoughts
-    found = _of_tree(side)
+    found = of_tree(side)
     mean = float((found.log_prob_QT - reference.log_prob_QT).abs().mean())
     yield Check(kind, "bfloat16 against float32", found.apart(reference), BFLOAT16, f"mean |Δ log-prob| {mean:.4f}")
     hidden_xD = torch.randn(8, side.tree.width, generator=torch.Generator().manual_seed(0)).to(device).bfloat16()
@@ -283,12 +218,12 @@ def _half(kind: str, device: torch.device, reference: Outputs, thoughts: Any) ->
     for logits in (side.tree.head.logits, lambda hidden: hidden.double() @ exact.t()):
         hidden = hidden_xD.clone().requires_grad_()
         slopes.append(torch.autograd.grad(logits(hidden).log_softmax(-1)[:, 0].sum(), hidden)[0])
-    yield Check(kind, "bfloat16 head by autograd, relative", _relative(slopes[:1], slopes[1:]), 0.02)
+    yield Check(kind, "bfloat16 head by autograd, relative", relative(slopes[:1], slopes[1:]), 0.02)
     sampled = side.sampling().log_q_BRT.flatten(0, 1)
-    gap = (side.actor() - sampled).double()
-    kl = float((gap.exp() - 1 - gap).mean())
+    off = (side.actor() - sampled).double()
+    kl = float((off.exp() - 1 - off).mean())
     yield Check(
-        kind, "bfloat16 mismatch KL of sampling and training", kl, KL, f"mean |d| {float(gap.abs().mean()):.4f}"
+        kind, "bfloat16 mismatch KL of sampling and training", kl, KL, f"mean |d| {float(off.abs().mean()):.4f}"
     )
 
 
@@ -307,7 +242,7 @@ def _rule_checks(device: torch.device) -> Iterator[Check]:
         forks = trace.state_after(torch.arange(4, device=place), torch.tensor([3, 64, 131, 200], device=place))
         grads = torch.autograd.grad(output.square().sum() + forks.square().sum(), inputs)
         results.append([x.detach().cpu() for x in (output, forks, *grads)])
-    yield Check("delta rule", "PyTorch rule, relative", _relative(results[1], results[0]), 1e-5)
+    yield Check("delta rule", "PyTorch rule, relative", relative(results[1], results[0]), 1e-5)
     yield from _recurrent_kernels(RecurrentHeads(2, 4, 64, 64, 3), device, KERNEL_BOUNDS)
     yield from _recurrent_kernels(
         RecurrentHeads(16, 16, 128, 128, 3), device, {torch.bfloat16: KERNEL_BOUNDS[torch.bfloat16]}
@@ -369,7 +304,7 @@ def _head_checks(device: torch.device) -> Iterator[Check]:
     if recorder is None:
         yield Check("heads", "replayed steps", None, None, "not used: only CUDA devices record steps")
         return
-    apart = [_gap(a, b) for a, b in zip(learned_heads(device, recorder), learned_heads(device, None), strict=True)]
+    apart = [gap(a, b) for a, b in zip(learned_heads(device, recorder), learned_heads(device, None), strict=True)]
     yield Check("heads", "replayed steps", max(apart), 1e-5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,12 +14,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import scripts
+from taped_graphs import TapedGraphs
 from tfive.errors import UserError
 from tfive.tree.settings import EngineOptions
 from tfive_lab.bench import engine as bench
 from tfive_lab.bench import selfcheck as bench_selfcheck
+from tfive_lab.bench.checks import relative
 from tfive_lab.bench.phases import PHASES, Clock, PlainPhases, tree_phases
 from tfive_lab.bench.plain_rows import PlainRows
+from tfive_lab.bench.replayed_checks import _losses_apart, updated
 from tfive_lab.bench.roofline import floors
 from tfive_lab.bench.selfcheck import MODELS
 from tfive_lab.bench.work import Work, find_model, make_plan, make_texts, make_uniforms, random_model
@@ -56,9 +60,42 @@ def test_both_sides_give_the_same_outputs(kind: str) -> None:
     both = report["replayed"]
     assert set(both["launched_s"]) == set(both["replayed_s"]) == set(report["tree_s"])
     assert both["captured"] == 0, "nothing is captured on a processor"
-    assert both["loss_apart"] == 0.0
+    assert both["captured_updates"] == 0
+    assert both["loss_apart"] == both["log_prob_apart"] == both["gradient_apart"] == 0.0
     assert "speed-up" in bench.render(report)
     assert "three phases: " in bench.render(report)
+
+
+FUSED = EngineOptions(fused_blocks="on", fused_training="on")
+
+
+def test_a_replayed_actor_phase_is_the_launched_one() -> None:
+    model = tiny("attention")
+    launched = tree_phases(model, TINY, FUSED)
+    replayed = tree_phases(model, TINY, replace(FUSED, replayed_passes=True))
+    graphs = replayed.updates.graphs = TapedGraphs()
+    for round in range(4):
+        launched.uniforms_BRT = launched.uniforms_BRT.roll(round, 1)
+        replayed.thoughts = launched.sampling()
+        found = []
+        for side in (replayed, launched):
+            log_prob = side.actor()
+            found.append([log_prob, *(p.grad for p in model.parameters() if p.grad is not None)])
+        assert len(found[0]) == 1 + len(list(model.parameters()))
+        for mine, other in zip(*found, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7)
+    assert [graph.replays for graph in graphs.graphs] == [3]
+    assert replayed.updates.reason == ""
+
+
+def test_updates_that_the_self_check_compares_are_the_same() -> None:
+    side = tree_phases(tiny("attention"), TINY, FUSED)
+    side.sampling()
+    found = [updated(side, replace(FUSED, replayed_passes=replayed)) for replayed in (False, True)]
+    assert relative(found[1][2], found[0][2]) < 1e-4
+    assert _losses_apart(found[1][1], found[0][1]) < 1e-4
+    louder = [replace(stats, conditioned_loss=1.1 * stats.conditioned_loss) for stats in found[0][1]]
+    assert _losses_apart(louder, found[0][1]) == pytest.approx(0.1)
 
 
 def test_a_wrong_tree_shows(monkeypatch: pytest.MonkeyPatch) -> None:
