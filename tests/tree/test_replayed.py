@@ -17,6 +17,7 @@ from tfive.tree.fast.replayed import ReplayedPasses
 from tfive.tree.forward import TreeModel
 from tfive.tree.grow import grow
 from tfive.tree.layout import Layout
+from tfive.tree.picks import Picks
 from tfive.tree.settings import EngineOptions
 
 pytestmark = pytest.mark.model
@@ -58,6 +59,37 @@ def test_weights_that_moved_are_read_where_they_are() -> None:
     after = tree.read(case.texts).hidden_BSD
     assert not torch.allclose(before, after)
     assert torch.equal(after, TreeModel(model, case.plan, EngineOptions(fused_blocks="on")).read(case.texts).hidden_BSD)
+
+
+@pytest.mark.parametrize("variable", [False, True])
+def test_padded_picks_give_the_same_and_padding_gets_no_gradient(variable: bool) -> None:
+    case, model = random_case(2, "text", variable=variable, group=2, rows=3), tiny("llama")
+    tree = TreeModel(model, case.plan, EngineOptions(fused_blocks="on", fused_training="on"))
+    assert tree.replays_training
+    plain = tree.prepare(case.texts, case.thoughts, text=True, continuations=True, no_thought=True)
+    padded = plain.padded()
+    assert padded.kinds == plain.kinds == ("actions", "text", "after", "without", "no_thought")
+    for mine, other in zip(tree.policy_from(padded).log_probs, tree.policy_from(plain).log_probs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+    for picks, full in ((plain.actions, padded.actions), (plain.text, padded.text)):
+        assert picks is not None
+        assert full is not None
+        count, size = len(picks.index), len(full.index)
+        assert size % 16 == 0
+        assert count <= size < count + picks.keep.numel() / 8 + 16
+        values = torch.randn(size, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        spread = full.spread(values)
+        assert torch.equal(spread, picks.spread(values[:count]))
+        (slope,) = torch.autograd.grad(spread.exp().sum(), values)
+        assert (slope[:count] != 0).all()
+        assert not slope[count:].any()
+
+
+def test_no_picks_are_padded_to_the_least_size() -> None:
+    none = Picks(*(torch.zeros(0, dtype=torch.int64),) * 2, torch.zeros(2, 3, dtype=torch.bool), torch.zeros(0).long())
+    padded = none.padded()
+    assert padded.place.tolist() == [6] * 16
+    assert not padded.spread(torch.ones(16)).any()
 
 
 class Stale(Again):

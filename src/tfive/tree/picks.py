@@ -99,5 +99,6 @@ class Picks:
         """Values of the picked nodes (`[x]` or `[x, D]`) in the full shape, 0 elsewhere."""
         full = values.new_zeros(self.keep.numel() + self.padding, *values.shape[1:])
         # Not by the mask: its backward pass would count it, and wait for the device.
-        found = full.index_copy(0, self.place, values)[: self.keep.numel()]
+        found = full.index_copy(0, self.place, values)
+        found = found[:-1] if self.padding else found
         return found.view(*self.keep.shape, *values.shape[1:])

@@ -20,8 +20,6 @@ from tfive.tree.layout import Layout
 
 _EAGER = 1
 """Calls of a shape before it is captured: they set libraries up."""
-_SHAPES = 8
-"""How many shapes are captured; further ones run as they are."""
 _ROOM = 4
 """A part (one in so many) of the device's memory that must be free for a shape to be captured: a graph keeps what its
 pass works in."""
@@ -82,6 +80,8 @@ class ReplayedPasses:
     reason: str = ""
     """Why nothing is captured any more, if so."""
 
+    shapes: ClassVar[int] = 8
+    """How many shapes are captured; further ones run as they are."""
     frequent: ClassVar[bool] = True
     """Whether shapes come and go often; see `CudaGraphs`."""
 
@@ -112,7 +112,7 @@ class ReplayedPasses:
         if key in self._captured:
             return self._captured[key](layout, given)
         self._calls[key] = self._calls.get(key, 0) + 1
-        if self._calls[key] <= _EAGER or len(self._captured) >= _SHAPES or not _spacious(device):
+        if self._calls[key] <= _EAGER or len(self._captured) >= self.shapes or not _spacious(device):
             return work(layout, given)
         self.graphs = self.graphs or CudaGraphs(device, frequent=self.frequent)
         return self._tried(self.graphs, key, work, layout, given)
@@ -130,11 +130,13 @@ class ReplayedPasses:
             self._refuse(f"cannot be captured: {first_line(error)}")
         return found
 
-    def _judge(self, key: Any, captured: Captured, off: float) -> None:
-        if off <= _APART:
-            self._captured[key] = captured
+    def _judge(self, key: Any, captured: Captured, *off: float) -> None:
+        """Keep a captured pass whose errors are small; one that is no number is not."""
+        wrong = [error for error in off if not error <= _APART]
+        if wrong:
+            self._refuse(f"a captured pass differs by {wrong[0]:.2g}")
         else:
-            self._refuse(f"a captured pass differs by {off:.2g}")
+            self._captured[key] = captured
 
     def _refuse(self, why: str) -> None:
         self.wanted, self.reason = False, why

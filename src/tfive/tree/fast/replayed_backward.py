@@ -23,6 +23,10 @@ _SMALL = 1e-3
 """The error of a gradient that is a smaller part of all of them is told in this part of all: a sum that comes to nearly
 nothing is all rounding."""
 
+_SPARE = 16
+"""A part (one in so many) of the device's memory that stays free of captured passes and all others."""
+_LITTLE = "little memory is free for a pass that keeps its own"
+
 Held = list[Tensor | None]
 
 
@@ -43,6 +47,24 @@ class Gradients(Protocol):
         """Keep them wherever they come to lie."""
 
 
+@dataclass(frozen=True)
+class _Noted:
+    """The tensors that held the gradients at some moment, and copies of what they held."""
+
+    held: Held
+    values: Held
+
+    @staticmethod
+    def of(gradients: Gradients) -> _Noted:
+        held = gradients.held
+        return _Noted(held, [None if gradient is None else gradient.clone() for gradient in held])
+
+    def put_back(self, gradients: Gradients) -> None:
+        """Have the gradients held as they were, with the same values."""
+        copy_all(*([tensor for tensor in some if tensor is not None] for some in (self.held, self.values)))
+        gradients.hold(self.held)
+
+
 class _CapturedBackward(Captured):
     """A pass that begins where gradients were held when it was captured; afterwards they are held where it left them.
 
@@ -52,18 +74,25 @@ class _CapturedBackward(Captured):
     def __init__(
         self, graphs: CudaGraphs, work: Work, layout: Layout, given: Sequence[Tensor], gradients: Gradients
     ) -> None:
-        self.gradients, self.after = gradients, list[Tensor | None]()
-        before = gradients.held
+        self.gradients, self.before, self.after = gradients, gradients.held, list[Tensor | None]()
 
         def noted(layout: Layout, given: Sequence[Tensor]) -> Sequence[Tensor]:
-            gradients.hold(before)
+            gradients.hold(self.before)
             results = work(layout, given)
             self.after = gradients.held
             return results
 
         super().__init__(graphs, noted, layout, given)
 
+    def spoil(self) -> None:
+        """Leave no numbers where the next replay must write gradients anew."""
+        for before, after in zip(self.before, self.after, strict=True):
+            if before is None and after is not None:
+                after.fill_(math.nan)
+
     def __call__(self, layout: Layout, given: Sequence[Tensor]) -> list[Tensor]:
+        if any(mine is not other for mine, other in zip(self.gradients.held, self.before, strict=True)):
+            raise RuntimeError("gradients lie elsewhere than when the pass was captured")
         found = super().__call__(layout, given)
         self.gradients.hold(self.after)
         return found
@@ -79,6 +108,7 @@ class ReplayedBackward(ReplayedPasses):
     """
 
     gradients: Gradients = field(kw_only=True)
+    shapes: ClassVar[int] = 16
     frequent: ClassVar[bool] = False
     """Few shapes are captured, each with the memory of a whole pass."""
 
@@ -86,32 +116,58 @@ class ReplayedBackward(ReplayedPasses):
         self, key: Any, home: Any, work: Work, layout: Layout, given: Sequence[Tensor] = ()
     ) -> Sequence[Tensor]:
         """What `work` gives, its gradients held by `gradients`; the rest as for all `ReplayedPasses`."""
-        places = tuple(None if gradient is None else gradient.data_ptr() for gradient in self.gradients.held)
-        return super().__call__((key, places), home, work, layout, given)
+        there = tuple(gradient is not None for gradient in self.gradients.held)
+        return super().__call__((key, there), home, work, layout, given)
 
     def _tried(
         self, graphs: CudaGraphs, key: Any, work: Work, layout: Layout, given: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        gradients = self.gradients
-        gradients.fix()
-        before, begun = _noted(gradients)
-        found = work(layout, given)
-        after, wanted = _noted(gradients)
-        if not _tells(begun, wanted):
-            return found
-        # A pass that autograd still remembers would be asked on the stream it ran on.
-        gc.collect()
         try:
-            _put_back(gradients, before, begun)
+            self.gradients.fix()
+            begun = _Noted.of(self.gradients)
+        except torch.OutOfMemoryError:
+            self._refuse(_LITTLE)
+            return work(layout, given)
+        found = work(layout, given)
+        if not _fits_twice(layout.token_BN.device):
+            self._refuse(_LITTLE)
+            return found
+        try:
+            ended = _Noted.of(self.gradients)
+        except torch.OutOfMemoryError:
+            self._refuse(_LITTLE)
+            return found
+        if _tells(begun.values, ended.values):
+            # A pass that autograd still remembers would be asked on the stream it ran on.
+            gc.collect()
+            try:
+                self._compare(graphs, key, work, layout, given, found, begun, ended)
+            finally:
+                ended.put_back(self.gradients)
+        return found
+
+    def _compare(
+        self,
+        graphs: CudaGraphs,
+        key: Any,
+        work: Work,
+        layout: Layout,
+        given: Sequence[Tensor],
+        found: Sequence[Tensor],
+        begun: _Noted,
+        ended: _Noted,
+    ) -> None:
+        """Capture the pass that began and ended so, and keep it if its replay ends so too."""
+        gradients = self.gradients
+        try:
+            begun.put_back(gradients)
             captured = _CapturedBackward(graphs, work, layout, given, gradients)
-            _put_back(gradients, before, begun)
+            begun.put_back(gradients)
+            captured.spoil()
             off = apart(captured(layout, given), found)
-            self._judge(key, captured, max(off, _gradients_apart(begun, gradients.held, wanted)))
+            self._judge(key, captured, off, _gradients_apart(begun.values, gradients.held, ended.values))
         except RuntimeError as error:
             self._refuse(f"cannot be captured: {first_line(error)}")
-        finally:
-            _put_back(gradients, after, wanted)
-        return found
 
     def _refuse(self, why: str) -> None:
         super()._refuse(why)
@@ -119,16 +175,12 @@ class ReplayedBackward(ReplayedPasses):
         self.gradients.free()
 
 
-def _noted(gradients: Gradients) -> tuple[Held, Held]:
-    """The tensors that hold the gradients now, and copies of what they hold."""
-    held = gradients.held
-    return held, [None if gradient is None else gradient.clone() for gradient in held]
-
-
-def _put_back(gradients: Gradients, held: Held, values: Held) -> None:
-    """Have the gradients held as they were, with the same values."""
-    copy_all(*([tensor for tensor in some if tensor is not None] for some in (held, values)))
-    gradients.hold(held)
+def _fits_twice(device: torch.device) -> bool:
+    """Whether a graph may keep the memory of the pass that just ran, and others still find as much as was ever used."""
+    if device.type != "cuda":
+        return True
+    most, now = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+    return (2 * most - now) * _SPARE <= torch.cuda.mem_get_info(device)[1] * (_SPARE - 1)
 
 
 def _added(begun: Held, ended: Held) -> Tensor:
