@@ -172,6 +172,8 @@ class ReplayedBackward(ReplayedPasses):
     def _refuse(self, why: str) -> None:
         super()._refuse(why)
         self.release()
+        if self.graphs is not None:
+            self.graphs.release()  # the one that was refused, too
         self.gradients.free()
 
 
