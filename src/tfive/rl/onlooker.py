@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from tfive.distributed.world import SINGLE
 from tfive.rl.optimizer import MasterOptimizer, StepReport
 
 
@@ -14,7 +15,7 @@ class Onlooker(MasterOptimizer):
 
     def __init__(self, lr: float = math.nan) -> None:
         self.lr, self._factor, self._round_offset = lr, 1.0, 0
-        self.shards, self.steps, self.skipped = None, 0, 0
+        self.shards, self.world, self.steps, self.skipped = None, SINGLE, 0, 0
         self._slots = []
 
     def step(self, divide_by: float = 1.0, *, counted: bool = True) -> StepReport:

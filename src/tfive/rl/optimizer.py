@@ -112,7 +112,6 @@ class MasterOptimizer:
         ]
         if not self._slots:
             raise ValueError("there is nothing to train: no parameter was given")
-        self.accumulators = Accumulators(self._slots)
         self.current_lr()
 
     def _slot(self, number: int, name: str, parameter: nn.Parameter, multipliers: Mapping[str, float]) -> WeightSlot:
@@ -144,6 +143,11 @@ class MasterOptimizer:
             total_steps=self.total_steps,
             final_fraction=self.final_fraction,
         )
+
+    @property
+    def accumulators(self) -> Accumulators:
+        """The accumulated gradients as captured passes see them."""
+        return Accumulators(self._slots)
 
     def masters(self) -> dict[str, Tensor]:
         """The exact weights by name, detached: of shards this process's rows."""

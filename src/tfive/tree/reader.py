@@ -60,6 +60,7 @@ class TreeReader:
         self.layouts = GrownLayouts(self.engine.cuda_graphs)
         self.passes = ReplayedPasses(self.engine.cuda_graphs and self.engine.replayed_passes)
         self._kept_layers: list[int] = []
+        self._weights: list[Tensor] = []
         self._forbidden_V: Tensor | None = None
         self._rule: RuleChoice | None = None
         self._fusion: list[FusionChoice] = []
@@ -269,10 +270,14 @@ class TreeReader:
 
     @property
     def home(self) -> tuple[int, ...]:
-        """Where the weights are, as far as it is quickly told: captured work reads them there."""
+        """Where the weights are: captured work reads them there. Of all weights that the model began with, and of a few
+        as it has them now, for listing all takes as long as a small pass."""
+        if not self._weights:
+            modules = [part for part in (self.model, self.delimiters) if part is not None]
+            self._weights = [weight for module in modules for weight in module.parameters()]
         parts: list[Any] = [self.backbone.embedding, self.backbone.blocks[0], self.backbone.blocks[-1]]
         parts += [part for part in (self.delimiters, self.model.get_output_embeddings()) if part is not None]
-        return tuple(next(part.parameters()).data_ptr() for part in parts)
+        return tuple(weight.data_ptr() for weight in (*self._weights, *(next(part.parameters()) for part in parts)))
 
     def _read_attending(self, layout: Layout, _: Sequence[Tensor] = ()) -> list[Tensor]:
         """Final hidden states of the trunk, then keys and values of every layer."""

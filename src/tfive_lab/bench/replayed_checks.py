@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.fast.replayed import ReplayedPasses
 from tfive.tree.forward import TreeModel
+from tfive.tree.layout import Record
 from tfive.tree.settings import EngineOptions
 from tfive_lab.bench.checks import FLOAT32, Check, Outputs, of_tree, relative
 from tfive_lab.bench.phases import TreePhases, tree_phases
@@ -55,15 +56,22 @@ def replayed_passes(kind: str, side: TreePhases, work: Work, reference: Outputs)
     yield Check(kind, "replayed gradients, relative", off, GRADIENTS if updates.count else None, _note(updates))
 
 
+def _rolled(record: Record, rows: int) -> Record:
+    """The same texts, or what belongs to them, in another order."""
+    changes = {f.name: getattr(record, f.name).roll(rows, 0) for f in fields(record)}  # type: ignore[arg-type]
+    return replace(record, **changes)  # type: ignore[type-var]
+
+
 def _trajectories(side: TreePhases, step: int) -> Trajectories:
-    """The sampled thoughts with made-up advantages; every second one ends early, others each step."""
-    thoughts = side.written
+    """The sampled thoughts with made-up advantages; every second one ends early, others each step. Each step has the
+    texts in another order."""
+    texts, thoughts = _rolled(side.texts, step), _rolled(side.written, step)
     place_R = torch.arange(thoughts.length_BR.shape[1], device=thoughts.length_BR.device)
     thoughts = replace(thoughts, length_BR=thoughts.length_BR - (place_R + step) % 2)
     mask_BRT, draw = thoughts.mask_BRT, torch.Generator().manual_seed(step)
     advantage_BRT = torch.randn(mask_BRT.shape, generator=draw).to(mask_BRT.device) * mask_BRT
     old_BRT = thoughts.log_q_BRT * mask_BRT
-    return Trajectories("actor", 0, side.texts, thoughts, log_old_BRT=old_BRT, advantage_BRT=advantage_BRT)
+    return Trajectories("actor", 0, texts, thoughts, log_old_BRT=old_BRT, advantage_BRT=advantage_BRT)
 
 
 def updated(side: TreePhases, engine: EngineOptions) -> tuple[Actor, list[StepStats], list[Tensor]]:

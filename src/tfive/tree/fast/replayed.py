@@ -18,11 +18,9 @@ from tfive.tree.fast.cuda_graph import CudaGraphs, Graph, first_line
 from tfive.tree.fast.grown import layout_tensors
 from tfive.tree.layout import Layout
 
-_EAGER = 1
-"""Calls of a shape before it is captured: they set libraries up."""
-_ROOM = 4
+_ROOM = 2
 """A part (one in so many) of the device's memory that must be free for a shape to be captured: a graph keeps what its
-pass works in."""
+pass works in, and what comes later (an optimizer's first step, say) must find room."""
 _APART = 0.02
 """Largest relative error of a captured pass against the same launched kernel by kernel."""
 
@@ -86,7 +84,8 @@ class ReplayedPasses:
     """Whether shapes come and go often; see `CudaGraphs`."""
 
     def __post_init__(self) -> None:
-        self._calls: dict[Any, int] = {}
+        self._seen: dict[Any, tuple[Layout, Sequence[Tensor]] | None] = {}
+        """Shapes that came once, which set libraries up, and what a capture is made on where that is kept."""
         self._captured: dict[Any, Captured] = {}
         self._home: Any = None
 
@@ -111,11 +110,17 @@ class ReplayedPasses:
         key = (key, shapes, layout.plan, device)
         if key in self._captured:
             return self._captured[key](layout, given)
-        self._calls[key] = self._calls.get(key, 0) + 1
-        if self._calls[key] <= _EAGER or len(self._captured) >= self.shapes or not _spacious(device):
+        first = key not in self._seen
+        if first:
+            self._seen[key] = self._example(layout, given)
+        if first or len(self._captured) >= self.shapes or not _spacious(device):
             return work(layout, given)
         self.graphs = self.graphs or CudaGraphs(device, frequent=self.frequent)
         return self._tried(self.graphs, key, work, layout, given)
+
+    def _example(self, layout: Layout, given: Sequence[Tensor]) -> tuple[Layout, Sequence[Tensor]] | None:
+        """What to keep of a shape's first call; None: it is captured on what the second was given."""
+        return None
 
     def _tried(
         self, graphs: CudaGraphs, key: Any, work: Work, layout: Layout, given: Sequence[Tensor]
@@ -137,13 +142,14 @@ class ReplayedPasses:
             self._refuse(f"a captured pass differs by {wrong[0]:.2g}")
         else:
             self._captured[key] = captured
+            self._seen[key] = None
 
     def _refuse(self, why: str) -> None:
         self.wanted, self.reason = False, why
 
     def release(self) -> None:
         """Forget what was captured, which reads weights where they were."""
-        self._calls.clear()
+        self._seen.clear()
         if self._captured and self.graphs is not None:
             self.graphs.release()
         self._captured.clear()

@@ -102,9 +102,10 @@ class _CapturedBackward(Captured):
 class ReplayedBackward(ReplayedPasses):
     """`work(layout, given)`, which ends with a backward pass, captured for shapes that come again.
 
-    The first replay of a shape is compared with the pass launched kernel by kernel, its gradients included, which stay
-    as the latter made them. `work` must keep nothing of autograd's: it was recorded on one stream, and would be asked
-    for on another.
+    A shape's second call is launched and captured, the latter on what the first was given. The replay, on what the
+    second was given, is compared with the launched pass, its gradients included, which stay as the latter made them: a
+    graph that has anything of its inputs in it is found out. `work` must keep nothing of autograd's: it was recorded on
+    one stream, and would be asked for on another.
     """
 
     gradients: Gradients = field(kw_only=True)
@@ -118,6 +119,12 @@ class ReplayedBackward(ReplayedPasses):
         """What `work` gives, its gradients held by `gradients`; the rest as for all `ReplayedPasses`."""
         there = tuple(gradient is not None for gradient in self.gradients.held)
         return super().__call__((key, there), home, work, layout, given)
+
+    def _example(self, layout: Layout, given: Sequence[Tensor]) -> tuple[Layout, Sequence[Tensor]] | None:
+        if sum(example is not None for example in self._seen.values()) >= self.shapes:
+            return None
+        # Some may be views of much more.
+        return layout, [value.clone() for value in given]
 
     def _tried(
         self, graphs: CudaGraphs, key: Any, work: Work, layout: Layout, given: Sequence[Tensor]
@@ -137,7 +144,7 @@ class ReplayedBackward(ReplayedPasses):
         except torch.OutOfMemoryError:
             self._refuse(_LITTLE)
             return found
-        if _tells(begun.values, ended.values):
+        if _tells(found, begun.values, ended.values):
             # A pass that autograd still remembers would be asked on the stream it ran on.
             gc.collect()
             try:
@@ -158,10 +165,10 @@ class ReplayedBackward(ReplayedPasses):
         ended: _Noted,
     ) -> None:
         """Capture the pass that began and ended so, and keep it if its replay ends so too."""
-        gradients = self.gradients
+        gradients, example = self.gradients, self._seen[key] or (layout, given)
         try:
             begun.put_back(gradients)
-            captured = _CapturedBackward(graphs, work, layout, given, gradients)
+            captured = _CapturedBackward(graphs, work, *example, gradients)
             begun.put_back(gradients)
             captured.spoil()
             off = apart(captured(layout, given), found)
@@ -178,11 +185,13 @@ class ReplayedBackward(ReplayedPasses):
 
 
 def _fits_twice(device: torch.device) -> bool:
-    """Whether a graph may keep the memory of the pass that just ran, and others still find as much as was ever used."""
+    """Whether a graph may keep the memory of the pass that just ran, and others still find as much as was ever used, in
+    what this process has or can get of the device."""
     if device.type != "cuda":
         return True
     most, now = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
-    return (2 * most - now) * _SPARE <= torch.cuda.mem_get_info(device)[1] * (_SPARE - 1)
+    free, whole = torch.cuda.mem_get_info(device)
+    return 2 * most - now <= torch.cuda.memory_reserved(device) + free - whole // _SPARE
 
 
 def _added(begun: Held, ended: Held) -> Tensor:
@@ -195,10 +204,10 @@ def _added(begun: Held, ended: Held) -> Tensor:
     return torch.stack(parts) if parts else torch.zeros(1)
 
 
-def _tells(begun: Held, ended: Held) -> bool:
-    """Whether a pass added what another can be compared with: something, and numbers."""
+def _tells(found: Sequence[Tensor], begun: Held, ended: Held) -> bool:
+    """Whether a pass gave and added what another can be compared with: numbers, and to gradients more than nothing."""
     whole = float(_added(begun, ended).norm())
-    return math.isfinite(whole) and whole > 0
+    return math.isfinite(whole) and whole > 0 and all(bool(value.isfinite().all()) for value in found)
 
 
 def _gradients_apart(begun: Held, found: Held, wanted: Held) -> float:
