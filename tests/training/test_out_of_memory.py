@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,11 +18,11 @@ from soak.starved import PLACES
 from tfive.cli.doctor import Device, fit, render_fit
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError, out_of_memory
-from tfive.training import start
+from tfive.training import memory_limits, start
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.continuity import MAY_CHANGE
 from tfive.training.loop import CHECKPOINTS
-from tfive.training.memory_limits import out_of_memory_explained
+from tfive.training.memory_limits import engine_options, out_of_memory_explained
 from tfive.training.remedies import lower_and_resume, smaller_passes, smaller_weights
 from tfive.training.status_files import COSTS
 from tfive.tree.fast import delta_kernel
@@ -155,3 +157,21 @@ def test_doctor_recommends_nothing_that_is_set() -> None:
     assert "does not fit" in shown
     assert "actor.adapt = lora" not in shown
     assert "use actor.adapt = lora" in "\n".join(render_fit(fit(["qwen3.5-2b"], (), small, 1e12)))
+
+
+def test_passes_are_captured_in_runs_that_need_half_of_what_they_can_get(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, loaded = configure(home), cast(Any, SimpleNamespace(model=SimpleNamespace(device=torch.device("cuda"))))
+    needed = SimpleNamespace(total=40)
+    monkeypatch.setattr(memory_limits, "_shape", lambda loaded: "known")
+    monkeypatch.setattr(memory_limits, "estimate", lambda config, shape, on_gpu: needed)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 30)
+    assert engine_options(config, loaded) == config.engine.options()
+    assert engine_options(config, loaded).replayed_passes
+    needed.total = 41
+    assert engine_options(config, loaded) == replace(config.engine.options(), replayed_passes=False)
+    needed.total = 1
+    monkeypatch.setattr(memory_limits, "_shape", lambda loaded: None)
+    assert not engine_options(config, loaded).replayed_passes

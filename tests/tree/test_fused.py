@@ -45,8 +45,8 @@ def test_sampling_and_scoring_by_fused_blocks(family: str, kind: str) -> None:
 
 
 def test_one_key_switches_every_fast_path() -> None:
-    assert EngineSettings().options() == EngineOptions()
-    on = EngineOptions(fused_norms="on", fused_blocks="on", fused_training="on")
+    assert EngineSettings().options() == EngineOptions(replayed_passes=True)
+    on = EngineOptions(fused_norms="on", fused_blocks="on", fused_training="on", replayed_passes=True)
     assert EngineSettings(fast="on").options() == on
     plain = EngineOptions(
         "sdpa", "torch", fused_norms="off", fused_blocks="off", fused_training="off", cuda_graphs=False

@@ -31,6 +31,7 @@ from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.corpus import measured_sequences
 from tfive.training.develop import MeasuredTexts
+from tfive.training.memory_limits import engine_options
 from tfive.training.positions import MovedPositions
 from tfive.training.shard_engines import in_shards, shards_of
 from tfive.training.warmstart import WarmStart, begun_parts
@@ -39,6 +40,7 @@ from tfive.tree.forward import TreeModel
 from tfive.tree.gated import GATES
 from tfive.tree.layout import ThoughtPlan
 from tfive.tree.low_rank import copy_on_the_same_weights
+from tfive.tree.settings import EngineOptions
 
 
 @dataclass
@@ -103,13 +105,14 @@ def build(
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=config.group)
     single = replace(plan, group=1)
     frozen = _frozen(config, loaded, roles.actor)
+    options = engine_options(config, loaded)
     # Gates that stay shut: the base model is measured without thoughts.
-    base = TreeModel(frozen, single, config.engine.options(), *begun_parts(frozen, single, None, trainable=False))
+    base = TreeModel(frozen, single, options, *begun_parts(frozen, single, None, trainable=False))
     with telemetry.phase("admit"):
         admit(base, corpus.sequence_length + plan.reach)
     if base.backbone.recurrent:
         telemetry.event("recurrent layers", f"{base.rule.name}: {base.rule.reason}", window=0)
-    actor = _actor(config, loaded, plan, warmed, roles.actor)
+    actor = _actor(config, loaded, plan, options, warmed, roles.actor)
     spec, engine, snapshots = config.spec, actor.engine, Snapshots()
     ledger = ledger_of(config, corpus)
     gate = None
@@ -121,7 +124,7 @@ def build(
     if config.ratio.denominator == "scored":
         rollout.old_law = "scored"
     policy = actor.engine if config.critic.features == "policy" else None
-    critics = _critics(config, frozen, plan, roles, policy)
+    critics = _critics(config, frozen, plan, options, roles, policy)
     if critics is not None and policy is not None:
         rollout.below = critics.base.below
     rollout.shows_others = critics is not None and config.critic.sees == "group"
@@ -182,7 +185,12 @@ def _rollout(
 
 
 def _critics(
-    config: Config, frozen: Any, plan: ThoughtPlan, roles: Roles, policy: TreeModel | None = None
+    config: Config,
+    frozen: Any,
+    plan: ThoughtPlan,
+    options: EngineOptions,
+    roles: Roles,
+    policy: TreeModel | None = None,
 ) -> Critics | None:
     """As many critics as the method has, fresh from the base model or from a saved pair, on the features of the base
     model or of `policy` where it is given; those of other processes are shapes without weights here."""
@@ -190,10 +198,10 @@ def _critics(
     if not count:
         return None
     seed, clip = config.run.seed, config.reward.clip
-    own = build_pair(frozen, plan, config.critic, engine=config.engine.options(), reward_clip=clip, seed=seed)[:count]
+    own = build_pair(frozen, plan, config.critic, engine=options, reward_clip=clip, seed=seed)[:count]
     if config.critic.start is not None:
         load_critics(config.critic.start, own)
-    base = FrozenBase(frozen, plan, config.critic, config.engine.options(), policy)
+    base = FrozenBase(frozen, plan, config.critic, options, policy)
     shards: list[Any] = [None] * count
     for number, (critic, role) in enumerate(zip(own, roles.critics)):
         # Adapted blocks are as large as the model's; a head or low-rank updates are small, and every process has all.
@@ -214,14 +222,15 @@ def ledger_of(config: Config, corpus: PreparedCorpus) -> Ledger:
     return Ledger(corpus, config.window, seed=config.run.seed, roles=drawn)
 
 
-def _actor(config: Config, loaded: Loaded, plan: ThoughtPlan, warmed: WarmStart | None, role: Role) -> Actor:
+def _actor(
+    config: Config, loaded: Loaded, plan: ThoughtPlan, options: EngineOptions, warmed: WarmStart | None, role: Role
+) -> Actor:
     model, has = loaded.model, role.members is not None
     if config.actor.adapt == "full" and has:
         model.requires_grad_(True)
     delimiters, gates = begun_parts(model, plan, warmed, trainable=True)
     # A process that has no actor reads single rows of it, whose results are dropped.
-    options = config.engine.options() if has else config.engine.options().unfused()
-    engine = TreeModel(model, plan, options, delimiters, gates)
+    engine = TreeModel(model, plan, options if has else options.unfused(), delimiters, gates)
     beside = {"delimiters": delimiters, GATES.removesuffix("."): gates}
     small = {name: module for name, module in beside.items() if module is not None}
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]

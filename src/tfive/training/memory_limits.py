@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -19,6 +20,7 @@ from tfive.training.communication import Layout, bytes_per_rank, whole_copies
 from tfive.training.memory import compute_bytes, estimate, readable_bytes
 from tfive.training.remedies import fewer_copies, lower_and_resume, smaller_passes, smaller_weights
 from tfive.training.save_memory import checkpoint_bytes
+from tfive.tree.settings import EngineOptions
 
 SLACK = 1.25
 """How far the estimate may lie above the device's memory before a run is refused: it is no measurement."""
@@ -56,6 +58,19 @@ def check_size(config: Config, loaded: Loaded, device: torch.device, place: Laun
             f"this run needs about {readable_bytes(needed)}{_each(place)}, {device} has {room}; most of it "
             f"{column} of {row.role} ({row.how.get(column, '')}); {' or '.join(remedies)}; see: tfive doctor"
         )
+
+
+def engine_options(config: Config, loaded: Loaded) -> EngineOptions:
+    """How a run's trees are computed. Captured passes keep memory of their own, and the first ones are captured before
+    any update has shown what it needs: they are for runs that are reckoned to need at most half of what their process
+    can get of the device."""
+    options, device = config.engine.options(), loaded.model.device
+    if device.type != "cuda" or not options.replayed_passes:
+        return options
+    shape, there = _shape(loaded), torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    return replace(
+        options, replayed_passes=shape is not None and 2 * estimate(config, shape, on_gpu=True).total <= there
+    )
 
 
 def _require_room_for_copies(config: Config, shape: ModelShape, device: torch.device, place: Launched) -> None:

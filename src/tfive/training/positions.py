@@ -37,6 +37,7 @@ from tfive.text.items import Ints, Mask, choose, eligible
 from tfive.text.placing import redrawn
 from tfive.text.prepared import PreparedCorpus
 from tfive.text.settings import KINDS
+from tfive.training.memory_limits import engine_options
 from tfive.training.warmstart import WarmStart, begun_parts
 from tfive.tree.admission import admit
 from tfive.tree.forward import TreeModel
@@ -112,7 +113,10 @@ class Pilot:
         self.config, self.corpus, self.settings = config, corpus, config.text.positions
         plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=THOUGHTS)
         self.engine = TreeModel(
-            loaded.model, plan, config.engine.options(), *begun_parts(loaded.model, plan, warmed, trainable=False)
+            loaded.model,
+            plan,
+            engine_options(config, loaded),
+            *begun_parts(loaded.model, plan, warmed, trainable=False),
         )
         self.gap = self.settings.min_gap or config.thought.horizon
         self.seed = config.run.seed

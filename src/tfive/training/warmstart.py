@@ -43,6 +43,7 @@ from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.text.workings import batched, compiled, worked_texts
 from tfive.training.corpus import measured_sequences, weights_fingerprint
+from tfive.training.memory_limits import engine_options
 from tfive.training.shard_engines import in_shards, shards_of
 from tfive.tree.admission import admit
 from tfive.tree.forward import Delimiters, TreeModel
@@ -85,7 +86,7 @@ def warm_start(
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=1)
     model = loaded.model.requires_grad_(True)
     delimiters, gates = begun_parts(model, plan, None, trainable=True)
-    engine = TreeModel(model, plan, config.engine.options(), delimiters, gates)
+    engine = TreeModel(model, plan, engine_options(config, loaded), delimiters, gates)
     # Before anything is drawn or learned: kernels that the model goes wrong with are given up here.
     with telemetry.phase("admit"):
         admit(engine, corpus.sequence_length + plan.reach)

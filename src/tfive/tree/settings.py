@@ -86,9 +86,10 @@ class EngineSettings(Section):
     """How the tree is computed; none of these changes what is computed."""
 
     fast: Switch = "auto"
-    """Tiled or folded attention, fused norms and blocks (with gradients and without), CUDA graphs, kernels of recurrent
-    layers: `auto` uses each where it helps and was found to compute the same; `on` also refuses models whose blocks
-    cannot be fused; `off` is transformers' own attention and plain PyTorch, launched kernel by kernel."""
+    """Tiled or folded attention, fused norms and blocks (with gradients and without), CUDA graphs of sampling steps, of
+    readings and scores and of the actor's updates, kernels of recurrent layers: `auto` uses each where it helps and was
+    found to compute the same; `on` also refuses models whose blocks cannot be fused; `off` is transformers' own
+    attention and plain PyTorch, launched kernel by kernel."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of keeping its activations."""
 
@@ -110,6 +111,7 @@ class EngineSettings(Section):
             fused_blocks=self.fast,
             fused_training=self.fast,
             activation_checkpointing=checkpointing,
+            replayed_passes=True,
         )
 
 
@@ -145,7 +147,7 @@ class EngineOptions:
     """Capture passes that read texts and score thoughts, too, and the actor's updates: forward, losses and backward of
     a part as one graph, where blocks are fused and nothing waits for the host (one process; no recurrent layers, gated
     reading, score centring, parity or recomputed activations). Captured updates keep the memory of a pass and of the
-    accumulated gradients. They have not been timed on a GPU: all this must be asked for."""
+    accumulated gradients. Runs ask for all this; inference and evaluations meet too many shapes."""
 
     def unfused(self) -> EngineOptions:
         """The same by the model's own blocks, for weights that cannot be copied to be compared (shards)."""
