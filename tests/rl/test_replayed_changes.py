@@ -39,7 +39,7 @@ def both_ways(step: Step, steps: int = 8, anchor: AnchorSettings = BOTH, rows: i
         llama(torch.float64), anchor, rows=rows, options=replace(FUSED, replayed_passes=False), **others
     )
     found = [([step(actor, number) for number in range(steps)], state_of(actor)) for actor in (replayed, launched)]
-    same(*found)
+    same(found[0], found[1])
     assert sum(graph.replays for graph in graphs.graphs) > len(graphs.graphs) > 0
     return replayed
 
@@ -97,7 +97,7 @@ def test_nothing_of_a_skipped_update_stays(lr: float | None, rows: int) -> None:
 def test_a_single_weight_that_moved_is_read_where_it_is() -> None:
     def step(actor: Actor, number: int) -> Any:
         if number == 5:
-            weight: Any = actor.engine.model.model.layers[0].mlp.down_proj.weight  # type: ignore[union-attr, index]
+            weight: Any = actor.engine.model.model.layers[0].mlp.down_proj.weight
             weight.data = 1.5 * weight.data
         return plainly(actor, number % 2)
 
@@ -130,8 +130,30 @@ def test_a_graph_that_keeps_some_of_its_inputs_is_refused(monkeypatch: pytest.Mo
     replayed = actor_on(llama(torch.float64), BOTH, graphs=TapedGraphs())
     launched = actor_on(llama(torch.float64), BOTH, options=replace(FUSED, replayed_passes=False))
     runs = [([plainly(actor, number) for number in range(4)], state_of(actor)) for actor in (replayed, launched)]
-    same(*runs)
+    same(runs[0], runs[1])
     assert "differs by" in replayed.updates.reason
+
+
+def test_what_an_update_would_see_is_read_with_its_picks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many rows the vocabulary's product has decides how it rounds."""
+    one, sizes, honest = record(0), list[int](), TreeModel.reduce
+
+    def noting(self: TreeModel, hidden_BND: Tensor, picks: Any, *others: Any, **options: Any) -> Any:
+        sizes.append(len(picks.index))
+        return honest(self, hidden_BND, picks, *others, **options)
+
+    replayed = actor_on(llama(torch.float64), BOTH, graphs=TapedGraphs())
+    launched = actor_on(llama(torch.float64), BOTH, options=replace(FUSED, replayed_passes=False))
+    wanted = launched.policy_of(one)
+    monkeypatch.setattr(TreeModel, "reduce", noting)
+    found = replayed.policy_of(one)
+    read = sizes.copy()
+    sizes.clear()
+    replayed.step(one)
+    assert read == sizes
+    assert all(size % 16 == 0 for size in read)
+    for name in ("log_prob_BRT", "features_BRTD", "text_log_prob_BS", "continuation_log_prob_BRH"):
+        torch.testing.assert_close(found.need(name), wanted.need(name), rtol=1e-12, atol=1e-12)
 
 
 def test_updates_of_several_processes_and_low_rank_ones_are_launched() -> None:

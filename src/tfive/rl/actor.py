@@ -285,8 +285,8 @@ class Actor:
     ) -> PolicyOutput:
         """The forward pass of an update over these texts, with what its losses need."""
         asked = self._asked(some, weights, acting)
-        centring = self.centring if acting else None
-        return engine.policy(some.texts, **asked, features=features, centring=centring, parity=self.parity and acting)
+        asked |= {"centring": self.centring if acting else None, "parity": self.parity and acting}
+        return engine.policy(some.texts, **asked, features=features, padded=self._replays(engine))
 
     def _asked(self, some: Trajectories, weights: AnchorSettings, acting: bool) -> dict[str, Any]:
         """The thoughts that an update's pass reads, and the parts that it asks for."""

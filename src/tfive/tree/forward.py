@@ -180,6 +180,7 @@ class TreeModel(TreeReader):
         no_thought: bool = False,
         of_first: bool = False,
         parity: bool = False,
+        padded: bool = False,
     ) -> PolicyOutput:
         """The training forward: log-probabilities of the sampled actions under the model's own distribution (no
         temperature, forbidden entries out), and the other parts asked for, with gradients.
@@ -187,7 +188,7 @@ class TreeModel(TreeReader):
         `text` asks for the texts' own next tokens; without thoughts there is nothing else. `continuations` hangs the
         continuation behind the whole thought (`of_first`: of a group's first alone) and asks for its tokens after it;
         with `no_thought` for the same tokens' predictions without it as well, which get no gradients. `parity`: one
-        text at a time.
+        text at a time. `padded`: with the picks of passes that are captured, which round alike.
         """
         if thoughts is None and (continuations or centring):
             raise ValueError("continuations and centring need thoughts")
@@ -199,6 +200,7 @@ class TreeModel(TreeReader):
             own = [None if thoughts is None else thoughts.rows(b, b + 1) for b in each]
             return PolicyOutput.stacked([self.policy(texts.rows(b, b + 1), own[b], **asked) for b in each])
         prepared = self.prepare(texts, thoughts, **parts)
+        prepared = prepared.padded() if padded else prepared
         hidden_BND = self._run(prepared.layout, pack=not parity)
         output = self._reduced(prepared, hidden_BND, entropy, features)
         if centring is None or thoughts is None or prepared.actions is None:
