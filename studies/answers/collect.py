@@ -69,7 +69,16 @@ CREDITED = "actor_updates."
 """Before the names of where a window's advantages came from, with the updates that used them."""
 
 ALONE = ("useful_fraction", "mean_thought_length", "items", "texts")
-WINDOW = ("policy_kl", "clip_fraction", "r2.1", "r2.2", "actor_gain", "anchor_loss", "mean_thought_length")
+WINDOW = (
+    "policy_kl",
+    "clip_fraction",
+    "r2.1",
+    "r2.2",
+    "r2_of_others",
+    "actor_gain",
+    "anchor_loss",
+    "mean_thought_length",
+)
 HEADROOM = ("l0", "own", "other", "empty", "true", "true_other", "mean16", "best16", "spread", "right", "length")
 LEFT_OUT = ("1", "2", "all", "every")
 """Lines of working that a text leaves out; `every`: all items together."""

@@ -19,6 +19,7 @@ from tfive.rl.actor import under
 from tfive.rl.batch_baseline import with_batch_advantages
 from tfive.rl.critic import scoring_numbers
 from tfive.rl.critics import Critics
+from tfive.rl.diagnosis import others_score
 from tfive.rl.siblings import numbers_of_others
 from tfive.rl.trajectory import Trajectories
 
@@ -73,6 +74,24 @@ def test_what_a_critic_sees_is_not_of_its_own_thought(home: Path) -> None:
     horizon = run.actor.engine.plan.horizon
     assert numbers_BRTN.shape[-1] == run.config.critic.numbers_seen(horizon) == horizon + 4
     torch.testing.assert_close(numbers_BRTN[..., 0, horizon + 1 : horizon + 3], seen_BRN)
+
+
+def test_what_the_mean_of_the_others_alone_foresees_is_told(home: Path) -> None:
+    _, fresh = drawn(home)
+    returns_BRT, mask_BRT = fresh.need("returns_BRT"), fresh.mask_BRT
+    errors, spread = 0.0, 0.0
+    mean = float(returns_BRT[mask_BRT].double().mean())
+    for b, r, t in mask_BRT.nonzero().tolist():
+        first, before = r // GROUP * GROUP, float(fresh.need("rewards_BRT")[b, r, :t].double().sum())
+        others = [o for o in range(first, first + GROUP) if o != r and fresh.thoughts.valid_BR[b, o]]
+        baseline = sum(float(fresh.need("rewards_BRT")[b, o].double().sum()) for o in others) / len(others) - before
+        errors += (float(returns_BRT[b, r, t]) - baseline) ** 2
+        spread += (float(returns_BRT[b, r, t]) - mean) ** 2
+    assert others_score(fresh)["r2_of_others"] == pytest.approx(1 - errors / spread, abs=1e-4)
+    assert others_score(replace(fresh, others_BRN=None)) == {}
+    again = assembled(home, *GROUPS, "qualify.rule=fixed")
+    window(again.method)
+    assert "r2_of_others" in again.method.report
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from tfive.errors import RunFailed
 from tfive.methods.fitting import C, FittedMethod
 from tfive.rl.calibration.validation import ErrorBudget
-from tfive.rl.diagnosis import agreement, step_scores, value_risks
+from tfive.rl.diagnosis import agreement, others_score, step_scores, value_risks
 from tfive.rl.qualify import Qualifier, r_squared
 from tfive.rl.settings import QualifySettings
 from tfive.rl.shortfall import Attempt, findings
@@ -85,6 +85,7 @@ class QualifiedMethod(FittedMethod[C]):
         parts.critics.release()
         self.report["r2"] = [first.r2, second.r2]
         self.report |= step_scores(returns_BRT, values_2BRT, mask_BRT) | agreement(values_2BRT, mask_BRT)
+        self.report |= others_score(fresh)
         self.report |= value_risks(fresh, values_2BRT, parts.rollout.reward.clip, self.risk_budget.take())
         if self.rule.rule == "fixed":
             return self._untested()

@@ -15,6 +15,7 @@ from tfive.methods.fitting import CriticParts, FittedMethod
 from tfive.methods.method import Kit, Method, Parts, Phase
 from tfive.methods.settings import GrpoSettings, PpoSettings
 from tfive.rl.credit import Credit
+from tfive.rl.diagnosis import others_score
 from tfive.rl.gae import PilotNormaliser
 from tfive.rl.groups import with_group_advantages
 from tfive.rl.qualify import r_squared
@@ -112,6 +113,7 @@ class QuietStarPPO(QuietStar[CriticParts], FittedMethod[CriticParts]):
         batch = PilotNormaliser.fit(gae_BRT, gae_BRT, mask_BRT)
         # Fresh texts, so this is how well the critic predicts; it decides nothing.
         self.report["r2"] = [r_squared(acting.need("returns_BRT"), values.values_2BRT[0], mask_BRT).r2]
+        self.report |= others_score(fresh)
         following = self.act_on(acting.having(advantage_BRT=batch.normalise(gae_BRT, mask_BRT)))
         frozen = self.window <= self.reading_windows + self.settings.frozen_windows
         return "close" if frozen else following

@@ -12,7 +12,7 @@ from tfive.rl.actor import StepStats
 from tfive.rl.calibration.moments import CalibrationData
 from tfive.rl.calibration.saddle import Candidate
 from tfive.rl.calibration.validation import ValidationResult
-from tfive.rl.qualify import r_squared_per_step, r_squared_within, value_risk_bound
+from tfive.rl.qualify import r_squared, r_squared_per_step, r_squared_within, value_risk_bound
 from tfive.rl.trajectory import Trajectories
 
 
@@ -21,6 +21,15 @@ def step_scores(returns_BRT: Tensor, values_2BRT: Tensor, mask_BRT: Tensor) -> d
     steps = [r_squared_per_step(returns_BRT, values, mask_BRT) for values in values_2BRT]
     each = [[None if score is None else score.r2 for score in one] for one in steps]
     return {"r2_per_step": each, "r2_within": [r_squared_within(one) for one in steps]}
+
+
+def others_score(tested: Trajectories) -> dict[str, Any]:
+    """R² of a baseline that nobody fits, where critics see what the others of a position came to: their mean, less the
+    potential so far."""
+    if tested.others_BRN is None:
+        return {}
+    plain_BRT = tested.others_BRN[..., :1] - tested.need("potentials_BRT")
+    return {"r2_of_others": r_squared(tested.need("returns_BRT"), plain_BRT, tested.mask_BRT).r2}
 
 
 def agreement(values_2BRT: Tensor, mask_BRT: Tensor) -> dict[str, Any]:
