@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tfive.rl.gae import PILOT_EPSILON
-from tfive.rl.siblings import mean_of_others
+from tfive.rl.groups import with_group_advantages
 from tfive.rl.trajectory import Trajectories
 
 
@@ -21,10 +21,8 @@ def with_batch_advantages(acting: Trajectories, group: int = 1) -> Trajectories:
     """
     returns_BRT, mask_BRT = acting.need("returns_BRT").double(), acting.mask_BRT
     if group > 1:
-        whole_BR = returns_BRT[..., 0]
-        mean_BR, others_BR = mean_of_others(whole_BR, acting.thoughts.valid_BR, group)
-        raw_BRT = ((whole_BR - mean_BR) * (others_BR > 0))[..., None] * mask_BRT
-        return _scaled(acting, raw_BRT)
+        relative = with_group_advantages(acting, returns_BRT[..., 0], group, "leave_one_out")
+        return _scaled(acting, relative.need("advantage_BRT"))
     kept_BRT = returns_BRT * mask_BRT
     others_T = mask_BRT.sum((0, 1)) - 1
     mean_BRT = (kept_BRT.sum((0, 1)) - kept_BRT) / others_T.clamp(min=1)
