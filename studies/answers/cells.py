@@ -40,6 +40,9 @@ from tfive_lab.study_files import software_versions, write_json
 
 PRESET = Path(__file__).with_name("answers.toml")
 EXPORTED = "exported"
+ROOM = 4 / 3
+"""Of the device's memory, cells side by side may each have an even share and a third of it more: not all need most of
+theirs at once."""
 DIFFERENCES = ("own - none", "own - other", "own - empty")
 
 
@@ -72,10 +75,10 @@ class Cell:
         """The file that holds its result."""
         return runs / f"cell-{self.name}.json"
 
-    def command(self, runs: Path, measuring: Measuring) -> list[str]:
-        """How it is run by itself."""
+    def command(self, runs: Path, measuring: Measuring, share: float) -> list[str]:
+        """How it is run by itself, with a share of the device's memory."""
         words = [sys.executable, str(Path(__file__).with_name("run.py")), "cell", self.label, "--seed", str(self.seed)]
-        words += ["--runs", str(runs), "--alone", *measuring.words()]
+        words += ["--runs", str(runs), "--alone", "--share", f"{share:.3f}", *measuring.words()]
         return [*words, *(f"--set={one}" for one in self.overrides)]
 
 
@@ -156,7 +159,7 @@ def run_side_by_side(cells: Sequence[Cell], runs: Path, jobs: int, measuring: Me
         while waiting and len(working) < jobs:
             cell = waiting.pop(0)
             with (runs / f"{cell.name}.log").open("wb") as log:
-                command = cell.command(runs, measuring)
+                command = cell.command(runs, measuring, min(1.0, ROOM / jobs))
                 working[cell] = subprocess.Popen(
                     command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **threads}
                 )

@@ -54,6 +54,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     one.add_argument("--limit", type=int, default=0, help="only the first answers; 0: all")
     one.add_argument("--samples", type=int, default=1, help="sampled thoughts an answer")
     one.add_argument("--alone", action="store_true", help="leave the result to the command that started this one")
+    one.add_argument("--share", type=float, default=1.0, help="of the device's memory, the most that a cell may have")
     one.add_argument("--models", action="store_true", help="keep the trained models as folders")
     for command in (before, one):
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
@@ -94,6 +95,8 @@ def cell(asked: argparse.Namespace) -> None:
     """Train every cell that has no result yet, side by side, and measure what was asked for."""
     if asked.jobs < 1 or asked.limit < 0 or asked.samples < 1:
         raise UserError(f"--jobs {asked.jobs} --limit {asked.limit} --samples {asked.samples}: give 1, 0 and 1 or more")
+    if not 0 < asked.share <= 1:
+        raise UserError(f"--share {asked.share:g}: give a part of the device's memory, above 0 and at most 1")
     timed = [] if asked.seconds is None else [f"window.windows={MANY_WINDOWS}", f"run.seconds={asked.seconds:g}"]
     overrides, seeds = (*timed, *asked.overrides), asked.seed or [0]
     if asked.together == "seeds":
@@ -106,6 +109,8 @@ def cell(asked: argparse.Namespace) -> None:
     code = asked.code or commit()
     measuring = Measuring(asked.problems, asked.limit, asked.samples, asked.models, asked.benchmark, code)
     if asked.alone:
+        if torch.cuda.is_available():
+            torch.cuda.set_per_process_memory_fraction(asked.share)
         for one in cells:
             run_one(one, asked.runs, measuring)
         return

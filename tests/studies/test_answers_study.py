@@ -313,12 +313,16 @@ def test_cells_run_side_by_side_and_a_broken_one_is_told(tmp_path: Path, monkeyp
     )
     said = "if sys.argv[1].endswith('b'): sys.exit('no memory')"
     names = {both[0]: ("a", "b"), both[1]: ("b", "a")}
-    monkeypatch.setattr(
-        cells.Cell,
-        "command",
-        lambda cell, runs, _: [sys.executable, "-c", waits + said, *(str(runs / name) for name in names[cell])],
-    )
+    assert "--share 0.667 " in " ".join(both[0].command(tmp_path, cells.Measuring(), 2 / 3))
+    shares = []
+
+    def command(cell: Any, runs: Path, measuring: Any, share: float) -> list[str]:
+        shares.append(share)
+        return [sys.executable, "-c", waits + said, *(str(runs / name) for name in names[cell])]
+
+    monkeypatch.setattr(cells.Cell, "command", command)
     broken = cells.run_side_by_side(both, tmp_path, 2, cells.Measuring())
+    assert shares == [pytest.approx(2 / 3)] * 2  # an even share, and a third of it more
     assert broken == [f"{both[1].name}: exit status 1: no memory"]
 
 

@@ -168,7 +168,12 @@ def test_passes_are_captured_in_runs_that_need_half_of_what_they_can_get(
     monkeypatch.setattr(memory_limits, "estimate", lambda config, shape, on_gpu: needed)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50, 100))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 30)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
     assert engine_options(config, loaded) == config.engine.options()
+    assert engine_options(config, loaded).replayed_passes
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.79)
+    assert not engine_options(config, loaded).replayed_passes
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.8)
     assert engine_options(config, loaded).replayed_passes
     needed.total = 41
     assert engine_options(config, loaded) == replace(config.engine.options(), replayed_passes=False)

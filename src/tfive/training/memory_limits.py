@@ -63,11 +63,13 @@ def check_size(config: Config, loaded: Loaded, device: torch.device, place: Laun
 def engine_options(config: Config, loaded: Loaded) -> EngineOptions:
     """How a run's trees are computed. Captured passes keep memory of their own, and the first ones are captured before
     any update has shown what it needs: they are for runs that are reckoned to need at most half of what their process
-    can get of the device."""
+    can get of the device (what is free of it, and no more than `torch.cuda.set_per_process_memory_fraction` allows)."""
     options, device = config.engine.options(), loaded.model.device
     if device.type != "cuda" or not options.replayed_passes:
         return options
-    shape, there = _shape(loaded), torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    (free, whole), shape = torch.cuda.mem_get_info(device), _shape(loaded)
+    allowed = whole * torch.cuda.get_per_process_memory_fraction(device)
+    there = min(free + torch.cuda.memory_reserved(device), allowed)
     return replace(
         options, replayed_passes=shape is not None and 2 * estimate(config, shape, on_gpu=True).total <= there
     )
