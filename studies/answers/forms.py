@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from estimates import Estimate, over_seeds
 
 CAREFUL = "careful"
 """The model that has learned to read its own thoughts (`careful.py`); cells that begin with it say so."""
@@ -26,6 +28,11 @@ NAMES = {
 def signed(value: float) -> str:
     """A gain with its sign and three decimals."""
     return f"{value:+.3f}".replace("-", "−")
+
+
+def plain(value: float) -> str:
+    """A loss with three decimals."""
+    return f"{value:.3f}"
 
 
 def drawn(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -65,6 +72,37 @@ def with_interval(value: Sequence[float]) -> str:
 def percent(value: float) -> str:
     """A share in per cent."""
     return f"{100 * value:.1f}"
+
+
+def points_of(value: float) -> str:
+    """A difference of shares in percentage points."""
+    return f"{100 * value:+.1f}".replace("-", "−")
+
+
+def interval(found: Estimate, form: Callable[[float], str] = signed) -> str:
+    """Both ends of an interval, or a dash where there is none."""
+    mean, half = found
+    return "–" if half is None else f"{form(mean - half)} … {form(mean + half)}"
+
+
+def estimate(found: Estimate, form: Callable[[float], str] = signed) -> str:
+    """A mean, and its interval where there is one."""
+    return form(found[0]) if found[1] is None else f"{form(found[0])} ({interval(found, form)})"
+
+
+def told(values: Sequence[float], form: Callable[[float], str] = signed) -> str:
+    """Mean and interval over seeds of some differences, or a dash where there are none."""
+    return estimate(over_seeds(values), form) if values else "–"
+
+
+def over_both(found: Estimate | None, values: Sequence[float], form: Callable[[float], str] = signed) -> str:
+    """A mean over seeds with its interval over texts or problems, and with that over seeds where there are several
+    `values`, one a seed."""
+    if found is None:
+        return "–"
+    if len(values) < 2:
+        return estimate(found, form)
+    return f"{form(found[0])} ({interval(found, form)}; over seeds {interval(over_seeds(values), form)})"
 
 
 def points(value: Sequence[float]) -> str:

@@ -2,34 +2,32 @@
 those of a larger model.
 
 The tables over seeds are drawn of the runs under the shortest clock, those here of the others, which have a start of
-their own each. A long run is a row of its own; differences are of the mean over the seeds that both have, with
-intervals over texts or problems.
+their own each, or several that seeds began with. A long run is a row of its own; differences are of the mean over the
+seeds that both have, each seed's by itself, with intervals over texts or problems and, of several seeds, over seeds.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from forms import CAREFUL, LARGER, drawn, larger, paired, percent, points, seed_of, signed, with_interval
+from answer_tables import answered, long_benchmark, problems_apart, seeds_answers, seeds_lazy, verdicts
+from estimates import Cell, common, each_texts, over_texts, ratio, shared_texts
+from forms import CAREFUL, LARGER, drawn, larger, over_both, seed_of, signed, with_interval
 from seed_tables import (
+    BEGUN,
     SEED_TABLES,
-    Cell,
-    answered,
     begun_careful,
-    common,
-    estimate,
+    ended,
     methods,
-    over_problems,
-    over_texts,
-    points_of,
-    seeds_answers,
     seeds_course,
-    seeds_lazy,
-    shared_texts,
-    verdicts,
+    start_of,
+    starts,
+    which_seeds,
 )
 
 
@@ -41,11 +39,14 @@ class Clock(NamedTuple):
     start: str
     model: str = CAREFUL
     """The folder that the runs began with."""
+    again: Mapping[int, str] = MappingProxyType({})
+    """By their number the seeds whose start was made once more, and what that one is called in the results."""
 
 
+_AGAIN = f"{CAREFUL}-groups-again"
 CLOCKS = {
     "short": Clock(0.0, 300.0, CAREFUL),
-    "groups": Clock(300.0, 600.0, f"{CAREFUL}-groups"),
+    "groups": Clock(300.0, 600.0, f"{CAREFUL}-groups", again={4: _AGAIN, 5: _AGAIN}),
     "second": Clock(600.0, 1000.0, f"{CAREFUL}-second"),
     "long": Clock(1000.0, float("inf"), f"{CAREFUL}-long"),
     "larger": Clock(0.0, float("inf"), LARGER, LARGER),
@@ -58,22 +59,33 @@ Table = Callable[[dict[str, Any]], str]
 
 
 def of_clock(found: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The results with the cells of one kind alone, and the right answers of the start that they began with; of other
-    models only where they are of the same size."""
+    """The results with the cells of one kind alone, and the right answers of the starts that they began with: the usual
+    one under the name of careful reading, others under their own. Of other models only where they are of the same
+    size."""
     clock, known = CLOCKS[kind], found.get("accuracy", {})
     alone = clock.model != CAREFUL
     cells = [
-        {**cell, "start": CAREFUL} if alone and cell.get("start") == clock.model else cell
+        begun_with(cell, clock)
         for cell in found["cells"]
         if larger(cell) == alone and clock.least <= clock_of(cell) < clock.below
     ]
-    starts = {other.start for other in CLOCKS.values()}
-    begun = {name: model for name, model in known.items() if name not in starts and not alone}
-    if clock.start in known:
-        begun[CAREFUL] = known[clock.start]
-    asked = found.get("benchmark", {})
-    start = {CAREFUL: asked[clock.start]} if clock.start in asked else {}
-    return {**found, "cells": cells, "accuracy": begun, "benchmark": start}
+    every = {name for other in CLOCKS.values() for name in (other.start, *other.again.values())}
+    models = {name: model for name, model in known.items() if name not in every and not alone}
+    return {**found, "cells": cells, "accuracy": models | starts_in(known, clock),
+            "benchmark": starts_in(found.get("benchmark", {}), clock)}  # fmt: skip
+
+
+def begun_with(cell: Cell, clock: Clock) -> Cell:
+    """A cell that says which of the clock's starts it began with."""
+    more = {"start": CAREFUL} if cell.get("start") == clock.model else {}
+    seed = cell.get("settings", {}).get("run.seed")
+    return {**cell, **more} | ({BEGUN: clock.again[seed]} if seed in clock.again else {})
+
+
+def starts_in(models: dict[str, Any], clock: Clock) -> dict[str, Any]:
+    """The clock's starts among some models, by the names that cells have for them."""
+    names = {clock.start: CAREFUL, **{name: name for name in clock.again.values()}}
+    return {own: models[name] for name, own in names.items() if name in models}
 
 
 def clock_of(cell: Cell) -> float:
@@ -81,21 +93,17 @@ def clock_of(cell: Cell) -> float:
     return float(cell.get("settings", {}).get("run.seconds") or 0.0)
 
 
-def ended(found: dict[str, Any]) -> dict[str, list[Cell]]:
-    """The cells that were measured on test texts, by method."""
-    return methods([cell for cell in begun_careful(found) if "test" in cell and "test_start" in cell])
-
-
 def long_ends(found: dict[str, Any]) -> str:
-    """What each run did, and its test texts: a row of the start (the mean of what the runs found), then one a run."""
+    """What each run did, and its test texts: a row of each start (the mean of what its runs found), then one a run."""
     head = ("method, positions × thoughts", "seed", "updates", "actor thoughts", "of every role", "seconds")
     groups = ended(found)
+    everything = [cell for cells in groups.values() for cell in cells]
     rows = []
-    begun = [cell["test_start"] for cells in groups.values() for cell in cells]
-    if begun:
+    for start in starts(everything) if everything else ():
+        begun = [cell["test_start"] for cell in everything if start_of(cell) == start.name]
         means = {name: statistics.fmean(one[name] for one in begun) for name in begun[0]}
         shown = (signed(means["thought_gain"]), "–", signed(means["content_gain"]), f"{means['no_thought_loss']:.3f}")
-        rows.append(["the start", *["–"] * 5, *shown, "–"])
+        rows.append(["the start", start.seeds or "–", *["–"] * 4, *shown, "–"])
     for name, cells in groups.items():
         for cell in cells:
             last, test = cell["measured"][-1], cell["test"]
@@ -108,52 +116,102 @@ def long_ends(found: dict[str, Any]) -> str:
 
 
 def long_apart(found: dict[str, Any]) -> str:
-    """The first method minus each other one: gains on the test texts of which both measured the same positions, paired
-    by text, and right answers in points, paired by problem. Then each method's right answers minus those of the
-    warm-started model to the same questions."""
+    """The first method minus each other one, seed by seed: gains on the test texts of which both measured the same
+    positions, paired by text, and right answers in points, paired by problem; with the interval over seeds, too, where
+    there are several. Then each method's right answers minus those of the warm-started model to the same questions."""
     head = ("method, positions × thoughts", "minus", "seeds", "texts", "gain against the start", "content gain")
     clusters = found.get("clusters", {}).get("test", "")
-    groups = list(ended(found).items())
+    groups = ended(found)
+    (first, leading), *others = groups.items() or [("", [])]
     rows = []
-    for name, cells in groups[1:]:
-        own, other = common(groups[0][1], cells)
-        if not own:
-            continue
-        row = [groups[0][0], name, str(len(own)), str(len(shared_texts(own[0], other[0])))]
-        for measure in ("gain_vs_base", "content_gain"):
-            over = over_texts(own, measure, other)
-            row.append("–" if over is None else estimate(over))
-        for condition in ("own", "sampled"):
+    for name, cells in others:
+        own, other = common(leading, cells)
+        if own:
+            row = [first, name, which_seeds(own, groups.values()), texts_told(own, other)]
+            row += [texts_apart(own, other, measure) for measure in ("gain_vs_base", "content_gain")]
             both = len(answered(own)) == len(answered(other)) == len(own)
-            over = over_problems(verdicts(own, condition), verdicts(other, condition), clusters) if both else None
-            row.append("–" if over is None else estimate(over, points_of))
-        rows.append(row)
-    warm = found.get("accuracy", {}).get(WARM, {})
-    for name, cells in groups if warm.get("problems") == "test" else ():
-        known = verdicts(answered(cells), "own")
-        over = over_problems(known, [warm["verdicts"]["own"][: len(known[0])]], clusters) if known else None
-        if over is not None:
-            row = [name, "after the warm start", str(len(known)), "–", "–", "–", estimate(over, points_of), "–"]
+            for condition in ("own", "sampled"):
+                less = problems_apart(verdicts(own, condition), verdicts(other, condition), clusters) if both else "–"
+                row.append(less)
             rows.append(row)
+    warm = found.get("accuracy", {}).get(WARM, {})
+    for name, cells in groups.items() if warm.get("problems") == "test" else ():
+        known = verdicts(answered(cells), "own")
+        less = problems_apart(known, [warm["verdicts"]["own"][: len(one)] for one in known], clusters)
+        if less != "–":
+            seeds = which_seeds(answered(cells), groups.values())
+            rows.append([name, "after the warm start", seeds, *["–"] * 3, less, "–"])
     return drawn((*head, "right after own, points", "right after a sampled one, points"), rows)
 
 
+def texts_told(first: Sequence[Cell], second: Sequence[Cell]) -> str:
+    """How many test texts the pairs share: one number where it is the same for all seeds."""
+    shared = [str(len(shared_texts(*pair))) for pair in zip(first, second, strict=True)]
+    return shared[0] if len(set(shared)) == 1 else ", ".join(shared)
+
+
+def texts_apart(first: Sequence[Cell], second: Sequence[Cell], measure: str) -> str:
+    """A measure of the test texts, minus the other's of the same seed, with its intervals."""
+    each = each_texts(first, measure, second)
+    return over_both(over_texts(first, measure, second), [ratio(one) for one in each])
+
+
 def long_critics(found: dict[str, Any]) -> str:
-    """How often the critics were admitted, and how much the weaker of them foresaw of fresh thoughts."""
-    rows = []
+    """How often the critics were admitted, how much the weaker of them foresaw of fresh thoughts, and, where a run has
+    kept it, what the mean of a position's other thoughts foresees and what became of the learned weight."""
+    rows, more = [], []
     for name, cells in methods(begun_careful(found)).items():
         for cell in cells:
             known = [one for one in cell["windows"] if "r2.1" in one]
             if known:
-                weaker = [min(one["r2.1"], one.get("r2.2", one["r2.1"])) for one in known]
+                foreseen = [weaker(one) for one in known]
                 tested = [one["credit"] for one in known if "credit" in one]
                 admitted = f"{tested.count('qualified')} of {len(tested)}" if tested else "not tested"
-                half = len(weaker) // 2
-                halves = [signed(statistics.median(part)) if part else "–" for part in (weaker[:half], weaker[half:])]
-                enough = f"{sum(one >= 0.1 for one in weaker)} of {len(weaker)}"
-                rows.append((name, seed_of(cell), admitted, enough, " / ".join(halves)))
-    head = ("method, positions × thoughts", "seed", "windows admitted", "R² of 0.1 or more")
-    return drawn((*head, "median R², first half / second"), rows)
+                enough = f"{sum(one >= 0.1 for one in foreseen)} of {len(foreseen)}"
+                rows.append([name, seed_of(cell), admitted, enough, halves(foreseen)])
+                more.append([*beside_others(known), *learned_weight(known)])
+    head = ["method, positions × thoughts", "seed", "windows admitted", "R² of 0.1 or more"]
+    head.append("median R², first half / second")
+    if any(set(one) != {"–"} for one in more):
+        head += ["median R² of the others' mean, first half / second", "windows with the weaker critic above it"]
+        head += ["largest Ĉ/Q̂", "learned weight accepted", "median correlation of the two advantages"]
+        rows = [[*row, *one] for row, one in zip(rows, more, strict=True)]
+    return drawn(head, rows)
+
+
+def weaker(window: dict[str, Any]) -> float:
+    """R² of the critic that foresaw less in a window, of the only one where there is one."""
+    return float(min(window["r2.1"], window.get("r2.2", window["r2.1"])))
+
+
+def halves(values: Sequence[float]) -> str:
+    """Medians of the first half of the windows and of the second; a dash for what there is none of."""
+    half = len(values) // 2
+    return " / ".join(signed(statistics.median(part)) if part else "–" for part in (values[:half], values[half:]))
+
+
+def beside_others(windows: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """What the mean of a position's other thoughts foresees by itself, and in how many windows the weaker critic
+    foresaw more."""
+    known = [one for one in windows if "r2_of_others" in one]
+    if not known:
+        return "–", "–"
+    above = sum(weaker(one) > one["r2_of_others"] for one in known)
+    return halves([one["r2_of_others"] for one in known]), f"{above} of {len(known)}"
+
+
+def learned_weight(windows: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
+    """The most that the learned weight changed of the advantages (Ĉ/Q̂), in how many windows it was accepted, and how
+    alike the advantages were that it mixes."""
+    kept, accepted, alike = (
+        [one[key] for one in windows if math.isfinite(one.get(key, math.nan))]
+        for key in ("retention", "accepted", "twin_correlation")
+    )
+    return (
+        f"{max(kept):.4f}" if kept else "–",
+        f"{sum(one > 0 for one in accepted)} of {len(accepted)}" if accepted else "–",
+        signed(statistics.median(alike)) if alike else "–",
+    )
 
 
 def text_again(found: dict[str, Any]) -> str:
@@ -174,40 +232,6 @@ def text_again(found: dict[str, Any]) -> str:
     return drawn(head, rows)
 
 
-def long_benchmark(found: dict[str, Any]) -> str:
-    """Right answers to the benchmark's questions: the start, then each run, and their difference question by
-    question."""
-    conditions = {"own": "own", "sampled": "sampled", "none": "without", "empty": "nothing", "random": "random tokens"}
-    head = ("model", "seed", "questions", *conditions.values(), "another's", "own − without")
-    start = found["benchmark"].get(CAREFUL)
-    runs = [("the start", "–", start)] if start else []
-    for name, cells in ended(found).items():
-        runs += [(name, seed_of(cell), cell.get("accuracy", {}).get("benchmark")) for cell in cells]
-    names, first = [name for name, *_ in runs if name != "the start"], runs[1][2] if len(runs) > 1 else None
-    rows = []
-    for name, seed, model in runs:
-        if model is None:
-            continue
-        every = model["results"]["every"]
-        shares = (percent(every["accuracy"][one][0]) for one in (*conditions, "other"))
-        row = [name, seed, f"{every['items']:,}", *shares, points(every["difference"]["own - none"])]
-        for one in ("own", "sampled"):
-            known = [_verdict(each, one) for each in (model, start or {})]
-            row.append(points(paired(*known)) if all(known) and model is not start else "–")
-        for one in ("own", "sampled"):
-            known = [_verdict(each, one) for each in (first or {}, model)]
-            row.append(points(paired(*known)) if all(known) and model is not first else "–")
-        rows.append(row)
-    told = (f"{one} of {names[0] if names else '–'}, minus this one's" for one in ("own", "sampled"))
-    return drawn((*head, "own, minus the start's", "sampled, minus the start's", *told), rows)
-
-
-def _verdict(model: dict[str, Any], condition: str) -> str:
-    """Right or wrong, question by question; of several sampled thoughts the first."""
-    known = model.get("verdicts", {}).get(condition, "")
-    return known if isinstance(known, str) else known[0]
-
-
 def of_kind(table: Table, kind: str) -> Table:
     """A table of the runs under one kind of clock."""
     return partial(_of_kind, table, kind)
@@ -224,6 +248,8 @@ _LONG: dict[str, Table] = {
 _LONGER = ("long", "second", "groups", "larger")
 CLOCKED_TABLES: dict[str, Table] = {
     **{name: of_kind(table, "short") for name, table in SEED_TABLES.items()},
+    "seeds_answers": of_kind(seeds_answers, "short"),
+    "seeds_lazy": of_kind(seeds_lazy, "short"),
     **{f"{kind}_{name}": of_kind(table, kind) for kind in _LONGER for name, table in _LONG.items()},
     "groups_benchmark": of_kind(long_benchmark, "groups"),
 }

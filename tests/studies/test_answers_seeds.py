@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from answer_sheets import SMALL
+from made_up_cells import clocked, lines_of, made_up
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
@@ -132,25 +133,6 @@ def test_cells_under_a_clock_become_tables(
     assert f"| thought gain | RLP, 8 × 8 | 1 | {tables.signed(cell['test']['thought_gain'][0])} | – | " in shown
 
 
-def made_up(method: str, seed: int, gain: float, **more: Any) -> dict[str, Any]:
-    settings = {"run.seed": seed, "window.items": 8, "group": 1, "optimizer.lr": 1e-5}
-    course = [
-        {"window": w, "steps": 4 * w, "actor_thoughts": 8 * w, "training_seconds": 10.0 * w * more.get("slow", 1)}
-        | {name: [gain * w, 0, 0] for name in ("thought_gain", "gain_vs_base", "content_gain", "no_thought_loss")}
-        for w in range(more.get("windows", 2) + 1)
-    ]
-    test = {name: [gain] for name in ("thought_gain", "gain_vs_base", "content_gain", "no_thought_loss")}
-    return {
-        "name": f"{method}-{seed}", "method": method, "start": "careful", "code": "now", "status": "2 windows",
-        "settings": settings, "measured": course, "windows": more.get("critics", []), "test": test,
-        "by_text": {"digest": "d", "items": "1 3", "thought_gain": f"{round(1e4 * gain)} {round(3e4 * gain)}"},
-    }  # fmt: skip
-
-
-def lines_of(table: str) -> list[list[str]]:
-    return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
-
-
 def test_intervals_over_seeds_are_students_and_differences_are_paired() -> None:
     seeds = scripts.script("studies/answers/seed_tables.py")
     cells = [made_up("rlp", seed, gain) for seed, gain in ((1, 0.1), (2, 0.3), (3, 0.2))]
@@ -168,16 +150,16 @@ def test_intervals_over_seeds_are_students_and_differences_are_paired() -> None:
 
 
 def test_intervals_over_clusters_are_the_packages() -> None:
-    seeds = scripts.script("studies/answers/seed_tables.py")
+    estimates = scripts.script("studies/answers/estimates.py")
     values, clusters = torch.tensor([1.0, 0.0, 0.5, 0.25, 0.75]), torch.tensor([0, 0, 1, 2, 2])
-    mean, half = seeds.over_clusters([1.0, 0.5, 1.0], [2, 1, 2])
+    mean, half = estimates.over_clusters([{0: (1.0, 2), 1: (0.5, 1), 2: (1.0, 2)}])
     wanted = clustered_mean(values, clusters)
     assert mean == pytest.approx(wanted.mean)
     assert half == pytest.approx(1.96 * wanted.error)
     # Verdicts of two seeds against the start, two answers of one problem and one of another.
-    over = seeds.over_problems(["110", "100"], ["000"], "0 0 1")
-    assert over == pytest.approx(seeds.over_clusters([1.5, 0.0], [2, 1]))
-    assert seeds.over_problems(["11"], ["000"], "0 0 1") is None
+    over = estimates.over_problems(["110", "100"], ["000"], "0 0 1")
+    assert over == pytest.approx(estimates.over_clusters([{0: (1.5, 2), 1: (0.0, 1)}]))
+    assert estimates.over_problems(["11"], ["000"], "0 0 1") is None
 
 
 def test_the_course_is_cut_where_every_rewarded_cell_has_been() -> None:
@@ -248,21 +230,8 @@ def test_the_rate_is_one_that_every_method_was_run_with() -> None:
         seeds.best_rate(cells[-2:])
 
 
-def clocked(method: str, seconds: float, gain: float, **more: Any) -> dict[str, Any]:
-    """A cell that a clock ended, measured on test texts and on three answers of two problems."""
-    cell = made_up(method, 1, gain, **more)
-    cell["settings"] |= {"run.seconds": seconds}
-    cell["measured"] = [{"thoughts": 9.0, **one} for one in cell["measured"]]
-    cell["test"] = {name: [gain, gain - 0.1, gain + 0.1] for name in cell["test"]} | {"mean_thought_length": 40.0}
-    cell["test_start"] = {"thought_gain": 0.1, "content_gain": 0.2, "no_thought_loss": 1.0}
-    cell["by_text"] |= {"gain_vs_base": cell["by_text"]["thought_gain"]}
-    own = more.get("own", "110")
-    cell["accuracy"] = {"problems": "test", "verdicts": {"own": own, "sampled": "000"}}
-    return cell
-
-
 def test_long_runs_have_tables_of_their_own() -> None:
-    tables = scripts.script("studies/answers/long_tables.py")
+    tables, forms = (scripts.script(f"studies/answers/{name}.py") for name in ("long_tables", "forms"))
     critics = [{"window": w, "r2.1": 0.2, "r2.2": r2, "credit": c} for w, r2, c in
                ((1, 0.05, "qualified"), (2, 0.1, "qualified"), (3, -0.2, "baseline"))]  # fmt: skip
     short, long = clocked("t5", 170.0, 0.9), clocked("t5", 1000.0, 0.3, critics=critics)
@@ -304,7 +273,7 @@ def test_long_runs_have_tables_of_their_own() -> None:
     assert content == "–"  # nothing kept text by text
     # One of three answers more, of the first problem: its total of 1 lies 1/3 above what two answers would have.
     half = 1.96 * (2 * ((1 - 2 / 3) ** 2 + (1 / 3) ** 2)) ** 0.5 / 3
-    assert own == f"+33.3 ({tables.points_of(1 / 3 - half)} … {tables.points_of(1 / 3 + half)})"
+    assert own == f"+33.3 ({forms.points_of(1 / 3 - half)} … {forms.points_of(1 / 3 + half)})"
     assert sampled.startswith("+0.0 ")
     assert lines_of(tables.long_critics(of["long"])) == [["T⁵, 8 × 1", "1", "2 of 3", "1 of 3", "+0.050 / −0.050"]]
     assert "+0.900" in tables.CLOCKED_TABLES["seeds"](found)
@@ -319,7 +288,7 @@ def test_gains_are_kept_text_by_text(tmp_path: Path) -> None:
 
 
 def test_texts_are_paired_where_the_same_positions_were_measured() -> None:
-    seeds = scripts.script("studies/answers/seed_tables.py")
+    estimates = scripts.script("studies/answers/estimates.py")
 
     def cell(digest: str, start: str, items: str = "2 1 1") -> dict[str, Any]:
         # The start's loss is the loss without a thought where both gains are the same.
@@ -327,17 +296,17 @@ def test_texts_are_paired_where_the_same_positions_were_measured() -> None:
         return {"by_text": {"digest": digest, "items": items, "no_thought_loss": start, **gains}}
 
     first = cell("a", "20000 9000 8000")
-    assert seeds.shared_texts(first, cell("a", "1 2 3")) == [0, 1, 2]
+    assert estimates.shared_texts(first, cell("a", "1 2 3")) == [0, 1, 2]
     # The first text is 0.0015 a token away, which is rounding, the second 0.1, which is another position.
     second = cell("b", "20030 10000 8000")
-    assert seeds.shared_texts(first, second) == [0, 2]
-    assert seeds.shared_texts(first, cell("b", "20000 9000 8000", items="1 2 1")) == []
+    assert estimates.shared_texts(first, second) == [0, 2]
+    assert estimates.shared_texts(first, cell("b", "20000 9000 8000", items="1 2 1")) == []
     second["by_text"]["gain_vs_base"] = second["by_text"]["thought_gain"] = "0 0 0"
     second["by_text"]["no_thought_loss"] = "20000 0 8000"
-    apart = seeds.over_texts([first], "thought_gain", [second])
-    assert apart == pytest.approx(seeds.over_clusters([0.001, 0.003], [2, 1]))
+    apart = estimates.over_texts([first], "thought_gain", [second])
+    assert apart == pytest.approx(estimates.over_clusters([{0: (0.001, 2), 2: (0.003, 1)}]))
     del second["by_text"]["gain_vs_base"]
-    assert seeds.shared_texts(first, second) == []
+    assert estimates.shared_texts(first, second) == []
 
 
 def test_right_answers_to_the_benchmark_stand_beside_the_starts() -> None:
