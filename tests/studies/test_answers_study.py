@@ -187,7 +187,13 @@ def test_the_page_shows_the_committed_results() -> None:
         (short, ("T⁵, 2,048 × 1", "GRPO, 256 × 8", "anchors alone, 2,048 × 1")),
         (
             eight,
-            ("T⁵, 512 × 8", "GRPO, 256 × 8", "PPO, one critic, 512 × 8", "anchors alone, 512 × 1, anchors at 3e-07"),
+            (
+                "T⁵, 512 × 8",
+                "GRPO, 256 × 8",
+                "RLP, 256 × 8",
+                "PPO, one critic, 512 × 8",
+                "anchors alone, 512 × 1, anchors at 3e-07",
+            ),
         ),
         (second, ("T⁵, 4,096 × 1", "GRPO, 256 × 8", "PPO, one critic, 4,096 × 1", "anchors alone, 4,096 × 1")),
         (long, ("T⁵, 2,048 × 1", "GRPO, 256 × 8", "RLP, 256 × 8", "PPO, one critic, 2,048 × 1")),
