@@ -24,7 +24,7 @@ OUTSIDE = Path(__file__).parent / "outside" / "leave_one_out.py"
 SMALL = (
     "window.items=18", "window.windows=2", "window.actor_steps=2", "actor.minibatches=2", "actor.reuse_passes=1",
     "run.develop_items=12", "gate.passes=1", "critic.passes=1", "thought.length=4", "thought.checkpoints=[4]",
-    "window.probe=0",
+    "window.probe=0", "text.sequences.test=4",
 )  # fmt: skip
 QUICK_T5 = "t5+qualify.rule=fixed+critic.warmup_rounds=1+calibration.mode=average"
 
