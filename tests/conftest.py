@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -47,3 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     place = {here / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: collections of garbage, some of which the code asks for, pass them over."""
+    gc.collect()
+    gc.freeze()

@@ -8,7 +8,9 @@ run again from here. With `--short` every command is parsed, but only the first 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import os
 import re
 import shlex
@@ -17,6 +19,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from tfive.cli.app import _call
 
 ROOT = Path(__file__).resolve().parents[1]
 PARSED_ONLY = {"gpu", "hub", "long"}
@@ -129,10 +133,11 @@ def parse_error(words: list[str], targets: set[str]) -> str | None:
 
 @functools.cache
 def _help(*path: str) -> str | None:
-    """What `tfive PATH --help` prints; None if there is no such command."""
-    words = [sys.executable, "-m", "tfive", *path, "--help"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return done.stdout if done.returncode == 0 else None
+    """What `tfive PATH --help` prints; None if there is no such command. Called, not started: there are many."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        status = _call([*path, "--help"])
+    return out.getvalue() if status == 0 else None
 
 
 def run(block: Block, folder: Path) -> str | None:

@@ -24,7 +24,7 @@ OUTSIDE = Path(__file__).parent / "outside" / "leave_one_out.py"
 SMALL = (
     "window.items=18", "window.windows=2", "window.actor_steps=2", "actor.minibatches=2", "actor.reuse_passes=1",
     "run.develop_items=12", "gate.passes=1", "critic.passes=1", "thought.length=4", "thought.checkpoints=[4]",
-    "window.probe=0",
+    "window.probe=0", "text.sequences.test=4",
 )  # fmt: skip
 QUICK_T5 = "t5+qualify.rule=fixed+critic.warmup_rounds=1+calibration.mode=average"
 
@@ -41,19 +41,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def words(*command: str) -> list[str]:
-    return [sys.executable, "-m", "tfive", *command]
-
-
 def environment(site: Path) -> dict[str, str]:
     places = [str(site), str(Path(tfive.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places)), "OMP_NUM_THREADS": "1"}
-
-
-def tfive_command(site: Path, *command: str) -> str:
-    done = subprocess.run(words(*command), env=environment(site), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 ONE_PROCESS = """
@@ -69,12 +59,33 @@ print(json.dumps(found))
 """
 
 
-def several(site: Path, *commands: list[str]) -> list[tuple[int, str, str]]:
-    """Status, output and errors of some commands, one after the other in a process that loads torch once."""
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("outside")
+
+
+@pytest.fixture(scope="module")
+def said(site: Path, home: Path) -> list[tuple[int, str, str]]:
+    """Status, output and errors of some commands, one after the other in a process that loads torch once; the last is
+    a run that is asked to stop after its first checkpoint."""
+    study, run = home / "study", home / "run"
+    commands = [
+        ["config", "methods"],
+        ["config", "show", "nano", "--set", "method=leave-one-out", "--explain"],
+        ["config", "check", "nano", "--set", "leave_one_out.scale=0"],
+        ["compare", "nano", "--methods", f"{QUICK_T5},leave-one-out", "--seeds", "1", *settings(), "--out", str(study)],
+        ["train", "nano", *settings("method=leave-one-out"), "--out", str(run), "--quiet"],
+    ]
     words = [sys.executable, "-c", ONE_PROCESS, json.dumps(commands)]
-    done = subprocess.run(words, env=environment(site), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [tuple(one) for one in json.loads(done.stdout)]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, env=environment(site), **pipes) as process:
+        waited = time.monotonic() + 300
+        while not list(run.glob("checkpoints/*/")) and process.poll() is None and time.monotonic() < waited:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return [tuple(one) for one in json.loads(out)]
 
 
 def settings(*more: str) -> list[str]:
@@ -90,47 +101,38 @@ def test_it_is_one_short_file() -> None:
     assert len([line for line in OUTSIDE.read_text("utf-8").splitlines() if line.strip()]) <= 60
 
 
-def test_it_shows_up_in_the_configuration(site: Path) -> None:
-    (listed, methods, _), (valid, shown, _), (refused, _, said) = several(
-        site,
-        ["config", "methods"],
-        ["config", "show", "nano", "--set", "method=leave-one-out", "--explain"],
-        ["config", "check", "nano", "--set", "leave_one_out.scale=0"],
-    )
+def test_it_shows_up_in_the_configuration(said: list[tuple[int, str, str]]) -> None:
+    (listed, methods, _), (valid, shown, _), (refused, _, why) = said[:3]
     assert (listed, valid, refused) == (0, 0, 2)
     assert "leave-one-out" in methods
     assert 'method = "leave-one-out"' in shown
     assert "[leave_one_out]" in shown
     assert "Factor on every advantage" in shown
-    assert said.count("\n") == 1
-    assert "leave_one_out.scale = 0" in said
+    assert why.count("\n") == 1
+    assert "leave_one_out.scale = 0" in why
 
 
-def test_it_is_compared_with_t5_and_resumes_to_the_same_numbers(site: Path, tmp_path: Path) -> None:
-    study = tmp_path / "study"
-    methods = f"{QUICK_T5},leave-one-out"
-    tfive_command(site, "compare", "nano", "--methods", methods, "--seeds", "1", *settings(), "--out", str(study))
-    page = (study / "report" / "report.md").read_text("utf-8")
+def test_it_is_compared_with_t5_and_resumes_to_the_same_numbers(
+    site: Path, home: Path, said: list[tuple[int, str, str]]
+) -> None:
+    (compared, _, why), (stopped, _, how) = said[3:]
+    assert compared == 0, why
+    page = (home / "study" / "report" / "report.md").read_text("utf-8")
     assert "leave-one-out" in page
-    ran = summary_of(study / "cells" / "leave-one-out-seed0")
+    ran = summary_of(home / "study" / "cells" / "leave-one-out-seed0")
     assert ran["method"] == "leave-one-out"
     assert ran["windows"] == 2
     # Two windows of three texts with six items, four thoughts each.
     assert ran["account"]["roles"]["actor"]["trajectories"] == 2 * 18 * 4
 
-    # The same run, stopped after its first checkpoint and resumed.
-    run = tmp_path / "run"
-    command = words("train", "nano", *settings("method=leave-one-out"), "--out", str(run), "--quiet")
-    process = subprocess.Popen(command, env=environment(site), stderr=subprocess.PIPE, text=True)
-    waited = time.monotonic() + 300
-    while not list(run.glob("checkpoints/*/")) and process.poll() is None and time.monotonic() < waited:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 1, said
-    assert "tfive resume" in said
-    tfive_command(site, "resume", str(run), "--quiet")
-    resumed = summary_of(run)
+    # The same run, stopped after its first checkpoint, and resumed by another process.
+    assert stopped == 1, how
+    assert "tfive resume" in how
+    assert not (home / "run" / "summary.json").exists()
+    command = [sys.executable, "-m", "tfive", "resume", str(home / "run"), "--quiet"]
+    done = subprocess.run(command, env=environment(site), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    resumed = summary_of(home / "run")
     for key in ("dev_thought_gain_end", "dev_content_gain_end", "dev_no_thought_loss_end", "generated_tokens"):
         assert resumed[key] == ran[key], key
 

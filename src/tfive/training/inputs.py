@@ -11,7 +11,7 @@ from pathlib import Path
 from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.evaluate.tasks import find_tasks, local_file
-from tfive.models.load import EMBEDDED
+from tfive.models.folder import EMBEDDED
 from tfive.text.files import sha256
 from tfive.text.settings import TextSource
 from tfive.text.sources import source_root

@@ -7,20 +7,22 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from tfive.config.config import Config
 from tfive.distributed.environment import Launched
 from tfive.errors import RunFailed, UserError, out_of_memory
-from tfive.inference.thought_model import plan_for
-from tfive.models.load import Loaded
 from tfive.models.shape import ModelShape, find_shape, shape_from
 from tfive.training.communication import Layout, bytes_per_rank, whole_copies
 from tfive.training.memory import compute_bytes, estimate, readable_bytes
 from tfive.training.remedies import fewer_copies, lower_and_resume, smaller_passes, smaller_weights
 from tfive.training.save_memory import checkpoint_bytes
 from tfive.tree.settings import EngineOptions
+
+if TYPE_CHECKING:
+    from tfive.models.load import Loaded
 
 SLACK = 1.25
 """How far the estimate may lie above the device's memory before a run is refused: it is no measurement."""
@@ -120,6 +122,9 @@ def memory_of_each(device: torch.device, place: Launched) -> int | None:
 
 
 def _require_positions(config: Config, loaded: Loaded) -> None:
+    # With a model this has been imported already; `tfive doctor`, which reckons on paper, need not wait for it.
+    from tfive.inference.thought_model import plan_for
+
     limit = getattr(loaded.model.config, "max_position_embeddings", None)
     if not isinstance(limit, int):
         return

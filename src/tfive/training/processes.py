@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,8 +11,10 @@ from tfive.config.config import Config
 from tfive.distributed.roles import critics_each
 from tfive.distributed.sharding import shard_width
 from tfive.errors import UserError
-from tfive.methods.method import Method
-from tfive.rl.actor import Actor
+
+if TYPE_CHECKING:
+    from tfive.methods.method import Method
+    from tfive.rl.actor import Actor
 
 
 def require_possible(config: Config, size: int) -> None:
