@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from soak.starved import PLACES
 from tfive.cli.doctor import Device, fit, render_fit
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError, out_of_memory
+from tfive.rl.actor import Actor
+from tfive.rl.trajectory import Trajectories
 from tfive.training import memory_limits, start
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.continuity import MAY_CHANGE
@@ -25,8 +28,10 @@ from tfive.training.loop import CHECKPOINTS
 from tfive.training.memory_limits import engine_options, out_of_memory_explained
 from tfive.training.remedies import lower_and_resume, smaller_passes, smaller_weights
 from tfive.training.status_files import COSTS
+from tfive.training.summary import SUMMARY
 from tfive.tree.fast import delta_kernel
 from tfive.tree.fast.agreement import kernel_trouble
+from tfive.tree.forward import TreeModel
 from tiny import configure
 
 SETTINGS = ("method=ntp", "run.seed=2", "run.develop_items=4", "run.explorer_items=0")
@@ -180,3 +185,28 @@ def test_passes_are_captured_in_runs_that_need_half_of_what_they_can_get(
     needed.total = 1
     monkeypatch.setattr(memory_limits, "_shape", lambda loaded: None)
     assert not engine_options(config, loaded).replayed_passes
+
+
+def test_a_run_goes_on_with_smaller_updates_and_says_so(
+    home: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, most = Actor._read, [1]
+
+    def short(actor: Actor, engine: TreeModel, some: Trajectories, *asked: Any, **options: Any) -> Any:
+        if len(some.texts.tokens_BS) > most[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return read(actor, engine, some, *asked, **options)
+
+    monkeypatch.setattr(Actor, "_read", short)
+    start.train(configure(home, *SETTINGS), tmp_path / "run", quiet=True)
+    rows = configure(home, *SETTINGS).run.texts_per_pass
+    events = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
+    (said,) = [one["detail"] for one in events if one.get("event") == "memory"]
+    assert said.endswith(f"1 texts a pass from here on instead of {rows} (run.texts_per_pass)")
+    gains = [json.loads((folder / SUMMARY).read_text("utf-8")) for folder in (undisturbed, tmp_path / "run")]
+    assert gains[0]["test_no_thought_loss_end"] == pytest.approx(gains[1]["test_no_thought_loss_end"], rel=1e-5)
+    most[0] = 0
+    with pytest.raises(RunFailed, match="out of memory in phase update") as failed:
+        start.train(configure(home, *SETTINGS), tmp_path / "none", quiet=True)
+    assert "texts_per_pass" not in str(failed.value)  # one text was tried
+    assert "set engine.activation_checkpointing = true" in str(failed.value)

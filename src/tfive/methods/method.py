@@ -226,7 +226,11 @@ class Method(Generic[P]):
         self.parts.snapshots.require(acting.snapshots, made_by, what="the actor set")
         reuse, minibatch = divmod(self.step, actor.settings.minibatches)
         rows = actor.minibatches(len(acting.texts.tokens_BS), self.window, reuse)[minibatch]
+        before = actor.rows
         self.report["steps"].append(asdict(learn(acting.rows(rows))))
+        if actor.rows < before:
+            fewer = f"{actor.rows} texts a pass from here on instead of {before} (run.texts_per_pass)"
+            self.log("memory", f"an update did not fit and was made again: {fewer}")
         self.step += 1
         return "update" if self.step < self.actor_steps else None
 

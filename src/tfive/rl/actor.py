@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 from tfive import rng
 from tfive.distributed.roles import Role
 from tfive.distributed.sharding import Sharding
-from tfive.errors import RunFailed
+from tfive.errors import RunFailed, out_of_memory
 from tfive.rl.losses import Aggregate, anchor_counts, before_answers, centering_term, policy_count
 from tfive.rl.optimizer import MasterOptimizer, StepReport
 from tfive.rl.sampling import micro_batches
@@ -162,14 +163,15 @@ class Actor:
 
     def _one_update(self, trajectories: Trajectories, policy: bool, aggregate: Aggregate) -> tuple[Sums, StepReport]:
         """Policy and anchors as one loss."""
-        if policy and self._one_pass:
-            sums = self._backward(self.trained, trajectories, aggregate=aggregate, anchored=True)
-        else:
+
+        def passes() -> Sums:
+            if policy and self._one_pass:
+                return self._backward(self.trained, trajectories, aggregate=aggregate, anchored=True)
             sums = self._backward(self.trained, trajectories, aggregate=aggregate, anchored=False) if policy else Sums()
-            anchors = self._backward(
-                self.trained_reader, self._first_thoughts(trajectories), aggregate=None, anchored=True
-            )
-            sums = replace(sums, text=anchors.text, conditioned=anchors.conditioned)
+            anchors = self._anchor_passes(trajectories)
+            return replace(sums, text=anchors.text, conditioned=anchors.conditioned)
+
+        sums = self._in_passes_that_fit(passes)
         return sums, self._applied(sums)
 
     def _two_updates(self, trajectories: Trajectories, policy: bool, aggregate: Aggregate) -> tuple[Sums, StepReport]:
@@ -177,13 +179,41 @@ class Actor:
         one."""
         sums, report = Sums(), None
         if policy:
-            sums = self._backward(self.trained, trajectories, aggregate=aggregate, anchored=False)
+            passes = partial(self._backward, self.trained, trajectories, aggregate=aggregate, anchored=False)
+            sums = self._in_passes_that_fit(passes)
             report = self._applied(sums, counted=False)
-        anchors = self._backward(self.trained_reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
+        anchors = self._in_passes_that_fit(partial(self._anchor_passes, trajectories))
         with self.optimizer.apart(self.anchor.lr or self.optimizer.lr):
             own = self._applied(anchors)
         sums = replace(sums, text=anchors.text, conditioned=anchors.conditioned)
         return sums, own if report is None or not own.applied else report
+
+    def _in_passes_that_fit(self, passes: Callable[[], Sums]) -> Sums:
+        """What all passes of an update come to. Where memory does not hold them they begin again with half of the texts
+        each, and so does all that follows: the sums are the same. (Several processes would have to do so together.)"""
+        while True:
+            try:
+                return passes()
+            except (MemoryError, RuntimeError) as error:
+                if self.rows == 1 or not self._alone or not out_of_memory(error):
+                    raise
+            self.updates.refuse("an update did not fit in memory")
+            self.optimizer.zero_grad()
+            gc.collect()  # what failed lived in the error's frames, which are gone
+            torch.cuda.empty_cache()
+            self.rows = (self.rows + 1) // 2
+
+    def _anchor_passes(self, trajectories: Trajectories) -> Sums:
+        return self._backward(self.trained_reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)
+
+    def _first_thoughts(self, trajectories: Trajectories) -> Trajectories:
+        """Anchors read the first thought of a group alone, so that all thought methods have the same ones."""
+        single = trajectories.thoughts.branches(0, None, self.engine.plan.group)
+        return Trajectories(trajectories.role, trajectories.window, trajectories.texts, single)
+
+    @property
+    def _alone(self) -> bool:
+        return self.shards is None and self.world.size == 1 and self.optimizer.world.size == 1
 
     def _applied(self, sums: Sums, *, counted: bool = True) -> StepReport:
         """The update that the passes came to, dropped if a loss is no number."""
@@ -197,11 +227,6 @@ class Actor:
         """Whether policy and anchors share a reading of the row: a sum of losses has the sum of their gradients. Parity
         wants rows as they were sampled."""
         return not self.parity
-
-    def _first_thoughts(self, trajectories: Trajectories) -> Trajectories:
-        """Anchors read the first thought of a group alone, so that all thought methods have the same ones."""
-        single = trajectories.thoughts.branches(0, None, self.engine.plan.group)
-        return Trajectories(trajectories.role, trajectories.window, trajectories.texts, single)
 
     def _backward(
         self, engine: TreeModel, trajectories: Trajectories, *, aggregate: Aggregate | None, anchored: bool
@@ -244,9 +269,8 @@ class Actor:
 
     def _replays(self, engine: TreeModel) -> bool:
         """Whether parts of an update are captured and replayed: those that never wait for the host."""
-        alone = self.shards is None and self.world.size == 1 and self.optimizer.world.size == 1
         plain = not self.parity and self.centring is None
-        return self.updates.wanted and alone and plain and engine.replays_training
+        return self.updates.wanted and self._alone and plain and engine.replays_training
 
     def _replayed(self, engine: TreeModel, some: Trajectories, loss: UpdateLoss, totals: Sequence[float]) -> Tensor:
         """The row of sums of a part, whose gradients are accumulated: by a replayed graph where its shape came before.

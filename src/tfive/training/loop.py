@@ -251,7 +251,8 @@ class Loop:
         self.store.begin(state)
 
     def _memory(self, phase: str) -> AbstractContextManager[None]:
-        return out_of_memory_explained(phase, self.assembly.config)
+        tried = (lambda: self.assembly.method.parts.actor.rows) if phase == "update" else None
+        return out_of_memory_explained(phase, self.assembly.config, tried)
 
     def _state(self) -> dict[str, Any]:
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -158,14 +158,18 @@ def device_memory(device: torch.device) -> int | None:
 
 
 @contextmanager
-def out_of_memory_explained(phase: str, config: Config) -> Iterator[None]:
-    """Turns a failed allocation into a `RunFailed` that names the phase and what to lower; the run can be resumed."""
+def out_of_memory_explained(phase: str, config: Config, tried: Callable[[], int] | None = None) -> Iterator[None]:
+    """Turns a failed allocation into a `RunFailed` that names the phase and what to lower; the run can be resumed.
+    `tried`: texts a pass that did not fit either, where fewer were tried than the configuration has."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
         asked = _first_sentences(str(error)) or type(error).__name__
+        if tried is not None:
+            run = config.run.model_copy(update={"texts_per_pass": tried()})
+            config = config.model_copy(update={"run": run})
         raise RunFailed(f"out of memory in phase {phase} ({asked}); {lower_and_resume(phase, config)}") from error
 
 

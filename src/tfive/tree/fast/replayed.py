@@ -132,19 +132,20 @@ class ReplayedPasses:
             captured = Captured(graphs, work, layout, given)
             self._judge(key, captured, apart(captured(layout, given), found))
         except RuntimeError as error:
-            self._refuse(f"cannot be captured: {first_line(error)}")
+            self.refuse(f"cannot be captured: {first_line(error)}")
         return found
 
     def _judge(self, key: Any, captured: Captured, *off: float) -> None:
         """Keep a captured pass whose errors are small; one that is no number is not."""
         wrong = [error for error in off if not error <= _APART]
         if wrong:
-            self._refuse(f"a captured pass differs by {wrong[0]:.2g}")
+            self.refuse(f"a captured pass differs by {wrong[0]:.2g}")
         else:
             self._captured[key] = captured
             self._seen[key] = None
 
-    def _refuse(self, why: str) -> None:
+    def refuse(self, why: str) -> None:
+        """Capture nothing any more."""
         self.wanted, self.reason = False, why
 
     def release(self) -> None:

@@ -133,16 +133,16 @@ class ReplayedBackward(ReplayedPasses):
             self.gradients.fix()
             begun = _Noted.of(self.gradients)
         except torch.OutOfMemoryError:
-            self._refuse(_LITTLE)
+            self.refuse(_LITTLE)
             return work(layout, given)
         found = work(layout, given)
         if not _fits_twice(layout.token_BN.device):
-            self._refuse(_LITTLE)
+            self.refuse(_LITTLE)
             return found
         try:
             ended = _Noted.of(self.gradients)
         except torch.OutOfMemoryError:
-            self._refuse(_LITTLE)
+            self.refuse(_LITTLE)
             return found
         if _tells(found, begun.values, ended.values):
             # A pass that autograd still remembers would be asked on the stream it ran on.
@@ -174,10 +174,11 @@ class ReplayedBackward(ReplayedPasses):
             off = apart(captured(layout, given), found)
             self._judge(key, captured, off, _gradients_apart(begun.values, gradients.held, ended.values))
         except RuntimeError as error:
-            self._refuse(f"cannot be captured: {first_line(error)}")
+            self.refuse(f"cannot be captured: {first_line(error)}")
 
-    def _refuse(self, why: str) -> None:
-        super()._refuse(why)
+    def refuse(self, why: str) -> None:
+        """Capture nothing any more, and give back what captured passes keep."""
+        super().refuse(why)
         self.release()
         if self.graphs is not None:
             self.graphs.release()  # the one that was refused, too
