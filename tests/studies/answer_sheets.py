@@ -23,7 +23,7 @@ SMALL = (
     "text.sequences.development=8", "text.sequences.test=8", "thought.length=8",
     "thought.checkpoints=[8]", "window.items=8", "window.windows=1",
     "window.actor_steps=1", "actor.minibatches=1", "actor.reuse_passes=1", "run.develop_items=8", "run.develop_every=1",
-    "run.texts_per_rollout=4", "run.texts_per_pass=4", "model.device=cpu", "optimizer.warmup_steps=0",
+    "run.texts_per_rollout=64", "run.texts_per_pass=4", "model.device=cpu", "optimizer.warmup_steps=0",
 )  # fmt: skip
 
 
