@@ -102,7 +102,7 @@ def long_ends(found: dict[str, Any]) -> str:
     for start in starts(everything) if everything else ():
         begun = [cell["test_start"] for cell in everything if start_of(cell) == start.name]
         means = {name: statistics.fmean(one[name] for one in begun) for name in begun[0]}
-        shown = (signed(means["thought_gain"]), "–", signed(means["content_gain"]), f"{means['no_thought_loss']:.3f}")
+        shown = (*[signed(means["thought_gain"])] * 2, signed(means["content_gain"]), f"{means['no_thought_loss']:.3f}")
         rows.append(["the start", start.seeds or "–", *["–"] * 4, *shown, "–"])
     for name, cells in groups.items():
         for cell in cells:
