@@ -259,7 +259,8 @@ def test_long_runs_have_tables_of_their_own() -> None:
     # A cell without a clock is a short one.
     assert len(tables.of_clock({"cells": [{"name": "old"}]}, "short")["cells"]) == 1
     begun, mine, theirs = lines_of(tables.long_ends(of["long"]))
-    assert begun == ["the start", *"–––––", "+0.100", "–", "+0.200", "1.000", "–"]
+    # Its gain against itself is what its thoughts gain.
+    assert begun == ["the start", *"–––––", "+0.100", "+0.100", "+0.200", "1.000", "–"]
     assert mine[:7] == ["T⁵, 8 × 1", "1", "8", "16", "9", "20", "+0.300 (+0.200 … +0.400)"]
     assert theirs[0] == "GRPO, 8 × 1"
     (name, minus, seeds, texts, gain, content, own, sampled), *warmed = lines_of(tables.long_apart(of["long"]))
