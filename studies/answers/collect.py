@@ -39,6 +39,8 @@ SETTINGS = (
     "thought.checkpoints",
     "thought.horizon",
     "critic.adapt",
+    "critic.pair",
+    "calibration.mode",
     "run.seconds",
     "run.seed",
 )
@@ -79,6 +81,9 @@ WINDOW = (
     "retention",
     "accepted",
     "weight_deviation",
+    "cross_fit_average",
+    "cross_fit_change",
+    "cross_fit_change_error",
     "actor_gain",
     "anchor_loss",
     "mean_thought_length",

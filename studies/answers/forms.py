@@ -23,6 +23,15 @@ NAMES = {
     "quiet-star-ppo": "PPO, one critic",
     "anchor-only": "anchors alone",
 }
+PARTS = {
+    "critic.pair": {"bracket": "twins of two expectiles", "disjoint": "twins of half the thoughts each"},
+    "calibration.mode": {
+        "average": "average of the two",
+        "single": "first critic alone",
+        "minimum": "smaller of the two",
+    },
+}
+"""By their key the parts of T⁵ that a cell may have in place of the usual one, and what tables call them."""
 
 
 def signed(value: float) -> str:
@@ -52,11 +61,20 @@ def anchor_rate(cell: dict[str, Any]) -> float:
     return 0.0 if known == "none" else float(known)
 
 
+def parts(cell: dict[str, Any]) -> tuple[str, ...]:
+    """What a cell of T⁵ has in place of the method's usual parts; cells of earlier code have those."""
+    if cell["method"] != "t5":
+        return ()
+    known = ((name, cell["settings"].get(key)) for key, name in PARTS.items())
+    return tuple(name[value] for name, value in known if value in name)
+
+
 def title(cell: dict[str, Any]) -> str:
-    """Method, positions a window and thoughts at each, and the rate of anchors that have one of their own."""
+    """Method, positions a window and thoughts at each, parts that were replaced, and the rate of anchors that have one
+    of their own."""
     settings, rate = cell["settings"], anchor_rate(cell)
-    own = f", anchors at {rate:g}" if rate else ""
-    return f"{NAMES[cell['method']]}, {settings['window.items']:,} × {settings['group']}{own}"
+    own = (*parts(cell), *([f"anchors at {rate:g}"] if rate else []))
+    return ", ".join([NAMES[cell["method"]], f"{settings['window.items']:,} × {settings['group']}", *own])
 
 
 def seed_of(cell: dict[str, Any]) -> str:

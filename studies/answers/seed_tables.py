@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from estimates import Cell, apart, by_seed, common, over_seeds, over_texts
-from forms import CAREFUL, NAMES, PILOT, anchor_rate, drawn, interval, plain, seed_of, signed, title, told
+from forms import CAREFUL, NAMES, PILOT, anchor_rate, drawn, interval, parts, plain, seed_of, signed, title, told
 
 from tfive.errors import UserError
 
@@ -89,10 +89,11 @@ def methods(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     return found
 
 
-def _rank(cell: Cell) -> tuple[int, int, int, float, float]:
+def _rank(cell: Cell) -> tuple[Any, ...]:
     settings = cell["settings"]
     place = list(NAMES).index(cell["method"])
-    return place, -settings["window.items"], settings["group"], settings["optimizer.lr"], anchor_rate(cell)
+    return (place, -settings["window.items"], settings["group"], parts(cell), settings["optimizer.lr"],
+            anchor_rate(cell))  # fmt: skip
 
 
 def control_of(cells: Sequence[Cell], groups: dict[str, list[Cell]]) -> list[Cell]:
