@@ -1,8 +1,6 @@
-"""What the study's tables estimate: means over seeds, and what pairs of cells differ by, text by text or answer by
-answer.
+"""What the study's tables estimate of cells: what pairs of them differ by, text by text or answer by answer.
 
-Intervals over seeds are Student's with n − 1 degrees of freedom; those over texts or problems are of the mean over the
-seeds there are. What is paired is always of one seed: seeds may have other starts, and cells other positions.
+What is paired is always of one seed: seeds may have other starts, and cells other positions.
 """
 
 from __future__ import annotations
@@ -11,41 +9,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scipy.special import stdtrit
+from tfive_lab.estimates import Estimate, Sums, over_clusters
 
 Cell = dict[str, Any]
-Estimate = tuple[float, float | None]
-"""A mean, and half of its 95 % interval where there is one."""
-Sums = dict[int, tuple[float, float]]
-"""By the number of a cluster the sum of a measure over its items, and how many items it has."""
-
-
-def over_seeds(values: Sequence[float]) -> Estimate:
-    """Mean and Student's interval; one seed has none."""
-    if len(values) < 2:
-        return statistics.fmean(values), None
-    error = statistics.stdev(values) / len(values) ** 0.5
-    return statistics.fmean(values), float(stdtrit(len(values) - 1, 0.975)) * error
-
-
-def over_clusters(each: Sequence[Sums]) -> Estimate:
-    """The mean over seeds of each one's ratio of sums, and its normal interval, clusters independent: for one seed as
-    `tfive.rl.clusters` has it. What a cluster does in several seeds is added up before it is squared."""
-    means = [ratio(sums) for sums in each]
-    moved: dict[int, float] = {}
-    for sums, mean in zip(each, means):
-        whole = sum(mass for _, mass in sums.values()) * len(each)
-        for number, (total, mass) in sums.items():
-            moved[number] = moved.get(number, 0.0) + (total - mean * mass) / whole
-    count = len(moved)
-    half = None if count < 2 else 1.96 * (sum(one**2 for one in moved.values()) * count / (count - 1)) ** 0.5
-    return statistics.fmean(means), half
-
-
-def ratio(sums: Sums) -> float:
-    """The mean over the items of all clusters."""
-    totals, masses = zip(*sums.values())
-    return float(sum(totals) / sum(masses))
 
 
 def by_seed(cells: Sequence[Cell], where: str, measure: str) -> dict[int, float]:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from estimates import Estimate, over_seeds
+from tfive_lab.estimates import Estimate, over_seeds
 
 CAREFUL = "careful"
 """The model that has learned to read its own thoughts (`careful.py`); cells that begin with it say so."""

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from answer_tables import answered, long_benchmark, problems_apart, seeds_answers, seeds_lazy, verdicts
-from estimates import Cell, common, each_texts, over_texts, ratio, shared_texts
+from estimates import Cell, common, each_texts, over_texts, shared_texts
 from forms import CAREFUL, LARGER, drawn, larger, over_both, seed_of, signed, with_interval
 from seed_tables import (
     BEGUN,
@@ -29,6 +29,8 @@ from seed_tables import (
     starts,
     which_seeds,
 )
+
+from tfive_lab.estimates import ratio
 
 
 class Clock(NamedTuple):

@@ -1,0 +1,263 @@
+"""Gated reading on ordinary text, several seeds of a method and of its control: run folders into JSON and tables.
+
+    python studies/smollm2/prose.py --runs runs/prose --code COMMIT   # results/smollm2-prose.json and the page's tables
+    python studies/smollm2/prose.py                                   # the tables alone, from the committed results
+
+Runs are those of `gated.toml`, each in a folder of its own; README.md beside this file has the commands. A place in
+the page is `<!-- table: NAME -->` … `<!-- end of table -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from tfive.cli.options import script
+from tfive.errors import UserError
+from tfive.report.runs import read_json
+from tfive.training.status_files import COSTS
+from tfive.training.summary import SUMMARY
+from tfive_lab.estimates import Estimate, Sums, over_clusters, over_seeds, ratio
+from tfive_lab.study_files import software_versions, write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = {"t5": "T⁵", "anchor-only": "anchors alone"}
+MEASURES = ("thought_gain", "content_gain", "gain_vs_base", "mixed_gain", "mixed_gain_other", "empty_gain",
+            "random_gain", "no_thought_loss")  # fmt: skip
+SHOWN = {"thought_gain": "thought gain", "content_gain": "content gain", "mixed_gain": "mixed gain, own",
+         "mixed_gain_other": "mixed gain, another's", "empty_gain": "empty", "random_gain": "random tokens",
+         "no_thought_loss": "loss without"}  # fmt: skip
+"""What a row of the test texts shows."""
+UNIT = 1e5
+"""Sums over a text's items are kept in these parts of a nat."""
+PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+Found = dict[str, Any]
+
+
+def cell_of(folder: Path) -> Found:
+    """One run that has ended: what it measured on development texts, its windows, and its test texts one by one."""
+    if not (folder / SUMMARY).is_file():
+        raise UserError(f"{folder}: no {SUMMARY}; only a run that has ended can be tabulated")
+    config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+    if config["method"] not in NAMES:
+        raise UserError(f"{folder}: method = {config['method']}; this study has {', '.join(NAMES)}")
+    summary = read_json(folder / SUMMARY)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    costs = [json.loads(line) for line in (folder / COSTS).read_text("utf-8").splitlines()]
+    windows = [line for line in lines if "policy_kl" in line or "anchor_loss" in line]
+    measured = [line for line in lines if "development.thought_gain" in line and "anchor_loss" not in line]
+    return {
+        "method": config["method"],
+        "seed": config["run"]["seed"],
+        "windows": summary["windows"],
+        "actor_thoughts": summary["windows"] * config["window"]["items"],
+        "thoughts": costs[-1]["trajectories"],
+        "seconds": round(sum(taken for phase, taken in costs[-1]["seconds"].items() if "/" not in phase)),
+        "measured": [
+            {"window": line["step"]}
+            | {name: _with_interval(line, f"development.{name}") for name in MEASURES if f"development.{name}" in line}
+            for line in measured
+        ],
+        "critics": [_critics(line) for line in windows if "r2.1" in line],
+        "start": {name: _short(summary[f"test_{name}_start"]) for name in ("thought_gain", "no_thought_loss")},
+        "test": by_text(folder / "test" / f"window-{summary['windows']:05d}.safetensors"),
+    }
+
+
+def _critics(line: Found) -> Found:
+    kept: Found = {key: _short(line[key]) for key in ("r2.1", "r2.2", "reward_scale", "policy_kl") if key in line}
+    return {"window": line["step"], **kept, "admitted": bool(line.get("actor_updates.qualified"))}
+
+
+def _with_interval(line: Found, key: str) -> list[float]:
+    ends = [f"{key}_interval.{end}" for end in (1, 2)]
+    return [_short(line[one]) for one in (key, *ends) if one in line]
+
+
+def _short(value: float) -> float:
+    """Five places, a tenth of what these numbers are known to."""
+    return round(float(value), 5)
+
+
+def by_text(path: Path) -> dict[str, str]:
+    """Items of every test text and the sums of their measures, as numbers in a string."""
+    kept = load_file(path)
+    _, texts, counts = np.unique(kept["text"], return_inverse=True, return_counts=True)
+    sums = {name: np.bincount(texts, kept[name].astype(np.float64)) for name in MEASURES if name in kept}
+    told = {name: " ".join(str(round(UNIT * float(one))) for one in sums[name]) for name in sums}
+    return {"items": " ".join(map(str, counts)), **told}
+
+
+def sums_of(cell: Found, measure: str, less: str | None = None, other: Found | None = None) -> Sums:
+    """A measure of each test text of a cell; minus another measure of it, or minus the same one of another cell."""
+    test = cell["test"]
+    items, own = (_numbers(test[name]) for name in ("items", measure))
+    taken = _numbers(test[less]) if less else _numbers(other["test"][measure]) if other else [0] * len(own)
+    if other is not None and other["test"]["items"] != test["items"]:
+        raise UserError(
+            f"seed {cell['seed']}: {cell['method']} and {other['method']} measured other items of the test texts"
+        )
+    return {text: ((a - b) / UNIT, n) for text, (a, b, n) in enumerate(zip(own, taken, items, strict=True))}
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split()]
+
+
+def signed(value: float) -> str:
+    """A gain with its sign and four decimals."""
+    return f"{value:+.4f}".replace("-", "−")
+
+
+def _interval(found: Estimate) -> str:
+    mean, half = found
+    return "–" if half is None else f"{signed(mean - half)} … {signed(mean + half)}"
+
+
+def told(each: Sequence[Sums]) -> str:
+    """The mean over seeds with its interval over texts, and over seeds where there are several."""
+    mean, _ = found = over_clusters(each)
+    seeds = f"; over seeds {_interval(over_seeds([ratio(one) for one in each]))}" if len(each) > 1 else ""
+    return f"{signed(mean)} ({_interval(found)}{seeds})"
+
+
+def methods(found: Found) -> dict[str, list[Found]]:
+    """The cells of each method in the order of seeds."""
+    groups = {key: [one for one in found["cells"] if one["method"] == key] for key in NAMES}
+    return {key: sorted(cells, key=lambda one: int(one["seed"])) for key, cells in groups.items() if cells}
+
+
+def drawn(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of these rows."""
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def ends(found: Found) -> str:
+    """The test texts: a row for each run, then one for each method, with its intervals."""
+    rows = []
+    for key, cells in methods(found).items():
+        for cell in cells:
+            spent = (f"{cell['actor_thoughts']:,}", f"{cell['thoughts']:,}", f"{cell['seconds']:,}")
+            rows.append([NAMES[key], str(cell["seed"]), *spent, *(_shown(cell, name) for name in SHOWN)])
+        if len(cells) > 1:
+            shared = [told([sums_of(one, name) for one in cells]) for name in list(SHOWN)[:-1]]
+            loss = over_clusters([sums_of(one, "no_thought_loss") for one in cells])[0]
+            rows.append([NAMES[key], ", ".join(str(one["seed"]) for one in cells), *["–"] * 3, *shared, f"{loss:.3f}"])
+    return drawn(("method", "seed", "actor thoughts", "of every role", "seconds", *SHOWN.values()), rows)
+
+
+def _shown(cell: Found, measure: str) -> str:
+    if measure not in cell["test"]:
+        return "–"
+    if measure == "no_thought_loss":
+        return f"{ratio(sums_of(cell, measure)):.3f} (before {cell['start']['no_thought_loss']:.3f})"
+    return told([sums_of(cell, measure)])
+
+
+def apart(found: Found) -> str:
+    """What the goals ask of the test texts: the method minus its control, and own thoughts mixed in minus another's."""
+    groups = methods(found)
+    rows = []
+    for key, cells in groups.items():
+        mixed = [sums_of(one, "mixed_gain", less="mixed_gain_other") for one in cells]
+        rows.append(
+            [NAMES[key], "mixed gain with own thoughts minus that with another's", str(len(cells)), told(mixed)]
+        )
+    own, control = ({one["seed"]: one for one in groups.get(key, [])} for key in NAMES)
+    seeds = sorted(own.keys() & control.keys())
+    for name in ("thought_gain", "content_gain", "gain_vs_base", "no_thought_loss") if seeds else ():
+        each = [sums_of(own[seed], name, other=control[seed]) for seed in seeds]
+        shown = {**SHOWN, "gain_vs_base": "gain against the base model"}[name]
+        rows.append([f"{NAMES['t5']} minus {NAMES['anchor-only']}", shown, str(len(seeds)), told(each)])
+    return drawn(("of", "what", "seeds", "nats a token, 95 % over texts"), rows)
+
+
+def course(found: Found) -> str:
+    """Development texts as training goes on, mean over seeds and Student's interval."""
+    names = ("thought_gain", "content_gain", "mixed_gain", "mixed_gain_other", "no_thought_loss")
+    rows = []
+    for key, cells in methods(found).items():
+        shared = set.intersection(*({one["window"] for one in cell["measured"]} for cell in cells))
+        for window in sorted(shared):
+            lines = [next(one for one in cell["measured"] if one["window"] == window) for cell in cells]
+            thoughts = window * cells[0]["actor_thoughts"] // cells[0]["windows"]
+            rows.append([NAMES[key], f"{thoughts:,}", *(_over(lines, name) for name in names)])
+    head = ("method", "actor thoughts", *(SHOWN[name] for name in names))
+    return drawn(head, rows)
+
+
+def _over(lines: Sequence[Found], name: str) -> str:
+    values = [line[name][0] for line in lines if name in line]
+    if len(values) < len(lines):
+        return "–"
+    if name == "no_thought_loss":
+        return f"{statistics.fmean(values):.3f}"
+    mean, half = over_seeds(values)
+    return signed(mean) if half is None else f"{signed(mean)} ± {half:.4f}"
+
+
+def critics(found: Found) -> str:
+    """How often the critics were admitted, and what they foresaw of fresh thoughts."""
+    rows = []
+    for cell in methods(found).get("t5", []):
+        known = cell["critics"]
+        foreseen = [min(one["r2.1"], one.get("r2.2", one["r2.1"])) for one in known]
+        half = len(foreseen) // 2
+        medians = (f"{statistics.median(part):+.3f}".replace("-", "−") for part in (foreseen[:half], foreseen[half:]))
+        admitted = f"{sum(one['admitted'] for one in known)} of {len(known)}"
+        scales = [one["reward_scale"] for one in known if "reward_scale" in one]
+        scale = f"{scales[0]:.3f} → {scales[-1]:.3f}" if scales else "–"
+        rows.append([str(cell["seed"]), admitted, *medians, scale])
+    head = (
+        "seed",
+        "windows admitted",
+        "median R² of the weaker, first half",
+        "second half",
+        "scale of rewards, first and last",
+    )
+    return drawn(head, rows)
+
+
+TABLES: dict[str, Callable[[Found], str]] = {
+    "prose_ends": ends, "prose_apart": apart, "prose_course": course, "prose_critics": critics,
+}  # fmt: skip
+
+
+def render(page: str, found: Found) -> str:
+    """The page with its tables drawn of the results."""
+    return PLACE.sub(lambda place: place[1] + TABLES[place[2]](found) + place[3], page)
+
+
+def main(given: list[str] | None = None) -> int:
+    """Tabulate run folders where they are given, then fill the page's tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--runs", type=Path, help="folder of run folders; none: the committed results")
+    parser.add_argument("--code", default="", help="the commit of the code that ran")
+    parser.add_argument("--device", default="", help="what it ran on")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "smollm2-prose.json")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "studies" / "smollm2-study.md")
+    asked = parser.parse_args(given)
+    if asked.runs is not None:
+        folders = sorted(path.parent for path in asked.runs.glob("*/metrics.jsonl"))
+        if not folders:
+            raise UserError(f"--runs {asked.runs}: no run in it; give the folder that holds the runs' folders")
+        settings = {"model": "SmolLM2-135M-Instruct (Q4_1, de-quantised)", "device": asked.device, "code": asked.code}
+        command = "tfive train smollm2-135m-study studies/smollm2/gated.toml --set method=METHOD --set run.seed=SEED"
+        cells = [cell_of(folder) for folder in folders]
+        write_json(asked.out, {**settings, "versions": software_versions(), "command": command, "cells": cells})
+    asked.page.write_text(render(asked.page.read_text("utf-8"), read_json(asked.out)), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    script(main)

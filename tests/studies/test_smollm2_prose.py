@@ -1,0 +1,91 @@
+"""Gated reading on prose: run folders become means over seeds with intervals over texts, and the committed page shows
+the committed numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import prose
+import pytest
+from safetensors.numpy import save_file
+
+from tfive.errors import UserError
+from tfive_lab.estimates import ratio
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXTS, ITEMS = 12, 4
+
+
+def run(folder: Path, method: str, seed: int, shift: float = 0.0) -> dict[str, np.ndarray]:
+    """A run folder as training leaves it, of two windows, its test gains moved by a number; returns its test items."""
+    folder.mkdir(parents=True)
+    draw = np.random.default_rng([seed, len(method)])
+    texts = np.repeat(np.arange(TEXTS, dtype=np.int32), ITEMS)
+    kept = {name: (shift + draw.normal(size=len(texts)) / 100).astype(np.float32) for name in prose.MEASURES}
+    (folder / "test").mkdir()
+    save_file({**kept, "text": texts[::-1].copy()}, folder / "test" / "window-00002.safetensors")
+    (folder / "config.toml").write_text(f'method = "{method}"\n[run]\nseed = {seed}\n[window]\nitems = 64\n', "utf-8")
+    gains = {f"development.{name}": 0.5 + seed for name in prose.MEASURES}
+    critics = {"r2.1": -0.1, "r2.2": 0.25, "reward_scale": 0.5, "policy_kl": 0.001} if method == "t5" else {}
+    lines: list[dict[str, Any]] = [{"step": 0, **gains}]
+    lines += [{"step": window, "anchor_loss": 3.0, **critics} for window in (1, 2)]
+    lines[-1] |= {"actor_updates.qualified": 4} if critics else {}
+    lines += [{"step": 2, **gains}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    costs = {"window": 2, "seconds": {"fit": 3.0, "fit/inner": 2.0, "update": 4.0}, "trajectories": 150}
+    (folder / "costs.jsonl").write_text(json.dumps(costs) + "\n", "utf-8")
+    told = {"windows": 2, "test_thought_gain_start": 0.0, "test_no_thought_loss_start": 3.25}
+    (folder / "summary.json").write_text(json.dumps(told), "utf-8")
+    return {**kept, "text": texts[::-1]}
+
+
+def test_a_run_is_kept_text_by_text(tmp_path: Path) -> None:
+    kept = run(tmp_path / "t5-1", "t5", 1)
+    cell = prose.cell_of(tmp_path / "t5-1")
+    assert (cell["method"], cell["seed"], cell["actor_thoughts"], cell["thoughts"], cell["seconds"]) == (
+        "t5",
+        1,
+        128,
+        150,
+        7,
+    )
+    assert [one["window"] for one in cell["measured"]] == [0, 2]
+    assert [one["admitted"] for one in cell["critics"]] == [False, True]
+    sums = prose.sums_of(cell, "content_gain")
+    for text in range(TEXTS):
+        assert sums[text] == (pytest.approx(kept["content_gain"][kept["text"] == text].sum(), abs=1e-5), ITEMS)
+    assert ratio(sums) == pytest.approx(kept["content_gain"].mean(), abs=1e-6)
+    less = prose.sums_of(cell, "mixed_gain", less="mixed_gain_other")
+    assert ratio(less) == pytest.approx((kept["mixed_gain"] - kept["mixed_gain_other"]).mean(), abs=1e-6)
+
+
+def test_seeds_are_paired_and_their_texts_give_the_interval(tmp_path: Path) -> None:
+    own = [run(tmp_path / f"t5-{seed}", "t5", seed, 0.01) for seed in (1, 2)]
+    control = [run(tmp_path / f"control-{seed}", "anchor-only", seed) for seed in (1, 2)]
+    page, out = tmp_path / "page.md", tmp_path / "out.json"
+    page.write_text("".join(f"<!-- table: {name} -->\n<!-- end of table -->\n" for name in prose.TABLES), "utf-8")
+    assert prose.main(["--runs", str(tmp_path), "--out", str(out), "--page", str(page)]) == 0
+    shown = page.read_text("utf-8")
+    apart = np.stack([a["content_gain"] - b["content_gain"] for a, b in zip(own, control)]).mean(0)
+    by_text = apart[::-1].reshape(TEXTS, ITEMS).mean(1)
+    half = 1.96 * by_text.std(ddof=1) / TEXTS**0.5
+    row = next(line for line in shown.splitlines() if line.startswith("| T⁵ minus anchors alone | content gain |"))
+    numbers = [float(word) for word in re.findall(r"[+-][\d.]+", row.replace("−", "-"))]
+    assert numbers[:3] == pytest.approx([by_text.mean(), by_text.mean() - half, by_text.mean() + half], abs=6e-5)
+    assert "| 1 | 1 of 2 | −0.100 | −0.100 |" in shown, "the weaker critic, and how often both were admitted"
+    assert "| T⁵ | 128 | +2.0000 ± 6.3531 |" in shown, "development gains 1.5 and 2.5, Student's interval of one degree"
+
+
+def test_runs_that_cannot_be_tabulated_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run in it"):
+        prose.main(["--runs", str(tmp_path)])
+    run(tmp_path / "one", "quiet-star-grpo", 1)
+    with pytest.raises(UserError, match="method = quiet-star-grpo"):
+        prose.cell_of(tmp_path / "one")
+    (tmp_path / "one" / "summary.json").unlink()
+    with pytest.raises(UserError, match="has ended"):
+        prose.cell_of(tmp_path / "one")
