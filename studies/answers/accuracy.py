@@ -8,8 +8,9 @@ in training, their mean, and `vote`, the answer most of them lead to), `other` (
 `empty` (nothing between the delimiters), `random` (as many random tokens as the own thought has), `true` (the working
 that the sheet leaves out), and for a model with a prediction gate `mixed` (the greedy thought, mixed by the gate).
 Thoughts serve the whole answer. Each difference is paired, with a 95 % interval over problems. One JSON object is
-printed. With `--benchmark gsm8k.jsonl.gz` the questions of a benchmark stand where the last problem of a sheet does,
-with nothing of their working before the answer.
+printed. With `--benchmark gsm8k.jsonl.gz` (or `math500.jsonl.gz`, `csqa.jsonl.gz`) the questions of a benchmark stand
+where the last problem of a sheet does, with nothing of their working before the answer (`questions.py`); with several
+files each result stands under its benchmark's name in `benchmarks`.
 """
 
 from __future__ import annotations
@@ -17,16 +18,26 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from questions import (
+    BENCHMARKS,
+    FORMS,
+    NUMBERS,
+    Form,
+    Item,
+    benchmark_items,
+    benchmark_name,
+    benchmark_rows,
+    chance,
+    different,
+)
 
 from tfive import rng
 from tfive.cli.options import script
@@ -38,29 +49,15 @@ from tfive.inference.requests import NEVER, Completion, TokenRequest, When, Writ
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.precision import choose_device, choose_dtype
 from tfive.rl.clusters import clustered_mean
-from tfive.text.sheets import ANSWER, END, HEADER, prefixes
+from tfive.text.sheets import ANSWER, END, prefixes
 from tfive.training.corpus import corpus_of
 from tfive.tree.settings import SamplingSettings
 from tfive_lab.study_files import software_versions
 
 PRESET = Path(__file__).with_name("answers.toml")
 GREEDY = SamplingSettings(top_k=1)
-LONGEST = 8
-"""Most tokens of an answer: five digits, a sign and the end of the line."""
-NUMBER = re.compile(r"\s*\$?(-?\d[\d,]*(?:\.\d+)?)")
 PAIRS = (("own", "none"), ("sampled", "none"), ("vote", "none"), ("own", "other"), ("own", "empty"), ("own", "random"),
          ("true", "none"), ("mixed", "none"))  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Item:
-    """One answer of a sheet: what stands before it, and what should follow."""
-
-    prompt: tuple[int, ...]
-    problem: str
-    missing: str
-    working: tuple[int, ...]
-    answer: str
 
 
 def test_texts(folder: Path) -> list[str]:
@@ -104,19 +101,6 @@ def read_items(folder: Path, texts: Sequence[str], tokenizer: Any) -> list[Item]
     return list(found.values())
 
 
-def benchmark_items(path: Path, tokenizer: Any) -> list[Item]:
-    """The questions of a benchmark (rows with `question` and `answer`, a number) as the only problem of a sheet."""
-    found = []
-    with gzip.open(known_file(path), "rt", encoding="utf-8") as rows:
-        for row in map(json.loads, rows):
-            question = f"Question: {' '.join(row['question'].split())}"
-            prompt = tuple(tokenizer.encode(f"{HEADER}{question}{ANSWER}", add_special_tokens=False))
-            found.append(Item(prompt, question, "all", (), row["answer"].replace(",", "")))
-    if not found:
-        raise UserError(f"{path}: no question; give rows with question and answer")
-    return found
-
-
 def donors(items: Sequence[Item]) -> list[int]:
     """For each item the next one of the same kind and another problem: whose thought it gets as a control."""
     found = []
@@ -130,18 +114,18 @@ def donors(items: Sequence[Item]) -> list[int]:
     return found
 
 
-def right(written: str, answer: str) -> bool | None:
-    """Whether the first line of what was written begins with the answer; None where it begins with no number."""
-    number = NUMBER.match(written.split("\n")[0])
-    return None if number is None else float(number[1].replace(",", "")) == float(answer)
-
-
 class Answers:
     """Answers of one model to all items, condition by condition."""
 
-    def __init__(self, model: ThoughtModel, items: Sequence[Item], seed: int) -> None:
-        self.model, self.items, self.seed = model, items, seed
-        self.rows = rows_that_fit(model, max(len(item.prompt) for item in items) + LONGEST, True)
+    def __init__(self, model: ThoughtModel, items: Sequence[Item], seed: int, longest: int = NUMBERS.longest) -> None:
+        self.model, self.items, self.seed, self.longest = model, items, seed, longest
+        width = max(len(item.prompt) for item in items) + longest
+        if model.limit is not None and width + model.plan.reach > model.limit:
+            raise UserError(
+                f"a question takes {width} tokens with its answer and {model.plan.reach} with a thought, the model has "
+                f"{model.limit} positions; take a model with more, or fewer questions (--limit)"
+            )
+        self.rows = rows_that_fit(model, width, True)
 
     def write(
         self,
@@ -152,7 +136,7 @@ class Answers:
     ) -> list[Completion]:
         """A greedy first line for every item, after a thought by `law` or after the given ones."""
         requests = [
-            TokenRequest(item.prompt, LONGEST, number, sample, None if thoughts is None else thoughts[number])
+            TokenRequest(item.prompt, self.longest, number, sample, None if thoughts is None else thoughts[number])
             for number, item in enumerate(self.items)
         ]
         mode = WritingMode(None, law, when, tuple(self.model.ends), self.seed)
@@ -202,22 +186,24 @@ def conditions(answers: Answers, samples: int) -> tuple[dict[str, list[list[str]
     return written, [str(model.tokenizer.decode(list(thought))) for thought in thoughts]
 
 
-def vote(texts: Sequence[str], answer: str) -> bool:
-    """Whether the answer that most texts give is the right one; texts without a number do not count."""
-    numbers = [float(found[1].replace(",", "")) for text in texts if (found := NUMBER.match(text.split("\n")[0]))]
-    return bool(numbers) and Counter(numbers).most_common(1)[0][0] == float(answer)
+def vote(texts: Sequence[str], answer: str, form: Form = NUMBERS) -> bool:
+    """Whether the answer that most texts give is the right one; texts that give none do not count."""
+    said = [one for text in texts if (one := form.says(text)) is not None]
+    return bool(said) and Counter(said).most_common(1)[0][0] == form.says(answer)
 
 
-def scored(items: Sequence[Item], written: Mapping[str, list[list[str]]]) -> tuple[dict[str, list[float]], Any]:
-    """Per condition the share of right answers of every item, and the share of answers that begin with a number."""
+def scored(
+    items: Sequence[Item], written: Mapping[str, list[list[str]]], form: Form = NUMBERS
+) -> tuple[dict[str, list[float]], Any]:
+    """Per condition the share of right answers of every item, and the share of lines that give an answer."""
     values: dict[str, list[float]] = {}
     coverage = {}
     for name, drawn in written.items():
-        verdicts = [[right(texts[n], item.answer) for texts in drawn] for n, item in enumerate(items)]
+        verdicts = [[form.right(texts[n], item.answer) for texts in drawn] for n, item in enumerate(items)]
         values[name] = [sum(map(bool, own)) / len(own) for own in verdicts]
         coverage[name] = sum(one is not None for own in verdicts for one in own) / (len(items) * len(drawn))
     if len(written["sampled"]) > 1:
-        voted = [vote([texts[n] for texts in written["sampled"]], item.answer) for n, item in enumerate(items)]
+        voted = [vote([texts[n] for texts in written["sampled"]], item.answer, form) for n, item in enumerate(items)]
         values["vote"] = [float(one) for one in voted]
     return values, coverage
 
@@ -252,13 +238,14 @@ def summarised(items: Sequence[Item], values: Mapping[str, list[float]]) -> dict
     return found
 
 
-def measure(model: ThoughtModel, items: Sequence[Item], samples: int, seed: int) -> dict[str, Any]:
+def measure(
+    model: ThoughtModel, items: Sequence[Item], samples: int, seed: int, form: Form = NUMBERS
+) -> dict[str, Any]:
     """Accuracies of one model on the items, and some of what it wrote."""
     began = time.monotonic()
-    answers = Answers(model, items, seed)
-    written, thoughts = conditions(answers, samples)
-    values, coverage = scored(items, written)
-    number = [re.search(rf"(?<![\d.]){item.answer}(?!\d)", one.replace(",", "")) for item, one in zip(items, thoughts)]
+    written, thoughts = conditions(Answers(model, items, seed, form.longest), samples)
+    values, coverage = scored(items, written, form)
+    named = sum(form.in_thought(item, one) for item, one in zip(items, thoughts))
     shown = [
         {"question": item.problem, "answer": item.answer, "thought": thoughts[n], "after": written["own"][0][n]}
         | {"without": written["none"][0][n]}
@@ -266,8 +253,8 @@ def measure(model: ThoughtModel, items: Sequence[Item], samples: int, seed: int)
     ]
     return {
         "results": summarised(items, values),
-        "begins_with_a_number": {name: round(share, 4) for name, share in coverage.items()},
-        "right_number_in_thought": round(sum(one is not None for one in number) / len(items), 4),
+        form.begins: {name: round(share, 4) for name, share in coverage.items()},
+        form.named: round(named / len(items), 4),
         "verdicts": {name: "".join("1" if one == 1 else "0" for one in own) for name, own in values.items()},
         "clusters": clusters(items),
         "samples": samples,
@@ -275,6 +262,14 @@ def measure(model: ThoughtModel, items: Sequence[Item], samples: int, seed: int)
         "seconds": round(time.monotonic() - began, 1),
         "examples": shown,
     }
+
+
+def measure_benchmark(model: ThoughtModel, path: Path, limit: int, samples: int, seed: int) -> dict[str, Any]:
+    """The same on a benchmark's first questions, 0 for all: which one it is, and what blind choice would get right."""
+    name = benchmark_name(path)
+    items = benchmark_items(path, model.tokenizer)[: limit or None]
+    found = {"problems": name, **chance(items), "longest_prompt": max(len(item.prompt) for item in items)}
+    return found | measure(model, items, samples, seed, FORMS[name])
 
 
 def load(source: str, config: Config, device: str = "auto", compute: str = "auto") -> ThoughtModel:
@@ -290,7 +285,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("sheets", type=Path, help="the folder that render.py wrote")
     parser.add_argument("--out", type=Path, help="file for the result as well")
     parser.add_argument("--problems", choices=("test", "development"), default="test")
-    parser.add_argument("--benchmark", type=Path, help="a benchmark's questions instead, say gsm8k.jsonl.gz")
+    parser.add_argument("--benchmark", type=Path, action="append", default=[], help=f"instead: {BENCHMARKS}")
     parser.add_argument("--limit", type=int, default=0, help="only the first answers; 0: all")
     parser.add_argument("--samples", type=int, default=4, help="sampled thoughts an answer")
     parser.add_argument("--seed", type=int, default=0)
@@ -300,17 +295,22 @@ def main(given: list[str] | None = None) -> int:
     if asked.samples < 1 or asked.limit < 0:
         raise UserError(f"--samples {asked.samples}, --limit {asked.limit}: give at least 1, and 0 or more")
     config = Config.load(str(PRESET), overrides=asked.overrides)
+    benchmarks = different(asked.benchmark)
+    for path in benchmarks.values():
+        benchmark_rows(path)  # a mistake in one of them is told before the model is read
     model = load(asked.model, config, asked.device)
-    problems = asked.problems if asked.benchmark is None else asked.benchmark.name.partition(".")[0]
-    if asked.benchmark is not None:
-        items = benchmark_items(asked.benchmark, model.tokenizer)
+    found: dict[str, Any] = {"model": Path(asked.model).name, "versions": software_versions()}
+    how = (asked.limit, asked.samples, asked.seed)
+    if benchmarks:
+        each = {name: measure_benchmark(model, path, *how) for name, path in benchmarks.items()}
+        found |= {"benchmarks": each} if len(each) > 1 else next(iter(each.values()))
     else:
         held_out = asked.problems == "test"
         texts = test_texts(asked.sheets) if held_out else development_texts(config, model.tokenizer)
         items = read_items(asked.sheets, texts, model.tokenizer)
-    found = {"model": Path(asked.model).name, "problems": problems, "versions": software_versions()}
-    # Kinds of an item alternate by sheet, so the first sheets hold all of them.
-    found |= measure(model, items[: asked.limit or None], asked.samples, asked.seed)
+        # Kinds of an item alternate by sheet, so the first sheets hold all of them.
+        own = measure(model, items[: asked.limit or None], asked.samples, asked.seed)
+        found |= {"problems": asked.problems, **own}
     text = json.dumps(found, ensure_ascii=False)
     if asked.out is not None:
         asked.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Tables of right answers, all from careful reading: to the test problems, to a benchmark's questions, and what a
+"""Tables of right answers, all from careful reading: to the test problems, to questions of benchmarks, and what a
 program that writes no working would score.
 
 Each cell stands beside the start that it began with itself. Where cells have several starts each has a row, which says
@@ -114,39 +114,80 @@ CONDITIONS = {"own": "own", "sampled": "sampled", "none": "without", "empty": "n
               "other": "another's"}  # fmt: skip
 
 
-def long_benchmark(found: dict[str, Any]) -> str:
+GSM8K = "gsm8k"
+"""The benchmark of results that do not say of which they are."""
+OTHERS = {"math500": "MATH-500", "csqa": "CommonsenseQA"}
+"""Benchmarks that share a table, and their titles."""
+
+
+def long_benchmark(found: dict[str, Any], name: str = GSM8K) -> str:
     """Right answers to the benchmark's questions: each start, each run, and the mean over the seeds of each method that
     has several; and what they differ by from their own starts and from the first method's of the same seeds."""
-    groups = {name: asked(cells) for name, cells in ended(found).items()}
+    return drawn(benchmark_head(found), benchmark_rows(found, name))
+
+
+def long_benchmarks(found: dict[str, Any]) -> str:
+    """The same of the other benchmarks, one below the other, each with what blind choice gets right where there are
+    options; nothing where no model was asked their questions."""
+    rows: list[list[str]] = []
+    for name, title in OTHERS.items():
+        models = [*asked_starts(found, name).values(), *benchmark(found["cells"], name)]
+        blind = next((f" (blind choice {percent(model['chance'])})" for model in models if "chance" in model), "")
+        rows += [[f"{title}{blind}", *row] for row in benchmark_rows(found, name)]
+    return drawn(("benchmark", *benchmark_head(found)), rows) if rows else ""
+
+
+def benchmark_head(found: dict[str, Any]) -> tuple[str, ...]:
+    """The columns of a benchmark's table."""
+    first = next(iter(ended(found)), "–")
+    head = ("model", "seed", "questions", *CONDITIONS.values(), "own − without")
+    leads = (f"{one} of {first}, minus this one's" for one in ("own", "sampled"))
+    return (*head, "own, minus the start's", "sampled, minus the start's", *leads)
+
+
+def benchmark_rows(found: dict[str, Any], name: str) -> list[list[str]]:
+    """Its rows."""
+    groups = {method: asked(cells, name) for method, cells in ended(found).items()}
     first = next(iter(groups), "–")
     leading = groups.get(first, [])
-    begun: dict[str, Model] = found["benchmark"]
+    begun = asked_starts(found, name)
     rows = []
     for start in starts([cell for cells in groups.values() for cell in cells]):
         if start.name in begun:
             own = [cell for cell in leading if start_of(cell) == start.name]
-            ahead = (benchmark(own), [begun[start.name]] * len(own))
+            ahead = (benchmark(own, name), [begun[start.name]] * len(own))
             rows.append(asked_row("the start", start.seeds or "–", [begun[start.name]], ([], []), ahead))
-    single = [(name, [cell]) for name, cells in groups.items() for cell in cells]
-    several = [(name, cells) for name, cells in groups.items() if len(cells) > 1]
-    for name, cells in (*single, *several):
-        own, others = common(leading if name != first else [], cells)
+    single = [(method, [cell]) for method, cells in groups.items() for cell in cells]
+    several = [(method, cells) for method, cells in groups.items() if len(cells) > 1]
+    for method, cells in (*single, *several):
+        own, others = common(leading if method != first else [], cells)
         before = [begun.get(start_of(cell), {}) for cell in cells]
-        pairs = ((benchmark(cells), before), (benchmark(own), benchmark(others)))
-        rows.append(asked_row(name, ", ".join(seed_of(cell) for cell in cells), benchmark(cells), *pairs))
-    head = ("model", "seed", "questions", *CONDITIONS.values(), "own − without")
-    leads = (f"{one} of {first}, minus this one's" for one in ("own", "sampled"))
-    return drawn((*head, "own, minus the start's", "sampled, minus the start's", *leads), rows)
+        pairs = ((benchmark(cells, name), before), (benchmark(own, name), benchmark(others, name)))
+        rows.append(asked_row(method, ", ".join(seed_of(cell) for cell in cells), benchmark(cells, name), *pairs))
+    return rows
 
 
-def asked(cells: Sequence[Cell]) -> list[Cell]:
+def asked_starts(found: dict[str, Any], name: str) -> dict[str, Model]:
+    """What each start answered of a benchmark's questions."""
+    unnamed: dict[str, Model] = found.get("benchmark", {}) if name == GSM8K else {}
+    return {**unnamed, **found.get("benchmarks", {}).get(name, {})}
+
+
+def asked_of(cell: Cell, name: str = GSM8K) -> Model | None:
+    """What the model of a cell answered of a benchmark's questions; None where it was not asked them."""
+    answers = cell.get("accuracy", {})
+    known: Model | None = answers.get("benchmarks", {}).get(name)
+    return known or (answers.get("benchmark") if name == GSM8K else None)
+
+
+def asked(cells: Sequence[Cell], name: str) -> list[Cell]:
     """The cells whose model was asked the benchmark's questions."""
-    return [cell for cell in cells if "benchmark" in cell.get("accuracy", {})]
+    return [cell for cell in cells if asked_of(cell, name) is not None]
 
 
-def benchmark(cells: Sequence[Cell]) -> list[Model]:
-    """What the model of each cell answered of the benchmark's questions."""
-    return [cell["accuracy"]["benchmark"] for cell in cells]
+def benchmark(cells: Sequence[Cell], name: str) -> list[Model]:
+    """What the models of the cells that were asked answered of the benchmark's questions."""
+    return [model for cell in cells if (model := asked_of(cell, name)) is not None]
 
 
 def asked_row(name: str, seeds: str, models: Sequence[Model], *pairs: tuple[list[Model], list[Model]]) -> list[str]:

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accuracy import benchmark_items, development_texts, load, measure, read_items, test_texts
+from accuracy import development_texts, load, measure, measure_benchmark, read_items, test_texts
 from collect import ACCURACY, FAILURE, cell_of
+from questions import different
 
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
@@ -90,25 +91,26 @@ class Measuring:
     limit: int = 0
     samples: int = 1
     models: bool = False
-    benchmark: str = ""
+    benchmarks: tuple[str, ...] = ()
+    """Files of the benchmarks whose questions are asked as well."""
     code: str = ""
     """The commit of the code that runs, for the results."""
 
     def words(self) -> list[str]:
         """The same as options of the command."""
         named = ["--problems", self.problems, "--limit", str(self.limit), "--samples", str(self.samples)]
-        named += ["--benchmark", self.benchmark] if self.benchmark else []
+        named += [word for path in self.benchmarks for word in ("--benchmark", path)]
         return [*named, *(["--models"] if self.models else [])]
 
     def accuracy(self, model: ThoughtModel, config: Config) -> dict[str, Any]:
-        """Accuracies of a trained model, and those on the benchmark's questions where one is named."""
+        """Accuracies of a trained model, and those on the questions of each benchmark, by its name."""
         sheets = Path(config.text.sources[0].path or "").parent
         texts = test_texts(sheets) if self.problems == "test" else development_texts(config, model.tokenizer)
         items = read_items(sheets, texts, model.tokenizer)[: self.limit or None]
         found = {"problems": self.problems, **measure(model, items, self.samples, config.run.seed)}
-        if self.benchmark:
-            asked = benchmark_items(Path(self.benchmark), model.tokenizer)[: self.limit or None]
-            found["benchmark"] = measure(model, asked, self.samples, config.run.seed)
+        paths, how = different([Path(path) for path in self.benchmarks]), (self.limit, self.samples, config.run.seed)
+        if paths:
+            found["benchmarks"] = {name: measure_benchmark(model, path, *how) for name, path in paths.items()}
         return found
 
 

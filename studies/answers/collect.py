@@ -219,13 +219,10 @@ def collect(runs: Path) -> dict[str, Any]:
     """All that lies under `runs`: `machine.json`, `headroom-NAME.json`, `accuracy-NAME.json` and `benchmark-NAME.json`
     files, and a `cell-NAME.json` or a folder for each run."""
     machine = runs / MACHINE
-    accuracy, benchmark = (
-        {
-            path.stem.removeprefix(f"{kind}-"): json.loads(path.read_text("utf-8"))
-            for path in sorted(runs.glob(f"{kind}-*.json"))
-        }
-        for kind in ("accuracy", "benchmark")
-    )
+    accuracy = {
+        path.stem.removeprefix("accuracy-"): json.loads(path.read_text("utf-8"))
+        for path in sorted(runs.glob("accuracy-*.json"))
+    }
     headroom = {
         path.stem.removeprefix("headroom-"): headroom_rows(json.loads(path.read_text("utf-8")))
         for path in sorted(runs.glob("headroom-*.json"))
@@ -240,9 +237,22 @@ def collect(runs: Path) -> dict[str, Any]:
         "machine": json.loads(machine.read_text("utf-8")) if machine.is_file() else {},
         "headroom": headroom,
         "accuracy": accuracy,
-        "benchmark": benchmark,
+        "benchmarks": benchmarks(runs),
         "cells": sorted([*cells, *kept], key=lambda one: str(one["name"])),
     }
+
+
+def benchmarks(runs: Path) -> dict[str, dict[str, Any]]:
+    """What `benchmark-NAME.json` files hold, by benchmark and model; a file may hold one benchmark, whose name may end
+    its own (`benchmark-warm-csqa.json`), or several."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(runs.glob("benchmark-*.json")):
+        told = json.loads(path.read_text("utf-8"))
+        common = {key: told[key] for key in ("model", "versions") if key in told}
+        for name, one in told.get("benchmarks", {told.get("problems"): told}).items():
+            model = path.stem.removeprefix("benchmark-").removesuffix(f"-{name}")
+            found.setdefault(name, {})[model] = common | one
+    return found
 
 
 def merged(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -250,8 +260,13 @@ def merged(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     names = {(one["name"], one.get("code")) for one in now["cells"]}
     cells = [one for one in before.get("cells", ()) if (one["name"], one.get("code")) not in names]
     found = {**before, "cells": sorted([*cells, *now["cells"]], key=lambda one: str(one["name"]))}
-    for kind in ("headroom", "accuracy", "benchmark", "clusters"):
+    for kind in ("headroom", "accuracy", "clusters"):
         found[kind] = {**before.get(kind, {}), **now[kind]}
+    known = before.get("benchmarks", {})
+    every = {
+        name: {**known.get(name, {}), **now["benchmarks"].get(name, {})} for name in {**known, **now["benchmarks"]}
+    }
+    found |= {"benchmarks": every} if every else {}
     return {**found, "machine": before.get("machine") or now["machine"]}
 
 

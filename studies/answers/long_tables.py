@@ -15,7 +15,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from answer_tables import answered, long_benchmark, problems_apart, seeds_answers, seeds_lazy, verdicts
+from answer_tables import answered, long_benchmark, long_benchmarks, problems_apart, seeds_answers, seeds_lazy, verdicts
 from estimates import Cell, common, each_texts, over_texts, shared_texts
 from forms import CAREFUL, LARGER, drawn, larger, over_both, seed_of, signed, with_interval
 from seed_tables import (
@@ -74,7 +74,9 @@ def of_clock(found: dict[str, Any], kind: str) -> dict[str, Any]:
     every = {name for other in CLOCKS.values() for name in (other.start, *other.again.values())}
     models = {name: model for name, model in known.items() if name not in every and not alone}
     return {**found, "cells": cells, "accuracy": models | starts_in(known, clock),
-            "benchmark": starts_in(found.get("benchmark", {}), clock)}  # fmt: skip
+            "benchmark": starts_in(found.get("benchmark", {}), clock),
+            "benchmarks": {name: starts_in(own, clock) for name, own in found.get("benchmarks", {}).items()},
+            }  # fmt: skip
 
 
 def begun_with(cell: Cell, clock: Clock) -> Cell:
@@ -255,3 +257,5 @@ CLOCKED_TABLES: dict[str, Table] = {
     **{f"{kind}_{name}": of_kind(table, kind) for kind in _LONGER for name, table in _LONG.items()},
     "groups_benchmark": of_kind(long_benchmark, "groups"),
 }
+READY_TABLES = {f"{kind}_benchmarks": of_kind(long_benchmarks, kind) for kind in ("short", *_LONGER)}
+"""Tables for which the page may have a place: they hold nothing as long as no model was asked such questions."""

@@ -20,6 +20,7 @@ import torch
 from cells import PRESET, Cell, Measuring, run_cells, run_one
 from collect import MACHINE, collect, merged
 from headroom import measure
+from questions import BENCHMARKS, benchmark_rows, different
 from seed_tables import begun_careful, best_rate
 from tables import draw
 
@@ -50,7 +51,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     one.add_argument("--code", default="", help="the commit that runs, where this is no repository")
     one.add_argument("--jobs", type=int, default=4, help="most runs at once on the device")
     one.add_argument("--problems", choices=("none", "development", "test"), default="none", help="whose accuracy")
-    one.add_argument("--benchmark", default="", help="a benchmark's questions as well, say gsm8k.jsonl.gz")
+    one.add_argument("--benchmark", action="append", default=[], help=f"as well: {BENCHMARKS}")
     one.add_argument("--limit", type=int, default=0, help="only the first answers; 0: all")
     one.add_argument("--samples", type=int, default=1, help="sampled thoughts an answer")
     one.add_argument("--alone", action="store_true", help="leave the result to the command that started this one")
@@ -106,8 +107,12 @@ def cell(asked: argparse.Namespace) -> None:
     cells = [one for batch in batches for one in batch]
     for one in cells:
         one.config()  # a mistake in one of them is told before any begins
+    if asked.benchmark and asked.problems == "none":
+        raise UserError("--benchmark: asked after the problems alone; give --problems test or development, too")
+    for path in different([Path(path) for path in asked.benchmark]).values():
+        benchmark_rows(path)
     code = asked.code or commit()
-    measuring = Measuring(asked.problems, asked.limit, asked.samples, asked.models, asked.benchmark, code)
+    measuring = Measuring(asked.problems, asked.limit, asked.samples, asked.models, tuple(asked.benchmark), code)
     if asked.alone:
         if torch.cuda.is_available():
             torch.cuda.set_per_process_memory_fraction(asked.share)

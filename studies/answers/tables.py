@@ -10,8 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from answer_tables import GSM8K, asked_of, asked_starts
 from forms import CAREFUL, NAMES, PILOT, drawn, larger, paired, percent, points, seed_of, signed, title, with_interval
-from long_tables import CLOCKED_TABLES
+from long_tables import CLOCKED_TABLES, READY_TABLES
 
 PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 MISSING = {"1": "one line", "2": "two lines", "all": "all of it", "every": "every item"}
@@ -28,7 +29,8 @@ AT_THE_END = [64]
 
 def draw(page: str, found: dict[str, Any]) -> str:
     """The page with every marked place filled from the results."""
-    return PLACE.sub(lambda place: place[1] + TABLES[place[2]](found) + place[3], page)
+    tables = TABLES | READY_TABLES
+    return PLACE.sub(lambda place: place[1] + tables[place[2]](found) + place[3], page)
 
 
 def headroom(found: dict[str, Any]) -> str:
@@ -188,8 +190,9 @@ def ends(found: dict[str, Any]) -> str:
     gains = ("thought gain", "gain against the start", "content gain", "loss without")
     shares = ("right after own thought", "without", "after the true working", "right number in the thought")
     rows = []
-    if "warm" in found.get("benchmark", {}):
-        answers = (*_answers(found["accuracy"]["warm"]), *_on_benchmark(found["benchmark"]["warm"]))
+    begun = asked_starts(found, GSM8K)
+    if "warm" in begun:
+        answers = (*_answers(found["accuracy"]["warm"]), *_on_benchmark(begun["warm"]))
         rows.append((STARTS["warm"], *["–"] * (len(head) + len(gains) - 1), *answers))
     cells = [
         cell for cell in found["cells"] if scored_at_the_end(cell) and cell.get("start") != CAREFUL and not larger(cell)
@@ -206,7 +209,7 @@ def ends(found: dict[str, Any]) -> str:
             else ["–"] * len(gains)
         )
         answered = cell.get("accuracy")
-        row += [*_answers(answered), *_on_benchmark(answered["benchmark"])] if answered else ["–"] * 7
+        row += [*_answers(answered), *_on_benchmark(asked_of(cell))] if answered else ["–"] * 7
         rows.append(tuple(row))
     return drawn((*head, *gains, *shares, "GSM8K: own thought", "without", "difference"), rows)
 
@@ -272,7 +275,9 @@ def _answers(model: dict[str, Any]) -> list[str]:
     return [*(percent(shares[one][0]) for one in ("own", "none", "true")), percent(model["right_number_in_thought"])]
 
 
-def _on_benchmark(model: dict[str, Any]) -> list[str]:
+def _on_benchmark(model: dict[str, Any] | None) -> list[str]:
+    if model is None:
+        return ["–"] * 3
     every = model["results"]["every"]
     shares = (percent(every["accuracy"][one][0]) for one in ("own", "none"))
     return [*shares, points(every["difference"]["own - none"])]

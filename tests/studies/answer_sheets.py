@@ -48,7 +48,7 @@ def save_model(folder: Path, texts: list[str]) -> Path:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
     torch.manual_seed(0)
     shape = LlamaConfig(vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-                        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256,
+                        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=2048,
                         initializer_range=0.3, tie_word_embeddings=False)  # fmt: skip
     LlamaForCausalLM(shape).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
