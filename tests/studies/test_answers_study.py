@@ -139,7 +139,13 @@ def test_headroom_cells_and_their_tables(
     benchmark = tmp_path / "gsm8k.jsonl.gz"
     with gzip.open(benchmark, "wt", encoding="utf-8") as rows:
         rows.writelines(json.dumps({"question": f"{n} plus\n 2?", "answer": f"1,00{n}"}) + "\n" for n in range(3))
-    assert run.main([*cells, "--problems", "test", "--limit", "6", "--benchmark", str(benchmark)]) == 0
+    formulas = tmp_path / "math500.jsonl.gz"
+    with gzip.open(formulas, "wt", encoding="utf-8") as rows:
+        rows.writelines(
+            json.dumps({"question": f"Half of {n}?", "answer": f"\\frac{{{n}}}{{2}}"}) + "\n" for n in (3, 5)
+        )
+    both = ["--benchmark", str(benchmark), "--benchmark", str(formulas)]
+    assert run.main([*cells, "--problems", "test", "--limit", "6", *both]) == 0
     told = capsys.readouterr().out.splitlines()
     assert "left out every, 6 answers" in told[-1]
     assert not list(runs.rglob("model.safetensors"))
@@ -158,6 +164,7 @@ def test_headroom_cells_and_their_tables(
     on_benchmark = cell["accuracy"]["benchmarks"]["gsm8k"]["results"]["every"]
     assert (on_benchmark["items"], on_benchmark["problems"], "true" in on_benchmark["accuracy"]) == (3, 3, False)
     assert cell["accuracy"]["benchmarks"]["gsm8k"]["examples"][0]["answer"] == "1000"
+    assert cell["accuracy"]["benchmarks"]["math500"]["results"]["every"]["items"] == 2
     assert len(cell["test"]["thought_gain"]) == 3
     assert (cell["method"], cell["status"], cell["actor_thoughts_per_window"]) == ("anchor-only", "1 windows", 8)
     assert [one["window"] for one in cell["measured"]] == [0, 1]
