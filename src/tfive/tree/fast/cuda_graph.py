@@ -218,7 +218,8 @@ class ReplayedStep:
 
     def __call__(self, *inputs: Tensor) -> None:
         """One step, as if run on the spot."""
-        inputs = tuple(given.to(self.device) for given in inputs)
+        # Without waiting: a step that was asked for before may still be running.
+        inputs = tuple(given.to(self.device, non_blocking=True) for given in inputs)
         if self.graphs is None or self.graphs.trouble:
             self.step(*inputs)
             return
