@@ -24,7 +24,7 @@ from tfive.rl.onlooker import Onlooker
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import HEADS_ALONE, CriticSettings
-from tfive.rl.trajectory import Trajectories
+from tfive.rl.trajectory import Trajectories, placed
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.outputs import Lower
 
@@ -274,7 +274,7 @@ class Critics:
         frozen_2BRT: Tensor | None,
         warmup: bool,
     ) -> Tensor:
-        rows = rows.to(trajectories.mask_BRT.device)
+        rows = placed(rows, trajectories.mask_BRT.device)
         some = trajectories.rows(rows)
         mask = some.mask_BRT
         own, held = self.trained[critic], self.shards[critic]
