@@ -57,8 +57,9 @@ def test_losses_of_a_fitting_pass_stay_on_the_device() -> None:
 
 def test_losses_of_the_gates_minibatches_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfive.rl.gate.best_constant_gate", lambda *_: 0.5)
-    log_probs, states = torch.randn(2, 8, 3), torch.randn(2, 8, 3, 4)
-    predictions = Experts(*log_probs, *states, torch.ones(8, 3, dtype=torch.bool), torch.arange(8))
+    (first, second), (with_IHD, without_IHD) = torch.randn(2, 8, 3), torch.randn(2, 8, 3, 4)
+    mask_IH = torch.ones(8, 3, dtype=torch.bool)
+    predictions = Experts(first, second, with_IHD, without_IHD, mask_IH, torch.arange(8))
     gate = Gate(4, GateSettings(passes=2), seed=0, device=torch.device("cpu"), batch=2)
     # Every one of the 2 · 4 updates needs the norm of its gradient.
     assert asked(partial(gate.fit, predictions, 1)) == 8
