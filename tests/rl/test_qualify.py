@@ -136,3 +136,21 @@ def test_value_risk_bound_follows_the_formula_and_refuses_unbounded_heads() -> N
         value_risk_bound(target, guess, mask, text, 6.0, None, 0.05)
     with pytest.raises(ValueError, match="exceeds the bound"):
         value_risk_bound(target, guess + 7, mask, text, 6.0, 6.0, 0.05)
+
+
+def test_steps_are_scored_as_each_alone_and_fetched_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(1)
+    target, guess = (torch.randn(9, 4, 6, generator=generator) for _ in range(2))
+    mask = torch.rand(9, 4, 6, generator=generator) < 0.7
+    mask[..., 5] = False
+    alone = [r_squared(target[..., t], guess[..., t], mask[..., t]) for t in range(5)]
+    fetched, plain = list[int](), torch.Tensor.tolist
+
+    def tolist(tensor: torch.Tensor) -> object:
+        fetched.append(tensor.numel())
+        return plain(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", tolist)
+    assert r_squared_per_step(target, guess, mask) == [*alone, None]
+    assert fetched == [15]
+    assert r_squared_per_step(target, guess, torch.zeros_like(mask)) == [None] * 6

@@ -1,4 +1,4 @@
-"""A step of the actor and a critic's fitting pass ask the device for numbers when they are over, not for every part."""
+"""Steps of the actor and passes of critics and gate ask the device for numbers when they are over, not for each."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from test_critics import fitting, twins
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stage import gpt2
+from tfive.rl.gate import Experts, Gate
+from tfive.rl.settings import GateSettings
 
 pytestmark = pytest.mark.model
 
@@ -51,3 +53,13 @@ def test_losses_of_a_fitting_pass_stay_on_the_device() -> None:
         frozen = critics.evaluate(record).values_2BRT
         counts.append(asked(partial(critics.fit_pass, record, frozen, 1, 0, warmup=True)))
     assert counts[0] == counts[1]
+
+
+def test_losses_of_the_gates_minibatches_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfive.rl.gate.best_constant_gate", lambda *_: 0.5)
+    (first, second), (with_IHD, without_IHD) = torch.randn(2, 8, 3), torch.randn(2, 8, 3, 4)
+    mask_IH = torch.ones(8, 3, dtype=torch.bool)
+    predictions = Experts(first, second, with_IHD, without_IHD, mask_IH, torch.arange(8))
+    gate = Gate(4, GateSettings(passes=2), seed=0, device=torch.device("cpu"), batch=2)
+    # Every one of the 2 · 4 updates needs the norm of its gradient.
+    assert asked(partial(gate.fit, predictions, 1)) == 8

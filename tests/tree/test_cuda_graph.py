@@ -215,7 +215,7 @@ class Cramped(CudaGraphs):
     """A device whose memory PyTorch holds: the first capture fails, the one after it was given back does not."""
 
     def __init__(self, frequent: bool) -> None:
-        self.frequent, self.emptied, self.failures = frequent, 0, 1
+        self.frequent, self.emptied, self.failures, self.device = frequent, 0, 1, CPU
         self._graphs, self._keeper = [], None
 
     @contextmanager
@@ -234,11 +234,31 @@ class Cramped(CudaGraphs):
         return Again(work)
 
 
-def test_frequent_graphs_empty_the_cache_only_where_memory_is_short() -> None:
+def test_frequent_graphs_empty_the_cache_only_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = Cramped(frequent=True)
     graphs.capture(lambda: None)
     assert graphs.emptied == 1
     graphs.capture(lambda: None)
     assert graphs.emptied == 1
+    monkeypatch.setattr(Cramped, "_roomy", lambda _: False)
     with pytest.raises(torch.OutOfMemoryError):
         Cramped(frequent=False).capture(lambda: None)
+
+
+@pytest.mark.parametrize(("free", "emptied"), [(2, 2), (3, 0)])
+def test_other_graphs_empty_it_where_little_is_free(free: int, emptied: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free << 30, 16 << 30))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 2 << 30)
+    graphs = Cramped(frequent=False)
+    graphs.failures = 0
+    graphs.capture(lambda: None)
+    graphs.capture(lambda: None)
+    assert graphs.emptied == emptied
+    # What looked free may not be: then it is given back after all, unless it was before.
+    graphs.failures = 1
+    if emptied:
+        with pytest.raises(torch.OutOfMemoryError):
+            graphs.capture(lambda: None)
+    else:
+        graphs.capture(lambda: None)
+        assert graphs.emptied == 1

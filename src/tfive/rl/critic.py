@@ -21,7 +21,7 @@ from tfive.errors import UserError
 from tfive.rl.adapters import LORA_ALPHA, with_lora
 from tfive.rl.initial import InitialWeights, dense
 from tfive.rl.settings import HEADS_ALONE, CriticSettings
-from tfive.rl.trajectory import Trajectories
+from tfive.rl.trajectory import Trajectories, placed
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.hf import Backbone
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
@@ -102,13 +102,13 @@ class BaseActivations:
 
     def rows(self, index: slice | Tensor) -> BaseActivations:
         """The activations of some texts."""
-        return self._map(lambda tensor: tensor[index])
+        return self._map(lambda tensor: tensor[index if isinstance(index, slice) else placed(index, tensor.device)])
 
     @staticmethod
     def gathered(parts: Sequence[BaseActivations], size: int, index: Tensor) -> BaseActivations:
         """The activations of the texts `index` (ascending) out of micro-batches of `size` texts each."""
         picked = [
-            parts[int(part)].rows(index[index // size == part] - part * size) for part in (index // size).unique()
+            parts[part].rows(index[index // size == part] - part * size) for part in (index // size).unique().tolist()
         ]
         features = [one.features_BRTD for one in picked if one.features_BRTD is not None]
         lower = [one.lower for one in picked if one.lower is not None]

@@ -24,7 +24,7 @@ from tfive.rl.onlooker import Onlooker
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import HEADS_ALONE, CriticSettings
-from tfive.rl.trajectory import Trajectories
+from tfive.rl.trajectory import Trajectories, placed
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.outputs import Lower
 
@@ -162,8 +162,8 @@ class Critics:
     def advantages(self, trajectories: Trajectories, values: CriticValues) -> Trajectories:
         """The trajectories with each critic's masked, length-adaptive GAEs from the same rewards (eq:masked-gae)."""
         mask_BRT, rewards_BRT = trajectories.mask_BRT, trajectories.need("rewards_BRT")
-        gae = [adaptive_gae(rewards_BRT, v.to(rewards_BRT.dtype), mask_BRT, self.alpha) for v in values.values_2BRT]
-        return trajectories.having(values_2BRT=values.values_2BRT, gae_2BRT=torch.stack(gae))
+        gae_2BRT = adaptive_gae(rewards_BRT, values.values_2BRT.to(rewards_BRT.dtype), mask_BRT, self.alpha)
+        return trajectories.having(values_2BRT=values.values_2BRT, gae_2BRT=gae_2BRT)
 
     def fit_pass(
         self, trajectories: Trajectories, frozen_2BRT: Tensor | None, window: int, number: int, *, warmup: bool
@@ -204,7 +204,7 @@ class Critics:
     ) -> dict[str, float]:
         """One critic's updates by the processes of `world`: its mean loss, and whether every gradient was finite."""
         texts, shared = len(trajectories.texts.tokens_BS), self.shared(trajectories, world)
-        first, seen, losses = world.computed(texts).start, 0, list[Tensor]()
+        first, seen, losses, fitted = world.computed(texts).start, 0, list[Tensor](), self._fitted(trajectories)
         # What the host needs of the set is fetched once; losses stay on the device until the pass is over.
         steps_B = trajectories.mask_BRT.sum((1, 2)).cpu()
         sees_B = self._sees(critic, trajectories, torch.arange(texts)).cpu()
@@ -216,7 +216,7 @@ class Critics:
             passes = self._passes(own, texts, world, common=self.shards[critic] is not None)
             for rows, spare in world.beating(passes):
                 read = BaseActivations.gathered(shared, self.read_rows, rows - first)
-                loss = self._loss(critic, trajectories, rows, read, frozen_2BRT, warmup)
+                loss = self._loss(critic, fitted, rows, read, frozen_2BRT, warmup)
                 (0.0 * loss if spare else loss / count).backward()
                 if not spare:
                     losses.append(loss.detach().double())
@@ -225,6 +225,13 @@ class Critics:
                 return {"loss": math.nan, "sound": False}
         parts = [[value] for value in torch.stack(losses).tolist()] if losses else []
         return {"loss": world.sum_in_order(parts, 1)[0] / max(seen, 1.0), "sound": True}
+
+    def _fitted(self, trajectories: Trajectories) -> Trajectories:
+        """The set with what steps read of it alone: each takes rows of every tensor there is."""
+        seen = ("no_thought_BR", "no_thought_token_BRH", "foreign_BR", "potentials_BRT", "others_BRN")
+        names = ("returns_BRT", *(seen if any(critic.sees for critic in self.critics) else ()))
+        kept: dict[str, Any] = {name: getattr(trajectories, name) for name in names}
+        return Trajectories(trajectories.role, trajectories.window, trajectories.texts, trajectories.thoughts, **kept)
 
     def _passes(self, chosen: Tensor, texts: int, world: World, *, common: bool) -> list[tuple[Tensor, bool]]:
         """The parts of a step's `chosen` texts that this process reads. Over shards a pass is `common` work: a process
@@ -274,7 +281,7 @@ class Critics:
         frozen_2BRT: Tensor | None,
         warmup: bool,
     ) -> Tensor:
-        rows = rows.to(trajectories.mask_BRT.device)
+        rows = placed(rows, trajectories.mask_BRT.device)
         some = trajectories.rows(rows)
         mask = some.mask_BRT
         own, held = self.trained[critic], self.shards[critic]

@@ -218,12 +218,12 @@ class Gate:
     def fit(self, predictions: Experts, window: int, world: World = SINGLE) -> float:
         """Passes over a training set's predictions, alike on every process of `world`; returns the mean loss of the
         last pass."""
-        count, loss_mean = len(predictions.text_I), 0.0
+        count, device, seen = len(predictions.text_I), predictions.text_I.device, list[Tensor]()
         for number in range(self.settings.passes):
             order = torch.from_numpy(rng.permutation(self.seed, f"gate/{number}", window, count))
-            total = tokens = 0.0
+            order, seen = order.to(device, non_blocking=True), []
             for part in world.beating(micro_batches(count, self.batch)):
-                some = predictions.items(order[part].to(predictions.text_I.device))
+                some = predictions.items(order[part])
                 terms = gate_terms(
                     self.gate(some.with_IHD, some.without_IHD),
                     some.log_with_IH,
@@ -234,10 +234,13 @@ class Gate:
                 )
                 (terms.loss_sum / terms.count.clamp(min=1)).backward()
                 self.optimizer.step()
-                total, tokens = total + float(terms.loss_sum.detach()), tokens + float(terms.count)
-            loss_mean = total / max(tokens, 1.0)
+                seen.append(torch.stack([terms.loss_sum.detach().double(), terms.count.double()]))
         self.constant = best_constant_gate(predictions.log_with_IH, predictions.log_without_IH, predictions.mask_IH)
-        return loss_mean
+        total = tokens = 0.0
+        # The host waits for them once; one after the other, for `sum` would round otherwise.
+        for loss, own in torch.stack(seen).tolist() if seen else []:
+            total, tokens = total + loss, tokens + own
+        return total / max(tokens, 1.0)
 
     @torch.no_grad()
     def logits(self, predictions: Experts) -> Tensor:

@@ -32,16 +32,31 @@ class Score:
 def r_squared(return_: Tensor, prediction: Tensor, mask: Tensor, weight: Tensor | None = None) -> Score:
     """R² over all valid prefixes pooled (eq:holdout-r2), computed in float64. `weight` turns sums into weighted sums,
     which gives the population R² of a distribution with known probabilities."""
-    target, guess = return_[mask].double(), prediction[mask].double()
-    if target.numel() == 0:
+    kept = mask.nonzero(as_tuple=True)
+    if not len(kept[0]):
         raise ValueError("R² needs at least one valid prefix")
-    share = torch.ones_like(target) if weight is None else weight[mask].double()
+    return _score(_moments(return_, prediction, kept, weight).tolist(), len(kept[0]))
+
+
+Kept = tuple[Tensor, ...]
+"""Where a mask is true. The host waits for that, once for all that is read there."""
+
+
+def _moments(return_: Tensor, prediction: Tensor, kept: Kept, weight: Tensor | None = None) -> Tensor:
+    """float64 `[3]`: the squared error, the returns' variance and the largest |return|, still on the device."""
+    target, guess = return_[kept].double(), prediction[kept].double()
+    share = torch.ones_like(target) if weight is None else weight[kept].double()
     share = share / share.sum()
-    error = float((share * (target - guess).square()).sum())
-    variance = float((share * (target - (share * target).sum()).square()).sum())
+    error = (share * (target - guess).square()).sum()
+    variance = (share * (target - (share * target).sum()).square()).sum()
+    return torch.stack([error, variance, target.abs().max()])
+
+
+def _score(moments: Sequence[float], count: int) -> Score:
+    error, variance, largest = moments
     # Returns that differ by rounding alone carry no variance to explain.
-    flat = variance <= (1e-7 * float(target.abs().max())) ** 2
-    return Score(None if flat else 1 - error / variance, error, variance, target.numel())
+    flat = variance <= (1e-7 * largest) ** 2
+    return Score(None if flat else 1 - error / variance, error, variance, count)
 
 
 def r_squared_error(return_: Tensor, prediction: Tensor, mask: Tensor, text: Tensor) -> float:
@@ -60,10 +75,10 @@ def r_squared_error(return_: Tensor, prediction: Tensor, mask: Tensor, text: Ten
 
 def r_squared_per_step(return_T: Tensor, prediction_T: Tensor, mask_T: Tensor) -> list[Score | None]:
     """R² within each step t = 1 … T; None for a step that no thought reaches."""
-    return [
-        r_squared(return_T[..., t], prediction_T[..., t], mask_T[..., t]) if bool(mask_T[..., t].any()) else None
-        for t in range(return_T.shape[-1])
-    ]
+    steps = [mask_T[..., t].nonzero(as_tuple=True) for t in range(return_T.shape[-1])]
+    moments = [_moments(return_T[..., t], prediction_T[..., t], kept) for t, kept in enumerate(steps) if len(kept[0])]
+    rows = iter(torch.stack(moments).tolist() if moments else [])
+    return [_score(next(rows), len(kept[0])) if len(kept[0]) else None for kept in steps]
 
 
 def r_squared_within(steps: Sequence[Score | None]) -> float | None:

@@ -55,10 +55,9 @@ def checkpoint_rewards(potential_K: Tensor, checkpoint_K: Tensor, mask_K: Tensor
     return reward_T
 
 
-def carried_potential(potential_K: Tensor, checkpoint_K: Tensor, mask_K: Tensor, steps: int) -> Tensor:
-    """Φ known *before* action t, [..., T]: that of the last checkpoint at or before step t−1, with Φ_0 = 0. Part of the
-    context c that the mean head reads."""
-    reward_T = checkpoint_rewards(potential_K, checkpoint_K, mask_K, steps)
+def carried_potential(reward_T: Tensor) -> Tensor:
+    """Φ known *before* action t, [..., T]: that of the last checkpoint at or before step t−1, with Φ_0 = 0. The rewards
+    before t add up to it. Part of the context c that the mean head reads."""
     return running_sum(reward_T) - reward_T
 
 
@@ -69,14 +68,17 @@ def returns_to_go(reward_T: Tensor, mask_T: Tensor) -> Tensor:
 
 
 def _check_checkpoints(checkpoint_K: Tensor, mask_K: Tensor, steps: int) -> None:
-    valid = checkpoint_K[mask_K]
-    if valid.numel() and (int(valid.min()) < 1 or int(valid.max()) > steps):
-        raise ValueError(f"checkpoints must lie in 1 … {steps}, got {int(valid.min())} … {int(valid.max())}")
-    latest = torch.zeros_like(checkpoint_K[..., 0])
+    outside_K, latest = mask_K & ((checkpoint_K < 1) | (checkpoint_K > steps)), torch.zeros_like(checkpoint_K[..., 0])
+    early = torch.zeros_like(latest, dtype=torch.bool)
     for k in range(checkpoint_K.shape[-1]):
-        if bool((mask_K[..., k] & (checkpoint_K[..., k] <= latest)).any()):
-            raise ValueError("the valid checkpoints of a thought must increase strictly")
+        early |= mask_K[..., k] & (checkpoint_K[..., k] <= latest)
         latest = torch.where(mask_K[..., k], checkpoint_K[..., k], latest)
+    if not bool(outside_K.any() | early.any()):  # the host waits once
+        return
+    if bool(outside_K.any()):
+        valid = checkpoint_K[mask_K]
+        raise ValueError(f"checkpoints must lie in 1 … {steps}, got {int(valid.min())} … {int(valid.max())}")
+    raise ValueError("the valid checkpoints of a thought must increase strictly")
 
 
 class RewardScale:

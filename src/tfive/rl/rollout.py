@@ -267,7 +267,7 @@ class Rollout:
         length = self.engine.plan.length
         rewards_BRT = checkpoint_rewards(potential_BRK, steps, mask_BRK, length)
         rewarded = scored.having(
-            potentials_BRT=carried_potential(potential_BRK, steps, mask_BRK, length),
+            potentials_BRT=carried_potential(rewards_BRT),
             rewards_BRT=rewards_BRT,
             returns_BRT=returns_to_go(rewards_BRT, scored.mask_BRT),
         )

@@ -26,6 +26,12 @@ def last_loss(losses_BRK: Tensor, mask_BRK: Tensor) -> Tensor:
     return losses_BRK.gather(-1, last_BR[..., None]).squeeze(-1)
 
 
+def placed(index: Tensor, device: torch.device) -> Tensor:
+    """Row numbers where the rows are. Those of the host are sent once and without waiting; a tensor that is asked for
+    rows by numbers of the host would send them itself, every time, and wait."""
+    return index.to(device, non_blocking=True) if index.device.type == "cpu" else index
+
+
 @dataclass(frozen=True)
 class Trajectories:
     """Thoughts of one role and window. Fields that a later phase computes are None until then.
@@ -106,7 +112,15 @@ class Trajectories:
 
     def rows(self, index: Tensor | slice) -> Trajectories:
         """The trajectories of some texts: a micro-batch."""
-        return self._map(lambda name, tensor: tensor[:, index] if name.endswith("_2BRT") else tensor[index])
+        sent: dict[torch.device, Tensor | slice] = {}
+
+        def change(name: str, tensor: Tensor) -> Tensor:
+            if tensor.device not in sent:
+                sent[tensor.device] = index if isinstance(index, slice) else placed(index, tensor.device)
+            chosen = sent[tensor.device]
+            return tensor[:, chosen] if name.endswith("_2BRT") else tensor[chosen]
+
+        return self._map(change)
 
     def to(self, device: torch.device | str) -> Trajectories:
         return self._map(lambda _, tensor: tensor.to(device))

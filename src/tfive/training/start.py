@@ -29,6 +29,7 @@ from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
 from tfive.training.corpus import corpus_of, require_other_texts
 from tfive.training.devices import Placement, kernels_named, place
+from tfive.training.garbage import lasting
 from tfive.training.inputs import require
 from tfive.training.live_status import PROGRESS
 from tfive.training.loop import CHECKPOINTS, Loop, WindowCallback, read_config
@@ -239,7 +240,7 @@ def _recorded(
         console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
     else:
         console.draws(assembly.draws(1), config.window.windows, clock=config.run.seconds is not None)
-    with progress.showing(loop.live, folder / PROGRESS, drawn=not quiet) if world.leads else nullcontext():
+    with progress.showing(loop.live, folder / PROGRESS, drawn=not quiet) if world.leads else nullcontext(), lasting():
         summary = loop.go()
     console.summary(summary)
     console.say(

@@ -1,13 +1,16 @@
 """The early stop: the held-out change of the offset is exact in a finite world, and decides among feasible weights."""
 
 import dataclasses
+import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tfive.rl.calibration.early_stop import EarlyStopping
-from tfive.rl.calibration.mean import MeanPlan, cross_fit_change
+from tfive.rl.calibration.early_stop import BestStep, EarlyStopping
+from tfive.rl.calibration.mean import MeanPlan, cross_fit_change, regress_mean
 from tfive.rl.calibration.mixture import MeanInputs, WeightInputs, mix
 from tfive.rl.calibration.moments import CalibrationData, Occupation, offset_change
 from tfive_lab.theory.tables import table_heads
@@ -65,7 +68,9 @@ def _data() -> CalibrationData:
 
 def _look(stopping: EarlyStopping, weight: float) -> float:
     centred = torch.full((8, 1), weight - 0.5)
-    return stopping.evaluate(centred + 0.5, centred, (nn.Linear(1, 1), nn.Linear(1, 1)), 1.0).change
+    heads = (nn.Linear(1, 1), nn.Linear(1, 1))
+    stopping.look(centred + 0.5, centred, heads, torch.tensor(1.0), torch.tensor(0.0))
+    return stopping.evaluations[-1].change
 
 
 def test_the_lowest_feasible_offset_wins_and_stale_looks_are_counted() -> None:
@@ -96,3 +101,80 @@ def test_no_signal_makes_every_move_infeasible() -> None:
     stopping = EarlyStopping(flat, kappa=0.5)
     _look(stopping, 0.9)
     assert stopping.evaluations[0].retention == float("inf")
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with every time that numbers are fetched."""
+    fetched, plain = list[int](), Tensor.tolist
+
+    def tolist(tensor: Tensor) -> Any:
+        fetched.append(tensor.numel())
+        return plain(tensor)
+
+    monkeypatch.setattr(Tensor, "tolist", tolist)
+    return fetched
+
+
+def test_looks_are_fetched_together_and_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = (0.5, 0.3, 0.6, 0.4, 0.0, 0.45)
+    at_once = EarlyStopping(_data(), kappa=0.05)
+    for weight in weights:
+        _look(at_once, weight)
+    fetched = _counted(monkeypatch)
+    later = EarlyStopping(_data(), kappa=0.05)
+    for weight in weights:
+        centred = torch.full((8, 1), weight - 0.5)
+        later.look(centred + 0.5, centred, (), torch.tensor(1.0), torch.tensor(0.0))
+        assert not later.over(7)
+    assert not fetched
+    assert (later.best(), later.stale) == (at_once.best(), at_once.stale)
+    assert [one.line for one in later.evaluations] == [one.line for one in at_once.evaluations]
+    assert fetched == [5 * len(weights)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_step_is_that_of_a_loop_that_asks_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(seed).integers(0, 6, 12).astype(float).tolist()
+    if seed % 3 == 0:
+        values[seed % 5] = math.nan
+    head, patience = nn.Linear(1, 1, bias=False), 4
+    step, best, kept, stale = 0, -math.inf, 0.0, 0
+    for step, value in enumerate(values):
+        best, kept, stale = (value, float(step), 0) if value > best else (best, kept, stale + 1)
+        if stale >= patience:
+            break
+    fetched = _counted(monkeypatch)
+    found, last = BestStep(head, patience), 0
+    with torch.no_grad():
+        for last, value in enumerate(values):
+            head.weight.fill_(last)
+            found.look(torch.tensor(value))
+            assert last >= patience - 1 or not fetched
+            if found.over():
+                break
+    assert (last, found.take(), head.weight.item()) == (step, best, kept)
+
+
+def test_where_nothing_is_held_out_the_last_step_is_taken() -> None:
+    head = nn.Linear(1, 1)
+    found = BestStep(head, 2, last=True)
+    for value in (3.0, 2.0, 1.0, 0.5):
+        nn.init.constant_(head.weight, value)
+        found.look(torch.tensor(value))
+        assert not found.over()
+    assert found.take() == head.weight.item() == 0.5
+
+
+class _Line(nn.Linear):
+    """A mean head that reads one number."""
+
+    def forward(self, inputs: MeanInputs) -> Tensor:  # type: ignore[override]
+        return super().forward(inputs.prefix_NTD).squeeze(-1)
+
+
+def test_a_regression_waits_for_its_evaluations_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, fetched = _data(), _counted(monkeypatch)
+    plan = MeanPlan(steps=20, batch=10**6, lr=0.1, weight_decay=0.0, stop_share=0.25, evaluate_every=4, patience=8)
+    regress_mean(_Line(1, 1), data.mean_inputs, data.first_NT, data.occupation, plan, 0, "test")
+    # Two shares of the texts are fetched from the host itself.
+    assert fetched == [2, 6]

@@ -34,6 +34,14 @@ FOLDS = 2
 """Folds of texts of the cross-fitted offset: with two, each half is predicted by heads fitted to the other."""
 
 
+_Places = tuple[Tensor, ...]
+"""Where the valid thoughts are. The host must know how many there are, and waits for that once."""
+
+
+def _places(trajectories: Trajectories) -> _Places:
+    return trajectories.thoughts.valid_BR.nonzero(as_tuple=True)
+
+
 class Calibrator:
     """Collects head inputs under frozen policy, scorer and critics, and learns the weight (eq:calibrated-weight)."""
 
@@ -107,17 +115,19 @@ class Calibrator:
     def weight_inputs(self, trajectories: Trajectories, values: CriticValues) -> WeightInputs:
         """What the weight head reads of every valid thought, flattened in the order of
         `trajectories.thoughts.valid_BR`."""
-        valid_BR = trajectories.thoughts.valid_BR
+        return self._weight_inputs(trajectories, values, _places(trajectories))
+
+    def _weight_inputs(self, trajectories: Trajectories, values: CriticValues, at: _Places) -> WeightInputs:
         policy_BRTD = self._policy_features(trajectories)
         prefix = torch.cat([policy_BRTD, *values.features_2BRTE.to(policy_BRTD.dtype)], dim=-1)
-        steps, count = self.engine.plan.length, int(valid_BR.sum())
-        time_T = torch.arange(steps, device=valid_BR.device, dtype=torch.float32) / steps
+        steps = self.engine.plan.length
+        time_T = torch.arange(steps, device=prefix.device, dtype=torch.float32) / steps
         return WeightInputs(
-            prefix_NTD=prefix[valid_BR].float(),
-            value_NT2=values.values_2BRT.permute(1, 2, 3, 0)[valid_BR].float(),
-            time_NT=time_T.expand(count, -1),
-            action_NTE=self._embedded(trajectories.thoughts.tokens_BRT)[valid_BR].float(),
-            log_prob_NT=trajectories.need("log_old_BRT")[valid_BR].float(),
+            prefix_NTD=prefix[at].float(),
+            value_NT2=values.values_2BRT.permute(1, 2, 3, 0)[at].float(),
+            time_NT=time_T.expand(len(at[0]), -1),
+            action_NTE=self._embedded(trajectories.thoughts.tokens_BRT)[at].float(),
+            log_prob_NT=trajectories.need("log_old_BRT")[at].float(),
         )
 
     @torch.no_grad()
@@ -126,20 +136,20 @@ class Calibrator:
 
         Of several continuations of the same prefixes only the probed actions count (`CalibrationData.anchored`).
         """
-        valid_BR, mask_BRT = trajectories.thoughts.valid_BR, trajectories.mask_BRT
-        visible = self.weight_inputs(trajectories, values)
+        at, mask_BRT = _places(trajectories), trajectories.mask_BRT
+        visible = self._weight_inputs(trajectories, values, at)
         steps = self.engine.plan.length
         context = MeanInputs(
             prefix_NTD=visible.prefix_NTD,
             value_NT2=visible.value_NT2,
             time_NT=visible.time_NT,
             remaining_NT=1 - visible.time_NT,
-            potential_NT=trajectories.need("potentials_BRT")[valid_BR].float(),
-            scoring_NTF=self._scoring_context(trajectories)[valid_BR][:, None].expand(-1, steps, -1),
+            potential_NT=trajectories.need("potentials_BRT")[at].float(),
+            scoring_NTF=self._scoring_context(trajectories)[at][:, None].expand(-1, steps, -1),
         )
-        first, second = (normaliser.normalise(gae, mask_BRT)[valid_BR].float() for gae in trajectories.need("gae_2BRT"))
-        text_BR = trajectories.texts.items_BP.amax(1)[:, None].expand_as(valid_BR)
-        occupation = Occupation(mask_BRT[valid_BR], text_BR[valid_BR], steps)
+        first, second = (normaliser.normalise(gae, mask_BRT)[at].float() for gae in trajectories.need("gae_2BRT"))
+        text_BR = trajectories.texts.items_BP.amax(1)[:, None].expand_as(trajectories.thoughts.valid_BR)
+        occupation = Occupation(mask_BRT[at], text_BR[at], steps)
         data = CalibrationData(visible, context, first, second, occupation)
         if trajectories.probe_step_BR is None:
             return data
@@ -148,7 +158,7 @@ class Calibrator:
                 f"no thought of the {trajectories.role} set of window {trajectories.window} lasts until its anchor: "
                 f"raise window.items or window.{trajectories.role}, or use calibration.mode = learned"
             )
-        return data.anchored(trajectories.probe_step_BR[valid_BR], self.settings.continuations)
+        return data.anchored(trajectories.probe_step_BR[at], self.settings.continuations)
 
     def learn(self, data: CalibrationData, window: int) -> Candidate:
         """Learn on one window's head-training set; returns the frozen candidate. The next window starts from these
@@ -266,15 +276,16 @@ class Calibrator:
         self, trajectories: Trajectories, values: CriticValues, normaliser: PilotNormaliser, mixture: Mixture
     ) -> Trajectories:
         """The actor's detached, mixed, normalised advantage (eq:twin-advantage) and the frozen weight behind it."""
-        valid_BR, mask_BRT = trajectories.thoughts.valid_BR, trajectories.mask_BRT
-        inputs = self.weight_inputs(trajectories, values)
-        first, second = (normaliser.normalise(gae, mask_BRT)[valid_BR] for gae in trajectories.need("gae_2BRT"))
+        at, mask_BRT = _places(trajectories), trajectories.mask_BRT
+        with torch.no_grad():
+            inputs = self._weight_inputs(trajectories, values, at)
+        first, second = (normaliser.normalise(gae, mask_BRT)[at] for gae in trajectories.need("gae_2BRT"))
         mixed, weight = mixture.mixed(inputs, first, second), mixture.weight(inputs)
         advantage_BRT = torch.zeros_like(mask_BRT, dtype=first.dtype)
-        advantage_BRT[valid_BR] = mixed.to(first.dtype)
+        advantage_BRT[at] = mixed.to(first.dtype)
         weight_BRT = torch.zeros_like(advantage_BRT)
         if weight is not None:
-            weight_BRT[valid_BR] = weight.to(first.dtype)
+            weight_BRT[at] = weight.to(first.dtype)
         mixed_set = trajectories.having(advantage_BRT=advantage_BRT * mask_BRT, weight_BRT=weight_BRT * mask_BRT)
         return mixed_set.without_states()
 

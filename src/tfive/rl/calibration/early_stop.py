@@ -8,6 +8,9 @@ and m(c) = E[uΔ | c], exactly
 
 which single rollouts estimate without bias once m is known; and m is easy to learn, because uΔ has little of the
 noise of Ā.
+
+What evaluations came to stays on the device until a decision hangs on it (`EarlyStopping`, `BestStep`): the host goes
+on launching steps meanwhile.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tfive.rl.calibration.heads import kept_state
@@ -29,6 +33,13 @@ class Evaluation:
     multiplier: float
     change: float
     retention: float
+    moment: float
+    weight_mean: float
+
+    @property
+    def line(self) -> dict[str, float]:
+        """Its numbers, for the trace."""
+        return {name: value for name, value in vars(self).items() if name != "states"}
 
 
 class EarlyStopping:
@@ -40,30 +51,102 @@ class EarlyStopping:
     def __init__(self, data: CalibrationData, kappa: float) -> None:
         self.data, self.kappa = data, kappa
         self.signal = float(data.occupation.mean(energy(data.first_NT, data.second_NT)))
-        self.evaluations: list[Evaluation] = []
-        self.stale = 0
+        self._known: list[Evaluation] = []
+        self._open: list[tuple[tuple[dict[str, Any], ...], Tensor]] = []
+        """Evaluations whose numbers are still on the device."""
+        self._stale = 0
 
-    def evaluate(
-        self, weight_NT: Tensor, moved_NT: Tensor, heads: tuple[nn.Module, ...], multiplier: float
-    ) -> Evaluation:
-        """Evaluate and copy the heads, given w and m = E[(w − ½)Δ | c] on the held-out data."""
+    def look(
+        self,
+        weight_NT: Tensor,
+        moved_NT: Tensor,
+        heads: tuple[nn.Module, ...],
+        multiplier: Tensor,
+        moment: Tensor,
+    ) -> None:
+        """Evaluate and copy the heads, given w and m = E[(w − ½)Δ | c] on the held-out data; the host does not wait.
+        `multiplier` and `moment` are noted as they are now."""
         first, second, occupation = self.data.first_NT, self.data.second_NT, self.data.occupation
-        moved = float(occupation.mean(displacement(weight_NT, first, second)))
-        retention = moved / self.signal if self.signal > 0 else float("inf") if moved > 0 else 0.0
-        change = float(occupation.mean(offset_change(moved_NT, weight_NT, first, second)))
+        numbers = (
+            occupation.mean(displacement(weight_NT, first, second)),
+            occupation.mean(offset_change(moved_NT, weight_NT, first, second)),
+            multiplier,
+            moment,
+            occupation.mean(weight_NT) / occupation.mean(torch.ones_like(weight_NT)),
+        )
         states = tuple(kept_state(head) for head in heads)
-        evaluation = Evaluation(states, multiplier, change, retention)
-        self.evaluations.append(evaluation)
-        improving = self.best() == len(self.evaluations) - 1 or retention > self.kappa
-        self.stale = 0 if improving else self.stale + 1
-        return evaluation
+        self._open.append((states, torch.stack([number.double() for number in numbers])))
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        """All evaluations so far."""
+        self._settle()
+        return self._known
+
+    def _settle(self) -> None:
+        """Wait for all open evaluations at once."""
+        numbers = torch.stack([row for _, row in self._open]).tolist() if self._open else []
+        for (states, _), (moved, change, multiplier, moment, weight_mean) in zip(self._open, numbers):
+            retention = moved / self.signal if self.signal > 0 else float("inf") if moved > 0 else 0.0
+            self._known.append(Evaluation(states, multiplier, change, retention, moment, weight_mean))
+            improving = self._best() == len(self._known) - 1 or retention > self.kappa
+            self._stale = 0 if improving else self._stale + 1
+        self._open.clear()
+
+    @property
+    def stale(self) -> int:
+        """Evaluations since the last improvement."""
+        self._settle()
+        return self._stale
+
+    def over(self, patience: int) -> bool:
+        """Whether so many evaluations have brought nothing; asks the device only where they can have."""
+        return self._stale + len(self._open) >= patience and self.stale >= patience
 
     def best(self, only_last: bool = False) -> int:
         """Index of the feasible evaluation with the lowest offset; if none is feasible, of the least displaced one."""
-        indices = range(len(self.evaluations))
-        if only_last:
-            return indices[-1]
-        feasible = [i for i in indices if self.evaluations[i].retention <= self.kappa]
+        count = len(self.evaluations)
+        return range(count)[-1] if only_last else self._best()
+
+    def _best(self) -> int:
+        indices = range(len(self._known))
+        feasible = [i for i in indices if self._known[i].retention <= self.kappa]
         if feasible:
-            return min(feasible, key=lambda i: self.evaluations[i].change)
-        return min(indices, key=lambda i: self.evaluations[i].retention)
+            return min(feasible, key=lambda i: self._known[i].change)
+        return min(indices, key=lambda i: self._known[i].retention)
+
+
+class BestStep:
+    """The step of one head that held-out texts value most; values stay on the device as long as none can end it."""
+
+    def __init__(self, head: nn.Module, patience: int, *, last: bool = False) -> None:
+        """`last`: nothing is held out, and the last step is taken whatever its value."""
+        self.head, self.patience, self.last = head, patience, last
+        self._value, self._state, self._stale = -float("inf"), kept_state(head), 0
+        self._open: list[tuple[Tensor, dict[str, Tensor]]] = []
+
+    def look(self, value: Tensor) -> None:
+        """Note the head as it is now, and its value."""
+        self._open.append((value, kept_state(self.head)))
+
+    def over(self) -> bool:
+        """Whether `patience` looks in a row were no better than the best before them."""
+        if self._stale + len(self._open) < self.patience:
+            return False
+        self._settle()
+        return self._stale >= self.patience
+
+    def take(self) -> float:
+        """Leave the head at its best step, whose value is returned."""
+        self._settle()
+        self.head.load_state_dict(self._state)
+        return self._value
+
+    def _settle(self) -> None:
+        values = torch.stack([value for value, _ in self._open]).tolist() if self._open else []
+        for value, (_, state) in zip(values, self._open):
+            if value > self._value or self.last:
+                self._value, self._state, self._stale = value, state, 0
+            else:
+                self._stale += 1
+        self._open.clear()

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from tfive.rl.calibration.dropout import MaskTape, taped
-from tfive.rl.calibration.heads import ReadyInputs, kept_state, ready
+from tfive.rl.calibration.early_stop import BestStep
+from tfive.rl.calibration.heads import ReadyInputs, ready
 from tfive.rl.calibration.mixture import MeanInputs, WeightInputs
 from tfive.rl.calibration.moments import Occupation, moment, split_by_text
 from tfive.rl.clusters import Estimate
@@ -40,16 +41,20 @@ class MeanPlan:
     recorder: CudaGraphs | None = None
 
 
-def batches(count: int, batch: int, seed: int, role: str, window: int) -> Iterator[Tensor]:
+def batches(
+    count: int, batch: int, seed: int, role: str, window: int, device: torch.device | str = "cpu"
+) -> Iterator[Tensor]:
     """Endless minibatches of row numbers, in a fresh counter-based order each epoch (in their own order if one batch
-    holds all rows, where shuffling would change nothing but rounding)."""
+    holds all rows, where shuffling would change nothing but rounding). They lie on the `device`, where an epoch's are
+    sent at once: the host waits for no step."""
     if count < 1:
         raise ValueError("no trajectories to learn from")
+    whole = torch.arange(count, device=device)
     while batch >= count:
-        yield torch.arange(count)
+        yield whole
     epoch = 0
     while True:
-        order = torch.from_numpy(permutation(seed, f"{role}/{epoch}", window, count))
+        order = torch.from_numpy(permutation(seed, f"{role}/{epoch}", window, count)).to(device, non_blocking=True)
         epoch += 1
         for start in range(0, count, batch):
             yield order[start : start + batch]
@@ -58,6 +63,14 @@ def batches(count: int, batch: int, seed: int, role: str, window: int) -> Iterat
 def text_order(text_N: Tensor, seed: int, role: str, window: int) -> Tensor:
     """A counter-based random order of the distinct texts."""
     return torch.from_numpy(permutation(seed, role, window, torch.unique(text_N).numel()))
+
+
+def split_texts(occupation: Occupation, shares: list[float], seed: int, role: str, window: int) -> list[Tensor]:
+    """Row numbers of each part of a random split by whole texts (`split_by_text`), made on the host and sent to where
+    the trajectories are."""
+    text_N, device = occupation.host_text_N, occupation.mask_NT.device
+    parts = split_by_text(text_N, shares, text_order(text_N, seed, role, window))
+    return [rows.to(device, non_blocking=True) for rows in parts]
 
 
 def seed_dropout(seed: int, role: str, window: int) -> None:
@@ -99,8 +112,7 @@ def regress_mean(
     of this seed, role and window on as many trajectories have drawn them.
     """
     target_NT = target_NT.detach()
-    order = text_order(occupation.text_N, seed, f"{role}/split", window)
-    fit, stop = split_by_text(occupation.text_N, [1 - plan.stop_share, plan.stop_share], order)
+    fit, stop = split_texts(occupation, [1 - plan.stop_share, plan.stop_share], seed, f"{role}/split", window)
     held_out = _Regression(inputs, target_NT, occupation).rows(stop if stop.numel() else fit).ready(head)
     fitted = _Regression(inputs, target_NT, occupation).rows(fit).ready(head)
     optimizer = torch.optim.AdamW(head.parameters(), lr=plan.lr, weight_decay=plan.weight_decay, fused=True)
@@ -113,23 +125,19 @@ def regress_mean(
         optimizer.step()
 
     step_on = ReplayedStep(ascend, [optimizer], target_NT.device, plan.recorder)
-    best, best_state, stale = -float("inf"), kept_state(head), 0
+    best = BestStep(head, plan.patience, last=not stop.numel())
     with forked(target_NT.device), taped(head, tape, target_NT.device):
         seed_dropout(seed, role, window)
-        stream = batches(fitted.occupation.count, plan.batch, seed, role, window)
+        stream = batches(fitted.occupation.count, plan.batch, seed, role, window, target_NT.device)
         for step in range(plan.steps + 1):
             if step % plan.evaluate_every == 0 or step == plan.steps:
-                value = held_out.evaluate(head)
-                if value > best or not stop.numel():
-                    best, best_state, stale = value, kept_state(head), 0
-                else:
-                    stale += 1
-            if step == plan.steps or stale >= plan.patience:
+                best.look(held_out.evaluate(head))
+            if step == plan.steps or best.over():
                 break
             step_on(next(stream))
-    head.load_state_dict(best_state)
+    value = best.take()
     head.eval()
-    return Regressed(best, step)
+    return Regressed(value, step)
 
 
 @dataclass(frozen=True)
@@ -151,11 +159,11 @@ class _Regression:
         """E[2hÃ − h²], differentiable in the head."""
         return self.occupation.mean(moment(head(self.inputs), self.target_NT))
 
-    def evaluate(self, head: nn.Module) -> float:
+    def evaluate(self, head: nn.Module) -> Tensor:
         """The same without dropout or gradients; on fresh texts at most R in expectation (lem:moment-duality)."""
         head.eval()
         with torch.no_grad():
-            return float(self.value(head))
+            return self.value(head)
 
 
 class MeanResponse(nn.Module):
@@ -237,8 +245,7 @@ def cross_fit_offset(
     """
     if folds < 2:
         raise ValueError(f"cross-fitting needs at least two folds, got {folds}")
-    order = text_order(occupation.text_N, seed, "cross-fit", window)
-    parts = split_by_text(occupation.text_N, [1.0] * folds, order)
+    parts = split_texts(occupation, [1.0] * folds, seed, "cross-fit", window)
     mean_NT, steps = torch.zeros_like(mixed_NT), 0
     for number, part in enumerate(parts):
         others = torch.cat([other for k, other in enumerate(parts) if k != number])

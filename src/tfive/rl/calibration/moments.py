@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
@@ -32,6 +33,11 @@ class Occupation:
     def __post_init__(self) -> None:
         if self.horizon < self.mask_NT.shape[-1] and bool(self.mask_NT[..., self.horizon :].any()):
             raise ValueError(f"a trajectory is longer than the horizon T_max = {self.horizon}")
+
+    @cached_property
+    def host_text_N(self) -> Tensor:
+        """`text_N` on the host, fetched once: splits by text are made there, without waiting for the device again."""
+        return self.text_N.cpu()
 
     def per_trajectory(self, value_NT: Tensor) -> Tensor:
         """(1/T_max) Σ_t m_t f_t for every trajectory, [N]: the independent observation of E_{d,q}[f]."""

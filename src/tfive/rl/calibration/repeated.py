@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tfive.rl.calibration.early_stop import EarlyStopping
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, mix
 from tfive.rl.calibration.moments import CalibrationData
-from tfive.rl.calibration.saddle import CalibrationPlan, Candidate, Descent, Split, evaluated, outputs, search
+from tfive.rl.calibration.saddle import CalibrationPlan, Candidate, Descent, Split, outputs, search
 from tfive.rl.drift import offset_products
 
 
@@ -71,10 +71,10 @@ class _RepeatedLearner:
         weight = self.descent.weight_head(part.weight_inputs)
         self.descent.step(part, weight, mean_of_others(mix(weight.detach(), part.first_NT, part.second_NT)))
 
-    def evaluate(self, stopping: EarlyStopping) -> dict[str, float]:
+    def evaluate(self, stopping: EarlyStopping) -> None:
         data = stopping.data
         weight = outputs(self.descent.weight_head, data.weight_inputs)
         # With this m the estimated change is R(w) − R(½) by products of different continuations, without bias.
         moved = mean_of_others((weight - 0.5) * (data.first_NT - data.second_NT))
-        risk = float(offset_products(mix(weight, data.first_NT, data.second_NT)).mean())
-        return {"moment": risk, **evaluated(stopping, weight, moved, self.heads, self.descent.multiplier)}
+        risk = offset_products(mix(weight, data.first_NT, data.second_NT)).mean()
+        stopping.look(weight, moved, self.heads, self.descent.multiplier, risk)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tfive.rl.calibration.early_stop import EarlyStopping, Evaluation
 from tfive.rl.calibration.heads import ReadyInputs, ready
-from tfive.rl.calibration.mean import MeanPlan, MeanResponse, batches, forked, regress_mean, seed_dropout, text_order
+from tfive.rl.calibration.mean import MeanPlan, MeanResponse, batches, forked, regress_mean, seed_dropout, split_texts
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, MeanInputs, WeightInputs, mix
 from tfive.rl.calibration.moments import (
     CalibrationData,
@@ -28,7 +28,6 @@ from tfive.rl.calibration.moments import (
     moment,
     saddle_integrand,
     shared,
-    split_by_text,
 )
 from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep
 
@@ -126,7 +125,7 @@ def calibrate(
     response = MeanResponse(mean_head, others[0], others[1], weight_head)
     before = _fit_response(response, split, plan, seed, window, state_only)
     descent = Descent(weight_head, split.learn, plan, multiplier)
-    learner = _SaddleLearner(descent, response, split.learn, plan, state_only)
+    learner = _SaddleLearner(descent, response, split, plan, state_only)
     best, step, trace = search(learner, split, plan, seed, "calibrate", window)
     found = _candidate(learner, best, step, trace, split.held_out)
     # Every step of the weight follows `mean_steps` of the mean response's moving part.
@@ -146,9 +145,8 @@ class Split:
     def of(cls, data: CalibrationData, plan: CalibrationPlan, seed: int, role: str, window: int) -> Split:
         if not 0 <= plan.kappa < 1:
             raise ValueError(f"kappa must lie in [0, 1), got {plan.kappa}")
-        text_N = data.occupation.text_N
-        order = text_order(text_N, seed, f"{role}/split", window)
-        fit, stop = split_by_text(text_N, [1 - plan.stop_share, plan.stop_share], order)
+        shares = [1 - plan.stop_share, plan.stop_share]
+        fit, stop = split_texts(data.occupation, shares, seed, f"{role}/split", window)
         return cls(data.rows(fit), data.rows(stop if stop.numel() else fit), bool(stop.numel()))
 
 
@@ -166,7 +164,7 @@ class Learner(Protocol):
 
     def step(self, *rows: Tensor) -> None: ...
 
-    def evaluate(self, stopping: EarlyStopping) -> dict[str, float]: ...
+    def evaluate(self, stopping: EarlyStopping) -> None: ...
 
 
 def search(
@@ -176,24 +174,26 @@ def search(
 
     Returns that evaluation, its step and the trace of all evaluations.
     """
-    stopping, trace = EarlyStopping(split.held_out, plan.kappa), []
+    stopping, looks = EarlyStopping(split.held_out, plan.kappa), list[int]()
     device = split.learn.first_NT.device
     step_on = ReplayedStep(learner.step, learner.optimizers, device, plan.recorder)
     with forked(device):
         seed_dropout(seed, role, window)
-        stream = batches(split.learn.occupation.count, plan.batch, seed, role, window)
+        stream = batches(split.learn.occupation.count, plan.batch, seed, role, window, device)
         for step in range(plan.steps + 1):
             if step % plan.evaluate_every == 0 or step == plan.steps:
-                trace.append({"step": float(step), **learner.evaluate(stopping)})
-                if split.apart and stopping.stale >= plan.patience:
+                learner.evaluate(stopping)
+                looks.append(step)
+                if split.apart and stopping.over(plan.patience):
                     break
             if step < plan.steps:
                 step_on(*(next(stream) for _ in range(learner.batches)))
     best_index = stopping.best(only_last=not split.apart)
+    trace = [{"step": float(step), **found.line} for step, found in zip(looks, stopping.evaluations, strict=True)]
     best = stopping.evaluations[best_index]
     for head, state in zip(learner.heads, best.states):
         head.load_state_dict(state)
-    return best, int(trace[best_index]["step"]), trace
+    return best, looks[best_index], trace
 
 
 class Descent:
@@ -206,7 +206,7 @@ class Descent:
         self.weight_head, self.plan = weight_head, plan
         start = plan.multiplier_start if multiplier is None else multiplier
         # A tensor on the device, so that no step synchronises with the host.
-        self._multiplier = torch.tensor(start, dtype=torch.float64, device=data.first_NT.device)
+        self.multiplier = torch.tensor(start, dtype=torch.float64, device=data.first_NT.device)
         self.optimizer = torch.optim.AdamW(
             weight_head.parameters(), plan.weight_lr, weight_decay=plan.weight_decay, fused=True
         )
@@ -214,11 +214,6 @@ class Descent:
         # scale.
         signal = float(data.occupation.mean(energy(data.first_NT, data.second_NT)))
         self.unit = 1 / signal if signal > 0 else 0.0
-
-    @property
-    def multiplier(self) -> float:
-        """The current β."""
-        return float(self._multiplier)
 
     def step(self, data: Paired, weight: Tensor, mean: Tensor) -> None:
         """One step of w on eq:single-rollout-saddle-integrand against the mean response, then one of β.
@@ -230,12 +225,12 @@ class Descent:
         first, second, kappa = data.first_NT, data.second_NT, self.plan.kappa
         violation = displacement(weight.detach(), first, second) - kappa * energy(first, second)
         excess = self.unit * data.occupation.mean(violation).double()
-        penalty = (self._multiplier + self.plan.multiplier_damping * excess).clamp(min=0.0)
+        penalty = (self.multiplier + self.plan.multiplier_damping * excess).clamp(min=0.0)
         loss = data.occupation.mean(saddle_integrand(weight, mean, first, second, penalty, kappa))
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
-        self._multiplier.add_(self.plan.multiplier_lr * excess).clamp_(min=0.0)
+        self.multiplier.add_(self.plan.multiplier_lr * excess).clamp_(min=0.0)
 
 
 def _fit_response(
@@ -279,8 +274,8 @@ def _inputs(data: CalibrationData, state_only: bool) -> WeightInputs:
 
 @dataclass(frozen=True)
 class _Part:
-    """A minibatch: what w reads with the taken and (`on_average`) with the average action, what g reads, and the parts
-    of h that do not change while w is learned, s·h̄ and Δ̂."""
+    """Some trajectories: what w reads with the taken and (`on_average`) with the average action, what g reads, and the
+    parts of h that do not change while w is learned, s·h̄ and Δ̂."""
 
     weight_inputs: WeightInputs | ReadyInputs
     on_average: WeightInputs | ReadyInputs
@@ -303,12 +298,20 @@ class _SaddleLearner:
     """Alternating steps: g is regressed on the present w, w descends on the saddle, β ascends on the constraint."""
 
     def __init__(
-        self, descent: Descent, response: MeanResponse, data: CalibrationData, plan: CalibrationPlan, state_only: bool
+        self, descent: Descent, response: MeanResponse, split: Split, plan: CalibrationPlan, state_only: bool
     ) -> None:
         self.descent, self.response, self.plan, self.state_only = descent, response, plan, state_only
         self.weight_head, self.batches = descent.weight_head, plan.mean_steps
-        self.whole = _Part(
-            weight_inputs=ready(self.weight_head, _inputs(data, state_only)),
+        self.whole, self.held_out = self._of(split.learn), self._of(split.held_out)
+        self.shift_optimizer = torch.optim.AdamW(
+            response.shift.parameters(), plan.mean_lr, weight_decay=plan.weight_decay, fused=True
+        )
+
+    def _of(self, data: CalibrationData) -> _Part:
+        """What steps or evaluations on these trajectories read again and again."""
+        response = self.response
+        return _Part(
+            weight_inputs=ready(self.weight_head, _inputs(data, self.state_only)),
             on_average=ready(self.weight_head, response.on_average(data.mean_inputs)),
             mean_inputs=ready(response.shift, data.mean_inputs),
             first_NT=data.first_NT,
@@ -316,9 +319,6 @@ class _SaddleLearner:
             average_NT=response.share * outputs(response.average, data.mean_inputs),
             gap_NT=outputs(response.gap, data.mean_inputs),
             occupation=data.occupation,
-        )
-        self.shift_optimizer = torch.optim.AdamW(
-            response.shift.parameters(), plan.mean_lr, weight_decay=plan.weight_decay, fused=True
         )
 
     @property
@@ -358,29 +358,14 @@ class _SaddleLearner:
         loss.backward()
         self.shift_optimizer.step()
 
-    def evaluate(self, stopping: EarlyStopping) -> dict[str, float]:
-        """One evaluation on the held-out texts, as a line of the trace."""
-        data = stopping.data
-        weight = outputs(self.weight_head, _inputs(data, self.state_only))
-        with torch.no_grad():
-            moved = self.response.eval().moved(data.mean_inputs)
-        mean = self.response.share * outputs(self.response.average, data.mean_inputs) + moved
-        value = float(data.occupation.mean(moment(mean, mix(weight, data.first_NT, data.second_NT))))
-        return {"moment": value, **evaluated(stopping, weight, moved, self.heads, self.descent.multiplier)}
-
-
-def evaluated(
-    stopping: EarlyStopping, weight: Tensor, moved: Tensor, heads: tuple[nn.Module, ...], multiplier: float
-) -> dict[str, float]:
-    """Evaluate w and m = E[(w − ½)Δ | c] on the held-out texts; returns the line of the trace."""
-    found = stopping.evaluate(weight, moved, heads, multiplier)
-    occupation = stopping.data.occupation
-    return {
-        "change": found.change,
-        "retention": found.retention,
-        "multiplier": multiplier,
-        "weight_mean": float(occupation.mean(weight) / occupation.mean(torch.ones_like(weight))),
-    }
+    def evaluate(self, stopping: EarlyStopping) -> None:
+        """One evaluation on the held-out texts."""
+        part = self.held_out
+        weight = outputs(self.weight_head, part.weight_inputs)
+        moved = self._known(part) + outputs(self.response.shift, part.mean_inputs)
+        mixed = mix(weight, part.first_NT, part.second_NT)
+        value = part.occupation.mean(moment(part.average_NT + moved, mixed))
+        stopping.look(weight, moved, self.heads, self.descent.multiplier, value)
 
 
 def _candidate(

@@ -19,6 +19,9 @@ from torch.optim import Optimizer
 
 from tfive.errors import RunFailed
 
+_SPARE = 16
+"""A part (one in so many) of the device's memory that captures leave free before cached memory is given back."""
+
 
 class Graph(Protocol):
     """Captured work that can be done again, on the tensors it was captured with."""
@@ -39,7 +42,8 @@ class CudaGraphs:
     def __init__(self, device: torch.device, frequent: bool = False) -> None:
         """`frequent`: graphs are captured and released again and again. Then their memory outlives them, for the next
         ones, and capturing empties PyTorch's memory cache only where it would fail otherwise: what was cached must be
-        asked of the device anew by whatever runs next, which costs more than such graphs save."""
+        asked of the device anew by whatever runs next, which costs more than such graphs save. Others empty it where
+        little is free."""
         self.device, self.frequent = device, frequent
         self.stream = torch.cuda.Stream(device)
         self._graphs: list[torch.cuda.CUDAGraph] = []
@@ -74,12 +78,13 @@ class CudaGraphs:
         with self.side_stream():
             for _ in range(warm_up):
                 work()
-            if not self.frequent:
+            tries = self.frequent or self._roomy()
+            if not tries:
                 self._make_room()
             try:
                 graph = self._kept(work)
             except torch.OutOfMemoryError:
-                if not self.frequent:
+                if not tries:
                     raise
                 graph = None
             if graph is None:
@@ -162,6 +167,12 @@ class CudaGraphs:
         torch.rand(1, device=self.device)
         torch.cuda.set_rng_state(before, self.device)
 
+    def _roomy(self) -> bool:
+        """Whether the device has as much free as was ever used at once, and some to spare: then a capture finds its
+        memory beside what is cached, which whatever runs next need not ask of the device anew."""
+        free, whole = torch.cuda.mem_get_info(self.device)
+        return free - whole // _SPARE >= torch.cuda.max_memory_allocated(self.device)
+
     def _make_room(self) -> None:
         """Give cached memory back to the device: during a capture PyTorch cannot."""
         torch.cuda.synchronize(self.device)
@@ -218,7 +229,8 @@ class ReplayedStep:
 
     def __call__(self, *inputs: Tensor) -> None:
         """One step, as if run on the spot."""
-        inputs = tuple(given.to(self.device) for given in inputs)
+        # Without waiting: a step that was asked for before may still be running.
+        inputs = tuple(given.to(self.device, non_blocking=True) for given in inputs)
         if self.graphs is None or self.graphs.trouble:
             self.step(*inputs)
             return
