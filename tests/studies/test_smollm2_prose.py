@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tfive.errors import UserError
-from tfive_lab.estimates import ratio
+from tfive_lab.estimates import over_seeds, ratio
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS, ITEMS = 12, 4
@@ -89,3 +89,18 @@ def test_runs_that_cannot_be_tabulated_are_named(tmp_path: Path) -> None:
     (tmp_path / "one" / "summary.json").unlink()
     with pytest.raises(UserError, match="has ended"):
         prose.cell_of(tmp_path / "one")
+
+
+def test_the_committed_page_shows_the_committed_numbers() -> None:
+    page = (ROOT / "docs" / "studies" / "smollm2-study.md").read_text("utf-8")
+    found = json.loads((ROOT / "results" / "smollm2-prose.json").read_text("utf-8"))
+    assert [place[1] for place in prose.PLACE.findall(page)] == list(prose.TABLES)
+    assert prose.render(page, found) == page
+    own, control = (prose.methods(found)[key] for key in ("t5", "anchor-only"))
+    assert [one["seed"] for one in own] == [one["seed"] for one in control] == [1, 2, 3]
+    assert {one["actor_thoughts"] for one in (*own, *control)} == {200_704}
+    said = (ROOT / "README.md").read_text("utf-8")
+    each = [prose.sums_of(one, "content_gain") for one in own]
+    mean, half = over_seeds([ratio(one) for one in each])
+    assert half is not None
+    assert f"({prose.signed(mean)}, {prose.signed(mean - half)} … {prose.signed(mean + half)} over seeds)" in said
