@@ -48,7 +48,8 @@ class Clock(NamedTuple):
 _AGAIN = f"{CAREFUL}-groups-again"
 CLOCKS = {
     "short": Clock(0.0, 300.0, CAREFUL),
-    "groups": Clock(300.0, 600.0, f"{CAREFUL}-groups", again={4: _AGAIN, 5: _AGAIN}),
+    "groups": Clock(300.0, 500.0, f"{CAREFUL}-groups", again={4: _AGAIN, 5: _AGAIN}),
+    "parts": Clock(500.0, 600.0, f"{CAREFUL}-parts"),
     "second": Clock(600.0, 1000.0, f"{CAREFUL}-second"),
     "long": Clock(1000.0, float("inf"), f"{CAREFUL}-long"),
     "larger": Clock(0.0, float("inf"), LARGER, LARGER),
@@ -218,6 +219,41 @@ def learned_weight(windows: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
     )
 
 
+def long_offsets(found: dict[str, Any]) -> str:
+    """Window by window what the learned weight had to mend and what it did, in units of the advantages' variance: the
+    cross-fitted offset of their average, a lower bound of which chance makes less than zero, what the weight changed of
+    it, and the most it may have moved the advantages by. Then the median of the windows."""
+    head = (
+        "method, positions × thoughts",
+        "seed",
+        "window",
+        "R of the average",
+        "R of the weight minus that",
+        "± s.e.",
+    )
+    keys = ("cross_fit_average", "cross_fit_change", "cross_fit_change_error")
+    rows = []
+    for name, cells in methods(begun_careful(found)).items():
+        for cell in cells:
+            known = [one for one in cell["windows"] if keys[0] in one]
+            shown = [[str(one["window"]), *(_fourth(one[key]) for key in keys), taken(one)] for one in known]
+            if known:
+                middle = (_fourth(statistics.median(one[key] for one in known)) for key in keys)
+                kept = f"{sum(one['accepted'] > 0 for one in known)} of {len(known)} accepted"
+                shown.append(["median", *middle, kept])
+            rows += [[name, seed_of(cell), *row] for row in shown]
+    return drawn((*head, "Ĉ/Q̂"), rows)
+
+
+def _fourth(value: float) -> str:
+    return f"{value:+.4f}".replace("-", "−")
+
+
+def taken(window: dict[str, Any]) -> str:
+    """How far the weight leaves the average in a window where it was accepted."""
+    return f"{window['retention']:.4f}" if window["accepted"] else "not accepted"
+
+
 def text_again(found: dict[str, Any]) -> str:
     """Thought gain on the sheets that are trained on, each window's before its updates, beside that on development
     texts: by the same weights before any update, and in the end, there the mean of the last third of the windows. RLP
@@ -256,6 +292,8 @@ CLOCKED_TABLES: dict[str, Table] = {
     "seeds_lazy": of_kind(seeds_lazy, "short"),
     **{f"{kind}_{name}": of_kind(table, kind) for kind in _LONGER for name, table in _LONG.items()},
     "groups_benchmark": of_kind(long_benchmark, "groups"),
+    **{f"parts_{name}": of_kind(_LONG[name], "parts") for name in ("ends", "answers", "critics")},
+    "parts_offsets": of_kind(long_offsets, "parts"),
+    "parts_benchmark": of_kind(long_benchmark, "parts"),
+    "parts_benchmarks": of_kind(long_benchmarks, "parts"),
 }
-READY_TABLES = {f"{kind}_benchmarks": of_kind(long_benchmarks, kind) for kind in ("short", *_LONGER)}
-"""Tables for which the page may have a place: they hold nothing as long as no model was asked such questions."""

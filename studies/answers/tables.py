@@ -12,7 +12,7 @@ from typing import Any
 
 from answer_tables import GSM8K, asked_of, asked_starts
 from forms import CAREFUL, NAMES, PILOT, drawn, larger, paired, percent, points, seed_of, signed, title, with_interval
-from long_tables import CLOCKED_TABLES, READY_TABLES
+from long_tables import CLOCKED_TABLES
 
 PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 MISSING = {"1": "one line", "2": "two lines", "all": "all of it", "every": "every item"}
@@ -29,8 +29,7 @@ AT_THE_END = [64]
 
 def draw(page: str, found: dict[str, Any]) -> str:
     """The page with every marked place filled from the results."""
-    tables = TABLES | READY_TABLES
-    return PLACE.sub(lambda place: place[1] + tables[place[2]](found) + place[3], page)
+    return PLACE.sub(lambda place: place[1] + TABLES[place[2]](found) + place[3], page)
 
 
 def headroom(found: dict[str, Any]) -> str:

@@ -199,23 +199,24 @@ def test_tables_of_several_benchmarks() -> None:
     cells = [clocked(method, 380.0, 0.8) for method in ("t5", "rlp", "quiet-star-grpo")]
     unnamed = copy.deepcopy(cells)
     bare = {"cells": unnamed, "benchmark": {"careful-groups": answers("100")}}
-    assert tables.READY_TABLES["groups_benchmarks"]({"cells": cells}) == ""
+    others = tables.of_kind(tables.long_benchmarks, "groups")
+    assert others({"cells": cells}) == ""
     unnamed[0]["accuracy"]["benchmark"] = answers("110")
     # One unnamed benchmark is GSM8K and none of the others; named it gives the same table.
     shown = tables.CLOCKED_TABLES["groups_benchmark"](bare)
     assert [row[:4] for row in lines_of(shown)] == [["the start", "–", "3", "33.3"], ["T⁵, 8 × 1", "1", "3", "66.7"]]
-    assert tables.READY_TABLES["groups_benchmarks"](bare) == ""
+    assert others(bare) == ""
     cells[0]["accuracy"]["benchmarks"] = {"gsm8k": answers("110"), "csqa": answers("0101", chance=0.2)}
     cells[1]["accuracy"]["benchmarks"] = {"math500": answers("01"), "csqa": answers("0001", chance=0.2)}
     starts = {"gsm8k": {"careful-groups": answers("100")}, "csqa": {"careful-groups": answers("0000", chance=0.2)}}
     found = {"cells": cells, "benchmarks": starts}
     assert tables.CLOCKED_TABLES["groups_benchmark"](found) == shown
-    math, start, first, second = lines_of(tables.READY_TABLES["groups_benchmarks"](found))
+    math, start, first, second = lines_of(others(found))
     assert math[:5] == ["MATH-500", "RLP, 8 × 1", "1", "2", "50.0"]
     assert start[:5] == ["CommonsenseQA (blind choice 20.0)", "the start", "–", "4", "0.0"]
     assert (first[1], first[11].split()[0]) == ("T⁵, 8 × 1", "+50.0")
     assert (second[1], second[11].split()[0], second[13].split()[0]) == ("RLP, 8 × 1", "+25.0", "+25.0")
-    assert tables.READY_TABLES["long_benchmarks"](found) == ""
+    assert tables.of_kind(tables.long_benchmarks, "long")(found) == ""
 
 
 def test_later_benchmarks_stand_beside_earlier_ones() -> None:

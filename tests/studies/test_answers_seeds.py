@@ -240,9 +240,22 @@ def test_long_runs_have_tables_of_their_own() -> None:
     models = {"careful": "short start", "careful-long": "long start", "warm": warm}
     between, larger = clocked("t5", 850.0, 0.7), {**clocked("t5", 560.0, 0.5), "start": "careful-1.5b"}
     eight, models = clocked("t5", 380.0, 0.8), models | {"careful-1.5b": "larger start"}
-    found = {"cells": [short, long, other, between, larger, eight], "accuracy": models, "clusters": {"test": "0 0 1"}}
+    parts = {**clocked("t5", 590.0, 0.6), "windows": [
+        {"window": 1, "cross_fit_average": 0.25, "cross_fit_change": -0.5, "cross_fit_change_error": 0.1,
+         "accepted": 1.0, "retention": 0.01},
+        {"window": 2, "cross_fit_average": 0.75, "cross_fit_change": 0.0, "cross_fit_change_error": 0.1,
+         "accepted": 0.0, "retention": 0.0},
+    ]}  # fmt: skip
+    cells = [short, long, other, between, larger, eight, parts]
+    found = {"cells": cells, "accuracy": models, "clusters": {"test": "0 0 1"}}
     of = {kind: tables.of_clock(found, kind) for kind in tables.CLOCKS}
-    assert [len(one["cells"]) for one in of.values()] == [1, 1, 1, 2, 1]
+    assert {kind: len(one["cells"]) for kind, one in of.items()} == {
+        "short": 1, "groups": 1, "parts": 1, "second": 1, "long": 2, "larger": 1,
+    }  # fmt: skip
+    first, second, middle = tables.CLOCKED_TABLES["parts_offsets"](found).splitlines()[2:]
+    assert first.endswith("| 1 | +0.2500 | −0.5000 | +0.1000 | 0.0100 |")
+    assert second.endswith("| 2 | +0.7500 | +0.0000 | +0.1000 | not accepted |")
+    assert middle.endswith("| median | +0.5000 | −0.2500 | +0.1000 | 1 of 2 accepted |")
     # Nothing of the smaller model, not even the warm start, stands beside the larger one.
     assert of["larger"]["accuracy"] == {"careful": "larger start"}
     assert "+0.500" in tables.CLOCKED_TABLES["larger_ends"](found)
