@@ -16,6 +16,8 @@ os.environ.pop("TFIVE_TRACEBACK", None)
 
 from hypothesis import HealthCheck, settings
 
+from forked import share_servers
+
 settings.register_profile(
     "tfive", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -41,6 +43,11 @@ LONGEST = (
 )
 """Files that take long, begun before the others, so that none keeps one worker busy in the end; those that mostly wait
 beside the one that never does, because processes that exchange much suffer from others on their cores."""
+
+
+def pytest_configure() -> None:
+    """Workers ask the same servers for processes."""
+    share_servers()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
