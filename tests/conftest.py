@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -22,6 +24,9 @@ settings.register_profile(
     "tfive", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tfive")
+
+# Typer builds every command anew for each call, which takes ten times as long as most of what is called here.
+typer.main.get_command = cache(typer.main.get_command)
 
 # Background jobs may ignore Ctrl-C, and nohup a closing terminal; tests of stopping need both as a person has them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
