@@ -17,6 +17,8 @@ endif
 HAS_GPU := { nvidia-smi --list-gpus | grep -q .; } 2> /dev/null
 # The page is tested in a browser where the machine has one; make test-page brings one.
 HAS_CHROMIUM := { command -v chromium || command -v chromium-browser || command -v google-chrome; } > /dev/null
+# Dozens of processes import the same modules: what one has compiled, the next ones find.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test test-min test-page lint fuzz soak audit hashes docs docs-check reference dist clean help
 .DEFAULT_GOAL := help

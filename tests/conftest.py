@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -16,10 +18,15 @@ os.environ.pop("TFIVE_TRACEBACK", None)
 
 from hypothesis import HealthCheck, settings
 
+from forked import share_servers
+
 settings.register_profile(
     "tfive", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tfive")
+
+# Typer builds every command anew for each call, which takes ten times as long as most of what is called here.
+typer.main.get_command = cache(typer.main.get_command)
 
 # Background jobs may ignore Ctrl-C, and nohup a closing terminal; tests of stopping need both as a person has them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,6 +48,11 @@ LONGEST = (
 )
 """Files that take long, begun before the others, so that none keeps one worker busy in the end; those that mostly wait
 beside the one that never does, because processes that exchange much suffer from others on their cores."""
+
+
+def pytest_configure() -> None:
+    """Workers ask the same servers for processes."""
+    share_servers()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,7 @@
 `forked(*words)` is a command that anybody may start, a launcher too; `words` are "module:function" and its arguments.
 It hands them, its environment and its output to a server, passes signals on, and ends as the forked process ended, by
 the same signal where one ended it; when it is killed itself, so is that process. There are two servers, one for ranks
-of even and one for ranks of odd number, whose sets of strings have another order.
+of even and one for ranks of odd number, whose sets of strings have another order. All workers of pytest share them.
 """
 
 from __future__ import annotations
@@ -38,24 +38,33 @@ PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 def forked(*words: str) -> list[str]:
     """The command that has a server call words[0] ("module:function") with the others; servers begin with the first."""
-    os.environ[FORKS] = os.environ.get(FORKS) or _servers()
+    share_servers()
+    with suppress(FileExistsError):
+        os.mkdir(f"{os.environ[FORKS]}/begun")
+        _start_servers(os.environ[FORKS])
     # Without the site's packages a client begins in hundredths of a second.
     return [sys.executable, "-I", "-S", __file__, *words]
 
 
-def _servers() -> str:
-    """Start both servers; they end with this process, whose pipe they read."""
-    folder = tempfile.mkdtemp(prefix="tfive-forks-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+def share_servers() -> None:
+    """Servers that this process and those it starts ask for are the same; they end with it, whose pipe they read."""
+    if FORKS not in os.environ:
+        folder = os.environ[FORKS] = tempfile.mkdtemp(prefix="tfive-forks-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.mkfifo(f"{folder}/alive")
+        os.open(f"{folder}/alive", os.O_RDWR)  # open for writing until this process ends, and in no other
+
+
+def _start_servers(folder: str) -> None:
+    alive = os.open(f"{folder}/alive", os.O_RDONLY)
     for seed in ("1", "2"):
         own = {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         # What a launch sets for its ranks; torch looks at it once, when it is imported.
         own |= {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
         subprocess.Popen(
-            [sys.executable, __file__, "--serve", f"{folder}/{int(seed) - 1}"], stdin=subprocess.PIPE,
-            env=os.environ | own,
+            [sys.executable, __file__, "--serve", f"{folder}/{int(seed) - 1}"], stdin=alive, env=os.environ | own,
         )  # fmt: skip
-    return folder
+    os.close(alive)
 
 
 def serve(path: str) -> None:

@@ -6,15 +6,17 @@ import json
 import os
 import signal
 import subprocess
-import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from test_faults import paths
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import registry
 
+from forked import forked
 from tfive.cli import launch
 from tfive.cli.app import _call
 from tfive.cli.launch import require_memory, restart_line, started_by_launcher, whole_status
@@ -45,22 +47,21 @@ if what not in ("well", "killed") or (what == "killed" and attempt == "0"):
     time.sleep(600)
 """
 
-LAUNCHES = """
-import json, sys
-from tfive.cli.launch import launch
-rank, folder, *kinds = sys.argv[1:]
-how = {"processes": 2, "restarts": 1, "patience": 30, "program": (rank,)}
-print(json.dumps({kind: launch([kind, folder], **how) for kind in kinds}))
-"""
+
+def launches(rank: str, folder: str, *kinds: str) -> None:
+    """Print the status of one launch after the other, in a process of its own."""
+    how: dict[str, Any] = {"processes": 2, "restarts": 1, "patience": 30, "program": (rank,)}
+    tempfile.tempdir = None  # the folder for temporary files is this process's own
+    print(json.dumps({kind: launch.launch([kind, folder], **how) for kind in kinds}))
 
 
 def test_ends_are_tried_again_or_passed_through(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK, "utf-8")
     kinds = ("well", "refused", "failed", "killed", "always", "stopped")
-    command = [sys.executable, "-c", LAUNCHES, str(tmp_path / "rank.py"), str(tmp_path), *kinds]
+    command = forked("test_launch:launches", str(tmp_path / "rank.py"), str(tmp_path), *kinds)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    environment = {**os.environ, "OMP_NUM_THREADS": "3", "TMPDIR": str(temporary)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "3", "TMPDIR": str(temporary), "PYTHONPATH": paths()}
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True, env=environment)
     assert not list(temporary.iterdir())
     assert json.loads(done.stdout) == {

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,9 @@ def test_questions_stand_where_the_last_problem_of_a_sheet_does(place: Path, tmp
     assert questions.benchmark_items(tmp_path / "csqa.jsonl.gz", made) == items["csqa"]
 
 
-def test_a_bad_benchmark_gets_one_line(place: Path, tmp_path: Path) -> None:
+def test_a_bad_benchmark_gets_one_line(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, rows, message in (
         ("piqa", CHOICE, r"piqa\.jsonl\.gz: not one that can be asked here, by its name; give gsm8k\.jsonl\.gz, "),
         ("csqa", MATH, "row 1 has no field 'choices'"),
@@ -145,10 +147,16 @@ def test_a_bad_benchmark_gets_one_line(place: Path, tmp_path: Path) -> None:
     run = scripts.script("studies/answers/run.py")
     with pytest.raises(UserError, match="give --problems"):
         run.main(["cell", "t5", "--benchmark", str(twice[0])])
+    # As it is run, but for a process that would load torch again.
     script = ROOT / "studies" / "answers" / "accuracy.py"
     asked = [str(script), str(place / "model"), str(place / "sheets"), "--benchmark", str(tmp_path / "x.jsonl.gz")]
-    ended = subprocess.run([sys.executable, *asked], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    monkeypatch.setattr(sys, "argv", asked)
+    monkeypatch.syspath_prepend(script.parent)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out, said.err.count("\n")) == (2, "", 1)
 
 
 @pytest.mark.model

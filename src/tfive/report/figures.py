@@ -155,6 +155,7 @@ def draw_diagnostic(curves: Sequence[Sequence[dict[str, Any]]], frozen: int, pat
 
 
 def _save(figure: Any, path: Path, caption: str) -> tuple[str, str]:
+    figure.set_layout_engine(None)  # everything has its place, and is not drawn once more to find it
     figure.savefig(path, dpi=110)
     plotting().close(figure)
     return path.name, caption
