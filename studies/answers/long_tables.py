@@ -227,8 +227,8 @@ def long_offsets(found: dict[str, Any]) -> str:
         "method, positions × thoughts",
         "seed",
         "window",
-        "R of the average",
-        "R of the weight minus that",
+        "R of the average, from below",
+        "of the weight, less that",
         "± s.e.",
     )
     keys = ("cross_fit_average", "cross_fit_change", "cross_fit_change_error")

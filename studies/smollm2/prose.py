@@ -27,7 +27,7 @@ from tfive.report.runs import read_json
 from tfive.training.status_files import COSTS
 from tfive.training.summary import SUMMARY
 from tfive_lab.estimates import Estimate, Sums, over_clusters, over_seeds, ratio
-from tfive_lab.study_files import software_versions, write_json
+from tfive_lab.study_files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {"t5": "T⁵", "anchor-only": "anchors alone"}
@@ -37,6 +37,8 @@ SHOWN = {"thought_gain": "thought gain", "content_gain": "content gain", "mixed_
          "mixed_gain_other": "mixed gain, another's", "empty_gain": "empty", "random_gain": "random tokens",
          "no_thought_loss": "loss without"}  # fmt: skip
 """What a row of the test texts shows."""
+PLACED = ("device_name", "compute", "torch", "transformers")
+"""What a run says of where it ran."""
 UNIT = 1e5
 """Sums over a text's items are kept in these parts of a nat."""
 PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -58,6 +60,7 @@ def cell_of(folder: Path) -> Found:
     return {
         "method": config["method"],
         "seed": config["run"]["seed"],
+        "place": {key: summary["place"][key] for key in PLACED},
         "windows": summary["windows"],
         "actor_thoughts": summary["windows"] * config["window"]["items"],
         "thoughts": costs[-1]["trajectories"],
@@ -170,9 +173,7 @@ def apart(found: Found) -> str:
     rows = []
     for key, cells in groups.items():
         mixed = [sums_of(one, "mixed_gain", less="mixed_gain_other") for one in cells]
-        rows.append(
-            [NAMES[key], "mixed gain with own thoughts minus that with another's", str(len(cells)), told(mixed)]
-        )
+        rows.append([NAMES[key], "mixed gain, own minus another's", str(len(cells)), told(mixed)])
     own, control = ({one["seed"]: one for one in groups.get(key, [])} for key in NAMES)
     seeds = sorted(own.keys() & control.keys())
     for name in ("thought_gain", "content_gain", "gain_vs_base", "no_thought_loss") if seeds else ():
@@ -243,7 +244,6 @@ def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=Path, help="folder of run folders; none: the committed results")
     parser.add_argument("--code", default="", help="the commit of the code that ran")
-    parser.add_argument("--device", default="", help="what it ran on")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "smollm2-prose.json")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "studies" / "smollm2-study.md")
     asked = parser.parse_args(given)
@@ -251,10 +251,10 @@ def main(given: list[str] | None = None) -> int:
         folders = sorted(path.parent for path in asked.runs.glob("*/metrics.jsonl"))
         if not folders:
             raise UserError(f"--runs {asked.runs}: no run in it; give the folder that holds the runs' folders")
-        settings = {"model": "SmolLM2-135M-Instruct (Q4_1, de-quantised)", "device": asked.device, "code": asked.code}
+        settings = {"model": "SmolLM2-135M-Instruct (Q4_1, de-quantised)", "code": asked.code}
         command = "tfive train smollm2-135m-study studies/smollm2/gated.toml --set method=METHOD --set run.seed=SEED"
         cells = [cell_of(folder) for folder in folders]
-        write_json(asked.out, {**settings, "versions": software_versions(), "command": command, "cells": cells})
+        write_json(asked.out, {**settings, "command": command, "cells": cells})
     asked.page.write_text(render(asked.page.read_text("utf-8"), read_json(asked.out)), "utf-8")
     return 0
 

@@ -38,7 +38,8 @@ def run(folder: Path, method: str, seed: int, shift: float = 0.0) -> dict[str, n
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     costs = {"window": 2, "seconds": {"fit": 3.0, "fit/inner": 2.0, "update": 4.0}, "trajectories": 150}
     (folder / "costs.jsonl").write_text(json.dumps(costs) + "\n", "utf-8")
-    told = {"windows": 2, "test_thought_gain_start": 0.0, "test_no_thought_loss_start": 3.25}
+    place = {"device_name": "GPU", "compute": "bfloat16", "torch": "2", "transformers": "5", "threads": 1}
+    told = {"place": place, "windows": 2, "test_thought_gain_start": 0.0, "test_no_thought_loss_start": 3.25}
     (folder / "summary.json").write_text(json.dumps(told), "utf-8")
     return {**kept, "text": texts[::-1]}
 
@@ -53,6 +54,7 @@ def test_a_run_is_kept_text_by_text(tmp_path: Path) -> None:
         150,
         7,
     )
+    assert cell["place"] == {"device_name": "GPU", "compute": "bfloat16", "torch": "2", "transformers": "5"}
     assert [one["window"] for one in cell["measured"]] == [0, 2]
     assert [one["admitted"] for one in cell["critics"]] == [False, True]
     sums = prose.sums_of(cell, "content_gain")
