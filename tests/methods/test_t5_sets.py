@@ -31,7 +31,7 @@ def texts_of_calls(engine: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> l
 
 def test_a_window_draws_its_sets_in_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     method = play("t5", mode="learned", dropout=0.0)
-    method.parts.rollout.rows = 99
+    method.parts.rollout.passes.rows = 99
     drawn = texts_of_calls(method.parts.rollout.engine, "sample", monkeypatch)
     recorded = texts_of_calls(method.parts.rollout.engine, "policy", monkeypatch)
     until(method, "update")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -23,22 +24,32 @@ WINDOW = 2
 
 @contextmanager
 def no_memory(device: str) -> Iterator[None]:
-    """Work inside finds no memory on the device that is not its own already; a CPU raises at once in its place."""
+    """Work inside finds no memory on the device that is not its own already, nor in what it gives back; a CPU raises
+    at once in its place."""
     if device == "cpu":
         raise torch.OutOfMemoryError("a device would be out of memory here")
-    held: list[Any] = []
+    held, give_back = list[Any](), torch.cuda.empty_cache
     torch.cuda.synchronize()
-    torch.cuda.empty_cache()
+    give_back()
     whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     torch.cuda.set_per_process_memory_fraction(max(torch.cuda.memory_reserved(), 1) / whole)
-    size = 1 << 30
-    while size >= 512:
-        try:
-            held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
-        except torch.OutOfMemoryError:
-            size //= 2
+
+    def take() -> None:
+        size = 1 << 30
+        while size >= 512:
+            try:
+                held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+            except torch.OutOfMemoryError:
+                size //= 2
+
+    def take_again() -> None:
+        give_back()
+        take()
+
+    take()
     try:
-        yield
+        with patch.object(torch.cuda, "empty_cache", take_again):
+            yield
     finally:
         held.clear()
         torch.cuda.set_per_process_memory_fraction(1.0)
@@ -58,17 +69,21 @@ class Place:
     """Whether a device may not be asked for anything there."""
     resumed: bool = False
     """Whether it is a place of a run that goes on."""
+    lasting: bool = False
+    """Whether every such call finds none: what is made again with fewer texts a pass would fit otherwise."""
     error: Callable[[], BaseException] | None = None
     """What is raised instead of making the device's allocator fail: the host's memory ends."""
 
     def starve(self, device: str) -> None:
-        """Make the function find no memory, the first time it is `when`; for a process that does nothing else."""
+        """Make the function find no memory, the first time it is `when` or, `lasting`, from then on; for a
+        process that does nothing else."""
         function, waiting = getattr(self.owner, self.function), [True]
 
         def called(*arguments: Any, **options: Any) -> Any:
             if not waiting or not self.when(*arguments, **options):
                 return function(*arguments, **options)
-            waiting.clear()
+            if not self.lasting:
+                waiting.clear()
             if self.error is not None:
                 raise self.error()
             with no_memory(device):
@@ -92,7 +107,7 @@ def _sampling(engine: TreeModel, sets: Sequence[Wanted], *arguments: Any, **opti
 def _scoring() -> Callable[..., bool]:
     """Scoring has no window among its arguments: the calls are counted; the first ones measure the base model."""
     calls = iter(range(10**9))
-    return lambda *arguments, **options: next(calls) == 10
+    return lambda *arguments, **options: next(calls) >= 10
 
 
 def _host_is_full() -> BaseException:
@@ -103,8 +118,8 @@ PLACES = {
     place.name: place
     for place in (
         *map(_phase, ("fit", "qualify", "pilot", "calibrate", "collect", "update", "close")),
-        Place("sample", "out of memory in phase ", rollout_module, "sample_sets", when=_sampling),
-        Place("score", "out of memory in phase ", TreeModel, "score", when=_scoring()),
+        Place("sample", "out of memory in phase ", rollout_module, "sample_sets", when=_sampling, lasting=True),
+        Place("score", "out of memory in phase ", TreeModel, "score", when=_scoring(), lasting=True),
         Place("first measurement", "out of memory in phase develop (", Loop, "_measured"),
         Place("measurement", "out of memory in phase develop (", Loop, "_measured",
               when=lambda loop, texts, window: window == WINDOW and texts.role == "develop"),

@@ -13,12 +13,14 @@ from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from soak.life import compare
+from soak.life import compare, final_state, lines, same
 from soak.starved import PLACES
 from tfive.cli.doctor import Device, fit, render_fit
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError, out_of_memory
+from tfive.methods.method import Method
 from tfive.rl.actor import Actor
 from tfive.rl.trajectory import Trajectories
 from tfive.training import memory_limits, start
@@ -32,6 +34,7 @@ from tfive.training.summary import SUMMARY
 from tfive.tree.fast import delta_kernel
 from tfive.tree.fast.agreement import kernel_trouble
 from tfive.tree.forward import TreeModel
+from tfive.tree.layout import TextBatch
 from tiny import configure
 
 SETTINGS = ("method=ntp", "run.seed=2", "run.develop_items=4", "run.explorer_items=0")
@@ -210,3 +213,64 @@ def test_a_run_goes_on_with_smaller_updates_and_says_so(
         start.train(configure(home, *SETTINGS), tmp_path / "none", quiet=True)
     assert "texts_per_pass" not in str(failed.value)  # one text was tried
     assert "set engine.activation_checkpointing = true" in str(failed.value)
+
+
+THINKING = ("window.windows=1", "calibration.mode=average", "qualify.attempts=1", "run.develop_items=4", "run.seed=2")
+
+
+def hold(monkeypatch: pytest.MonkeyPatch, most: list[int]) -> None:
+    """Have passes that read texts without gradients find no memory for more of them than that."""
+    read = TreeModel.read
+
+    def short(engine: TreeModel, some: TextBatch, *asked: Any) -> Any:
+        if len(some.tokens_BS) > most[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return read(engine, some, *asked)
+
+    monkeypatch.setattr(TreeModel, "read", short)
+
+
+def test_a_run_goes_on_with_smaller_sets_and_is_that_of_the_smaller_size(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, again = tmp_path / "small", tmp_path / "again"
+    start.train(configure(home, *THINKING, "run.texts_per_rollout=2"), small, quiet=True)
+    hold(monkeypatch, [2])
+    start.train(configure(home, *THINKING, "run.texts_per_rollout=6"), again, quiet=True)
+    # From the first measurement on, which did not fit: weights, gains of every item, and what was counted.
+    (mine, other), (told, plain) = (final_state(one) for one in (small, again)), (lines(one) for one in (again, small))
+    for name in ("method", "ledger"):
+        same(mine[name], other[name])
+    assert mine["recorder"]["amounts"] == other["recorder"]["amounts"]
+    memory = [one for one in told if one.get("event") == "memory"]
+    assert [one["detail"] for one in memory] == [
+        "a set of texts did not fit and was made again: 2 texts a pass from here on instead of 6 "
+        "(run.texts_per_rollout)"
+    ]
+    assert [one for one in told if one not in memory] == plain
+    for split in ("develop", "test"):
+        for path in (small / split).iterdir():
+            same(load_file(path), load_file(again / split / path.name))
+
+
+def test_a_set_of_which_one_text_does_not_fit_ends_the_run_and_what_was_tried_is_not_asked_for(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, advance = [99], Method.advance
+
+    def advanced(method: Any) -> str:
+        most[0] = 0 if method.phase == "collect" else 99
+        return advance(method)
+
+    hold(monkeypatch, most)
+    monkeypatch.setattr(Method, "advance", advanced)
+    asked = ("method=quiet-star-grpo", "thought.group=2", "window.probe=0", "run.texts_per_pass=2")
+    for rows in ((), ("run.texts_per_rollout=6",)):
+        most[0] = 99
+        with pytest.raises(RunFailed) as failed:
+            start.train(configure(home, *asked, *rows), tmp_path / str(len(rows)), quiet=True)
+        # Other methods keep activations in this phase, which fewer texts of a pass with gradients make smaller.
+        assert str(failed.value).startswith(
+            "out of memory in phase collect (CUDA out of memory); lower run.texts_per_pass (now 2) or set "
+            "engine.activation_checkpointing = true in the run's config.toml and go on with tfive resume"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -59,6 +59,21 @@ def test_weights_that_moved_are_read_where_they_are() -> None:
     after = tree.read(case.texts).hidden_BSD
     assert not torch.allclose(before, after)
     assert torch.equal(after, TreeModel(model, case.plan, EngineOptions(fused_blocks="on")).read(case.texts).hidden_BSD)
+
+
+def test_an_engine_that_lets_go_keeps_nothing_and_captures_nothing_any_more() -> None:
+    case, model = random_case(1, "text"), tiny("qwen3")
+    tree = TreeModel(model, case.plan, EngineOptions(fused_blocks="on", replayed_passes=True))
+    graphs = tree.passes.graphs = PretendedGraphs()
+    for _ in range(2):
+        before = tree.read(case.texts).hidden_BSD
+    assert (tree.passes.count, len(graphs.graphs)) == (1, 1)
+    graphs._keeper = cast(Any, object())  # what owns the memory of graphs to come
+    tree.let_go()
+    assert (tree.passes.count, len(graphs.graphs), graphs._keeper) == (0, 0, None)
+    for _ in range(3):
+        assert torch.equal(tree.read(case.texts).hidden_BSD, before)
+    assert (tree.passes.count, len(graphs.graphs)) == (0, 0)
 
 
 @pytest.mark.parametrize("variable", [False, True])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from tfive.config.schema import Schema
@@ -226,11 +227,7 @@ class Method(Generic[P]):
         self.parts.snapshots.require(acting.snapshots, made_by, what="the actor set")
         reuse, minibatch = divmod(self.step, actor.settings.minibatches)
         rows = actor.minibatches(len(acting.texts.tokens_BS), self.window, reuse)[minibatch]
-        before = actor.rows
         self.report["steps"].append(asdict(learn(acting.rows(rows))))
-        if actor.rows < before:
-            fewer = f"{actor.rows} texts a pass from here on instead of {before} (run.texts_per_pass)"
-            self.log("memory", f"an update did not fit and was made again: {fewer}")
         self.step += 1
         return "update" if self.step < self.actor_steps else None
 
@@ -261,9 +258,10 @@ class Method(Generic[P]):
         if parts.gate is not None:
             # The gate meets one thought an item, so that it learns equally much with any group.
             single = acting.thoughts.branches(0, None, self.group)
-            rows, world = parts.rollout.rows, parts.rollout.world
-            predictions = experts(parts.actor.reader, acting.texts, single, rows=rows, world=world)
-            self.report["gate_loss"] = parts.gate.fit(predictions, self.window, parts.rollout.world)
+            world = parts.rollout.world
+            read = partial(experts, parts.actor.reader, acting.texts, single, world=world)
+            predictions = parts.rollout.passes.fit_told(read, parts.actor.reader.let_go)
+            self.report["gate_loss"] = parts.gate.fit(predictions, self.window, world)
         if acting.count:
             self.report |= {
                 "actor_gain": float(acting.gain_BR.sum() / acting.count),

@@ -32,7 +32,7 @@ class RLP(Method[RLPParts]):
     @classmethod
     def assemble(cls, kit: Kit) -> Self:
         rollout, shards = kit.common["rollout"], kit.common["actor"].shards
-        own = {"decay": kit.settings.decay, "rows": rollout.rows, "world": rollout.world, "shards": shards}
+        own = {"decay": kit.settings.decay, "rows": rollout.passes, "world": rollout.world, "shards": shards}
         teacher = Teacher.of(rollout.engine, **own)
         return cls(RLPParts(**kit.common, teacher=teacher), **kit.windows)
 

@@ -80,7 +80,7 @@ class T5(QualifiedMethod[T5Parts]):
             critics.critics[0].head.last.in_features,
             config.calibration,
             seed=config.run.seed,
-            rows=config.run.rollout_texts,
+            rows=rollout.passes,
             by=rollout.by,
             critics_see=config.critic.sees != "prefix",
         )

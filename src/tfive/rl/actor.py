@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,9 +15,10 @@ from torch import Tensor
 from tfive import rng
 from tfive.distributed.roles import Role
 from tfive.distributed.sharding import Sharding
-from tfive.errors import RunFailed, out_of_memory
+from tfive.errors import RunFailed
 from tfive.rl.losses import Aggregate, anchor_counts, before_answers, centering_term, policy_count
 from tfive.rl.optimizer import MasterOptimizer, StepReport
+from tfive.rl.pass_size import PassSize
 from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rl.trajectory import Trajectories
@@ -95,7 +95,10 @@ class Actor:
         """What passes with gradients go through."""
         self.trained_reader = under(self.trained, self.reader.plan)
         self.settings, self.ratio, self.anchor = actor, ratio, anchor
-        self.seed, self.rows, self.parity, self.patience = seed, rows, parity, patience
+        self.seed, self.parity, self.patience = seed, parity, patience
+        self.passes = PassSize(rows, "run.texts_per_pass", "an update", alone=self._alone)
+        """Texts of a pass with gradients. An update that does not fit begins again: its sums are the same. (Several
+        processes would have to do so together.)"""
         self.skipped = 0
         self.centring = None if centre is None else _centring(engine, ratio, centre)
         options = engine.engine
@@ -103,6 +106,11 @@ class Actor:
             options.cuda_graphs and options.replayed_passes, gradients=optimizer.accumulators
         )
         """Parts of an update that come again with the same shapes."""
+
+    @property
+    def rows(self) -> int:
+        """Texts of a pass with gradients."""
+        return self.passes.rows
 
     def unread(self) -> bool:
         """Whether the reading gates are still shut; all processes must ask."""
@@ -171,7 +179,7 @@ class Actor:
             anchors = self._anchor_passes(trajectories)
             return replace(sums, text=anchors.text, conditioned=anchors.conditioned)
 
-        sums = self._in_passes_that_fit(passes)
+        sums = self.passes.fit(passes, self._undo)
         return sums, self._applied(sums)
 
     def _two_updates(self, trajectories: Trajectories, policy: bool, aggregate: Aggregate) -> tuple[Sums, StepReport]:
@@ -180,28 +188,18 @@ class Actor:
         sums, report = Sums(), None
         if policy:
             passes = partial(self._backward, self.trained, trajectories, aggregate=aggregate, anchored=False)
-            sums = self._in_passes_that_fit(passes)
+            sums = self.passes.fit(passes, self._undo)
             report = self._applied(sums, counted=False)
-        anchors = self._in_passes_that_fit(partial(self._anchor_passes, trajectories))
+        anchors = self.passes.fit(partial(self._anchor_passes, trajectories), self._undo)
         with self.optimizer.apart(self.anchor.lr or self.optimizer.lr):
             own = self._applied(anchors)
         sums = replace(sums, text=anchors.text, conditioned=anchors.conditioned)
         return sums, own if report is None or not own.applied else report
 
-    def _in_passes_that_fit(self, passes: Callable[[], Sums]) -> Sums:
-        """What all passes of an update come to. Where memory does not hold them they begin again with half of the texts
-        each, and so does all that follows: the sums are the same. (Several processes would have to do so together.)"""
-        while True:
-            try:
-                return passes()
-            except (MemoryError, RuntimeError) as error:
-                if self.rows == 1 or not self._alone or not out_of_memory(error):
-                    raise
-            self.updates.refuse("an update did not fit in memory")
-            self.optimizer.zero_grad()
-            gc.collect()  # what failed lived in the error's frames, which are gone
-            torch.cuda.empty_cache()
-            self.rows = (self.rows + 1) // 2
+    def _undo(self) -> None:
+        """Leave nothing of an update that did not fit."""
+        self.updates.refuse("an update did not fit in memory")
+        self.optimizer.zero_grad()
 
     def _anchor_passes(self, trajectories: Trajectories) -> Sums:
         return self._backward(self.trained_reader, self._first_thoughts(trajectories), aggregate=None, anchored=True)

@@ -41,24 +41,28 @@ def continued(rollout: Rollout, begun: Trajectories, count: int) -> Trajectories
     )
     step_BR = step_BP.repeat_interleave(count, 1)
     tokens_BRT = begun.thoughts.tokens_BRT.repeat_interleave(count, 1)
-    thoughts, log_old = [], []
     own = rollout.world.computed(len(texts.tokens_BS))
-    for part in rollout.world.beating(micro_batches(own, rollout.rows)):
-        some = texts.rows(part.start, part.stop)
-        drawn = engine.sample(some, numbers_BRT[part], rollout.law, prefix=(tokens_BRT[part], step_BR[part]))
-        with torch.no_grad():
-            log_old.append(engine.policy(some, drawn).need("log_prob_BRT").float())
-        thoughts.append(drawn)
-    found = Trajectories(
-        begun.role,
-        window,
-        texts.rows(own.start, own.stop),
-        join_thoughts(thoughts),
-        log_old_BRT=torch.cat(log_old),
-        snapshots=rollout.snapshots.current("policy"),
-    )
-    scorer = rollout.snapshots.current("scorer")
-    scored = score(engine, found, rows=rollout.rows, snapshots=scorer, world=rollout.world)
+
+    def drawn() -> Trajectories:
+        thoughts, log_old = [], []
+        for part in rollout.world.beating(micro_batches(own, rollout.rows)):
+            some = texts.rows(part.start, part.stop)
+            new = engine.sample(some, numbers_BRT[part], rollout.law, prefix=(tokens_BRT[part], step_BR[part]))
+            with torch.no_grad():
+                log_old.append(engine.policy(some, new).need("log_prob_BRT").float())
+            thoughts.append(new)
+        found = Trajectories(
+            begun.role,
+            window,
+            texts.rows(own.start, own.stop),
+            join_thoughts(thoughts),
+            log_old_BRT=torch.cat(log_old),
+            snapshots=rollout.snapshots.current("policy"),
+        )
+        scorer = rollout.snapshots.current("scorer")
+        return score(engine, found, rows=rollout.rows, snapshots=scorer, world=rollout.world)
+
+    scored = rollout.passes.fit(drawn, engine.let_go)
     scored = scored.gathered(rollout.world, texts).having(probe_step_BR=step_BR)
     if begun.foreign_BR is not None:
         scored = scored.having(foreign_BR=begun.foreign_BR.repeat_interleave(count, 1))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tfive.rl.gae import adaptive_gae
 from tfive.rl.losses import clipped_value_loss, expectile_value_loss, squared_value_loss
 from tfive.rl.onlooker import Onlooker
 from tfive.rl.optimizer import MasterOptimizer
+from tfive.rl.pass_size import PassSize
 from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import HEADS_ALONE, CriticSettings
 from tfive.rl.trajectory import Trajectories, placed
@@ -52,7 +54,7 @@ class Critics:
         alpha: float,
         seed: int,
         rows: int,
-        read_rows: int | None = None,
+        read_rows: int | PassSize | None = None,
         roles: Sequence[Role] = (),
         shards: Sequence[Sharding | None] = (),
     ) -> None:
@@ -64,7 +66,9 @@ class Critics:
         self.apart = any(role.apart for role in self.roles)
         """Whether each critic has processes of its own."""
         self.base, self.critics, self.settings = base, tuple(critics), settings
-        self.alpha, self.seed, self.rows, self.read_rows = alpha, seed, rows, read_rows or rows
+        self.alpha, self.seed, self.rows = alpha, seed, rows
+        self.passes = PassSize.of(read_rows or rows, alone=self.roles[0].every.size == 1)
+        """Texts of a pass without gradients."""
         self.head_passes = 0 if settings.adapt in HEADS_ALONE else settings.head_passes
         """Passes of the value-head warm-up; 0 if only heads are trained anyway."""
         self.head_only = self.head_passes > 0
@@ -77,7 +81,12 @@ class Critics:
             Onlooker() if role.members is None else self._optimizer(number, role.members)
             for number, role in enumerate(self.roles)
         ]
-        self._read: tuple[TextBatch, Thoughts, World, list[BaseActivations]] | None = None
+        self._read: tuple[TextBatch, Thoughts, World, int, list[BaseActivations]] | None = None
+
+    @property
+    def read_rows(self) -> int:
+        """Texts of a pass without gradients."""
+        return self.passes.rows
 
     def _optimizer(self, number: int, members: World) -> MasterOptimizer:
         held = self.shards[number]
@@ -103,14 +112,15 @@ class Critics:
             own = micro_batches(world.computed(len(texts.tokens_BS)), self.read_rows)
             block = self.base.first_block
             return [BaseActivations(lower=Lower(trajectories.lower_BND[part], block)) for part in own]
-        read = self._read
-        if read is None or read[0] is not texts or read[1] is not thoughts or read[2] is not world:
+        read, rows = self._read, self.read_rows
+        asked = (texts, thoughts, world)
+        if read is None or any(one is not other for one, other in zip(read, asked)) or read[3] != rows:
             self._read = None
-            mine = micro_batches(world.computed(len(texts.tokens_BS)), self.read_rows)
+            mine = micro_batches(world.computed(len(texts.tokens_BS)), rows)
             parts = (trajectories.rows(part) for part in world.beating(mine))
             found = [self._base_activations(part) for part in parts]
-            self._read = read = (texts, thoughts, world, found)
-        return read[3]
+            self._read = read = (*asked, rows, found)
+        return read[4]
 
     def _base_activations(self, some: Trajectories) -> BaseActivations:
         """What critics need of some texts; probes take theirs from activations that came with them."""
@@ -132,7 +142,8 @@ class Critics:
         """Values and features of every prefix before an action, by every critic with its present weights."""
         numbers = range(len(self.critics))
         if not self.apart:
-            values_2BRT, features_2BRTE = self._read_by(numbers, self.roles[0].every, trajectories)
+            read = partial(self._read_by, numbers, self.roles[0].every, trajectories)
+            values_2BRT, features_2BRTE = self.passes.fit(read, self.release)
         else:
             # Each group reads its critic at the same time as the others; then all hear of all.
             own = [
@@ -203,7 +214,8 @@ class Critics:
         warmup: bool,
     ) -> dict[str, float]:
         """One critic's updates by the processes of `world`: its mean loss, and whether every gradient was finite."""
-        texts, shared = len(trajectories.texts.tokens_BS), self.shared(trajectories, world)
+        texts = len(trajectories.texts.tokens_BS)
+        shared = self.passes.fit(partial(self.shared, trajectories, world), self.release)
         first, seen, losses, fitted = world.computed(texts).start, 0, list[Tensor](), self._fitted(trajectories)
         # What the host needs of the set is fetched once; losses stay on the device until the pass is over.
         steps_B = trajectories.mask_BRT.sum((1, 2)).cpu()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tfive.distributed.roles import Role
 from tfive.distributed.world import World
 from tfive.errors import RunFailed
 from tfive.rl.gains import foreign
+from tfive.rl.pass_size import PassSize
 from tfive.rl.reward import (
     RewardScale,
     carried_potential,
@@ -77,17 +79,19 @@ class Rollout:
         telemetry: Telemetry,
         *,
         seed: int,
-        rows: int,
+        rows: int | PassSize,
         by: Role | None = None,
         longest: Callable[[int], int] | None = None,
     ) -> None:
-        """`by`: the processes that sample and score a share of the texts each; every process gets all trajectories.
-        `longest` says how long thoughts may be in a window, where that is not always the plan's length."""
+        """`rows`: texts of a pass, or what tells other parts as well. `by`: the processes that sample and score a share
+        of the texts each; every process gets all trajectories. `longest` says how long thoughts may be in a window,
+        where that is not always the plan's length."""
         self.by = Role() if by is None else by
         self.world = self.by.texts
         self._ahead: dict[Draw, Ahead] = {}
         self.engine, self.texts_of, self.ledger, self.snapshots, self.law = engine, texts_of, ledger, snapshots, law
-        self.reward, self.telemetry, self.seed, self.rows = reward, telemetry, seed, rows
+        self.reward, self.telemetry, self.seed = reward, telemetry, seed
+        self.passes = PassSize.of(rows, alone=self.world.size == 1)
         self.longest = longest or (lambda window: engine.plan.length)
         self.scale = RewardScale(reward.decay)
         self.old_law: OldLaw = "recorded"
@@ -98,6 +102,11 @@ class Rollout:
         """Whether critics see what the other thoughts at a position came to."""
         self.ready: dict[tuple[str, int], Trajectories] = {}
         """Sets that were drawn ahead and not asked for yet, by stream and window."""
+
+    @property
+    def rows(self) -> int:
+        """Texts of a pass."""
+        return self.passes.rows
 
     def grows(self, window: int) -> bool:
         """Whether thoughts may be longer from this window on than before."""
@@ -154,9 +163,9 @@ class Rollout:
             for one, texts in zip(draws, numbers)
         ]
         snapshots = self.snapshots.current("policy", "scorer")
-        options: dict[str, Any] = {"seed": self.seed, "rows": self.rows, "snapshots": snapshots, "world": world}
-        options["below"] = self.below
-        return sample_sets(self.engine, wanted, self.law, **options)
+        options: dict[str, Any] = {"seed": self.seed, "snapshots": snapshots, "world": world, "below": self.below}
+        draw = partial(sample_sets, self.engine, wanted, self.law, **options)
+        return self.passes.fit_told(draw, self.engine.let_go)
 
     def draw_ahead(self, draw: Draw) -> bool:
         """Draw a set that `collect` will be asked for while the weights are as they are now, by the actor's processes
@@ -198,13 +207,17 @@ class Rollout:
 
     def _foreign_losses(self, engine: TreeModel, scored: Trajectories) -> Tensor:
         """The loss `[B, R]` of each continuation after a whole thought of another text."""
-        other = foreign(scored.thoughts, near=True)
-        losses, count = [], len(scored.texts.tokens_BS)
-        for part in self.world.beating(micro_batches(self.world.computed(count), self.rows)):
-            some = scored.texts.rows(part.start, part.stop)
-            found = engine.score(some, other.rows(part.start, part.stop), whole=True)
-            losses.append(last_loss(found.losses_BRK, found.mask_BRK))
-        losses_BR = self.world.gather(torch.cat(losses), count)
+        other, count = foreign(scored.thoughts, near=True), len(scored.texts.tokens_BS)
+
+        def scores() -> Tensor:
+            losses = []
+            for part in self.world.beating(micro_batches(self.world.computed(count), self.rows)):
+                some = scored.texts.rows(part.start, part.stop)
+                found = engine.score(some, other.rows(part.start, part.stop), whole=True)
+                losses.append(last_loss(found.losses_BRK, found.mask_BRK))
+            return self.world.gather(torch.cat(losses), count)
+
+        losses_BR = self.passes.fit(scores, engine.let_go)
         if not bool(torch.isfinite(losses_BR).all()):
             raise RunFailed(f"the {scored.role} set of window {scored.window} has foreign losses that are not finite")
         return losses_BR
@@ -214,6 +227,12 @@ class Rollout:
 
         For reports alone: nothing is drawn and nothing is counted.
         """
+        found = self.passes.fit(partial(self._read_again, engine, texts, thoughts, window), engine.let_go)
+        if self.reward.reference != "no_thought":
+            found = found.having(foreign_BR=self._foreign_losses(engine, found))
+        return self._with_rewards(found)
+
+    def _read_again(self, engine: TreeModel, texts: TextBatch, thoughts: Thoughts, window: int) -> Trajectories:
         scores, recorded = [], []
         own = self.world.computed(len(texts.tokens_BS))
         for part in self.world.beating(micro_batches(own, self.rows)):
@@ -228,10 +247,7 @@ class Rollout:
             log_old_BRT=torch.cat([p.need("log_prob_BRT").float() for p in recorded]),
             states_BRTD=torch.cat([p.need("features_BRTD") for p in recorded]),
         )
-        found = with_scores(found, scores).gathered(self.world, texts)
-        if self.reward.reference != "no_thought":
-            found = found.having(foreign_BR=self._foreign_losses(engine, found))
-        return self._with_rewards(found)
+        return with_scores(found, scores).gathered(self.world, texts)
 
     def texts(self, role: str, window: int) -> Trajectories:
         """The role's next texts without thoughts, for a method that writes none."""

@@ -7,6 +7,7 @@ optimizer's float32 masters, which are not a module, while the copy that compute
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from tfive.distributed.sharding import Sharding, held_of
 from tfive.distributed.world import SINGLE, World
 from tfive.rl.gains import no_thought_losses
+from tfive.rl.pass_size import PassSize
 from tfive.rl.weight_slots import wide
 from tfive.tree.forward import TreeModel
 from tfive.tree.gated import GATES
@@ -79,14 +81,27 @@ class Teacher:
     """
 
     def __init__(
-        self, engine: TreeModel, *, decay: float, rows: int, world: World = SINGLE, shards: Sharding | None = None
+        self,
+        engine: TreeModel,
+        *,
+        decay: float,
+        rows: int | PassSize,
+        world: World = SINGLE,
+        shards: Sharding | None = None,
     ) -> None:
-        self.engine, self.rows, self.world, self.shards = engine, rows, world, shards
+        self.engine, self.world, self.shards = engine, world, shards
+        self.passes = PassSize.of(rows, alone=world.size == 1)
         self.average = Ema(decay)
 
     @classmethod
     def of(
-        cls, student: TreeModel, *, decay: float, rows: int, world: World = SINGLE, shards: Sharding | None = None
+        cls,
+        student: TreeModel,
+        *,
+        decay: float,
+        rows: int | PassSize,
+        world: World = SINGLE,
+        shards: Sharding | None = None,
     ) -> Self:
         """A teacher with a frozen copy of what the student trains, under the student's plan; what the student does not
         train is the same for both."""
@@ -117,7 +132,8 @@ class Teacher:
             self.average.copy_to(named.items())
         else:
             self.average.copy_to(named.items(), self.shards.gathered)
-        return no_thought_losses(self.engine, texts, rows=self.rows, world=self.world)
+        read = partial(no_thought_losses, self.engine, texts, world=self.world)
+        return self.passes.fit_told(read, self.engine.let_go)
 
     def state_dict(self) -> dict[str, Any]:
         """Decay, count and the averages; those of shards are pieces."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ class Benchmarks:
         found: dict[str, Any] = {}
         for items in self.gains:
             asked = items.items[: self.settings.items]
-            rows = assembly.config.run.rollout_texts
-            gains = answer_gains_together(thinker, items.task, asked, world, seed=self.seed, rows=rows)
+            measured = partial(answer_gains_together, thinker, items.task, asked, world, seed=self.seed)
+            gains = assembly.method.parts.rollout.passes.fit_told(measured)
             telemetry.count("extra", trajectories=len(asked), generated_tokens=gains.thought_tokens)
             found.setdefault(items.task.name, {}).update(gains.summary())
         steps = window * assembly.config.window.actor_steps

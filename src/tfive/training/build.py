@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from tfive.rl.critics import Critics
 from tfive.rl.gate import Gate
 from tfive.rl.onlooker import Onlooker
 from tfive.rl.optimizer import MasterOptimizer
+from tfive.rl.pass_size import PassSize
 from tfive.rl.roles import MEASURED, Ledger
 from tfive.rl.rollout import Rollout
 from tfive.rl.snapshots import Snapshots
@@ -78,6 +80,12 @@ class Assembly:
         """The actor's weights with one thought a position, whatever the group: what is measured."""
         return self.actor.reader
 
+    def tried(self, phase: str) -> dict[str, int]:
+        """Texts a pass by key of `run`, where memory has left fewer than the configuration has."""
+        run, rows = self.config.run, self.method.parts.rollout.rows
+        found = {"texts_per_rollout": rows} if rows < run.rollout_texts else {}
+        return found | ({"texts_per_pass": self.actor.rows} if phase == "update" else {})
+
     def draws(self, windows: int) -> dict[str, float]:
         """How often so many windows draw a training text, by what learns from it."""
         return self.ledger.draws(windows) if self.config.spec.trains else {}
@@ -120,16 +128,21 @@ def build(
         gate = Gate(base.width, config.gate, seed=config.run.seed, device=base.device)
     if spec.scoring == "next_token":
         engine = under(engine, replace(plan, checkpoints=(plan.length,), horizon=1))
-    rollout = _rollout(config, engine, corpus, ledger, snapshots, telemetry, roles.actor)
+    reading = PassSize(config.run.rollout_texts, alone=world.size == 1)
+    reading.forget += [one.let_go for one in dict.fromkeys((base, actor.engine, actor.reader, engine))]
+    rollout = _rollout(config, engine, corpus, ledger, snapshots, telemetry, roles.actor, reading)
     if config.ratio.denominator == "scored":
         rollout.old_law = "scored"
     policy = actor.engine if config.critic.features == "policy" else None
-    critics = _critics(config, frozen, plan, options, roles, policy)
+    critics = _critics(config, frozen, plan, options, roles, reading, policy)
     if critics is not None and policy is not None:
         rollout.below = critics.base.below
     rollout.shows_others = critics is not None and config.critic.sees == "group"
     common = {"rollout": rollout, "actor": actor, "snapshots": snapshots, "telemetry": telemetry, "gate": gate}
     method: Method[Any] = spec.load().assemble(Kit(config, common, critics))
+    for passes in (reading, actor.passes):
+        passes.tell = lambda line: telemetry.event("memory", line, window=method.window)
+    measured = partial(_measured, config, corpus, base, roles.actor.texts, reading)
     return Assembly(
         config,
         loaded,
@@ -140,8 +153,8 @@ def build(
         gate,
         critics,
         method,
-        development=_measured(config, corpus, base, roles.actor.texts, "development", config.run.develop_items),
-        test=_measured(config, corpus, base, roles.actor.texts, "test"),
+        development=measured("development", config.run.develop_items),
+        test=measured("test"),
         warmstart=None if warmed is None else warmed.report,
         roles=roles,
         moved_positions=None if moved is None else moved.report,
@@ -168,6 +181,7 @@ def _rollout(
     snapshots: Snapshots,
     telemetry: Telemetry,
     by: Role,
+    rows: PassSize,
 ) -> Rollout:
     return Rollout(
         engine,
@@ -178,7 +192,7 @@ def _rollout(
         config.reward,
         telemetry,
         seed=config.run.seed,
-        rows=config.run.rollout_texts,
+        rows=rows,
         by=by,
         longest=lambda window: config.window.longest_thought(window, config.thought.checkpoints),
     )
@@ -190,6 +204,7 @@ def _critics(
     plan: ThoughtPlan,
     options: EngineOptions,
     roles: Roles,
+    reading: PassSize,
     policy: TreeModel | None = None,
 ) -> Critics | None:
     """As many critics as the method has, fresh from the base model or from a saved pair, on the features of the base
@@ -212,7 +227,7 @@ def _critics(
         if role.members is None:
             critic.to("meta")
     split: dict[str, Any] = {"roles": roles.critics, "shards": shards}
-    split |= {"rows": config.run.texts_per_pass, "read_rows": config.run.rollout_texts}
+    split |= {"rows": config.run.texts_per_pass, "read_rows": reading}
     return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, **split)
 
 
@@ -267,7 +282,13 @@ def _actor(
 
 
 def _measured(
-    config: Config, corpus: PreparedCorpus, base: TreeModel, world: World, split: str, items: int | None = None
+    config: Config,
+    corpus: PreparedCorpus,
+    base: TreeModel,
+    world: World,
+    rows: PassSize,
+    split: str,
+    items: int | None = None,
 ) -> MeasuredTexts:
     """The first sequences of a split that together hold the items asked for, or all."""
     numbers = measured_sequences(corpus, split, items)
@@ -278,6 +299,6 @@ def _measured(
         config.sampling,
         role=MEASURED[split],
         seed=config.run.seed,
-        rows=config.run.rollout_texts,
+        rows=rows,
         world=world,
     )

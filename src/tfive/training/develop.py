@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tfive.distributed.world import SINGLE, World
+from tfive.rl.gains import Gains, no_thought_losses
 from tfive.rl.gains import measure as measure_gains
-from tfive.rl.gains import no_thought_losses
 from tfive.rl.gate import Experts, Gate, mixed_gains
+from tfive.rl.pass_size import PassSize
 from tfive.text.settings import KINDS
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
@@ -40,11 +41,12 @@ class MeasuredTexts:
         *,
         role: str,
         seed: int,
-        rows: int,
+        rows: int | PassSize,
         world: World = SINGLE,
     ) -> None:
         self.texts, self.kind_BP, self.base, self.sampling = texts, kind_BP, base, sampling
-        self.role, self.seed, self.rows, self.world = role, seed, rows, world
+        self.role, self.seed, self.world = role, seed, world
+        self.passes = PassSize.of(rows, alone=world.size == 1)
         self.thoughts: Thoughts | None = None
         """Those of the last measurement."""
         self.token_IH: dict[str, Tensor] = {}
@@ -54,27 +56,33 @@ class MeasuredTexts:
     @cached_property
     def base_no_thought_BR(self) -> Tensor:
         """The yardstick that training cannot move."""
-        return no_thought_losses(self.base, self.texts, rows=self.rows, world=self.world)
+        read = partial(no_thought_losses, self.base, self.texts, world=self.world)
+        return self.passes.fit_told(read, self.base.let_go)
 
     def measure(self, engine: TreeModel, gate: Gate | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All gains as plain numbers with 95 % intervals, each kind of position also by itself; and item by item."""
-        kept: dict[str, list[Experts]] = {"own": [], "other": []}
+        kept: dict[str, list[Experts]] = {}
+        base_no_thought_BR = self.base_no_thought_BR
 
         def keep(name: str, texts: TextBatch, thoughts: Thoughts, scores: Scores) -> None:
             kept[name].append(Experts.of(scores, texts, thoughts))
 
-        gains, thoughts = measure_gains(
-            engine,
-            self.texts,
-            self.sampling,
-            base_no_thought_BR=self.base_no_thought_BR,
-            kind_BP=self.kind_BP,
-            seed=self.seed,
-            role=self.role,
-            rows=self.rows,
-            on_scores=None if gate is None else keep,
-            world=self.world,
-        )
+        def measured() -> tuple[Gains, Thoughts]:
+            kept.update(own=[], other=[])
+            return measure_gains(
+                engine,
+                self.texts,
+                self.sampling,
+                base_no_thought_BR=base_no_thought_BR,
+                kind_BP=self.kind_BP,
+                seed=self.seed,
+                role=self.role,
+                rows=self.passes.rows,
+                on_scores=None if gate is None else keep,
+                world=self.world,
+            )
+
+        gains, thoughts = self.passes.fit(measured, kept.clear, engine.let_go)
         self.thoughts, self.token_IH = thoughts, dict(gains.token_IH)
         found = gains.summary()
         items = gains.per_item() | {"length": gains.length_I, "text": gains.text_I, "kind": gains.kind_I}

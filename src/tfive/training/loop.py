@@ -251,8 +251,7 @@ class Loop:
         self.store.begin(state)
 
     def _memory(self, phase: str) -> AbstractContextManager[None]:
-        tried = (lambda: self.assembly.method.parts.actor.rows) if phase == "update" else None
-        return out_of_memory_explained(phase, self.assembly.config, tried)
+        return out_of_memory_explained(phase, self.assembly.config, lambda: self.assembly.tried(phase))
 
     def _state(self) -> dict[str, Any]:
         return {

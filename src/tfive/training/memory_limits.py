@@ -158,9 +158,12 @@ def device_memory(device: torch.device) -> int | None:
 
 
 @contextmanager
-def out_of_memory_explained(phase: str, config: Config, tried: Callable[[], int] | None = None) -> Iterator[None]:
+def out_of_memory_explained(
+    phase: str, config: Config, tried: Callable[[], Mapping[str, int]] | None = None
+) -> Iterator[None]:
     """Turns a failed allocation into a `RunFailed` that names the phase and what to lower; the run can be resumed.
-    `tried`: texts a pass that did not fit either, where fewer were tried than the configuration has."""
+    `tried`: texts a pass that did not fit either, by key of `run`, where fewer were tried than the configuration
+    has."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -168,7 +171,7 @@ def out_of_memory_explained(phase: str, config: Config, tried: Callable[[], int]
             raise
         asked = _first_sentences(str(error)) or type(error).__name__
         if tried is not None:
-            run = config.run.model_copy(update={"texts_per_pass": tried()})
+            run = config.run.model_copy(update=dict(tried()))
             config = config.model_copy(update={"run": run})
         raise RunFailed(f"out of memory in phase {phase} ({asked}); {lower_and_resume(phase, config)}") from error
 

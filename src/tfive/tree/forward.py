@@ -107,6 +107,14 @@ class TreeModel(TreeReader):
         self.sampler = self._samplers[key]
         return self.sampler.run(layout, reading, uniforms_BRT, prefix)
 
+    def let_go(self) -> None:
+        """Give back what is kept for batches of shapes that came before, because memory ran out: buffers and captured
+        steps of sampling, which are made anew where they are needed, and captured passes, which are not."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._samplers, self.sampler = {}, None
+        self.passes.refuse("memory ran out")
+
     def _sample_in_parity(self, texts: TextBatch, uniforms_BRT: Tensor, law: SamplingSettings) -> Thoughts:
         parts, steps = [], uniforms_BRT.shape[-1]
         for row in range(len(texts.tokens_BS)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,6 +25,7 @@ from tfive.rl.critics import CriticValues
 from tfive.rl.drift import offset_split
 from tfive.rl.gae import PilotNormaliser
 from tfive.rl.gains import emptied
+from tfive.rl.pass_size import PassSize
 from tfive.rl.sampling import micro_batches, scoring_features
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.fast.cuda_graph import CudaGraphs
@@ -52,16 +53,17 @@ class Calibrator:
         settings: CalibrationSettings,
         *,
         seed: int,
-        rows: int,
+        rows: int | PassSize,
         action_width: int = ACTION_WIDTH,
         by: Role | None = None,
         critics_see: bool = False,
     ) -> None:
         """`critics_see`: critics' values and features depend on the scoring text."""
-        self.engine, self.settings, self.seed, self.rows = engine, settings, seed, rows
+        self.engine, self.settings, self.seed = engine, settings, seed
         self._own = engine.width if critics_see else None
         self.by = Role() if by is None else by
         self.world = self.by.texts
+        self.passes = PassSize.of(rows, alone=self.world.size == 1)
         features = engine.width
         prefix = features + 2 * critic_features
         scoring = features + engine.plan.horizon + 1
@@ -297,12 +299,17 @@ class Calibrator:
     def _policy_features(self, trajectories: Trajectories) -> Tensor:
         if trajectories.states_BRTD is not None:
             return trajectories.states_BRTD
-        count = len(trajectories.texts.tokens_BS)
-        parts = (trajectories.rows(p) for p in self._micro_batches(count))
-        return self.world.gather(torch.cat([self.engine.features(some.texts, some.thoughts) for some in parts]), count)
+        return self._read(trajectories, lambda some: self.engine.features(some.texts, some.thoughts))
 
-    def _micro_batches(self, count: int) -> Iterator[slice]:
-        return self.world.beating(micro_batches(self.world.computed(count), self.rows))
+    def _read(self, trajectories: Trajectories, read: Callable[[Trajectories], Tensor]) -> Tensor:
+        """What `read` gives for all texts, a pass of them at a time."""
+        count = len(trajectories.texts.tokens_BS)
+
+        def passes() -> Tensor:
+            parts = self.world.beating(micro_batches(self.world.computed(count), self.passes.rows))
+            return self.world.gather(torch.cat([read(trajectories.rows(part)) for part in parts]), count)
+
+        return self.passes.fit(passes, self.engine.let_go)
 
     def _scoring_context(self, trajectories: Trajectories) -> Tensor:
         """The scoring text's features, with the rewards' reference loss (usually ℓ_0) as the last one."""
@@ -312,11 +319,11 @@ class Calibrator:
     def _scoring_features(self, trajectories: Trajectories) -> Tensor:
         if trajectories.scoring_BRF is not None:
             return trajectories.scoring_BRF
-        parts, count = [], len(trajectories.texts.tokens_BS)
-        for part in self._micro_batches(count):
-            some = trajectories.rows(part)
-            parts.append(scoring_features(self.engine.score(some.texts, emptied(some.thoughts), features=True)))
-        return self.world.gather(torch.cat(parts), count)
+
+        def read(some: Trajectories) -> Tensor:
+            return scoring_features(self.engine.score(some.texts, emptied(some.thoughts), features=True))
+
+        return self._read(trajectories, read)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -19,6 +19,9 @@ from torch.optim import Optimizer
 
 from tfive.errors import RunFailed
 
+_BROKEN: list[torch.cuda.CUDAGraph] = []
+"""Captures that could not be ended, which PyTorch's allocator may still ask, and those made to get out of them; never
+freed, whatever becomes of the `CudaGraphs` they were made with."""
 _SPARE = 16
 """A part (one in so many) of the device's memory that captures leave free before cached memory is given back."""
 
@@ -49,9 +52,7 @@ class CudaGraphs:
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._keeper: torch.cuda.CUDAGraph | None = None
         """Never replayed: it owns the memory. New graphs could not use that of graphs which are all gone."""
-        self._broken: list[torch.cuda.CUDAGraph] = []
-        """Captures that could not be ended, which PyTorch's allocator may still ask, and those made to get out of
-        them; never freed."""
+        self._broken = _BROKEN
 
     @classmethod
     def on(cls, device: torch.device, wanted: bool, frequent: bool = False) -> CudaGraphs | None:
@@ -182,6 +183,11 @@ class CudaGraphs:
         """Free the graphs captured so far; none of them may be replayed again."""
         self.stream.synchronize()
         self._graphs.clear()
+
+    def close(self) -> None:
+        """Free them with the memory that would outlive them."""
+        self.release()
+        self._keeper = None
 
 
 def _ended(graph: torch.cuda.CUDAGraph) -> bool:

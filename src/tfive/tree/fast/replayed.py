@@ -145,8 +145,11 @@ class ReplayedPasses:
             self._seen[key] = None
 
     def refuse(self, why: str) -> None:
-        """Capture nothing any more."""
+        """Capture nothing any more, and give back what captured passes keep."""
         self.wanted, self.reason = False, why
+        self.release()
+        if self.graphs is not None:
+            self.graphs.close()  # the one that was refused, too
 
     def release(self) -> None:
         """Forget what was captured, which reads weights where they were."""

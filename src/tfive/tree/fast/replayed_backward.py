@@ -179,9 +179,6 @@ class ReplayedBackward(ReplayedPasses):
     def refuse(self, why: str) -> None:
         """Capture nothing any more, and give back what captured passes keep."""
         super().refuse(why)
-        self.release()
-        if self.graphs is not None:
-            self.graphs.release()  # the one that was refused, too
         self.gradients.free()
 
 
