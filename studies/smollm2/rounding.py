@@ -54,7 +54,8 @@ def main(given: list[str] | None = None) -> int:
     texts = texts_of(asked.corpus, asked.texts)
     rows = [torch.tensor(loaded.tokenizer.encode(text)[: asked.tokens]) for text in texts]
     exact = losses(loaded.model, rows, asked.horizon)
-    rounded = losses(loaded.model.to(torch.bfloat16), rows, asked.horizon)
+    coarse = load_model(asked.model, device="cpu", dtype=torch.bfloat16)
+    rounded = losses(coarse.model, rows, asked.horizon)
     apart = [a - b for a, b in zip(rounded, exact, strict=True)]
     mean, spread = statistics.fmean(apart), statistics.stdev(apart)
     print(f"{len(apart)} texts: bfloat16 minus float32, mean {mean:+.4f}, s.d. {spread:.4f}", flush=True)
