@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from estimates import Cell, common, over_problems, verdicts_apart
-from forms import drawn, interval, over_both, percent, points, points_of, seed_of, signed, told
+from forms import interval, over_both, percent, points, points_of, seed_of, signed, told
 from seed_tables import Start, begun_careful, ended, methods, start_of, starts, which_seeds
 
 from tfive_lab.estimates import over_seeds
+from tfive_lab.study_tables import drawn
 
 Model = dict[str, Any]
 """What was asked of a model, and which answers were right."""

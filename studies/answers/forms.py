@@ -44,12 +44,6 @@ def plain(value: float) -> str:
     return f"{value:.3f}"
 
 
-def drawn(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of these rows."""
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
-
-
 def larger(cell: dict[str, Any]) -> bool:
     """Whether a cell is of the larger model."""
     return str(cell.get("start", "")).endswith(SIZE)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from answer_tables import answered, long_benchmark, long_benchmarks, problems_apart, seeds_answers, seeds_lazy, verdicts
 from estimates import Cell, common, each_texts, over_texts, shared_texts
-from forms import CAREFUL, LARGER, drawn, larger, over_both, seed_of, signed, with_interval
+from forms import CAREFUL, LARGER, larger, over_both, seed_of, signed, with_interval
 from seed_tables import (
     BEGUN,
     SEED_TABLES,
@@ -31,6 +31,7 @@ from seed_tables import (
 )
 
 from tfive_lab.estimates import ratio
+from tfive_lab.study_tables import drawn
 
 
 class Clock(NamedTuple):

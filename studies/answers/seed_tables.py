@@ -13,10 +13,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from estimates import Cell, apart, by_seed, common, over_texts
-from forms import CAREFUL, NAMES, PILOT, anchor_rate, drawn, interval, parts, plain, seed_of, signed, title, told
+from forms import CAREFUL, NAMES, PILOT, anchor_rate, interval, parts, plain, seed_of, signed, title, told
 
 from tfive.errors import UserError
 from tfive_lab.estimates import over_seeds
+from tfive_lab.study_tables import drawn
 
 CONTROL = "anchor-only"
 GAINS = {"thought_gain": "thought gain", "gain_vs_base": "gain against the start", "content_gain": "content gain",

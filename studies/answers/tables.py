@@ -5,16 +5,16 @@ A place is `<!-- table: NAME -->` … `<!-- end of table -->`; what stands aroun
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from answer_tables import GSM8K, asked_of, asked_starts
-from forms import CAREFUL, NAMES, PILOT, drawn, larger, paired, percent, points, seed_of, signed, title, with_interval
+from forms import CAREFUL, NAMES, PILOT, larger, paired, percent, points, seed_of, signed, title, with_interval
 from long_tables import CLOCKED_TABLES
 
-PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+from tfive_lab.study_tables import drawn, filled
+
 MISSING = {"1": "one line", "2": "two lines", "all": "all of it", "every": "every item"}
 STARTS = {"base": "as it comes", "warm": "after the warm start"}
 FINAL = {"anchor.next_token": 0.3, "anchor.answers": True, "anchor.conditioned": 0.05}
@@ -29,7 +29,7 @@ AT_THE_END = [64]
 
 def draw(page: str, found: dict[str, Any]) -> str:
     """The page with every marked place filled from the results."""
-    return PLACE.sub(lambda place: place[1] + TABLES[place[2]](found) + place[3], page)
+    return filled(page, TABLES, found)
 
 
 def headroom(found: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import tomllib
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from tfive.training.status_files import COSTS
 from tfive.training.summary import SUMMARY
 from tfive_lab.estimates import Estimate, Sums, over_clusters, over_seeds, ratio
 from tfive_lab.study_files import write_json
+from tfive_lab.study_tables import drawn, filled
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {"t5": "T⁵", "anchor-only": "anchors alone"}
@@ -41,7 +41,6 @@ PLACED = ("device_name", "compute", "torch", "transformers")
 """What a run says of where it ran."""
 UNIT = 1e5
 """Sums over a text's items are kept in these parts of a nat."""
-PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 Found = dict[str, Any]
 
 
@@ -139,12 +138,6 @@ def methods(found: Found) -> dict[str, list[Found]]:
     return {key: sorted(cells, key=lambda one: int(one["seed"])) for key, cells in groups.items() if cells}
 
 
-def drawn(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of these rows."""
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
-
-
 def ends(found: Found) -> str:
     """The test texts: a row for each run, then one for each method, with its intervals."""
     rows = []
@@ -234,11 +227,6 @@ TABLES: dict[str, Callable[[Found], str]] = {
 }  # fmt: skip
 
 
-def render(page: str, found: Found) -> str:
-    """The page with its tables drawn of the results."""
-    return PLACE.sub(lambda place: place[1] + TABLES[place[2]](found) + place[3], page)
-
-
 def main(given: list[str] | None = None) -> int:
     """Tabulate run folders where they are given, then fill the page's tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -255,7 +243,7 @@ def main(given: list[str] | None = None) -> int:
         command = "tfive train smollm2-135m-study studies/smollm2/gated.toml --set method=METHOD --set run.seed=SEED"
         cells = [cell_of(folder) for folder in folders]
         write_json(asked.out, {**settings, "command": command, "cells": cells})
-    asked.page.write_text(render(asked.page.read_text("utf-8"), read_json(asked.out)), "utf-8")
+    asked.page.write_text(filled(asked.page.read_text("utf-8"), TABLES, read_json(asked.out)), "utf-8")
     return 0
 
 

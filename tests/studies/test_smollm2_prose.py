@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from tfive.errors import UserError
 from tfive_lab.estimates import over_seeds, ratio
+from tfive_lab.study_tables import PLACE, filled
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS, ITEMS = 12, 4
@@ -96,8 +97,8 @@ def test_runs_that_cannot_be_tabulated_are_named(tmp_path: Path) -> None:
 def test_the_committed_page_shows_the_committed_numbers() -> None:
     page = (ROOT / "docs" / "studies" / "smollm2-study.md").read_text("utf-8")
     found = json.loads((ROOT / "results" / "smollm2-prose.json").read_text("utf-8"))
-    assert [place[1] for place in prose.PLACE.findall(page)] == list(prose.TABLES)
-    assert prose.render(page, found) == page
+    assert [place[1] for place in PLACE.findall(page)] == list(prose.TABLES)
+    assert filled(page, prose.TABLES, found) == page
     own, control = (prose.methods(found)[key] for key in ("t5", "anchor-only"))
     assert [one["seed"] for one in own] == [one["seed"] for one in control] == [1, 2, 3]
     assert {one["actor_thoughts"] for one in (*own, *control)} == {200_704}
