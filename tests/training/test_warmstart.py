@@ -143,6 +143,24 @@ def test_bad_settings_are_one_line(tmp_path: Path, overrides: tuple[str, ...], m
         tiny.configure(tmp_path, *overrides)
 
 
+def test_hindsight_opens_gates_that_start_shut(tmp_path: Path) -> None:
+    """Behind shut gates no thought helps more than another, so the first round reads them as text."""
+    asked = (*HINDSIGHT, "thought.reading=gated", "anchor.conditioned=1", "window.windows=2")
+    report = train(tiny.configure(tmp_path, *asked), tmp_path / "run", quiet=True)["warmstart"]
+    first, second = report["rounds"]
+    assert report["before"]["thought_gain"] == report["before"]["content_gain"] == 0
+    assert first["kept"] > 0
+    assert first["content_gain"] > 0
+    assert second["kept"] > 0
+    gates = load_file(tmp_path / "run" / WEIGHTS)["gates.gate"]
+    assert bool((gates != 0).all())
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    openness = [row["reading_openness"] for row in rows if "reading_openness" in row]
+    assert len(openness) == 2
+    # Windows go on from the gates that the warm start left, and move them by at most the rate of gates each update.
+    assert openness[0] == pytest.approx(float(gates.tanh().abs().mean()), abs=0.02)
+
+
 def test_without_any_useful_thought_the_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hindsight, "leaks", lambda *_: True)
     with pytest.raises(RunFailed, match="copied the continuation and none of the others helped"):

@@ -46,6 +46,7 @@ TRAINED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("kl", "How far the policy moves in a window", KL, ("policy_kl", "policy_kl_last", "mismatch_kl")),
     ("clip", "Clipped tokens", SHARE, ("clip_fraction", "clip_fraction_last")),
     ("losses", "Losses of the anchors", GAINS, ("anchor_loss", "conditioned_loss")),
+    ("reading", "How far gates let thoughts be read", SHARE, ("reading_openness",)),
     ("reward", "Gain of the actor's thoughts and scale of the reward", GAINS,
      ("actor_gain", "reward_scale", "information_gain")),
     ("gradient", "Gradient norm", "", ("gradient_norm",)),

@@ -211,8 +211,12 @@ class Teaching:
         ahead = np.arange(start, start + len(order)) % len(order)
         enough = int((items[ahead].cumsum() < self.settings.items).sum()) + 1
         texts = self.corpus.batch(numbers[order[ahead[:enough]]]).to(self.engine.device)
-        plan = replace(self.engine.plan, group=self.settings.samples)
-        drawing = TreeModel(self.engine.model, plan, self.engine.engine, self.engine.delimiters, self.engine.gates)
+        plan, gates = replace(self.engine.plan, group=self.settings.samples), self.engine.gates
+        if self.engine.unread:
+            # Behind shut gates all thoughts are worth the same: what helps as text before the continuation is learned,
+            # and opens them.
+            plan, gates = replace(plan, gated=False), None
+        drawing = TreeModel(self.engine.model, plan, self.engine.engine, self.engine.delimiters, gates)
         note = tuple(self.tokenizer.encode(part, add_special_tokens=False) for part in NOTE)
         return learnable(
             drawing, texts, self.config.sampling, note=(note[0], note[1]),

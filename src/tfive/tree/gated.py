@@ -50,6 +50,11 @@ class ReadingGates(nn.Module):
         """Whether every gate is exactly 0, so that thoughts change nothing. It waits for the device."""
         return not bool(self.gate.detach().any())
 
+    @property
+    def openness(self) -> float:
+        """Mean of |tanh(g)|: 0 where all are shut, 1 where all are wide open. It waits for the device."""
+        return float(self.gate.detach().tanh().abs().mean())
+
 
 def read_thought(
     query_BYsHE: Tensor,
