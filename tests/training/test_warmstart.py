@@ -146,7 +146,8 @@ def test_bad_settings_are_one_line(tmp_path: Path, overrides: tuple[str, ...], m
 def test_hindsight_opens_gates_that_start_shut(tmp_path: Path) -> None:
     """Behind shut gates no thought helps more than another, so the first round reads them as text."""
     asked = (*HINDSIGHT, "thought.reading=gated", "anchor.conditioned=1", "window.windows=2")
-    report = train(tiny.configure(tmp_path, *asked), tmp_path / "run", quiet=True)["warmstart"]
+    summary = train(tiny.configure(tmp_path, *asked), tmp_path / "run", quiet=True)
+    report = summary["warmstart"]
     first, second = report["rounds"]
     assert report["before"]["thought_gain"] == report["before"]["content_gain"] == 0
     assert first["kept"] > 0
@@ -154,6 +155,7 @@ def test_hindsight_opens_gates_that_start_shut(tmp_path: Path) -> None:
     assert second["kept"] > 0
     gates = load_file(tmp_path / "run" / WEIGHTS)["gates.gate"]
     assert bool((gates != 0).all())
+    assert summary["dev_thought_gain_start"] != 0 != summary["test_thought_gain_start"], "it begins with open gates"
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     openness = [row["reading_openness"] for row in rows if "reading_openness" in row]
     assert len(openness) == 2

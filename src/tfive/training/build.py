@@ -114,8 +114,8 @@ def build(
     single = replace(plan, group=1)
     frozen = _frozen(config, loaded, roles.actor)
     options = engine_options(config, loaded)
-    # Gates that stay shut: the base model is measured without thoughts.
-    base = TreeModel(frozen, single, options, *begun_parts(frozen, single, None, trainable=False))
+    # What every comparison begins with: after a warm start its delimiters and gates too, which stay as they are here.
+    base = TreeModel(frozen, single, options, *begun_parts(frozen, single, warmed, trainable=False))
     with telemetry.phase("admit"):
         admit(base, corpus.sequence_length + plan.reach)
     if base.backbone.recurrent:
