@@ -50,7 +50,7 @@ _AGAIN = f"{CAREFUL}-groups-again"
 CLOCKS = {
     "short": Clock(0.0, 300.0, CAREFUL),
     "groups": Clock(300.0, 500.0, f"{CAREFUL}-groups", again={4: _AGAIN, 5: _AGAIN}),
-    "parts": Clock(500.0, 600.0, f"{CAREFUL}-parts"),
+    "parts": Clock(500.0, 600.0, f"{CAREFUL}-parts", again={7: f"{CAREFUL}-parts-again"}),
     "second": Clock(600.0, 1000.0, f"{CAREFUL}-second"),
     "long": Clock(1000.0, float("inf"), f"{CAREFUL}-long"),
     "larger": Clock(0.0, float("inf"), LARGER, LARGER),
@@ -122,16 +122,17 @@ def long_ends(found: dict[str, Any]) -> str:
 
 
 def long_apart(found: dict[str, Any]) -> str:
-    """The first method minus each other one, seed by seed: gains on the test texts of which both measured the same
-    positions, paired by text, and right answers in points, paired by problem; with the interval over seeds, too, where
-    there are several. Then each method's right answers minus those of the warm-started model to the same questions."""
+    """The first method minus each other one, and others minus what has one part less than they, seed by seed: gains on
+    the test texts of which both measured the same positions, paired by text, and right answers in points, paired by
+    problem; with the interval over seeds, too, where there are several. Then each method's right answers minus those of
+    the warm-started model to the same questions."""
     head = ("method, positions × thoughts", "minus", "seeds", "texts", "gain against the start", "content gain")
     clusters = found.get("clusters", {}).get("test", "")
     groups = ended(found)
-    (first, leading), *others = groups.items() or [("", [])]
-    rows = []
-    for name, cells in others:
-        own, other = common(leading, cells)
+    names, rows = list(groups), []
+    less_a_part = [(name, other) for name in names[1:] for other in names if other.startswith(f"{name}, ")]
+    for first, name in (*((names[0], other) for other in names[1:]), *less_a_part):
+        own, other = common(groups[first], groups[name])
         if own:
             row = [first, name, which_seeds(own, groups.values()), texts_told(own, other)]
             row += [texts_apart(own, other, measure) for measure in ("gain_vs_base", "content_gain")]
@@ -293,7 +294,7 @@ CLOCKED_TABLES: dict[str, Table] = {
     "seeds_lazy": of_kind(seeds_lazy, "short"),
     **{f"{kind}_{name}": of_kind(table, kind) for kind in _LONGER for name, table in _LONG.items()},
     "groups_benchmark": of_kind(long_benchmark, "groups"),
-    **{f"parts_{name}": of_kind(_LONG[name], "parts") for name in ("ends", "answers", "critics")},
+    **{f"parts_{name}": of_kind(_LONG[name], "parts") for name in ("ends", "apart", "answers", "critics")},
     "parts_offsets": of_kind(long_offsets, "parts"),
     "parts_benchmark": of_kind(long_benchmark, "parts"),
     "parts_benchmarks": of_kind(long_benchmarks, "parts"),

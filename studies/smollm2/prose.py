@@ -1,10 +1,12 @@
 """Gated reading on ordinary text, several seeds of a method and of its control: run folders into JSON and tables.
 
     python studies/smollm2/prose.py --runs runs/prose --code COMMIT   # results/smollm2-prose.json and the page's tables
+    python studies/smollm2/prose.py --runs runs/warm --pilots runs/pilot --code COMMIT   # the same from a warm start
     python studies/smollm2/prose.py                                   # the tables alone, from the committed results
 
-Runs are those of `gated.toml`, each in a folder of its own; README.md beside this file has the commands. A place in
-the page is `<!-- table: NAME -->` … `<!-- end of table -->`.
+Runs are those of `gated.toml`, each in a folder of its own; README.md beside this file has the commands. Those that
+began with a warm start are a study of their own, results/smollm2-prose-warm.json. A place in the page is
+`<!-- table: NAME -->` … `<!-- end of table -->`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import statistics
 import tomllib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,8 @@ SHOWN = {"thought_gain": "thought gain", "content_gain": "content gain", "mixed_
          "mixed_gain_other": "mixed gain, another's", "empty_gain": "empty", "random_gain": "random tokens",
          "no_thought_loss": "loss without"}  # fmt: skip
 """What a row of the test texts shows."""
+STARTED = ("thought_gain", "content_gain", "no_thought_loss")
+"""What is shown of a start."""
 PLACED = ("device_name", "compute", "torch", "transformers")
 """What a run says of where it ran."""
 UNIT = 1e5
@@ -72,7 +77,23 @@ def cell_of(folder: Path) -> Found:
         "critics": [_critics(line) for line in windows if "r2.1" in line],
         "start": {name: _short(summary[f"test_{name}_start"]) for name in ("thought_gain", "no_thought_loss")},
         "test": by_text(folder / "test" / f"window-{summary['windows']:05d}.safetensors"),
+        **({"warmstart": warmed_by(folder)} if "warmstart" in summary else {}),
+        **({"openness": openness} if (openness := _openness(windows)) else {}),
     }
+
+
+def _openness(windows: Sequence[Found]) -> list[float]:
+    """How far gates were open after each window, where runs tell it."""
+    return [_short(line["reading_openness"]) for line in windows if "reading_openness" in line]
+
+
+def warmed_by(folder: Path) -> Found:
+    """What a run's warm start was asked for, and what came of it on development texts."""
+    config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+    found = read_json(folder / SUMMARY)["warmstart"]
+    asked = {key: config["warmstart"][key] for key in ("rounds", "items", "samples", "steps", "lr", "reading")}
+    short = [{name: _short(value) for name, value in one.items()} for one in (*found["rounds"], found["after"])]
+    return {"seed": config["run"]["seed"], "asked": asked, "rounds": short[:-1], "after": short[-1]}
 
 
 def _critics(line: Found) -> Found:
@@ -179,14 +200,17 @@ def apart(found: Found) -> str:
 def course(found: Found) -> str:
     """Development texts as training goes on, mean over seeds and Student's interval."""
     names = ("thought_gain", "content_gain", "mixed_gain", "mixed_gain_other", "no_thought_loss")
+    opened = any("openness" in one for one in found["cells"])
     rows = []
     for key, cells in methods(found).items():
         shared = set.intersection(*({one["window"] for one in cell["measured"]} for cell in cells))
         for window in sorted(shared):
             lines = [next(one for one in cell["measured"] if one["window"] == window) for cell in cells]
             thoughts = window * cells[0]["actor_thoughts"] // cells[0]["windows"]
-            rows.append([NAMES[key], f"{thoughts:,}", *(_over(lines, name) for name in names)])
-    head = ("method", "actor thoughts", *(SHOWN[name] for name in names))
+            told_by = [cell["openness"][window - 1] for cell in cells if window and "openness" in cell]
+            gates = [f"{statistics.fmean(told_by):.3f}" if told_by else "–"] if opened else []
+            rows.append([NAMES[key], f"{thoughts:,}", *(_over(lines, name) for name in names), *gates])
+    head = ("method", "actor thoughts", *(SHOWN[name] for name in names), *(["gates open"] if opened else []))
     return drawn(head, rows)
 
 
@@ -222,28 +246,67 @@ def critics(found: Found) -> str:
     return drawn(head, rows)
 
 
-TABLES: dict[str, Callable[[Found], str]] = {
-    "prose_ends": ends, "prose_apart": apart, "prose_course": course, "prose_critics": critics,
-}  # fmt: skip
+def starts(found: Found) -> str:
+    """Warm starts, pilots first: what was asked for, what kept thoughts of each round were worth, what came of it."""
+    rows = []
+    for one in (*found["pilots"], *({cell["seed"]: cell["warmstart"] for cell in found["cells"]}.values())):
+        asked, rounds = one["asked"], [part for part in one["rounds"] if "kept" in part]
+        kept = ", ".join(f"{part['kept']:,.0f} ({signed(part['content_gain'])})" for part in rounds)
+        after = (one["after"][name] for name in STARTED[:-1])
+        words = (str(one["seed"]), *(f"{asked[key]:g}" for key in ("samples", "steps", "lr", "reading")), kept)
+        rows.append([*words, *map(signed, after), f"{one['after']['no_thought_loss']:.3f}"])
+    head = ("seed", "drawn a position", "updates a round", "rate", "careful updates", "kept of each round (gain)")
+    return drawn((*head, *(SHOWN[name] for name in STARTED)), rows)
+
+
+_SHARED: dict[str, Callable[[Found], str]] = {"ends": ends, "apart": apart, "course": course, "critics": critics}
+STUDIES = {
+    "smollm2-prose.json": {f"prose_{name}": table for name, table in _SHARED.items()},
+    "smollm2-prose-warm.json": {"warm_starts": starts, **{f"warm_{name}": table for name, table in _SHARED.items()}},
+}
+"""The tables of each file of results."""
+COMMAND = "tfive train smollm2-135m-study studies/smollm2/gated.toml --set method=METHOD --set run.seed=SEED"
+
+
+def collected(asked: argparse.Namespace) -> tuple[str, Found]:
+    """The name of a study's results, and what its run folders and its pilots' hold."""
+    folders = sorted(path.parent for path in asked.runs.glob("*/metrics.jsonl"))
+    if not folders:
+        raise UserError(f"--runs {asked.runs}: no run in it; give the folder that holds the runs' folders")
+    cells = [cell_of(folder) for folder in folders]
+    if len({"warmstart" in cell for cell in cells}) > 1:
+        raise UserError(f"--runs {asked.runs}: runs with a warm start and without one; give a folder of one kind")
+    settings = {"model": "SmolLM2-135M-Instruct (Q4_1, de-quantised)", "code": asked.code, "command": COMMAND}
+    if "warmstart" not in cells[0]:
+        return "smollm2-prose.json", {**settings, "cells": cells}
+    tried = [] if asked.pilots is None else sorted(asked.pilots.glob(f"*/{SUMMARY}"))
+    pilots = [warmed_by(path.parent) for path in tried]
+    return "smollm2-prose-warm.json", {**settings, "pilots": pilots, "cells": cells}
+
+
+def page_tables(results: Path) -> dict[str, Callable[[Found], str]]:
+    """By their names all tables of the studies whose results are there, each drawn from its own."""
+    known = {name: read_json(results / name) for name in STUDIES if (results / name).is_file()}
+    return {
+        title: partial(lambda table, found, _: table(found), table, found)
+        for name, found in known.items()
+        for title, table in STUDIES[name].items()
+    }
 
 
 def main(given: list[str] | None = None) -> int:
     """Tabulate run folders where they are given, then fill the page's tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=Path, help="folder of run folders; none: the committed results")
+    parser.add_argument("--pilots", type=Path, help="folder of runs that tried a warm start alone")
     parser.add_argument("--code", default="", help="the commit of the code that ran")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "smollm2-prose.json")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="the folder of results")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "studies" / "smollm2-study.md")
     asked = parser.parse_args(given)
     if asked.runs is not None:
-        folders = sorted(path.parent for path in asked.runs.glob("*/metrics.jsonl"))
-        if not folders:
-            raise UserError(f"--runs {asked.runs}: no run in it; give the folder that holds the runs' folders")
-        settings = {"model": "SmolLM2-135M-Instruct (Q4_1, de-quantised)", "code": asked.code}
-        command = "tfive train smollm2-135m-study studies/smollm2/gated.toml --set method=METHOD --set run.seed=SEED"
-        cells = [cell_of(folder) for folder in folders]
-        write_json(asked.out, {**settings, "command": command, "cells": cells})
-    asked.page.write_text(filled(asked.page.read_text("utf-8"), TABLES, read_json(asked.out)), "utf-8")
+        name, found = collected(asked)
+        write_json(asked.results / name, found)
+    asked.page.write_text(filled(asked.page.read_text("utf-8"), page_tables(asked.results), {}), "utf-8")
     return 0
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXTS, ITEMS = 12, 4
 
 
-def run(folder: Path, method: str, seed: int, shift: float = 0.0) -> dict[str, np.ndarray]:
+def run(folder: Path, method: str, seed: int, shift: float = 0.0, *, warm: bool = False) -> dict[str, np.ndarray]:
     """A run folder as training leaves it, of two windows, its test gains moved by a number; returns its test items."""
     folder.mkdir(parents=True)
     draw = np.random.default_rng([seed, len(method)])
@@ -29,18 +29,26 @@ def run(folder: Path, method: str, seed: int, shift: float = 0.0) -> dict[str, n
     kept = {name: (shift + draw.normal(size=len(texts)) / 100).astype(np.float32) for name in prose.MEASURES}
     (folder / "test").mkdir()
     save_file({**kept, "text": texts[::-1].copy()}, folder / "test" / "window-00002.safetensors")
-    (folder / "config.toml").write_text(f'method = "{method}"\n[run]\nseed = {seed}\n[window]\nitems = 64\n', "utf-8")
+    asked = "[warmstart]\nrounds = 1\nitems = 24\nsamples = 8\nsteps = 60\nlr = 1e-5\nreading = 20\n"
+    config = f'method = "{method}"\n[run]\nseed = {seed}\n[window]\nitems = 64\n{asked}'
+    (folder / "config.toml").write_text(config, "utf-8")
     gains = {f"development.{name}": 0.5 + seed for name in prose.MEASURES}
     critics = {"r2.1": -0.1, "r2.2": 0.25, "reward_scale": 0.5, "policy_kl": 0.001} if method == "t5" else {}
     lines: list[dict[str, Any]] = [{"step": 0, **gains}]
-    lines += [{"step": window, "anchor_loss": 3.0, **critics} for window in (1, 2)]
+    gates = {"reading_openness": 0.2} if warm else {}
+    lines += [{"step": window, "anchor_loss": 3.0, **critics, **gates} for window in (1, 2)]
     lines[-1] |= {"actor_updates.qualified": 4} if critics else {}
     lines += [{"step": 2, **gains}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     costs = {"window": 2, "seconds": {"fit": 3.0, "fit/inner": 2.0, "update": 4.0}, "trajectories": 150}
     (folder / "costs.jsonl").write_text(json.dumps(costs) + "\n", "utf-8")
     place = {"device_name": "GPU", "compute": "bfloat16", "torch": "2", "transformers": "5", "threads": 1}
-    told = {"place": place, "windows": 2, "test_thought_gain_start": 0.0, "test_no_thought_loss_start": 3.25}
+    told: dict[str, Any] = {"place": place, "windows": 2}
+    told |= {"test_thought_gain_start": 0.0, "test_no_thought_loss_start": 3.25}
+    if warm:
+        after = {"thought_gain": -0.04, "content_gain": 0.01, "no_thought_loss": 3.125}
+        rounds = [{"kept": 24.0, "content_gain": 0.5}, {"thoughts": 24.0}]
+        told["warmstart"] = {"rounds": rounds, "after": after}
     (folder / "summary.json").write_text(json.dumps(told), "utf-8")
     return {**kept, "text": texts[::-1]}
 
@@ -69,10 +77,7 @@ def test_a_run_is_kept_text_by_text(tmp_path: Path) -> None:
 def test_seeds_are_paired_and_their_texts_give_the_interval(tmp_path: Path) -> None:
     own = [run(tmp_path / f"t5-{seed}", "t5", seed, 0.01) for seed in (1, 2)]
     control = [run(tmp_path / f"control-{seed}", "anchor-only", seed) for seed in (1, 2)]
-    page, out = tmp_path / "page.md", tmp_path / "out.json"
-    page.write_text("".join(f"<!-- table: {name} -->\n<!-- end of table -->\n" for name in prose.TABLES), "utf-8")
-    assert prose.main(["--runs", str(tmp_path), "--out", str(out), "--page", str(page)]) == 0
-    shown = page.read_text("utf-8")
+    shown = rendered(tmp_path, "smollm2-prose.json")
     apart = np.stack([a["content_gain"] - b["content_gain"] for a, b in zip(own, control)]).mean(0)
     by_text = apart[::-1].reshape(TEXTS, ITEMS).mean(1)
     half = 1.96 * by_text.std(ddof=1) / TEXTS**0.5
@@ -81,6 +86,33 @@ def test_seeds_are_paired_and_their_texts_give_the_interval(tmp_path: Path) -> N
     assert numbers[:3] == pytest.approx([by_text.mean(), by_text.mean() - half, by_text.mean() + half], abs=6e-5)
     assert "| 1 | 1 of 2 | −0.100 | −0.100 |" in shown, "the weaker critic, and how often both were admitted"
     assert "| T⁵ | 128 | +2.0000 ± 6.3531 |" in shown, "development gains 1.5 and 2.5, Student's interval of one degree"
+
+
+def rendered(runs: Path, name: str, *more: str) -> str:
+    """A page with the tables of a study alone, filled from these runs."""
+    page, results = runs / "page.md", runs / "results"
+    results.mkdir()
+    places = "".join(f"<!-- table: {one} -->\n<!-- end of table -->\n" for one in prose.STUDIES[name])
+    page.write_text(places, "utf-8")
+    assert prose.main(["--runs", str(runs), "--results", str(results), "--page", str(page), *more]) == 0
+    assert [path.name for path in results.iterdir()] == [name]
+    return page.read_text("utf-8")
+
+
+def test_runs_from_a_warm_start_are_a_study_of_their_own(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        run(tmp_path / f"t5-{seed}", "t5", seed, warm=True)
+    run(tmp_path / "pilot" / "a", "anchor-only", 0, warm=True)
+    shown = rendered(tmp_path, "smollm2-prose-warm.json", "--pilots", str(tmp_path / "pilot"))
+    # The pilot, then each seed once; the reading after the rounds keeps no thoughts.
+    starts = [line for line in shown.splitlines() if "| 24 (+0.5000) |" in line]
+    assert [line[:9] for line in starts] == ["| 0 | 8 |", "| 1 | 8 |", "| 2 | 8 |"]
+    assert starts[0].endswith("| −0.0400 | +0.0100 | 3.125 |")
+    course = [line for line in shown.splitlines() if line.startswith("| T⁵ | ") and "±" in line]
+    assert [line.rsplit("|", 2)[1].strip() for line in course] == ["–", "0.200"], "gates after the window, none before"
+    run(tmp_path / "cold", "t5", 3)
+    with pytest.raises(UserError, match="with a warm start and without one"):
+        prose.main(["--runs", str(tmp_path), "--results", str(tmp_path / "results")])
 
 
 def test_runs_that_cannot_be_tabulated_are_named(tmp_path: Path) -> None:
@@ -97,8 +129,9 @@ def test_runs_that_cannot_be_tabulated_are_named(tmp_path: Path) -> None:
 def test_the_committed_page_shows_the_committed_numbers() -> None:
     page = (ROOT / "docs" / "studies" / "smollm2-study.md").read_text("utf-8")
     found = json.loads((ROOT / "results" / "smollm2-prose.json").read_text("utf-8"))
-    assert [place[1] for place in PLACE.findall(page)] == list(prose.TABLES)
-    assert filled(page, prose.TABLES, found) == page
+    tables = prose.page_tables(ROOT / "results")
+    assert [place[1] for place in PLACE.findall(page)] == list(tables)
+    assert filled(page, tables, {}) == page
     own, control = (prose.methods(found)[key] for key in ("t5", "anchor-only"))
     assert [one["seed"] for one in own] == [one["seed"] for one in control] == [1, 2, 3]
     assert {one["actor_thoughts"] for one in (*own, *control)} == {200_704}
