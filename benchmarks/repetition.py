@@ -21,7 +21,8 @@ import torch
 from tfive.cli.options import script
 from tfive.config.config import Config
 from tfive.training.checkpoint import CheckpointStore
-from tfive.training.loop import CHECKPOINTS, Stopped
+from tfive.training.loop import Stopped
+from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.start import resume, train
 
 

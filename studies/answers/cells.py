@@ -33,7 +33,7 @@ from tfive.models.load import Loaded, load_model
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import place
 from tfive.training.export import export
-from tfive.training.loop import CHECKPOINTS, CRITICS
+from tfive.training.run_folder import CHECKPOINTS, CRITICS
 from tfive.training.start import resume, train
 from tfive.training.summary import SUMMARY
 from tfive.training.warmstart import WEIGHTS

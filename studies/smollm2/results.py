@@ -18,7 +18,7 @@ from tfive.errors import UserError
 from tfive.report.runs import Run, done, read_json, training_seconds
 from tfive.report.statistics import mean_interval
 from tfive.report.table import LIMITS
-from tfive.training.loop import CONFIG
+from tfive.training.run_folder import CONFIG
 
 DIAGNOSED = {
     "r2_1": "r2.1", "r2_2": "r2.2", "retention": "retention", "weight": "weight_mean", "spread": "weight_deviation",

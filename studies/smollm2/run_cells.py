@@ -24,7 +24,8 @@ from tfive.report.runs import read_json
 from tfive.rl.roles import MEASURED
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.export import export
-from tfive.training.loop import CHECKPOINTS, CRITICS, Stopped
+from tfive.training.loop import Stopped
+from tfive.training.run_folder import CHECKPOINTS, CRITICS
 from tfive.training.start import train
 from tfive.training.summary import SUMMARY
 

@@ -25,9 +25,10 @@ from tfive.rl.rollout import Draw, Rollout
 from tfive.training import start
 from tfive.training.begin import NEW, RESUMED, Begun
 from tfive.training.checkpoint import CheckpointStore
-from tfive.training.loop import CHECKPOINTS, Loop, WindowCallback
+from tfive.training.loop import Loop, WindowCallback
 from tfive.training.progress import ProgressReport
 from tfive.training.recorder import Recorder
+from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.status_files import Stopped
 from tiny import configure
 from training.test_resume import same

@@ -14,7 +14,7 @@ from tfive.models.load import load_model
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.corpus import corpus_of
 from tfive.training.export import export
-from tfive.training.loop import CHECKPOINTS
+from tfive.training.run_folder import CHECKPOINTS
 from tiny import configure
 from training.test_resume import final_state, lines, same
 

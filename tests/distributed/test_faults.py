@@ -15,7 +15,7 @@ from faulty import STACKS_AT
 
 from forked import forked
 from tfive.cli.app import _call
-from tfive.training.loop import CHECKPOINTS, CONFIG
+from tfive.training.run_folder import CHECKPOINTS, CONFIG
 from tiny import OVERRIDES, configure
 from training.test_resume import final_state, lines, same
 

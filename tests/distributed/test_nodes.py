@@ -15,7 +15,7 @@ from test_faults import SETTINGS, paths
 
 from forked import forked
 from tfive.distributed.ports import free_port
-from tfive.training.loop import CHECKPOINTS
+from tfive.training.run_folder import CHECKPOINTS
 from tiny import configure
 
 LIMIT = 400.0

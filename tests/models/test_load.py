@@ -397,9 +397,11 @@ def test_embedded_model_is_found_in_the_package(
     assert tokenizer_fingerprint(load_tokenizer("nano")) == loaded.fingerprint
 
 
-def test_settings_import_neither_torch_nor_transformers() -> None:
-    code = "import sys, tfive.models.settings, tfive.rl.settings; print({'torch', 'transformers'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+def test_settings_import_neither_torch_nor_transformers_and_a_launcher_no_transformers() -> None:
+    shown = "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    code = f"import sys, tfive.models.settings, tfive.rl.settings; {shown}; import tfive.cli.launch; {shown}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["[]", "['torch']"]
 
 
 def test_load_leaves_no_copy_behind(saved: Path, tmp_path: Path) -> None:

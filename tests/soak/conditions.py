@@ -26,8 +26,8 @@ from tfive.text.corpus import prepare
 from tfive.text.settings import TextSettings
 from tfive.training.checkpoint import POINTS, CheckpointStore
 from tfive.training.export import export
-from tfive.training.loop import CHECKPOINTS
 from tfive.training.recorder import Recorder
+from tfive.training.run_folder import CHECKPOINTS
 from tiny import document, tokenizer
 
 NOBODY = 65534

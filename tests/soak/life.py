@@ -24,7 +24,8 @@ from tfive.rl.roles import MEASURED
 from tfive.training import loop as loop_module
 from tfive.training import start
 from tfive.training.checkpoint import POINTS, CheckpointStore
-from tfive.training.loop import CHECKPOINTS, Loop
+from tfive.training.loop import Loop
+from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.summary import SUMMARY
 from training.test_resume import final_state, lines, same
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "text"))
 
 from soak.life import compare
-from tfive.training.loop import CHECKPOINTS
+from tfive.training.run_folder import CHECKPOINTS
 from tiny import OVERRIDES, configure
 
 TIMEOUT = 20

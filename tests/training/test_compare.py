@@ -17,7 +17,7 @@ from tfive.report import figures
 from tfive.report.runs import mismatches, read_study
 from tfive.training import compare
 from tfive.training.checkpoint import CheckpointStore
-from tfive.training.loop import CHECKPOINTS
+from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.summary import SUMMARY, save_summary
 from tiny import OVERRIDES, configure
 

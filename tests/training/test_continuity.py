@@ -29,8 +29,9 @@ from tfive.training.devices import Placement
 from tfive.training.export import export
 from tfive.training.health import problems, relative_change
 from tfive.training.lock import LOCK, FolderLock, held
-from tfive.training.loop import CHECKPOINTS, Stopped
+from tfive.training.loop import Stopped
 from tfive.training.manifest import signed
+from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.summary import SUMMARY, read_summary
 from tiny import OVERRIDES, configure
 

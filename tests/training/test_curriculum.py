@@ -16,7 +16,7 @@ from tfive.rl.rollout import Rollout
 from tfive.rl.sampling import branch_uniforms
 from tfive.rl.settings import WindowSettings
 from tfive.rl.trajectory import Trajectories
-from tfive.training.loop import CHECKPOINTS
+from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.start import resume, train
 from tfive.training.summary import SUMMARY
 from tfive.tree.forward import TreeModel

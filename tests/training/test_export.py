@@ -31,7 +31,7 @@ from tfive.training import continuity, start
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.explorer import Pieces
 from tfive.training.export import export
-from tfive.training.loop import CHECKPOINTS, save_config
+from tfive.training.run_folder import CHECKPOINTS, save_config
 from tiny import configure, tokenizer
 
 pytestmark = pytest.mark.model

@@ -15,7 +15,7 @@ from tfive.training import start
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.develop import MeasuredTexts
 from tfive.training.export import export
-from tfive.training.loop import CHECKPOINTS
+from tfive.training.run_folder import CHECKPOINTS
 from tiny import configure
 
 pytestmark = pytest.mark.model

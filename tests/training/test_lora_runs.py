@@ -21,7 +21,7 @@ from tfive.training import start
 from tfive.training.build import Assembly
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.export import export, export_command
-from tfive.training.loop import CHECKPOINTS
+from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.state_tree import decode, encode
 from tfive.tree.low_rank import low_rank_parts, trained_state
 from tiny import configure

@@ -26,9 +26,9 @@ from tfive.rl.trajectory import Trajectories
 from tfive.training import memory_limits, start
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.continuity import MAY_CHANGE
-from tfive.training.loop import CHECKPOINTS
 from tfive.training.memory_limits import engine_options, out_of_memory_explained
 from tfive.training.remedies import lower_and_resume, smaller_passes, smaller_weights
+from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.status_files import COSTS
 from tfive.training.summary import SUMMARY
 from tfive.tree.fast import delta_kernel

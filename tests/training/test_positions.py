@@ -16,8 +16,8 @@ from tfive.rl import thought_variance
 from tfive.telemetry import Silent
 from tfive.training import positions
 from tfive.training.corpus import corpus_of
-from tfive.training.loop import CHECKPOINTS
 from tfive.training.positions import PLACES, REPORT, Pilot
+from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.start import resume, train
 
 pytestmark = pytest.mark.model

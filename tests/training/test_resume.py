@@ -22,7 +22,8 @@ from tfive.methods.registry import spec_of
 from tfive.training import start
 from tfive.training.begin import NEW, Begun
 from tfive.training.checkpoint import CheckpointStore
-from tfive.training.loop import CHECKPOINTS, Loop, Stopped
+from tfive.training.loop import Loop, Stopped
+from tfive.training.run_folder import CHECKPOINTS
 from tfive.tree.forward import TreeModel
 from tiny import configure
 

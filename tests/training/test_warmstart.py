@@ -17,7 +17,7 @@ from tfive.errors import RunFailed, UserError
 from tfive.rl import hindsight
 from tfive.rl.roles import Ledger
 from tfive.training import positions, warmstart
-from tfive.training.loop import CHECKPOINTS
+from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.start import resume, train
 from tfive.training.summary import SUMMARY
 from tfive.training.warmstart import REPORT, WEIGHTS

@@ -157,12 +157,14 @@ def train(
     """Train from the start."""
     with loading(quiet):
         from tfive.cli.launch import launch_train, started_by_launcher
-        from tfive.training.start import run_command
 
     options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust}
     if processes is not None and not started_by_launcher(processes, page):
         flags = {"json": as_json, "quiet": quiet, "trust_remote_code": trust}
         raise typer.Exit(launch_train(sources or [], overrides or [], out, flags, processes, restarts))
+    with loading(quiet):
+        from tfive.training.start import run_command
+
     if page:
         from tfive.cli.live import train_with_page
 
@@ -191,12 +193,14 @@ def resume(
     """Resume."""
     with loading(quiet):
         from tfive.cli.launch import launch_resume, started_by_launcher
-        from tfive.training.start import resume_command
 
     options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust, "skip_damaged": skip_damaged}
     if processes is not None and not started_by_launcher(processes, page):
         flags = {"json": as_json, "quiet": quiet, "trust_remote_code": trust, "skip_damaged": skip_damaged}
         raise typer.Exit(launch_resume(folder, flags, processes, restarts))
+    with loading(quiet):
+        from tfive.training.start import resume_command
+
     if page:
         from tfive.cli.live import resume_with_page
 

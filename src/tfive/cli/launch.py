@@ -25,10 +25,10 @@ from tfive.distributed.ports import free_port
 from tfive.errors import UserError
 from tfive.training.console import Console
 from tfive.training.devices import usable_cores
-from tfive.training.loop import read_config
 from tfive.training.memory import readable_bytes
 from tfive.training.memory_limits import device_memory
 from tfive.training.processes import require_possible
+from tfive.training.run_folder import read_config
 
 FINAL = (2, 1, 130)
 """Statuses that a restart would only repeat, the most telling first: a refusal, failed work, an interruption."""

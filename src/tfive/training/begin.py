@@ -20,9 +20,9 @@ from tfive.training.agreement import of_configuration, require_same
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
 from tfive.training.lock import LOCK, FolderLock
-from tfive.training.loop import CHECKPOINTS, CONFIG, save_config
 from tfive.training.processes import require_possible
 from tfive.training.recorder import METRICS
+from tfive.training.run_folder import CHECKPOINTS, CONFIG, save_config
 from tfive.training.status_files import COSTS
 from tfive.training.summary import SUMMARY
 from tfive.training.warmstart import REPORT

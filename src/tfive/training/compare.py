@@ -30,8 +30,8 @@ from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
 from tfive.training.live_status import PROGRESS
 from tfive.training.lock import held
-from tfive.training.loop import CHECKPOINTS, CONFIG
 from tfive.training.progress import ProgressReport
+from tfive.training.run_folder import CHECKPOINTS, CONFIG
 from tfive.training.stop_signal import SIGNALS
 from tfive.training.summary import SUMMARY
 

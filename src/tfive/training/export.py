@@ -20,8 +20,8 @@ from tfive.rl.gate import PredictionGate
 from tfive.training import continuity
 from tfive.training.adapter_files import require_adapter, save_adapter, with_updates
 from tfive.training.checkpoint import CheckpointStore
-from tfive.training.loop import CHECKPOINTS, read_config
 from tfive.training.push import check_repo, push
+from tfive.training.run_folder import CHECKPOINTS, read_config
 from tfive.training.summary import SUMMARY
 from tfive.tree.forward import Delimiters
 from tfive.tree.gated import ReadingGates

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from tfive.config.config import Config
 from tfive.distributed.environment import peer_lost
 from tfive.errors import RunFailed, UserError
 from tfive.rl.critic_files import save_critics
@@ -28,6 +27,7 @@ from tfive.training.memory_limits import out_of_memory_explained
 from tfive.training.placement import pieces_like
 from tfive.training.processes import course_so_far, weights_so_far
 from tfive.training.recorder import Recorder
+from tfive.training.run_folder import CHECKPOINTS, CRITICS
 from tfive.training.state_tree import encode
 from tfive.training.status_files import StatusFiles, Stopped
 from tfive.training.stop_signal import StopSignal
@@ -35,8 +35,6 @@ from tfive.training.summary import headline, save_summary
 
 LAST_WRITE = 5.0
 """Seconds for a checkpoint that was begun to come to its end after another process died."""
-
-CONFIG, CHECKPOINTS, CRITICS = "config.toml", "checkpoints", "critics"
 
 WindowCallback = Callable[[dict[str, Any]], None]
 
@@ -381,19 +379,3 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
         elif isinstance(value, bool | int | float):
             found[key] = float(value)
     return found
-
-
-def read_config(folder: Path) -> Config:
-    """The configuration of the run in `folder`; one that this version does not take is refused in one line."""
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder}: no run here ({CONFIG} is missing); name the folder that tfive train wrote")
-    try:
-        return Config.load(folder / CONFIG)
-    except UserError as error:
-        raise UserError(f"{folder}: not a configuration of this version of tfive: {error}") from error
-
-
-def save_config(config: Config, folder: Path) -> None:
-    """The resolved configuration beside everything else the run writes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(config.to_toml(), "utf-8")

@@ -32,10 +32,11 @@ from tfive.training.devices import Placement, kernels_named, place
 from tfive.training.garbage import lasting
 from tfive.training.inputs import require
 from tfive.training.live_status import PROGRESS
-from tfive.training.loop import CHECKPOINTS, Loop, WindowCallback, read_config
+from tfive.training.loop import Loop, WindowCallback
 from tfive.training.memory_limits import check_copies, check_size, out_of_memory_explained
 from tfive.training.progress import Headline, ProgressReport, Waiting
 from tfive.training.recorder import Recorder
+from tfive.training.run_folder import CHECKPOINTS, read_config
 from tfive.training.summary import SUMMARY, read_summary, summary_text
 from tfive.training.trackers import Tracker, open_trackers
 from tfive.training.warmstart import warm_start
