@@ -122,16 +122,16 @@ def long_ends(found: dict[str, Any]) -> str:
 
 
 def long_apart(found: dict[str, Any]) -> str:
-    """The first method minus each other one, and others minus what has one part less than they, seed by seed: gains on
-    the test texts of which both measured the same positions, paired by text, and right answers in points, paired by
-    problem; with the interval over seeds, too, where there are several. Then each method's right answers minus those of
-    the warm-started model to the same questions."""
+    """The first method minus each other one, and variants minus those with more of its parts replaced, seed by seed:
+    gains on the test texts of which both measured the same positions, paired by text, and right answers in points,
+    paired by problem; with the interval over seeds, too, where there are several. Then each method's right answers
+    minus those of the warm-started model to the same questions."""
     head = ("method, positions × thoughts", "minus", "seeds", "texts", "gain against the start", "content gain")
     clusters = found.get("clusters", {}).get("test", "")
     groups = ended(found)
     names, rows = list(groups), []
-    less_a_part = [(name, other) for name in names[1:] for other in names if other.startswith(f"{name}, ")]
-    for first, name in (*((names[0], other) for other in names[1:]), *less_a_part):
+    further = [(name, other) for name in names[1:] for other in names if other.startswith(f"{name}, ")]
+    for first, name in (*((names[0], other) for other in names[1:]), *further):
         own, other = common(groups[first], groups[name])
         if own:
             row = [first, name, which_seeds(own, groups.values()), texts_told(own, other)]

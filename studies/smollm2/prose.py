@@ -17,6 +17,7 @@ import statistics
 import tomllib
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tfive.training.status_files import COSTS
 from tfive.training.summary import SUMMARY
 from tfive_lab.estimates import Estimate, Sums, over_clusters, over_seeds, ratio
 from tfive_lab.study_files import write_json
-from tfive_lab.study_tables import drawn, filled
+from tfive_lab.study_tables import PLACE, drawn, filled
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {"t5": "T⁵", "anchor-only": "anchors alone"}
@@ -44,6 +45,8 @@ STARTED = ("thought_gain", "content_gain", "no_thought_loss")
 """What is shown of a start."""
 PLACED = ("device_name", "compute", "torch", "transformers")
 """What a run says of where it ran."""
+DECAY = 0.9
+"""`reward.decay` of these runs: how much of the mean square that rewards are scaled by stays from window to window."""
 UNIT = 1e5
 """Sums over a text's items are kept in these parts of a nat."""
 Found = dict[str, Any]
@@ -75,22 +78,24 @@ def cell_of(folder: Path) -> Found:
             for line in measured
         ],
         "critics": [_critics(line) for line in windows if "r2.1" in line],
-        "start": {name: _short(summary[f"test_{name}_start"]) for name in ("thought_gain", "no_thought_loss")},
+        "start": {"no_thought_loss": _short(summary["test_no_thought_loss_start"])},
         "test": by_text(folder / "test" / f"window-{summary['windows']:05d}.safetensors"),
         **({"warmstart": warmed_by(folder)} if "warmstart" in summary else {}),
         **({"openness": openness} if (openness := _openness(windows)) else {}),
     }
 
 
-def _openness(windows: Sequence[Found]) -> list[float]:
-    """How far gates were open after each window, where runs tell it."""
-    return [_short(line["reading_openness"]) for line in windows if "reading_openness" in line]
+def _openness(windows: Sequence[Found]) -> dict[str, float]:
+    """How far gates were open after each window, by its number, where runs tell it."""
+    return {str(line["step"]): _short(line["reading_openness"]) for line in windows if "reading_openness" in line}
 
 
 def warmed_by(folder: Path) -> Found:
     """What a run's warm start was asked for, and what came of it on development texts."""
     config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
-    found = read_json(folder / SUMMARY)["warmstart"]
+    found = read_json(folder / SUMMARY).get("warmstart")
+    if found is None:
+        raise UserError(f"{folder}: no warm start in its {SUMMARY}; pilots are runs with one")
     asked = {key: config["warmstart"][key] for key in ("rounds", "items", "samples", "steps", "lr", "reading")}
     short = [{name: _short(value) for name, value in one.items()} for one in (*found["rounds"], found["after"])]
     return {"seed": config["run"]["seed"], "asked": asked, "rounds": short[:-1], "after": short[-1]}
@@ -207,7 +212,8 @@ def course(found: Found) -> str:
         for window in sorted(shared):
             lines = [next(one for one in cell["measured"] if one["window"] == window) for cell in cells]
             thoughts = window * cells[0]["actor_thoughts"] // cells[0]["windows"]
-            told_by = [cell["openness"][window - 1] for cell in cells if window and "openness" in cell]
+            known = (cell.get("openness", {}).get(str(window)) for cell in cells)
+            told_by = [one for one in known if one is not None]
             gates = [f"{statistics.fmean(told_by):.3f}" if told_by else "–"] if opened else []
             rows.append([NAMES[key], f"{thoughts:,}", *(_over(lines, name) for name in names), *gates])
     head = ("method", "actor thoughts", *(SHOWN[name] for name in names), *(["gates open"] if opened else []))
@@ -235,21 +241,37 @@ def critics(found: Found) -> str:
         admitted = f"{sum(one['admitted'] for one in known)} of {len(known)}"
         scales = [one["reward_scale"] for one in known if "reward_scale" in one]
         scale = f"{scales[0]:.3f} → {scales[-1]:.3f}" if scales else "–"
-        rows.append([str(cell["seed"]), admitted, *medians, scale])
+        rows.append([str(cell["seed"]), admitted, *medians, scale, *_loudness(scales)])
     head = (
         "seed",
         "windows admitted",
         "median R² of the weaker, first half",
         "second half",
         "scale of rewards, first and last",
+        "largest gain of a window",
+        "windows above 0.1",
+        "above 0.06",
     )
     return drawn(head, rows)
+
+
+def _loudness(scales: Sequence[float]) -> list[str]:
+    """The root mean square gains of windows, which the scale averages: the largest, and how many are above a bound. The
+    first is the scale itself, as it begins afresh when thoughts are rewarded."""
+    squares = [now**2 - DECAY * before**2 for before, now in pairwise(scales)]
+    gains = [*scales[:1], *((max(0.0, one) / (1 - DECAY)) ** 0.5 for one in squares)]
+    return (
+        [f"{max(gains):.3f}", *(str(sum(one > bound for one in gains)) for bound in (0.1, 0.06))]
+        if gains
+        else ["–"] * 3
+    )
 
 
 def starts(found: Found) -> str:
     """Warm starts, pilots first: what was asked for, what kept thoughts of each round were worth, what came of it."""
     rows = []
-    for one in (*found["pilots"], *({cell["seed"]: cell["warmstart"] for cell in found["cells"]}.values())):
+    warmed = {json.dumps(cell["warmstart"]): cell["warmstart"] for cell in found["cells"]}
+    for one in (*found["pilots"], *sorted(warmed.values(), key=lambda one: int(one["seed"]))):
         asked, rounds = one["asked"], [part for part in one["rounds"] if "kept" in part]
         kept = ", ".join(f"{part['kept']:,.0f} ({signed(part['content_gain'])})" for part in rounds)
         after = (one["after"][name] for name in STARTED[:-1])
@@ -266,6 +288,7 @@ STUDIES = {
 }
 """The tables of each file of results."""
 COMMAND = "tfive train smollm2-135m-study studies/smollm2/gated.toml --set method=METHOD --set run.seed=SEED"
+MISSING = "run again with --runs, or take the results of the repository"
 
 
 def collected(asked: argparse.Namespace) -> tuple[str, Found]:
@@ -277,6 +300,9 @@ def collected(asked: argparse.Namespace) -> tuple[str, Found]:
     if len({"warmstart" in cell for cell in cells}) > 1:
         raise UserError(f"--runs {asked.runs}: runs with a warm start and without one; give a folder of one kind")
     settings = {"model": "SmolLM2-135M-Instruct (Q4_1, de-quantised)", "code": asked.code, "command": COMMAND}
+    if "warmstart" in cells[0]:
+        given = cells[0]["warmstart"]["asked"] | {"source": "hindsight"}
+        settings["command"] += "".join(f" --set warmstart.{key}={value}" for key, value in given.items())
     if "warmstart" not in cells[0]:
         return "smollm2-prose.json", {**settings, "cells": cells}
     tried = [] if asked.pilots is None else sorted(asked.pilots.glob(f"*/{SUMMARY}"))
@@ -306,7 +332,12 @@ def main(given: list[str] | None = None) -> int:
     if asked.runs is not None:
         name, found = collected(asked)
         write_json(asked.results / name, found)
-    asked.page.write_text(filled(asked.page.read_text("utf-8"), page_tables(asked.results), {}), "utf-8")
+    page, tables = asked.page.read_text("utf-8"), page_tables(asked.results)
+    if unknown := [place[1] for place in PLACE.findall(page) if place[1] not in tables]:
+        raise UserError(
+            f"--results {asked.results}: nothing to fill table {unknown[0]} of {asked.page} from; {MISSING}"
+        )
+    asked.page.write_text(filled(page, tables, {}), "utf-8")
     return 0
 
 

@@ -399,9 +399,12 @@ def test_embedded_model_is_found_in_the_package(
 
 def test_settings_import_neither_torch_nor_transformers_and_a_launcher_no_transformers() -> None:
     shown = "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
-    code = f"import sys, tfive.models.settings, tfive.rl.settings; {shown}; import tfive.cli.launch; {shown}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["[]", "['torch']"]
+    # The command itself, up to where it would start processes.
+    command = "try: main(['train', 'nano', '--processes', '2'])\nexcept SystemExit as end: print(end)"
+    lines = ["import sys, tfive.models.settings, tfive.rl.settings", shown, "from tfive.cli import launch", shown]
+    lines += ["launch.launch = lambda *_, **__: 7", "from tfive.cli.app import main", command, shown]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["[]", "['torch']", "7", "['torch']"], done.stderr
 
 
 def test_load_leaves_no_copy_behind(saved: Path, tmp_path: Path) -> None:

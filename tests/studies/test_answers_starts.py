@@ -150,6 +150,23 @@ def test_methods_are_told_apart_seed_by_seed_over_texts_problems_and_seeds() -> 
     assert row[3:6] == ["2, 0, 2", "–", "–"]
 
 
+def test_a_variant_is_also_held_against_one_with_more_parts_replaced() -> None:
+    variants = [{}, {"critic.pair": "bracket"}, {"calibration.mode": "single"},
+                {"critic.pair": "bracket", "calibration.mode": "average"}]  # fmt: skip
+    cells = [cell("t5", 3, own) for own in ("111", "110", "010", "100")]
+    for one, parts in zip(cells, variants, strict=True):
+        one["settings"] = one["settings"] | parts
+        one["by_text"] = texts("d", "0 0")
+    found = {"cells": cells, "clusters": {"test": "0 1 2"}, "accuracy": {}}
+    rows = drawn("groups_apart", found)
+    bracket, single, average = (f"{T5}, {part}" for part in (
+        "twins of two expectiles", "first critic alone", "twins of two expectiles, average of the two"))  # fmt: skip
+    told = {(row[0], row[1]): row[6].split()[0] for row in rows}
+    assert told == {
+        (T5, bracket): "+33.3", (T5, single): "+66.7", (T5, average): "+66.7", (bracket, average): "+33.3",
+    }  # fmt: skip
+
+
 def test_means_over_seeds_add_what_a_text_does_in_each() -> None:
     estimates = scripts.script("studies/answers/estimates.py")
     one, two = {0: (1.0, 1), 1: (0.0, 1)}, {0: (0.0, 1), 1: (1.0, 1)}

@@ -115,6 +115,15 @@ def test_runs_from_a_warm_start_are_a_study_of_their_own(tmp_path: Path) -> None
         prose.main(["--runs", str(tmp_path), "--results", str(tmp_path / "results")])
 
 
+def test_gains_of_windows_come_back_from_the_scale_that_averages_them() -> None:
+    gains, squared, scales = [0.14, 0.05, 0.2, 0.061], 0.14**2, [0.14]
+    for one in gains[1:]:
+        squared = prose.DECAY * squared + (1 - prose.DECAY) * one**2
+        scales.append(squared**0.5)
+    assert prose._loudness(scales) == ["0.200", "2", "3"]
+    assert prose._loudness([]) == ["–"] * 3
+
+
 def test_runs_that_cannot_be_tabulated_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run in it"):
         prose.main(["--runs", str(tmp_path)])

@@ -67,8 +67,7 @@ def thoughts_have_lengths_to_grow_through(config: Schema) -> str | None:
 def a_pilot_can_tell_thoughts_apart(config: Schema) -> str | None:
     """Positions are placed before the first window, when gates that no warm start has opened are shut."""
     share = config.text.positions.variance
-    gated = config.thought.reading == "gated" and config.warmstart.source == "off"
-    if not share or not gated or not (config.spec.trains and config.spec.thinks):
+    if not share or not config.gates_start_shut or not (config.spec.trains and config.spec.thinks):
         return None
     random = "" if config.text.positions.shares()["uniform"] > share else " and text.positions.uniform = 1"
     return (

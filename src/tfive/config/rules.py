@@ -352,11 +352,11 @@ def the_actor_learns_something(config: Schema) -> str | None:
 def gates_can_open(config: Schema) -> str | None:
     """Only the conditioned anchor reads thoughts with gradients, so only it opens gates that start shut."""
     spec, anchor = config.spec, config.anchor
-    if config.thought.reading != "gated" or not (spec.trains and spec.thinks) or anchor.conditioned > 0:
+    if not config.gates_start_shut or not (spec.trains and spec.thinks) or anchor.conditioned > 0:
         return None
     return (
         "thought.reading = gated: the gates start shut and nothing would open them; use anchor.conditioned = 1 or "
-        "thought.reading = inline"
+        "warmstart.source = hindsight or thought.reading = inline"
     )
 
 

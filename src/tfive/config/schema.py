@@ -74,13 +74,18 @@ class Schema(Section):
         return spec_of(self.method)
 
     @property
+    def gates_start_shut(self) -> bool:
+        """Whether the first window begins with gates that let no thought be read: a warm start opens them."""
+        return self.thought.reading == "gated" and self.warmstart.source == "off"
+
+    @property
     def reading_windows(self) -> int:
-        """How many windows at the start only learn to read: as set, with gated reading at least one, since behind shut
-        gates all thoughts are worth the same and no critic could qualify. None where no thought is ever rewarded: there
-        the anchors alone move the model in every window."""
+        """How many windows at the start only learn to read: as set, with gates that start shut at least one, since
+        behind them all thoughts are worth the same and no critic could qualify. None where no thought is ever rewarded:
+        there the anchors alone move the model in every window."""
         if not self.spec.rewarded:
             return 0
-        return max(self.window.reading, 1 if self.thought.reading == "gated" else 0)
+        return max(self.window.reading, int(self.gates_start_shut))
 
     @property
     def group(self) -> int:

@@ -250,8 +250,8 @@ class Method(Generic[P]):
                 self.report["rate_alarms"] = len(alarms)
                 for alarm in alarms:
                     self.log("rates", alarm)
-        if parts.actor.reader.gates is not None:
-            self.report["reading_openness"] = parts.actor.reader.gates.openness
+        if (gates := parts.actor.engine.gates) is not None:
+            self.report["reading_openness"] = float(parts.actor.role.told(gates.openness))
         if self.reading and parts.rollout.scale.updates:
             # Nothing was rewarded by the old scale, and gains shrink while the model learns to read.
             parts.rollout.update_scale(acting, afresh=True)

@@ -114,7 +114,7 @@ def build(
     single = replace(plan, group=1)
     frozen = _frozen(config, loaded, roles.actor)
     options = engine_options(config, loaded)
-    # What every comparison begins with: after a warm start its delimiters and gates too, which stay as they are here.
+    # The base model; after a warm start with the delimiters and gates that it left, frozen.
     base = TreeModel(frozen, single, options, *begun_parts(frozen, single, warmed, trainable=False))
     with telemetry.phase("admit"):
         admit(base, corpus.sequence_length + plan.reach)

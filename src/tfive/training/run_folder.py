@@ -1,4 +1,5 @@
-"""What a run's folder holds by name, and its configuration; light enough for a launcher that trains nothing itself."""
+"""A run's configuration in its folder, and the names of its larger parts; light enough for a launcher that trains
+nothing itself."""
 
 from __future__ import annotations
 

@@ -171,8 +171,9 @@ class Teaching:
             self._base = no_thought_losses(self.engine, texts, rows=rows, world=self.world)
         law, base = self.config.sampling, self._base
         found, _ = measure(self.engine, texts, law, base_no_thought_BR=base, seed=seed, rows=rows, world=self.world)
-        summary = found.summary()
-        return {name: float(summary[name]) for name in MEASURED}
+        summary, gates = found.summary(), self.engine.gates
+        opened = {} if gates is None else {"reading_openness": gates.openness}
+        return {name: float(summary[name]) for name in MEASURED} | opened
 
     def round(self, number: int, telemetry: Telemetry) -> dict[str, float]:
         """Draw or read thoughts, learn them, and what that came to."""
