@@ -13,6 +13,7 @@ from tfive.config.config import Config, presets, resolve
 from tfive.errors import UserError
 from tfive.training.duration import expected, readable
 from tfive.training.inputs import require
+from tfive.training.memory import readable_bytes
 from tfive.training.start import train
 
 GPU = doctor.Device("cuda:0 Big", "cuda", 140 * 2**30, ["bfloat16"])
@@ -27,6 +28,35 @@ def test_fit_is_judged_against_the_device() -> None:
     assert doctor.fit(["qwen3.5-9b"], ["method=rlp"], GPU, SPEED)["fits"] is True
     assert doctor.fit(["qwen3.5-9b"], ["actor.adapt=full"], GPU, SPEED)["fits"] is False
     assert doctor.fit(["qwen3-1.7b"], [], replace(GPU, memory=None), SPEED)["fits"] is None
+
+
+def test_larger_passes_are_named_where_they_fit_and_are_of_use() -> None:
+    def named(device: doctor.Device, *overrides: str) -> str | None:
+        found: str | None = doctor.fit(["smollm2-135m-study"], overrides, device, SPEED)["larger"]
+        return found
+
+    # Its window draws 100, 160, 20 and 10 texts and makes ten updates of 16.
+    few = ("run.texts_per_pass=16", "run.texts_per_rollout=80", "window.probe=0")
+    line = named(GPU, *few)
+    assert line is not None
+    assert line.startswith("larger passes are foreseen to fit: --set run.texts_per_rollout=160 (")
+    assert line.endswith("14 passes a window over texts instead of 16")
+    changed = doctor.fit(["smollm2-135m-study"], [*few, "run.texts_per_rollout=160"], GPU, SPEED)
+    assert f"({readable_bytes(changed['total'])})" in line
+    assert changed["larger"] is None, "larger ones would be of no use"
+    assert line in doctor.render_fit(doctor.fit(["smollm2-135m-study"], few, GPU, SPEED))
+    # The size that is named leaves room; where the whole does not fit, half of it may.
+    small = replace(GPU, memory=int(changed["total"] / 0.88) + 1)
+    assert named(small, *few) == line
+    halved = named(replace(GPU, memory=int(changed["total"] / 0.88) - 1), *few, "run.texts_per_rollout=40")
+    assert halved is not None
+    assert "--set run.texts_per_rollout=80 (" in halved
+    assert named(replace(GPU, memory=2**30), *few) is None
+    assert named(CPU, *few) is None
+    # Passes with gradients first.
+    both = named(GPU, "run.texts_per_pass=4", "run.texts_per_rollout=none", "window.probe=0")
+    assert both is not None
+    assert "--set run.texts_per_pass=16 --set run.texts_per_rollout=160 (" in both
 
 
 def test_the_copy_of_a_checkpoint_is_counted_where_it_lies() -> None:

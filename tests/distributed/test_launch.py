@@ -143,7 +143,7 @@ def test_processes_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
         started_by_launcher(4)
 
 
-def test_an_evaluation_is_started_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_are_started_as_they_were_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK"):
         monkeypatch.delenv(name, raising=False)
     heard: list[tuple[list[str], dict[str, Any]]] = []
@@ -156,7 +156,12 @@ def test_an_evaluation_is_started_as_it_was_typed(monkeypatch: pytest.MonkeyPatc
     typed = ["--corpus", "a.txt=2", "--corpus", "b.txt", "--pattern", "-x", "--json", "--processes", "3"]
     assert _call(["eval", "gains", "nano", *typed]) == 7
     assert _call(["eval", "nano", "--tasks", "piqa", "--limit", "4", "--processes", "2"]) == 7
-    (gains, how), (run, _) = heard
+    more = ["--set", "run.seed=3", "--json", "--quiet", "--trust-remote-code", "--processes", "2"]
+    assert _call(["train", "nano", "--out", "runs/x", *more]) == 7
+    (gains, how), (run, _), (train, _) = heard
+    assert train == [
+        "train", "nano", "--set", "run.seed=3", "--out", "runs/x", "--json", "--quiet", "--trust-remote-code",
+    ]  # fmt: skip
     assert gains[:3] == ["eval", "gains", "nano"]
     wanted = {"--corpus=a.txt=2", "--corpus=b.txt", "--pattern=-x", "--json", "--processes=3", "--texts=64"}
     assert wanted <= set(gains)

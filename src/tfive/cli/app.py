@@ -155,13 +155,11 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train from the start."""
+    options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust}
     with loading(quiet):
         from tfive.cli.launch import launch_train, started_by_launcher
-
-    options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust}
     if processes is not None and not started_by_launcher(processes, page):
-        flags = {"json": as_json, "quiet": quiet, "trust_remote_code": trust}
-        raise typer.Exit(launch_train(sources or [], overrides or [], out, flags, processes, restarts))
+        raise typer.Exit(launch_train(sources or [], overrides or [], out, options, processes, restarts))
     with loading(quiet):
         from tfive.training.start import run_command
 
@@ -191,13 +189,11 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Resume."""
+    options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust, "skip_damaged": skip_damaged}
     with loading(quiet):
         from tfive.cli.launch import launch_resume, started_by_launcher
-
-    options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust, "skip_damaged": skip_damaged}
     if processes is not None and not started_by_launcher(processes, page):
-        flags = {"json": as_json, "quiet": quiet, "trust_remote_code": trust, "skip_damaged": skip_damaged}
-        raise typer.Exit(launch_resume(folder, flags, processes, restarts))
+        raise typer.Exit(launch_resume(folder, options, processes, restarts))
     with loading(quiet):
         from tfive.training.start import resume_command
 

@@ -22,6 +22,7 @@ from tfive.config.rules import problems
 from tfive.errors import UserError
 from tfive.extras import install_hint
 from tfive.models.shape import ModelShape, find_shape
+from tfive.training.larger_passes import larger_passes
 from tfive.training.memory import COLUMNS, Estimate, estimate, readable_bytes
 from tfive.training.remedies import smaller_passes, smaller_weights
 from tfive.training.save_memory import checkpoint_bytes, with_save
@@ -175,6 +176,7 @@ def fit(sources: list[str], overrides: Sequence[str], device: Device, speed: flo
         "memory": device.memory,
         "fits": _fits(table, device),
         "smaller": [*smaller_weights(config), *smaller_passes(config)],
+        "larger": _larger(config, shape, device),
         "needs": [asdict(one) | {"shown": one.shown()} for one in needed(config, contents=True)],
         "duration": asdict(expected(config, shape, device.kind, speed)),
     }
@@ -185,6 +187,12 @@ def _table(config: Config, shape: ModelShape, device: Device) -> Estimate:
     if device.kind == "cuda":
         return estimate(config, shape, on_gpu=True)
     return with_save(estimate(config, shape, on_gpu=False), config, shape)
+
+
+def _larger(config: Config, shape: ModelShape, device: Device) -> str | None:
+    """Sizes of passes that would be faster and fit a GPU as well."""
+    found = larger_passes(config, shape, device.memory) if device.kind == "cuda" and device.memory else None
+    return None if found is None else found.shown()
 
 
 def _fits(table: Estimate, device: Device) -> bool | None:
@@ -257,6 +265,7 @@ def render_fit(fit: dict[str, Any]) -> list[str]:
         )
     remedy = f"; {' or '.join(fit['smaller'])}" if fit["fits"] is False else ""
     lines.append(f"{verdict} on {fit['device']} with {memory}, all roles on one device{remedy}")
+    lines += [fit["larger"]] if fit["larger"] else []
     lines.append("needs:")
     lines += [f"  {'no ' if one['missing'] else 'yes'}  {one['shown']}" for one in fit["needs"]]
     lines.append(f"takes {Duration(**fit['duration']).shown()}")

@@ -117,7 +117,8 @@ def _launched(words: Sequence[str], config: Config, processes: int, restarts: in
 
 
 def _with(words: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
-    return [*words, *(f"--{name.replace('_', '-')}" for name, given in flags.items() if given)]
+    named = (name.removeprefix("as_").replace("_", "-") for name, given in flags.items() if given)
+    return [*words, *(f"--{name}" for name in named)]
 
 
 def launch(

@@ -7,12 +7,10 @@ import torch
 from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.models.shape import ModelShape, known_shapes, shape_from
+from tfive.training.larger_passes import SHARE
 from tfive.training.memory import estimate
 from tfive_lab.bench.work import SHAPES
 
-SHARE = 0.88
-"""Of the device's memory that the estimate may fill; the rest is the allocator's and the estimate's error (of the 2B
-shape it lies 4 to 8 % below the measured peaks, of 9B 3 %)."""
 TRAINING, ROLLOUT = (16, 12, 8, 6, 4, 3, 2, 1), (64, 32, 16, 8, 4, 2, 1)
 """Texts a pass that are tried, with and without gradients."""
 DRAWN = 16
