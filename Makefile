@@ -47,7 +47,7 @@ test: lint
 	@$(VENV)/bin/python tests/docs_check.py --short
 
 test-min: $(MIN)/test.stamp
-	@$(MIN)/bin/python -m pytest -m model
+	@$(MIN)/bin/python -m pytest -m model -n 2 --dist loadfile
 
 test-page: $(VENV)/page.stamp
 	@$(VENV)/bin/python -m pytest tests/report/test_page_browser.py tests/report/test_page_looks.py tests/report/test_play_browser.py
