@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,9 @@ from tfive.rl.qualify import Qualifier
 from tfive.training import start
 from tfive.training.console import Console, _on_trained_texts
 from tfive.training.export import export
+from tfive.training.lock import LOCK
+from tfive.training.loop import Loop
+from tfive.training.stop_signal import SIGNALS
 from tiny import OVERRIDES, configure
 
 pytestmark = pytest.mark.model
@@ -275,3 +280,27 @@ def test_texts_that_come_again_are_announced_before_training(capsys: pytest.Capt
     assert clocked.startswith("each window draws a training text 0.39 times for the actor, 0.05 times for the critics")
     assert clocked.endswith("; texts come again after about 3 windows, raise text.sequences.train to put that off")
     assert short == clocked.partition(";")[0]
+
+
+def test_a_signal_while_nothing_can_be_saved_is_a_line_and_leaves_no_lock(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While inputs are read, while everything is built, and while the test texts are measured."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    folder, small = tmp_path / "run", ("method=anchor-only", "window.windows=1", "window.actor_steps=1")
+    typed = ["train", str(home / "tiny.toml"), *(word for one in (*OVERRIDES, *small) for word in ("--set", one))]
+    typed += ["--out"]
+    resumed = f"go on with: tfive resume {folder}"
+    for owner, name, number, said, words in (
+        (start, "_inputs", signal.SIGHUP, "SIGHUP: nothing was written; give the command again", typed),
+        (start, "build", signal.SIGTERM, f"SIGTERM: nothing is trained yet; {resumed}", typed),
+        (Loop, "_measure_test", signal.SIGINT, f"SIGINT: the last checkpoint in {folder} stays; {resumed}", ["resume"]),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, lambda *_, number=number, **__: os.kill(os.getpid(), number))
+            assert _call([*words, str(folder), "--quiet"]) == 1
+        assert capsys.readouterr().err.splitlines()[-1] == f"tfive: error: {said}"
+        assert not (folder / LOCK).exists()
+        assert [signal.getsignal(one) for one in SIGNALS] == before
+    assert json.loads((folder / "status.json").read_text("utf-8"))["state"] == "stopped"
+    assert _call(["resume", str(folder), "--quiet"]) == 0

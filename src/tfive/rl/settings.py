@@ -48,7 +48,8 @@ class WindowSettings(Section):
 
     reading: int = Field(0, ge=0, le=1_000_000)
     """Windows at the start in which the anchors alone move the model: it learns to read its thoughts before anything
-    rewards them. No critic is fitted meanwhile. With gated reading it is at least 1 where thoughts are rewarded."""
+    rewards them. No critic is fitted meanwhile. With gated reading it is at least 1 where thoughts are
+    rewarded, unless a warm start has opened the gates."""
 
     curriculum: int = Field(0, ge=0, le=1_000_000)
     """Windows over which thoughts grow: from the first of `thought.checkpoints` over the next ones to `thought.length`,

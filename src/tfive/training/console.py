@@ -24,7 +24,8 @@ COLUMNS = (
 )
 
 LEGEND = (
-    "gains in nats a token on development texts, in windows that measure them (above 0 is better); words: glossary.md",
+    "gains in nats a token on development texts, in windows that measure them (above 0 is better); words: "
+    "docs/explanation/glossary.md",
     "R² 1, R² 2: what each critic foresees of the return on fresh texts; Ĉ/Q̂: how far the learned mixture of the two "
     "leaves their average, at most calibration.kappa",
     "ℓ₀ drift: loss without a thought, minus the base model's; KL, clip: how far the policy moved, share of tokens "
@@ -104,6 +105,8 @@ class Console:
             ),
         ):
             self.say(f"  {title:<26}{line}")
+        if summary.get("reading_openness") is not None:
+            self.say(f"  {'reading gates':<26}open by {summary['reading_openness']:.3f} of 1, mean over heads")
         if summary["test_mixed_gain_end"] is not None:
             low, high = summary["test_mixed_gain_interval"]
             self.say(

@@ -224,6 +224,9 @@ class Loop:
 
     def _measure_test(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The base model and the trained one on texts that chose nothing, once, when all is over."""
+        texts = len(self.assembly.test.texts.tokens_BS)
+        told = f"measuring on {texts} texts that chose nothing, the base model and the trained one"
+        self.recorder.event("test", told, window=self.assembly.method.window)
         with self.recorder.phase("test", "test"), self._memory("test"):
             before, _ = self.assembly.test.measure(self.assembly.base, None)
             self.recorder.count(self.assembly.test.role, **self.assembly.test.amounts())
@@ -312,7 +315,7 @@ class Loop:
             "reading": self.assembly.config.thought.reading,
             **headline("test", before, after),
             **headline("dev", self.history[0], self.history[-1]),
-            **{name: report.get(name) for name in ("r2", "retention", "actor_gain")},
+            **{name: report.get(name) for name in ("r2", "retention", "actor_gain", "reading_openness")},
             "actor_updates": getattr(self.assembly.method, "updates", None),
             "windows": self.assembly.method.window,
             "seconds": round(self.recorder.seconds, 1),

@@ -36,9 +36,12 @@ from tfive.training.loop import Loop, WindowCallback
 from tfive.training.memory_limits import check_copies, check_size, out_of_memory_explained
 from tfive.training.progress import Headline, ProgressReport, Waiting
 from tfive.training.recorder import Recorder
-from tfive.training.run_folder import CHECKPOINTS, read_config
+from tfive.training.run_folder import CHECKPOINTS, CONFIG, read_config
+from tfive.training.status_files import Stopped
+from tfive.training.stop_signal import ended_by_signals
 from tfive.training.summary import SUMMARY, read_summary, summary_text
 from tfive.training.trackers import Tracker, open_trackers
+from tfive.training.warmstart import REPORT as WARMED
 from tfive.training.warmstart import warm_start
 from tfive.training.watchdog import watching
 
@@ -219,7 +222,7 @@ def _recorded(
     """Build everything, go on from a checkpoint if there is one, and train to the end."""
     console, folder, loaded, corpus = Console(quiet=quiet), begun.folder, inputs.loaded, inputs.corpus
     recorder.on_event = console.event
-    building = out_of_memory_explained("build", config)
+    building, warm_before = out_of_memory_explained("build", config), (folder / WARMED).is_file()
     with _showing(progress, Waiting("building critics, heads and development texts"), quiet), building:
         warmed = warm_start(config, loaded, corpus, recorder, folder, world)
         moved = positions.move_positions(config, loaded, corpus, recorder, folder, warmed, world)
@@ -234,7 +237,7 @@ def _recorded(
             model=inputs.digests,
         )
     if begun.how == AGAIN:
-        console.say("no checkpoint yet; beginning again")
+        console.say(f"no checkpoint yet; beginning again{' after the warm start that is there' * warm_before}")
     elif begun.how == RESUMED:
         for line in loop.restore(skip_damaged=skip_damaged):
             console.say(line)
@@ -285,7 +288,12 @@ def run_command(
 ) -> str | None:
     """What `tfive train` does; returns the last line to print, if any. A run that trained nothing raises `Unsound`."""
     own: dict[str, Any] = {"model": None, "texts": None, "on_window": None, "trust": trust_remote_code}
-    summary = _train(lambda: Config.load(*sources, overrides=overrides), out or None, quiet=quiet, **own)
+
+    def load() -> Config:
+        return Config.load(*sources, overrides=overrides)
+
+    with _ended_in_a_line(lambda: Path(out) if out else default_folder(load())):
+        summary = _train(load, out or None, quiet=quiet, **own)
     return _sound(summary, summary_text(summary) if as_json else None)
 
 
@@ -294,11 +302,28 @@ def resume_command(
 ) -> str | None:
     """What `tfive resume` does; returns the last line to print, if any. A run that trained nothing raises `Unsound`."""
     over = (Path(folder) / SUMMARY).is_file()
-    summary = resume(Path(folder), quiet=quiet, trust_remote_code=trust_remote_code, skip_damaged=skip_damaged)
+    with _ended_in_a_line(lambda: Path(folder)):
+        summary = resume(Path(folder), quiet=quiet, trust_remote_code=trust_remote_code, skip_damaged=skip_damaged)
     if as_json:
         return _sound(summary, summary_text(summary))
     done = f"{folder}: finished, {summary['windows']} windows; nothing to do; use it: tfive export {folder} OUT"
     return _sound(summary, done if over and not quiet else None)
+
+
+def _ended_in_a_line(folder: Callable[[], Path]) -> AbstractContextManager[None]:
+    """A signal while nothing can be saved says what there is to go on from; of several processes the launcher does."""
+
+    def told(name: str) -> Exception:
+        where = folder()
+        go_on = f"go on with: tfive resume {where}"
+        if (where / CHECKPOINTS).is_dir() and any((where / CHECKPOINTS).iterdir()):
+            return Stopped(f"{name}: the last checkpoint in {where} stays; {go_on}")
+        if (where / CONFIG).is_file():
+            kept = "its warm start is kept" if (where / WARMED).is_file() else "nothing is trained yet"
+            return Stopped(f"{name}: {kept}; {go_on}")
+        return Stopped(f"{name}: nothing was written; give the command again")
+
+    return ended_by_signals(told) if launched().size == 1 else nullcontext()
 
 
 class Unsound(RunFailed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -41,6 +41,31 @@ class StopSignal:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def ended_by_signals(told: Callable[[str], Exception]) -> Iterator[None]:
+    """A signal outside of windows, where nothing can be saved, ends the work at once: what is open is closed on the way
+    out, and what is raised is `told` of the signal's name."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if name == "SIGHUP":
+            _leave_the_terminal()
+        raise KeyboardInterrupt(name)
+
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    try:
+        before = {number: signal.signal(number, end) for number in heard}
+    except ValueError:  # not the main thread
+        before = {}
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise told(str(error) or "SIGINT") from error
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _leave_the_terminal() -> None:

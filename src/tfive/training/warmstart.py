@@ -98,7 +98,7 @@ def warm_start(
         with telemetry.phase(ROLE):
             rounds.append(teaching.round(number, telemetry))
         shown = ", ".join(f"{name} {value:.4g}" for name, value in rounds[-1].items())
-        telemetry.event("warm start", f"round {number + 1}: {shown}", window=0)
+        telemetry.event("warm start", f"round {number + 1} of {teaching.rounds}: {shown}", window=0)
     if config.warmstart.reading:
         with telemetry.phase(ROLE):
             read = teaching.read(telemetry)
