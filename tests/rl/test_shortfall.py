@@ -26,6 +26,7 @@ PLAIN = Attempt(
         ({"r2": [None, None]}, "returns without spread", "window.reading"),
         ({"return_deviation": 0.05}, "returns without spread", "window.reading"),
         ({"r2_error": [0.01, 0.2]}, "too few items to tell", "window.qualify"),
+        ({"texts": 3}, "too few items to tell", "window.qualify"),
         ({"fit_r2": [0.4, 0.3]}, "too few items to learn from", "window.critic_fit"),
         ({}, "text without headroom at these positions", "text.positions"),
         ({"fit_r2": None, "no_thought_loss": 0.05}, "text without headroom", "text.positions.entropy"),

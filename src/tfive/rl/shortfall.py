@@ -25,6 +25,9 @@ ROOM = 0.1
 CLEAR = 2.0
 """Standard errors that a difference must exceed to count."""
 
+FEW = 8
+"""Texts below which a standard error over texts says nothing itself."""
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -90,7 +93,7 @@ def findings(attempts: Sequence[Attempt], eta: float) -> list[Finding]:
         _few_tests(last, score, error, eta),
         _few_fits(fitted, score, error, eta),
         # Critics that still learn have not shown what the prefix tells.
-        rising or _unpredictable(fitted, score, error, eta),
+        rising or (_unpredictable(fitted, score, error, eta) if last.texts >= FEW else None),
         _no_room(last),
     ]
     return [one for one in found if one is not None] or [_UNKNOWN]
@@ -116,8 +119,9 @@ def _spread(last: Attempt) -> Finding | None:
 
 
 def _few_tests(last: Attempt, score: float, error: float, eta: float) -> Finding | None:
-    """A test that cannot tell this R² from one that passes: η lies within two standard errors."""
-    if score >= eta or score + CLEAR * error < eta:
+    """A test that cannot tell this R² from one that passes: η lies within two standard errors, or texts are so few that
+    these are not known either."""
+    if score >= eta or (last.texts >= FEW and score + CLEAR * error < eta):
         return None
     return Finding(
         f"too few items to tell: {last.texts} texts put R² at {score:.3f} ± {error:.3f}, and η is {eta:g}",
