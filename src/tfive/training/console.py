@@ -124,7 +124,7 @@ def _on_trained_texts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     gain, times = summary.get("actor_gain"), summary["draws"].get("actor")
     if gain is None or times is None or spec_of(summary["method"]).scoring == "next_token":
         return []
-    told = f"{gain:+.4f}  (last window, before its updates; texts drawn {times:.1f} times)"
+    told = f"{gain:+.4f}  (last window, before its updates; texts drawn {times:.2g} times)"
     return [("on texts it trained on", told)]
 
 
