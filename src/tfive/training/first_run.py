@@ -218,7 +218,8 @@ def _toml(chosen: dict[str, dict[str, Any]], facts: TextFacts, minutes: float, s
     """The file a person reads and edits."""
     origin = "the embedded model's" if small else "the 135M study's"
     head = (
-        f"# Written by tfive init for a run of about {minutes:g} min on this machine; settings are {origin}.\n"
+        f"# Written by tfive init for a run of about {minutes:g} minute{'s' * (minutes != 1)} on this machine; "
+        f"settings are {origin}.\n"
         f"# The text: {facts.shown()}.\n"
         "# All keys with their meaning: tfive config show THIS.toml --explain. Paths start where tfive is started.\n"
     )
