@@ -288,7 +288,6 @@ STUDIES = {
 }
 """The tables of each file of results."""
 COMMAND = "tfive train smollm2-135m-study studies/smollm2/gated.toml --set method=METHOD --set run.seed=SEED"
-MISSING = "run again with --runs, or take the results of the repository"
 
 
 def collected(asked: argparse.Namespace) -> tuple[str, Found]:
@@ -300,11 +299,10 @@ def collected(asked: argparse.Namespace) -> tuple[str, Found]:
     if len({"warmstart" in cell for cell in cells}) > 1:
         raise UserError(f"--runs {asked.runs}: runs with a warm start and without one; give a folder of one kind")
     settings = {"model": "SmolLM2-135M-Instruct (Q4_1, de-quantised)", "code": asked.code, "command": COMMAND}
-    if "warmstart" in cells[0]:
-        given = cells[0]["warmstart"]["asked"] | {"source": "hindsight"}
-        settings["command"] += "".join(f" --set warmstart.{key}={value}" for key, value in given.items())
     if "warmstart" not in cells[0]:
         return "smollm2-prose.json", {**settings, "cells": cells}
+    given = cells[0]["warmstart"]["asked"] | {"source": "hindsight"}
+    settings["command"] += "".join(f" --set warmstart.{key}={value}" for key, value in given.items())
     tried = [] if asked.pilots is None else sorted(asked.pilots.glob(f"*/{SUMMARY}"))
     pilots = [warmed_by(path.parent) for path in tried]
     return "smollm2-prose-warm.json", {**settings, "pilots": pilots, "cells": cells}
@@ -335,7 +333,7 @@ def main(given: list[str] | None = None) -> int:
     page, tables = asked.page.read_text("utf-8"), page_tables(asked.results)
     if unknown := [place[1] for place in PLACE.findall(page) if place[1] not in tables]:
         raise UserError(
-            f"--results {asked.results}: nothing to fill table {unknown[0]} of {asked.page} from; {MISSING}"
+            f"--results {asked.results}: nothing to fill table {unknown[0]} of {asked.page} from; give --runs"
         )
     asked.page.write_text(filled(page, tables, {}), "utf-8")
     return 0

@@ -13,13 +13,10 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from tfive.config.config import DEFAULT, Config, variants
@@ -32,7 +29,7 @@ from tfive.training.live_status import PROGRESS
 from tfive.training.lock import held
 from tfive.training.progress import ProgressReport
 from tfive.training.run_folder import CHECKPOINTS, CONFIG
-from tfive.training.stop_signal import SIGNALS
+from tfive.training.stop_signal import ended_by_signals
 from tfive.training.summary import SUMMARY
 
 CELLS = "cells"
@@ -308,31 +305,11 @@ def compare(
             raise UserError(f"{cell.folder}: in use by {owner}; wait until it ends, or use another --out")
     command = {"sources": list(sources), "methods": list(methods), "seeds": list(seeds), "overrides": list(overrides)}
     write_study(folder, cells, command)
+    said = f"interrupted: what ran is saved in {folder}; the same command goes on"
     try:
-        with _signals_like_ctrl_c():
+        # A study that is asked to end, or whose terminal closes, lets its cells save first.
+        with ended_by_signals(lambda _: RunFailed(said)):
             run_cells(cells, jobs=jobs, retry=retry, console=Console(quiet=quiet))
-    except KeyboardInterrupt as error:
-        raise RunFailed(f"interrupted: what ran is saved in {folder}; the same command goes on") from error
     finally:
         runs = write_study(folder, cells, command)
     return folder, runs
-
-
-@contextmanager
-def _signals_like_ctrl_c() -> Iterator[None]:
-    """A study that is asked to end, or whose terminal closes, lets its cells save first. Only the main thread may
-    listen; what was ignored when the process began (`nohup`) stays ignored."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    asked = [number for number in SIGNALS if number != signal.SIGINT and signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in asked}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tfive.config.config import Config
-from tfive.config.rules import texts_needed
 from tfive.models.shape import ModelShape
 from tfive.training.drawn import texts_drawn_together
-from tfive.training.memory import estimate, readable_bytes
+from tfive.training.memory import estimate, passes_of_an_update, readable_bytes, texts_of_an_update
 
 SHARE = 0.88
 """Of the device's memory that the estimate may fill; the rest is the allocator's and the estimate's error (of the 2B
@@ -42,7 +41,7 @@ def larger_passes(config: Config, shape: ModelShape, memory: int) -> LargerPasse
     """The largest sizes of passes that a window has use for and whose estimate leaves room on a device of this memory;
     None where those of the configuration are as large. Passes with gradients come first: they take most of the time."""
     now = config.run.texts_per_pass, config.run.rollout_texts
-    for texts in _sizes(_texts_of_an_update(config), now[0]):
+    for texts in _sizes(texts_of_an_update(config), now[0]):
         for drawn in _sizes(max(texts_drawn_together(config), default=1), now[1]):
             if (texts, drawn) == now:
                 return None
@@ -68,12 +67,7 @@ def _with(config: Config, texts: int, drawn: int) -> Config:
     return config.model_copy(update={"run": run})
 
 
-def _texts_of_an_update(config: Config) -> int:
-    return math.ceil(texts_needed(config, "actor") / config.actor.minibatches)
-
-
 def _passes(config: Config) -> int:
     """How many passes a window's draws and its actor's updates are made of."""
     draws = sum(math.ceil(texts / config.run.rollout_texts) for texts in texts_drawn_together(config))
-    update = math.ceil(_texts_of_an_update(config) / config.run.texts_per_pass)
-    return draws + config.window.actor_steps * update
+    return draws + config.window.actor_steps * passes_of_an_update(config)

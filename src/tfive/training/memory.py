@@ -215,7 +215,7 @@ def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int, on_gpu
     if not exact and on_gpu and config.engine.fast != "off":
         slopes = min(SLOPES, compute * shape.vocabulary * nodes.texts * max(nodes.S, nodes.R * nodes.T))
         row.add("activations", slopes, f"derivatives by logits {readable_bytes(slopes)}")
-    _gradients(row, trained, _passes(config))
+    _gradients(row, trained, passes_of_an_update(config))
     if size == 2 or (compute == 2 and not exact and config.optimizer.bf16_update == "stochastic"):
         part = min(ROUNDED, shape.embedding)
         row.add("activations", ROUNDING * part, f"rounding {_n(part)} weights at a time × {ROUNDING}")
@@ -225,10 +225,14 @@ def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int, on_gpu
     return row
 
 
-def _passes(config: Config) -> int:
+def texts_of_an_update(config: Config) -> int:
+    """Texts of one optimizer step of the actor."""
+    return math.ceil(texts_needed(config, "actor") / config.actor.minibatches)
+
+
+def passes_of_an_update(config: Config) -> int:
     """Forward and backward passes of one optimizer step."""
-    texts = math.ceil(texts_needed(config, "actor") / config.actor.minibatches)
-    return math.ceil(texts / config.run.texts_per_pass)
+    return math.ceil(texts_of_an_update(config) / config.run.texts_per_pass)
 
 
 def _gradients(row: Row, trained: int, passes: int) -> None:

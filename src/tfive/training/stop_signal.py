@@ -30,17 +30,8 @@ class StopSignal:
             if self.name == "SIGHUP":
                 _leave_the_terminal()
 
-        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        try:
-            before = {number: signal.signal(number, ask) for number in heard}
-        except ValueError:
-            # Only the main thread may listen; a caller that trains in another one stops it by its own means.
-            before = {}
-        try:
+        with _handled_by(ask):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 @contextmanager
@@ -54,18 +45,27 @@ def ended_by_signals(told: Callable[[str], Exception]) -> Iterator[None]:
             _leave_the_terminal()
         raise KeyboardInterrupt(name)
 
+    try:
+        with _handled_by(end):
+            yield
+    except KeyboardInterrupt as error:
+        raise told(str(error) or "SIGINT") from error
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """All `SIGNALS` but those that were ignored when the process began (`nohup`) call the handler meanwhile."""
     heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     try:
-        before = {number: signal.signal(number, end) for number in heard}
-    except ValueError:  # not the main thread
+        before = {number: signal.signal(number, handler) for number in heard}
+    except ValueError:
+        # Only the main thread may listen; a caller that trains in another one stops it by its own means.
         before = {}
     try:
         yield
-    except KeyboardInterrupt as error:
-        raise told(str(error) or "SIGINT") from error
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def _leave_the_terminal() -> None:
