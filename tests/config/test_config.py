@@ -166,6 +166,7 @@ def test_missing_files_folders_and_unknown_presets_are_refused(tmp_path: Path) -
         (["window.pilot=0"], ["window.pilot = 0", "t5"]),
         (["thought.group=8"], ["window.probe = 0.03125", "groups of 8", "window.probe = 0"]),
         (["critic.sees=group"], ["critic.sees = group", "thought.group = 8"]),
+        (["gae.unit=position"], ["gae.unit = position", "thought.group = 8"]),
         (["method=rlp", "thought.group=1"], ["thought.group = 1", "method rlp", "thought.group = 8"]),
         (["method=quiet-star-ppo", "critic.pair=disjoint"], ["critic.pair = disjoint", "one critic", "same"]),
         (["method=quiet-star-ppo", "ppo.frozen_windows=100"], ["ppo.frozen_windows = 100", "≤ 99"]),

@@ -32,6 +32,7 @@ BROKEN: tuple[tuple[str, ...], ...] = (
     ("thought.group=4",),
     ("thought.group=4", "calibration.mode=repeated", "window.probe=0"),
     ("critic.sees=group",),
+    ("gae.unit=position",),
     ("method=rlp", "thought.group=1"),
     ("method=quiet-star-ppo", "critic.pair=disjoint"),
     ("critic.features=policy", "critic.adapt=full"),

@@ -20,7 +20,7 @@ from tfive.rl.batch_baseline import with_batch_advantages
 from tfive.rl.critic import scoring_numbers
 from tfive.rl.critics import Critics
 from tfive.rl.diagnosis import others_score
-from tfive.rl.siblings import numbers_of_others
+from tfive.rl.siblings import numbers_of_others, unit_of_others
 from tfive.rl.trajectory import Trajectories
 
 pytestmark = pytest.mark.model
@@ -46,6 +46,25 @@ def test_others_are_those_of_the_same_position_that_are_there() -> None:
             deviation = math.sqrt(sum((one - mean) ** 2 for one in others) / len(others))
             assert found[b, r].tolist() == pytest.approx([mean, deviation], abs=1e-6)
     assert 0 < alone < 24
+
+
+def test_a_position_has_the_unit_of_its_other_thoughts() -> None:
+    draw = torch.Generator().manual_seed(1)
+    return_BR, valid_BR = torch.randn(5, 6, generator=draw, dtype=torch.float64), torch.ones(5, 6, dtype=torch.bool)
+    valid_BR[0, 1:3] = valid_BR[1, 0] = False
+    return_BR[2, :3] = 0.7
+    found = unit_of_others(return_BR, valid_BR, GROUP)
+    for b, r in valid_BR.nonzero().tolist():
+        first = r // GROUP * GROUP
+        others = [float(return_BR[b, o]) for o in range(first, first + GROUP) if o != r and valid_BR[b, o]]
+        mean = sum(others) / max(len(others), 1)
+        squares = sum((one - mean) ** 2 for one in others)
+        assert float(found[b, r]) == pytest.approx(math.sqrt((squares + 1) / (len(others) + 1)), abs=1e-9)
+        moved = return_BR.clone()
+        moved[b, r] += 3
+        assert float(unit_of_others(moved, valid_BR, GROUP)[b, r]) == pytest.approx(float(found[b, r]), abs=1e-12)
+    assert found[0, 0] == 1, "nobody else is there"
+    torch.testing.assert_close(found[2, :3], torch.full((3,), GROUP**-0.5, dtype=torch.float64))
 
 
 def drawn(home: Path, *asked: str) -> tuple[Any, Trajectories]:
@@ -141,7 +160,7 @@ def member_of(fresh: Trajectories, member: int) -> Trajectories:
     [
         ("critic.adapt=top", "critic.blocks=1", "critic.features=policy", "qualify.rule=fixed"),
         ("qualify.eta=0.99", "qualify.attempts=1", "qualify.on_failure=baseline", "critic.sees=prefix"),
-        ("method=quiet-star-ppo",),
+        ("method=quiet-star-ppo", "gae.unit=position"),
     ],
 )
 def test_a_window_of_groups_resumes(asked: tuple[str, ...], tmp_path: Path) -> None:
@@ -169,6 +188,43 @@ def test_without_critics_a_thought_is_held_against_its_group(home: Path) -> None
         raw[b, r] = (float(whole_BR[b, r]) - sum(others) / len(others) if others else 0.0) * fresh.mask_BRT[b, r]
     scale = math.sqrt(float(raw[fresh.mask_BRT].var(unbiased=False)) + 1e-6)
     torch.testing.assert_close(found_BRT.double(), raw / scale, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("credit", ["critics", "baseline"])
+def test_advantages_of_a_position_are_in_its_unit(home: Path, credit: str) -> None:
+    """Only the unit differs: those of the run, over the position's unit, up to the deviation both are divided by."""
+    run, fresh = drawn(home, "gae.unit=position")
+    unit_BR = unit_of_others(fresh.need("returns_BRT")[..., 0].double(), fresh.thoughts.valid_BR, GROUP)
+    if credit == "critics":
+        values = run.critics.evaluate(fresh)
+        found = run.critics.advantages(fresh, values).need("gae_2BRT")
+        run.critics.siblings = 1
+        plain = run.critics.advantages(fresh, values).need("gae_2BRT")
+        expected = plain / unit_BR[..., None]
+    else:
+        found = with_batch_advantages(fresh, GROUP, by_position=True).need("advantage_BRT")
+        raw = with_batch_advantages(fresh, GROUP).need("advantage_BRT") / unit_BR[..., None]
+        expected = raw * (found[fresh.mask_BRT].std() / raw[fresh.mask_BRT].std())
+    torch.testing.assert_close(found.double(), expected.double(), rtol=1e-4, atol=1e-5)
+    assert float(unit_BR.std()) > 0.01
+
+
+@pytest.mark.parametrize("asked", [(), ("qualify.eta=0.99", "qualify.attempts=1", "qualify.on_failure=baseline")])
+def test_a_window_takes_the_unit_it_is_asked_for(tmp_path: Path, asked: tuple[str, ...]) -> None:
+    """The actor's set is the same thoughts by the same critics; what they are credited with is not."""
+    acting = []
+    for unit in ("run", "position"):
+        run = assembled(tmp_path, *GROUPS, f"gae.unit={unit}", *(asked or ("qualify.rule=fixed",)))
+        advance_to(run.method, "update")
+        acting.append(run.method.held["actor"])
+    plain, own = acting
+    assert torch.equal(plain.thoughts.tokens_BRT, own.thoughts.tokens_BRT)
+    mask = plain.mask_BRT
+    unit_BR = unit_of_others(plain.need("returns_BRT")[..., 0], plain.thoughts.valid_BR, GROUP)
+    if asked:
+        ratio = (own.need("advantage_BRT") * unit_BR[..., None] / plain.need("advantage_BRT"))[mask]
+        torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio), rtol=1e-3, atol=1e-4)
+    assert not torch.equal(plain.need("advantage_BRT")[mask], own.need("advantage_BRT")[mask])
 
 
 def test_a_configuration_with_groups_has_its_controls() -> None:

@@ -209,11 +209,12 @@ def group_suits_the_method(config: Schema) -> str | None:
 
 
 @rule
-def critics_see_a_group_that_is_there(config: Schema) -> str | None:
-    """A thought that stands alone at its position has no others that a critic could see."""
-    if config.critic.sees != "group" or not config.spec.critics or config.group > 1:
+def the_others_are_there(config: Schema) -> str | None:
+    """A thought that stands alone at its position has no others, which critics could see or units could come from."""
+    if not config.spec.critics or config.group > 1 or (config.critic.sees != "group" and config.gae.unit == "run"):
         return None
-    return "critic.sees = group: one thought is drawn at each position; use thought.group = 8"
+    asked = "critic.sees = group" if config.critic.sees == "group" else "gae.unit = position"
+    return f"{asked}: one thought is drawn at each position; use thought.group = 8"
 
 
 @rule
@@ -394,7 +395,5 @@ def bounds_hold_by_construction(config: Schema) -> str | None:
     if config.critic.bounded and settings.mean_bound is not None:
         return None
     key = "certified = true" if settings.certified else "bounds = enforce"
-    bound = f"{2 * config.reward.clip:g}"
-    return (
-        f"calibration.{key}: nothing bounds the signal; use critic.bounded = true and calibration.mean_bound = {bound}"
-    )
+    remedy = f"use critic.bounded = true and calibration.mean_bound = {2 * config.reward.clip:g}"
+    return f"calibration.{key}: nothing bounds the signal; {remedy}"

@@ -206,7 +206,9 @@ class T5(QualifiedMethod[T5Parts]):
         if self.credit == "baseline":
             ahead = [Draw("actor", self.window)]
             self.held["scale"] = parts.rollout.collect("scale", self.window + 1, rewarded=False, ahead=ahead)
-            return self.act_on(with_batch_advantages(parts.rollout.collect("actor", self.window), self.group))
+            acting = parts.rollout.collect("actor", self.window)
+            by_position = parts.critics.siblings > 1
+            return self.act_on(with_batch_advantages(acting, self.group, by_position=by_position))
         acting, values = self._evaluated("actor")
         acting = parts.calibrator.advantage(acting, values, self._normaliser(), self.mixture)
         self.held["scale"] = parts.rollout.collect("scale", self.window + 1, rewarded=False)
@@ -252,21 +254,23 @@ class T5(QualifiedMethod[T5Parts]):
     def _signal_bounds(self) -> SignalBounds | None:
         """|Ã| ≤ K and |h| ≤ K_h where construction enforces them: bounded critics and a bounded mean head.
 
-        A GAE is a convex mixture of n-step advantages Φ_{t+n} − Φ_t + V(s_{t+n}) − V(s_t), so |A| ≤ 2c_r + 4c_r.
+        A GAE is a convex mixture of n-step advantages Φ_{t+n} − Φ_t + V(s_{t+n}) − V(s_t), so |A| ≤ 2c_r + 4c_r, over a
+        position's unit of at least 1/√G where it has one.
         """
         settings, parts, normaliser = self.settings, self.parts, self._normaliser()
         mean_bound = None if settings.calibration.mode == "repeated" else parts.calibrator.mean_head.bound
         if settings.calibration.bounds == "off" or not settings.critic.bounded or mean_bound is None:
             return None
-        largest = 6 * parts.rollout.reward.clip
+        largest = 6 * parts.rollout.reward.clip * parts.critics.siblings**0.5
         return SignalBounds((largest + abs(normaliser.mean)) / normaliser.deviation, mean_bound)
 
     def _rounding(self, data: CalibrationData) -> float:
         """By how much a normalised advantage may differ from its exact value: a GAE adds at most T differences of
-        rewards and values (eq:masked-gae), each rounded relative to its largest term, and is divided by σ_pilot."""
-        rewards, values = 2 * self.parts.rollout.reward.clip, float(data.weight_inputs.value_NT2.abs().max())
-        steps = self.parts.rollout.engine.plan.length
-        return torch.finfo(data.first_NT.dtype).eps * steps * (rewards + 2 * values) / self._normaliser().deviation
+        rewards and values (eq:masked-gae), each rounded relative to its largest term, and is divided by σ_pilot and
+        by its position's unit, where it has one."""
+        parts, unit = self.parts, self._normaliser().deviation / self.parts.critics.siblings**0.5
+        rewards, values = 2 * parts.rollout.reward.clip, float(data.weight_inputs.value_NT2.abs().max())
+        return torch.finfo(data.first_NT.dtype).eps * parts.rollout.engine.plan.length * (rewards + 2 * values) / unit
 
     def _calibration_data(self, role: str) -> CalibrationData:
         """What calibration reads of a role's fresh trajectories; in `repeated` mode, of several continuations of each

@@ -26,6 +26,7 @@ from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.pass_size import PassSize
 from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import HEADS_ALONE, CriticSettings
+from tfive.rl.siblings import unit_of_others
 from tfive.rl.trajectory import Trajectories, placed
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.outputs import Lower
@@ -54,19 +55,21 @@ class Critics:
         alpha: float,
         seed: int,
         rows: int,
+        siblings: int = 1,
         read_rows: int | PassSize | None = None,
         roles: Sequence[Role] = (),
         shards: Sequence[Sharding | None] = (),
     ) -> None:
-        """`rows`: texts of a pass with gradients; `read_rows`: of one without, as many unless given. `roles` says which
-        processes have which critic, one process all of them unless it is given; the weights of a critic that this
-        process does not have may be on no device. `shards`: of each critic that this process has, where its weights are
-        trained in shards of which `critics` are the whole copies."""
+        """`rows`: texts of a pass with gradients; `read_rows`: of one without, as many unless given. `siblings`:
+        thoughts a position, where its advantages have a unit of their own (`gae.unit`). `roles` says which processes
+        have which critic, one process all of them unless it is given; the weights of a critic that this process does
+        not have may be on no device. `shards`: of each critic that this process has, where its weights are trained in
+        shards of which `critics` are the whole copies."""
         self.roles, self.shards = tuple(roles) or (Role(),) * len(critics), tuple(shards) or (None,) * len(critics)
         self.apart = any(role.apart for role in self.roles)
         """Whether each critic has processes of its own."""
         self.base, self.critics, self.settings = base, tuple(critics), settings
-        self.alpha, self.seed, self.rows = alpha, seed, rows
+        self.alpha, self.seed, self.rows, self.siblings = alpha, seed, rows, siblings
         self.passes = PassSize.of(read_rows or rows, alone=self.roles[0].every.size == 1)
         """Texts of a pass without gradients."""
         self.head_passes = 0 if settings.adapt in HEADS_ALONE else settings.head_passes
@@ -171,9 +174,13 @@ class Critics:
         return world.gather_all([(own_2BRT, 1), (own_2BRTE, 1)], count)
 
     def advantages(self, trajectories: Trajectories, values: CriticValues) -> Trajectories:
-        """The trajectories with each critic's masked, length-adaptive GAEs from the same rewards (eq:masked-gae)."""
+        """The trajectories with each critic's masked, length-adaptive GAEs from the same rewards (eq:masked-gae), in
+        units of how far the position's other thoughts lie apart where `siblings` says so."""
         mask_BRT, rewards_BRT = trajectories.mask_BRT, trajectories.need("rewards_BRT")
         gae_2BRT = adaptive_gae(rewards_BRT, values.values_2BRT.to(rewards_BRT.dtype), mask_BRT, self.alpha)
+        if self.siblings > 1:
+            whole_BR = trajectories.need("returns_BRT")[..., 0]
+            gae_2BRT = gae_2BRT / unit_of_others(whole_BR, trajectories.thoughts.valid_BR, self.siblings)[..., None]
         return trajectories.having(values_2BRT=values.values_2BRT, gae_2BRT=gae_2BRT)
 
     def fit_pass(

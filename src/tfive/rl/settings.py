@@ -225,10 +225,15 @@ class QualifySettings(Section):
 
 
 class GaeSettings(Section):
-    """Length-adaptive traces (eq:masked-gae)."""
+    """Length-adaptive traces (eq:masked-gae), and what they are measured in."""
 
     alpha: float = Field(1.0, ge=1e-6, le=1e6)
     """λ(L) = 1 − 1/(αL); every reachable length must keep λ in [0, 1]."""
+
+    unit: Literal["run", "position"] = "run"
+    """What advantages are divided by before the pilot's deviation: nothing (the paper), or, in a group, how far the
+    whole returns of the *other* thoughts at the position lie apart, so that a place where thoughts differ little
+    counts as much as one where they differ a lot (as in `quiet-star-grpo`). No action of the thought changes it."""
 
 
 class RatioSettings(Section):

@@ -15,10 +15,26 @@ def mean_of_others(value_BR: Tensor, valid_BR: Tensor, group: int) -> Tensor:
 
     Branch r = p·G + g: the group member is the faster index.
     """
-    value_BPG, valid_BPG = (tensor.unflatten(1, (-1, group)) for tensor in (value_BR * valid_BR, valid_BR.long()))
-    others_BPG = valid_BPG.sum(-1, keepdim=True) - valid_BPG
-    mean_BPG = (value_BPG.sum(-1, keepdim=True) - value_BPG) / others_BPG.clamp(min=1)
-    return mean_BPG.flatten(1)
+    value_BPG = (value_BR * valid_BR).unflatten(1, (-1, group))
+    sum_BPG = value_BPG.sum(-1, keepdim=True) - value_BPG
+    return sum_BPG.flatten(1) / others(valid_BR, group).clamp(min=1)
+
+
+def others(valid_BR: Tensor, group: int) -> Tensor:
+    """How many other thoughts there are at the position."""
+    valid_BPG = valid_BR.long().unflatten(1, (-1, group))
+    return (valid_BPG.sum(-1, keepdim=True) - valid_BPG).flatten(1)
+
+
+def unit_of_others(return_BR: Tensor, valid_BR: Tensor, group: int) -> Tensor:
+    """`[B, R]`: how far the whole returns of the n other thoughts at the position lie apart, √((n·var + 1)/(n + 1)).
+
+    The 1 is the second moment of a return in the run's own scale (eq:reward-scale): as if one more thought had been
+    like those of the whole run. So others that came to the same leave a unit of 1/√(n + 1), not of nothing.
+    """
+    _, deviation_BR = numbers_of_others(return_BR, valid_BR, group).unbind(-1)
+    n_BR = others(valid_BR, group)
+    return ((n_BR * deviation_BR.square() + 1) / (n_BR + 1)).sqrt()
 
 
 def numbers_of_others(return_BR: Tensor, valid_BR: Tensor, group: int) -> Tensor:

@@ -228,6 +228,7 @@ def _critics(
             critic.to("meta")
     split: dict[str, Any] = {"roles": roles.critics, "shards": shards}
     split |= {"rows": config.run.texts_per_pass, "read_rows": reading}
+    split["siblings"] = plan.group if config.gae.unit == "position" else 1
     return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, **split)
 
 
