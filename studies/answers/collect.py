@@ -41,6 +41,8 @@ SETTINGS = (
     "critic.adapt",
     "critic.pair",
     "calibration.mode",
+    "gae.unit",
+    "grpo.normalisation",
     "run.seconds",
     "run.seed",
 )

@@ -30,8 +30,11 @@ PARTS = {
         "single": "first critic alone",
         "minimum": "smaller of the two",
     },
+    "gae.unit": {"position": "in units of the position"},
 }
 """By their key the parts of T⁵ that a cell may have in place of the usual one, and what tables call them."""
+GROUPED = {"grpo.normalisation": {"none": "not divided", "leave_one_out": "not divided by the group's deviation"}}
+"""The same of GRPO."""
 
 
 def signed(value: float) -> str:
@@ -56,10 +59,9 @@ def anchor_rate(cell: dict[str, Any]) -> float:
 
 
 def parts(cell: dict[str, Any]) -> tuple[str, ...]:
-    """What a cell of T⁵ has in place of the method's usual parts; cells of earlier code have those."""
-    if cell["method"] != "t5":
-        return ()
-    known = ((name, cell["settings"].get(key)) for key, name in PARTS.items())
+    """What a cell has in place of its method's usual parts; cells of earlier code have those."""
+    replaced = {"t5": PARTS, "quiet-star-grpo": GROUPED}.get(cell["method"], {})
+    known = ((name, cell["settings"].get(key)) for key, name in replaced.items())
     return tuple(name[value] for name, value in known if value in name)
 
 

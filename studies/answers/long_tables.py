@@ -48,7 +48,8 @@ class Clock(NamedTuple):
 
 _AGAIN = f"{CAREFUL}-groups-again"
 CLOCKS = {
-    "short": Clock(0.0, 300.0, CAREFUL),
+    "short": Clock(0.0, 200.0, CAREFUL),
+    "units": Clock(200.0, 300.0, f"{CAREFUL}-groups-third"),
     "groups": Clock(300.0, 500.0, f"{CAREFUL}-groups", again={4: _AGAIN, 5: _AGAIN}),
     "parts": Clock(500.0, 600.0, f"{CAREFUL}-parts", again={7: f"{CAREFUL}-parts-again"}),
     "second": Clock(600.0, 1000.0, f"{CAREFUL}-second"),
@@ -295,6 +296,8 @@ CLOCKED_TABLES: dict[str, Table] = {
     **{f"{kind}_{name}": of_kind(table, kind) for kind in _LONGER for name, table in _LONG.items()},
     "groups_benchmark": of_kind(long_benchmark, "groups"),
     **{f"parts_{name}": of_kind(_LONG[name], "parts") for name in ("ends", "apart", "answers", "critics")},
+    **{f"units_{name}": of_kind(_LONG[name], "units") for name in ("ends", "apart", "answers", "critics")},
+    "units_benchmark": of_kind(long_benchmark, "units"),
     "parts_offsets": of_kind(long_offsets, "parts"),
     "parts_benchmark": of_kind(long_benchmark, "parts"),
     "parts_benchmarks": of_kind(long_benchmarks, "parts"),

@@ -367,6 +367,32 @@ def test_gguf_is_dequantised_named_and_saveable(
     assert tokenizer_fingerprint(load_tokenizer(path)) == loaded.fingerprint == packed.fingerprint
 
 
+def test_a_gguf_file_is_parsed_once(
+    tmp_path: Path, llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, opened = tmp_path / "Tiny.Q8_0.gguf", []
+    write_gguf(path, llama, tokenizer)
+
+    class Counted(gguf.GGUFReader):
+        def __init__(self, path: Any) -> None:
+            opened.append(path)
+            super().__init__(path)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counted)
+    names = gguf.get_tensor_name_map
+    load_model(path, device="cpu")
+    assert len(opened) == 1
+    load_tokenizer(path)
+    assert len(opened) == 2
+    # What was changed for that long is as it was, after an error too.
+    assert gguf.GGUFReader is Counted
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(UserError):
+        load_model(path, device="cpu")
+    assert gguf.GGUFReader is Counted
+    assert gguf.get_tensor_name_map is names
+
+
 @pytest.mark.parametrize(("blocks", "said"), [(5, r"missing keys model\.layers\."), (10**6, "num_hidden_layers")])
 def test_a_gguf_file_without_weights_that_it_says_it_has_is_refused(
     tmp_path: Path, llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, blocks: int, said: str

@@ -246,16 +246,23 @@ def test_long_runs_have_tables_of_their_own() -> None:
         {"window": 2, "cross_fit_average": 0.75, "cross_fit_change": 0.0, "cross_fit_change_error": 0.1,
          "accepted": 0.0, "retention": 0.0},
     ]}  # fmt: skip
-    cells = [short, long, other, between, larger, eight, parts]
+    units = [clocked("t5", 250.0, 0.5), clocked("quiet-star-grpo", 250.0, 0.4)]
+    for cell in units:
+        cell["settings"] = {**cell["settings"], "gae.unit": "position", "grpo.normalisation": "leave_one_out"}
+    cells = [short, long, other, between, larger, eight, parts, *units]
     found = {"cells": cells, "accuracy": models, "clusters": {"test": "0 0 1"}}
     of = {kind: tables.of_clock(found, kind) for kind in tables.CLOCKS}
     assert {kind: len(one["cells"]) for kind, one in of.items()} == {
-        "short": 1, "groups": 1, "parts": 1, "second": 1, "long": 2, "larger": 1,
+        "short": 1, "units": 2, "groups": 1, "parts": 1, "second": 1, "long": 2, "larger": 1,
     }  # fmt: skip
     first, second, middle = tables.CLOCKED_TABLES["parts_offsets"](found).splitlines()[2:]
     assert first.endswith("| 1 | +0.2500 | −0.5000 | +0.1000 | 0.0100 |")
     assert second.endswith("| 2 | +0.7500 | +0.0000 | +0.1000 | not accepted |")
     assert middle.endswith("| median | +0.5000 | −0.2500 | +0.1000 | 1 of 2 accepted |")
+    # Each method's own part has a name, another's none.
+    assert [row[0] for row in lines_of(tables.CLOCKED_TABLES["units_ends"](found))[1:]] == [
+        "T⁵, 8 × 1, in units of the position", "GRPO, 8 × 1, not divided by the group's deviation",
+    ]  # fmt: skip
     # Nothing of the smaller model, not even the warm start, stands beside the larger one.
     assert of["larger"]["accuracy"] == {"careful": "larger start"}
     assert "+0.500" in tables.CLOCKED_TABLES["larger_ends"](found)

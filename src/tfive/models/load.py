@@ -216,7 +216,7 @@ def _gguf_tokenizer(path: Path, config: PreTrainedConfig | None = None) -> PreTr
 @contextlib.contextmanager
 def _parsed_once() -> Iterator[None]:
     """transformers parses a GGUF file anew for configuration, weights and tokenizer, and makes the table of weight
-    names anew for every module of the model. Within this context each is made once, which halves the time of loading."""
+    names anew for every module of the model. Within this context each is made once: loading takes half as long."""
     import gguf
 
     made = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
