@@ -21,7 +21,7 @@ from tfive.training.console import Console, _on_trained_texts
 from tfive.training.export import export
 from tfive.training.lock import LOCK
 from tfive.training.loop import Loop
-from tfive.training.stop_signal import SIGNALS
+from tfive.training.stop_signal import SIGNALS, StopSignal
 from tiny import OVERRIDES, configure
 
 pytestmark = pytest.mark.model
@@ -304,3 +304,17 @@ def test_a_signal_while_nothing_can_be_saved_is_a_line_and_leaves_no_lock(
         assert [signal.getsignal(one) for one in SIGNALS] == before
     assert json.loads((folder / "status.json").read_text("utf-8"))["state"] == "stopped"
     assert _call(["resume", str(folder), "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_signal_is_answered_at_once_and_a_second_one_ends(says: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    asked = StopSignal(says=says)
+    with asked.heard():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked.name == "SIGTERM"
+        told = capfd.readouterr().err
+        assert told == ("SIGTERM: the run saves and stops after the step it is at\n" if says else "")
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert asked.name == "SIGTERM"
+    assert capfd.readouterr().err == ""

@@ -165,7 +165,9 @@ def launch(
     asked = ""
     # Where the agent keeps what a rank that dies leaves for it; gone when all have ended.
     with tempfile.TemporaryDirectory(prefix="tfive-ranks-", ignore_cleanup_errors=True) as kept:
-        agent = _agent_class()(spec, DefaultLogsSpecs(kept), Console(quiet=quiet), round(patience), then)
+        console = Console(quiet=quiet)
+        console.say(f"starting {processes} processes, each of which loads its libraries first")
+        agent = _agent_class()(spec, DefaultLogsSpecs(kept), console, round(patience), then)
         try:
             agent.run()
         except SignalException as stop:

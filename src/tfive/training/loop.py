@@ -78,7 +78,7 @@ class Loop:
         self.status = StatusFiles(self.folder, writes=writes)
         self.places = [{"window": 0, **self.place}]
         """Where the run computed: from the start, and after every resume that changed something."""
-        self._asked = StopSignal()
+        self._asked = StopSignal(says=writes and not self.recorder.quiet)
         self._ending: str | None = None
         """Why the run is to stop, decided with all processes at the same place."""
         self._save_failed = False

@@ -49,6 +49,7 @@ class Recorder:
         self.on_phase: Callable[[str], None] | None = None
         """Called with the path of every phase that begins, and at every step of one that shows progress."""
         self._trackers = list(trackers)
+        self.quiet = quiet
         self._progress = None if quiet else progress or ProgressReport(stream if stream is not None else sys.stderr)
         self._started = clock()
         self._earlier_seconds = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -15,8 +15,10 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 class StopSignal:
     """The first signal that this process was sent while it listened."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, says: bool = False) -> None:
+        """`says`: tell whoever sent it what happens now, which may take a while."""
         self.name: str | None = None
+        self.says = says
 
     @contextmanager
     def heard(self) -> Iterator[None]:
@@ -29,6 +31,10 @@ class StopSignal:
             self.name = signal.Signals(number).name
             if self.name == "SIGHUP":
                 _leave_the_terminal()
+            elif self.says:
+                # Not by print, which may be what the signal has interrupted.
+                with suppress(OSError):
+                    os.write(2, f"{self.name}: the run saves and stops after the step it is at\n".encode())
 
         with _handled_by(ask):
             yield
