@@ -110,15 +110,14 @@ def gate_terms(
 
 def best_constant_gate(log_with: Tensor, log_without: Tensor, mask: Tensor, iterations: int = 60) -> float:
     """The one β ∈ [0, 1] that minimises the mixed NLL on these tokens; the loss is convex in β, so bisection finds
-    it."""
-    odds = (log_with - log_without)[mask].double()
-    low, high = 0.0, 1.0
-    lift = torch.expm1(odds)
+    it. The host waits for the result alone."""
+    lift = torch.expm1((log_with - log_without)[mask].double())
+    low, high = lift.new_zeros(()), lift.new_ones(())
     for _ in range(iterations):
         middle = (low + high) / 2
-        slope = float((lift / (1 + middle * lift)).mean())
-        low, high = (middle, high) if slope > 0 else (low, middle)
-    return (low + high) / 2
+        rises = (lift / (1 + middle * lift)).mean() > 0
+        low, high = torch.where(rises, middle, low), torch.where(rises, high, middle)
+    return float((low + high) / 2)
 
 
 def oracle_gate_gain(log_with: Tensor, log_without: Tensor, mask: Tensor) -> Tensor:
