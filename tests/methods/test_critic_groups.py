@@ -20,6 +20,7 @@ from tfive.rl.batch_baseline import with_batch_advantages
 from tfive.rl.critic import scoring_numbers
 from tfive.rl.critics import Critics
 from tfive.rl.diagnosis import others_score
+from tfive.rl.gae import PilotNormaliser
 from tfive.rl.siblings import numbers_of_others, unit_of_others
 from tfive.rl.trajectory import Trajectories
 
@@ -225,6 +226,24 @@ def test_a_window_takes_the_unit_it_is_asked_for(tmp_path: Path, asked: tuple[st
         ratio = (own.need("advantage_BRT") * unit_BR[..., None] / plain.need("advantage_BRT"))[mask]
         torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio), rtol=1e-3, atol=1e-4)
     assert not torch.equal(plain.need("advantage_BRT")[mask], own.need("advantage_BRT")[mask])
+
+
+def test_a_positions_unit_widens_bounds_and_rounding(home: Path) -> None:
+    """The largest advantage of all: bounded values at both ends and others that came to the same."""
+    bounded = ("critic.bounded=true", "calibration.mean_bound=6", "gae.unit=position", "qualify.rule=fixed")
+    run = assembled(home, *GROUPS, *bounded)
+    method = t5_of(run)
+    advance_to(method, "calibrate")
+    method.normaliser = PilotNormaliser(0.5, 2.0, 10)
+    clip, alike = run.config.reward.clip, torch.zeros(1, GROUP)
+    unit = float(unit_of_others(alike, torch.ones_like(alike, dtype=torch.bool), GROUP)[0, 0])
+    found = method._signal_bounds()
+    assert found is not None
+    assert found.signal == pytest.approx((6 * clip / unit + 0.5) / 2)
+    data = method._calibration_data("head_train")
+    steps, values = run.actor.engine.plan.length, float(data.weight_inputs.value_NT2.abs().max())
+    widest = torch.finfo(torch.float32).eps * steps * (2 * clip + 2 * values) / unit / 2
+    assert method._rounding(data) == pytest.approx(widest)
 
 
 def test_a_configuration_with_groups_has_its_controls() -> None:

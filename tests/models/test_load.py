@@ -4,6 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -391,6 +393,22 @@ def test_a_gguf_file_is_parsed_once(
         load_model(path, device="cpu")
     assert gguf.GGUFReader is Counted
     assert gguf.get_tensor_name_map is names
+
+
+def test_two_threads_that_load_gguf_files_leave_the_reader_as_it_was() -> None:
+    before, inside = gguf.GGUFReader, threading.Barrier(2)
+
+    def load_one() -> None:
+        inside.wait(10)
+        with load._parsed_once():
+            time.sleep(0.05)
+
+    threads = [threading.Thread(target=load_one) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert gguf.GGUFReader is before
 
 
 @pytest.mark.parametrize(("blocks", "said"), [(5, r"missing keys model\.layers\."), (10**6, "num_hidden_layers")])

@@ -181,6 +181,19 @@ def test_the_line_says_window_phase_step_rate_time_left_and_attempts(monkeypatch
             f"window 1 of 6, fit 3 (0:03), 6.31 thoughts/s, about {clock(expected)} left, 2 of 5 attempts left, 1.2 GB"
         )
     assert status.fraction() == pytest.approx(403 / planned_thoughts(status.config))
+    # Where this line is drawn, it answers a signal; a line of its own would be drawn over.
+    status.stop.name = "SIGINT"
+    assert status.line().startswith("SIGINT: saves and stops after this step, a second one ends at once, window 1 of 6")
+
+
+def test_only_lines_that_stay_answer_a_signal() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    assert Recorder(stream=io.StringIO()).in_lines
+    assert not Recorder(stream=Terminal()).in_lines
+    assert not Recorder(stream=io.StringIO(), quiet=True).in_lines
 
 
 def test_a_run_that_a_clock_ends_says_how_much_of_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -313,8 +313,31 @@ def test_a_signal_is_answered_at_once_and_a_second_one_ends(says: bool, capfd: p
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked.name == "SIGTERM"
         told = capfd.readouterr().err
-        assert told == ("SIGTERM: the run saves and stops after the step it is at\n" if says else "")
+        assert asked.told == "SIGTERM: saves and stops after this step, a second one ends at once"
+        assert told == (f"{asked.told}\n" if says else "")
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert asked.name == "SIGTERM"
     assert capfd.readouterr().err == ""
+
+
+def test_a_signal_during_the_last_checkpoint_stops_the_run_as_it_said(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small = ("method=anchor-only", "window.windows=1", "window.actor_steps=1")
+    typed = ["train", str(home / "tiny.toml"), *(word for one in (*OVERRIDES, *small) for word in ("--set", one))]
+    saved, folder = Loop.save, tmp_path / "run"
+
+    def save(loop: Loop) -> None:
+        saved(loop)
+        if loop.assembly.method.finished(1):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Loop, "save", save)
+        assert _call([*typed, "--out", str(folder)]) == 1
+    told, stopped = capfd.readouterr().err.splitlines()[-2:]
+    assert told == "SIGTERM: saves and stops after this step, a second one ends at once"
+    assert stopped == f"tfive: error: SIGTERM: saved in {folder}; go on with: tfive resume {folder}"
+    assert _call(["resume", str(folder), "--quiet"]) == 0
+    assert json.loads((folder / "summary.json").read_text("utf-8"))["windows"] == 1

@@ -210,11 +210,12 @@ def group_suits_the_method(config: Schema) -> str | None:
 
 @rule
 def the_others_are_there(config: Schema) -> str | None:
-    """A thought that stands alone at its position has no others, which critics could see or units could come from."""
-    if not config.spec.critics or config.group > 1 or (config.critic.sees != "group" and config.gae.unit == "run"):
+    """A thought that stands alone has no others for critics to see, and a single other one lies apart from nobody."""
+    least = 3 if config.gae.unit == "position" else 2 if config.critic.sees == "group" else 1
+    if not config.spec.critics or config.group >= least:
         return None
-    asked = "critic.sees = group" if config.critic.sees == "group" else "gae.unit = position"
-    return f"{asked}: one thought is drawn at each position; use thought.group = 8"
+    asked = "gae.unit = position" if least == 3 else "critic.sees = group"
+    return f"{asked}: it needs {least} thoughts at each position or more; use thought.group = 8"
 
 
 @rule

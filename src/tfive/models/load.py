@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from tfive.extras import install_hint
 from tfive.models.folder import EMBEDDED, check_folder, check_sizes, folder_of
 from tfive.models.precision import choose_device, choose_dtype
 
+_PARSING = threading.Lock()
 _GGUF_STEM = re.compile(r"(?P<base>.+?)[.\-](?P<kind>I?Q\d\w*|BF16|F16|F32)", re.IGNORECASE)
 
 
@@ -216,9 +218,16 @@ def _gguf_tokenizer(path: Path, config: PreTrainedConfig | None = None) -> PreTr
 @contextlib.contextmanager
 def _parsed_once() -> Iterator[None]:
     """transformers parses a GGUF file anew for configuration, weights and tokenizer, and makes the table of weight
-    names anew for every module of the model. Within this context each is made once: loading takes half as long."""
+    names anew for every module of the model. Within this context, which one thread at a time has, each is made once:
+    loading takes half as long."""
     import gguf
 
+    with _PARSING, _once(gguf):
+        yield
+
+
+@contextlib.contextmanager
+def _once(gguf: Any) -> Iterator[None]:
     made = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
     for name, make in made.items():
         setattr(gguf, name, functools.cache(make))

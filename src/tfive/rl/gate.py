@@ -110,7 +110,7 @@ def gate_terms(
 
 def best_constant_gate(log_with: Tensor, log_without: Tensor, mask: Tensor, iterations: int = 60) -> float:
     """The one β ∈ [0, 1] that minimises the mixed NLL on these tokens; the loss is convex in β, so bisection finds
-    it. The host waits for the result alone."""
+    it. No step of it waits for the device."""
     lift = torch.expm1((log_with - log_without)[mask].double())
     low, high = lift.new_zeros(()), lift.new_ones(())
     for _ in range(iterations):

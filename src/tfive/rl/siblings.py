@@ -17,10 +17,10 @@ def mean_of_others(value_BR: Tensor, valid_BR: Tensor, group: int) -> Tensor:
     """
     value_BPG = (value_BR * valid_BR).unflatten(1, (-1, group))
     sum_BPG = value_BPG.sum(-1, keepdim=True) - value_BPG
-    return sum_BPG.flatten(1) / others(valid_BR, group).clamp(min=1)
+    return sum_BPG.flatten(1) / number_of_others(valid_BR, group).clamp(min=1)
 
 
-def others(valid_BR: Tensor, group: int) -> Tensor:
+def number_of_others(valid_BR: Tensor, group: int) -> Tensor:
     """How many other thoughts there are at the position."""
     valid_BPG = valid_BR.long().unflatten(1, (-1, group))
     return (valid_BPG.sum(-1, keepdim=True) - valid_BPG).flatten(1)
@@ -33,7 +33,7 @@ def unit_of_others(return_BR: Tensor, valid_BR: Tensor, group: int) -> Tensor:
     like those of the whole run. So others that came to the same leave a unit of 1/√(n + 1), not of nothing.
     """
     _, deviation_BR = numbers_of_others(return_BR, valid_BR, group).unbind(-1)
-    n_BR = others(valid_BR, group)
+    n_BR = number_of_others(valid_BR, group)
     return ((n_BR * deviation_BR.square() + 1) / (n_BR + 1)).sqrt()
 
 

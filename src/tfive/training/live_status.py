@@ -17,6 +17,7 @@ from tfive.config.config import Config
 from tfive.methods.method import Method
 from tfive.training.identity import training_seconds
 from tfive.training.recorder import Recorder
+from tfive.training.stop_signal import StopSignal
 
 PROGRESS = "progress.txt"
 """The same line as a file in the run's folder while the run works."""
@@ -54,6 +55,8 @@ class LiveStatus:
         self._closed: list[tuple[int, float]] = []
         """Window and time at each close that was seen; of a resumed run, those since."""
         self._at_close = self._before
+        self.stop = StopSignal()
+        """What asks the run to stop; the loop's own."""
 
     def close_window(self) -> None:
         """A window is over; called by the loop."""
@@ -73,7 +76,7 @@ class LiveStatus:
         spent = clock(training_seconds(recorder))
         of = f" of {self.windows}" if most is None else f", {spent} of {clock(most)} trained"
         at = f"window {window}{of}" if window else f"before window 1{of}"
-        parts = [at, f"{where} ({clock(since)})"]
+        parts = [self.stop.told, at, f"{where} ({clock(since)})"]
         rate = (self._thoughts() - self._before) / max(seconds - self._begun, 1e-9)
         parts.append(f"{rate:.3g} thoughts/s" if self.planned and rate else "")
         left = self.seconds_left()

@@ -78,7 +78,7 @@ class Loop:
         self.status = StatusFiles(self.folder, writes=writes)
         self.places = [{"window": 0, **self.place}]
         """Where the run computed: from the start, and after every resume that changed something."""
-        self._asked = StopSignal(says=writes and not self.recorder.quiet)
+        self._asked = self.live.stop = StopSignal(says=writes and self.recorder.in_lines)
         self._ending: str | None = None
         """Why the run is to stop, decided with all processes at the same place."""
         self._save_failed = False
@@ -124,10 +124,9 @@ class Loop:
                     self._close_window()
                 elif self._ending is not None or (config.run.checkpoint_phases and method.phase != phase):
                     self.save()
-                if self._ending is not None or self._save_failed:
-                    self.store.wait()
-                if self._ending is not None:
-                    raise Stopped(f"{self._ending}: saved in {self.folder}; go on with: tfive resume {self.folder}")
+                self._stop_if_asked()
+            self._hear_others()  # a signal may have come while the last checkpoint was made
+            self._stop_if_asked()
         summary = self.summary(*self._measure_test())
         self.store.wait()
         self._save_results(summary)
@@ -150,6 +149,13 @@ class Loop:
         if self.world.any_of(self._asked.name is not None):
             self._ending = self._asked.name or "stopped with another process"
         self._save_failed = self.world.any_of(self.store.failed)
+
+    def _stop_if_asked(self) -> None:
+        """A run that is to stop has saved; what is left is to wait for the disk."""
+        if self._ending is not None or self._save_failed:
+            self.store.wait()
+        if self._ending is not None:
+            raise Stopped(f"{self._ending}: saved in {self.folder}; go on with: tfive resume {self.folder}")
 
     def _say_where(self) -> None:
         method = self.assembly.method

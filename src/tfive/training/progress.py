@@ -98,7 +98,7 @@ class ProgressReport:
     ) -> None:
         self._stream, self._show_after, self._clock = stream, show_after, clock
         self._notebook = _notebook() if stream in (sys.stderr, sys.stdout) else None
-        self._live = stream.isatty() and self._notebook is None
+        self.live = stream.isatty() and self._notebook is None
         self._display: LateProgress | None = None
         self._headline: Headline | None = None
         self._timer: threading.Timer | None = None
@@ -113,7 +113,7 @@ class ProgressReport:
             self._headline = headline
             display = self._display or self._open()
             display.headline = headline
-            if self._live and not display.live.is_started:
+            if self.live and not display.live.is_started:
                 self._stop_timer()
                 display.start()
         watch.start()
@@ -137,7 +137,7 @@ class ProgressReport:
                 file = None
             if handle is not None:
                 handle()
-            elif drawn and not self._live and self._clock() - spoken >= HEADLINE_EVERY:
+            elif drawn and not self.live and self._clock() - spoken >= HEADLINE_EVERY:
                 spoken = self._clock()
                 print(f"  {headline.line()}", file=self._stream, flush=True)
         if file is not None:
@@ -153,7 +153,7 @@ class ProgressReport:
             for item in items:
                 yield item
                 display.advance(number)
-                if not self._live and self._clock() - spoken >= LINE_EVERY:
+                if not self.live and self._clock() - spoken >= LINE_EVERY:
                     spoken = self._clock()
                     print(_line(task), file=self._stream, flush=True)
         finally:
@@ -163,7 +163,7 @@ class ProgressReport:
 
     def _open(self) -> LateProgress:
         """The display of the outermost loop. A timer starts it, so that one long first item gets its bar as well."""
-        console = Console(file=self._stream, force_terminal=self._live, force_jupyter=False)
+        console = Console(file=self._stream, force_terminal=self.live, force_jupyter=False)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn())
         self._display = display = LateProgress(
             *columns,
@@ -174,7 +174,7 @@ class ProgressReport:
             refresh_per_second=4,
         )
         display.show_after = self._show_after
-        if self._live:
+        if self.live:
             self._timer = threading.Timer(self._show_after, display.start)
             self._timer.daemon = True
             self._timer.start()

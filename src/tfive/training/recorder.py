@@ -49,7 +49,6 @@ class Recorder:
         self.on_phase: Callable[[str], None] | None = None
         """Called with the path of every phase that begins, and at every step of one that shows progress."""
         self._trackers = list(trackers)
-        self.quiet = quiet
         self._progress = None if quiet else progress or ProgressReport(stream if stream is not None else sys.stderr)
         self._started = clock()
         self._earlier_seconds = 0.0
@@ -69,6 +68,11 @@ class Recorder:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a", encoding="utf-8")
             self._digest.update(self._path.read_bytes())
+
+    @property
+    def in_lines(self) -> bool:
+        """Whether what is said stays as lines: not where a headline is drawn over and over, nor where nothing is."""
+        return self._progress is not None and not self._progress.live
 
     def __enter__(self) -> Self:
         return self

@@ -16,9 +16,14 @@ class StopSignal:
     """The first signal that this process was sent while it listened."""
 
     def __init__(self, *, says: bool = False) -> None:
-        """`says`: tell whoever sent it what happens now, which may take a while."""
+        """`says`: tell whoever sent it what happens now, in a line of its own; where a headline is drawn, that does."""
         self.name: str | None = None
         self.says = says
+
+    @property
+    def told(self) -> str:
+        """What happens now, which may take a while; nothing before a signal."""
+        return "" if self.name is None else f"{self.name}: saves and stops after this step, a second one ends at once"
 
     @contextmanager
     def heard(self) -> Iterator[None]:
@@ -34,7 +39,7 @@ class StopSignal:
             elif self.says:
                 # Not by print, which may be what the signal has interrupted.
                 with suppress(OSError):
-                    os.write(2, f"{self.name}: the run saves and stops after the step it is at\n".encode())
+                    os.write(2, f"{self.told}\n".encode())
 
         with _handled_by(ask):
             yield
