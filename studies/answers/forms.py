@@ -33,8 +33,11 @@ PARTS = {
     "gae.unit": {"position": "in units of the position"},
 }
 """By their key the parts of T⁵ that a cell may have in place of the usual one, and what tables call them."""
-GROUPED = {"grpo.normalisation": {"none": "not divided", "leave_one_out": "not divided by the group's deviation"}}
-"""The same of GRPO."""
+OTHERS = {
+    "quiet-star-grpo": {"grpo.normalisation": {"leave_one_out": "not divided by the group's deviation"}},
+    "quiet-star-ppo": {"gae.unit": PARTS["gae.unit"]},
+}
+"""The same of other methods."""
 
 
 def signed(value: float) -> str:
@@ -60,7 +63,7 @@ def anchor_rate(cell: dict[str, Any]) -> float:
 
 def parts(cell: dict[str, Any]) -> tuple[str, ...]:
     """What a cell has in place of its method's usual parts; cells of earlier code have those."""
-    replaced = {"t5": PARTS, "quiet-star-grpo": GROUPED}.get(cell["method"], {})
+    replaced: dict[str, dict[str, str]] = {"t5": PARTS, **OTHERS}.get(cell["method"], {})
     known = ((name, cell["settings"].get(key)) for key, name in replaced.items())
     return tuple(name[value] for name, value in known if value in name)
 

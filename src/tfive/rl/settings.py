@@ -232,8 +232,8 @@ class GaeSettings(Section):
 
     unit: Literal["run", "position"] = "run"
     """What advantages are divided by before the pilot's deviation: nothing (the paper), or, in a group, how far the
-    whole returns of the *other* thoughts at the position lie apart, so that a place where thoughts differ little
-    counts as much as one where they differ a lot (as in `quiet-star-grpo`). No action of the thought changes it."""
+    whole returns of the *other* thoughts at the position lie apart, so that places where thoughts differ little count
+    for more, up to √G times (`quiet-star-grpo` makes all places alike). No action of the thought changes it."""
 
 
 class RatioSettings(Section):

@@ -29,8 +29,8 @@ def number_of_others(valid_BR: Tensor, group: int) -> Tensor:
 def unit_of_others(return_BR: Tensor, valid_BR: Tensor, group: int) -> Tensor:
     """`[B, R]`: how far the whole returns of the n other thoughts at the position lie apart, √((n·var + 1)/(n + 1)).
 
-    The 1 is the second moment of a return in the run's own scale (eq:reward-scale): as if one more thought had been
-    like those of the whole run. So others that came to the same leave a unit of 1/√(n + 1), not of nothing.
+    The 1 is the second moment of a return in the run's own scale (eq:reward-scale), about zero and over all positions,
+    with the weight of one thought: others that came to the same leave a unit of 1/√(n + 1), not of nothing.
     """
     _, deviation_BR = numbers_of_others(return_BR, valid_BR, group).unbind(-1)
     n_BR = number_of_others(valid_BR, group)
