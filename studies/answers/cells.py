@@ -152,7 +152,8 @@ def run_one(cell: Cell, runs: Path, measuring: Measuring) -> None:
 
 
 def run_side_by_side(cells: Sequence[Cell], runs: Path, jobs: int, measuring: Measuring) -> list[str]:
-    """Each cell in a process of its own, at most `jobs` at once; returns a line for each that broke."""
+    """Each cell in a process of its own, at most `jobs` at once; one that has been measured, too, leaves its result as
+    it ends. Returns a line for each that broke."""
     for config in {cell.config().text.model_dump_json(): cell.config() for cell in cells}.values():
         corpus_of(config)  # prepared once, not by all at once
     waiting, working, broken = list(cells), dict[Cell, subprocess.Popen[bytes]](), []
@@ -171,6 +172,9 @@ def run_side_by_side(cells: Sequence[Cell], runs: Path, jobs: int, measuring: Me
             if process.poll() is not None:
                 del working[cell]
                 print(f"ended {cell.name}: {process.returncode}", flush=True)
+                if not process.returncode and ((runs / cell.name / ACCURACY).is_file() or measuring.problems == "none"):
+                    # At once: the machine may be gone before the last of them has ended. What is left to measure waits.
+                    keep(cell, runs, measuring)
                 if process.returncode:
                     tail = (runs / f"{cell.name}.log").read_text("utf-8", "replace").strip().splitlines()[-1:]
                     broken.append(f"{cell.name}: exit status {process.returncode}: {' '.join(tail)}")

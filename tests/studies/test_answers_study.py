@@ -327,9 +327,19 @@ def test_cells_run_side_by_side_and_a_broken_one_is_told(tmp_path: Path, monkeyp
         return [sys.executable, "-c", waits + said, *(str(runs / name) for name in names[cell])]
 
     monkeypatch.setattr(cells.Cell, "command", command)
+    kept: list[Any] = []
+    monkeypatch.setattr(cells, "keep", lambda cell, *_: kept.append(cell))
     broken = cells.run_side_by_side(both, tmp_path, 2, cells.Measuring())
     assert shares == [pytest.approx(2 / 3)] * 2  # an even share, and a third of it more
     assert broken == [f"{both[1].name}: exit status 1: no memory"]
+    # A result is kept as its cell ends, unless there is something left to measure, which waits until all have ended.
+    assert kept == [both[0]]
+    cells.run_side_by_side(both, tmp_path, 2, cells.Measuring("test"))
+    assert kept == [both[0]]
+    (tmp_path / both[0].name).mkdir()
+    (tmp_path / both[0].name / cells.ACCURACY).touch()
+    cells.run_side_by_side(both, tmp_path, 2, cells.Measuring("test"))
+    assert kept == [both[0]] * 2
 
 
 def test_rows_hold_what_they_leave_out(place: Path) -> None:
