@@ -8,6 +8,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -403,11 +404,9 @@ def test_two_threads_that_load_gguf_files_leave_the_reader_as_it_was() -> None:
         with load._parsed_once():
             time.sleep(0.05)
 
-    threads = [threading.Thread(target=load_one) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        for one in [pool.submit(load_one) for _ in range(2)]:
+            one.result()
     assert gguf.GGUFReader is before
 
 

@@ -254,21 +254,21 @@ class T5(QualifiedMethod[T5Parts]):
     def _signal_bounds(self) -> SignalBounds | None:
         """|Ã| ≤ K and |h| ≤ K_h where construction enforces them: bounded critics and a bounded mean head.
 
-        A GAE is a convex mixture of n-step advantages Φ_{t+n} − Φ_t + V(s_{t+n}) − V(s_t), so |A| ≤ 2c_r + 4c_r, over a
-        position's unit of at least 1/√G where it has one.
+        A GAE is a convex mixture of n-step advantages Φ_{t+n} − Φ_t + V(s_{t+n}) − V(s_t), so |A| ≤ 2c_r + 4c_r, over
+        the smallest unit of a position.
         """
         settings, parts, normaliser = self.settings, self.parts, self._normaliser()
         mean_bound = None if settings.calibration.mode == "repeated" else parts.calibrator.mean_head.bound
         if settings.calibration.bounds == "off" or not settings.critic.bounded or mean_bound is None:
             return None
-        largest = 6 * parts.rollout.reward.clip * parts.critics.siblings**0.5
+        largest = 6 * parts.rollout.reward.clip / parts.critics.least_unit
         return SignalBounds((largest + abs(normaliser.mean)) / normaliser.deviation, mean_bound)
 
     def _rounding(self, data: CalibrationData) -> float:
         """By how much a normalised advantage may differ from its exact value: a GAE adds at most T differences of
         rewards and values (eq:masked-gae), each rounded relative to its largest term, and is divided by σ_pilot and
         by its position's unit, where it has one."""
-        parts, unit = self.parts, self._normaliser().deviation / self.parts.critics.siblings**0.5
+        parts, unit = self.parts, self._normaliser().deviation * self.parts.critics.least_unit
         rewards, values = 2 * parts.rollout.reward.clip, float(data.weight_inputs.value_NT2.abs().max())
         return torch.finfo(data.first_NT.dtype).eps * parts.rollout.engine.plan.length * (rewards + 2 * values) / unit
 

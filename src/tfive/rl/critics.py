@@ -91,6 +91,11 @@ class Critics:
         """Texts of a pass without gradients."""
         return self.passes.rows
 
+    @property
+    def least_unit(self) -> float:
+        """The smallest unit that advantages can be in (`rl.siblings.unit_of_others`); 1 where they have none."""
+        return self.siblings**-0.5
+
     def _optimizer(self, number: int, members: World) -> MasterOptimizer:
         held = self.shards[number]
         head = self.settings.head_lr / self.settings.lr

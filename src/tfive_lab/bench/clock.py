@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import gc
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,22 +25,22 @@ from tfive.text.prepared import PreparedCorpus
 from tfive.training.build import Assembly, build
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import place
-from tfive.training.recorder import Recorder
 from tfive_lab.bench.profile import profiled
+from tfive_lab.bench.step import Timed, means
 
 START_UP = 2
 """First windows of a run that are left out of its steady state: warm-up rounds, compiling, captured graphs."""
 
 
 @dataclass(frozen=True)
-class Timed:
+class Entry:
     """One of the runs: `METHOD+KEY=VALUE+…`, and its configuration."""
 
     label: str
     config: Config
 
     @classmethod
-    def of(cls, label: str, sources: Sequence[str], overrides: Sequence[str]) -> Timed:
+    def of(cls, label: str, sources: Sequence[str], overrides: Sequence[str]) -> Entry:
         method, *own = label.split("+")
         return cls(label, Config.load(*sources, overrides=[f"method={method}", *overrides, *own]))
 
@@ -61,7 +62,7 @@ def clock(
     if len(set(labels)) != len(labels):
         raise UserError(f"--run: {', '.join(labels)}: give every run once; --rounds repeats them all")
     planned = [f"window.windows={windows + 2 * profile}", *overrides]
-    runs = [Timed.of(label, sources, planned) for label in labels]
+    runs = [Entry.of(label, sources, planned) for label in labels]
     first = runs[0].config
     for run in runs[1:]:
         other = next((key for key in ("model", "text") if getattr(run.config, key) != getattr(first, key)), None)
@@ -97,16 +98,15 @@ def time_run(
     config: Config, loaded: Loaded, corpus: PreparedCorpus, *, windows: int, profile: bool, device: torch.device
 ) -> dict[str, Any]:
     """One run's seconds, window by window and by phase, how its critics fared, and what a window asks of the device."""
-    events: list[str] = []
-    with Recorder(None, quiet=True) as recorder:
-        recorder.on_event = lambda what, detail: events.append(f"{what}: {detail}")
+    # A clock that does not wait for the device, as training has none.
+    with Timed(time.perf_counter) as recorder:
         assembly = build(config, replace(loaded, model=copy.deepcopy(loaded.model)), corpus, recorder)
         rows = [_window(assembly, recorder) for _ in range(windows)]
         found = {
             "windows_s": [round(sum(spent for name, spent in row.items() if "/" not in name), 4) for row in rows],
             "thoughts": recorder.trajectories,
-            "phases_s": _mean_phases(rows[START_UP:]),
-            "tests": [event for event in events if event.startswith("qualification")],
+            "phases_s": means(rows[START_UP:]),
+            "tests": [event for event in recorder.events if event.startswith("qualification")],
         }
         if profile:
             found["profile"] = profiled(partial(_window, assembly, recorder), device)
@@ -118,22 +118,13 @@ def time_run(
     return found
 
 
-def _window(assembly: Assembly, recorder: Recorder) -> dict[str, float]:
+def _window(assembly: Assembly, recorder: Timed) -> dict[str, float]:
     """Seconds by phase of one window."""
-
-    def spent() -> dict[str, float]:
-        return {phase: sum(roles.values()) for phase, roles in recorder.account()["seconds"].items()}
-
-    before = spent()
+    before = recorder.phases()
     assembly.method.advance()
     while not assembly.method.closed:
         assembly.method.advance()
-    return {name: seconds - before.get(name, 0.0) for name, seconds in spent().items() if name != "admit"}
-
-
-def _mean_phases(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return {name: round(statistics.fmean(row.get(name, 0.0) for row in rows), 4) for name in names}
+    return {name: spent - before.get(name, 0.0) for name, spent in recorder.phases().items() if name != "admit"}
 
 
 def steady(rounds: Sequence[dict[str, Any]]) -> float:

@@ -271,8 +271,8 @@ def _report(config: Config, assembly: Assembly, recorder: Timed, window_costs: l
         "all_in_step_s": statistics.fmean(lap["seconds"] for lap in window_costs) / steps,
         "startup_s": window_costs[0]["seconds"],
         "window_s": [round(lap["seconds"], 4) for lap in window_costs],
-        "phases_s": _means(steady or window_costs, "phases"),
-        "verbs_s": _means(steady or window_costs, "verbs"),
+        "phases_s": means([lap["phases"] for lap in steady or window_costs]),
+        "verbs_s": means([lap["verbs"] for lap in steady or window_costs]),
         "auxiliary_per_item": auxiliary / items,
         "tokens": account["roles"],
         "forced_tests": getattr(qualifier, "forced", 0),
@@ -295,9 +295,10 @@ def _critics_of(config: Config) -> dict[str, Any] | None:
     )
 
 
-def _means(window_costs: list[dict[str, Any]], kind: str) -> dict[str, float]:
-    names = list(dict.fromkeys(name for lap in window_costs for name in lap[kind]))
-    return {name: round(statistics.fmean(lap[kind].get(name, 0.0) for lap in window_costs), 5) for name in names}
+def means(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of every number over some rows, 0 where a row has none."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {name: round(statistics.fmean(row.get(name, 0.0) for row in rows), 5) for name in names}
 
 
 def step_times(
