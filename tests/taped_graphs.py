@@ -32,6 +32,8 @@ class _Recording(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.done: list[tuple[Any, Any, Any, list[Tensor]]] = []
+        self.before: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+        """Tensors that were written to, and what they held before."""
 
     def __torch_dispatch__(self, func: Any, types: Iterable[Any], args: Any = (), kwargs: Any = None) -> Any:
         name, given = func._schema.name.split("::")[1], kwargs or {}
@@ -39,6 +41,7 @@ class _Recording(TorchDispatchMode):
         by_mask = name.startswith(("index", "_index_put")) and any(index.dtype == torch.bool for index in chosen[:1])
         if name.startswith(WAITS) or by_mask:
             raise RuntimeError(f"{name}: operation not permitted when stream is capturing\nand more")
+        self._note(func, args, given)
         found = func(*args, **given)
         written = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
         read = {_place(tensor) for tensor in _tensors((args, given))}
@@ -46,6 +49,20 @@ class _Recording(TorchDispatchMode):
         if not views and name not in MEANINGLESS:
             self.done.append((func, args, given, [] if written else _tensors(found)))
         return found
+
+    def _note(self, func: Any, args: Any, given: Any) -> None:
+        named = [*zip(func._schema.arguments, args), *((a, given.get(a.name)) for a in func._schema.arguments)]
+        for argument, value in named:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in _tensors(value):
+                    key = (_place(tensor), tensor.storage_offset(), tensor.shape)
+                    self.before.setdefault(key, (tensor, tensor.detach().clone()))
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """What was written to holds what it held before."""
+        for tensor, before in self.before.values():
+            tensor.detach().copy_(before)
 
 
 class Tape(Again):
@@ -65,12 +82,18 @@ class Tape(Again):
 
 class TapedGraphs(PretendedGraphs):
     """Stands in for the graphs of a device; capturing runs the work once, as nothing else would give its results a
-    shape."""
+    shape. With `undo` that run leaves nothing behind."""
+
+    def __init__(self, undo: bool = False) -> None:
+        super().__init__()
+        self.undo = undo
 
     def capture(self, work: Callable[[], None], warm_up: int = 0) -> Again:
         for _ in range(warm_up):
             work()
         with _Recording() as recording:
             work()
+        if self.undo:
+            recording.undo()
         self.graphs.append(Tape(recording.done))
         return self.graphs[-1]

@@ -88,7 +88,7 @@ def test_heads_learn_where_nothing_can_be_captured_and_the_run_says_so(home: Pat
             raise RuntimeError("operation not permitted when stream is capturing")
 
     run, other = assembled(home, *QUICK), assembled(home, *QUICK)
-    run.method.parts.calibrator._recorder = Refused()
+    run.method.parts.calibrator.graphs = Refused()
     for one in (run, other):
         advance_to(one.method, "collect")
     said = [entry for entry in logged(run) if entry[0] == "calibration: its steps cannot be captured"]
@@ -101,10 +101,10 @@ def test_heads_learn_where_nothing_can_be_captured_and_the_run_says_so(home: Pat
 def test_a_capture_that_first_fails_in_cross_fitting_is_said_too(home: Path, verdicts: Any) -> None:
     run = assembled(home, "calibration.cross_fit=true")
     calibrator = run.method.parts.calibrator
-    calibrator._recorder = PretendedGraphs()
+    calibrator.graphs = PretendedGraphs()
 
     def offsets(*given: Any) -> dict[str, float]:
-        calibrator._recorder.trouble = "not permitted"
+        calibrator.graphs.trouble = "not permitted"
         return {}
 
     calibrator.offsets = offsets

@@ -45,6 +45,8 @@ class FittedMethod(Method[C]):
         self.report["critic_loss"] = critics.fit_pass(
             fitting, frozen_2BRT, self.window, number * 1000 + self.step, warmup=warmup
         )
+        if critics.fits is not None:
+            self.say_trouble("critics", critics.fits.graphs)
         self.report.pop("fit_r2", None)
         if critics.fits_squares(warmup):
             variance = float(fitting.need("returns_BRT")[fitting.mask_BRT].double().var(unbiased=False))

@@ -25,6 +25,7 @@ from tfive.rl.rollout import Rollout
 from tfive.rl.snapshots import Snapshots
 from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import Telemetry
+from tfive.tree.fast.cuda_graph import CudaGraphs
 from tfive.tree.layout import TextBatch, Thoughts
 
 
@@ -264,6 +265,7 @@ class Method(Generic[P]):
             read = partial(experts, parts.actor.reader, acting.texts, single, world=world)
             predictions = parts.rollout.passes.fit_told(read, parts.actor.reader.let_go)
             self.report["gate_loss"] = parts.gate.fit(predictions, self.window, world)
+            self.say_trouble("gate", parts.gate.graphs)
         if acting.count:
             self.report |= {
                 "actor_gain": float(acting.gain_BR.sum() / acting.count),
@@ -283,6 +285,11 @@ class Method(Generic[P]):
     def standing(self) -> str:
         """What a person who watches the run should know beside window and phase, in a few words; empty for nothing."""
         return "learning to read" if self.reading and not self.closed else ""
+
+    def say_trouble(self, whose: str, graphs: CudaGraphs | None) -> None:
+        """Log why steps are launched kernel by kernel that should be captured, once."""
+        if graphs is not None and (trouble := graphs.new_trouble()):
+            self.log(f"{whose}: its steps cannot be captured", f"they are launched: {trouble}")
 
     def log(self, what: str, detail: str) -> None:
         """A transition, for the console and the log."""

@@ -170,8 +170,7 @@ class T5(QualifiedMethod[T5Parts]):
         self.report |= {"multiplier": candidate.multiplier, "head_moment": candidate.risk}
         with parts.telemetry.phase("validate"):
             self._validate(candidate)
-        if trouble := parts.calibrator.new_trouble():
-            self.log("calibration: its steps cannot be captured", f"they are launched: {trouble}")
+        self.say_trouble("calibration", parts.calibrator.graphs)
         return None
 
     # Line 4: the frozen candidate keeps Ĉ ≤ κQ̂ on other texts, or the fixed average is used (app:moment-validation).

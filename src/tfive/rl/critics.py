@@ -20,6 +20,7 @@ from tfive.distributed.world import World
 from tfive.errors import RunFailed
 from tfive.rl.critic import BaseActivations, Critic, CriticOutput, FrozenBase
 from tfive.rl.gae import adaptive_gae
+from tfive.rl.head_fit import HeadFits
 from tfive.rl.losses import clipped_value_loss, expectile_value_loss, squared_value_loss
 from tfive.rl.onlooker import Onlooker
 from tfive.rl.optimizer import MasterOptimizer
@@ -28,6 +29,7 @@ from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import HEADS_ALONE, CriticSettings
 from tfive.rl.siblings import unit_of_others
 from tfive.rl.trajectory import Trajectories, placed
+from tfive.tree.fast.cuda_graph import CudaGraphs
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.outputs import Lower
 
@@ -59,12 +61,13 @@ class Critics:
         read_rows: int | PassSize | None = None,
         roles: Sequence[Role] = (),
         shards: Sequence[Sharding | None] = (),
+        graphs: CudaGraphs | None = None,
     ) -> None:
         """`rows`: texts of a pass with gradients; `read_rows`: of one without, as many unless given. `siblings`:
         thoughts a position, where its advantages have a unit of their own (`gae.unit`). `roles` says which processes
         have which critic, one process all of them unless it is given; the weights of a critic that this process does
         not have may be on no device. `shards`: of each critic that this process has, where its weights are trained in
-        shards of which `critics` are the whole copies."""
+        shards of which `critics` are the whole copies. `graphs` capture steps of critics that train heads alone."""
         self.roles, self.shards = tuple(roles) or (Role(),) * len(critics), tuple(shards) or (None,) * len(critics)
         self.apart = any(role.apart for role in self.roles)
         """Whether each critic has processes of its own."""
@@ -85,6 +88,7 @@ class Critics:
             for number, role in enumerate(self.roles)
         ]
         self._read: tuple[TextBatch, Thoughts, World, int, list[BaseActivations]] | None = None
+        self.fits = None if graphs is None else HeadFits(graphs)
 
     @property
     def read_rows(self) -> int:
@@ -144,6 +148,8 @@ class Critics:
     def release(self) -> None:
         """Drop the cached activations of the last trajectories."""
         self._read = None
+        if self.fits is not None:
+            self.fits.release()
 
     @torch.no_grad()
     def evaluate(self, trajectories: Trajectories) -> CriticValues:
@@ -228,15 +234,22 @@ class Critics:
         """One critic's updates by the processes of `world`: its mean loss, and whether every gradient was finite."""
         texts = len(trajectories.texts.tokens_BS)
         shared = self.passes.fit(partial(self.shared, trajectories, world), self.release)
-        first, seen, losses, fitted = world.computed(texts).start, 0, list[Tensor](), self._fitted(trajectories)
+        first, fitted = world.computed(texts).start, self._fitted(trajectories)
         # What the host needs of the set is fetched once; losses stay on the device until the pass is over.
         steps_B = trajectories.mask_BRT.sum((1, 2)).cpu()
         sees_B = self._sees(critic, trajectories, torch.arange(texts)).cpu()
-        for chosen in steps:
-            own = chosen[sees_B[chosen]]
-            count = int(steps_B[own].sum())
-            if not count:
-                continue
+        chosen = [own[sees_B[own]] for own in steps]
+        work = [(own, count) for own in chosen if (count := int(steps_B[own].sum()))]
+        seen = max(sum(count for _, count in work), 1)
+        if self.fits is not None and self._replays(critic, world, work):
+            whole = BaseActivations.gathered(shared, self.read_rows, torch.arange(texts))
+            loss_of = partial(self._loss_of, critic, fitted, whole, frozen_2BRT, warmup)
+            given = (trajectories, shared, frozen_2BRT, warmup)
+            device = trajectories.mask_BRT.device
+            total, sound = self.fits.run(critic, self.optimizers[critic], loss_of, given, work, device)
+            return {"loss": total / seen, "sound": sound}
+        losses = list[Tensor]()
+        for own, count in work:
             passes = self._passes(own, texts, world, common=self.shards[critic] is not None)
             for rows, spare in world.beating(passes):
                 read = BaseActivations.gathered(shared, self.read_rows, rows - first)
@@ -244,11 +257,27 @@ class Critics:
                 (0.0 * loss if spare else loss / count).backward()
                 if not spare:
                     losses.append(loss.detach().double())
-            seen += count
             if not self.optimizers[critic].step().applied:
                 return {"loss": math.nan, "sound": False}
         parts = [[value] for value in torch.stack(losses).tolist()] if losses else []
-        return {"loss": world.sum_in_order(parts, 1)[0] / max(seen, 1.0), "sound": True}
+        return {"loss": world.sum_in_order(parts, 1)[0] / seen, "sound": True}
+
+    def _replays(self, critic: int, world: World, work: Sequence[tuple[Tensor, int]]) -> bool:
+        """Whether a critic's steps can be captured: one process, the head alone, a step in one pass, and no host."""
+        alone = world.size == 1 and self.shards[critic] is None and self.critics[critic].tree is None
+        whole = all(len(rows) <= self.rows for rows, _ in work)
+        return bool(work) and alone and whole and self.optimizers[critic].steps_unseen
+
+    def _loss_of(
+        self,
+        critic: int,
+        fitted: Trajectories,
+        whole: BaseActivations,
+        frozen_2BRT: Tensor | None,
+        warmup: bool,
+        rows: Tensor,
+    ) -> Tensor:
+        return self._loss(critic, fitted, rows, whole.rows(rows), frozen_2BRT, warmup)
 
     def _fitted(self, trajectories: Trajectories) -> Trajectories:
         """The set with what steps read of it alone: each takes rows of every tensor there is."""

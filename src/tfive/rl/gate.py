@@ -21,6 +21,8 @@ from tfive.rl.initial import InitialWeights, dense
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import micro_batches
 from tfive.rl.settings import GateSettings
+from tfive.rl.unseen import UnseenSteps
+from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.outputs import Scores
@@ -203,8 +205,10 @@ class Gate:
         device: torch.device,
         width: int = WIDTH,
         batch: int = BATCH,
+        graphs: CudaGraphs | None = None,
     ) -> None:
-        self.settings, self.seed, self.batch = settings, seed, batch
+        """`graphs` capture a fit's steps, where the device has such; they hold nothing between two fits."""
+        self.settings, self.seed, self.batch, self.graphs = settings, seed, batch, graphs
         self.gate = PredictionGate(features, width=width, seed=seed).to(device)
         self.optimizer = MasterOptimizer(
             [(f"gate.{name}", p) for name, p in self.gate.named_parameters()],
@@ -217,28 +221,37 @@ class Gate:
     def fit(self, predictions: Experts, window: int, world: World = SINGLE) -> float:
         """Passes over a training set's predictions, alike on every process of `world`; returns the mean loss of the
         last pass."""
-        count, device, seen = len(predictions.text_I), predictions.text_I.device, list[Tensor]()
+        count, device, steps = len(predictions.text_I), predictions.text_I.device, UnseenSteps(self.optimizer)
+        sums_2 = torch.zeros(2, dtype=torch.float64, device=device)
+
+        def step(rows: Tensor) -> None:
+            some = predictions.items(rows)
+            terms = gate_terms(
+                self.gate(some.with_IHD, some.without_IHD),
+                some.log_with_IH,
+                some.log_without_IH,
+                some.mask_IH,
+                no_harm=self.settings.no_harm,
+                utility=self.settings.utility,
+            )
+            (terms.loss_sum / terms.count.clamp(min=1)).backward()
+            steps.step()
+            sums_2.add_(torch.stack([terms.loss_sum.detach().double(), terms.count.double()]))
+
+        step_on, made = ReplayedStep(step, (), device, self.graphs if steps.unseen else None), 0
         for number in range(self.settings.passes):
             order = torch.from_numpy(rng.permutation(self.seed, f"gate/{number}", window, count))
-            order, seen = order.to(device, non_blocking=True), []
+            order = order.to(device, non_blocking=True)
+            sums_2.zero_()
             for part in world.beating(micro_batches(count, self.batch)):
-                some = predictions.items(order[part])
-                terms = gate_terms(
-                    self.gate(some.with_IHD, some.without_IHD),
-                    some.log_with_IH,
-                    some.log_without_IH,
-                    some.mask_IH,
-                    no_harm=self.settings.no_harm,
-                    utility=self.settings.utility,
-                )
-                (terms.loss_sum / terms.count.clamp(min=1)).backward()
-                self.optimizer.step()
-                seen.append(torch.stack([terms.loss_sum.detach().double(), terms.count.double()]))
+                step_on(order[part])
+                made += 1
         self.constant = best_constant_gate(predictions.log_with_IH, predictions.log_without_IH, predictions.mask_IH)
-        total = tokens = 0.0
-        # The host waits for them once; one after the other, for `sum` would round otherwise.
-        for loss, own in torch.stack(seen).tolist() if seen else []:
-            total, tokens = total + loss, tokens + own
+        steps.settle(made)
+        # The host waits for all of it here.
+        total, tokens = sums_2.tolist()
+        if self.graphs is not None:
+            self.graphs.release()
         return total / max(tokens, 1.0)
 
     @torch.no_grad()

@@ -209,6 +209,29 @@ class MasterOptimizer:
         self.zero_grad()
         return StepReport(lr, norm, applied=True)
 
+    @property
+    def steps_unseen(self) -> bool:
+        """Whether an update can do without the host (`rl/unseen.py`)."""
+        alone = self.world.size == 1 and self.shards is None
+        return alone and not (self.stochastic or self.narrow) and self.schedule == "constant" and not self.warmup_steps
+
+    @torch.no_grad()
+    def step_unseen(self) -> Tensor:
+        """`step` without the host's knowing what it comes to: nothing is counted. Returns 1 where the gradient is not
+        finite and no weight was touched, else 0, on the device."""
+        gradients = [gradient for _, gradient in self.gradients()]
+        if not gradients:
+            raise ValueError("step without a gradient: call backward first")
+        norm = nn.utils.get_total_norm(gradients).double()
+        refused = (~norm.isfinite()).float()
+        if self.clip_norm is not None:
+            factor = torch.where(norm > self.clip_norm, self.clip_norm / norm, torch.ones_like(norm))
+            for gradient in gradients:
+                gradient.mul_(factor.to(gradient.dtype))
+        self._update(self.current_lr(), refused)
+        self.zero_grad()
+        return refused
+
     def _sum_over_processes(self) -> None:
         """Make every process's accumulated gradients those of all."""
         if self.world.size == 1:
@@ -230,7 +253,8 @@ class MasterOptimizer:
         self.zero_grad()
         return StepReport(self.current_lr(), norm, applied=False)
 
-    def _update(self, lr: float) -> None:
+    def _update(self, lr: float, refused: Tensor | None = None) -> None:
+        """AdamW with the accumulated gradients; nothing changes where `refused` holds 1."""
         together: dict[tuple[float, float, torch.device, torch.dtype], list[WeightSlot]] = {}
         step = self.steps + self._round_offset
         for slot in self._slots:
@@ -243,7 +267,7 @@ class MasterOptimizer:
                 key = (lr * slot.lr_multiplier, decay, slot.weights.device, slot.weights.dtype)
                 together.setdefault(key, []).append(slot)
         for (rate, decay, _, _), slots in together.items():
-            self._adamw_together(slots, rate, decay)
+            self._adamw_together(slots, rate, decay, refused)
             # A shard is its own master.
             held = [(slot.parameter, slot.master) for slot in slots if slot.master is not None and slot.shards is None]
             if held:
@@ -275,10 +299,12 @@ class MasterOptimizer:
         steps.add_(1)
         slot.write()
 
-    def _adamw_together(self, slots: list[WeightSlot], lr: float, weight_decay: float) -> None:
+    def _adamw_together(
+        self, slots: list[WeightSlot], lr: float, weight_decay: float, refused: Tensor | None = None
+    ) -> None:
         first, second, steps = (list(parts) for parts in zip(*(slot.ready_moments(False) for slot in slots)))
         gradients = [slot.gradient for slot in slots if slot.gradient is not None]
-        self._adamw([slot.weights for slot in slots], gradients, first, second, steps, lr, weight_decay)
+        self._adamw([slot.weights for slot in slots], gradients, first, second, steps, lr, weight_decay, refused)
 
     def _adamw(
         self,
@@ -289,11 +315,12 @@ class MasterOptimizer:
         steps: list[Tensor],
         lr: float,
         weight_decay: float,
+        refused: Tensor | None = None,
     ) -> None:
         beta1, beta2 = self.betas
         adamw(
             weights, gradients, first, second, [], steps, fused=True, amsgrad=False, maximize=False,
-            beta1=beta1, beta2=beta2, lr=lr, weight_decay=weight_decay, eps=self.eps,
+            beta1=beta1, beta2=beta2, lr=lr, weight_decay=weight_decay, eps=self.eps, found_inf=refused,
         )  # fmt: skip
 
     def release(self) -> None:

@@ -39,12 +39,12 @@ class Ema:
         """average ← decay · average + (1 − decay) · weights; give `MasterOptimizer.masters()`, not the compute copy."""
         if self.average and set(weights) != set(self.average):
             raise ValueError(f"the average is of other weights: {sorted(set(weights) ^ set(self.average))[:3]}")
-        for name, weight in weights.items():
-            fresh = weight.detach().to(wide(weight.dtype))
-            if name in self.average:
-                self.average[name].lerp_(fresh, 1.0 - self.decay)
-            else:
-                self.average[name] = fresh.clone()
+        fresh = {name: weight.detach().to(wide(weight.dtype)) for name, weight in weights.items()}
+        if self.average:
+            # All of them by a few kernels.
+            torch._foreach_lerp_([self.average[name] for name in fresh], list(fresh.values()), 1.0 - self.decay)
+        else:
+            self.average = {name: weight.clone() for name, weight in fresh.items()}
         self.updates += 1
 
     @torch.no_grad()

@@ -38,6 +38,7 @@ from tfive.training.positions import MovedPositions
 from tfive.training.shard_engines import in_shards, shards_of
 from tfive.training.warmstart import WarmStart, begun_parts
 from tfive.tree.admission import admit
+from tfive.tree.fast.cuda_graph import CudaGraphs
 from tfive.tree.forward import TreeModel
 from tfive.tree.gated import GATES
 from tfive.tree.layout import ThoughtPlan
@@ -125,7 +126,8 @@ def build(
     ledger = ledger_of(config, corpus)
     gate = None
     if config.gate.passes and spec.thinks:
-        gate = Gate(base.width, config.gate, seed=config.run.seed, device=base.device)
+        graphs = CudaGraphs.on(base.device, options.cuda_graphs, frequent=True)
+        gate = Gate(base.width, config.gate, seed=config.run.seed, device=base.device, graphs=graphs)
     if spec.scoring == "next_token":
         engine = under(engine, replace(plan, checkpoints=(plan.length,), horizon=1))
     reading = PassSize(config.run.rollout_texts, alone=world.size == 1)
@@ -229,6 +231,7 @@ def _critics(
     split: dict[str, Any] = {"roles": roles.critics, "shards": shards}
     split |= {"rows": config.run.texts_per_pass, "read_rows": reading}
     split["siblings"] = plan.group if config.gae.unit == "position" else 1
+    split["graphs"] = CudaGraphs.on(base.tree.device, options.cuda_graphs, frequent=True)
     return Critics(base, own, config.critic, alpha=config.gae.alpha, seed=seed, **split)
 
 

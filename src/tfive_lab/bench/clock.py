@@ -26,7 +26,8 @@ from tfive.training.build import Assembly, build
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import place
 from tfive_lab.bench.profile import profiled
-from tfive_lab.bench.step import Timed, means
+from tfive_lab.bench.step import means
+from tfive_lab.bench.timed import Timed
 
 START_UP = 2
 """First windows of a run that are left out of its steady state: warm-up rounds, compiling, captured graphs."""
@@ -162,4 +163,9 @@ def render(report: dict[str, Any]) -> str:
             busy, host = seen["device_ms"] / 1e3, seen["host_ms"] / 1e3
             lines += ["", f"{label}: a window of {host:.3f} s has {busy:.3f} s of {seen['launches']:,} kernels"]
             lines += [f"  {title}: {ms:.0f} ms" for title, ms in seen["families_ms"].items() if ms >= 0.5]
+            lines += ["", "| part | calls | ms, profiled | device at work | kernels | graphs | waits |"]
+            lines += ["|---|---|---|---|---|---|---|"]
+            for name, row in seen["parts"].items():
+                counts = " | ".join(f"{row[kind]:,}" for kind in ("kernels", "graphs", "waits"))
+                lines.append(f"| {name} | {row['calls']} | {row['ms']:.1f} | {row['busy_ms']:.1f} | {counts} |")
     return "\n".join(lines)

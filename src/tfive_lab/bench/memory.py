@@ -31,7 +31,8 @@ from tfive.training.build import build
 from tfive.training.corpus import corpus_of
 from tfive.training.memory import FEATURES, Estimate, estimate
 from tfive_lab.bench.fit import fitted, smaller
-from tfive_lab.bench.step import SMALL, Forced, StepWork, Timed, configure, device_clock
+from tfive_lab.bench.step import SMALL, Forced, StepWork, configure
+from tfive_lab.bench.timed import Timed, device_clock
 from tfive_lab.bench.work import NANO, SHAPES, random_model
 
 HYBRID: dict[str, Any] = {

@@ -28,19 +28,17 @@ from tfive.text.prepared import PreparedCorpus
 from tfive.training.build import Assembly, build
 from tfive.training.corpus import corpus_of
 from tfive.training.cost import nodes_per_item
-from tfive.training.recorder import Recorder
 from tfive.tree.forward import TreeModel
 from tfive_lab.bench.counted import ONE_BLOCK, WHOLE, critic_overrides, row_name
 from tfive_lab.bench.fit import smaller, texts_that_fit
 from tfive_lab.bench.law_gap import law_gaps
 from tfive_lab.bench.step_budget import Budget, TimeSpent
 from tfive_lab.bench.step_report import GOAL, protocol_hash, ratios, witness_of
+from tfive_lab.bench.timed import Clock, Timed, device_clock
 from tfive_lab.bench.work import SHAPES, blocks_of, find_model
 
 VERBS = ("read", "sample", "score", "policy", "features")
 Keep = Callable[[dict[str, Any]], None]
-Clock = Callable[[], float]
-"""Seconds from some origin, as `time.perf_counter` counts them."""
 
 
 @dataclass(frozen=True)
@@ -104,30 +102,6 @@ class Forced(Qualifier):
         passed, detail = super()._criterion(first, second)
         self.forced += not passed
         return True, detail if passed else f"forced through: {detail}"
-
-
-class Timed(Recorder):
-    """A recorder without files whose clock waits for the device; events are kept in a list."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(None, quiet=True, clock=clock)
-        self.events: list[str] = []
-        self.on_event = lambda what, detail: self.events.append(f"{what}: {detail}")
-
-    def phases(self) -> dict[str, float]:
-        """Seconds so far of every phase."""
-        return {phase: sum(roles.values()) for phase, roles in self.account()["seconds"].items()}
-
-
-def device_clock(device: torch.device) -> Clock:
-    """A clock that is read when all work queued on the device is done."""
-
-    def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    return now
 
 
 def configure(method: str, work: StepWork, overrides: Sequence[str], device: str, compute: str) -> Config:

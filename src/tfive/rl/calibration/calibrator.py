@@ -90,24 +90,16 @@ class Calibrator:
             head.register_forward_pre_hook(lambda *_: self.world.pulse.beat())
         self._untrained = copy.deepcopy(self.mean_head)
         self.multiplier: float | None = None
-        self._told = ""
-        self._recorder = CudaGraphs.on(engine.device, engine.engine.cuda_graphs, frequent=True)
+        self.graphs = CudaGraphs.on(engine.device, engine.engine.cuda_graphs, frequent=True)
 
     @contextmanager
     def _plan(self) -> Iterator[CalibrationPlan]:
         """The plan of head learning; CUDA graphs captured under it are released at the end."""
         try:
-            yield CalibrationPlan.of(self.settings, self._recorder)
+            yield CalibrationPlan.of(self.settings, self.graphs)
         finally:
-            if self._recorder is not None:
-                self._recorder.release()
-
-    def new_trouble(self) -> str:
-        """Why steps of the heads are launched kernel by kernel although they should be captured; empty where there is
-        no reason, or none that was not told before."""
-        trouble = "" if self._recorder is None else self._recorder.trouble
-        told, self._told = self._told, trouble
-        return "" if trouble == told else trouble
+            if self.graphs is not None:
+                self.graphs.release()
 
     def fresh_weight_head(self) -> WeightHead:
         """A frozen copy of the weight head, to be filled from a saved state."""

@@ -41,6 +41,7 @@ class CudaGraphs:
 
     trouble: str = ""
     """Why steps are not captured any more, if so."""
+    _told: str = ""
 
     def __init__(self, device: torch.device, frequent: bool = False) -> None:
         """`frequent`: graphs are captured and released again and again. Then their memory outlives them, for the next
@@ -178,6 +179,12 @@ class CudaGraphs:
         """Give cached memory back to the device: during a capture PyTorch cannot."""
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
+
+    def new_trouble(self) -> str:
+        """Why steps are launched kernel by kernel although they should be captured; empty where there is no reason, or
+        none that was not told before."""
+        told, self._told = self._told, self.trouble
+        return "" if self.trouble == told else self.trouble
 
     def release(self) -> None:
         """Free the graphs captured so far; none of them may be replayed again."""

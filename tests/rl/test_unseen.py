@@ -1,0 +1,195 @@
+"""Updates that the host does not watch: to the bit those it watches, refused where a gradient is no number, captured as
+graphs in the fits of gate and critics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_critics import fitting, twins, weights
+from torch import Tensor, nn
+
+from pretended_graphs import PretendedGraphs
+from taped_graphs import TapedGraphs
+from tfive.rl.critics import Critics
+from tfive.rl.gate import Experts, Gate
+from tfive.rl.head_fit import HeadFits
+from tfive.rl.optimizer import MasterOptimizer
+from tfive.rl.settings import GateSettings
+from tfive.rl.unseen import UnseenSteps
+
+pytestmark = pytest.mark.model
+CPU = torch.device("cpu")
+
+
+def layer(dtype: torch.dtype = torch.float32) -> nn.Linear:
+    torch.manual_seed(3)
+    return nn.Linear(4, 3).to(dtype)
+
+
+def optimizer_of(model: nn.Module, **settings: Any) -> MasterOptimizer:
+    return MasterOptimizer(list(model.named_parameters()), **({"lr": 1e-2, "weight_decay": 0.1} | settings))
+
+
+def losses(model: nn.Module, size: float) -> list[Tensor]:
+    numbers = torch.randn(6, 5, 4, generator=torch.Generator().manual_seed(1))
+    return [size * model(batch.to(next(model.parameters()).dtype)).square().sum() for batch in numbers]
+
+
+def trained(step: Callable[[MasterOptimizer], object], size: float, **settings: Any) -> tuple[dict[str, Any], Any]:
+    model = layer(settings.pop("dtype", torch.float32))
+    optimizer = optimizer_of(model, **settings)
+    for number in range(6):
+        losses(model, size)[number].backward()
+        step(optimizer)
+    return dict(model.state_dict()), optimizer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("size", [1e-3, 10.0], ids=["not clipped", "clipped"])
+def test_an_update_that_is_not_watched_is_the_one_that_is(size: float, dtype: torch.dtype) -> None:
+    seen, watched = trained(lambda optimizer: optimizer.step(), size, dtype=dtype)
+    steps: list[UnseenSteps] = []
+
+    def unseen(optimizer: MasterOptimizer) -> None:
+        steps[:] = steps or [UnseenSteps(optimizer)]
+        steps[0].step()
+
+    found, optimizer = trained(unseen, size, dtype=dtype)
+    assert optimizer.steps == 0
+    assert steps[0].settle(6) == 0
+    assert (optimizer.steps, optimizer.skipped) == (watched.steps, watched.skipped) == (6, 0)
+    assert all(found[name].equal(seen[name]) for name in seen)
+    mine, other = (one.state_dict()["parameters"] for one in (optimizer, watched))
+    for name, state in other.items():
+        assert all(mine[name][key].equal(state[key]) for key in ("first", "second"))
+        assert mine[name]["steps"] == state["steps"] == 6
+
+
+def test_a_gradient_that_is_no_number_changes_nothing_and_is_counted() -> None:
+    model = layer()
+    optimizer = optimizer_of(model)
+    steps = UnseenSteps(optimizer)
+    for factor in (1.0, math.nan, math.inf, 1.0):
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        (factor * losses(model, 1.0)[0]).backward()
+        steps.step()
+        assert math.isfinite(factor) != all(model.state_dict()[name].equal(before[name]) for name in before)
+    assert steps.settle(4) == 2
+    assert (optimizer.steps, optimizer.skipped) == (2, 2)
+    assert all(entry["steps"] == 2 for entry in optimizer.state_dict()["parameters"].values())
+    assert steps.settle(0) == 0
+    with pytest.raises(ValueError, match="backward first"):
+        steps.step()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"schedule": "linear", "total_steps": 9}, {"warmup_steps": 2}, {"bf16_update": "stochastic"},
+     {"moments": "bfloat16"}],
+)  # fmt: skip
+def test_where_an_update_needs_the_host_it_is_watched(settings: dict[str, Any]) -> None:
+    model = layer(torch.bfloat16)
+    optimizer = optimizer_of(model, **settings)
+    steps = UnseenSteps(optimizer)
+    assert not steps.unseen
+    for factor in (1.0, math.nan):
+        (factor * losses(model, 1.0)[0]).backward()
+        steps.step()
+    assert (optimizer.steps, optimizer.skipped) == (1, 1)
+    assert (steps.settle(2), steps.settle(0)) == (1, 0)
+    assert (optimizer.steps, optimizer.skipped) == (1, 1)
+
+
+def predictions(items: int = 9) -> Experts:
+    generator = torch.Generator().manual_seed(4)
+    (first, second), (with_IHD, without_IHD) = (torch.randn(2, items, 3, *d, generator=generator) for d in ((), (4,)))
+    mask_IH = torch.rand(items, 3, generator=generator) > 0.2
+    return Experts(first, second, with_IHD, without_IHD, mask_IH, torch.arange(items))
+
+
+def test_a_gate_is_fitted_by_replayed_steps_as_by_launched_ones() -> None:
+    found = []
+    for graphs in (None, TapedGraphs(undo=True)):
+        gate = Gate(4, GateSettings(passes=3), seed=0, device=CPU, batch=2, graphs=graphs)
+        told = [gate.fit(predictions(), window) for window in (1, 2)]
+        found.append((told, gate.state_dict()))
+        if graphs is not None:
+            assert not graphs.trouble
+            assert not graphs.graphs  # released
+    (told, state), (again, other) = found
+    assert again == told
+    assert all(other["gate"][name].equal(state["gate"][name]) for name in state["gate"])
+    assert other["optimizer"]["steps"] == state["optimizer"]["steps"] == 2 * 3 * 5
+
+
+class Kept(TapedGraphs):
+    """Graphs that can be counted after they were released."""
+
+    def __init__(self) -> None:
+        super().__init__(undo=True)
+        self.made, self.released = list[Any](), 0
+
+    def capture(self, work: Callable[[], None], warm_up: int = 0) -> Any:
+        self.made.append(super().capture(work, warm_up))
+        return self.made[-1]
+
+    def release(self) -> None:
+        self.released += 1
+        super().release()
+
+
+def fitted(adapt: str, graphs: PretendedGraphs | None, sees: str = "prefix") -> tuple[Critics, list[list[float]]]:
+    critics, record = twins(adapt, rows=3, minibatches=4, sees=sees), fitting()
+    if sees != "prefix":
+        known = torch.randn(*record.mask_BRT.shape[:2], 3, generator=torch.Generator().manual_seed(9))
+        record = record.having(
+            no_thought_token_BRH=known, no_thought_BR=known.mean(-1), potentials_BRT=torch.zeros(record.mask_BRT.shape)
+        )
+    critics.fits = None if graphs is None else HeadFits(graphs)
+    told = [critics.fit_pass(record, None, 1, number, warmup=True) for number in range(3)]
+    critics.release()
+    return critics, told
+
+
+@pytest.mark.parametrize("sees", ["prefix", "continuation"])
+def test_heads_are_fitted_by_replayed_steps_as_by_launched_ones(sees: str) -> None:
+    graphs = Kept()
+    (plain, told), (critics, again) = fitted("head", None, sees), fitted("head", graphs, sees)
+    assert again == told
+    for mine, other in zip(weights(critics), weights(plain)):
+        assert all(mine[name].equal(other[name]) for name in other)
+    assert [one.steps for one in critics.optimizers] == [one.steps for one in plain.optimizers] == [12, 12]
+    # One graph a critic for all three passes.
+    assert not graphs.trouble
+    assert len(graphs.made) == 2
+    assert graphs.released == 1
+
+
+def test_a_new_fitting_set_gets_graphs_of_its_own() -> None:
+    graphs, critics = Kept(), twins("head", rows=3, minibatches=4)
+    critics.fits = HeadFits(graphs)
+    records = fitting(), fitting(seed=5)
+    told = [critics.fit_pass(record, None, 1, 0, warmup=True) for record in (records[0], records[1], records[1])]
+    assert len(graphs.made) == 4
+    plain = twins("head", rows=3, minibatches=4)
+    assert told == [plain.fit_pass(record, None, 1, 0, warmup=True) for record in (records[0], records[1], records[1])]
+
+
+def test_critics_with_blocks_of_their_own_are_launched() -> None:
+    graphs = Kept()
+    (plain, told), (critics, again) = fitted("top", None), fitted("top", graphs)
+    assert again == told
+    assert not graphs.made
+    assert [one.steps for one in critics.optimizers] == [one.steps for one in plain.optimizers]
+
+
+def test_a_diverged_head_is_told() -> None:
+    critics, record = twins("head", rows=3, minibatches=4), fitting()
+    critics.fits = HeadFits(TapedGraphs(undo=True))
+    broken = record.having(returns_BRT=torch.full_like(record.need("returns_BRT"), math.nan))
+    with pytest.raises(Exception, match=r"critic 1 diverged in window 2: its gradient is not finite"):
+        critics.fit_pass(broken, None, 2, 0, warmup=True)
