@@ -23,7 +23,8 @@ from tfive.tree.settings import EngineOptions
 pytestmark = pytest.mark.model
 
 
-def test_replayed_readings_and_scores_are_the_launched_ones() -> None:
+@pytest.mark.parametrize("below", [None, 1])
+def test_replayed_readings_and_scores_are_the_launched_ones(below: int | None) -> None:
     case, model = random_case(1, "text2", group=2), tiny("qwen3")
     options = EngineOptions(fused_blocks="on", max_nodes=1, replayed_passes=True)
     trees = [TreeModel(model, case.plan, options) for _ in range(2)]
@@ -33,9 +34,12 @@ def test_replayed_readings_and_scores_are_the_launched_ones() -> None:
         texts = replace(case.texts, tokens_BS=case.texts.tokens_BS.roll(step, 1))
         found = []
         for tree in trees:
-            reading = tree.read(texts)
+            reading = tree.read(texts, below)
             scores = tree.score(texts, case.thoughts, reading)
             trunk = [part for both in reading.attention.values() for part in both]
+            if reading.lower is not None:
+                assert reading.lower.block == below
+                trunk += [reading.lower.hidden_BND, scores.need("lower_BND")]
             found.append([reading.hidden_BSD, *trunk, scores.losses_BRK, scores.no_thought_BR])
         assert all(torch.equal(mine, other) for mine, other in zip(*found, strict=True)), step
         kept.append(found[0])

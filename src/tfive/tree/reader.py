@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -279,21 +280,24 @@ class TreeReader:
         parts += [part for part in (self.delimiters, self.model.get_output_embeddings()) if part is not None]
         return tuple(weight.data_ptr() for weight in (*self._weights, *(next(part.parameters()) for part in parts)))
 
-    def _read_attending(self, layout: Layout, _: Sequence[Tensor] = ()) -> list[Tensor]:
-        """Final hidden states of the trunk, then keys and values of every layer."""
-        tree = TreePass(layout, self.kernel, keep=True)
-        hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree)
+    def _read_attending(self, below: int | None, layout: Layout, _: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Final hidden states of the trunk, what enters block `below`, then keys and values of every layer."""
+        tree, entering = TreePass(layout, self.kernel, keep=True), list[Tensor]()
+        note = None if below is None else (below, entering)
+        hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree, note=note)
         self._kept_layers = list(tree.kept)
-        return [hidden_BSD, *(part for both in tree.kept.values() for part in both)]
+        return [hidden_BSD, *entering, *(part for both in tree.kept.values() for part in both)]
 
     @torch.no_grad()
     def read(self, texts: TextBatch, below: int | None = None) -> Reading:
         """One pass over the texts themselves, to be handed to `sample` and `score`; with `below`, the activations that
         enter that block are kept as well."""
         layout = self._grow(texts, None)
-        if self.replays and below is None:
-            hidden_BSD, *kept = self.passes("read", self.home, self._read_attending, layout)
-            return Reading(hidden_BSD, dict(zip(self._kept_layers, zip(kept[::2], kept[1::2]))), {})
+        if self.replays:
+            read = partial(self._read_attending, below)
+            hidden_BSD, *kept = self.passes(("read", below), self.home, read, layout)
+            lower = None if below is None else Lower(kept.pop(0), below)
+            return Reading(hidden_BSD, dict(zip(self._kept_layers, zip(kept[::2], kept[1::2]))), {}, lower)
         recurrence = self.recurrence(layout, position_BP=texts.positions_BP.to(self.device), keep=True)
         tree = TreePass(layout, self.kernel, keep=True, recurrence=recurrence)
         entering: list[Tensor] = []

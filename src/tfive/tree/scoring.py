@@ -70,8 +70,7 @@ class Scoring:
         """Final hidden states of the branches' nodes, `[B, n, D]`, after the trunk that was read before. `entering`
         gets what enters the block that the reading kept the trunk's activations for."""
         tree, trunk, lower = self.tree, self.reading.attention, self.reading.lower
-        note = None if lower is None else (lower.block, entering)
-        replayed = tree.replays and not tree.plan.gated and note is None
+        replayed = tree.replays and not tree.plan.gated
 
         def work(layout: Layout, kept: Sequence[Tensor]) -> list[Tensor]:
             recurrence = tree.recurrence(layout, position_BP=self.texts.positions_BP, memory=self.reading.recurrent)
@@ -80,12 +79,17 @@ class Scoring:
             embeds = tree.embed(layout.token_BN[:, row.start :], layout.delimiter_BN[:, row.start :])
             # How many nodes exist is known on the host alone, and a recorded pass does not ask it.
             exists = None if replayed else layout.kind_BN[:, row.start :] != PADDING
-            return [tree.read_only(embeds, layout.position_BN[:, row.start :], row, exists, note=note)]
+            noted = list[Tensor]()
+            note = None if lower is None else (lower.block, noted)
+            return [tree.read_only(embeds, layout.position_BN[:, row.start :], row, exists, note=note), *noted]
 
-        kept = [part for both in trunk.values() for part in both]
-        if not replayed:
-            return work(layout, kept)[0]
-        return tree.passes("score", tree.home, work, layout, kept)[0]
+        kept, key = (
+            [part for both in trunk.values() for part in both],
+            ("score", None if lower is None else lower.block),
+        )
+        found = tree.passes(key, tree.home, work, layout, kept) if replayed else work(layout, kept)
+        entering += found[1:]
+        return found[0]
 
     def branches(self, thoughts: Thoughts, start: int) -> dict[str, Tensor]:
         """The losses after each checkpoint (or the last alone) of these thoughts, the first of which is branch

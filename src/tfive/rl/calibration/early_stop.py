@@ -122,31 +122,39 @@ class BestStep:
     def __init__(self, head: nn.Module, patience: int, *, last: bool = False) -> None:
         """`last`: nothing is held out, and the last step is taken whatever its value."""
         self.head, self.patience, self.last = head, patience, last
-        self._value, self._state, self._stale = -float("inf"), kept_state(head), 0
-        self._open: list[tuple[Tensor, dict[str, Tensor]]] = []
+        self._states = [kept_state(head)]
+        """The head before any look, and at every look so far."""
+        self._values: list[Tensor] = []
+        self._known, self._best, self._stale = 0, -float("inf"), 0
+        """Of how many looks the host knows the values, the best of them, and how many are no better."""
 
     def look(self, value: Tensor) -> None:
         """Note the head as it is now, and its value."""
-        self._open.append((value, kept_state(self.head)))
+        self._values.append(value.detach().double())
+        self._states.append(kept_state(self.head))
 
     def over(self) -> bool:
         """Whether `patience` looks in a row were no better than the best before them."""
-        if self._stale + len(self._open) < self.patience:
+        if self._stale + len(self._values) - self._known < self.patience:
             return False
-        self._settle()
+        for value in torch.stack(self._values[self._known :]).tolist():
+            better = value > self._best or self.last
+            self._best, self._stale = (value, 0) if better else (self._best, self._stale + 1)
+        self._known = len(self._values)
         return self._stale >= self.patience
 
-    def take(self) -> float:
-        """Leave the head at its best step, whose value is returned."""
-        self._settle()
-        self.head.load_state_dict(self._state)
-        return self._value
-
-    def _settle(self) -> None:
-        values = torch.stack([value for value, _ in self._open]).tolist() if self._open else []
-        for value, (_, state) in zip(values, self._open):
-            if value > self._value or self.last:
-                self._value, self._state, self._stale = value, state, 0
-            else:
-                self._stale += 1
-        self._open.clear()
+    def take(self) -> Tensor:
+        """Leave the head at its best step, whose value is returned: chosen on the device, the host does not wait. A
+        value that is no number is never the best; the first of equal ones is."""
+        nothing = torch.full((), -float("inf"), dtype=torch.float64)
+        if not self._values:
+            return nothing
+        nothing = nothing.to(self._values[0].device)
+        if self.last:
+            self.head.load_state_dict(self._states[-1])
+            return self._values[-1]
+        values = torch.stack([nothing, *self._values])
+        best_1 = torch.where(values.isnan(), nothing, values).argmax()[None]
+        chosen = {name: torch.stack([state[name] for state in self._states])[best_1][0] for name in self._states[0]}
+        self.head.load_state_dict(chosen)
+        return values[best_1][0]

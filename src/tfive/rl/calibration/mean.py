@@ -87,8 +87,8 @@ def forked(device: torch.device) -> AbstractContextManager[None]:
 class Regressed(NamedTuple):
     """What a regression came to."""
 
-    value: float
-    """E[2hÃ − h²] on the held-out texts at the step that was kept."""
+    value: Tensor
+    """E[2hÃ − h²] on the held-out texts at the step that was kept; whoever asks for the number waits for it."""
     steps: int
     """Optimizer steps taken, those after the kept one included."""
 
@@ -177,7 +177,7 @@ class MeanResponse(nn.Module):
     def __init__(self, average: nn.Module, gap: nn.Module, shift: nn.Module, weight: nn.Module) -> None:
         super().__init__()
         self.average, self.gap, self.shift, self.weight = average, gap, shift, weight
-        self.share = 1.0
+        self.share: float | Tensor = 1.0
         self.still = False
         """Whether the weight is the constant ½, so that h = s·h̄."""
         # Mean heads that are bounded by construction have a sum with the same bound.

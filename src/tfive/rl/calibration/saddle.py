@@ -123,10 +123,11 @@ def calibrate(
     split = Split.of(data, plan, seed, "calibrate", window)
     others = [copy.deepcopy(mean_head) if fresh is None else fresh() for _ in range(2)]
     response = MeanResponse(mean_head, others[0], others[1], weight_head)
+    # What must be known on the host comes first: from here to the end of the search it launches and does not wait.
+    descent, stopping = Descent(weight_head, split.learn, plan, multiplier), EarlyStopping(split.held_out, plan.kappa)
     before = _fit_response(response, split, plan, seed, window, state_only)
-    descent = Descent(weight_head, split.learn, plan, multiplier)
     learner = _SaddleLearner(descent, response, split, plan, state_only)
-    best, step, trace = search(learner, split, plan, seed, "calibrate", window)
+    best, step, trace = search(learner, split, plan, seed, "calibrate", window, stopping)
     found = _candidate(learner, best, step, trace, split.held_out)
     # Every step of the weight follows `mean_steps` of the mean response's moving part.
     return replace(found, updates=before + int(trace[-1]["step"]) * (1 + plan.mean_steps))
@@ -168,13 +169,20 @@ class Learner(Protocol):
 
 
 def search(
-    learner: Learner, split: Split, plan: CalibrationPlan, seed: int, role: str, window: int
+    learner: Learner,
+    split: Split,
+    plan: CalibrationPlan,
+    seed: int,
+    role: str,
+    window: int,
+    stopping: EarlyStopping | None = None,
 ) -> tuple[Evaluation, int, list[dict[str, float]]]:
     """Steps and evaluations until the held-out texts show no improvement; leaves the heads at the best evaluation.
 
-    Returns that evaluation, its step and the trace of all evaluations.
+    Returns that evaluation, its step and the trace of all evaluations. `stopping`: one of the held-out texts, where it
+    has been made.
     """
-    stopping, looks = EarlyStopping(split.held_out, plan.kappa), list[int]()
+    stopping, looks = stopping or EarlyStopping(split.held_out, plan.kappa), list[int]()
     device = split.learn.first_NT.device
     step_on = ReplayedStep(learner.step, learner.optimizers, device, plan.recorder)
     with forked(device):
@@ -254,9 +262,9 @@ def _fit_response(
         known = response.eval().centred_weight(context) * response.gap(context)
     steps += regress(response.shift, moved - known, "shift")
     found = outputs(response.average, held_out.mean_inputs)
-    size = float(held_out.occupation.mean(found.square()))
-    match = float(held_out.occupation.mean(found * (held_out.first_NT + held_out.second_NT) / 2))
-    response.share = min(1.0, max(0.0, match / size)) if size > 0 else 1.0
+    size = held_out.occupation.mean(found.square()).double()
+    match = held_out.occupation.mean(found * (held_out.first_NT + held_out.second_NT) / 2).double()
+    response.share = torch.where(size > 0, (match / size).clamp(0.0, 1.0), torch.ones_like(size))
     return steps
 
 
