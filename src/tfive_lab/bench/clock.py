@@ -108,6 +108,7 @@ def time_run(
             "thoughts": recorder.trajectories,
             "phases_s": means(rows[START_UP:]),
             "tests": [event for event in recorder.events if event.startswith("qualification")],
+            "launched": [event for event in recorder.events if "cannot be captured" in event],
         }
         if profile:
             found["profile"] = profiled(partial(_window, assembly, recorder), device)
@@ -158,6 +159,8 @@ def render(report: dict[str, Any]) -> str:
         shares = (f"{100 * apart[kind]:.1f} %" if apart else "–" for kind in ("steady", "all_in"))
         phases = ", ".join(f"{name} {s:.3f}" for name, s in rounds[-1]["phases_s"].items() if s >= 0.0005)
         lines.append(f"| {label} | {begun} | {steady(rounds):.3f} | {' | '.join(shares)} | {phases} |")
+    for label, rounds in report["runs"].items():
+        lines += [f"{label}: {event}" for event in dict.fromkeys(sum((one["launched"] for one in rounds), []))]
     for label, rounds in report["runs"].items():
         if rounds and (seen := rounds[-1].get("profile")):
             busy, host = seen["device_ms"] / 1e3, seen["host_ms"] / 1e3

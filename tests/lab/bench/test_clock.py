@@ -45,6 +45,11 @@ def test_critics_are_tested_and_a_window_is_profiled(tmp_path: Path) -> None:
     ((found,),) = report["runs"].values()
     assert len([line for line in found["tests"] if line.startswith("qualification: failed")]) >= 1
     assert {"fit", "qualify", "update", "close"} <= set(found["phases_s"])
+    assert {"fit", "qualify", "update", "close"} <= set(found["profile"]["parts"])
+    assert "| update | " in render(report)
+    assert found["launched"] == []
+    found["launched"].append("critics: its steps cannot be captured: they are launched: why")
+    assert f"{label}: critics: its steps cannot be captured" in render(report)
     assert found["profile"]["launches"] > 0
     assert report["ratios"] == {}
     assert f"{label}: a window of" in render(report)
