@@ -160,7 +160,8 @@ def render(report: dict[str, Any]) -> str:
         phases = ", ".join(f"{name} {s:.3f}" for name, s in rounds[-1]["phases_s"].items() if s >= 0.0005)
         lines.append(f"| {label} | {begun} | {steady(rounds):.3f} | {' | '.join(shares)} | {phases} |")
     for label, rounds in report["runs"].items():
-        lines += [f"{label}: {event}" for event in dict.fromkeys(sum((one["launched"] for one in rounds), []))]
+        events = dict.fromkeys(event for one in rounds for event in one["launched"])
+        lines += [f"{label}: {event}" for event in events]
     for label, rounds in report["runs"].items():
         if rounds and (seen := rounds[-1].get("profile")):
             busy, host = seen["device_ms"] / 1e3, seen["host_ms"] / 1e3
