@@ -49,7 +49,8 @@ class Clock(NamedTuple):
 _AGAIN = f"{CAREFUL}-groups-again"
 CLOCKS = {
     "short": Clock(0.0, 200.0, CAREFUL),
-    "units": Clock(200.0, 300.0, f"{CAREFUL}-groups-third"),
+    "rates": Clock(200.0, 245.0, f"{CAREFUL}-rates"),
+    "units": Clock(245.0, 300.0, f"{CAREFUL}-groups-third"),
     "groups": Clock(300.0, 500.0, f"{CAREFUL}-groups", again={4: _AGAIN, 5: _AGAIN}),
     "parts": Clock(500.0, 600.0, f"{CAREFUL}-parts", again={7: f"{CAREFUL}-parts-again"}),
     "second": Clock(600.0, 1000.0, f"{CAREFUL}-second"),
@@ -123,7 +124,8 @@ def long_ends(found: dict[str, Any]) -> str:
 
 
 def long_apart(found: dict[str, Any]) -> str:
-    """The first method minus each other one, and variants minus those with more of its parts replaced, seed by seed:
+    """The first method minus each other one, and variants minus those with more of its parts replaced or with a higher
+    rate, seed by seed:
     gains on the test texts of which both measured the same positions, paired by text, and right answers in points,
     paired by problem; with the interval over seeds, too, where there are several. Then each method's right answers
     minus those of the warm-started model to the same questions."""
@@ -131,7 +133,12 @@ def long_apart(found: dict[str, Any]) -> str:
     clusters = found.get("clusters", {}).get("test", "")
     groups = ended(found)
     names, rows = list(groups), []
-    further = [(name, other) for name in names[1:] for other in names if other.startswith(f"{name}, ")]
+    further = [
+        (name, other)
+        for number, name in enumerate(names[1:], 2)
+        for other in names
+        if other.startswith(f"{name}, ") or (other in names[number:] and _but_rate(name) == _but_rate(other))
+    ]
     for first, name in (*((names[0], other) for other in names[1:]), *further):
         own, other = common(groups[first], groups[name])
         if own:
@@ -150,6 +157,11 @@ def long_apart(found: dict[str, Any]) -> str:
             seeds = which_seeds(answered(cells), groups.values())
             rows.append([name, "after the warm start", seeds, *["–"] * 3, less, "–"])
     return drawn((*head, "right after own, points", "right after a sampled one, points"), rows)
+
+
+def _but_rate(name: str) -> str:
+    """What a row is called without its rate."""
+    return name.partition(", rate ")[0]
 
 
 def texts_told(first: Sequence[Cell], second: Sequence[Cell]) -> str:
@@ -296,8 +308,13 @@ CLOCKED_TABLES: dict[str, Table] = {
     **{f"{kind}_{name}": of_kind(table, kind) for kind in _LONGER for name, table in _LONG.items()},
     "groups_benchmark": of_kind(long_benchmark, "groups"),
     **{f"parts_{name}": of_kind(_LONG[name], "parts") for name in ("ends", "apart", "answers", "critics")},
-    **{f"units_{name}": of_kind(_LONG[name], "units") for name in ("ends", "apart", "answers", "critics")},
+    **{
+        f"{kind}_{name}": of_kind(_LONG[name], kind)
+        for kind in ("units", "rates")
+        for name in ("ends", "apart", "answers", "critics")
+    },
     "units_benchmark": of_kind(long_benchmark, "units"),
+    "rates_benchmark": of_kind(long_benchmark, "rates"),
     "parts_offsets": of_kind(long_offsets, "parts"),
     "parts_benchmark": of_kind(long_benchmark, "parts"),
     "parts_benchmarks": of_kind(long_benchmarks, "parts"),

@@ -249,12 +249,19 @@ def test_long_runs_have_tables_of_their_own() -> None:
     units = [clocked("t5", 250.0, 0.5), clocked("quiet-star-grpo", 250.0, 0.4)]
     for cell in units:
         cell["settings"] = {**cell["settings"], "gae.unit": "position", "grpo.normalisation": "leave_one_out"}
-    cells = [short, long, other, between, larger, eight, parts, *units]
+    rates = [clocked(method, 225.0, gain) for method in ("t5", "quiet-star-grpo") for gain in (0.5, 0.25)]
+    for cell, rate in zip(rates, (3e-6, 1e-5) * 2):
+        cell["settings"] = {**cell["settings"], "optimizer.lr": rate}
+    cells = [short, long, other, between, larger, eight, parts, *units, *rates]
     found = {"cells": cells, "accuracy": models, "clusters": {"test": "0 0 1"}}
     of = {kind: tables.of_clock(found, kind) for kind in tables.CLOCKS}
     assert {kind: len(one["cells"]) for kind, one in of.items()} == {
-        "short": 1, "units": 2, "groups": 1, "parts": 1, "second": 1, "long": 2, "larger": 1,
+        "short": 1, "rates": 4, "units": 2, "groups": 1, "parts": 1, "second": 1, "long": 2, "larger": 1,
     }  # fmt: skip
+    # Rates of the first method and of others, then another's own two.
+    names = [f"{name}, 8 × 1, rate {rate}" for name in ("T⁵", "GRPO") for rate in ("3e-06", "1e-05")]
+    pairs = [row[:2] for row in lines_of(tables.CLOCKED_TABLES["rates_apart"](found))[:4]]
+    assert pairs == [[names[0], other] for other in names[1:]] + [[names[2], names[3]]]
     first, second, middle = tables.CLOCKED_TABLES["parts_offsets"](found).splitlines()[2:]
     assert first.endswith("| 1 | +0.2500 | −0.5000 | +0.1000 | 0.0100 |")
     assert second.endswith("| 2 | +0.7500 | +0.0000 | +0.1000 | not accepted |")
