@@ -46,7 +46,7 @@ class FittedMethod(Method[C]):
             fitting, frozen_2BRT, self.window, number * 1000 + self.step, warmup=warmup
         )
         if critics.fits is not None:
-            self.say_trouble("critics", critics.fits.graphs)
+            self._say_trouble("critics", critics.fits.graphs)
         self.report.pop("fit_r2", None)
         if critics.fits_squares(warmup):
             variance = float(fitting.need("returns_BRT")[fitting.mask_BRT].double().var(unbiased=False))

@@ -265,7 +265,7 @@ class Method(Generic[P]):
             read = partial(experts, parts.actor.reader, acting.texts, single, world=world)
             predictions = parts.rollout.passes.fit_told(read, parts.actor.reader.let_go)
             self.report["gate_loss"] = parts.gate.fit(predictions, self.window, world)
-            self.say_trouble("gate", parts.gate.graphs)
+            self._say_trouble("gate", parts.gate.graphs)
         if acting.count:
             self.report |= {
                 "actor_gain": float(acting.gain_BR.sum() / acting.count),
@@ -286,7 +286,7 @@ class Method(Generic[P]):
         """What a person who watches the run should know beside window and phase, in a few words; empty for nothing."""
         return "learning to read" if self.reading and not self.closed else ""
 
-    def say_trouble(self, whose: str, graphs: CudaGraphs | None) -> None:
+    def _say_trouble(self, whose: str, graphs: CudaGraphs | None) -> None:
         """Log why steps are launched kernel by kernel that should be captured, once."""
         if graphs is not None and (trouble := graphs.new_trouble()):
             self.log(f"{whose}: its steps cannot be captured", f"they are launched: {trouble}")

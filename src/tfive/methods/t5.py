@@ -170,7 +170,7 @@ class T5(QualifiedMethod[T5Parts]):
         self.report |= {"multiplier": candidate.multiplier, "head_moment": candidate.risk}
         with parts.telemetry.phase("validate"):
             self._validate(candidate)
-        self.say_trouble("calibration", parts.calibrator.graphs)
+        self._say_trouble("calibration", parts.calibrator.graphs)
         return None
 
     # Line 4: the frozen candidate keeps Ĉ ≤ κQ̂ on other texts, or the fixed average is used (app:moment-validation).
