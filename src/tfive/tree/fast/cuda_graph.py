@@ -248,7 +248,9 @@ class ReplayedStep:
             self.step(*inputs)
             return
         key = tuple(given.numel() for given in inputs)
-        shape = self._shapes.setdefault(key, _Shape([given.clone() for given in inputs]))
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = _Shape([given.clone() for given in inputs])
         with self.graphs.side_stream():
             for static, given in zip(shape.inputs, inputs, strict=True):
                 static.copy_(given)
