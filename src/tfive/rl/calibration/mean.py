@@ -161,7 +161,8 @@ class _Regression:
 
     def evaluate(self, head: nn.Module) -> Tensor:
         """The same without dropout or gradients; on fresh texts at most R in expectation (lem:moment-duality)."""
-        head.eval()
+        if head.training:
+            head.eval()
         with torch.no_grad():
             return self.value(head)
 

@@ -270,7 +270,8 @@ def _fit_response(
 
 def outputs(head: nn.Module, inputs: WeightInputs | MeanInputs | ReadyInputs) -> Tensor:
     """A head's output without dropout or gradients."""
-    head.eval()
+    if head.training:  # to ask all its parts takes as long as a small pass
+        head.eval()
     with torch.no_grad():
         out: Tensor = head(inputs)
     return out
