@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from pretended_graphs import PretendedGraphs
 from taped_graphs import TapedGraphs
+from tfive.errors import RunFailed
+from tfive.rl.critic import BaseActivations
 from tfive.rl.critics import Critics
 from tfive.rl.gate import Experts, Gate
 from tfive.rl.head_fit import HeadFits
@@ -111,21 +113,6 @@ def predictions(items: int = 9) -> Experts:
     return Experts(first, second, with_IHD, without_IHD, mask_IH, torch.arange(items))
 
 
-def test_a_gate_is_fitted_by_replayed_steps_as_by_launched_ones() -> None:
-    found = []
-    for graphs in (None, TapedGraphs(undo=True)):
-        gate = Gate(4, GateSettings(passes=3), seed=0, device=CPU, batch=2, graphs=graphs)
-        told = [gate.fit(predictions(), window) for window in (1, 2)]
-        found.append((told, gate.state_dict()))
-        if graphs is not None:
-            assert not graphs.trouble
-            assert not graphs.graphs  # released
-    (told, state), (again, other) = found
-    assert again == told
-    assert all(other["gate"][name].equal(state["gate"][name]) for name in state["gate"])
-    assert other["optimizer"]["steps"] == state["optimizer"]["steps"] == 2 * 3 * 5
-
-
 class Kept(TapedGraphs):
     """Graphs that can be counted after they were released."""
 
@@ -142,31 +129,126 @@ class Kept(TapedGraphs):
         super().release()
 
 
-def fitted(adapt: str, graphs: PretendedGraphs | None, sees: str = "prefix") -> tuple[Critics, list[list[float]]]:
-    critics, record = twins(adapt, rows=3, minibatches=4, sees=sees), fitting()
-    if sees != "prefix":
+@pytest.mark.parametrize("broken", [False, True], ids=["sound", "one item is no number"])
+def test_a_gate_is_fitted_by_replayed_steps_as_by_launched_ones(broken: bool) -> None:
+    given, found, graphs = predictions(), [], Kept()
+    if broken:
+        given.log_with_IH[6] = math.nan
+    for some in (None, graphs):
+        gate = Gate(4, GateSettings(passes=3), seed=0, device=CPU, batch=2, graphs=some)
+        told = [gate.fit(given, window) for window in (1, 2)]
+        found.append((told, gate.state_dict()))
+    (told, state), (again, other) = found
+    assert again == told or (broken and all(math.isnan(one) for one in again + told))
+    assert all(other["gate"][name].equal(state["gate"][name]) for name in state["gate"])
+    # Of two shapes (nine items by two) the first call of each is launched, and the rest replays; one of five steps of a
+    # pass meets the broken item.
+    assert [graph.replays for graph in graphs.made] == [3 * 4 - 1, 3 - 1] * 2
+    assert (graphs.trouble, graphs.graphs) == ("", [])
+    counts = [(one["optimizer"]["steps"], one["optimizer"]["skipped"]) for one in (state, other)]
+    assert counts == [(2 * 3 * (4 if broken else 5), 2 * 3 * broken)] * 2
+
+
+class Breaking(Kept):
+    """Graphs whose first capture breaks where the optimizer is called, as it does where memory ends there; what it
+    left in tensors of its own is no number."""
+
+    def __init__(self, error: type[RuntimeError], tries: int) -> None:
+        super().__init__()
+        self.error, self.tries = error, tries
+
+    def capture(self, work: Callable[[], None], warm_up: int = 0) -> Any:
+        if not self.made and not self.trouble:
+            with pytest.MonkeyPatch.context() as patched:
+
+                def broken(self: MasterOptimizer, *given: Any) -> None:
+                    for slot in self._slots:
+                        if slot.gradient is not None:
+                            slot.gradient.fill_(math.nan)
+                    raise RuntimeError("no memory")
+
+                patched.setattr(MasterOptimizer, "_update", broken)
+                with pytest.raises(RuntimeError, match="no memory"):
+                    work()
+            if not self.tries:
+                raise self.error("no memory")
+        return super().capture(work, warm_up)
+
+
+@pytest.mark.parametrize("tries", [0, 1], ids=["launched then", "captured again"])
+def test_a_capture_that_breaks_leaves_no_gradient_behind(tries: int) -> None:
+    graphs, found = Breaking(RuntimeError, tries), []
+    for some in (None, graphs):
+        gate = Gate(4, GateSettings(passes=2), seed=0, device=CPU, batch=3, graphs=some)
+        found.append((gate.fit(predictions(), 1), gate.state_dict()["gate"]))
+    assert found[0][0] == found[1][0]
+    assert all(found[1][1][name].equal(value) for name, value in found[0][1].items())
+    assert graphs.trouble == ("" if tries else "no memory")
+    plain, told = fitted("head", None)
+    critics, again = fitted("head", Breaking(RuntimeError, tries))
+    assert again == told
+    assert all(mine[name].equal(other[name]) for mine, other in zip(weights(critics), weights(plain)) for name in other)
+
+
+def fitted(adapt: str, graphs: PretendedGraphs | None, **changes: str) -> tuple[Critics, list[list[float]]]:
+    critics, record = twins(adapt, rows=3, minibatches=4, **changes), fitting()
+    if "sees" in changes:
         known = torch.randn(*record.mask_BRT.shape[:2], 3, generator=torch.Generator().manual_seed(9))
         record = record.having(
             no_thought_token_BRH=known, no_thought_BR=known.mean(-1), potentials_BRT=torch.zeros(record.mask_BRT.shape)
         )
     critics.fits = None if graphs is None else HeadFits(graphs)
-    told = [critics.fit_pass(record, None, 1, number, warmup=True) for number in range(3)]
+    frozen = critics.evaluate(record).values_2BRT if "loss" in changes else None
+    told = [critics.fit_pass(record, frozen, 1, number, warmup=frozen is None) for number in range(3)]
     critics.release()
     return critics, told
 
 
-@pytest.mark.parametrize("sees", ["prefix", "continuation"])
-def test_heads_are_fitted_by_replayed_steps_as_by_launched_ones(sees: str) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"sees": "continuation"}, {"loss": "clipped"}, {"pair": "disjoint"}, {"pair": "bracket"}],
+    ids=lambda changes: "-".join(changes.values()) or "as it is",
+)
+def test_heads_are_fitted_by_replayed_steps_as_by_launched_ones(changes: dict[str, Any]) -> None:
     graphs = Kept()
-    (plain, told), (critics, again) = fitted("head", None, sees), fitted("head", graphs, sees)
+    (plain, told), (critics, again) = fitted("head", None, **changes), fitted("head", graphs, **changes)
     assert again == told
     for mine, other in zip(weights(critics), weights(plain)):
         assert all(mine[name].equal(other[name]) for name in other)
-    assert [one.steps for one in critics.optimizers] == [one.steps for one in plain.optimizers] == [12, 12]
-    # One graph a critic for all three passes.
+    steps = [one.steps for one in critics.optimizers]
+    assert steps == [one.steps for one in plain.optimizers]
+    # Each critic of a disjoint pair has no text in one of the four minibatches.
+    assert steps == ([8, 8] if "disjoint" in changes.values() else [12, 12])
+    # One graph a critic (and size of minibatches) for all three passes; first calls are launched, all others replayed.
     assert not graphs.trouble
-    assert len(graphs.made) == 2
+    replays = [graph.replays for graph in graphs.made]
+    assert len(replays) >= 2
+    assert sum(replays) + len(replays) == sum(steps)
     assert graphs.released == 1
+
+
+def test_both_critics_read_one_copy_of_the_activations_and_none_where_memory_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+    gathered = BaseActivations.gathered
+
+    def counted(parts: Any, size: int, index: Tensor) -> BaseActivations:
+        made.append(len(index))
+        if full and len(index) == 8:
+            raise torch.OutOfMemoryError("no memory")
+        return gathered(parts, size, index)
+
+    monkeypatch.setattr(BaseActivations, "gathered", staticmethod(counted))
+    full = False
+    graphs = Kept()
+    _, told = fitted("head", graphs)
+    assert made == [8]
+    assert len(graphs.made) == 2
+    full, graphs = True, Kept()
+    _, again = fitted("head", graphs)
+    assert again == told
+    assert not graphs.made
 
 
 def test_a_new_fitting_set_gets_graphs_of_its_own() -> None:
@@ -187,9 +269,12 @@ def test_critics_with_blocks_of_their_own_are_launched() -> None:
     assert [one.steps for one in critics.optimizers] == [one.steps for one in plain.optimizers]
 
 
-def test_a_diverged_head_is_told() -> None:
+def test_a_head_that_diverges_in_a_later_step_is_told() -> None:
     critics, record = twins("head", rows=3, minibatches=4), fitting()
-    critics.fits = HeadFits(TapedGraphs(undo=True))
-    broken = record.having(returns_BRT=torch.full_like(record.need("returns_BRT"), math.nan))
-    with pytest.raises(Exception, match=r"critic 1 diverged in window 2: its gradient is not finite"):
-        critics.fit_pass(broken, None, 2, 0, warmup=True)
+    critics.fits = HeadFits(Kept())
+    last = critics._minibatches(8, 2, 0)[-1]
+    returns = record.need("returns_BRT").clone()
+    returns[last] = math.nan
+    with pytest.raises(RunFailed, match=r"critic 1 diverged in window 2: its gradient is not finite"):
+        critics.fit_pass(record.having(returns_BRT=returns), None, 2, 0, warmup=True)
+    assert (critics.optimizers[0].steps, critics.optimizers[0].skipped) == (3, 1)

@@ -151,6 +151,11 @@ class Critics:
         if self.fits is not None:
             self.fits.release()
 
+    def let_go(self) -> None:
+        """Drop what captured steps keep as well, their memory included."""
+        if self.fits is not None:
+            self.fits.close()
+
     @torch.no_grad()
     def evaluate(self, trajectories: Trajectories) -> CriticValues:
         """Values and features of every prefix before an action, by every critic with its present weights."""
@@ -241,12 +246,11 @@ class Critics:
         chosen = [own[sees_B[own]] for own in steps]
         work = [(own, count) for own in chosen if (count := int(steps_B[own].sum()))]
         seen = max(sum(count for _, count in work), 1)
-        if self.fits is not None and self._replays(critic, world, work):
-            whole = BaseActivations.gathered(shared, self.read_rows, torch.arange(texts))
+        replays = self.fits is not None and self._replays(critic, world, work)
+        if self.fits is not None and replays and (whole := self.fits.whole(shared, self.read_rows, texts)) is not None:
             loss_of = partial(self._loss_of, critic, fitted, whole, frozen_2BRT, warmup)
-            given = (trajectories, shared, frozen_2BRT, warmup)
-            device = trajectories.mask_BRT.device
-            total, sound = self.fits.run(critic, self.optimizers[critic], loss_of, given, work, device)
+            given, device = (trajectories, shared, frozen_2BRT, warmup), trajectories.mask_BRT.device
+            total, sound = self.fits.run(critic, self.optimizers[critic], loss_of, given, work, device, world)
             return {"loss": total / seen, "sound": sound}
         losses = list[Tensor]()
         for own, count in work:

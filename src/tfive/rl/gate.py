@@ -207,7 +207,7 @@ class Gate:
         batch: int = BATCH,
         graphs: CudaGraphs | None = None,
     ) -> None:
-        """`graphs` capture a fit's steps, where the device has such; they hold nothing between two fits."""
+        """`graphs` capture a fit's steps, where the device has such; there are none between two fits."""
         self.settings, self.seed, self.batch, self.graphs = settings, seed, batch, graphs
         self.gate = PredictionGate(features, width=width, seed=seed).to(device)
         self.optimizer = MasterOptimizer(
@@ -225,6 +225,7 @@ class Gate:
         sums_2 = torch.zeros(2, dtype=torch.float64, device=device)
 
         def step(rows: Tensor) -> None:
+            self.optimizer.zero_grad()  # a capture that broke may have left some
             some = predictions.items(rows)
             terms = gate_terms(
                 self.gate(some.with_IHD, some.without_IHD),

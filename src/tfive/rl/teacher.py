@@ -39,12 +39,16 @@ class Ema:
         """average ← decay · average + (1 − decay) · weights; give `MasterOptimizer.masters()`, not the compute copy."""
         if self.average and set(weights) != set(self.average):
             raise ValueError(f"the average is of other weights: {sorted(set(weights) ^ set(self.average))[:3]}")
-        fresh = {name: weight.detach().to(wide(weight.dtype)) for name, weight in weights.items()}
-        if self.average:
+        exact = {name: weight.detach() for name, weight in weights.items() if weight.dtype == wide(weight.dtype)}
+        if self.average and exact:
             # All of them by a few kernels.
-            torch._foreach_lerp_([self.average[name] for name in fresh], list(fresh.values()), 1.0 - self.decay)
-        else:
-            self.average = {name: weight.clone() for name, weight in fresh.items()}
+            torch._foreach_lerp_([self.average[name] for name in exact], list(exact.values()), 1.0 - self.decay)
+        for name, weight in weights.items():
+            if name not in self.average:
+                self.average[name] = weight.detach().to(wide(weight.dtype), copy=True)
+            elif name not in exact:
+                # One after another: where weights are narrow there is no room for all of them twice.
+                self.average[name].lerp_(weight.detach().to(wide(weight.dtype)), 1.0 - self.decay)
         self.updates += 1
 
     @torch.no_grad()

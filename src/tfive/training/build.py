@@ -132,6 +132,7 @@ def build(
         engine = under(engine, replace(plan, checkpoints=(plan.length,), horizon=1))
     reading = PassSize(config.run.rollout_texts, alone=world.size == 1)
     reading.forget += [one.let_go for one in dict.fromkeys((base, actor.engine, actor.reader, engine))]
+    reading.forget += [] if gate is None or gate.graphs is None else [gate.graphs.close]
     rollout = _rollout(config, engine, corpus, ledger, snapshots, telemetry, roles.actor, reading)
     if config.ratio.denominator == "scored":
         rollout.old_law = "scored"
@@ -139,6 +140,7 @@ def build(
     critics = _critics(config, frozen, plan, options, roles, reading, policy)
     if critics is not None and policy is not None:
         rollout.below = critics.base.below
+    reading.forget += [] if critics is None else [critics.let_go]
     rollout.shows_others = critics is not None and config.critic.sees == "group"
     common = {"rollout": rollout, "actor": actor, "snapshots": snapshots, "telemetry": telemetry, "gate": gate}
     method: Method[Any] = spec.load().assemble(Kit(config, common, critics))

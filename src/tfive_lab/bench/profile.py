@@ -73,7 +73,7 @@ def profiled(call: Callable[[], Any], device: torch.device, most: int = 30) -> d
             if not on_device:
                 parts.append((event.name.removeprefix(PART), (span.start, span.end)))
             continue
-        if not on_device and event.name.startswith("cuda"):
+        if not on_device and event.name.startswith("cu"):  # the runtime's calls, and the driver's that Triton makes
             asked.append((event.name, span.start))
         parent = event.cpu_parent
         if on_device if device.type == "cuda" else parent is None or parent.name.startswith(PART):

@@ -148,6 +148,7 @@ class BestStep:
         value that is no number is never the best; the first of equal ones is."""
         nothing = torch.full((), -float("inf"), dtype=torch.float64)
         if not self._values:
+            self.head.load_state_dict(self._states[0])
             return nothing
         nothing = nothing.to(self._values[0].device)
         if self.last:

@@ -264,7 +264,7 @@ def _fit_response(
     found = outputs(response.average, held_out.mean_inputs)
     size = held_out.occupation.mean(found.square()).double()
     match = held_out.occupation.mean(found * (held_out.first_NT + held_out.second_NT) / 2).double()
-    response.share = torch.where(size > 0, (match / size).clamp(0.0, 1.0), torch.ones_like(size))
+    response.share = torch.where(size > 0, (match / size).nan_to_num(0.0).clamp(0.0, 1.0), torch.ones_like(size))
     return steps
 
 
