@@ -190,7 +190,7 @@ def test_a_capture_that_breaks_leaves_no_gradient_behind(tries: int) -> None:
     assert all(mine[name].equal(other[name]) for mine, other in zip(weights(critics), weights(plain)) for name in other)
 
 
-def fitted(adapt: str, graphs: PretendedGraphs | None, **changes: str) -> tuple[Critics, list[list[float]]]:
+def fitted(adapt: str, graphs: PretendedGraphs | None, **changes: Any) -> tuple[Critics, list[list[float]]]:
     critics, record = twins(adapt, rows=3, minibatches=4, **changes), fitting()
     if "sees" in changes:
         known = torch.randn(*record.mask_BRT.shape[:2], 3, generator=torch.Generator().manual_seed(9))
