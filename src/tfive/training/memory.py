@@ -306,10 +306,13 @@ def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, coun
     rows = []
     if count and settings.adapt != "full":
         base = Row(FEATURES)
-        tokens = config.window.count("critic_fit") * nodes.T
+        tokens = config.window.count("critic_fit") * config.group * nodes.T
         if settings.adapt in HEADS_ALONE:
-            amount = tokens * shape.hidden * compute
-            base.add("activations", amount, f"features {_n(tokens)} × {shape.hidden} × {compute}")
+            # Captured steps read them out of one tensor, beside the passes' own.
+            copies = 1 + on_gpu
+            amount = copies * tokens * shape.hidden * compute
+            how = f"features {_n(tokens)} × {shape.hidden} × {compute}"
+            base.add("activations", amount, how + " × 2 (once for all passes)" * on_gpu)
         if settings.adapt in ("top", "lora") or activations_come_along(config):
             rows_ = featured_texts(config)
             amount = rows_ * nodes.policy * shape.hidden * compute
