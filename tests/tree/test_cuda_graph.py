@@ -12,7 +12,7 @@ from torch import Tensor
 from pretended_graphs import Again, PretendedGraphs
 from tfive.errors import RunFailed
 from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep, capturable, first_line
-from tfive_lab.bench.selfcheck import learned_heads
+from tfive_lab.bench.head_checks import learned_heads
 
 CPU = torch.device("cpu")
 

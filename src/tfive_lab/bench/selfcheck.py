@@ -16,13 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tfive.models.precision import choose_device
-from tfive.rl.calibration.heads import MeanHead, WeightHead
-from tfive.rl.calibration.mixture import MeanInputs, WeightInputs
-from tfive.rl.calibration.moments import CalibrationData, Occupation
-from tfive.rl.calibration.saddle import CalibrationPlan, calibrate
-from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.tree.fast.agreement import KERNEL_BOUNDS
-from tfive.tree.fast.cuda_graph import CudaGraphs
 from tfive.tree.fast.delta_kernel import triton_differences
 from tfive.tree.fast.delta_kernel import triton_trouble as rule_trouble
 from tfive.tree.fast.delta_step import RecurrentHeads
@@ -38,6 +32,7 @@ from tfive.tree.head import log_normaliser, normaliser_kernel
 from tfive.tree.recurrent.delta_rule import read_paths, unit_rows
 from tfive.tree.settings import Attention, EngineOptions, SamplingSettings, Switch
 from tfive_lab.bench.checks import BFLOAT16, FLOAT32, KL, Check, Outputs, gap, of_tree, relative
+from tfive_lab.bench.head_checks import head_checks
 from tfive_lab.bench.phases import TreePhases, tree_phases
 from tfive_lab.bench.plain_rows import PlainRows
 from tfive_lab.bench.replayed_checks import replayed_passes, replayed_updates
@@ -273,46 +268,11 @@ def _recurrent_kernels(
         yield Check(what, name, worst, bound, note if trouble is None else f"not used: {trouble}; {note}")
 
 
-def learned_heads(device: torch.device, recorder: CudaGraphs | None) -> list[Tensor]:
-    """Both calibration heads after learning on made-up trajectories, in minibatches of which the last is smaller."""
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(device)
-
-    count, steps = 70, WORK.length
-    prefix, value, time = drawn(count, steps, 32), drawn(count, steps, 2), drawn(count, steps)
-    visible = WeightInputs(prefix, value, time, drawn(count, steps, 8), drawn(count, steps))
-    context = MeanInputs(prefix, value, time, 1 - time, drawn(count, steps), drawn(count, steps, 12))
-    mask_NT = torch.ones(count, steps, dtype=torch.bool, device=device)
-    occupation = Occupation(mask_NT, torch.arange(count, device=device) // 2, steps)
-    data = CalibrationData(visible, context, drawn(count, steps), drawn(count, steps), occupation)
-    weight_head = WeightHead(32, 8, dropout=0.1).to(device)
-    mean_head = MeanHead(32, 12).to(device)
-    weight_head.standardize(visible, mask_NT)
-    mean_head.standardize(context, mask_NT)
-    settings = CalibrationSettings(steps=30, warm_steps=30, batch=16, mean_steps=2, evaluate_every=10)
-    plan = CalibrationPlan.of(settings, recorder)
-    found = calibrate(weight_head, mean_head, data, plan, seed=0)
-    moved = torch.tensor([line["moment"] for line in found.trace])
-    return [moved, *(p.detach().cpu() for head in (weight_head, mean_head) for p in head.parameters())]
-
-
-def _head_checks(device: torch.device) -> Iterator[Check]:
-    """Steps of the calibration heads recorded and replayed, dropout included, against the same launched one by one."""
-    recorder = CudaGraphs.on(device, wanted=True, frequent=True)
-    if recorder is None:
-        yield Check("heads", "replayed steps", None, None, "not used: only CUDA devices record steps")
-        return
-    apart = [gap(a, b) for a, b in zip(learned_heads(device, recorder), learned_heads(device, None), strict=True)]
-    yield Check("heads", "replayed steps", max(apart), 1e-5)
-
-
 def selfcheck(device: str = "auto") -> dict[str, Any]:
     """All checks on `device`: what was compared, how far apart at most, whether within bounds."""
     place = choose_device(device)
     engines = (check for kind in MODELS for check in _engine_checks(kind, place))
-    checks = [*_rule_checks(place), *_head_checks(place), *engines]
+    checks = [*_rule_checks(place), *head_checks(place), *engines]
     return {
         "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
