@@ -146,14 +146,14 @@ class BestStep:
     def take(self) -> Tensor:
         """Leave the head at its best step, whose value is returned: chosen on the device, the host does not wait. A
         value that is no number is never the best; the first of equal ones is."""
-        nothing = torch.full((), -float("inf"), dtype=torch.float64)
         if not self._values:
             self.head.load_state_dict(self._states[0])
-            return nothing
-        nothing = nothing.to(self._values[0].device)
+            return torch.tensor(-float("inf"), dtype=torch.float64)
         if self.last:
             self.head.load_state_dict(self._states[-1])
             return self._values[-1]
+        # Made where the values are: sent there, it would be waited for.
+        nothing = torch.full_like(self._values[0], -float("inf"))
         values = torch.stack([nothing, *self._values])
         best_1 = torch.where(values.isnan(), nothing, values).argmax()[None]
         chosen = {name: torch.stack([state[name] for state in self._states])[best_1][0] for name in self._states[0]}
