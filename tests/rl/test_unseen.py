@@ -41,24 +41,30 @@ def losses(model: nn.Module, size: float) -> list[Tensor]:
     return [size * model(batch.to(next(model.parameters()).dtype)).square().sum() for batch in numbers]
 
 
-def trained(step: Callable[[MasterOptimizer], object], size: float, **settings: Any) -> tuple[dict[str, Any], Any]:
+def trained(
+    step: Callable[[MasterOptimizer, Tensor], object], size: float, **settings: Any
+) -> tuple[dict[str, Any], Any]:
     model = layer(settings.pop("dtype", torch.float32))
     optimizer = optimizer_of(model, **settings)
     for number in range(6):
-        losses(model, size)[number].backward()
-        step(optimizer)
+        step(optimizer, losses(model, size)[number])
     return dict(model.state_dict()), optimizer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("size", [1e-3, 10.0], ids=["not clipped", "clipped"])
 def test_an_update_that_is_not_watched_is_the_one_that_is(size: float, dtype: torch.dtype) -> None:
-    seen, watched = trained(lambda optimizer: optimizer.step(), size, dtype=dtype)
     steps: list[UnseenSteps] = []
 
-    def unseen(optimizer: MasterOptimizer) -> None:
+    def seen_step(optimizer: MasterOptimizer, loss: Tensor) -> None:
+        loss.backward()
+        optimizer.step()
+
+    def unseen(optimizer: MasterOptimizer, loss: Tensor) -> None:
         steps[:] = steps or [UnseenSteps(optimizer)]
-        steps[0].step()
+        steps[0].step(loss)
+
+    seen, watched = trained(seen_step, size, dtype=dtype)
 
     found, optimizer = trained(unseen, size, dtype=dtype)
     assert optimizer.steps == 0
@@ -77,15 +83,14 @@ def test_a_gradient_that_is_no_number_changes_nothing_and_is_counted() -> None:
     steps = UnseenSteps(optimizer)
     for factor in (1.0, math.nan, math.inf, 1.0):
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        (factor * losses(model, 1.0)[0]).backward()
-        steps.step()
+        steps.step(factor * losses(model, 1.0)[0])
         assert math.isfinite(factor) != all(model.state_dict()[name].equal(before[name]) for name in before)
     assert steps.settle(4) == 2
     assert (optimizer.steps, optimizer.skipped) == (2, 2)
     assert all(entry["steps"] == 2 for entry in optimizer.state_dict()["parameters"].values())
     assert steps.settle(0) == 0
     with pytest.raises(ValueError, match="backward first"):
-        steps.step()
+        optimizer.step_unseen()
 
 
 @pytest.mark.parametrize(
@@ -99,8 +104,7 @@ def test_where_an_update_needs_the_host_it_is_watched(settings: dict[str, Any]) 
     steps = UnseenSteps(optimizer)
     assert not steps.unseen
     for factor in (1.0, math.nan):
-        (factor * losses(model, 1.0)[0]).backward()
-        steps.step()
+        steps.step(factor * losses(model, 1.0)[0])
     assert (optimizer.steps, optimizer.skipped) == (1, 1)
     assert (steps.settle(2), steps.settle(0)) == (1, 0)
     assert (optimizer.steps, optimizer.skipped) == (1, 1)

@@ -246,11 +246,16 @@ class Critics:
         chosen = [own[sees_B[own]] for own in steps]
         work = [(own, count) for own in chosen if (count := int(steps_B[own].sum()))]
         seen = max(sum(count for _, count in work), 1)
-        replays = self.fits is not None and self._replays(critic, world, work)
-        if self.fits is not None and replays and (whole := self.fits.whole(shared, self.read_rows, texts)) is not None:
-            loss_of = partial(self._loss_of, critic, fitted, whole, frozen_2BRT, warmup)
+        fits = self.fits if self._replays(critic, world, work) else None
+        whole = None if fits is None else fits.whole(shared, self.read_rows, texts)
+        if fits is not None and whole is not None:
+            read_of = whole.rows
+
+            def loss_of(rows: Tensor) -> Tensor:
+                return self._loss(critic, fitted, rows, read_of(rows), frozen_2BRT, warmup)
+
             given, device = (trajectories, shared, frozen_2BRT, warmup), trajectories.mask_BRT.device
-            total, sound = self.fits.run(critic, self.optimizers[critic], loss_of, given, work, device, world)
+            total, sound = fits.run(critic, self.optimizers[critic], loss_of, given, work, device, world)
             return {"loss": total / seen, "sound": sound}
         losses = list[Tensor]()
         for own, count in work:
@@ -271,17 +276,6 @@ class Critics:
         alone = world.size == 1 and self.shards[critic] is None and self.critics[critic].tree is None
         whole = all(len(rows) <= self.rows for rows, _ in work)
         return bool(work) and alone and whole and self.optimizers[critic].steps_unseen
-
-    def _loss_of(
-        self,
-        critic: int,
-        fitted: Trajectories,
-        whole: BaseActivations,
-        frozen_2BRT: Tensor | None,
-        warmup: bool,
-        rows: Tensor,
-    ) -> Tensor:
-        return self._loss(critic, fitted, rows, whole.rows(rows), frozen_2BRT, warmup)
 
     def _fitted(self, trajectories: Trajectories) -> Trajectories:
         """The set with what steps read of it alone: each takes rows of every tensor there is."""

@@ -225,7 +225,6 @@ class Gate:
         sums_2 = torch.zeros(2, dtype=torch.float64, device=device)
 
         def step(rows: Tensor) -> None:
-            self.optimizer.zero_grad()  # a capture that broke may have left some
             some = predictions.items(rows)
             terms = gate_terms(
                 self.gate(some.with_IHD, some.without_IHD),
@@ -235,8 +234,7 @@ class Gate:
                 no_harm=self.settings.no_harm,
                 utility=self.settings.utility,
             )
-            (terms.loss_sum / terms.count.clamp(min=1)).backward()
-            steps.step()
+            steps.step(terms.loss_sum / terms.count.clamp(min=1))
             sums_2.add_(torch.stack([terms.loss_sum.detach().double(), terms.count.double()]))
 
         step_on, made = ReplayedStep(step, (), device, self.graphs if steps.unseen else None), 0

@@ -80,10 +80,8 @@ class HeadFits:
         steps, sum_1 = UnseenSteps(optimizer), torch.zeros(1, dtype=torch.float64, device=device)
 
         def step(rows: Tensor, count: Tensor) -> None:
-            optimizer.zero_grad()  # a capture that broke may have left some
             loss = loss_of(rows)
-            (loss / count.to(loss.dtype)).backward()
-            steps.step()
+            steps.step(loss / count.to(loss.dtype))
             sum_1.add_(loss.detach().double())
 
         return _Fit(given, ReplayedStep(step, (), device, self.graphs), steps, sum_1)

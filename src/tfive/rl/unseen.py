@@ -24,8 +24,10 @@ class UnseenSteps:
         self._watched = 0
         """Refused updates that the host did wait for."""
 
-    def step(self) -> None:
-        """One update with the gradients accumulated since the last."""
+    def step(self, loss: Tensor) -> None:
+        """One update by the gradient of this loss alone: a capture that broke may have left another's."""
+        self.optimizer.zero_grad()
+        loss.backward()
         if not self.unseen:
             self._watched += not self.optimizer.step().applied
             return

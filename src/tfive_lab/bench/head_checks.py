@@ -28,7 +28,7 @@ BOUND = 1e-5
 """Largest difference of a weight."""
 
 
-def learned_heads(device: torch.device, recorder: CudaGraphs | None) -> list[Tensor]:
+def learned_heads(device: torch.device, graphs: CudaGraphs | None) -> list[Tensor]:
     """Both calibration heads after learning on made-up trajectories, in minibatches of which the last is smaller."""
     generator = torch.Generator().manual_seed(0)
 
@@ -47,7 +47,7 @@ def learned_heads(device: torch.device, recorder: CudaGraphs | None) -> list[Ten
     weight_head.standardize(visible, mask_NT)
     mean_head.standardize(context, mask_NT)
     settings = CalibrationSettings(steps=30, warm_steps=30, batch=16, mean_steps=2, evaluate_every=10)
-    plan = CalibrationPlan.of(settings, recorder)
+    plan = CalibrationPlan.of(settings, graphs)
     found = calibrate(weight_head, mean_head, data, plan, seed=0)
     moved = torch.tensor([line["moment"] for line in found.trace])
     return [moved, *(p.detach().cpu() for head in (weight_head, mean_head) for p in head.parameters())]

@@ -44,7 +44,8 @@ def calibrate_repeated(
     """
     split = Split.of(data, plan, seed, "repeated", window)
     learner = _RepeatedLearner(Descent(weight_head, split.learn, plan, multiplier), split.learn)
-    best, step, trace = search(learner, split, plan, seed, "repeated", window)
+    stopping = EarlyStopping(split.held_out, plan.kappa)
+    best, step, trace = search(learner, split, plan, seed, "repeated", window, stopping)
     mixture: LearnedWeight | FixedWeight = FixedWeight()
     if best.change < 0:
         mixture = LearnedWeight(copy.deepcopy(weight_head).requires_grad_(False).eval(), name="repeated")

@@ -175,14 +175,13 @@ def search(
     seed: int,
     role: str,
     window: int,
-    stopping: EarlyStopping | None = None,
+    stopping: EarlyStopping,
 ) -> tuple[Evaluation, int, list[dict[str, float]]]:
     """Steps and evaluations until the held-out texts show no improvement; leaves the heads at the best evaluation.
 
-    Returns that evaluation, its step and the trace of all evaluations. `stopping`: one of the held-out texts, where it
-    has been made.
+    Returns that evaluation, its step and the trace of all evaluations. `stopping` is of the held-out texts.
     """
-    stopping, looks = stopping or EarlyStopping(split.held_out, plan.kappa), list[int]()
+    looks = list[int]()
     device = split.learn.first_NT.device
     step_on = ReplayedStep(learner.step, learner.optimizers, device, plan.recorder)
     with forked(device):
