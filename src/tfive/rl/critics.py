@@ -41,6 +41,10 @@ class CriticValues:
     values_2BRT: Tensor
     features_2BRTE: Tensor
 
+    def rows(self, part: slice) -> CriticValues:
+        """The same of some texts."""
+        return CriticValues(self.values_2BRT[:, part], self.features_2BRTE[:, part])
+
 
 class Critics:
     """Separately parameterised critics with an optimizer each; the frozen base is run once per trajectory set.

@@ -279,6 +279,37 @@ def test_the_mixed_advantage_by_hand(world: World, rule: str) -> None:
     assert not found.need("advantage_BRT").requires_grad
 
 
+@pytest.mark.parametrize("rule", ["minimum", "learned"])
+def test_advantages_are_mixed_a_few_texts_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    """What the weight reads of many thoughts is large: a pass of texts at a time, half as many where memory ends."""
+    record, judged = world.made()
+    whole, halved = world.calibrator(), world.calibrator()
+    mixture = fixed_mixture(rule) or LearnedWeight(whole.weight_head)
+    texts = len(record.mask_BRT)
+    whole.passes.rows = halved.passes.rows = texts
+    expected = whole.advantage(record, judged, NORMALISER, mixture)
+    read, sizes, said = halved._weight_inputs, [], list[str]()
+
+    def tight(some: Trajectories, values: CriticValues, at: Any) -> Any:
+        sizes.append(len(some.mask_BRT))
+        if sizes[-1] > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        assert values.values_2BRT.shape[1] == sizes[-1]
+        return read(some, values, at)
+
+    monkeypatch.setattr(halved, "_weight_inputs", tight)
+    halved.passes.tell = said.append
+    found = halved.advantage(record, judged, NORMALISER, mixture)
+    assert texts > 2
+    assert sizes[0] == texts
+    fitting = sizes[next(n for n, size in enumerate(sizes) if size <= 2) :]
+    assert (max(fitting), sum(fitting)) == (halved.passes.rows, texts)
+    assert len(said) == 1
+    for name in ("advantage_BRT", "weight_BRT"):
+        torch.testing.assert_close(found.need(name), expected.need(name), rtol=1e-6, atol=1e-7)
+    assert found.states_BRTD is None
+
+
 def test_offsets_are_split_and_leave_the_heads_alone(world: World, data: CalibrationData) -> None:
     calibrator = world.calibrator()
     calibrator.learn(data, 1)

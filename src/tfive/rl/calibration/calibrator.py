@@ -270,16 +270,24 @@ class Calibrator:
         self, trajectories: Trajectories, values: CriticValues, normaliser: PilotNormaliser, mixture: Mixture
     ) -> Trajectories:
         """The actor's detached, mixed, normalised advantage (eq:twin-advantage) and the frozen weight behind it."""
-        at, mask_BRT = _places(trajectories), trajectories.mask_BRT
+        policy_BRTD, mask_BRT = self._policy_features(trajectories), trajectories.mask_BRT
+        whole, count = trajectories.having(states_BRTD=policy_BRTD), len(mask_BRT)
+        first, second = (normaliser.normalise(gae, mask_BRT) for gae in trajectories.need("gae_2BRT"))
+
+        def passes() -> tuple[Tensor, Tensor]:
+            advantage_BRT, weight_BRT = torch.zeros_like(first), torch.zeros_like(first)
+            for part in self.world.beating(micro_batches(count, self.passes.rows)):
+                some, seen = whole.rows(part), values.rows(part)
+                at = _places(some)
+                inputs = self._weight_inputs(some, seen, at)
+                advantage_BRT[part][at] = mixture.mixed(inputs, first[part][at], second[part][at]).to(first.dtype)
+                if (weight := mixture.weight(inputs)) is not None:
+                    weight_BRT[part][at] = weight.to(first.dtype)
+            return advantage_BRT, weight_BRT
+
+        # What the weight reads of a window's thoughts, in float32, is several times what is kept of them.
         with torch.no_grad():
-            inputs = self._weight_inputs(trajectories, values, at)
-        first, second = (normaliser.normalise(gae, mask_BRT)[at] for gae in trajectories.need("gae_2BRT"))
-        mixed, weight = mixture.mixed(inputs, first, second), mixture.weight(inputs)
-        advantage_BRT = torch.zeros_like(mask_BRT, dtype=first.dtype)
-        advantage_BRT[at] = mixed.to(first.dtype)
-        weight_BRT = torch.zeros_like(advantage_BRT)
-        if weight is not None:
-            weight_BRT[at] = weight.to(first.dtype)
+            advantage_BRT, weight_BRT = self.passes.fit(passes, self.engine.let_go)
         mixed_set = trajectories.having(advantage_BRT=advantage_BRT * mask_BRT, weight_BRT=weight_BRT * mask_BRT)
         return mixed_set.without_states()
 
