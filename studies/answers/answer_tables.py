@@ -203,14 +203,14 @@ def asked_row(name: str, seeds: str, models: Sequence[Model], *pairs: tuple[list
 
 def questions_apart(first: Sequence[Model], second: Sequence[Model], condition: str, other: str) -> str:
     """The same of the benchmark's questions; a dash where there is no pair, or one was not asked."""
-    own, others = [_verdict(model, condition) for model in first], [_verdict(model, other) for model in second]
+    own, others = [verdict(model, condition) for model in first], [verdict(model, other) for model in second]
     if not own or not all((*own, *others)):
         return "–"
     questions = first[0].get("clusters") or " ".join(map(str, range(len(own[0]))))
     return problems_apart(own, others, questions)
 
 
-def _verdict(model: Model, condition: str) -> str:
+def verdict(model: Model, condition: str) -> str:
     """Right or wrong, question by question; of several sampled thoughts the first."""
     known = model.get("verdicts", {}).get(condition, "")
     return str(known if isinstance(known, str) else known[0])

@@ -14,6 +14,10 @@ SIZE = "-1.5b"
 """How the folders of the larger model end; those of the 0.5B model say no size."""
 LARGER = f"{CAREFUL}{SIZE}"
 """The same of the larger model."""
+LENGTH = "-128"
+"""How the folders of models end that may think for 128 tokens; others have 64."""
+LONGER = f"{CAREFUL}{LENGTH}"
+"""The model that has learned to read its own thoughts of that length."""
 PILOT = "ff2211d"
 """The commit of the first cells from careful reading, one seed each."""
 NAMES = {
@@ -50,9 +54,14 @@ def plain(value: float) -> str:
     return f"{value:.3f}"
 
 
-def larger(cell: dict[str, Any]) -> bool:
-    """Whether a cell is of the larger model."""
-    return str(cell.get("start", "")).endswith(SIZE)
+def ending(start: str) -> str:
+    """How the folder of a start ends, of which cells stand in tables of their own; nothing for all others."""
+    return next((end for end in (SIZE, LENGTH) if start.endswith(end)), "")
+
+
+def usual(cell: dict[str, Any]) -> bool:
+    """Whether a cell is of the 0.5B model with thoughts of 64 tokens."""
+    return not ending(str(cell.get("start", "")))
 
 
 def anchor_rate(cell: dict[str, Any]) -> float:

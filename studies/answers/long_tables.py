@@ -1,5 +1,5 @@
 """Tables of the runs from careful reading by their clock (some minutes, a thousand seconds, or the one between), and of
-those of a larger model.
+those of a larger model or of longer thoughts.
 
 The tables over seeds are drawn of the runs under the shortest clock, those here of the others, which have a start of
 their own each, or several that seeds began with. A long run is a row of its own; differences are of the mean over the
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from answer_tables import answered, long_benchmark, long_benchmarks, problems_apart, seeds_answers, seeds_lazy, verdicts
 from estimates import Cell, common, each_texts, over_texts, shared_texts
-from forms import CAREFUL, LARGER, larger, over_both, seed_of, signed, with_interval
+from forms import CAREFUL, LARGER, LONGER, ending, over_both, seed_of, signed, with_interval
 from seed_tables import (
     BEGUN,
     SEED_TABLES,
@@ -56,6 +56,7 @@ CLOCKS = {
     "second": Clock(600.0, 1000.0, f"{CAREFUL}-second"),
     "long": Clock(1000.0, float("inf"), f"{CAREFUL}-long"),
     "larger": Clock(0.0, float("inf"), LARGER, LARGER),
+    "length": Clock(0.0, float("inf"), LONGER, LONGER),
 }
 
 WARM = "warm"
@@ -66,14 +67,14 @@ Table = Callable[[dict[str, Any]], str]
 
 def of_clock(found: dict[str, Any], kind: str) -> dict[str, Any]:
     """The results with the cells of one kind alone, and the right answers of the starts that they began with: the usual
-    one under the name of careful reading, others under their own. Of other models only where they are of the same
-    size."""
+    one under the name of careful reading, others under their own. Of other models only beside those of the usual size
+    and length."""
     clock, known = CLOCKS[kind], found.get("accuracy", {})
     alone = clock.model != CAREFUL
     cells = [
         begun_with(cell, clock)
         for cell in found["cells"]
-        if larger(cell) == alone and clock.least <= clock_of(cell) < clock.below
+        if ending(str(cell.get("start", ""))) == ending(clock.model) and clock.least <= clock_of(cell) < clock.below
     ]
     every = {name for other in CLOCKS.values() for name in (other.start, *other.again.values())}
     models = {name: model for name, model in known.items() if name not in every and not alone}
@@ -307,12 +308,14 @@ CLOCKED_TABLES: dict[str, Table] = {
     "seeds_lazy": of_kind(seeds_lazy, "short"),
     **{f"{kind}_{name}": of_kind(table, kind) for kind in _LONGER for name, table in _LONG.items()},
     "groups_benchmark": of_kind(long_benchmark, "groups"),
+    "length_benchmark": of_kind(long_benchmark, "length"),
     **{f"parts_{name}": of_kind(_LONG[name], "parts") for name in ("ends", "apart", "answers", "critics")},
     **{
         f"{kind}_{name}": of_kind(_LONG[name], kind)
-        for kind in ("units", "rates")
+        for kind in ("units", "rates", "length")
         for name in ("ends", "apart", "answers", "critics")
     },
+    "length_lazy": of_kind(seeds_lazy, "length"),
     "units_benchmark": of_kind(long_benchmark, "units"),
     "rates_benchmark": of_kind(long_benchmark, "rates"),
     "parts_offsets": of_kind(long_offsets, "parts"),

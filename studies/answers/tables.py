@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from answer_tables import GSM8K, asked_of, asked_starts
-from forms import CAREFUL, NAMES, PILOT, larger, paired, percent, points, seed_of, signed, title, with_interval
+from forms import CAREFUL, NAMES, PILOT, paired, percent, points, seed_of, signed, title, usual, with_interval
+from length_tables import lengths
 from long_tables import CLOCKED_TABLES
 
 from tfive_lab.study_tables import drawn, filled
@@ -64,7 +65,7 @@ def compared(found: dict[str, Any], *, earlier: bool = False, temperature: float
         if _anchors(cell) == FINAL
         and not scored_at_the_end(cell)
         and cell.get("start") != CAREFUL
-        and not larger(cell)
+        and usual(cell)
         and (cell.get("code") == EARLIER) == earlier
         and temperature in (None, cell["settings"]["sampling.temperature"])
     ]
@@ -194,7 +195,7 @@ def ends(found: dict[str, Any]) -> str:
         answers = (*_answers(found["accuracy"]["warm"]), *_on_benchmark(begun["warm"]))
         rows.append((STARTS["warm"], *["–"] * (len(head) + len(gains) - 1), *answers))
     cells = [
-        cell for cell in found["cells"] if scored_at_the_end(cell) and cell.get("start") != CAREFUL and not larger(cell)
+        cell for cell in found["cells"] if scored_at_the_end(cell) and cell.get("start") != CAREFUL and usual(cell)
     ]
     for cell in sorted(cells, key=lambda one: _rank(one)):
         settings = cell["settings"]
@@ -324,5 +325,5 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "accuracy_cold": partial(accuracy, temperature=COLD), "between_cold": partial(between, temperature=COLD),
     "comparison_cold": partial(comparison, temperature=COLD), "course_cold": partial(course, temperature=COLD),
     "earlier": earlier, "critics": critics, "every": every, "ends": ends, "careful": careful, "foresight": foresight,
-    **CLOCKED_TABLES,
+    **CLOCKED_TABLES, "lengths": lengths,
 }  # fmt: skip

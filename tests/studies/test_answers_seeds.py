@@ -252,11 +252,13 @@ def test_long_runs_have_tables_of_their_own() -> None:
     rates = [clocked(method, 225.0, gain) for method in ("t5", "quiet-star-grpo") for gain in (0.5, 0.25)]
     for cell, rate in zip(rates, (3e-6, 1e-5) * 2):
         cell["settings"] = {**cell["settings"], "optimizer.lr": rate}
-    cells = [short, long, other, between, larger, eight, parts, *units, *rates]
+    length, models = {**clocked("t5", 380.0, 0.4), "start": "careful-128"}, models | {"careful-128": "longer start"}
+    cells = [short, long, other, between, larger, eight, parts, *units, *rates, length]
     found = {"cells": cells, "accuracy": models, "clusters": {"test": "0 0 1"}}
     of = {kind: tables.of_clock(found, kind) for kind in tables.CLOCKS}
     assert {kind: len(one["cells"]) for kind, one in of.items()} == {
         "short": 1, "rates": 4, "units": 2, "groups": 1, "parts": 1, "second": 1, "long": 2, "larger": 1,
+        "length": 1,
     }  # fmt: skip
     # Rates of the first method and of others, then another's own two.
     names = [f"{name}, 8 × 1, rate {rate}" for name in ("T⁵", "GRPO") for rate in ("3e-06", "1e-05")]
@@ -274,6 +276,9 @@ def test_long_runs_have_tables_of_their_own() -> None:
     assert of["larger"]["accuracy"] == {"careful": "larger start"}
     assert "+0.500" in tables.CLOCKED_TABLES["larger_ends"](found)
     assert larger["start"] == "careful-1.5b"
+    # Nor does anything of shorter thoughts beside longer ones.
+    assert of["length"]["accuracy"] == {"careful": "longer start"}
+    assert "+0.400" in tables.CLOCKED_TABLES["length_ends"](found)
     # Anchors at a rate of their own are another control.
     slow = clocked("anchor-only", 850.0, 0.6)
     slow["settings"] = {**slow["settings"], "anchor.lr": 3e-07}
@@ -306,6 +311,50 @@ def test_long_runs_have_tables_of_their_own() -> None:
     assert lines_of(tables.long_critics(of["long"])) == [["T⁵, 8 × 1", "1", "2 of 3", "1 of 3", "+0.050 / −0.050"]]
     assert "+0.900" in tables.CLOCKED_TABLES["seeds"](found)
     assert "+0.300" not in tables.CLOCKED_TABLES["seeds"](found)
+
+
+def test_lengths_of_thought_are_compared_answer_by_answer() -> None:
+    tables = scripts.script("studies/answers/length_tables.py")
+
+    def model(own: str, sampled: str) -> dict[str, Any]:
+        shares = {"own": [own.count("1") / len(own)], "sampled": [sampled.count("1") / len(sampled)]}
+        every = {"accuracy": shares, "items": len(own)}
+        kinds = {"every": every, "all": {"accuracy": {"own": [0.25]}, "items": 1}}
+        known = {"verdicts": {"own": own, "sampled": sampled}, "clusters": "0 1 2 3"}
+        return {"problems": "test", "results": kinds, **known}
+
+    def cell(start: str, seconds: float, seed: int, own: str) -> dict[str, Any]:
+        made = clocked("t5", seconds, 0.1)
+        settings = {**made["settings"], "run.seed": seed}
+        asked = {"accuracy": {**model(own, "0000"), "benchmarks": {"gsm8k": model(own, own)}}}
+        return {**made, "start": start, "settings": settings, **asked}
+
+    starts = {
+        "careful": model("1000", "0000"),
+        "careful-long": model("1100", "0000"),
+        "careful-128": model("1110", "0011"),
+    }
+    fewer = model("11", "11")  # of fewer answers, so not compared
+    cells = [
+        cell("careful", 380.0, 3, "1000"),
+        cell("careful", 380.0, 4, "1001"),
+        cell("careful-128", 330.0, 10, "1111"),
+    ]
+    cells.append(cell("careful", 850.0, 2, "1111"))  # another recipe
+    known = {"careful": model("0000", "0000"), "careful-128": model("0001", "0000")}
+    found = {
+        "cells": cells,
+        "accuracy": {**starts, "careful-rates": fewer},
+        "benchmark": known,
+        "clusters": {"test": "0 1 2 3"},
+    }
+    (short, long, less), (_, trained, more) = (lines_of(tables.lengths(found))[n : n + 3] for n in (0, 3))
+    assert short == ["the start", "64", "2 makings", "37.5", "0.0", "25.0", "0.0", "0.0"]
+    assert long == ["the start", "128", "1 making", "75.0", "50.0", "25.0", "25.0", "0.0"]
+    assert [one.split()[0] for one in less[3:]] == ["+37.5", "+50.0", "–", "+25.0", "+0.0"]
+    assert trained[:4] == ["T⁵", "128", "1 seed", "100.0"]
+    assert [one.split()[0] for one in more[3:]] == ["+62.5", "+0.0", "–", "+62.5", "+62.5"]
+    assert lines_of(tables.lengths({"cells": [], "accuracy": {}})) == []
 
 
 def test_gains_are_kept_text_by_text(tmp_path: Path) -> None:
