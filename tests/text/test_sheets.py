@@ -16,14 +16,14 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from tfive.cli.app import app
-from tfive.cli.data_sheets import FEW, FOLDER, ITEMS, sheets, window_for
+from tfive.cli.data_sheets import FEW, FOLDER, ITEMS, THOUGHT, sheets, thought_for, window_for
 from tfive.cli.data_sheets import LENGTH as ROW
 from tfive.config.config import Config
 from tfive.config.rules import problems as problems_of
 from tfive.errors import UserError
 from tfive.rl.roles import role_shares
 from tfive.text.sheets import HEADER, PATTERN, Problem, read_problems, sheet_files
-from tfive.text.workings import worked_texts
+from tfive.text.workings import enough_for, worked_texts
 from tfive.training.inputs import needed
 
 LENGTH = 192
@@ -169,6 +169,12 @@ def test_the_command_writes_sheets_says_what_comes_next_and_overwrites_nothing(
     assert done.exit_code == 0, done.output
     assert f"next: tfive train worked-answers --set model.name={model} --set text.sequence_length=192" in done.output
     assert "--set window.items=32" in done.output
+    made = json.loads(gzip.decompress(Path("sheets/workings.json.gz").read_bytes()))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "model")
+    sizes = sorted(len(tokenizer.encode(f" {one['working']}\n", add_special_tokens=False)) + 1 for one in made.values())
+    assert sizes[-1] <= 32  # so that all are held by the least that is proposed
+    assert "--set thought.length=32 --set 'thought.checkpoints=[8,16,32]'" in done.output
+    assert "thoughts of 32 hold 100 %" in done.output
     assert "few:" not in done.output
     assert sorted(path.name for path in Path("sheets").iterdir()) == [
         "runs.jsonl.gz", "test.jsonl.gz", "warm.jsonl.gz", "workings.json.gz",
@@ -197,6 +203,19 @@ def test_few_sheets_ask_for_smaller_windows() -> None:
     shares = {key: value for key, value in window_for(700).items() if key in FEW}
     assert all(share > getattr(preset.window, key.removeprefix("window.")) for key, share in shares.items())
     assert shares == FEW
+
+
+def test_thoughts_are_as_long_as_nine_of_ten_workings_need() -> None:
+    assert [enough_for(sizes) for sizes in ([], [7], [*range(1, 11)], [*range(1, 12)])] == [0, 7, 9, 10]
+    preset = Config.load("worked-answers")
+    assert (preset.thought.length, preset.thought.checkpoints) == (THOUGHT, (32, 64, 128))
+    assert thought_for([20] * 85 + [102] * 10 + [400] * 5) == {}  # nine of ten need 102, 128 hold them
+    proposed = {80: (96, "[24,48,96]"), 33: (64, "[16,32,64]"), 129: (160, "[40,80,160]"), 700: (256, "[64,128,256]")}
+    for size, (length, checkpoints) in proposed.items():
+        sets = thought_for([5] * 89 + [size] * 11)
+        assert sets == {"thought.length": length, "thought.checkpoints": checkpoints}
+        config = Config.load("worked-answers", overrides=[f"{key}={value}" for key, value in sets.items()])
+        assert problems_of(config) == []
 
 
 @pytest.mark.parametrize("count", [10, 500, 1000, 1999, 2000])

@@ -109,6 +109,7 @@ def test_given_workings_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert only["kept"] == 12
     assert only["thoughts"] == 0
     assert only["loss_last"] < 0.7 * only["loss_first"]
+    assert "too_long" not in only
     # Reading after thoughts of its own comes last: more thoughts are drawn, and what follows them gets likelier.
     order = watched(monkeypatch)
     careful = train(tiny.configure(tmp_path, *asked, "warmstart.reading=12"), tmp_path / "careful", quiet=True)
@@ -121,8 +122,15 @@ def test_given_workings_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert order == ["pass", "backward"] * (len(order) // 2)
     assert len(order) > 24
     long = [{"text": text, "workings": [" seven boat" * 40]} for text in texts]
+    path.write_text("".join(json.dumps(row) + "\n" for row in (*rows, *long[:4])), "utf-8")
+    mixed = train(tiny.configure(tmp_path, *asked), tmp_path / "mixed", quiet=True)
+    (some,) = mixed["warmstart"]["rounds"]
+    assert (some["kept"], some["too_long"]) == (12, 4)
+    events = [json.loads(line) for line in (tmp_path / "mixed" / "metrics.jsonl").read_text("utf-8").splitlines()]
+    (said,) = [one["detail"] for one in events if "workings are longer" in one.get("detail", "")]
+    assert said == "4 workings are longer than thought.length = 4 and not learned; 81 would hold nine of ten"
     path.write_text("".join(json.dumps(row) + "\n" for row in long), "utf-8")
-    with pytest.raises(UserError, match=r"thought\.length = \d+: no working of warmstart\.path = .* fits"):
+    with pytest.raises(UserError, match=r"thought\.length = \d+: no working of warmstart\.path = .* fits.*\(81 holds"):
         train(tiny.configure(tmp_path, *asked), tmp_path / "long", quiet=True)
     path.write_text(json.dumps({"text": "nothing here"}) + "\n", "utf-8")
     with pytest.raises(UserError, match="no row has a working"):

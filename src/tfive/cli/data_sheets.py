@@ -7,14 +7,18 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from tfive.errors import UserError
 from tfive.models.load import load_tokenizer
 from tfive.text.sheets import LONGEST, ROWS, Files, Problems, read_problems, sheet_files
+from tfive.text.workings import enough_for
 
 PRESET, FOLDER, LENGTH = "worked-answers", "sheets", 512
+THOUGHT, STEP, MOST = 128, 32, 256
+"""Tokens of a thought in the preset, what they grow by, and the most that are proposed."""
 ITEMS, SHEETS = 512, 2000
 """Positions a window of the preset, and sheets that are enough for them."""
 FEW = {"window.critic_fit": 0.5, "window.qualify": 0.25, "window.pilot": 0.25, "window.head_train": 0.5}
@@ -32,6 +36,14 @@ def window_for(sheets: int) -> dict[str, float]:
     `LEAST`, and where they are not the preset's also the shares of the small roles."""
     items = ITEMS if sheets >= SHEETS else max(ITEMS * sheets // (2 * SHEETS) // LEAST, 1) * LEAST
     return {} if items == ITEMS else {"window.items": items, **FEW, **(SCARCE if items <= 2 * LEAST else {})}
+
+
+def thought_for(sizes: Sequence[int]) -> dict[str, Any]:
+    """What thoughts have to set that should hold nine of ten workings of these sizes, if they can: their length and
+    three checkpoints."""
+    length = min(-(-enough_for(sizes) // STEP) * STEP, MOST)
+    checkpoints = f"[{length // 4},{length // 2},{length}]"
+    return {} if length == THOUGHT else {"thought.length": length, "thought.checkpoints": checkpoints}
 
 
 def file_of(folder: Path, name: str) -> Path:
@@ -73,7 +85,15 @@ def sheets(model: str, problems: Path, folder: Path, length: int, *, trust_remot
         raise UserError(f"{model}: its tokenizer has no fast form, which sheets are cut by; take another model")
     made = sheet_files(found, tokenizer.backend_tokenizer, length)
     told = [*write_files(folder, made.rows, made.workings), *_left_out(found, made, length)]
-    sets = {"model.name": model, **({} if length == LENGTH else {"text.sequence_length": length})}
+    sizes = [working + 1 for working in made.sizes]  # the close is one token
+    sets: dict[str, Any] = {"model.name": model, **({} if length == LENGTH else {"text.sequence_length": length})}
+    sets |= (thought := thought_for(sizes))
+    room = thought.get("thought.length", THOUGHT)
+    held = sum(size <= room for size in sizes) / len(sizes)
+    told.append(
+        f"workings: half have at most {int(median(sizes))} tokens with their close, nine of ten at most "
+        f"{enough_for(sizes)}; thoughts of {room} hold {100 * held:.0f} %"
+    )
     count = len(made.rows["runs"])
     sets |= window_for(count)
     if count < ENOUGH:

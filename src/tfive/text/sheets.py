@@ -254,10 +254,11 @@ class Sheets:
 @dataclass(frozen=True)
 class Files:
     """The rows of `test` (problems that nothing else sees), `warm` (for the warm start) and `runs`; what all of them
-    leave out, by the text before the answer; and what came to no sheet."""
+    leave out, by the text before the answer, and the tokens of each working; and what came to no sheet."""
 
     rows: dict[str, list[Row]]
     workings: dict[str, Any]
+    sizes: list[int]
     too_long: int
     uncut: int
 
@@ -279,4 +280,6 @@ def sheet_files(problems: Problems, backend: Any, length: int) -> Files:
             f"--length {length}: of {len(problems.kept)} problems, {maker.too_long} too long for a sheet, none is left "
             f"for {empty}.jsonl.gz; give " + ("a larger --length" if maker.too_long else "some hundred problems")
         )
-    return Files(rows, maker.workings, maker.too_long, maker.uncut)
+    written = (working for part in rows.values() for row in part for working in row["workings"])
+    sizes = [len(maker.encode(working)) for working in written]
+    return Files(rows, maker.workings, sizes, maker.too_long, maker.uncut)

@@ -104,6 +104,11 @@ def _split(
     return kept + text[done:], places, workings
 
 
+def enough_for(sizes: Sequence[int]) -> int:
+    """The tokens of a thought that hold nine of ten workings of these sizes."""
+    return sorted(sizes)[max(-(-9 * len(sizes) // 10) - 1, 0)] if sizes else 0
+
+
 def batched(texts: Sequence[WorkedText]) -> TextBatch:
     """The texts as one batch, padded at the end, items numbered row by row."""
     width, most = max(len(one.tokens) for one in texts), max(len(one.positions) for one in texts)

@@ -41,7 +41,7 @@ from tfive.rl.settings import HALVES
 from tfive.rl.weight_slots import wide
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
-from tfive.text.workings import batched, compiled, worked_texts
+from tfive.text.workings import batched, compiled, enough_for, worked_texts
 from tfive.training.corpus import measured_sequences, weights_fingerprint
 from tfive.training.memory_limits import engine_options
 from tfive.training.shard_engines import in_shards, shards_of
@@ -189,6 +189,12 @@ class Teaching:
         losses = [self._step(data, number, step) for step in range(self.settings.steps)]
         found = {"thoughts": float(data.drawn), "leaked": float(data.leaked), "kept": float(data.kept)}
         found |= {"content_gain": data.content_gain}
+        if data.too_long:
+            found["too_long"] = float(data.too_long)
+            if data.enough > self.engine.plan.length:
+                length = f"longer than thought.length = {self.engine.plan.length} and not learned"
+                said = f"{data.too_long:,} workings are {length}; {data.enough} would hold nine of ten"
+                telemetry.event("warm start", said, window=0)
         return found | _ends(losses)
 
     def read(self, telemetry: Telemetry) -> dict[str, float]:
@@ -247,20 +253,24 @@ class Teaching:
             torch.zeros(*shape, plan.length, dtype=torch.int64),
             torch.zeros(shape, dtype=torch.int64),
         )
+        sizes = list[int]()
         for row, one in enumerate(found):
             for slot, working in enumerate(one.workings):
                 ids = (*(working or ()), *stop)
+                sizes.extend([len(ids)] if working else [])
                 if working and len(ids) <= plan.length and (stop or len(ids) == plan.length):
                     tokens_BRT[row, slot, : len(ids)], length_BR[row, slot] = torch.tensor(ids), len(ids)
         valid_BR = length_BR > 0
         if not bool(valid_BR.any()):
             raise UserError(
                 f"thought.length = {plan.length}: no working of warmstart.path = {path} fits, with its close; raise "
-                "thought.length"
+                f"thought.length ({enough_for(sizes)} holds nine of ten)"
             )
         closed_BR = valid_BR & bool(stop)
         thoughts = Thoughts(tokens_BRT, length_BR, valid_BR, closed_BR, torch.zeros(tokens_BRT.shape))
-        return Learnable(texts.to(self.engine.device), thoughts.to(self.engine.device))
+        too_long = sum(size > plan.length for size in sizes)
+        device = self.engine.device
+        return Learnable(texts.to(device), thoughts.to(device), too_long=too_long, enough=enough_for(sizes))
 
     def _step(self, data: Learnable, number: int, step: int, own: Thoughts | None = None) -> dict[str, float]:
         """One update on the next texts that hold about `BATCH` thoughts; returns its loss and that of the continuation
