@@ -93,9 +93,9 @@ def _less(found: dict[str, Any], short: Asked, long: Asked) -> list[str]:
     """The mean of the longer ones minus that of the shorter, answer by answer, with the interval over problems."""
     clusters = found.get("clusters", {}).get("test", "")
     questions = next((one["clusters"] for one in long.questions), "")
-    ways = [(short.problems, long.problems, clusters)] * 2 + [(short.questions, long.questions, questions)] * 2
-    shown = [_apart(*way, one) for way, one in zip(ways, ("own", "sampled") * 2, strict=True)]
-    return [*shown[:2], "–", *shown[2:]]
+    sides = ((short.problems, long.problems, clusters), (short.questions, long.questions, questions))
+    first, second = ([_apart(*side, one) for one in ("own", "sampled")] for side in sides)
+    return [*first, "–", *second]
 
 
 def _apart(short: Sequence[Model], long: Sequence[Model], clusters: str, condition: str) -> str:

@@ -253,24 +253,24 @@ class Teaching:
             torch.zeros(*shape, plan.length, dtype=torch.int64),
             torch.zeros(shape, dtype=torch.int64),
         )
-        sizes = list[int]()
+        tokens_of = list[int]()
         for row, one in enumerate(found):
             for slot, working in enumerate(one.workings):
                 ids = (*(working or ()), *stop)
-                sizes.extend([len(ids)] if working else [])
+                tokens_of.extend([len(ids)] if working else [])
                 if working and len(ids) <= plan.length and (stop or len(ids) == plan.length):
                     tokens_BRT[row, slot, : len(ids)], length_BR[row, slot] = torch.tensor(ids), len(ids)
         valid_BR = length_BR > 0
         if not bool(valid_BR.any()):
             raise UserError(
                 f"thought.length = {plan.length}: no working of warmstart.path = {path} fits, with its close; raise "
-                f"thought.length ({enough_for(sizes)} holds nine of ten)"
+                f"thought.length ({enough_for(tokens_of)} holds nine of ten)"
             )
         closed_BR = valid_BR & bool(stop)
         thoughts = Thoughts(tokens_BRT, length_BR, valid_BR, closed_BR, torch.zeros(tokens_BRT.shape))
-        too_long = sum(size > plan.length for size in sizes)
+        too_long = sum(size > plan.length for size in tokens_of)
         device = self.engine.device
-        return Learnable(texts.to(device), thoughts.to(device), too_long=too_long, enough=enough_for(sizes))
+        return Learnable(texts.to(device), thoughts.to(device), too_long=too_long, enough=enough_for(tokens_of))
 
     def _step(self, data: Learnable, number: int, step: int, own: Thoughts | None = None) -> dict[str, float]:
         """One update on the next texts that hold about `BATCH` thoughts; returns its loss and that of the continuation
