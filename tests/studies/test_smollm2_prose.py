@@ -149,3 +149,33 @@ def test_the_committed_page_shows_the_committed_numbers() -> None:
     mean, half = over_seeds([ratio(one) for one in each])
     assert half is not None
     assert f"({prose.signed(mean)}, {prose.signed(mean - half)} … {prose.signed(mean + half)} over seeds)" in said
+
+
+def test_headrooms_of_models_become_tables(tmp_path: Path) -> None:
+    row = {"items": 1536, "texts": 192, "mean": [0.0] * 3} | {
+        key: [0.5, 0.25, 0.75] for key in ("loss", *prose.prose_headroom.GAINS)
+    }
+    critic = {"items": 4, "r2": 0.1, "r2_within": -0.25, "within_share": 0.5, "taking_the_guessed_best": 0.1}
+    printed = {"all": row, "by_source": {"web_crawl.jsonl.gz": {**row, "items": 7, "own": [-1.0, -2.0, -0.123456]}},
+               "critic": {**critic, "taking_the_best": 0.3}, "thoughts": 16, "thought": {"length": 12}}  # fmt: skip
+    folder, results, page = tmp_path / "headroom", tmp_path / "results", tmp_path / "page.md"
+    folder.mkdir()
+    results.mkdir()
+    asked = ["--headroom", str(folder), "--results", str(results), "--page", str(page), "--code", "abc"]
+    page.write_text(
+        "".join(f"<!-- table: headroom{end} -->\n<!-- end of table -->\n" for end in ("", "_critics")), "utf-8"
+    )
+    with pytest.raises(UserError, match=r"--headroom .*: no \.json in it"):
+        prose.main(asked)
+    (folder / "one.json").write_text(json.dumps(printed), "utf-8")
+    assert prose.main(asked) == 0
+    shown = page.read_text("utf-8")
+    told = "+0.500 (+0.250 … +0.750)"
+    assert f"| one | every text | 1,536 | 0.500 | {' | '.join([told] * 5)} |" in shown
+    assert "| one | web crawl | 7 | 0.500 | −1.000 (−2.000 … −0.123) |" in shown
+    assert "| one | +0.100 | −0.250 | 0.50 | +0.100 | +0.300 |" in shown
+    kept = json.loads((results / "prose-headroom.json").read_text("utf-8"))
+    assert (kept["code"], kept["models"]["one"]["length"]) == ("abc", 12)
+    (folder / "two.json").write_text("{}", "utf-8")
+    with pytest.raises(UserError, match=r"two\.json: not what tfive eval headroom"):
+        prose.main(asked)
