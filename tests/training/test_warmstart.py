@@ -17,6 +17,7 @@ from tfive.errors import RunFailed, UserError
 from tfive.rl import hindsight
 from tfive.rl.roles import Ledger
 from tfive.training import positions, warmstart
+from tfive.training.progress import ProgressReport
 from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.start import resume, train
 from tfive.training.summary import SUMMARY
@@ -93,6 +94,37 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(warmstart.Teaching, "read", read)
     return order
+
+
+def test_a_warm_start_says_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, shown, tracked = tmp_path / "worked.jsonl", list[str](), list[str]()
+    row = {"text": "river mill farm ( boat grain salt paper town rain wind seven", "workings": [" seven boat"]}
+    path.write_text((json.dumps(row) + "\n") * 3, "utf-8")
+    showing, track = ProgressReport.showing, ProgressReport.track
+
+    def seen(report: ProgressReport, headline: Any, file: Path | None = None, *, drawn: bool = True) -> Any:
+        shown.append(headline.line().partition(",")[0])
+        return showing(report, headline, file, drawn=drawn)
+
+    def counted(report: ProgressReport, items: Any, label: str, total: int | None = None) -> Any:
+        tracked.append(f"{label}: {total}")
+        return track(report, items, label, total)
+
+    monkeypatch.setattr(ProgressReport, "showing", seen)
+    monkeypatch.setattr(ProgressReport, "track", counted)
+    asked = ("text.positions.pattern=farm \\(", "text.positions.match=0.5", "window.windows=1", "window.actor_steps=1",
+             "method=anchor-only")  # fmt: skip
+    given = ("warmstart.source=given", f"warmstart.path={path}", "warmstart.steps=2", "warmstart.reading=3")
+    train(tiny.configure(tmp_path, *asked, *given), tmp_path / "warm")
+    assert shown[-3:-1] == ["warm start", "building critics"]
+    assert [one for one in tracked if one.startswith("warm start")] == [
+        "warm start, writing: 2",
+        "warm start, reading: 3",
+    ]
+    shown.clear()
+    train(tiny.configure(tmp_path, *asked), tmp_path / "cold")
+    assert "building critics" in shown
+    assert "warm start" not in shown
 
 
 def test_given_workings_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,9 +222,11 @@ def _recorded(
     """Build everything, go on from a checkpoint if there is one, and train to the end."""
     console, folder, loaded, corpus = Console(quiet=quiet), begun.folder, inputs.loaded, inputs.corpus
     recorder.on_event = console.event
-    building, warm_before = out_of_memory_explained("build", config), (folder / WARMED).is_file()
-    with _showing(progress, Waiting("building critics, heads and development texts"), quiet), building:
+    warm_before, cold = (folder / WARMED).is_file(), config.warmstart.source == "off"
+    warming, building = Waiting("warm start"), "building critics, heads and development texts"
+    with out_of_memory_explained("build", config), _showing(progress, warming, quiet or cold):
         warmed = warm_start(config, loaded, corpus, recorder, folder, world)
+    with out_of_memory_explained("build", config), _showing(progress, Waiting(building), quiet):
         moved = positions.move_positions(config, loaded, corpus, recorder, folder, warmed, world)
         assembly = build(config, loaded, corpus, recorder, warmed, world, moved)
         loop = Loop(

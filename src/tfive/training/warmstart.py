@@ -186,7 +186,8 @@ class Teaching:
         horizon = self.engine.plan.horizon
         scored = (2 * data.drawn + int(data.thoughts.valid_BR.numel())) * horizon
         telemetry.count(ROLE, trajectories=data.drawn, generated_tokens=data.tokens, scored_tokens=scored)
-        losses = [self._step(data, number, step) for step in range(self.settings.steps)]
+        steps = telemetry.progress(range(self.settings.steps), "warm start, writing", self.settings.steps)
+        losses = [self._step(data, number, step) for step in steps]
         found = {"thoughts": float(data.drawn), "leaked": float(data.leaked), "kept": float(data.kept)}
         found |= {"content_gain": data.content_gain}
         if data.too_long:
@@ -206,7 +207,8 @@ class Teaching:
         ).thoughts  # fmt: skip
         drawn = int(own.valid_BR.sum())
         telemetry.count(ROLE, trajectories=drawn, generated_tokens=int(own.mask_BRT.sum()))
-        losses = [self._step(data, self.rounds, step, own) for step in range(self.settings.reading)]
+        steps = telemetry.progress(range(self.settings.reading), "warm start, reading", self.settings.reading)
+        losses = [self._step(data, self.rounds, step, own) for step in steps]
         return {"thoughts": float(drawn)} | _ends(losses)
 
     def _hindsight(self, number: int) -> Learnable:
