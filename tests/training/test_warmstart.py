@@ -127,6 +127,20 @@ def test_a_warm_start_says_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert "warm start" not in shown
 
 
+def test_only_texts_that_are_read_get_thoughts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "worked.jsonl"
+    texts = [f"{n} river mill farm ( boat grain salt paper town rain wind seven" for n in range(12)]
+    rows = [{"text": text, "workings": [" seven boat"]} for text in texts]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    monkeypatch.setattr(warmstart, "BATCH", 4)
+    asked = ("warmstart.source=given", f"warmstart.path={path}", "text.positions.pattern=farm \\(", "warmstart.steps=1",
+             "text.positions.match=0.5", "window.windows=1", "window.actor_steps=1", "method=anchor-only")  # fmt: skip
+    for updates, drawn in ((2, 8), (5, 12)):  # the fourth begins again with all
+        config = tiny.configure(tmp_path, *asked, f"warmstart.reading={updates}")
+        _, read = train(config, tmp_path / f"run-{updates}", quiet=True)["warmstart"]["rounds"]
+        assert read["thoughts"] == drawn
+
+
 def test_given_workings_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"{n} river mill farm ( boat grain salt paper town rain wind seven" for n in range(12)]
     rows = [{"text": text, "workings": [" seven boat"]} for text in texts]

@@ -201,10 +201,14 @@ class Teaching:
     def read(self, telemetry: Telemetry) -> dict[str, float]:
         """Learn what follows the model's own thoughts at the positions of the last round, and what that came to."""
         data = self.given() if self.last is None else self.last
-        own = sample(
-            self.engine, data.texts, self.config.sampling, seed=self.config.run.seed, role=f"{ROLE}/reading", window=0,
+        read = torch.cat([next(self._batches(data, self.rounds, step)) for step in range(self.settings.reading)])
+        rows = read.unique()  # other texts need no thoughts
+        texts = TextBatch(*(getattr(data.texts, name)[rows] for name in TextBatch.__dataclass_fields__))
+        found = sample(
+            self.engine, texts, self.config.sampling, seed=self.config.run.seed, role=f"{ROLE}/reading", window=0,
             rows=self.config.run.rollout_texts, record_old=False, world=self.world,
         ).thoughts  # fmt: skip
+        own = Thoughts(*(_spread(getattr(found, name), rows, data) for name in Thoughts.__dataclass_fields__))
         drawn = int(own.valid_BR.sum())
         telemetry.count(ROLE, trajectories=drawn, generated_tokens=int(own.mask_BRT.sum()))
         steps = telemetry.progress(range(self.settings.reading), "warm start, reading", self.settings.reading)
@@ -334,6 +338,13 @@ class Teaching:
         order = rng.permutation(self.config.run.seed, f"{ROLE}/{number}/{step // each}", 0, len(having))
         start = (step % each) * size
         yield having[torch.from_numpy(np.sort(order[start : start + size]))].to(data.texts.tokens_BS.device)
+
+
+def _spread(some: Tensor, rows: Tensor, data: Learnable) -> Tensor:
+    """What some texts have at their rows among all, and zeros elsewhere."""
+    whole = some.new_zeros((len(data.texts.tokens_BS), *some.shape[1:]))
+    whole[rows] = some
+    return whole
 
 
 def _ends(losses: list[dict[str, float]]) -> dict[str, float]:
