@@ -78,6 +78,7 @@ def lengths(found: dict[str, Any]) -> str:
 def _row(name: str, size: str, what: str, asked: Asked) -> list[str]:
     count = len(asked.problems)
     said = f"{count} {what}" if count > 1 else f"1 {what.removesuffix('s')}"
+    said += f" ({len(asked.questions)} of GSM8K)" * (len(asked.questions) != count)
     right = [_share(asked.problems, "every", key) for key in ("own", "sampled")]
     right.append(_share(asked.problems, "all", "own"))
     right += [_share(asked.questions, "every", key) for key in ("own", "sampled")]

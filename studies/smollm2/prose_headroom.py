@@ -14,7 +14,8 @@ from tfive_lab.study_tables import drawn
 RESULTS = "prose-headroom.json"
 COMMAND = (
     "tfive eval headroom MODEL --corpus web_curated.jsonl.gz --corpus web_crawl.jsonl.gz --corpus arxiv.jsonl.gz "
-    "--corpus math.jsonl.gz --config studies/smollm2/headroom.toml --texts 192 --tokens 512 --positions 8 --json"
+    "--corpus math.jsonl.gz --config studies/smollm2/headroom.toml --texts 192 --tokens 512 --positions 8 "
+    "--compute bfloat16 --json"
 )
 GAINS = {"own": "own", "other": "another's", "empty": "empty", "best": "best of all drawn", "content": "content gain"}
 CRITIC = ("r2", "r2_within", "within_share", "taking_the_guessed_best", "taking_the_best")
@@ -39,7 +40,7 @@ def _short(printed: Found, path: Path) -> Found:
         | {key: [round(value, 5) for value in row[key]] for key in ("loss", *GAINS)}
         for name, row in parts.items()
     }
-    critic = {key: round(printed["critic"][key], 5) for key in CRITIC}
+    critic = {key: None if (value := printed["critic"][key]) is None else round(value, 5) for key in CRITIC}
     return {"thoughts": printed["thoughts"], "length": printed["thought"]["length"], "rows": rows, "critic": critic}
 
 
@@ -58,8 +59,8 @@ def critics(found: Found) -> str:
     head = ("model", "R² of a thought's gain", "R² within a position", "share of the variance within positions")
     rows = []
     for model, kept in found["models"].items():
-        known: Mapping[str, float] = kept["critic"]
-        signs = (_signed(known[key]) for key in ("r2", "r2_within"))
+        known: Mapping[str, Any] = kept["critic"]
+        signs = ("–" if known[key] is None else _signed(known[key]) for key in ("r2", "r2_within"))
         worth = (_signed(known[key]) for key in ("taking_the_guessed_best", "taking_the_best"))
         rows.append([model, *signs, f"{known['within_share']:.2f}", *worth])
     return drawn((*head, "taking the one it likes best, against the mean", "taking the best"), rows)

@@ -155,7 +155,7 @@ def test_given_workings_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert only["kept"] == 12
     assert only["thoughts"] == 0
     assert only["loss_last"] < 0.7 * only["loss_first"]
-    assert "too_long" not in only
+    assert "unfit" not in only
     # Reading after thoughts of its own comes last: more thoughts are drawn, and what follows them gets likelier.
     order = watched(monkeypatch)
     careful = train(tiny.configure(tmp_path, *asked, "warmstart.reading=12"), tmp_path / "careful", quiet=True)
@@ -171,13 +171,27 @@ def test_given_workings_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path.write_text("".join(json.dumps(row) + "\n" for row in (*rows, *long[:4])), "utf-8")
     mixed = train(tiny.configure(tmp_path, *asked), tmp_path / "mixed", quiet=True)
     (some,) = mixed["warmstart"]["rounds"]
-    assert (some["kept"], some["too_long"]) == (12, 4)
+    assert (some["kept"], some["unfit"]) == (12, 4)
     events = [json.loads(line) for line in (tmp_path / "mixed" / "metrics.jsonl").read_text("utf-8").splitlines()]
-    (said,) = [one["detail"] for one in events if "workings are longer" in one.get("detail", "")]
-    assert said == "4 workings are longer than thought.length = 4 and not learned; 81 would hold nine of ten"
+    (said,) = [one["detail"] for one in events if "of 16 workings are" in one.get("detail", "")]
+    assert said.endswith("longer than thought.length = 4, with their close, and not learned; 81 would hold nine of ten")
     path.write_text("".join(json.dumps(row) + "\n" for row in long), "utf-8")
     with pytest.raises(UserError, match=r"thought\.length = \d+: no working of warmstart\.path = .* fits.*\(81 holds"):
         train(tiny.configure(tmp_path, *asked), tmp_path / "long", quiet=True)
+    # Without a close a thought has its full length; what is shorter cannot be one either.
+    whole = [{"text": text, "workings": [" seven boat" * (1 + n % 2)]} for n, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in whole), "utf-8")
+    fixed = train(tiny.configure(tmp_path, *asked, "thought.variable_length=false"), tmp_path / "fixed", quiet=True)
+    (some,) = fixed["warmstart"]["rounds"]
+    assert (some["kept"], some["unfit"]) == (6, 6)
+    assert "6 of 12 workings are not exactly thought.length = 4" in (tmp_path / "fixed" / "metrics.jsonl").read_text(
+        "utf-8"
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    with pytest.raises(UserError, match=r"has exactly so many tokens; use thought\.variable_length = true"):
+        train(tiny.configure(tmp_path, *asked, "thought.variable_length=false"), tmp_path / "none", quiet=True)
+    assert not (tmp_path / "none").exists()
+    assert not (tmp_path / "long").exists()
     path.write_text(json.dumps({"text": "nothing here"}) + "\n", "utf-8")
     with pytest.raises(UserError, match="no row has a working"):
         train(tiny.configure(tmp_path, *asked), tmp_path / "none", quiet=True)

@@ -46,8 +46,8 @@ class Learnable:
     """How many of them copied the continuation."""
     content_gain: float = 0.0
     """Mean of others' loss minus own, over the kept ones."""
-    too_long: int = 0
-    """Given workings that are longer than a thought."""
+    unfit: int = 0
+    """Given workings that no thought can be, mostly because they are longer."""
     enough: int = 0
     """Tokens of a thought that would hold nine of ten given workings."""
 

@@ -16,6 +16,7 @@ from tfive.distributed.meeting import Meeting, meeting
 from tfive.distributed.pulse import Pulse
 from tfive.distributed.world import World
 from tfive.errors import RunFailed
+from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded, load_model
 from tfive.models.weights import model_digests, own_digests
 from tfive.text.prepared import PreparedCorpus
@@ -30,6 +31,7 @@ from tfive.training.console import Console
 from tfive.training.corpus import corpus_of, require_other_texts
 from tfive.training.devices import Placement, kernels_named, place
 from tfive.training.garbage import lasting
+from tfive.training.given_workings import given_workings
 from tfive.training.inputs import require
 from tfive.training.live_status import PROGRESS
 from tfive.training.loop import Loop, WindowCallback
@@ -172,6 +174,10 @@ def _inputs(
     require_same(met, "data", of_data(digests, corpus.fingerprint), "give all ranks the same model and text")
     require_other_texts(config, corpus)
     ledger_of(config, corpus)  # what the text cannot fill is told now, not after a warm start
+    with met.refusals("workings"):  # before there is a folder
+        if config.warmstart.source == "given" and not (folder / WARMED).is_file():
+            plan = plan_for(config.thought, loaded.model, loaded.tokenizer)
+            given_workings(config, loaded.tokenizer, plan, corpus.sequence_length)
     return Inputs(placement, loaded, digests, benchmarks, corpus)
 
 

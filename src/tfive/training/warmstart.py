@@ -28,7 +28,7 @@ from tfive import rng
 from tfive.config.config import Config
 from tfive.distributed.roles import Role
 from tfive.distributed.world import SINGLE, World
-from tfive.errors import RunFailed, UserError
+from tfive.errors import RunFailed
 from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded
 from tfive.rl.actor import through_shards
@@ -41,8 +41,8 @@ from tfive.rl.settings import HALVES
 from tfive.rl.weight_slots import wide
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
-from tfive.text.workings import batched, compiled, enough_for, worked_texts
 from tfive.training.corpus import measured_sequences, weights_fingerprint
+from tfive.training.given_workings import given_workings, unfit
 from tfive.training.memory_limits import engine_options
 from tfive.training.shard_engines import in_shards, shards_of
 from tfive.tree.admission import admit
@@ -177,7 +177,7 @@ class Teaching:
 
     def round(self, number: int, telemetry: Telemetry) -> dict[str, float]:
         """Draw or read thoughts, learn them, and what that came to."""
-        data = self.last = self._hindsight(number) if self.settings.source == "hindsight" else self.given()
+        data = self.last = self._hindsight(number) if self.settings.source == "hindsight" else self._given()
         if not data.kept:
             raise RunFailed(
                 f"warmstart.source = {self.settings.source}: of {data.drawn} thoughts {data.leaked} copied the "
@@ -190,17 +190,14 @@ class Teaching:
         losses = [self._step(data, number, step) for step in steps]
         found = {"thoughts": float(data.drawn), "leaked": float(data.leaked), "kept": float(data.kept)}
         found |= {"content_gain": data.content_gain}
-        if data.too_long:
-            found["too_long"] = float(data.too_long)
-            if data.enough > self.engine.plan.length:
-                length = f"longer than thought.length = {self.engine.plan.length} and not learned"
-                said = f"{data.too_long:,} workings are {length}; {data.enough} would hold nine of ten"
-                telemetry.event("warm start", said, window=0)
+        if data.unfit:
+            found["unfit"] = float(data.unfit)
+            telemetry.event("warm start", unfit(data, self.engine.plan), window=0)
         return found | _ends(losses)
 
     def read(self, telemetry: Telemetry) -> dict[str, float]:
         """Learn what follows the model's own thoughts at the positions of the last round, and what that came to."""
-        data = self.given() if self.last is None else self.last
+        data = self._given() if self.last is None else self.last
         read = torch.cat([next(self._batches(data, self.rounds, step)) for step in range(self.settings.reading)])
         rows = read.unique()  # other texts need no thoughts
         texts = TextBatch(*(getattr(data.texts, name)[rows] for name in TextBatch.__dataclass_fields__))
@@ -214,6 +211,12 @@ class Teaching:
         steps = telemetry.progress(range(self.settings.reading), "warm start, reading", self.settings.reading)
         losses = [self._step(data, self.rounds, step, own) for step in steps]
         return {"thoughts": float(drawn)} | _ends(losses)
+
+    def _given(self) -> Learnable:
+        """The workings of a file that fit a thought, where they stand."""
+        data = given_workings(self.config, self.tokenizer, self.engine.plan, self.corpus.sequence_length)
+        device = self.engine.device
+        return replace(data, texts=data.texts.to(device), thoughts=data.thoughts.to(device))
 
     def _hindsight(self, number: int) -> Learnable:
         """Thoughts of the next texts of the pool that runs learn from, drawn by the model as it is now."""
@@ -237,46 +240,6 @@ class Teaching:
             stream=f"{ROLE}/{number}", rows=max(1, self.config.run.rollout_texts // self.settings.samples),
             world=self.world,
         )  # fmt: skip
-
-    def given(self) -> Learnable:
-        """The workings of a file that fit a thought, where they stand."""
-        path = Path(self.settings.path or "").expanduser()
-        if not path.is_file():
-            raise UserError(f"warmstart.path = {self.settings.path}: no such file; give rows with text and workings")
-        positions, plan = self.config.text.positions, self.engine.plan
-        pattern = compiled(positions.pattern, "text.positions.pattern")
-        sizes = {"length": self.corpus.sequence_length, "per_text": positions.per_text}
-        stop = () if plan.stop_id is None else (plan.stop_id,)
-        found = list(worked_texts(path, self.tokenizer, pattern, **sizes))
-        if not found:
-            raise UserError(
-                f"warmstart.path = {path}: no row has a working after text.positions.pattern; give workings, or "
-                "warmstart.source = hindsight"
-            )
-        texts = batched(found)
-        shape = (len(found), texts.positions_BP.shape[1])
-        tokens_BRT, length_BR = (
-            torch.zeros(*shape, plan.length, dtype=torch.int64),
-            torch.zeros(shape, dtype=torch.int64),
-        )
-        tokens_of = list[int]()
-        for row, one in enumerate(found):
-            for slot, working in enumerate(one.workings):
-                ids = (*(working or ()), *stop)
-                tokens_of.extend([len(ids)] if working else [])
-                if working and len(ids) <= plan.length and (stop or len(ids) == plan.length):
-                    tokens_BRT[row, slot, : len(ids)], length_BR[row, slot] = torch.tensor(ids), len(ids)
-        valid_BR = length_BR > 0
-        if not bool(valid_BR.any()):
-            raise UserError(
-                f"thought.length = {plan.length}: no working of warmstart.path = {path} fits, with its close; raise "
-                f"thought.length ({enough_for(tokens_of)} holds nine of ten)"
-            )
-        closed_BR = valid_BR & bool(stop)
-        thoughts = Thoughts(tokens_BRT, length_BR, valid_BR, closed_BR, torch.zeros(tokens_BRT.shape))
-        too_long = sum(size > plan.length for size in tokens_of)
-        device = self.engine.device
-        return Learnable(texts.to(device), thoughts.to(device), too_long=too_long, enough=enough_for(tokens_of))
 
     def _step(self, data: Learnable, number: int, step: int, own: Thoughts | None = None) -> dict[str, float]:
         """One update on the next texts that hold about `BATCH` thoughts; returns its loss and that of the continuation

@@ -310,6 +310,31 @@ def test_advantages_are_mixed_a_few_texts_at_a_time(world: World, monkeypatch: p
     assert found.states_BRTD is None
 
 
+def test_advantages_read_no_features_with_gradients(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets without states, as the probes', are read again; a graph of them would be kept for nothing."""
+    record, judged = world.made()
+    calibrator, engine, graphs = world.calibrator(), world.rollout.engine, list[bool]()
+    assert record.states_BRTD is None
+    features = engine.features
+    trained = [weight for weight in engine.model.parameters() if weight.requires_grad]
+
+    def seen(*given: Any) -> Tensor:
+        graphs.append(torch.is_grad_enabled())
+        return features(*given)
+
+    monkeypatch.setattr(engine, "features", seen)
+    for weight in engine.model.parameters():
+        weight.requires_grad_(True)
+    try:
+        calibrator.advantage(record, judged, NORMALISER, LearnedWeight(calibrator.weight_head))
+    finally:
+        engine.model.requires_grad_(False)
+        for weight in trained:
+            weight.requires_grad_(True)
+    assert graphs
+    assert not any(graphs)
+
+
 def test_offsets_are_split_and_leave_the_heads_alone(world: World, data: CalibrationData) -> None:
     calibrator = world.calibrator()
     calibrator.learn(data, 1)

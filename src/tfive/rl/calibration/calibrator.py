@@ -266,6 +266,7 @@ class Calibrator:
         head.scalars.load_state_dict(self.mean_head.scalars.state_dict())
         return head
 
+    @torch.no_grad()
     def advantage(
         self, trajectories: Trajectories, values: CriticValues, normaliser: PilotNormaliser, mixture: Mixture
     ) -> Trajectories:
@@ -286,8 +287,7 @@ class Calibrator:
             return advantage_BRT, weight_BRT
 
         # What the weight reads of a window's thoughts, in float32, is several times what is kept of them.
-        with torch.no_grad():
-            advantage_BRT, weight_BRT = self.passes.fit(passes, self.engine.let_go)
+        advantage_BRT, weight_BRT = self.passes.fit(passes, self.engine.let_go)
         mixed_set = trajectories.having(advantage_BRT=advantage_BRT * mask_BRT, weight_BRT=weight_BRT * mask_BRT)
         return mixed_set.without_states()
 

@@ -1,0 +1,56 @@
+"""Workings of a file as thoughts that a warm start learns, and what of them no thought can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tfive.config.config import Config
+from tfive.errors import UserError
+from tfive.rl.hindsight import Learnable
+from tfive.text.workings import batched, compiled, enough_for, worked_texts
+from tfive.tree.layout import ThoughtPlan, Thoughts
+
+
+def given_workings(config: Config, tokenizer: Any, plan: ThoughtPlan, length: int) -> Learnable:
+    """The workings of `warmstart.path` that fit a thought, where they stand in texts of `length` tokens."""
+    path = Path(config.warmstart.path or "").expanduser()
+    if not path.is_file():
+        raise UserError(f"warmstart.path = {config.warmstart.path}: no such file; give rows with text and workings")
+    positions = config.text.positions
+    pattern = compiled(positions.pattern, "text.positions.pattern")
+    found = list(worked_texts(path, tokenizer, pattern, length=length, per_text=positions.per_text))
+    if not found:
+        raise UserError(
+            f"warmstart.path = {path}: no row has a working after text.positions.pattern; give workings, or "
+            "warmstart.source = hindsight"
+        )
+    texts, stop = batched(found), () if plan.stop_id is None else (plan.stop_id,)
+    shape, sizes = (len(found), texts.positions_BP.shape[1]), list[int]()
+    tokens_BRT = torch.zeros(*shape, plan.length, dtype=torch.int64)
+    length_BR = torch.zeros(shape, dtype=torch.int64)
+    for row, one in enumerate(found):
+        for slot, working in enumerate(one.workings):
+            ids = (*(working or ()), *stop)
+            sizes.extend([len(ids)] if working else [])
+            if working and len(ids) <= plan.length and (stop or len(ids) == plan.length):
+                tokens_BRT[row, slot, : len(ids)], length_BR[row, slot] = torch.tensor(ids), len(ids)
+    valid_BR, enough = length_BR > 0, enough_for(sizes)
+    if not bool(valid_BR.any()):
+        none = f"thought.length = {plan.length}: no working of warmstart.path = {path} "
+        if not stop:
+            raise UserError(f"{none}has exactly so many tokens; use thought.variable_length = true")
+        raise UserError(f"{none}fits, with its close; raise thought.length ({enough} holds nine of ten)")
+    thoughts = Thoughts(tokens_BRT, length_BR, valid_BR, valid_BR & bool(stop), torch.zeros(tokens_BRT.shape))
+    return Learnable(texts, thoughts, unfit=len(sizes) - int(valid_BR.sum()), enough=enough)
+
+
+def unfit(data: Learnable, plan: ThoughtPlan) -> str:
+    """Why some given workings are not learned, and what would change that for most of them."""
+    said = f"{data.unfit:,} of {data.unfit + data.kept:,} workings are "
+    if plan.stop_id is None:
+        return f"{said}not exactly thought.length = {plan.length} and not learned; use thought.variable_length = true"
+    more = f"; {data.enough} would hold nine of ten" if data.enough > plan.length else ""
+    return f"{said}longer than thought.length = {plan.length}, with their close, and not learned{more}"
