@@ -43,6 +43,7 @@ def test_a_text_with_workings(exported: Path, tmp_path: Path) -> None:
     found = json.loads(command(exported, corpus, tmp_path, pattern=":"))
     assert found["all"]["items"] == 6
     assert found["all"]["best"][0] >= max(found["all"]["own"][0], found["all"]["mean"][0])
+    assert found["all"]["best_or_none"][0] >= max(found["all"]["best"][0], 0)
     assert set(found["by_kind"]) == {"match"}
     assert len(found["all"]["true"]) == 3
     assert found["critic"]["items"] == 3

@@ -1,9 +1,10 @@
 """Headroom: what thoughts could be worth on a text before anything is trained.
 
 At every position several thoughts are drawn. Gains against no thought, in nats a token: of the model's own thought, of
-another text's, of the empty one, of the best of all drawn ones by the real continuation, and of the true working where
-the text has one. And how much of the difference between thoughts at one position a critic of prefix and thought
-foresees on texts that it was not fitted on: without that, no value function can help a policy choose.
+another text's, of the empty one, of the best of all drawn ones by the real continuation (and of the best of them and
+none), and of the true working where the text has one. And how much of the difference between thoughts at one position a
+critic of prefix and thought foresees on texts that it was not fitted on: without that, no value function can help a
+policy choose.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tfive.rl.trajectory import Trajectories, last_loss
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 
-COLUMNS = ("own", "other", "empty", "mean", "best", "true", "true_other", "spread", "content")
+COLUMNS = ("own", "other", "empty", "mean", "best", "best_or_none", "true", "true_other", "spread", "content")
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ def measure(
     gain = {name: gained(one) for name, one in controls.items()}
     gain_BPG = without_BP[..., None] - after_BPG
     gain |= {"own": gain_BPG[..., 0], "mean": gain_BPG.mean(-1), "best": gain_BPG.amax(-1)}
+    gain["best_or_none"] = gain["best"].clamp(min=0)
     gain |= {"spread": gain_BPG.std(-1), "content": gain_BPG[..., 0] - gain["other"]}
     known_BP = torch.tensor([[int(item) in sampled.working for item in row] for row in texts.items_BP.tolist()])
     if bool((known_BP & valid_BP).any()):
@@ -215,7 +217,8 @@ def explained(gain_BPG: Tensor, guess_BPG: Tensor, valid_BPG: Tensor) -> dict[st
 
 TITLES = {
     "items": "items", "loss": "loss without", "own": "own", "other": "another's", "empty": "empty", "mean": "mean",
-    "best": "best of all", "spread": "spread", "true": "true working", "content": "content gain",
+    "best": "best of all", "best_or_none": "best or none", "spread": "spread", "true": "true working",
+    "content": "content gain",
 }  # fmt: skip
 
 
