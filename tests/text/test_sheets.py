@@ -75,10 +75,10 @@ def test_three_forms_of_rows_are_the_same_problem(tmp_path: Path) -> None:
     assert noted.kept[0].lines == ("Ann has 3 + 4 = 7 pens", "2 come on top", "So 9")
     assert noted.kept[0].question == "Ann buys 3 pens, then 4 and then 2 more. How many has she?"
     # Nothing to leave out, several words, or none: no problem.
-    pairs = ((" ", "1"), ("w", "a b"), ("w", ""), ("w", "x" * 13))
+    pairs = ((" ", "1"), ("w", "a b"), ("w", ""), ("w", "x" * 13), ("w", None))
     bad = [{"question": "q", "working": working, "answer": answer} for working, answer in pairs]
     found = read_problems(write(tmp_path / "one.jsonl", [*bad, *given, asked(1), spare]))
-    assert (found.unfit, found.again, len(found.kept)) == ((1, 2, 3, 4), (6, 7), 2)
+    assert (found.unfit, found.again, len(found.kept)) == ((1, 2, 3, 4, 5), (7, 8), 2)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,15 @@ def test_sheets_fill_rows_share_no_problem_and_bring_what_they_leave_out(folder:
     assert set(left_out) == {"1", "2", "all"}
     with pytest.raises(UserError, match=r"--length 90: the two examples of a sheet alone take \d+ tokens"):
         sheet_files(problems, backend, 90)
-    with pytest.raises(UserError, match=r"too long for a sheet, none is left for test.* larger --length"):
+    with pytest.raises(UserError, match=r"too long for a sheet, and none is left for test") as refused:
         sheet_files(problems, backend, len(backend.encode(HEADER).ids) + 12)
-    with pytest.raises(UserError, match=r"none is left for test.jsonl.gz; give some hundred problems"):
+    proposed = re.search(r"give --length (\d+), which holds nine of ten", str(refused.value))
+    assert proposed is not None
+    assert sheet_files(problems, backend, int(proposed[1])).too_long <= 30  # of 297
+    with pytest.raises(UserError, match=r"^of 9 problems none is left for test.jsonl.gz; give some hundred problems"):
         sheet_files(replace(problems, kept=problems.kept[:9]), backend, LENGTH)
+    # Every problem is on a sheet, too long or told of.
+    assert sum(map(len, seen.values())) + made.too_long + made.unused == len(problems.kept)
     long = replace(problems.kept[0], question="How long? " * 60)
     assert sheet_files(replace(problems, kept=[long, *problems.kept]), backend, LENGTH).too_long == 1
     # The warm start finds a working at every position.
@@ -154,6 +159,10 @@ def test_sheets_fill_rows_share_no_problem_and_bring_what_they_leave_out(folder:
     texts = list(worked_texts(path, tokenizer, re.compile(pattern), length=LENGTH, per_text=4))
     assert len(texts) == len(files["warm"])
     assert all(working for text in texts for working in text.workings)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
 
 
 def test_the_command_writes_sheets_says_what_comes_next_and_overwrites_nothing(
@@ -175,10 +184,18 @@ def test_the_command_writes_sheets_says_what_comes_next_and_overwrites_nothing(
     assert sizes[-1] <= 32  # so that all are held by the least that is proposed
     assert "--set thought.length=32 --set 'thought.checkpoints=[8,16,32]'" in done.output
     assert "thoughts of 32 hold 100 %" in done.output
+    assert "stand the questions of 3 further problems" in done.output
+    used = {one for path in Path("sheets").glob("*.jsonl.gz") for row in rows_of(path) for one in row["problems"]}
+    assert f"left out: {297 - len(used)} problems that were left over" in done.output
     assert "few:" not in done.output
     assert sorted(path.name for path in Path("sheets").iterdir()) == [
         "runs.jsonl.gz", "test.jsonl.gz", "warm.jsonl.gz", "workings.json.gz",
     ]  # fmt: skip
+    with pytest.raises(UserError, match=r"nano: ####, which closes a thought on these sheets, is 4 tokens"):
+        sheets("nano", Path(problems), Path("small"), LENGTH)
+    with pytest.raises(UserError, match="is a folder; give a file of rows"):
+        sheets(model, folder, Path("small"), LENGTH)
+    assert not Path("small").exists()
     Path("taken").write_text("", "utf-8")
     with pytest.raises(UserError, match="taken: is a file; give a folder"):
         sheets(model, Path(problems), Path("taken"), LENGTH)

@@ -175,9 +175,21 @@ def test_given_workings_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     events = [json.loads(line) for line in (tmp_path / "mixed" / "metrics.jsonl").read_text("utf-8").splitlines()]
     (said,) = [one["detail"] for one in events if "of 16 workings are" in one.get("detail", "")]
     assert said.endswith("longer than thought.length = 4, with their close, and not learned; 81 would hold nine of ten")
+    (changed,) = [one["detail"] for one in events if one.get("detail", "").startswith("on development texts: ")]
+    before, after = (mixed["warmstart"][when]["thought_gain"] for when in ("before", "after"))
+    assert f"thought_gain {before:+.3f} → {after:+.3f}" in changed
+    (told,) = [one["detail"] for one in events if one.get("detail", "").startswith("round 1 of 1: ")]
+    assert told.startswith("round 1 of 1: kept 12, unfit 4, loss_first ")
     path.write_text("".join(json.dumps(row) + "\n" for row in long), "utf-8")
     with pytest.raises(UserError, match=r"thought\.length = \d+: no working of warmstart\.path = .* fits.*\(81 holds"):
         train(tiny.configure(tmp_path, *asked), tmp_path / "long", quiet=True)
+    # Texts that go on behind a row may have been made for longer ones.
+    wide = [{"text": text + " town" * 200, "workings": [" seven boat"]} for text in texts]
+    path.write_text("".join(json.dumps(row) + "\n" for row in wide), "utf-8")
+    train(tiny.configure(tmp_path, *asked), tmp_path / "wide", quiet=True)
+    assert "12 of 12 texts with workings are longer than text.sequence_length = " in (
+        tmp_path / "wide" / "metrics.jsonl"
+    ).read_text("utf-8")
     # Without a close a thought has its full length; what is shorter cannot be one either.
     whole = [{"text": text, "workings": [" seven boat" * (1 + n % 2)]} for n, text in enumerate(texts)]
     path.write_text("".join(json.dumps(row) + "\n" for row in whole), "utf-8")

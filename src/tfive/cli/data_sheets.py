@@ -13,7 +13,7 @@ from typing import Any
 
 from tfive.errors import UserError
 from tfive.models.load import load_tokenizer
-from tfive.text.sheets import LONGEST, ROWS, Files, Problems, read_problems, sheet_files
+from tfive.text.sheets import CLOSE, LONGEST, ROWS, Files, Problems, read_problems, sheet_files
 from tfive.text.workings import enough_for
 
 PRESET, FOLDER, LENGTH = "worked-answers", "sheets", 512
@@ -74,15 +74,22 @@ def sheets(model: str, problems: Path, folder: Path, length: int, *, trust_remot
     wanted = (folder / WORKINGS, *(file_of(folder, name) for name in ("test", "warm", "runs")))
     there = next((path for path in wanted if path.exists()), None)
     if there is not None:
-        raise UserError(f"{there} already exists; give another folder or remove it")
+        raise UserError(f"{there} already exists; give another folder or remove this one's files")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; give a folder")
     if not problems.is_file():
-        raise UserError(f"{problems}: no such file; give rows with {ROWS}")
+        what = "is a folder; give a file of" if problems.is_dir() else "no such file; give"
+        raise UserError(f"{problems}: {what} rows with {ROWS}")
     found = read_problems(problems)
     tokenizer: Any = load_tokenizer(model, trust_remote_code=trust_remote_code)
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(f"{model}: its tokenizer has no fast form, which sheets are cut by; take another model")
+    close = len(tokenizer.encode(CLOSE, add_special_tokens=False))
+    if close != 1:
+        raise UserError(
+            f"{model}: {CLOSE}, which closes a thought on these sheets, is {close} tokens in its vocabulary; take a "
+            "model in which it is one"
+        )
     made = sheet_files(found, tokenizer.backend_tokenizer, length)
     told = [*write_files(folder, made.rows, made.workings), *_left_out(found, made, length)]
     sizes = [working + 1 for working in made.sizes]  # the close is one token
@@ -93,6 +100,8 @@ def sheets(model: str, problems: Path, folder: Path, length: int, *, trust_remot
     told.append(
         f"workings: half have at most {int(median(sizes))} tokens with their close, nine of ten at most "
         f"{enough_for(sizes)}; thoughts of {room} hold {100 * held:.0f} %"
+        + f" ({room} is the most proposed; the warm start leaves longer ones out)"
+        * (enough_for(sizes) > room)
     )
     count = len(made.rows["runs"])
     sets |= window_for(count)
@@ -107,11 +116,17 @@ def sheets(model: str, problems: Path, folder: Path, length: int, *, trust_remot
 
 def _left_out(found: Problems, made: Files, length: int) -> list[str]:
     """A line for each reason why something is in no sheet."""
-    unfit = f"rows without a working or a single question, or whose answer is no word of 1 to {LONGEST} letters"
+    unfit = (
+        f"rows without a working or with several blank lines, or whose answer is no word of 1 to {LONGEST} characters"
+    )
     told = [
         (len(found.unfit), f"{unfit} (row {found.unfit[0]} first)" if found.unfit else ""),
         (len(found.again), f"rows whose question came before (row {found.again[0]} first)" if found.again else ""),
         (made.too_long, f"problems that are too long for sheets of {length} tokens; --length makes them longer"),
         (made.uncut, "sheets that could not be cut to their length and read back alike"),
+        (made.unused, "problems that were left over when sheets were filled"),
     ]
-    return [f"left out: {count:,} {what}" for count, what in told if count]
+    filled = (
+        f"at the ends of sheets stand the questions of {len(found.spare):,} further problems, cut before their answers"
+    )
+    return [*(f"left out: {count:,} {what}" for count, what in told if count), filled]

@@ -50,6 +50,8 @@ class Learnable:
     """Given workings that no thought can be, mostly because they are longer."""
     enough: int = 0
     """Tokens of a thought that would hold nine of ten given workings."""
+    cut: int = 0
+    """Texts of given workings that are longer than a row."""
 
     @property
     def kept(self) -> int:

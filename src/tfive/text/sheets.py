@@ -19,6 +19,7 @@ from typing import Any
 
 from tfive.errors import UserError
 from tfive.text.formats import RawRow, raw_rows
+from tfive.text.workings import enough_for
 
 OPEN, END, CLOSE = "Working:", "\n", "####"
 ANSWER = "\nAnswer:\n"
@@ -114,7 +115,7 @@ def read_problems(path: Path) -> Problems:
         first = f" (row {unfit[0]} first)" if unfit else ""
         raise UserError(
             f"{path}: of {count} rows {len(unfit)} have no working or no answer of one word of at most {LONGEST} "
-            f"letters{first}{marked}; give some hundred rows with {ROWS}"
+            f"characters{first}{marked}; give some hundred rows with {ROWS}"
         )
     return Problems(kept, spare, tuple(unfit), tuple(again))
 
@@ -152,9 +153,11 @@ def _parts(row: Row, path: Path, number: int) -> tuple[str, str, str]:
     elif question is not None and answer is not None and working is None:
         working, _, answer = answer.rpartition(CLOSE)
     if question is None or working is None or answer is None:
+        if row.keys() >= {"question", "answer"}:
+            return "", "", ""  # fields without a value: left out, as rows without a working are
         raise UserError(
             f"{where}: has {', '.join(sorted(row)) or 'no fields'}; give {ROWS}, or question and an answer that ends "
-            f"in {CLOSE} and the result"
+            f"in {CLOSE} and the result, or text whose last line is The answer is 42."
         )
     answer = answer.strip().rstrip(".")
     if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?", answer):
@@ -188,6 +191,8 @@ class Sheets:
         """What was left out, by the text that stands before the answer."""
         self.too_long = 0
         """Problems that fill more than a sheet."""
+        self.needs: list[int] = []
+        """Tokens of the shortest sheet that would hold each problem."""
         self.uncut = 0
         """Sheets that could not be cut so that they are read back alike."""
 
@@ -202,6 +207,7 @@ class Sheets:
         sizes = [base] * len(LEFT_OUT)
         for problem in problems:
             own = [len(self.encode(f"{shown(problem, missing)[0]}{problem.answer}\n\n")) for missing in LEFT_OUT]
+            self.needs.append(base + max(own) + ROOM + 1)
             if base + max(own) + ROOM > self.length:
                 self.too_long += 1
                 continue
@@ -261,6 +267,9 @@ class Files:
     sizes: list[int]
     too_long: int
     uncut: int
+    unused: int
+    """Problems that are short enough and on no sheet: what is left over when sheets are filled, and of sheets that
+    could not be cut."""
 
 
 def sheet_files(problems: Problems, backend: Any, length: int) -> Files:
@@ -276,10 +285,16 @@ def sheet_files(problems: Problems, backend: Any, length: int) -> Files:
     rows = {name: [row for group in groups for row in group] for name, groups in parts.items()}
     empty = next((name for name in rows if not rows[name]), None)
     if empty is not None:
-        raise UserError(
-            f"--length {length}: of {len(problems.kept)} problems, {maker.too_long} too long for a sheet, none is left "
-            f"for {empty}.jsonl.gz; give " + ("a larger --length" if maker.too_long else "some hundred problems")
-        )
+        count = f"of {len(problems.kept)} problems"
+        if maker.too_long:
+            enough = -(-enough_for(maker.needs) // 64) * 64
+            raise UserError(
+                f"--length {length}: {count} {maker.too_long} are too long for a sheet, and none is left for "
+                f"{empty}.jsonl.gz; give --length {enough}, which holds nine of ten"
+            )
+        raise UserError(f"{count} none is left for {empty}.jsonl.gz; give some hundred problems")
     written = (working for part in rows.values() for row in part for working in row["workings"])
     sizes = [len(maker.encode(working)) for working in written]
-    return Files(rows, maker.workings, sizes, maker.too_long, maker.uncut)
+    used = {one for part in rows.values() for row in part for one in row["problems"]}
+    unused = len(problems.kept) - maker.too_long - len(used)
+    return Files(rows, maker.workings, sizes, maker.too_long, maker.uncut, unused)

@@ -35,6 +35,8 @@ class WorkedText:
     positions: tuple[int, ...]
     workings: tuple[tuple[int, ...] | None, ...]
     source: str
+    cut: bool = False
+    """Whether the text goes on behind its tokens."""
 
 
 def compiled(pattern: str, where: str) -> re.Pattern[str]:
@@ -56,7 +58,8 @@ def worked_texts(
         row = _row(raw, path, number)
         text, places, workings = _split(row, pattern, path, number)
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids = [int(token) for token in encoded["input_ids"]][:length]
+        whole = [int(token) for token in encoded["input_ids"]]
+        ids, cut = whole[:length], len(whole) > length
         ends = {int(end): index for index, (_, end) in enumerate(encoded["offset_mapping"][:length])}
         found = [
             (ends[place], tuple(int(i) for i in tokenizer.encode(working, add_special_tokens=False)))
@@ -64,7 +67,7 @@ def worked_texts(
             if working is not None and ends.get(place, len(ids)) < len(ids) - 1
         ][:per_text]
         if found:
-            yield WorkedText(tuple(ids), tuple(at for at, _ in found), tuple(ids for _, ids in found), path.name)
+            yield WorkedText(tuple(ids), tuple(at for at, _ in found), tuple(ids for _, ids in found), path.name, cut)
 
 
 def _row(raw: Any, path: Path, number: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +38,25 @@ def given_workings(config: Config, tokenizer: Any, plan: ThoughtPlan, length: in
             sizes.extend([len(ids)] if working else [])
             if working and len(ids) <= plan.length and (stop or len(ids) == plan.length):
                 tokens_BRT[row, slot, : len(ids)], length_BR[row, slot] = torch.tensor(ids), len(ids)
-    valid_BR, enough = length_BR > 0, enough_for(sizes)
+    valid_BR, enough, cut = length_BR > 0, enough_for(sizes), sum(one.cut for one in found)
     if not bool(valid_BR.any()):
         none = f"thought.length = {plan.length}: no working of warmstart.path = {path} "
         if not stop:
             raise UserError(f"{none}has exactly so many tokens; use thought.variable_length = true")
-        raise UserError(f"{none}fits, with its close; raise thought.length ({enough} holds nine of ten)")
+        rows = f", or text.sequence_length = {length}, at which {cut:,} of {len(found):,} texts are cut" * bool(cut)
+        raise UserError(f"{none}fits, with its close; raise thought.length ({enough} holds nine of ten){rows}")
     thoughts = Thoughts(tokens_BRT, length_BR, valid_BR, valid_BR & bool(stop), torch.zeros(tokens_BRT.shape))
-    return Learnable(texts, thoughts, unfit=len(sizes) - int(valid_BR.sum()), enough=enough)
+    return Learnable(texts, thoughts, unfit=len(sizes) - int(valid_BR.sum()), enough=enough, cut=cut)
 
 
-def unfit(data: Learnable, plan: ThoughtPlan) -> str:
-    """Why some given workings are not learned, and what would change that for most of them."""
-    said = f"{data.unfit:,} of {data.unfit + data.kept:,} workings are "
-    if plan.stop_id is None:
-        return f"{said}not exactly thought.length = {plan.length} and not learned; use thought.variable_length = true"
-    more = f"; {data.enough} would hold nine of ten" if data.enough > plan.length else ""
-    return f"{said}longer than thought.length = {plan.length}, with their close, and not learned{more}"
+def shortfalls(data: Learnable, plan: ThoughtPlan, length: int) -> Iterator[str]:
+    """What of given workings is not learned or cut off, and what would change that for most of them."""
+    if data.cut:
+        texts = f"{data.cut:,} of {len(data.texts.tokens_BS):,} texts with workings are longer"
+        yield f"{texts} than text.sequence_length = {length} and cut there; were they made for this length and model?"
+    said = f"{data.unfit:,} of {data.unfit + data.kept:,} workings are"
+    if data.unfit and plan.stop_id is None:
+        yield f"{said} not exactly thought.length = {plan.length} and not learned; use thought.variable_length = true"
+    elif data.unfit:
+        more = f"; {data.enough} would hold nine of ten" if data.enough > plan.length else ""
+        yield f"{said} longer than thought.length = {plan.length}, with their close, and not learned{more}"

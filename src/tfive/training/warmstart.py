@@ -42,7 +42,7 @@ from tfive.rl.weight_slots import wide
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.corpus import measured_sequences, weights_fingerprint
-from tfive.training.given_workings import given_workings, unfit
+from tfive.training.given_workings import given_workings, shortfalls
 from tfive.training.memory_limits import engine_options
 from tfive.training.shard_engines import in_shards, shards_of
 from tfive.tree.admission import admit
@@ -57,6 +57,8 @@ TEXT_WEIGHT = 0.5
 """Weight of the text's own next tokens beside the thought and the continuation after it, which have 1."""
 BATCH = 32
 """Thoughts of one update."""
+DRAWN = ("thoughts", "leaked", "content_gain")
+"""What a round tells of thoughts that it drew."""
 MEASURED = ("thought_gain", "content_gain", "no_thought_loss", "mean_thought_length")
 
 
@@ -97,7 +99,9 @@ def warm_start(
     for number in range(teaching.rounds):
         with telemetry.phase(ROLE):
             rounds.append(teaching.round(number, telemetry))
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in rounds[-1].items())
+        drawn = config.warmstart.source == "hindsight"
+        known = {name: value for name, value in rounds[-1].items() if drawn or name not in DRAWN}
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in known.items())
         telemetry.event("warm start", f"round {number + 1} of {teaching.rounds}: {shown}", window=0)
     if config.warmstart.reading:
         with telemetry.phase(ROLE):
@@ -107,6 +111,8 @@ def warm_start(
         rounds.append(read)
     with telemetry.phase("develop", "develop"):
         after = teaching.measured()
+    changed = ", ".join(f"{name} {before[name]:+.3f} → {after[name]:+.3f}" for name in MEASURED[:3])
+    telemetry.event("warm start", f"on development texts: {changed}", window=0)
     teaching.optimizer.release()
     report = {"source": config.warmstart.source, "rounds": rounds, "before": before, "after": after, "base": base}
     found = WarmStart(
@@ -192,7 +198,8 @@ class Teaching:
         found |= {"content_gain": data.content_gain}
         if data.unfit:
             found["unfit"] = float(data.unfit)
-            telemetry.event("warm start", unfit(data, self.engine.plan), window=0)
+        for said in shortfalls(data, self.engine.plan, self.corpus.sequence_length):
+            telemetry.event("warm start", said, window=0)
         return found | _ends(losses)
 
     def read(self, telemetry: Telemetry) -> dict[str, float]:
