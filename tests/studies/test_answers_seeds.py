@@ -349,7 +349,7 @@ def test_lengths_of_thought_are_compared_answer_by_answer() -> None:
         "clusters": {"test": "0 1 2 3"},
     }
     (short, long, less), (_, trained, more) = (lines_of(tables.lengths(found))[n : n + 3] for n in (0, 3))
-    assert short == ["the start", "64", "2 makings", "37.5", "0.0", "25.0", "0.0", "0.0"]
+    assert short == ["the start", "64", "2 makings (1 of GSM8K)", "37.5", "0.0", "25.0", "0.0", "0.0"]
     assert long == ["the start", "128", "1 making", "75.0", "50.0", "25.0", "25.0", "0.0"]
     assert [one.split()[0] for one in less[3:]] == ["+37.5", "+50.0", "–", "+25.0", "+0.0"]
     assert trained[:4] == ["T⁵", "128", "1 seed", "100.0"]
