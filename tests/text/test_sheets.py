@@ -158,6 +158,7 @@ def test_sheets_fill_rows_share_no_problem_and_bring_what_they_leave_out(folder:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "model")
     texts = list(worked_texts(path, tokenizer, re.compile(pattern), length=LENGTH, per_text=4))
     assert len(texts) == len(files["warm"])
+    assert not any(text.cut or text.foreign for text in texts)
     assert all(working for text in texts for working in text.workings)
 
 

@@ -156,6 +156,7 @@ def test_given_workings_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert only["thoughts"] == 0
     assert only["loss_last"] < 0.7 * only["loss_first"]
     assert "unfit" not in only
+    assert "texts with workings" not in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8")
     # Reading after thoughts of its own comes last: more thoughts are drawn, and what follows them gets likelier.
     order = watched(monkeypatch)
     careful = train(tiny.configure(tmp_path, *asked, "warmstart.reading=12"), tmp_path / "careful", quiet=True)
@@ -184,12 +185,12 @@ def test_given_workings_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match=r"thought\.length = \d+: no working of warmstart\.path = .* fits.*\(81 holds"):
         train(tiny.configure(tmp_path, *asked), tmp_path / "long", quiet=True)
     # Texts that go on behind a row may have been made for longer ones.
-    wide = [{"text": text + " town" * 200, "workings": [" seven boat"]} for text in texts]
+    wide = [{"text": text + " town" * 200, "workings": [" seven boat"], "tokens": 7} for text in texts]
     path.write_text("".join(json.dumps(row) + "\n" for row in wide), "utf-8")
     train(tiny.configure(tmp_path, *asked), tmp_path / "wide", quiet=True)
-    assert "12 of 12 texts with workings are longer than text.sequence_length = " in (
-        tmp_path / "wide" / "metrics.jsonl"
-    ).read_text("utf-8")
+    told = (tmp_path / "wide" / "metrics.jsonl").read_text("utf-8")
+    assert "12 of 12 texts with workings are longer than text.sequence_length = " in told
+    assert "12 of 12 texts with workings were made for another model's tokens; make them anew" in told
     # Without a close a thought has its full length; what is shorter cannot be one either.
     whole = [{"text": text, "workings": [" seven boat" * (1 + n % 2)]} for n, text in enumerate(texts)]
     path.write_text("".join(json.dumps(row) + "\n" for row in whole), "utf-8")

@@ -52,6 +52,8 @@ class Learnable:
     """Tokens of a thought that would hold nine of ten given workings."""
     cut: int = 0
     """Texts of given workings that are longer than a row."""
+    foreign: int = 0
+    """Texts of given workings that say another number of tokens than they have."""
 
     @property
     def kept(self) -> int:

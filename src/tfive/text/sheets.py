@@ -19,7 +19,7 @@ from typing import Any
 
 from tfive.errors import UserError
 from tfive.text.formats import RawRow, raw_rows
-from tfive.text.workings import enough_for
+from tfive.text.workings import TOKENS, enough_for
 
 OPEN, END, CLOSE = "Working:", "\n", "####"
 ANSWER = "\nAnswer:\n"
@@ -231,7 +231,8 @@ class Sheets:
                     self.uncut += 1
                     continue
                 workings = [f" {shown(one, missing)[1]}{END}" for one, missing in zip(group, left_out)]
-                rows.append({"text": text, "problems": [one.name for one in group], "workings": workings})
+                names = [one.name for one in group]
+                rows.append({"text": text, "problems": names, "workings": workings, TOKENS: self.length})
             made.append(rows)
         return made
 

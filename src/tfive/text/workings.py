@@ -23,6 +23,9 @@ from tfive.tree.layout import TextBatch
 FIELD = "workings"
 """Field of a row that holds its workings."""
 
+TOKENS = "tokens"
+"""Field of a row that says how many tokens its text has in the vocabulary it was made for."""
+
 GROUP = "working"
 """Group of a pattern that is cut out of the text."""
 
@@ -37,6 +40,8 @@ class WorkedText:
     source: str
     cut: bool = False
     """Whether the text goes on behind its tokens."""
+    foreign: bool = False
+    """Whether the row says another number of tokens, those of another vocabulary."""
 
 
 def compiled(pattern: str, where: str) -> re.Pattern[str]:
@@ -59,7 +64,7 @@ def worked_texts(
         text, places, workings = _split(row, pattern, path, number)
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         whole = [int(token) for token in encoded["input_ids"]]
-        ids, cut = whole[:length], len(whole) > length
+        ids, cut, foreign = whole[:length], len(whole) > length, row.get(TOKENS, len(whole)) != len(whole)
         ends = {int(end): index for index, (_, end) in enumerate(encoded["offset_mapping"][:length])}
         found = [
             (ends[place], tuple(int(i) for i in tokenizer.encode(working, add_special_tokens=False)))
@@ -67,7 +72,8 @@ def worked_texts(
             if working is not None and ends.get(place, len(ids)) < len(ids) - 1
         ][:per_text]
         if found:
-            yield WorkedText(tuple(ids), tuple(at for at, _ in found), tuple(ids for _, ids in found), path.name, cut)
+            at, written = tuple(one for one, _ in found), tuple(one for _, one in found)
+            yield WorkedText(tuple(ids), at, written, path.name, cut, foreign)
 
 
 def _row(raw: Any, path: Path, number: int) -> dict[str, Any]:

@@ -46,14 +46,19 @@ def given_workings(config: Config, tokenizer: Any, plan: ThoughtPlan, length: in
         rows = f", or text.sequence_length = {length}, at which {cut:,} of {len(found):,} texts are cut" * bool(cut)
         raise UserError(f"{none}fits, with its close; raise thought.length ({enough} holds nine of ten){rows}")
     thoughts = Thoughts(tokens_BRT, length_BR, valid_BR, valid_BR & bool(stop), torch.zeros(tokens_BRT.shape))
-    return Learnable(texts, thoughts, unfit=len(sizes) - int(valid_BR.sum()), enough=enough, cut=cut)
+    unfit, foreign = len(sizes) - int(valid_BR.sum()), sum(one.foreign for one in found)
+    return Learnable(texts, thoughts, unfit=unfit, enough=enough, cut=cut, foreign=foreign)
 
 
 def shortfalls(data: Learnable, plan: ThoughtPlan, length: int) -> Iterator[str]:
     """What of given workings is not learned or cut off, and what would change that for most of them."""
+    many = f"of {len(data.texts.tokens_BS):,} texts with workings"
+    if data.foreign:
+        made = "were made for another model's tokens; make them anew (tfive data sheets)"
+        yield f"{data.foreign:,} {many} {made}"
     if data.cut:
-        texts = f"{data.cut:,} of {len(data.texts.tokens_BS):,} texts with workings are longer"
-        yield f"{texts} than text.sequence_length = {length} and cut there; were they made for this length and model?"
+        made = f"are longer than text.sequence_length = {length} and cut there"
+        yield f"{data.cut:,} {many} {made}"
     said = f"{data.unfit:,} of {data.unfit + data.kept:,} workings are"
     if data.unfit and plan.stop_id is None:
         yield f"{said} not exactly thought.length = {plan.length} and not learned; use thought.variable_length = true"
