@@ -189,6 +189,8 @@ class Teaching:
                 f"warmstart.source = {self.settings.source}: of {data.drawn} thoughts {data.leaked} copied the "
                 "continuation and none of the others helped; raise warmstart.items or warmstart.samples"
             )
+        for said in shortfalls(data, self.engine.plan, self.corpus.sequence_length):
+            telemetry.event("warm start", said, window=0)
         horizon = self.engine.plan.horizon
         scored = (2 * data.drawn + int(data.thoughts.valid_BR.numel())) * horizon
         telemetry.count(ROLE, trajectories=data.drawn, generated_tokens=data.tokens, scored_tokens=scored)
@@ -198,8 +200,6 @@ class Teaching:
         found |= {"content_gain": data.content_gain}
         if data.unfit:
             found["unfit"] = float(data.unfit)
-        for said in shortfalls(data, self.engine.plan, self.corpus.sequence_length):
-            telemetry.event("warm start", said, window=0)
         return found | _ends(losses)
 
     def read(self, telemetry: Telemetry) -> dict[str, float]:
