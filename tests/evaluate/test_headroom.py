@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tfive.errors import UserError
 from tfive.evaluate.diagnostics import SampleSize
 from tfive.evaluate.headroom import explained
 from tfive.text.workings import worked_texts
+from tfive.training.progress import ProgressReport
 
 pytestmark = pytest.mark.model
 
@@ -33,7 +35,7 @@ def command(model: Path, corpus: Path, folder: Path, **changes: object) -> str:
     return text
 
 
-def test_a_text_with_workings(exported: Path, tmp_path: Path) -> None:
+def test_a_text_with_workings(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         {"text": f"river {n} mill: salt town rain. farm {n}: boat grain wind rain", "workings": [f" {n}", None]}
         for n in range(9)
@@ -48,8 +50,21 @@ def test_a_text_with_workings(exported: Path, tmp_path: Path) -> None:
     assert len(found["all"]["true"]) == 3
     assert found["critic"]["items"] == 3
     assert found["critic"]["taking_the_best"] >= found["critic"]["taking_the_guessed_best"]
+    shown, showing = list[tuple[str, bool]](), ProgressReport.showing
+
+    def seen(report: ProgressReport, headline: Any, file: Path | None = None, *, drawn: bool = True) -> Any:
+        shown.append((headline.line().partition(":")[0], drawn))
+        return showing(report, headline, file, drawn=drawn)
+
+    monkeypatch.setattr(ProgressReport, "showing", seen)
     table = command(exported, corpus, tmp_path, pattern=":", as_json=False, passes=0)
     assert "true working" in table
+    command(exported, corpus, tmp_path, pattern=":", passes=0)
+    (line, drawn), (_, for_programs) = shown
+    assert line.endswith(" texts")
+    assert "thoughts at each position of " in line
+    assert drawn
+    assert not for_programs
     rows[0]["workings"] = ["one"]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     with pytest.raises(UserError, match=r"row 1: workings has 1, the pattern has 2 matches"):

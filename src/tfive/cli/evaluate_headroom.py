@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +29,7 @@ from tfive.text.settings import KINDS
 from tfive.text.workings import batched, compiled, worked_texts
 from tfive.training.agreement import require_same_evaluation
 from tfive.training.devices import place
+from tfive.training.progress import ProgressReport, Waiting
 from tfive.training.watchdog import watching
 from tfive.tree.settings import SamplingSettings, ThoughtSettings
 
@@ -115,7 +117,9 @@ def headroom_command(
         with joined(model.model.device, store=met.store, pulse=pulse) as world:
             pulse.at("headroom")
             how: dict[str, Any] = {"many": samples, "seed": size.seed, "rows": size.rows, "critic": asked}
-            found = measure(model, sampled, **how, world=world)
+            going = Waiting(f"{samples} thoughts at each position of {size.texts} texts: drawing and reading them")
+            with ProgressReport(sys.stderr).showing(going, drawn=world.leads and not as_json):
+                found = measure(model, sampled, **how, world=world)
     if not world.leads:
         return None
     facts = {"model": source, "corpus": list(corpus), "pattern": pattern, "size": asdict(size)}
