@@ -46,14 +46,6 @@ class Learnable:
     """How many of them copied the continuation."""
     content_gain: float = 0.0
     """Mean of others' loss minus own, over the kept ones."""
-    unfit: int = 0
-    """Given workings that no thought can be, mostly because they are longer."""
-    enough: int = 0
-    """Tokens of a thought that would hold nine of ten given workings."""
-    cut: int = 0
-    """Texts of given workings that are longer than a row."""
-    foreign: int = 0
-    """Texts of given workings that say another number of tokens than they have."""
 
     @property
     def kept(self) -> int:

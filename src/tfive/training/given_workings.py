@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,21 @@ from tfive.text.workings import batched, compiled, enough_for, worked_texts
 from tfive.tree.layout import ThoughtPlan, Thoughts
 
 
-def given_workings(config: Config, tokenizer: Any, plan: ThoughtPlan, length: int) -> Learnable:
+@dataclass(frozen=True)
+class Given(Learnable):
+    """Texts with the workings that fit a thought, and what became of the others."""
+
+    unfit: int = 0
+    """Workings that no thought can be, mostly because they are longer."""
+    enough: int = 0
+    """Tokens of a thought that would hold nine of ten workings."""
+    cut: int = 0
+    """Texts that are longer than a row."""
+    foreign: int = 0
+    """Texts that say another number of tokens than they have."""
+
+
+def given_workings(config: Config, tokenizer: Any, plan: ThoughtPlan, length: int) -> Given:
     """The workings of `warmstart.path` that fit a thought, where they stand in texts of `length` tokens."""
     path = Path(config.warmstart.path or "").expanduser()
     if not path.is_file():
@@ -47,10 +62,10 @@ def given_workings(config: Config, tokenizer: Any, plan: ThoughtPlan, length: in
         raise UserError(f"{none}fits, with its close; raise thought.length ({enough} holds nine of ten){rows}")
     thoughts = Thoughts(tokens_BRT, length_BR, valid_BR, valid_BR & bool(stop), torch.zeros(tokens_BRT.shape))
     unfit, foreign = len(sizes) - int(valid_BR.sum()), sum(one.foreign for one in found)
-    return Learnable(texts, thoughts, unfit=unfit, enough=enough, cut=cut, foreign=foreign)
+    return Given(texts, thoughts, unfit=unfit, enough=enough, cut=cut, foreign=foreign)
 
 
-def shortfalls(data: Learnable, plan: ThoughtPlan, length: int) -> Iterator[str]:
+def shortfalls(data: Given, plan: ThoughtPlan, length: int) -> Iterator[str]:
     """What of given workings is not learned or cut off, and what would change that for most of them."""
     many = f"of {len(data.texts.tokens_BS):,} texts with workings"
     if data.foreign:

@@ -42,7 +42,7 @@ from tfive.rl.weight_slots import wide
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.corpus import measured_sequences, weights_fingerprint
-from tfive.training.given_workings import given_workings, shortfalls
+from tfive.training.given_workings import Given, given_workings, shortfalls
 from tfive.training.memory_limits import engine_options
 from tfive.training.shard_engines import in_shards, shards_of
 from tfive.tree.admission import admit
@@ -189,8 +189,9 @@ class Teaching:
                 f"warmstart.source = {self.settings.source}: of {data.drawn} thoughts {data.leaked} copied the "
                 "continuation and none of the others helped; raise warmstart.items or warmstart.samples"
             )
-        for said in shortfalls(data, self.engine.plan, self.corpus.sequence_length):
-            telemetry.event("warm start", said, window=0)
+        if isinstance(data, Given):
+            for said in shortfalls(data, self.engine.plan, self.corpus.sequence_length):
+                telemetry.event("warm start", said, window=0)
         horizon = self.engine.plan.horizon
         scored = (2 * data.drawn + int(data.thoughts.valid_BR.numel())) * horizon
         telemetry.count(ROLE, trajectories=data.drawn, generated_tokens=data.tokens, scored_tokens=scored)
@@ -198,7 +199,7 @@ class Teaching:
         losses = [self._step(data, number, step) for step in steps]
         found = {"thoughts": float(data.drawn), "leaked": float(data.leaked), "kept": float(data.kept)}
         found |= {"content_gain": data.content_gain}
-        if data.unfit:
+        if isinstance(data, Given) and data.unfit:
             found["unfit"] = float(data.unfit)
         return found | _ends(losses)
 
@@ -219,7 +220,7 @@ class Teaching:
         losses = [self._step(data, self.rounds, step, own) for step in steps]
         return {"thoughts": float(drawn)} | _ends(losses)
 
-    def _given(self) -> Learnable:
+    def _given(self) -> Given:
         """The workings of a file that fit a thought, where they stand."""
         data = given_workings(self.config, self.tokenizer, self.engine.plan, self.corpus.sequence_length)
         device = self.engine.device
