@@ -35,6 +35,7 @@ SETTINGS = (
     "qualify.eta",
     "window.items",
     "window.actor_steps",
+    "window.history",
     "sampling.temperature",
     "thought.checkpoints",
     "thought.horizon",

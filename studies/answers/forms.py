@@ -27,7 +27,7 @@ NAMES = {
     "quiet-star-ppo": "PPO, one critic",
     "anchor-only": "anchors alone",
 }
-PARTS = {
+PARTS: dict[str, dict[object, str]] = {
     "critic.pair": {"bracket": "twins of two expectiles", "disjoint": "twins of half the thoughts each"},
     "calibration.mode": {
         "average": "average of the two",
@@ -35,11 +35,12 @@ PARTS = {
         "minimum": "smaller of the two",
     },
     "gae.unit": {"position": "in units of the position"},
+    "window.history": {True: "critics fitted to the actor's last thoughts"},
 }
 """By their key the parts of T⁵ that a cell may have in place of the usual one, and what tables call them."""
-OTHERS = {
+OTHERS: dict[str, dict[str, dict[object, str]]] = {
     "quiet-star-grpo": {"grpo.normalisation": {"leave_one_out": "not divided by the group's deviation"}},
-    "quiet-star-ppo": {"gae.unit": PARTS["gae.unit"]},
+    "quiet-star-ppo": {key: PARTS[key] for key in ("gae.unit", "window.history")},
 }
 """The same of other methods."""
 
@@ -72,7 +73,7 @@ def anchor_rate(cell: dict[str, Any]) -> float:
 
 def parts(cell: dict[str, Any]) -> tuple[str, ...]:
     """What a cell has in place of its method's usual parts; cells of earlier code have those."""
-    replaced: dict[str, dict[str, str]] = {"t5": PARTS, **OTHERS}.get(cell["method"], {})
+    replaced: dict[str, dict[object, str]] = {"t5": PARTS, **OTHERS}.get(cell["method"], {})
     known = ((name, cell["settings"].get(key)) for key, name in replaced.items())
     return tuple(name[value] for name, value in known if value in name)
 

@@ -56,7 +56,7 @@ CLOCKS = {
     "second": Clock(600.0, 1000.0, f"{CAREFUL}-second"),
     "long": Clock(1000.0, float("inf"), f"{CAREFUL}-long"),
     "larger": Clock(0.0, float("inf"), LARGER, LARGER),
-    "length": Clock(0.0, float("inf"), LONGER, LONGER),
+    "length": Clock(0.0, float("inf"), LONGER, LONGER, {11: f"{LONGER}-again", 12: f"{LONGER}-again"}),
 }
 
 WARM = "warm"

@@ -135,6 +135,8 @@ def test_thoughts_of_a_whole_run_are_counted_from_its_roles() -> None:
     assert planned_thoughts(config) == 6 * (192 + 96 + 24 + 96 + 48 + 192 + 24 + 6)
     reading = Config.load("nano", overrides=["window.reading=2"])
     assert planned_thoughts(reading) == 4 * (192 + 96 + 24 + 96 + 48 + 192 + 24 + 6) + 2 * 192
+    again = Config.load("nano", overrides=["window.history=true"])
+    assert planned_thoughts(again) == 6 * (96 + 24 + 96 + 48 + 192 + 6) + 192 + 24
     group = Config.load("nano", overrides=["method=quiet-star-grpo"])
     assert planned_thoughts(group) == 8 * (6 * 192 + 24)
     assert planned_thoughts(Config.load("nano", overrides=["method=ntp"])) == 0

@@ -6,7 +6,7 @@ from tfive.config.config import Config
 from tfive.config.layers import leaf_fields
 from tfive.methods.registry import methods
 from tfive.methods.spec import MethodSpec
-from tfive.rl.settings import DERIVED_ROLES
+from tfive.rl.window_settings import DERIVED_ROLES
 
 ALWAYS = frozenset(
     {"method", "model", "text", "thought", "sampling", "engine", "window", "run", "benchmarks", "distributed"}
@@ -34,12 +34,15 @@ def read_keys(config: Config) -> set[str]:
     left out of `[window]` are the shares of roles that this one never draws.
     """
     spec, sections = config.spec, read_sections(config.spec)
-    drawn = {DERIVED_ROLES.get(role, (role, 1.0))[0] for role in (*spec.roles_of(config), *spec.first_roles)}
+    roles = (*spec.roles_of(config), *spec.first_roles_of(config))
+    drawn = {DERIVED_ROLES.get(role, (role, 1.0))[0] for role in roles}
     if "calibration" in spec.uses:
         drawn.add("probe")
     unread = {f"window.{key}" for key in _ROLE_KEYS - drawn}
     if not spec.rewarded:
         unread.add("window.reading")
+    if not spec.critics:
+        unread.add("window.history")
     return {key for key in leaf_fields(Config) if key.split(".")[0] in sections} - unread
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from tfive.config.course_rules import COURSE_RULES
 from tfive.config.schema import Schema
-from tfive.rl.settings import TRAINING_ROLES
+from tfive.rl.window_settings import TRAINING_ROLES
 
 SHORTEST_TEXT = 12
 """Tokens of a text that the admission probe needs (`tree.admission`)."""
@@ -184,7 +184,7 @@ def development_items_lie_in_several_texts(config: Schema) -> str | None:
 @rule
 def roles_of_the_method_are_filled(config: Schema) -> str | None:
     """Critics, normaliser and calibration each need trajectories of their own."""
-    wanted = (*config.spec.roles_of(config), *config.spec.first_roles)
+    wanted = (*config.spec.roles_of(config), *config.spec.first_roles_of(config))
     known = (*TRAINING_ROLES, "qualify")
     unknown = next((role for role in wanted if role not in known), None)
     if unknown is not None:

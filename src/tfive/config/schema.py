@@ -24,8 +24,8 @@ from tfive.rl.settings import (
     RatioSettings,
     RewardSettings,
     WarmstartSettings,
-    WindowSettings,
 )
+from tfive.rl.window_settings import WindowSettings
 from tfive.section import Section
 from tfive.text.settings import TextSettings
 from tfive.training.settings import BenchmarkSettings, RunSettings

@@ -13,7 +13,29 @@ def _t5_roles(config: Any) -> tuple[str, ...]:
     learns = config.calibration.mode in ("learned", "state", "repeated")
     heads = ("head_train", "head_validate") if learns else ()
     probe = ("probe",) if config.window.probe else ()
-    return ("critic_fit", "qualify", "pilot", *heads, "actor", "scale", *probe)
+    return (*_drawn_for_critics(config), "qualify", "pilot", *heads, "actor", *_drawn_for_scale(config), *probe)
+
+
+def _t5_first_roles(config: Any) -> tuple[str, ...]:
+    return ("critic_fit", "scale") if config.window.history else ()
+
+
+def _ppo_roles(config: Any) -> tuple[str, ...]:
+    return (*_drawn_for_critics(config), "actor")
+
+
+def _ppo_first_roles(config: Any) -> tuple[str, ...]:
+    return (*(("critic_fit",) if config.window.history else ()), "scale")
+
+
+def _drawn_for_critics(config: Any) -> tuple[str, ...]:
+    """Thoughts that every window draws to fit critics, unless the actor's of the window before serve."""
+    return () if config.window.history else ("critic_fit",)
+
+
+def _drawn_for_scale(config: Any) -> tuple[str, ...]:
+    """Thoughts that every window of T⁵ draws for the next reward scale, unless the actor's own serve."""
+    return () if config.window.history else ("scale",)
 
 
 def _ppo_moves_within_the_run(config: Any) -> str | None:
@@ -64,8 +86,8 @@ QUIET_STAR_PPO = MethodSpec(
     section="ppo",
     uses=("critic", "gae"),
     critics=1,
-    roles=("critic_fit", "actor"),
-    first_roles=("scale",),
+    roles=_ppo_roles,
+    first_roles=_ppo_first_roles,
     rules=(_ppo_moves_within_the_run,),
 )
 
@@ -100,6 +122,7 @@ T5 = MethodSpec(
     uses=("critic", "gae", "qualify", "calibration"),
     critics=2,
     roles=_t5_roles,
+    first_roles=_t5_first_roles,
     recorded=("head_train", "head_validate", "actor"),
 )
 

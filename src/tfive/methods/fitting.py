@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar
 
 from tfive.methods.method import Method, Parts
 from tfive.rl.critics import Critics
 from tfive.rl.rollout import Draw
+from tfive.rl.trajectory import Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,25 +22,75 @@ class CriticParts(Parts):
 C = TypeVar("C", bound=CriticParts)
 
 
+AGAIN = 1000
+"""The number of the fitting round over the actor's thoughts; rounds over fresh ones count from 0."""
+
+
 class FittedMethod(Method[C]):
-    """A method whose critics are fitted in rounds: a fresh set of full returns, then passes over it."""
+    """A method whose critics are fitted in rounds: a set of full returns, then passes over it.
+
+    With `window.history` the last round of a window is over the actor's own thoughts, once their advantages are fixed
+    and before the actor learns from them. The next window finds its critics fitted and draws no set for that.
+    """
 
     stateful: ClassVar[tuple[str, ...]] = (*Method.stateful, "critics")
+    history = False
+    """`window.history`; a method that is only asked for its phases has none."""
 
-    def fit_pass(self, number: int, *, warmup: bool, ahead: Sequence[Draw] = ()) -> bool:
+    def __init__(self, parts: C, *, history: bool = False, **windows: Any) -> None:
+        super().__init__(parts, **windows)
+        self.history = history
+
+    @property
+    def fitted_before(self) -> bool:
+        """Whether this window's critics were fitted at the end of the one before; to shorter thoughts they were not."""
+        earlier = self.window > self.reading_windows + 1
+        return self.history and earlier and not self.parts.rollout.grows(self.window)
+
+    def open(self) -> str | None:
+        """As every method does; critics that the last window fitted are in force from here on."""
+        following = super().open()
+        if self.fitted_before:
+            self.parts.snapshots.renew("critics")
+        return following
+
+    def keep_for_refit(self, acting: Trajectories) -> None:
+        """Keep the actor's set, with what critics read of it, for the round that follows; else let go of that."""
+        if self.history:
+            self.held["critic_fit"] = replace(acting, states_BRTD=None, scoring_BRF=None)
+        else:
+            self.parts.critics.release()
+
+    def refit(self) -> str | None:
+        """One pass over the actor's thoughts. Their advantages are fixed and stay those of the critics before."""
+        return None if self._pass_over(AGAIN) else "refit"
+
+    @property
+    def warming(self) -> bool:
+        """Whether critics are still warmed up: the prediction before a fit is not yet worth staying near."""
+        return self.first
+
+    def fit_pass(self, number: int, *, ahead: Sequence[Draw] = ()) -> bool:
         """One pass of this window's fitting round `number` (from 0); True when the round is over (eq:value-loss).
 
         The first passes of a run train the value heads alone; the blocks below are unfrozen behind them. `ahead` are
         sets that follow the round under the same policy and are drawn with the fitting set.
         """
-        parts, critics = self.parts, self.parts.critics
         if self.step == 0:
-            fresh = parts.rollout.collect("critic_fit", self.window, number, ahead=ahead)
-            if critics.clips(warmup):
-                fresh = fresh.having(values_2BRT=critics.evaluate(fresh).values_2BRT)
-            self.held["critic_fit"] = fresh
-        fitting = self.held["critic_fit"]
+            self.held["critic_fit"] = self.parts.rollout.collect("critic_fit", self.window, number, ahead=ahead)
         self._draw_ahead()
+        over = self._pass_over(number)
+        if over:
+            self.parts.snapshots.renew("critics")
+        return over
+
+    def _pass_over(self, number: int) -> bool:
+        """One pass over the set that is held; True when the round is over, and with it the set's use."""
+        parts, critics, warmup = self.parts, self.parts.critics, self.warming
+        fitting = self.held["critic_fit"]
+        if critics.clips(warmup) and fitting.values_2BRT is None:
+            fitting = fitting.having(values_2BRT=critics.evaluate(fitting).values_2BRT)
+            self.held["critic_fit"] = fitting
         parts.snapshots.require(fitting.snapshots, ("policy", "scorer", "scale"), what="the fitting set")
         frozen_2BRT = fitting.need("values_2BRT") if critics.clips(warmup) else None
         self.report["critic_loss"] = critics.fit_pass(
@@ -57,7 +108,6 @@ class FittedMethod(Method[C]):
             critics.unfreeze()
         if self.step < critics.settings.passes + (critics.head_passes if self.first and number == 0 else 0):
             return False
-        parts.snapshots.renew("critics")
         del self.held["critic_fit"]
         critics.release()
         return True

@@ -6,6 +6,7 @@ that the paper leaves open: critics that do not pass however often they are refi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +15,7 @@ from tfive.methods.fitting import C, FittedMethod
 from tfive.rl.calibration.validation import ErrorBudget
 from tfive.rl.diagnosis import agreement, others_score, step_scores, value_risks
 from tfive.rl.qualify import Qualifier, r_squared
+from tfive.rl.rollout import Draw
 from tfive.rl.settings import QualifySettings
 from tfive.rl.shortfall import Attempt, findings
 
@@ -31,9 +33,9 @@ class QualifiedMethod(FittedMethod[C]):
     made_by: ClassVar[tuple[str, ...]] = ("policy", "scorer", "scale")
     """All that is behind an actor's set that was credited without critics."""
 
-    def __init__(self, parts: C, rule: QualifySettings, delta: float, *, actor_steps: int, reading: int = 0) -> None:
+    def __init__(self, parts: C, rule: QualifySettings, delta: float, **windows: Any) -> None:
         """`delta` is the failure probability that all bounds on the critics' risk share."""
-        super().__init__(parts, actor_steps=actor_steps, reading=reading)
+        super().__init__(parts, **windows)
         lasting: Literal["strict", "sustained"] = "sustained" if rule.rule == "sustained" else "strict"
         self.rule = rule
         self.qualifier = Qualifier(rule.eta, rule.consecutive, rule.patience, rule.attempts, lasting)
@@ -73,11 +75,11 @@ class QualifiedMethod(FittedMethod[C]):
         self.qualifier.open_window()
         return super().open()
 
-    def test_critics(self) -> str | None:
+    def test_critics(self, ahead: Sequence[Draw] = ()) -> str | None:
         """One fresh test of both critics (eq:holdout-r2), and what follows from it: the next phase where they are
-        admitted, another test or another fit where they are not."""
+        admitted, another test or another fit where they are not. `ahead` are sets drawn with the test's."""
         parts = self.parts
-        fresh = parts.rollout.collect("qualify", self.window, self.tests)
+        fresh = parts.rollout.collect("qualify", self.window, self.tests, ahead=ahead)
         values_2BRT = parts.critics.evaluate(fresh).values_2BRT
         returns_BRT, mask_BRT = fresh.need("returns_BRT"), fresh.mask_BRT
         first, second = (r_squared(returns_BRT, values, mask_BRT) for values in values_2BRT)
@@ -130,6 +132,7 @@ class QualifiedMethod(FittedMethod[C]):
         """This window's actor set is credited by the batch baseline; there are no critics to normalise or calibrate."""
         later = "" if self.qualifier.given_up else "; critics have one attempt in each later window until they qualify"
         self.qualifier.give_up()
+        self.parts.rollout.drop_ready(kept=("actor", "scale"))
         self.credit = "baseline"
         what = f"window {self.window} goes on with the {self._baseline} in place of critics"
         self.log("qualification: baseline", f"{what}{later}")

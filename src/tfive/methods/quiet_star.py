@@ -7,7 +7,7 @@ with the others of its position.
 
 from __future__ import annotations
 
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 
@@ -68,32 +68,35 @@ class QuietStarPPO(QuietStar[CriticParts], FittedMethod[CriticParts]):
     saved: ClassVar[tuple[str, ...]] = (*FittedMethod.saved, "round")
     made_by: ClassVar[tuple[str, ...]] = (*QuietStar.made_by, "critics")
 
-    def __init__(self, settings: PpoSettings, parts: CriticParts, *, actor_steps: int, reading: int = 0) -> None:
-        super().__init__(parts, actor_steps=actor_steps, reading=reading)
+    def __init__(self, settings: PpoSettings, parts: CriticParts, **windows: Any) -> None:
+        super().__init__(parts, **windows)
         self.settings = settings
         self.round = 0
         """Fitting rounds of this window that are over."""
 
     @classmethod
     def assemble(cls, kit: Kit) -> Self:
-        return cls(kit.settings, CriticParts(**kit.common, critics=kit.need_critics()), **kit.windows)
+        parts = CriticParts(**kit.common, critics=kit.need_critics())
+        return cls(kit.settings, parts, **kit.windows, history=kit.config.window.history)
 
     def phases(self) -> tuple[Phase, ...]:
         return (
             Phase("open", self.open),
             Phase("fit", self.fit),
             Phase("collect", self.collect),
+            *([Phase("refit", self.refit)] if self.history else ()),
             Phase("update", self.update),
             Phase("close", self.close),
         )
 
     def open(self) -> str | None:
         self.round = 0
-        return super().open()
+        super().open()
+        return "collect" if self.fitted_before else None
 
     def fit(self) -> str | None:
         """One pass of the critic; after so many rounds the actor moves, whatever the critic predicts."""
-        if not self.fit_pass(self.round, warmup=self.first):
+        if not self.fit_pass(self.round):
             return "fit"
         self.round += 1
         self.step = 0
@@ -107,7 +110,7 @@ class QuietStarPPO(QuietStar[CriticParts], FittedMethod[CriticParts]):
         parts = self.parts
         fresh = parts.rollout.collect("actor", self.window)
         values = parts.critics.evaluate(fresh)
-        parts.critics.release()
+        self.keep_for_refit(fresh)
         acting = parts.critics.advantages(fresh, values).having(snapshots=parts.snapshots.current("critics"))
         (gae_BRT,), mask_BRT = acting.need("gae_2BRT"), acting.mask_BRT
         batch = PilotNormaliser.fit(gae_BRT, gae_BRT, mask_BRT)
@@ -115,8 +118,18 @@ class QuietStarPPO(QuietStar[CriticParts], FittedMethod[CriticParts]):
         self.report["r2"] = [r_squared(acting.need("returns_BRT"), values.values_2BRT[0], mask_BRT).r2]
         self.report |= others_score(fresh)
         following = self.act_on(acting.having(advantage_BRT=batch.normalise(gae_BRT, mask_BRT)))
-        frozen = self.window <= self.reading_windows + self.settings.frozen_windows
-        return "close" if frozen else following
+        if self.history:
+            return following
+        return "close" if self._waits else following
+
+    def refit(self) -> str | None:
+        following = super().refit()
+        return "close" if following is None and self._waits else following
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the actor does not move in this window."""
+        return self.window <= self.reading_windows + self.settings.frozen_windows
 
     @torch.no_grad()
     def credited(self, texts: TextBatch, thoughts: Thoughts) -> Credit | None:

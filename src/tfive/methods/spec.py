@@ -69,11 +69,11 @@ class MethodSpec:
     `WindowSettings.count`, the same for every method, since the methods of a comparison share one prepared corpus. A
     role that is not declared cannot be drawn: its texts are the actor's."""
 
-    first_roles: tuple[str, ...] = ()
-    """Roles drawn once, in a run's first window."""
+    first_roles: Callable[[Any], tuple[str, ...]] | tuple[str, ...] = ()
+    """Roles drawn in a run's first window and not in every later one."""
 
     recorded: tuple[str, ...] = ("actor",)
-    """Roles whose log π_old is kept; `rl.settings.OLD_LAW` says from which pass."""
+    """Roles whose log π_old is kept; `rl.window_settings.OLD_LAW` says from which pass."""
 
     averages: tuple[str, ...] = ()
     """Moving averages of all weights that it keeps (a float32 average and a compute copy each); each reads every text
@@ -85,6 +85,10 @@ class MethodSpec:
     def roles_of(self, config: Any) -> tuple[str, ...]:
         """Roles drawn in every window under this configuration."""
         return self.roles(config) if callable(self.roles) else self.roles
+
+    def first_roles_of(self, config: Any) -> tuple[str, ...]:
+        """Roles that only the first window is sure to draw under this configuration."""
+        return self.first_roles(config) if callable(self.first_roles) else self.first_roles
 
     def settings_of(self, config: Any) -> Any:
         """Its own section of a configuration; its defaults in one that was made before the method was registered."""

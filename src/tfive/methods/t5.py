@@ -30,8 +30,9 @@ from tfive.rl.diagnosis import calibration_numbers
 from tfive.rl.drift_probe import Probe
 from tfive.rl.gae import PilotNormaliser
 from tfive.rl.rollout import Draw
-from tfive.rl.settings import CriticSettings, QualifySettings, WindowSettings
+from tfive.rl.settings import CriticSettings, QualifySettings
 from tfive.rl.trajectory import Trajectories
+from tfive.rl.window_settings import WindowSettings
 from tfive.telemetry import DIAGNOSE
 from tfive.tree.layout import TextBatch, Thoughts
 
@@ -65,7 +66,8 @@ class T5(QualifiedMethod[T5Parts]):
     def __init__(self, settings: T5Settings, parts: T5Parts) -> None:
         window = settings.window
         rule, delta = settings.qualify, settings.calibration.delta
-        super().__init__(parts, rule, delta, actor_steps=window.actor_steps, reading=window.reading)
+        windows = {"actor_steps": window.actor_steps, "reading": window.reading, "history": window.history}
+        super().__init__(parts, rule, delta, **windows)
         self.settings = settings
         self.validator = Validator(settings.calibration.kappa, delta)
         self.normaliser: PilotNormaliser | None = None
@@ -98,6 +100,7 @@ class T5(QualifiedMethod[T5Parts]):
             Phase("pilot", self.pilot),
             Phase("calibrate", self.calibrate),
             Phase("collect", self.collect),
+            *([Phase("refit", self.refit)] if self.history else ()),
             Phase("update", self.update),
             Phase("close", self.close),
         )
@@ -107,7 +110,7 @@ class T5(QualifiedMethod[T5Parts]):
         """A window begins with nothing fitted and nothing tested."""
         super().open()
         self.fix_scale()
-        return None
+        return "qualify" if self.fitted_before else None
 
     # Line 1: warm up the value heads, then the full critics, on full returns (eq:value-loss).
     def fit(self) -> str | None:
@@ -115,25 +118,31 @@ class T5(QualifiedMethod[T5Parts]):
         critics = self.parts.critics
         heads_alone = critics.head_only
         tested = Draw("qualify", self.window, self.tests)
-        over = self.fit_pass(self.attempt, warmup=self.stage != "alternating", ahead=[tested])
+        over = self.fit_pass(self.attempt, ahead=[tested])
         if heads_alone and not critics.head_only:
             self.enter("full warm-up")
             for event in self.qualifier.reset("the critics' blocks were unfrozen"):
                 self.log(f"qualification: {event.kind}", event.detail)
         return None if over else "fit"
 
+    @property
+    def warming(self) -> bool:
+        return self.stage != "alternating"
+
     def to_come(self) -> list[Draw]:
         """The next test, and what follows critics that qualify. Where the window may go on without critics, only what
         it draws in any case."""
-        test, scale = Draw("qualify", self.window, self.tests), Draw("scale", self.window + 1)
+        test = Draw("qualify", self.window, self.tests)
         if self.rule.on_failure == "baseline" and self.rule.rule != "fixed":
-            return [test, scale]
-        return [test, Draw("pilot", self.window), *self._after_pilot()]
+            return [test, *self._next_scale()]
+        return [test, *self._after_tests()]
 
     # Line 2: m fresh tests with min(R²) ≥ η (eq:holdout-r2); if not, the actor waits and the critics are refitted.
     def qualify(self) -> str | None:
-        """One fresh test of both critics, and what follows from it (`methods.qualifying`)."""
-        return self.test_critics()
+        """One fresh test of both critics, and what follows from it (`methods.qualifying`). Critics that were fitted
+        before are expected to pass, unless they did not in the window before."""
+        expected = self.fitted_before and self.tests == 0 and not self.qualifier.given_up
+        return self.test_critics(self._after_tests() if expected else ())
 
     # The critics are frozen; one normaliser for both, from independent trajectories (app:advantage-snapshots).
     def pilot(self) -> str | None:
@@ -146,14 +155,20 @@ class T5(QualifiedMethod[T5Parts]):
         self.report["pilot_deviation"] = self.normaliser.deviation
         return None
 
+    def _after_tests(self) -> list[Draw]:
+        return [Draw("pilot", self.window), *self._after_pilot()]
+
+    def _next_scale(self) -> list[Draw]:
+        """The set that sets the next window's reward scale; none where the actor's does."""
+        return [] if self.history else [Draw("scale", self.window + 1)]
+
     def _after_pilot(self) -> list[Draw]:
         """The sets that the rest of the window draws by the same weights. Neither their texts nor their random numbers
         depend on critics or heads, so they are fresh to both, whenever they are computed."""
         mode = self.settings.calibration.mode
         learns = fixed_mixture(mode) is None
         heads = [Draw(role, self.window, states=mode != "repeated") for role in ("head_train", "head_validate")]
-        acting = [Draw("actor", self.window, states=True), Draw("scale", self.window + 1)]
-        return [*(heads if learns else ()), *acting]
+        return [*(heads if learns else ()), Draw("actor", self.window, states=True), *self._next_scale()]
 
     # Line 3: learn w and h on the constrained saddle (eq:calibrated-weight).
     def calibrate(self) -> str | None:
@@ -203,20 +218,24 @@ class T5(QualifiedMethod[T5Parts]):
         """The actor's set with its frozen advantages, the next window's reward scale, and the probes."""
         parts = self.parts
         if self.credit == "baseline":
-            ahead = [Draw("actor", self.window)]
-            self.held["scale"] = parts.rollout.collect("scale", self.window + 1, rewarded=False, ahead=ahead)
+            self._collect_scale(ahead=[Draw("actor", self.window)])
             acting = parts.rollout.collect("actor", self.window)
+            self.keep_for_refit(acting)
             by_position = parts.critics.siblings > 1
             return self.act_on(with_batch_advantages(acting, self.group, by_position=by_position))
-        acting, values = self._evaluated("actor")
-        acting = parts.calibrator.advantage(acting, values, self._normaliser(), self.mixture)
-        self.held["scale"] = parts.rollout.collect("scale", self.window + 1, rewarded=False)
-        parts.critics.release()
+        judged, values = self._evaluated("actor")
+        acting = parts.calibrator.advantage(judged, values, self._normaliser(), self.mixture)
+        self._collect_scale()
+        self.keep_for_refit(judged)
         if parts.probe is not None:
             with parts.telemetry.phase(DIAGNOSE):
                 self.held["probe"] = parts.probe.draw(self.window, self.mixture, self._normaliser())
                 self.report |= parts.probe.report(self.held["probe"], self._normaliser(), "first")
         return self.act_on(acting.having(snapshots=parts.snapshots.current("weight", "auxiliary", "validation")))
+
+    def _collect_scale(self, ahead: Sequence[Draw] = ()) -> None:
+        if not self.history:
+            self.held["scale"] = self.parts.rollout.collect("scale", self.window + 1, rewarded=False, ahead=ahead)
 
     # Line 6: clipped PPO (eq:ppo) in `Method.update`; only θ moves.
 
@@ -228,6 +247,9 @@ class T5(QualifiedMethod[T5Parts]):
             with self.parts.telemetry.phase(DIAGNOSE):
                 self.report |= probe.report(self.held["probe"], self._normaliser(), "last")
         self.report["mixture"] = "none" if self.credit == "baseline" else self.mixture.name
+        if self.history and not self.reading:
+            # By then these thoughts are historical (eq:reward-scale).
+            self.parts.rollout.update_scale(self.held["actor"])
         return super().close()
 
     @torch.no_grad()

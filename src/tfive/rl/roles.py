@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfive.errors import RunFailed, UserError
-from tfive.rl.settings import HALVES, LEARNING, TRAINING_ROLES, WindowSettings
+from tfive.rl.window_settings import HALVES, LEARNING, TRAINING_ROLES, WindowSettings
 from tfive.rng import philox
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Ledger:
         have, at one round of fitting a window."""
         found = {}
         for role in LEARNING:
-            if role in self._roles:
+            if role in self._roles and (role == "actor" or not self._window.history):
                 texts = self._of(*self._groups(role, 1), *self._groups(role, 2))
                 found[role] = windows * self._window.count(role) / int(self._items[texts].sum())
         return found

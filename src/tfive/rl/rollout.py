@@ -27,10 +27,11 @@ from tfive.rl.reward import (
 )
 from tfive.rl.roles import Ledger
 from tfive.rl.sampling import Wanted, micro_batches, sample_sets, with_scores
-from tfive.rl.settings import OLD_LAW, OldLaw, RewardSettings
+from tfive.rl.settings import RewardSettings
 from tfive.rl.siblings import numbers_of_others
 from tfive.rl.snapshots import Snapshots
 from tfive.rl.trajectory import Trajectories, last_loss
+from tfive.rl.window_settings import OLD_LAW, OldLaw
 from tfive.telemetry import Telemetry
 from tfive.tree.forward import TreeModel
 from tfive.tree.grow import no_thoughts
@@ -144,6 +145,11 @@ class Rollout:
         self.count_tokens(role, scored)
         scored = self._with_reference(role, scored)
         return self.rewarded(scored) if rewarded else scored
+
+    def drop_ready(self, kept: Sequence[str]) -> None:
+        """Let go of sets that were drawn ahead and will not be asked for, but for those roles; they are counted."""
+        for stream, window in [key for key in self.ready if key[0] not in kept]:
+            self.count_tokens(stream, self.ready.pop((stream, window)))
 
     def _drawn(
         self, draws: Sequence[Draw], numbers: Sequence[npt.NDArray[np.int64]], world: World

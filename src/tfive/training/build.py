@@ -239,7 +239,7 @@ def _critics(
 
 def ledger_of(config: Config, corpus: PreparedCorpus) -> Ledger:
     """Who draws which texts; refuses a text that does not hold what a window of the method needs."""
-    drawn = (*config.spec.roles_of(config), *config.spec.first_roles)
+    drawn = (*config.spec.roles_of(config), *config.spec.first_roles_of(config))
     return Ledger(corpus, config.window, seed=config.run.seed, roles=drawn)
 
 

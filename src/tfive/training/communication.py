@@ -136,7 +136,7 @@ def _gradients(whose: str, weights: int, steps: int, passes: int, by: tuple[int,
 
 def _critic_gradients(config: Config, shape: ModelShape, layout: Layout, compute: int) -> list[Exchange]:
     """The passes of the value heads alone, at a run's start, send less."""
-    count, texts = config.spec.critics, _texts(config, "critic_fit")
+    count, texts = config.spec.critics, _texts(config, config.window.fitted_role)
     if not count:
         return []
     settings, weights = config.critic, trained_by_critic(config, shape)
@@ -307,6 +307,8 @@ def _computing(config: Config, shape: ModelShape, layout: Layout, alone: float) 
 
 def drawn_meanwhile(config: Config) -> float:
     """The share of a window's thoughts that the actor's processes draw while the critics are fitted: a set a pass."""
+    if config.window.history:
+        return 0.0
     order = ("qualify", "pilot", "head_train", "head_validate", "actor", "scale")
     drawn = [role for role in order if role in config.spec.roles_of(config)]
     every = sum(config.window.count(role) for role in config.spec.roles_of(config) if role != "probe")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tfive.config.config import Config
 from tfive.methods.spec import CRITIC_ROLES
-from tfive.rl.settings import OLD_LAW
+from tfive.rl.window_settings import OLD_LAW
 from tfive.training.drawn import activations_come_along
 
 
@@ -50,7 +50,7 @@ def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
         # The policy's activations are left behind by sampling and scoring; final states for heads alone are not.
         below = _probed(config, layers) if config.critic.adapt == "probe" else 1 - adapted
         found["lower features"] = 0.0 if activations_come_along(config) else seen * row * below
-        # The fitting set is judged before the fit only where the loss is clipped around that.
+        # A fitting set of its own is judged before the fit only where the loss is clipped around that.
         clips = config.critic.loss == "clipped" and config.critic.pair != "bracket"
         judged = seen if clips else seen - share.get("critic_fit", 0.0)
         found["critics"] = spec.critics * judged * row * adapted + fitting_nodes(config, layers)
@@ -73,5 +73,5 @@ def fitting_nodes(config: Config, layers: int) -> float:
     delimiter = 0 if config.thought.delimiters == "none" else 1
     row = config.text.sequence_length / config.text.positions.per_text
     row += config.group * (delimiter + config.thought.length)
-    fitted = config.window.count("critic_fit") / config.window.items
+    fitted = config.window.count(config.window.fitted_role) / config.window.items
     return config.spec.critics * 3.0 * config.critic.passes * fitted * row * _adapted(config, layers)

@@ -9,13 +9,14 @@ from tfive.methods.spec import CRITIC_ROLES
 
 def texts_drawn_together(config: Config) -> list[int]:
     """Texts of every draw of a window: of T⁵ the fitting set goes with the test that follows, and the pilot's with all
-    that come after it; further tests, the run's first reward scale and probes are drawn by themselves."""
+    that come after it, or with the test where critics are fitted before; further tests, the run's first reward scale
+    and probes are drawn by themselves."""
     spec = config.spec
-    texts = {role: texts_needed(config, role) for role in (*spec.roles_of(config), *spec.first_roles)}
+    texts = {role: texts_needed(config, role) for role in (*spec.roles_of(config), *spec.first_roles_of(config))}
     if "qualify" not in texts:
         return list(texts.values())
     alone = [texts[role] for role in ("qualify", "scale", "probe") if role in texts]
-    return [texts["critic_fit"] + texts["qualify"], _after_tests(texts), *alone]
+    return [texts["critic_fit"] + texts["qualify"], _after_fitting(config, texts), *alone]
 
 
 def activations_come_along(config: Config) -> bool:
@@ -29,11 +30,15 @@ def activations_come_along(config: Config) -> bool:
 def featured_texts(config: Config) -> int:
     """Texts whose activations below the critics are there at once: those of the fitting set; where they come with the
     sets, of those drawn together."""
-    texts = {role: texts_needed(config, role) for role in CRITIC_ROLES if role in config.spec.roles_of(config)}
+    drawn = (*config.spec.roles_of(config), *config.spec.first_roles_of(config))
+    texts = {role: texts_needed(config, role) for role in CRITIC_ROLES if role in drawn}
     if not activations_come_along(config):
-        return texts["critic_fit"]
-    return max(texts["critic_fit"] + texts.get("qualify", 0), _after_tests(texts))
+        return max(texts["critic_fit"], texts[config.window.fitted_role])
+    return max(texts["critic_fit"] + texts.get("qualify", 0), _after_fitting(config, texts))
 
 
-def _after_tests(texts: dict[str, int]) -> int:
-    return sum(texts.get(role, 0) for role in ("pilot", "head_train", "head_validate", "actor", "scale"))
+def _after_fitting(config: Config, texts: dict[str, int]) -> int:
+    """Texts of the sets of a later window that are drawn in the same passes."""
+    with_the_test = ("qualify",) if config.window.history else ("scale",)
+    roles = (*with_the_test, "pilot", "head_train", "head_validate", "actor")
+    return sum(texts.get(role, 0) for role in roles)

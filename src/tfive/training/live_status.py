@@ -28,7 +28,7 @@ def thoughts_of_window(config: Config, number: int) -> int:
     spec, window = config.spec, config.window
     if not spec.thinks:
         return 0
-    once = sum(window.count(role) for role in spec.first_roles) if number == 1 else 0
+    once = sum(window.count(role) for role in spec.first_roles_of(config)) if number == 1 else 0
     if number <= config.reading_windows:
         return config.group * (window.items + once)
     return config.group * (sum(window.count(role) for role in spec.roles_of(config)) + once)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from tfive.config.config import Config
 from tfive.config.rules import texts_needed
 from tfive.models.shape import ModelShape
-from tfive.rl.settings import HEADS_ALONE, TRAINING_ROLES
+from tfive.rl.settings import HEADS_ALONE
+from tfive.rl.window_settings import TRAINING_ROLES
 from tfive.training.drawn import activations_come_along, featured_texts, texts_drawn_together
 from tfive.training.memory_recurrent import (
     Nodes,
@@ -300,13 +301,13 @@ def _sampling(row: Row, config: Config, shape: ModelShape, nodes: Nodes, compute
 
 def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, count: int, on_gpu: bool) -> list[Row]:
     settings = config.critic
-    nodes = replace(nodes, texts=_step_texts(config, "critic_fit", settings.minibatches))
+    nodes = replace(nodes, texts=_step_texts(config, config.window.fitted_role, settings.minibatches))
     share = {"full": 1.0, "head": 0.0, "probe": 0.0}.get(settings.adapt, min(settings.blocks / shape.layers, 1.0))
     copied, exact = _copied_by_critic(config, shape), _added_by_critic(config, shape)
     rows = []
     if count and settings.adapt != "full":
         base = Row(FEATURES)
-        tokens = config.window.count("critic_fit") * config.group * nodes.T
+        tokens = config.window.count(config.window.fitted_role) * config.group * nodes.T
         if settings.adapt in HEADS_ALONE:
             # Captured steps read them out of one tensor, beside the passes' own.
             copies = 1 + on_gpu

@@ -132,6 +132,10 @@ def test_counted_nodes_by_hand() -> None:
     assert mine["old law"] == 45
     assert mine["lower features"] == pytest.approx(3.125 * 45 * 23 / 24)
     assert mine["critics"] == pytest.approx(2 * (3 * 2 + 2.125) * 45 / 24)
+    again = nodes_per_item(bench_step.configure("t5", work, ["window.history=true"], "cpu", "float32"), 24)
+    # No thoughts for the critics and none for the scale; critics fit to as many and judge as many as before.
+    assert again["sample"] == (3.25 - 1.125) * 45
+    assert again["critics"] == mine["critics"]
     other = nodes_per_item(bench_step.configure("rlp", work, [], "cpu", "float32"), 24)
     assert other == {"update": 6 * 136, "anchor": 0, "sample": 136, "score": 8 * 14, "old law": 136, "teacher": 32}
     grouped = nodes_per_item(bench_step.configure("quiet-star-grpo", work, [], "cpu", "float32"), 24)
