@@ -27,6 +27,8 @@ NAMES = {
     "quiet-star-ppo": "PPO, one critic",
     "anchor-only": "anchors alone",
 }
+HISTORY = "critics fitted to the actor's last thoughts"
+"""What tables call `window.history`."""
 PARTS: dict[str, dict[object, str]] = {
     "critic.pair": {"bracket": "twins of two expectiles", "disjoint": "twins of half the thoughts each"},
     "calibration.mode": {
@@ -35,7 +37,7 @@ PARTS: dict[str, dict[object, str]] = {
         "minimum": "smaller of the two",
     },
     "gae.unit": {"position": "in units of the position"},
-    "window.history": {True: "critics fitted to the actor's last thoughts"},
+    "window.history": {True: HISTORY},
 }
 """By their key the parts of T⁵ that a cell may have in place of the usual one, and what tables call them."""
 OTHERS: dict[str, dict[str, dict[object, str]]] = {

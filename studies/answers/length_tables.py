@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from answer_tables import GSM8K, Model, answered, asked_starts, benchmark, verdict
 from estimates import Cell, over_problems
-from forms import LONGER, NAMES, estimate, percent, points_of
+from forms import HISTORY, NAMES, estimate, parts, percent, points_of
 from long_tables import CLOCKS, of_clock
 from seed_tables import begun_careful
 
@@ -30,8 +30,9 @@ class Asked(NamedTuple):
 
 
 def starts_asked(found: dict[str, Any]) -> tuple[Asked, Asked]:
-    """The starts of 64 tokens that were asked as many questions as the one of 128 tokens, and that one."""
-    long = Asked(*([known[LONGER]] if LONGER in known else [] for known in _answers(found)))
+    """The starts of 64 tokens that were asked as many questions as those of 128 tokens, and these."""
+    own = _names(CLOCKS[LONG])
+    long = Asked(*([known[name] for name in dict.fromkeys(own) if name in known] for known in _answers(found)))
     names = {name for clock in CLOCKS.values() if clock.model == CLOCKS[SHORT].model for name in _names(clock)}
     short = [
         [known[name] for name in sorted(names & known.keys()) if one and _size(known[name]) == _size(one[0])]
@@ -53,9 +54,10 @@ def _size(model: Model) -> int:
     return int(model["results"]["every"]["items"])
 
 
-def cells_asked(found: dict[str, Any], kind: str, method: str) -> Asked:
-    """The models of a method's cells under one kind of clock."""
-    cells: list[Cell] = answered([one for one in begun_careful(of_clock(found, kind)) if one["method"] == method])
+def cells_asked(found: dict[str, Any], kind: str, method: str, has: tuple[str, ...] = ()) -> Asked:
+    """The models of a method's cells under one kind of clock, with its usual parts or those that it `has` instead."""
+    begun = begun_careful(of_clock(found, kind))
+    cells: list[Cell] = answered([one for one in begun if (one["method"], parts(one)) == (method, has)])
     return Asked([cell["accuracy"] for cell in cells], benchmark(cells, GSM8K))
 
 
@@ -65,6 +67,8 @@ def lengths(found: dict[str, Any]) -> str:
     head = ("model", "tokens of a thought", "of", "own", "sampled", "own, all of it left out")
     pairs = {"the start": starts_asked(found)}
     pairs |= {name: (cells_asked(found, SHORT, key), cells_asked(found, LONG, key)) for key, name in NAMES.items()}
+    again = cells_asked(found, LONG, "t5", (HISTORY,))
+    pairs[f"T⁵, {HISTORY}, beside T⁵"] = cells_asked(found, SHORT, "t5"), again
     rows = []
     for name, (short, long) in pairs.items():
         if not (short.problems and long.problems):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from answer_tables import answered, long_benchmark, long_benchmarks, problems_apart, seeds_answers, seeds_lazy, verdicts
 from estimates import Cell, common, each_texts, over_texts, shared_texts
-from forms import CAREFUL, LARGER, LONGER, ending, over_both, seed_of, signed, with_interval
+from forms import CAREFUL, HISTORY, LARGER, LONGER, ending, over_both, seed_of, signed, with_interval
 from seed_tables import (
     BEGUN,
     SEED_TABLES,
@@ -125,8 +125,8 @@ def long_ends(found: dict[str, Any]) -> str:
 
 
 def long_apart(found: dict[str, Any]) -> str:
-    """The first method minus each other one, and variants minus those with more of its parts replaced or with a higher
-    rate, seed by seed:
+    """The first method minus each other one, variants minus those with more of its parts replaced or with a higher
+    rate, and one whose critics are fitted to history minus each other method, seed by seed:
     gains on the test texts of which both measured the same positions, paired by text, and right answers in points,
     paired by problem; with the interval over seeds, too, where there are several. Then each method's right answers
     minus those of the warm-started model to the same questions."""
@@ -138,7 +138,9 @@ def long_apart(found: dict[str, Any]) -> str:
         (name, other)
         for number, name in enumerate(names[1:], 2)
         for other in names
-        if other.startswith(f"{name}, ") or (other in names[number:] and _but_rate(name) == _but_rate(other))
+        if other.startswith(f"{name}, ")
+        or (other in names[number:] and _but_rate(name) == _but_rate(other))
+        or (HISTORY in name and not other.startswith(names[0]))
     ]
     for first, name in (*((names[0], other) for other in names[1:]), *further):
         own, other = common(groups[first], groups[name])

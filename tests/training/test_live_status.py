@@ -200,7 +200,7 @@ def test_only_lines_that_stay_answer_a_signal() -> None:
 
 def test_a_run_that_a_clock_ends_says_how_much_of_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_status, "_resident", lambda: 1_250_000_000)
-    monkeypatch.setattr(live_status, "training_seconds", lambda recorder: 40.0)
+    monkeypatch.setattr(live_status, "window_seconds", lambda recorder: 40.0)
     status, method, _ = a_status(Clock(), "run.seconds=1000", "window.windows=1000")
     method.window, method.closed = 3, False
     assert status.line().startswith("window 3, 0:40 of 16:40 trained, open (0:00), about 16:00 left")

@@ -27,7 +27,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_window_in_which_the_seconds_pass_is_the_last(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "training_seconds", lambda recorder: 6.0 * recorder.state_dict()["step"])
+    monkeypatch.setattr(loop, "window_seconds", lambda recorder: 6.0 * recorder.state_dict()["step"])
     config = configure(home, *PLAIN, "run.seconds=10")
     summary = start.train(config, tmp_path / "run", quiet=True)
     assert summary["windows"] == 2
@@ -71,7 +71,7 @@ def test_the_clock_of_the_leading_process_decides(leads: bool, windows: int, mon
     parts = SimpleNamespace(config=settings, method=SimpleNamespace(window=2, closed=True))
     world = SimpleNamespace(leads=leads, any_of=any_of)
     rank: Any = SimpleNamespace(assembly=parts, world=world, recorder=None, windows=7)
-    monkeypatch.setattr(loop, "training_seconds", lambda recorder: 99.0)
+    monkeypatch.setattr(loop, "window_seconds", lambda recorder: 99.0)
     loop.Loop._look_at_the_clock(rank)
     assert rank.windows == windows
     assert asked == [leads]  # every process takes part in the answer
@@ -88,20 +88,22 @@ def test_measuring_and_diagnoses_are_no_training() -> None:
         else:
             now[0] += seconds
 
+    spend(4, "warmstart")
     spend(5, "develop")
     spend(1, "sample")
     spend(3, "update")
     spend(2, "update", "backward")
     spend(7, "update", DIAGNOSE)
     spend(9, "test")
-    assert identity.training_seconds(recorder) == pytest.approx(6)
+    assert identity.training_seconds(recorder) == pytest.approx(4 + 6)
+    assert identity.window_seconds(recorder) == pytest.approx(6), "the clock begins with the first window"
 
 
 def test_the_time_left_is_that_of_the_clock_where_it_comes_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(None, quiet=True, clock=lambda: 0.0)
     config = configure(home, *PLAIN, "run.seconds=10")
     live = LiveStatus(config, SimpleNamespace(window=1, closed=True), recorder, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(live_status, "training_seconds", lambda recorder: 4.0)
+    monkeypatch.setattr(live_status, "window_seconds", lambda recorder: 4.0)
     assert live.seconds_left() == pytest.approx(6)
     assert live.fraction() == pytest.approx(0.4)
     monkeypatch.setattr(live, "_by_plan", lambda: 2.0)

@@ -23,7 +23,7 @@ NOT_TRAINING = ("admit", "develop", "test", "benchmarks")
 """Phases that are no part of a step: the admission probe and measuring on development texts, test texts, benchmarks."""
 
 BEFORE_WINDOWS = ("warmstart", "positions")
-"""Roles of thoughts that are drawn once, before the first window, whatever the method."""
+"""Roles of thoughts that are drawn once, before the first window, whatever the method, and the phases that draw them."""
 
 GROUP = 8
 """Thoughts per item of the group baselines, which n_aux is held against (eq:grpo-rollout-threshold)."""
@@ -106,6 +106,12 @@ def spent_seconds(recorder: Recorder) -> dict[str, float]:
 def training_seconds(recorder: Recorder) -> float:
     """The whole of them: those of inner phases are in the phases around them."""
     return sum(spent for phase, spent in spent_seconds(recorder).items() if "/" not in phase)
+
+
+def window_seconds(recorder: Recorder) -> float:
+    """Those of windows alone, which `run.seconds` limits: what comes before the first ends by its own steps."""
+    spent = spent_seconds(recorder)
+    return sum(taken for phase, taken in spent.items() if "/" not in phase and phase not in BEFORE_WINDOWS)
 
 
 def without_diagnoses(seconds: dict[str, float]) -> dict[str, float]:

@@ -15,7 +15,7 @@ import torch
 
 from tfive.config.config import Config
 from tfive.methods.method import Method
-from tfive.training.identity import training_seconds
+from tfive.training.identity import window_seconds
 from tfive.training.recorder import Recorder
 from tfive.training.stop_signal import StopSignal
 
@@ -73,7 +73,7 @@ class LiveStatus:
         window = min(method.window + (self._between() and phases != "develop"), self.windows)
         most = self.config.run.seconds
         # A clock that ends the run says more of how far it is than a plan of windows it will not reach.
-        spent = clock(training_seconds(recorder))
+        spent = clock(window_seconds(recorder))
         of = f" of {self.windows}" if most is None else f", {spent} of {clock(most)} trained"
         at = f"window {window}{of}" if window else f"before window 1{of}"
         parts = [self.stop.told, at, f"{where} ({clock(since)})"]
@@ -86,7 +86,7 @@ class LiveStatus:
     def fraction(self) -> float | None:
         """How much of the run is done, by the thoughts still to come, or by windows where there are none."""
         most = self.config.run.seconds
-        taken = 0.0 if most is None else min(training_seconds(self.recorder) / most, 1.0)
+        taken = 0.0 if most is None else min(window_seconds(self.recorder) / most, 1.0)
         if self.planned:
             return max(1 - self._to_come() / self.planned, taken)
         return max(min((self.method.window - (0 if self.method.closed else 1)) / self.windows, 1.0), taken)
@@ -97,7 +97,7 @@ class LiveStatus:
         planned, most = self._by_plan(), self.config.run.seconds
         if most is None:
             return planned
-        left = max(most - training_seconds(self.recorder), 0.0)
+        left = max(most - window_seconds(self.recorder), 0.0)
         return left if planned is None else min(planned, left)
 
     def _by_plan(self) -> float | None:

@@ -21,7 +21,7 @@ from tfive.training.checkpoint import CheckpointStore
 from tfive.training.develop import MeasuredTexts, save_items
 from tfive.training.explorer import EXPLORER, Explorer
 from tfive.training.health import problems, relative_change
-from tfive.training.identity import actor_items, cost, identity, rollouts, training_seconds
+from tfive.training.identity import actor_items, cost, identity, rollouts, training_seconds, window_seconds
 from tfive.training.live_status import LiveStatus, peak_bytes
 from tfive.training.memory_limits import out_of_memory_explained
 from tfive.training.placement import pieces_like
@@ -201,10 +201,10 @@ class Loop:
             self.save()
 
     def _look_at_the_clock(self) -> None:
-        """A window that closes when training has taken its seconds is the last. The leading process's clock decides
+        """A window that closes when windows have taken their seconds is the last. The leading process's clock decides
         for all, the one that checkpoints hold; measuring takes none, so a run that goes on from here finds the same."""
         most, method, leads = self.assembly.config.run.seconds, self.assembly.method, self.world.leads
-        if most is not None and method.closed and self.world.any_of(leads and training_seconds(self.recorder) >= most):
+        if most is not None and method.closed and self.world.any_of(leads and window_seconds(self.recorder) >= most):
             self.windows = min(self.windows, method.window)
 
     def _measure(self, window: int) -> dict[str, Any]:

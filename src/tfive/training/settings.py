@@ -18,8 +18,8 @@ class RunSettings(Section):
     """Every random number of the run is a function of this seed and of what is drawn."""
 
     seconds: float | None = Field(None, gt=0, le=1e9)
-    """Most seconds of training, measuring left out: the window in which they have passed is the last, and the run ends
-    as it does after `window.windows`. Of several processes the first one's clock decides. None: `window.windows` alone
+    """Most seconds of training, measuring and a warm start left out (that ends by its own steps): the window in which
+    they have passed is the last, and the run ends as it does after `window.windows`. Of several processes the first one's clock decides. None: `window.windows` alone
     says when it ends."""
 
     deterministic: bool = False
