@@ -354,6 +354,14 @@ def test_lengths_of_thought_are_compared_answer_by_answer() -> None:
     assert [one.split()[0] for one in less[3:]] == ["+37.5", "+50.0", "–", "+25.0", "+0.0"]
     assert trained[:4] == ["T⁵", "128", "1 seed", "100.0"]
     assert [one.split()[0] for one in more[3:]] == ["+62.5", "+0.0", "–", "+62.5", "+62.5"]
+    # A second making of the longer start is one more of them; critics fitted to history have rows of their own.
+    again = cell("careful-128", 330.0, 12, "0111")
+    again["settings"] = {**again["settings"], "window.history": True}
+    later = {**found, "cells": [*cells, again], "accuracy": {**starts, "careful-128-again": model("1111", "0011")}}
+    rows = lines_of(tables.lengths(later))
+    assert rows[1][2:4] == ["2 makings (1 of GSM8K)", "87.5"]
+    assert [row[:4] for row in rows[4:8:3]] == [trained[:4], [rows[6][0], "128", "1 seed", "75.0"]]
+    assert rows[6][0] == "T⁵, critics fitted to the actor's last thoughts, beside T⁵"
     assert lines_of(tables.lengths({"cells": [], "accuracy": {}})) == []
 
 
