@@ -20,6 +20,7 @@ from tfive.rl.actor import Actor, StepStats
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rl.trajectory import Trajectories
+from tfive.tree import packed
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import ThoughtPlan
@@ -120,6 +121,26 @@ def test_a_run_is_the_same(anchor: AnchorSettings, plan: ThoughtPlan, rows: int,
     assert replayed.updates.reason == ""
     assert sum(graph.replays for graph in graphs.graphs) > len(graphs.graphs) > 0
     assert not any("unused" in name and name != "unused.weight" for name in found[1])
+
+
+@pytest.mark.parametrize(("anchor", "rows"), [(NOTHING, 8), (BOTH, 8), (BOTH, 3)], ids=["policy", "both", "parts"])
+def test_a_run_without_padding_is_the_same(anchor: AnchorSettings, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "ROWS", 4)
+    computed: list[tuple[int | None, int]] = []
+
+    def noted(backbone: Any, embeds_BnD: Tensor, position_Bn: Tensor, tree: Any, index_x: Any, **given: Any) -> Tensor:
+        computed.append((None if index_x is None else len(index_x), position_Bn.numel()))
+        return packed.run_nodes(backbone, embeds_BnD, position_Bn, tree, index_x, **given)
+
+    monkeypatch.setattr("tfive.tree.reader.run_nodes", noted)
+    records, graphs = [record(step) for step in range(6)], TapedGraphs()
+    replayed = actor_on(llama(torch.float64), anchor, GROUPS, graphs, rows, replace(FUSED, packed="on"))
+    plain = replace(FUSED, replayed_passes=False, packed="off")
+    launched = actor_on(llama(torch.float64), anchor, GROUPS, None, rows, plain)
+    same(trained(replayed, records), trained(launched, records))
+    assert replayed.updates.reason == ""
+    assert sum(graph.replays for graph in graphs.graphs) > len(graphs.graphs) > 0
+    assert any(size is not None and size < 0.9 * nodes for size, nodes in computed)
 
 
 def test_half_precision_has_the_same_bits_captured_and_not() -> None:

@@ -43,6 +43,29 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(name, lambda tree, device: False)
 
 
+@contextmanager
+def products_of(model: Any) -> Iterator[list[int]]:
+    """How many rows the blocks' down projections multiply, whoever calls them."""
+    seen: list[int] = []
+    own = torch.addmm
+
+    def counted(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, **given: Any) -> torch.Tensor:
+        seen.append(len(left))
+        return own(total, left, right, **given)
+
+    hooks = [
+        block.mlp.down_proj.register_forward_pre_hook(lambda _, given: seen.append(given[0][..., 0].numel()))
+        for block in model.model.layers
+    ]
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "addmm", counted)
+            yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "ROWS", 1)
@@ -128,25 +151,50 @@ def test_features_made_again_for_their_gradients_are_the_same() -> None:
     assert apart(found_slopes, slopes) < 1e-12
 
 
-def test_updates_need_no_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree, case = scene()
+def update(tree: TreeModel, case: Case, *, prepared: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """What an update's pass gives, and the gradients of a sum of its squares; `prepared`: by the pass that is made
+    ready before, its picks and nodes padded, as captured ones are."""
+    asked: dict[str, Any] = {"text": True, "continuations": True, "of_first": True}
+    if prepared:
+        ready = tree.prepare(case.texts, case.thoughts, **asked).padded()
+        out = tree.policy_from(ready.on(ready.layout, [tensor.clone() for tensor in ready.tensors]))
+    else:
+        out = tree.policy(case.texts, case.thoughts, **asked)
+    parts = out.need("log_prob_BRT"), out.need("text_log_prob_BS"), out.need("continuation_log_prob_BRH")
     weights = list(tree.model.parameters())
+    slopes = torch.autograd.grad(sum(part.square().sum() for part in parts), weights)  # type: ignore[arg-type]
+    return torch.cat([part.detach().flatten() for part in parts]), torch.cat([one.flatten() for one in slopes])
 
-    def update() -> tuple[torch.Tensor, torch.Tensor]:
-        out = tree.policy(case.texts, case.thoughts, text=True, continuations=True, of_first=True)
-        parts = out.need("log_prob_BRT"), out.need("text_log_prob_BS"), out.need("continuation_log_prob_BRH")
-        slopes = torch.autograd.grad(sum(part.square().sum() for part in parts), weights)  # type: ignore[arg-type]
-        return torch.cat([part.detach().flatten() for part in parts]), torch.cat([one.flatten() for one in slopes])
 
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("fused", ["off", "on"])
+def test_updates_need_no_padding(fused: str, prepared: bool) -> None:
+    _, case = scene()
+    model, rows = tiny("qwen3"), list[list[int]]()
+    found = []
     with lifted():
-        with rows_read(tree) as few:
-            found, slopes = update()
-        whole(monkeypatch)
-        with rows_read(tree) as all_rows:
-            expected, expected_slopes = update()
-    assert apart(found, expected) < 1e-12
+        for packs in ("on", "off"):
+            options: dict[str, Any] = {"fused_blocks": fused, "fused_training": fused, "packed": packs}
+            tree = TreeModel(model, case.plan, EngineOptions(**options))
+            assert (tree.training.forwards is not None) == (fused == "on")
+            with products_of(model) as read:
+                found.append(update(tree, case, prepared=prepared))
+            rows.append(read)
+    (values, slopes), (expected, expected_slopes) = found
+    assert apart(values, expected) < 1e-12
     assert apart(slopes, expected_slopes) < 1e-12
-    assert few[0] < 0.9 * all_rows[0]
+    assert all(a < 0.95 * b for a, b in zip(*rows, strict=True))
+
+
+def test_by_themselves_only_passes_on_processors_leave_padding_out() -> None:
+    tree, case = scene()
+    with lifted(), rows_read(tree) as few:
+        update(tree, case)
+    layout = tree._grow(case.texts, case.thoughts, "first")
+    assert few[0] < 0.9 * layout.token_BN.numel()
+    fused = EngineOptions(fused_blocks="on", fused_training="on")
+    for options in (fused, EngineOptions(packed="off"), EngineOptions(activation_checkpointing=True)):
+        assert TreeModel(tree.model, case.plan, options)._packing(layout) is None
 
 
 def test_which_rows_are_kept() -> None:
@@ -155,6 +203,10 @@ def test_which_rows_are_kept() -> None:
     assert found is not None
     assert found.tolist() == [0, 4]
     assert packed.packing(torch.ones(2, 3, dtype=torch.bool)) is None
+    # In few sizes: so many more that do not exist.
+    sized = packed.packing(exists, sizes=2)
+    assert sized is not None
+    assert sized.tolist() == [0, 1, 4]
 
 
 def test_few_rows_are_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ NOT_TRAINING = ("admit", "develop", "test", "benchmarks")
 """Phases that are no part of a step: the admission probe and measuring on development texts, test texts, benchmarks."""
 
 BEFORE_WINDOWS = ("warmstart", "positions")
-"""Roles of thoughts that are drawn once, before the first window, whatever the method, and the phases that draw them."""
+"""Roles of thoughts that are drawn once, before the first window, whatever the method; the phases that draw them."""
 
 GROUP = 8
 """Thoughts per item of the group baselines, which n_aux is held against (eq:grpo-rollout-threshold)."""

@@ -19,8 +19,8 @@ class RunSettings(Section):
 
     seconds: float | None = Field(None, gt=0, le=1e9)
     """Most seconds of training, measuring and a warm start left out (that ends by its own steps): the window in which
-    they have passed is the last, and the run ends as it does after `window.windows`. Of several processes the first one's clock decides. None: `window.windows` alone
-    says when it ends."""
+    they have passed is the last, and the run ends as it does after `window.windows`. Of several processes the first
+    one's clock decides. None: `window.windows` alone says when it ends."""
 
     deterministic: bool = False
     """Deterministic kernels on GPUs, too: one seed then gives the same numbers again, and a run that was killed and

@@ -209,7 +209,7 @@ class TreeModel(TreeReader):
             return PolicyOutput.stacked([self.policy(texts.rows(b, b + 1), own[b], **asked) for b in each])
         prepared = self.prepare(texts, thoughts, **parts)
         prepared = prepared.padded() if padded else prepared
-        hidden_BND = self._run(prepared.layout, pack=not parity)
+        hidden_BND = self._run(prepared.layout, nodes_x=None if parity else prepared.nodes_x)
         output = self._reduced(prepared, hidden_BND, entropy, features)
         if centring is None or thoughts is None or prepared.actions is None:
             return output
@@ -237,12 +237,13 @@ class TreeModel(TreeReader):
             after=after,
             without=after.without_thought(layout) if after is not None and (no_thought or self.unread) else None,
             no_thought=no_thought,
+            nodes_x=self._packing(layout),
         )
 
     def policy_from(self, prepared: PolicyPass) -> PolicyOutput:
         """The training forward of a pass that was prepared; nothing of it waits for the host where `replays_training`
         says so."""
-        return self._reduced(prepared, self._run(prepared.layout, pack=True))
+        return self._reduced(prepared, self._run(prepared.layout, nodes_x=prepared.nodes_x))
 
     def _reduced(
         self, prepared: PolicyPass, hidden_BND: Tensor, entropy: bool = False, features: bool = False

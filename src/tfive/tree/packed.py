@@ -5,8 +5,10 @@ rotations work row by row, so that they need no empty rows; attention gets its t
 What remains of a batch is computed by the same kernels and, where matrices are 128 wide or more, comes out bit for bit
 the same (tried with MKL in float32).
 
-On processors alone: counting nodes waits for a GPU, and its captured steps need fixed shapes. With gradients only the
-sums over nodes that weights' gradients are round otherwise, since padding's zeros are not added.
+On processors always. On a GPU counting nodes waits for it and captured work needs fixed shapes, so there only updates
+leave padding out, and only where `EngineOptions.packed` asks for it: their nodes are counted with their picks, and come
+in few sizes (`packing` with `sizes`). With gradients only the sums over nodes that weights' gradients are round
+otherwise, since padding's zeros are not added.
 
 `last_block_for` does the same for the last block of a pass whose result is read at a few nodes: of all others it needs
 keys and values alone.
@@ -22,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from tfive.tree.attention import Attending
 from tfive.tree.hf import Backbone, replaced
@@ -30,12 +33,18 @@ ROWS = 64
 """At least so many rows are computed, padding included: products of a few rows have kernels that round otherwise."""
 WORTH = 0.9
 """More than this share of nodes that exist is not worth the copies."""
+SIZES = 16
+"""In how many sizes the nodes of captured passes of one shape come."""
 
 
-def packing(exists_Bn: Tensor) -> Tensor | None:
-    """int64 `[x]`: the flat nodes to compute, ascending, those that exist and at least `ROWS`; None if nearly all."""
+def packing(exists_Bn: Tensor, sizes: int = 0) -> Tensor | None:
+    """int64 `[x]`: the flat nodes to compute, ascending, those that exist and at least `ROWS`; None if nearly all. With
+    `sizes` some that do not are among them, so that there are so many at most, each a multiple of `ROWS`."""
     exists = exists_Bn.flatten()
     count = max(int(exists.sum()), min(ROWS, len(exists)))
+    if sizes:
+        step = -(-len(exists) // (sizes * ROWS)) * ROWS
+        count = min(len(exists), -(-count // step) * step)
     if count > WORTH * len(exists):
         return None
     return (~exists).to(torch.uint8).argsort(stable=True)[:count].sort().values
@@ -55,8 +64,13 @@ class PackedPass(Attending):
 
     def spread(self, values_x: Tensor) -> Tensor:
         """`[x, …]` in the places of the layout, `[B, n, …]`, 0 elsewhere."""
-        full = values_x.new_zeros(self.shape[0] * self.shape[1], *values_x.shape[1:])
-        return full.index_copy_(0, self.index_x, values_x).unflatten(0, self.shape)
+        full: Tensor = _Spread.apply(values_x, self.index_x, self.shape[0] * self.shape[1])
+        return full.unflatten(0, self.shape)
+
+    def taken(self, values_Bn: Tensor) -> Tensor:
+        """Of `[B, n, …]` the computed nodes, `[x, …]`."""
+        found: Tensor = _Taken.apply(values_Bn.flatten(0, 1), self.index_x)
+        return found
 
     def attend(
         self,
@@ -71,7 +85,7 @@ class PackedPass(Attending):
         given = (query_BYnE, key_BXnE, value_BXnE)
         query, key, value = (self.spread(one[0].transpose(0, 1)).transpose(1, 2) for one in given)
         output_BnYE = self.tree.attend(layer, query, key, value, scale, window, cap)
-        return output_BnYE.flatten(0, 1).index_select(0, self.index_x)[None]
+        return self.taken(output_BnYE)[None]
 
 
 def run_packed(
@@ -80,11 +94,49 @@ def run_packed(
     """`Backbone.run` without padding, where `packs` and it is worth it: final hidden states `[B, n, D]`, which mean
     nothing where no node exists."""
     index_x = packing(exists_Bn) if packs(tree, embeds_BnD.device) else None
+    return run_nodes(backbone, embeds_BnD, position_Bn, tree, index_x, **given)
+
+
+def run_nodes(
+    backbone: Backbone, embeds_BnD: Tensor, position_Bn: Tensor, tree: Attending, index_x: Tensor | None, **given: Any
+) -> Tensor:
+    """`Backbone.run` of the flat nodes `index_x` alone, or of all: final hidden states `[B, n, D]`, 0 elsewhere."""
     if index_x is None:
         return backbone.run(embeds_BnD, position_Bn, tree, **given)
     packed = PackedPass(tree, index_x, (embeds_BnD.shape[0], embeds_BnD.shape[1]))
-    embeds_xD, position_x = (one.flatten(0, 1).index_select(0, index_x) for one in (embeds_BnD, position_Bn))
+    embeds_xD, position_x = packed.taken(embeds_BnD), position_Bn.flatten().index_select(0, index_x)
     return packed.spread(backbone.run(embeds_xD[None], position_x[None], packed, **given)[0])
+
+
+class _Spread(torch.autograd.Function):
+    """Rows put at places of which each is named once; plain indexing would add gradients up with atomics."""
+
+    @staticmethod
+    def forward(ctx: Any, values_x: Tensor, index_x: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(index_x)
+        return values_x.new_zeros(count, *values_x.shape[1:]).index_copy_(0, index_x, values_x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        (index_x,) = ctx.saved_tensors
+        return slope.index_select(0, index_x), None, None
+
+
+class _Taken(torch.autograd.Function):
+    """The other way round."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, index_x: Tensor) -> Tensor:
+        ctx.save_for_backward(index_x)
+        ctx.count = len(values)
+        return values.index_select(0, index_x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope_x: Tensor) -> tuple[Tensor, None]:
+        (index_x,) = ctx.saved_tensors
+        return slope_x.new_zeros(ctx.count, *slope_x.shape[1:]).index_copy_(0, index_x, slope_x), None
 
 
 @contextmanager

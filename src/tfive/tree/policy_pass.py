@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tfive.tree.layout import Layout
+from tfive.tree.layout import PADDING, Layout
+from tfive.tree.packed import SIZES, packing
 from tfive.tree.picks import Picks
 
 
@@ -27,6 +28,8 @@ class PolicyPass:
     """The same tokens without the thought."""
     no_thought: bool = False
     """Whether the latter's log-probabilities are asked for, and not only computed."""
+    nodes_x: Tensor | None = None
+    """The flat nodes that go through the model, where padding is left out; none: all."""
 
     @property
     def _picks(self) -> dict[str, Picks]:
@@ -40,17 +43,21 @@ class PolicyPass:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors of all picks; `on` takes others in their place."""
-        return [tensor for picks in self._picks.values() for tensor in picks.tensors]
+        """The tensors of all picks, then the computed nodes; `on` takes others in their place."""
+        found = [tensor for picks in self._picks.values() for tensor in picks.tensors]
+        return found if self.nodes_x is None else [*found, self.nodes_x]
 
     def on(self, layout: Layout, tensors: Sequence[Tensor]) -> PolicyPass:
         """The same pass over another layout and other picks of the same shapes."""
-        width = len(tensors) // max(1, len(self._picks))
+        picked, nodes_x = (tensors, None) if self.nodes_x is None else (tensors[:-1], tensors[-1])
+        width = len(picked) // max(1, len(self._picks))
         each = enumerate(self._picks.items())
-        changes: dict[str, Any] = {name: own.on(tensors[i * width : (i + 1) * width]) for i, (name, own) in each}
-        return replace(self, layout=layout, **changes)
+        changes: dict[str, Any] = {name: own.on(picked[i * width : (i + 1) * width]) for i, (name, own) in each}
+        return replace(self, layout=layout, nodes_x=nodes_x, **changes)
 
     def padded(self) -> PolicyPass:
-        """The same with picks of few sizes, for passes that are captured size by size."""
+        """The same with picks and nodes of few sizes, for passes that are captured size by size."""
         changes: dict[str, Any] = {name: own.padded() for name, own in self._picks.items()}
+        if self.nodes_x is not None:
+            changes["nodes_x"] = packing(self.layout.kind_BN != PADDING, SIZES)
         return replace(self, **changes)

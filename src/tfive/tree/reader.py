@@ -27,7 +27,7 @@ from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary, 
 from tfive.tree.hf import Backbone, recurrent_parts
 from tfive.tree.layout import PADDING, Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower
-from tfive.tree.packed import run_packed
+from tfive.tree.packed import packing, run_nodes, run_packed
 from tfive.tree.picks import Picks
 from tfive.tree.recurrent.delta_rule import read_paths
 from tfive.tree.recurrent.deltanet import RecurrentParts, TreeRecurrence
@@ -223,10 +223,10 @@ class TreeReader:
         lower: Lower | None = None,
         stop: int | None = None,
         fuse: bool = False,
-        pack: bool = False,
+        nodes_x: Tensor | None = None,
     ) -> Tensor:
-        """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for, `pack` where what
-        stands at nodes that do not exist is not read."""
+        """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for. Where `nodes_x` are
+        given, of these alone."""
         tree = TreePass(layout, self.kernel, recurrence=self.recurrence(layout), gates=self.gates)
         trained = None if torch.is_autocast_enabled(self.device.type) else self.training.forwards
         given: dict[str, Any] = {"recompute": self.recomputes, "trained": trained}
@@ -236,9 +236,19 @@ class TreeReader:
         if fuse:
             exists_BN = None if stop is None else layout.kind_BN != PADDING
             return self.read_only(embeds_BND, layout.position_BN, tree, exists_BN, stop=stop)
-        if pack and trained is None and not self.recomputes:
-            return run_packed(self.backbone, embeds_BND, layout.position_BN, tree, layout.kind_BN != PADDING)
-        return self.backbone.run(embeds_BND, layout.position_BN, tree, stop_block=stop, **given)
+        return run_nodes(self.backbone, embeds_BND, layout.position_BN, tree, nodes_x, stop_block=stop, **given)
+
+    def _packing(self, layout: Layout) -> Tensor | None:
+        """The nodes that a pass with gradients computes where it leaves padding out; None: all."""
+        asked = self.engine.packed
+        if asked == "off" or self.recomputes or self.backbone.recurrent:
+            return None
+        by_itself = self.device.type == "cpu" and (self._autocast or self.training.forwards is None)
+        return packing(layout.kind_BN != PADDING) if asked == "on" or by_itself else None
+
+    @property
+    def _autocast(self) -> bool:
+        return torch.is_autocast_enabled(self.device.type)
 
     def reduce(self, hidden_BND: Tensor, picks: Picks, reducer: Reducer, forbidden: bool = False) -> dict[str, Tensor]:
         """The reducer's numbers at the picked nodes, in the picks' shape."""

@@ -149,6 +149,11 @@ class EngineOptions:
     reading, score centring, parity or recomputed activations). Captured updates keep the memory of a pass and of the
     accumulated gradients. Runs ask for all this; inference and evaluations meet too many shapes."""
 
+    packed: Switch = "auto"
+    """Leave padding out of passes with gradients over thoughts that closed early: `auto` does so on processors, by the
+    model's own blocks; `on` also on a GPU and by fused ones (no recurrent layers, no recomputed activations); `off`
+    never."""
+
     def unfused(self) -> EngineOptions:
         """The same by the model's own blocks, for weights that cannot be copied to be compared (shards)."""
         return replace(self, fused_norms="off", fused_blocks="off", fused_training="off")
