@@ -29,8 +29,9 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="passes of each variant (median)")
     parser.add_argument("--budget", type=float, default=90.0, help="seconds after which no further variant is begun")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="which of them, separated by commas")
-    for name in ("texts", "tokens", "positions", "group"):
+    for name in ("texts", "tokens", "positions", "group", "length"):
         parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--used", type=float, default=1.0, help="share of its length that a thought has on average")
     parser.add_argument("--out", type=Path, help="folder for the JSON")
     return parser.parse_args(given)
 
@@ -41,8 +42,10 @@ def main(given: list[str] | None = None) -> int:
     device = choose_device(asked.device)
     model, name = find_model(asked.shape, device, choose_dtype(asked.compute, device))
     work = Work() if device.type == "cuda" else SMALL
-    changes = {key: getattr(asked, key) for key in ("texts", "tokens", "positions", "group")}
+    changes = {key: getattr(asked, key) for key in ("texts", "tokens", "positions", "group", "length")}
     work = replace(work, **{key: value for key, value in changes.items() if value is not None})
+    if asked.length is not None:
+        work = replace(work, checkpoints=(asked.length,))
     variants = tuple(part.strip() for part in asked.variants.split(","))
     facts = {
         "model": name,
@@ -57,7 +60,13 @@ def main(given: list[str] | None = None) -> int:
             path = asked.out / f"update-profile-{asked.shape or 'embedded'}.json"
             path.write_text(json.dumps(facts | report, indent=1) + "\n", encoding="utf-8")
 
-    report = update_profile(model, work, repeats=asked.repeats, budget=asked.budget, variants=variants, save=save)
+    options: dict[str, Any] = {
+        "repeats": asked.repeats,
+        "budget": asked.budget,
+        "used": asked.used,
+        "variants": variants,
+    }
+    report = update_profile(model, work, **options, save=save)
     save(report)
     print(render(report))
     return 0

@@ -17,6 +17,7 @@ from tfive.tree.fast.hf_training import TrainingChoice, block_shapes, trained_fo
 from tfive.tree.fast.tiled import differences as tiled_differences
 from tfive.tree.fast.training_ops import TorchTraining, TrainingOps
 from tfive.tree.fast.training_ops import differences as training_differences
+from tfive.tree.layout import Thoughts
 from tfive.tree.settings import EngineOptions
 from tfive_lab.bench.phases import PHASES, Clock, TreePhases, tree_phases
 from tfive_lab.bench.work import Work
@@ -27,8 +28,8 @@ OPERATIONS = {
     "gated products": ("gate", "gate_back"),
 }
 """Parts of a trained block that can be left to plain PyTorch, by the operations they are made of."""
-VARIANTS = ("none", "all", "without attention", "without head", *(f"without {part}" for part in OPERATIONS))
-"""`none` is the models' own kernels; `without x` is all but x."""
+VARIANTS = ("none", "all", "packed", "without attention", "without head", *(f"without {part}" for part in OPERATIONS))
+"""`none` is the models' own kernels; `packed` is all, with padding left out; `without x` is all but x."""
 FAMILIES = (
     ("matrix products", r"gemm|nvjet|xmma|cublas|splitk|cutlass(?!.*fmha)"),
     ("attention", r"fmha|flash|sdpa|cudnn|^_attend|^_query_slope|^_key_slope|^_merge"),
@@ -61,6 +62,8 @@ def variant(side: TreePhases, name: str) -> TreePhases:
     options = side.engine
     if name in ("none", "without attention"):
         options = replace(options, attention="folded")
+    if name == "packed":
+        options = replace(options, packed="on")
     other = TreePhases(side.model, side.plan, side.texts, side.uniforms_BRT, options, side.law)
     other.thoughts, other.reading = side.thoughts, side.reading
     choice, fusion = side.tree.training, side.tree.fusion.fusion
@@ -119,17 +122,29 @@ def _timed(side: TreePhases, phase: str, clock: Clock, repeats: int) -> dict[str
     return {"seconds": statistics.median(whole), "host_seconds": statistics.median(host)}
 
 
+def shortened(thoughts: Thoughts, used: float) -> Thoughts:
+    """Thoughts that end after a random number of tokens, `used` of their length on average; for shares up to a half."""
+    steps = thoughts.tokens_BRT.shape[-1]
+    longest = max(1, round(2 * used * steps))
+    draw = torch.Generator().manual_seed(0)
+    length_BR = torch.randint(1, longest + 1, thoughts.length_BR.shape, generator=draw).clamp(max=steps)
+    length_BR = torch.where(thoughts.valid_BR, length_BR.to(thoughts.length_BR), 0)
+    cut = replace(thoughts, length_BR=length_BR, closed_BR=torch.zeros_like(thoughts.closed_BR))
+    return replace(cut, log_q_BRT=cut.log_q_BRT * cut.mask_BRT)
+
+
 def update_profile(
     model: Any,
     work: Work,
     *,
     repeats: int,
     budget: float,
+    used: float = 1.0,
     variants: tuple[str, ...] = VARIANTS,
     save: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
     """The report: the phases of the best settings, then the actor pass of every variant the `budget` (s) allows.
-    `save` is handed the report as far as it is."""
+    `save` is handed the report as far as it is. The variants read thoughts that end after `used` of their length."""
     start = time.perf_counter()
     side = tree_phases(model, work, EngineOptions())
     clock = Clock(side.tree.device)
@@ -149,6 +164,9 @@ def update_profile(
     report["layouts"] = side.tree.layouts.reason or "captured where shapes come again"
     report["kernels_apart"] = _apart(side)
     save(report)
+    if used < 1 and side.thoughts is not None:
+        side.thoughts = shortened(side.thoughts, used)
+    report["mean_thought_length"] = float(side.written.length_BR[side.written.valid_BR].float().mean())
     wanted = None
     for name in variants:
         if time.perf_counter() - start > budget:
