@@ -12,6 +12,7 @@ from t5_window import PLAIN, advance_to, changing, logged, noting, same, t5_of, 
 from test_t5_sets import texts_of_calls
 
 from stage import Tally, assembled
+from tfive.errors import RunFailed
 from tfive.rl.reward import final_gain
 from tfive.rl.trajectory import Trajectories
 from tfive.training.drawn import texts_drawn_together
@@ -79,12 +80,16 @@ def test_the_actors_set_is_what_the_critics_are_fitted_to_before_it_is_learned_f
     assert not same(critic_weights(run), before)
     for record, frozen in fitted[fresh:]:
         assert record.thoughts.tokens_BRT is acted[0].thoughts.tokens_BRT
-        assert record.need("returns_BRT").equal(acted[0].need("returns_BRT"))
         # Clipped around what the critics said when they gave the advantages.
         assert frozen is not None
         assert frozen.equal(kept.need("values_2BRT"))
     assert method.held["actor"].need("advantage_BRT").equal(kept.need("advantage_BRT"))
     assert "critic_fit" not in method.held, "updates hold no activations that only critics read"
+    advance_to(method, "open")
+    # Returns are in the scale of the window that the critics are for.
+    later = method.parts.rollout._with_rewards(acted[0]).need("returns_BRT")
+    assert not later.equal(acted[0].need("returns_BRT"))
+    assert all(record.need("returns_BRT").equal(later) for record, _ in fitted[fresh:])
 
 
 def test_the_actors_set_sets_the_next_scale(home: Path, verdicts: Any) -> None:
@@ -127,14 +132,56 @@ def test_sets_that_no_critic_will_judge_are_let_go_of_and_counted(home: Path, ve
     assert method.report["actor_updates"]["qualified"] == 4
 
 
-def test_grown_thoughts_need_a_fresh_fit(home: Path, verdicts: Any) -> None:
-    run = assembled(home, *AGAIN, "window.curriculum=2", "window.windows=4")
+def test_grown_thoughts_need_a_fresh_fit_and_a_scale_of_their_own(home: Path, verdicts: Any) -> None:
+    run = assembled(home, *AGAIN, "window.curriculum=1", "window.windows=4", "reward.decay=0.5")
+    method, rollout = t5_of(run), run.method.parts.rollout
+    assert rollout.grows(2)
+    assert not rollout.grows(3)
+    scales: list[Trajectories] = []
+    changing(run, "scale", noting(scales))
+    # Nothing is fitted for thoughts that will be longer, and their scale is not that of the shorter ones.
+    assert window(method)[-6:] == ["refit", *["update"] * 4, "close"]
+    assert [one.window for one in scales] == [1, 2]
+    assert int(scales[-1].thoughts.length_BR.max()) > rollout.longest(1)
+    own = final_gain(*(scales[-1].need(name) for name in ("no_thought_BR", "losses_BRK", "checkpoint_mask_BRK")))
+    moment = own[scales[-1].thoughts.valid_BR].double().square().mean()
+    advance_to(method, "fit")
+    assert method.report["reward_scale"] == pytest.approx(float(moment) ** 0.5, rel=1e-4)
+    advance_to(method, "close")
+    acted = method.held["actor"].gain_BR[method.held["actor"].thoughts.valid_BR].double().square().mean()
+    # The window after goes on from there, with critics that the grown one has fitted.
+    assert advance_to(method, "qualify") == ["close", "open"]
+    assert method.report["reward_scale"] == pytest.approx(float(moment + acted) ** 0.5 / 2**0.5, rel=1e-4)
+    assert [one.window for one in scales] == [1, 2]
+
+
+def test_what_a_refit_measured_is_told_of_the_window_it_was_for(home: Path, verdicts: Any) -> None:
+    run = assembled(home, *AGAIN, "critic.loss=squared", "qualify.attempts=1", "qualify.on_failure=stop")
     method = t5_of(run)
-    first = [window(method)[:3] for _ in range(3)]
-    assert first[0] == ["open", "fit", "fit"]
-    grown = [method.parts.rollout.grows(number) for number in (2, 3)]
-    assert any(grown)
-    assert [one[1] for one in first[1:]] == ["fit" if grew else "qualify" for grew in grown]
+    advance_to(method, "update")
+    fresh, later = dict(method.report), dict(method.fitted)
+    assert later["fit_r2"] != fresh["fit_r2"]
+    verdicts(False)
+    window(method)
+    method.advance()
+    assert {name: method.report[name] for name in later} == later
+    # Why critics failed is told with it.
+    with pytest.raises(RunFailed):
+        method.advance()
+    assert method.failed[-1]["fit_r2"] == later["fit_r2"]
+
+
+def test_sets_drawn_ahead_are_light_while_critics_are_fitted_again(home: Path, verdicts: Any) -> None:
+    run = assembled(home, *AGAIN, "critic.features=policy", "critic.adapt=probe", "qualify.attempts=2")
+    method = t5_of(run)
+    window(method)
+    verdicts(False)
+    advance_to(method, "fit")
+    ready = method.parts.rollout.ready
+    assert {role for role, _ in ready} == {"pilot", "actor"}
+    assert all(one.lower_BND is None for one in ready.values())
+    window(method)
+    assert method.report["actor_updates"]["qualified"] == 4
 
 
 @pytest.mark.parametrize("phase", ["refit", "update", "qualify"])

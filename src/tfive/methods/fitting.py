@@ -22,7 +22,7 @@ class CriticParts(Parts):
 C = TypeVar("C", bound=CriticParts)
 
 
-AGAIN = 1000
+AGAIN = 1_000_000
 """The number of the fitting round over the actor's thoughts; rounds over fresh ones count from 0."""
 
 
@@ -40,6 +40,8 @@ class FittedMethod(Method[C]):
     def __init__(self, parts: C, *, history: bool = False, **windows: Any) -> None:
         super().__init__(parts, **windows)
         self.history = history
+        self.fitted: dict[str, Any] = {}
+        """What the last window's refit measured, which is of this window's critics."""
 
     @property
     def fitted_before(self) -> bool:
@@ -52,18 +54,26 @@ class FittedMethod(Method[C]):
         following = super().open()
         if self.fitted_before:
             self.parts.snapshots.renew("critics")
+            self.report |= self.fitted
         return following
 
-    def keep_for_refit(self, acting: Trajectories) -> None:
-        """Keep the actor's set, with what critics read of it, for the round that follows; else let go of that."""
-        if self.history:
-            self.held["critic_fit"] = replace(acting, states_BRTD=None, scoring_BRF=None)
-        else:
+    def keep_for_refit(self, acting: Trajectories, *, afresh: bool | None = None) -> None:
+        """Keep the actor's set, with what critics read of it, for the round that follows, with returns by the scale
+        that the window's end will set from it (`afresh` as it will be then). Where there is no such round, or thoughts
+        are about to grow, let go of what critics read."""
+        rollout = self.parts.rollout
+        if not self.history or rollout.grows(self.window + 1):
             self.parts.critics.release()
+            return
+        again = rollout.rewarded_next(acting, afresh=afresh)
+        self.held["critic_fit"] = replace(again, states_BRTD=None, scoring_BRF=None)
 
     def refit(self) -> str | None:
-        """One pass over the actor's thoughts. Their advantages are fixed and stay those of the critics before."""
-        return None if self._pass_over(AGAIN) else "refit"
+        """One pass over the actor's thoughts. Their advantages are fixed, and the snapshot that made them stays in
+        force until the next window opens with the critics that come of this."""
+        if "critic_fit" not in self.held or self._pass_over(AGAIN):
+            return None
+        return "refit"
 
     @property
     def warming(self) -> bool:
@@ -91,18 +101,22 @@ class FittedMethod(Method[C]):
         if critics.clips(warmup) and fitting.values_2BRT is None:
             fitting = fitting.having(values_2BRT=critics.evaluate(fitting).values_2BRT)
             self.held["critic_fit"] = fitting
-        parts.snapshots.require(fitting.snapshots, ("policy", "scorer", "scale"), what="the fitting set")
+        made_by = ("policy", "scorer") if number == AGAIN else ("policy", "scorer", "scale")
+        parts.snapshots.require(fitting.snapshots, made_by, what="the fitting set")
         frozen_2BRT = fitting.need("values_2BRT") if critics.clips(warmup) else None
-        self.report["critic_loss"] = critics.fit_pass(
-            fitting, frozen_2BRT, self.window, number * 1000 + self.step, warmup=warmup
-        )
+        losses = critics.fit_pass(fitting, frozen_2BRT, self.window, number * 1000 + self.step, warmup=warmup)
+        found: dict[str, Any] = {"critic_loss": losses}
         if critics.fits is not None:
             self._say_trouble("critics", critics.fits.graphs)
-        self.report.pop("fit_r2", None)
         if critics.fits_squares(warmup):
             variance = float(fitting.need("returns_BRT")[fitting.mask_BRT].double().var(unbiased=False))
             # The loss is half the squared error.
-            self.report["fit_r2"] = [1 - 2 * loss / max(variance, 1e-12) for loss in self.report["critic_loss"]]
+            found["fit_r2"] = [1 - 2 * loss / max(variance, 1e-12) for loss in losses]
+        if number == AGAIN:
+            self.fitted = found
+        else:
+            self.report.pop("fit_r2", None)
+            self.report |= found
         self.step += 1
         if critics.head_only and self.step >= critics.head_passes:
             critics.unfreeze()
@@ -111,6 +125,14 @@ class FittedMethod(Method[C]):
         del self.held["critic_fit"]
         critics.release()
         return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "fitted": dict(self.fitted)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        # A checkpoint of before critics could be fitted to history has none.
+        self.fitted = dict(state.get("fitted", {}))
 
     def to_come(self) -> list[Draw]:
         """Sets that this window will draw whatever the critics come to, in the order in which they are needed: all

@@ -126,6 +126,7 @@ class QualifiedMethod(FittedMethod[C]):
         if qualifier.exhausted:
             self.log("qualification: waiting", f"the actor waits; {qualifier.attempts} more attempts in this window")
             qualifier.try_again()
+        self.parts.rollout.lighten_ready()
         return "fit"
 
     def _go_on_without(self) -> str:

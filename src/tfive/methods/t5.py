@@ -159,8 +159,9 @@ class T5(QualifiedMethod[T5Parts]):
         return [Draw("pilot", self.window), *self._after_pilot()]
 
     def _next_scale(self) -> list[Draw]:
-        """The set that sets the next window's reward scale; none where the actor's does."""
-        return [] if self.history else [Draw("scale", self.window + 1)]
+        """The set that sets the next window's reward scale; none where the actor's does, unless thoughts will grow."""
+        own = not self.history or self.parts.rollout.grows(self.window + 1)
+        return [Draw("scale", self.window + 1)] if own else []
 
     def _after_pilot(self) -> list[Draw]:
         """The sets that the rest of the window draws by the same weights. Neither their texts nor their random numbers
@@ -220,13 +221,13 @@ class T5(QualifiedMethod[T5Parts]):
         if self.credit == "baseline":
             self._collect_scale(ahead=[Draw("actor", self.window)])
             acting = parts.rollout.collect("actor", self.window)
-            self.keep_for_refit(acting)
+            self.keep_for_refit(acting, afresh=False)
             by_position = parts.critics.siblings > 1
             return self.act_on(with_batch_advantages(acting, self.group, by_position=by_position))
         judged, values = self._evaluated("actor")
         acting = parts.calibrator.advantage(judged, values, self._normaliser(), self.mixture)
         self._collect_scale()
-        self.keep_for_refit(judged)
+        self.keep_for_refit(judged, afresh=False)
         if parts.probe is not None:
             with parts.telemetry.phase(DIAGNOSE):
                 self.held["probe"] = parts.probe.draw(self.window, self.mixture, self._normaliser())
@@ -234,8 +235,8 @@ class T5(QualifiedMethod[T5Parts]):
         return self.act_on(acting.having(snapshots=parts.snapshots.current("weight", "auxiliary", "validation")))
 
     def _collect_scale(self, ahead: Sequence[Draw] = ()) -> None:
-        if not self.history:
-            self.held["scale"] = self.parts.rollout.collect("scale", self.window + 1, rewarded=False, ahead=ahead)
+        for scale in self._next_scale():
+            self.held["scale"] = self.parts.rollout.collect(scale.role, scale.window, rewarded=False, ahead=ahead)
 
     # Line 6: clipped PPO (eq:ppo) in `Method.update`; only θ moves.
 
@@ -247,14 +248,15 @@ class T5(QualifiedMethod[T5Parts]):
             with self.parts.telemetry.phase(DIAGNOSE):
                 self.report |= probe.report(self.held["probe"], self._normaliser(), "last")
         self.report["mixture"] = "none" if self.credit == "baseline" else self.mixture.name
-        if self.history and not self.reading:
+        if self.history and not self.reading and "scale" not in self.held:
             # By then these thoughts are historical (eq:reward-scale).
-            self.parts.rollout.update_scale(self.held["actor"])
+            self.parts.rollout.update_scale(self.held["actor"], afresh=False)
         return super().close()
 
     @torch.no_grad()
     def credited(self, texts: TextBatch, thoughts: Thoughts) -> Credit | None:
-        """Both critics' values and advantages, and their mixture, as the last pilot and calibration left them."""
+        """Both critics' values and advantages as they are now, and their mixture as the last pilot and calibration left
+        it. With `window.history` the critics have been fitted once more since."""
         parts = self.parts
         if self.normaliser is None or self.group > 1:
             return None

@@ -149,7 +149,11 @@ class Rollout:
     def drop_ready(self, kept: Sequence[str]) -> None:
         """Let go of sets that were drawn ahead and will not be asked for, but for those roles; they are counted."""
         for stream, window in [key for key in self.ready if key[0] not in kept]:
-            self.count_tokens(stream, self.ready.pop((stream, window)))
+            self.count_tokens(stream.partition("/")[0], self.ready.pop((stream, window)))
+
+    def lighten_ready(self) -> None:
+        """Keep of sets that were drawn ahead no activations below the critics, which can be read again."""
+        self.ready = {key: replace(one, lower_BND=None) for key, one in self.ready.items()}
 
     def _drawn(
         self, draws: Sequence[Draw], numbers: Sequence[npt.NDArray[np.int64]], world: World
@@ -298,14 +302,31 @@ class Rollout:
         whole_BR, group = rewarded.need("returns_BRT")[..., 0], self.engine.plan.group
         return rewarded.having(others_BRN=numbers_of_others(whole_BR, scored.thoughts.valid_BR, group))
 
-    def update_scale(self, scored: Trajectories, *, afresh: bool = False) -> float:
-        """Update σ_r with the whole-thought gains of a disjoint set (eq:reward-scale), or set it `afresh` from them
-        alone, as where thoughts have grown: shorter ones gain less. A scale of practically zero stops the run."""
-        if afresh or self.grows(scored.window):
-            self.scale = RewardScale(self.reward.decay)
-        self.snapshots.require(scored.snapshots, ("policy", "scorer"), what=f"the {scored.role} set")
+    def rewarded_next(self, scored: Trajectories, *, afresh: bool | None = None) -> Trajectories:
+        """The trajectories as the next window would reward them if they set its scale: `update_scale`, foreseen."""
+        present = self.scale
+        try:
+            self.scale = self._updated(scored, afresh)
+            return self._with_rewards(scored)
+        finally:
+            self.scale = present
+
+    def _updated(self, scored: Trajectories, afresh: bool | None) -> RewardScale:
+        """The scale after these whole-thought gains; the present one stays as it is."""
+        scale = RewardScale(self.reward.decay)
+        if not (self.grows(scored.window) if afresh is None else afresh):
+            scale.load_state_dict(self.scale.state_dict())
         gain_BR = final_gain(scored.reference_BR, scored.need("losses_BRK"), scored.need("checkpoint_mask_BRK"))
-        value = self.scale.update(gain_BR, scored.thoughts.valid_BR)
+        scale.update(gain_BR, scored.thoughts.valid_BR)
+        return scale
+
+    def update_scale(self, scored: Trajectories, *, afresh: bool | None = None) -> float:
+        """Update σ_r with the whole-thought gains of a disjoint set (eq:reward-scale), or set it `afresh` from them
+        alone, as it is unless told where thoughts have grown: shorter ones gain less. A scale of practically zero stops
+        the run."""
+        self.snapshots.require(scored.snapshots, ("policy", "scorer"), what=f"the {scored.role} set")
+        self.scale = self._updated(scored, afresh)
+        value = self.scale.value
         self.snapshots.renew("scale")
         if self.scale.is_flat:
             raise RunFailed(

@@ -18,9 +18,10 @@ class RunSettings(Section):
     """Every random number of the run is a function of this seed and of what is drawn."""
 
     seconds: float | None = Field(None, gt=0, le=1e9)
-    """Most seconds of training, measuring and a warm start left out (that ends by its own steps): the window in which
-    they have passed is the last, and the run ends as it does after `window.windows`. Of several processes the first
-    one's clock decides. None: `window.windows` alone says when it ends."""
+    """Most seconds of windows, without measuring and without what comes before the first (a warm start, a pilot of
+    positions; reports count these): the window in which they have passed is the last, and the run ends as it does after
+    `window.windows`. Of several processes the first one's clock decides. None: `window.windows` alone says when it
+    ends."""
 
     deterministic: bool = False
     """Deterministic kernels on GPUs, too: one seed then gives the same numbers again, and a run that was killed and
