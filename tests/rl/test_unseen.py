@@ -20,7 +20,7 @@ from tfive.rl.critics import Critics
 from tfive.rl.gate import Experts, Gate
 from tfive.rl.head_fit import HeadFits
 from tfive.rl.optimizer import MasterOptimizer
-from tfive.rl.settings import GateSettings
+from tfive.rl.settings import HEAD_BYTES, GateSettings, head_texts
 from tfive.rl.unseen import UnseenSteps
 
 pytestmark = pytest.mark.model
@@ -194,8 +194,10 @@ def test_a_capture_that_breaks_leaves_no_gradient_behind(tries: int) -> None:
     assert all(mine[name].equal(other[name]) for mine, other in zip(weights(critics), weights(plain)) for name in other)
 
 
-def fitted(adapt: str, graphs: PretendedGraphs | None, **changes: Any) -> tuple[Critics, list[list[float]]]:
-    critics, record = twins(adapt, rows=3, minibatches=4, **changes), fitting()
+def fitted(
+    adapt: str, graphs: PretendedGraphs | None, rows: int = 3, **changes: Any
+) -> tuple[Critics, list[list[float]]]:
+    critics, record = twins(adapt, rows=rows, minibatches=4, **changes), fitting()
     if "sees" in changes:
         known = torch.randn(*record.mask_BRT.shape[:2], 3, generator=torch.Generator().manual_seed(9))
         record = record.having(
@@ -229,6 +231,26 @@ def test_heads_are_fitted_by_replayed_steps_as_by_launched_ones(changes: dict[st
     assert len(replays) >= 2
     assert sum(replays) + len(replays) == sum(steps)
     assert graphs.released == 1
+
+
+def test_heads_read_a_step_at_once_where_the_model_below_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = Kept()
+    (whole, told), (critics, again) = fitted("head", None), fitted("head", graphs, rows=1)
+    assert again == told
+    assert all(mine[name].equal(other[name]) for mine, other in zip(weights(critics), weights(whole)) for name in other)
+    assert any(graph.replays for graph in graphs.made)
+    # With memory for one text at a time they are launched so, to the same numbers but for rounding.
+    monkeypatch.setattr("tfive.rl.settings.HEAD_BYTES", 1)
+    apart, few = fitted("head", Kept(), rows=1)
+    torch.testing.assert_close(torch.tensor(few), torch.tensor(told), rtol=1e-4, atol=1e-6)
+    assert apart.fits is not None
+    assert not apart.fits._fits
+
+
+def test_how_many_texts_heads_read_at_once() -> None:
+    assert head_texts(asked=4, texts=2, states=10, width=8) == 4
+    assert head_texts(asked=1, texts=50, states=4096, width=896) == HEAD_BYTES // (4096 * 896 * 12) == 24
+    assert head_texts(asked=1, texts=21, states=4096, width=896) == 21
 
 
 def test_both_critics_read_one_copy_of_the_activations_and_none_where_memory_ends(

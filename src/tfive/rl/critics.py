@@ -26,7 +26,7 @@ from tfive.rl.onlooker import Onlooker
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.pass_size import PassSize
 from tfive.rl.sampling import micro_batches
-from tfive.rl.settings import HEADS_ALONE, CriticSettings
+from tfive.rl.settings import HEADS_ALONE, CriticSettings, head_texts
 from tfive.rl.siblings import unit_of_others
 from tfive.rl.trajectory import Trajectories, placed
 from tfive.tree.fast.cuda_graph import CudaGraphs
@@ -250,7 +250,10 @@ class Critics:
         chosen = [own[sees_B[own]] for own in steps]
         work = [(own, count) for own in chosen if (count := int(steps_B[own].sum()))]
         seen = max(sum(count for _, count in work), 1)
-        fits = self.fits if self._replays(critic, world, work) else None
+        most, states = max((len(own) for own, _ in work), default=0), trajectories.mask_BRT[0].numel()
+        own_head = self.critics[critic]
+        rows = self.rows if own_head.tree else head_texts(self.rows, most, states, own_head.head.features)
+        fits = self.fits if self._replays(critic, world, work, rows) else None
         whole = None if fits is None else fits.whole(shared, self.read_rows, texts)
         if fits is not None and whole is not None:
             read_of = whole.rows
@@ -263,10 +266,10 @@ class Critics:
             return {"loss": total / seen, "sound": sound}
         losses = list[Tensor]()
         for own, count in work:
-            passes = self._passes(own, texts, world, common=self.shards[critic] is not None)
-            for rows, spare in world.beating(passes):
-                read = BaseActivations.gathered(shared, self.read_rows, rows - first)
-                loss = self._loss(critic, fitted, rows, read, frozen_2BRT, warmup)
+            passes = self._passes(own, texts, world, rows, common=self.shards[critic] is not None)
+            for some, spare in world.beating(passes):
+                read = BaseActivations.gathered(shared, self.read_rows, some - first)
+                loss = self._loss(critic, fitted, some, read, frozen_2BRT, warmup)
                 (0.0 * loss if spare else loss / count).backward()
                 if not spare:
                     losses.append(loss.detach().double())
@@ -275,10 +278,10 @@ class Critics:
         parts = [[value] for value in torch.stack(losses).tolist()] if losses else []
         return {"loss": world.sum_in_order(parts, 1)[0] / seen, "sound": True}
 
-    def _replays(self, critic: int, world: World, work: Sequence[tuple[Tensor, int]]) -> bool:
+    def _replays(self, critic: int, world: World, work: Sequence[tuple[Tensor, int]], rows: int) -> bool:
         """Whether a critic's steps can be captured: one process, the head alone, a step in one pass, and no host."""
         alone = world.size == 1 and self.shards[critic] is None and self.critics[critic].tree is None
-        whole = all(len(rows) <= self.rows for rows, _ in work)
+        whole = all(len(chosen) <= rows for chosen, _ in work)
         return bool(work) and alone and whole and self.optimizers[critic].steps_unseen
 
     def _fitted(self, trajectories: Trajectories) -> Trajectories:
@@ -288,15 +291,17 @@ class Critics:
         kept: dict[str, Any] = {name: getattr(trajectories, name) for name in names}
         return Trajectories(trajectories.role, trajectories.window, trajectories.texts, trajectories.thoughts, **kept)
 
-    def _passes(self, chosen: Tensor, texts: int, world: World, *, common: bool) -> list[tuple[Tensor, bool]]:
-        """The parts of a step's `chosen` texts that this process reads. Over shards a pass is `common` work: a process
-        with fewer parts than others adds spare ones, whose loss counts for nothing."""
+    def _passes(
+        self, chosen: Tensor, texts: int, world: World, rows: int, *, common: bool
+    ) -> list[tuple[Tensor, bool]]:
+        """The parts, of `rows` texts, of a step's `chosen` texts that this process reads. Over shards a pass is
+        `common` work: a process with fewer parts than others adds spare ones, whose loss counts for nothing."""
         shares = [world.share_of(rank, texts) for rank in range(world.size)]
         mine = [chosen[(chosen >= share.start) & (chosen < share.stop)] for share in shares]
-        parts = [rows for rows in mine[world.rank].split(self.rows) if len(rows)]
-        most = max(-(-len(rows) // self.rows) for rows in mine) if common else 0
+        parts = [some for some in mine[world.rank].split(rows) if len(some)]
+        most = max(-(-len(some) // rows) for some in mine) if common else 0
         row = torch.tensor([world.computed(texts).start])
-        return [(rows, False) for rows in parts] + [(row, True)] * (most - len(parts))
+        return [(some, False) for some in parts] + [(row, True)] * (most - len(parts))
 
     def _sees(self, critic: int, trajectories: Trajectories, rows: Tensor) -> Tensor:
         """Which of these texts a critic fits: all, or its half in a disjoint pair, always the same by item number."""

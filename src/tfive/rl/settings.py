@@ -29,6 +29,18 @@ HEADS_ALONE = ("head", "probe")
 """What `critic.adapt` calls critics that train nothing but their value head."""
 
 
+HEAD_BYTES = 1 << 30
+"""Bytes that a pass of value heads with gradients may take: 1 GiB, where a pass of the model below them takes more."""
+STATE_BYTES = 12
+"""Bytes that it takes of each number of a state: as it is read, in float32, and normalised."""
+
+
+def head_texts(asked: int, texts: int, states: int, width: int) -> int:
+    """Texts of a pass with gradients of heads on `states` states a text of `width` features: as many of a step's
+    `texts` as `HEAD_BYTES` hold, and no fewer than `asked`, which is what a pass of the model may have."""
+    return max(asked, min(texts, HEAD_BYTES // (states * width * STATE_BYTES)))
+
+
 class CriticSettings(Section):
     """How a state-value critic is made from the base model, and how the two of a pair differ."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from tfive.config.config import Config
 from tfive.config.rules import texts_needed
 from tfive.models.shape import ModelShape
-from tfive.rl.settings import HEADS_ALONE
+from tfive.rl.settings import HEADS_ALONE, STATE_BYTES, head_texts
 from tfive.rl.window_settings import TRAINING_ROLES
 from tfive.training.drawn import activations_come_along, featured_texts, texts_drawn_together
 from tfive.training.memory_recurrent import (
@@ -314,6 +314,14 @@ def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, coun
             amount = copies * tokens * shape.hidden * compute
             how = f"features {_n(tokens)} × {shape.hidden} × {compute}"
             base.add("activations", amount, how + " × 2 (once for all passes)" * on_gpu)
+            step, states = (
+                math.ceil(texts_needed(config, config.window.fitted_role) / settings.minibatches),
+                nodes.R * nodes.T,
+            )
+            most = head_texts(config.run.texts_per_pass, step, states, shape.hidden)
+            read = min(step, most) * states
+            how = f"a pass of heads {_n(read)} × {shape.hidden} × {STATE_BYTES}"
+            base.add("activations", read * shape.hidden * STATE_BYTES, how)
         if settings.adapt in ("top", "lora") or activations_come_along(config):
             rows_ = featured_texts(config)
             amount = rows_ * nodes.policy * shape.hidden * compute
