@@ -38,6 +38,7 @@ from transformers.utils import logging as transformers_logging
 from tfive.errors import UserError, out_of_memory
 from tfive.extras import install_hint
 from tfive.models.folder import EMBEDDED, check_folder, check_sizes, folder_of
+from tfive.models.hub import hub_options
 from tfive.models.precision import choose_device, choose_dtype
 
 _PARSING = threading.Lock()
@@ -80,7 +81,8 @@ def load_model(
             model, tokenizer, name = _from_gguf(Path(text), precision)
         else:
             folder = folder_of(text)
-            options = {"trust_remote_code": trust_remote_code, "revision": revision}
+            options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
+            options |= {} if folder else hub_options(text, revision)
             model, tokenizer = _from_pretrained(text, folder, precision, options)
             name = text if folder is None or text in EMBEDDED else folder.name
     with _explained(text):
@@ -102,8 +104,10 @@ def load_tokenizer(
             with _parsed_once():
                 return _gguf_tokenizer(path)
         # Never left out: without a word on it transformers would ask at the terminal, and take a yes.
+        folder = folder_of(text)
         options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
-        return AutoTokenizer.from_pretrained(folder_of(text) or text, **options)
+        options |= {} if folder else hub_options(text, revision)
+        return AutoTokenizer.from_pretrained(folder or text, **options)
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
