@@ -75,7 +75,7 @@ def tokenizer() -> Any:
 def measure(source: str, cache: str, workers: int, answer: Any) -> None:
     """Prepare, and report the peak of this process and of its workers."""
     from tfive.rl.roles import role_shares
-    from tfive.rl.window_settings import WindowSettings
+    from tfive.rl.settings import WindowSettings
     from tfive.text.corpus import prepare
     from tfive.text.settings import TextSettings
 

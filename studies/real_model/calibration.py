@@ -41,8 +41,8 @@ from tfive.rl.continuations import at_step, side_by_side
 from tfive.rl.critics import CriticValues
 from tfive.rl.diagnosis import twins
 from tfive.rl.drift import offset, offset_difference
+from tfive.rl.settings import HALVES
 from tfive.rl.trajectory import Trajectories
-from tfive.rl.window_settings import HALVES
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.build import build
 from tfive.training.corpus import corpus_of

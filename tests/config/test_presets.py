@@ -11,7 +11,7 @@ from tfive.errors import UserError
 from tfive.models.shape import find_shape
 from tfive.rl.gae import PILOT_EPSILON
 from tfive.rl.reward import SCALE_EPSILON
-from tfive.rl.window_settings import TRAINING_ROLES, WindowSettings
+from tfive.rl.settings import TRAINING_ROLES, WindowSettings
 from tfive.training.memory import estimate
 
 

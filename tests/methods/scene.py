@@ -27,9 +27,15 @@ from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.rl.critic import FrozenBase, build_pair
 from tfive.rl.critics import Critics
 from tfive.rl.optimizer import MasterOptimizer
-from tfive.rl.settings import ActorSettings, AnchorSettings, CriticSettings, QualifySettings, RatioSettings
+from tfive.rl.settings import (
+    ActorSettings,
+    AnchorSettings,
+    CriticSettings,
+    QualifySettings,
+    RatioSettings,
+    WindowSettings,
+)
 from tfive.rl.teacher import Teacher
-from tfive.rl.window_settings import WindowSettings
 from tfive.tree.forward import TreeModel
 
 GROUP, STEPS, ROWS = 4, 2, 3

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tfive.errors import UserError
 from tfive.rl.roles import Ledger, RoleViolation, role_shares
-from tfive.rl.window_settings import HALVES, LEARNING, TRAINING_ROLES, WindowSettings
+from tfive.rl.settings import HALVES, LEARNING, TRAINING_ROLES, WindowSettings
 from tfive.text.candidates import apportion
 from tfive.training.state_tree import decode, encode
 

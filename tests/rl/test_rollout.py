@@ -14,9 +14,9 @@ from stage import CLOSE, FIXED, PLAN, PlainModel, Shelf, Tally, gpt2, items_of, 
 from tfive.errors import RunFailed
 from tfive.rl.continuations import continued
 from tfive.rl.rollout import Rollout
+from tfive.rl.settings import OLD_LAW
 from tfive.rl.snapshots import WrongSnapshot
 from tfive.rl.trajectory import Trajectories
-from tfive.rl.window_settings import OLD_LAW
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan
 

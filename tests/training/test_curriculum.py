@@ -14,8 +14,8 @@ import stage
 import tiny
 from tfive.rl.rollout import Rollout
 from tfive.rl.sampling import branch_uniforms
+from tfive.rl.settings import WindowSettings
 from tfive.rl.trajectory import Trajectories
-from tfive.rl.window_settings import WindowSettings
 from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.start import resume, train
 from tfive.training.summary import SUMMARY

@@ -6,7 +6,7 @@ from tfive.config.config import Config
 from tfive.config.layers import leaf_fields
 from tfive.methods.registry import methods
 from tfive.methods.spec import MethodSpec
-from tfive.rl.window_settings import DERIVED_ROLES
+from tfive.rl.settings import DERIVED_ROLES
 
 ALWAYS = frozenset(
     {"method", "model", "text", "thought", "sampling", "engine", "window", "run", "benchmarks", "distributed"}

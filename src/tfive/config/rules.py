@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from tfive.config.course_rules import COURSE_RULES
 from tfive.config.schema import Schema
-from tfive.rl.window_settings import TRAINING_ROLES
+from tfive.rl.settings import TRAINING_ROLES
 
 SHORTEST_TEXT = 12
 """Tokens of a text that the admission probe needs (`tree.admission`)."""

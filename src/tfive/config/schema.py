@@ -23,12 +23,11 @@ from tfive.rl.settings import (
     QualifySettings,
     RatioSettings,
     RewardSettings,
-    WarmstartSettings,
+    WindowSettings,
 )
-from tfive.rl.window_settings import WindowSettings
 from tfive.section import Section
 from tfive.text.settings import TextSettings
-from tfive.training.settings import BenchmarkSettings, RunSettings
+from tfive.training.settings import BenchmarkSettings, RunSettings, WarmstartSettings
 from tfive.tree.settings import EngineSettings, SamplingSettings, ThoughtSettings
 
 

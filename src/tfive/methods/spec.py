@@ -73,7 +73,7 @@ class MethodSpec:
     """Roles drawn in a run's first window and not in every later one."""
 
     recorded: tuple[str, ...] = ("actor",)
-    """Roles whose log π_old is kept; `rl.window_settings.OLD_LAW` says from which pass."""
+    """Roles whose log π_old is kept; `rl.settings.OLD_LAW` says from which pass."""
 
     averages: tuple[str, ...] = ()
     """Moving averages of all weights that it keeps (a float32 average and a compute copy each); each reads every text

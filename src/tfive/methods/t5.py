@@ -30,9 +30,8 @@ from tfive.rl.diagnosis import calibration_numbers
 from tfive.rl.drift_probe import Probe
 from tfive.rl.gae import PilotNormaliser
 from tfive.rl.rollout import Draw
-from tfive.rl.settings import CriticSettings, QualifySettings
+from tfive.rl.settings import CriticSettings, QualifySettings, WindowSettings
 from tfive.rl.trajectory import Trajectories
-from tfive.rl.window_settings import WindowSettings
 from tfive.telemetry import DIAGNOSE
 from tfive.tree.layout import TextBatch, Thoughts
 

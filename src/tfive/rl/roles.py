@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfive.errors import RunFailed, UserError
-from tfive.rl.window_settings import HALVES, LEARNING, TRAINING_ROLES, WindowSettings
+from tfive.rl.settings import HALVES, LEARNING, TRAINING_ROLES, WindowSettings
 from tfive.rng import philox
 
 if TYPE_CHECKING:

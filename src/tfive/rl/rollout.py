@@ -27,11 +27,10 @@ from tfive.rl.reward import (
 )
 from tfive.rl.roles import Ledger
 from tfive.rl.sampling import Wanted, micro_batches, sample_sets, with_scores
-from tfive.rl.settings import RewardSettings
+from tfive.rl.settings import OLD_LAW, OldLaw, RewardSettings
 from tfive.rl.siblings import numbers_of_others
 from tfive.rl.snapshots import Snapshots
 from tfive.rl.trajectory import Trajectories, last_loss
-from tfive.rl.window_settings import OLD_LAW, OldLaw
 from tfive.telemetry import Telemetry
 from tfive.tree.forward import TreeModel
 from tfive.tree.grow import no_thoughts

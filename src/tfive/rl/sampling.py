@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tfive import rng
 from tfive.distributed.world import SINGLE, World
+from tfive.rl.settings import OldLaw
 from tfive.rl.trajectory import Trajectories
-from tfive.rl.window_settings import OldLaw
 from tfive.tree.decode import Reading
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts

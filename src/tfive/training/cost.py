@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tfive.config.config import Config
 from tfive.methods.spec import CRITIC_ROLES
-from tfive.rl.window_settings import OLD_LAW
+from tfive.rl.settings import OLD_LAW
 from tfive.training.drawn import activations_come_along
 
 

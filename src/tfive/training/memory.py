@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from tfive.config.config import Config
 from tfive.config.rules import texts_needed
 from tfive.models.shape import ModelShape
-from tfive.rl.settings import HEADS_ALONE, STATE_BYTES, head_texts
-from tfive.rl.window_settings import TRAINING_ROLES
+from tfive.rl.settings import HEADS_ALONE, STATE_BYTES, TRAINING_ROLES, head_texts
 from tfive.training.drawn import activations_come_along, featured_texts, texts_drawn_together
 from tfive.training.memory_recurrent import (
     Nodes,

@@ -30,8 +30,8 @@ from tfive.errors import RunFailed, UserError
 from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded
 from tfive.rl.sampling import micro_batches
+from tfive.rl.settings import HALVES
 from tfive.rl.thought_variance import THOUGHTS, Fit, Foresight, entropies, fit, pilot_gains, repeated
-from tfive.rl.window_settings import HALVES
 from tfive.telemetry import Telemetry
 from tfive.text.items import Ints, Mask, choose, eligible
 from tfive.text.placing import redrawn

@@ -1,4 +1,4 @@
-"""What the run itself needs to know: its seed, how often it saves and measures, where it logs."""
+"""What the run itself needs to know: its seed, how often it saves and measures, where it logs, how it begins."""
 
 from __future__ import annotations
 
@@ -96,4 +96,43 @@ class BenchmarkSettings(Section):
     def _asks_for_something(self) -> BenchmarkSettings:
         if bool(self.every) != bool(self.gains or self.scores):
             raise ValueError("every and the tasks of gains or scores belong together: give both or neither")
+        return self
+
+
+class WarmstartSettings(Section):
+    """Thoughts learned by likelihood before the first window, whatever the method."""
+
+    source: Literal["off", "hindsight", "given"] = "off"
+    """Where they come from: drawn with the continuation in sight, without copies of it, kept where they help more than
+    thoughts of other texts; or workings in the rows of `path`, at the matches of `text.positions.pattern`."""
+
+    path: str | None = None
+    """File of rows with `text` and `workings` (one for each match, as it stands between the delimiters)."""
+
+    rounds: int = Field(2, ge=1, le=1000)
+    """How often thoughts are drawn anew and learned; given ones are learned in one round."""
+
+    items: int = Field(512, ge=2, le=10_000_000)
+    """Positions at which thoughts are drawn in a round."""
+
+    samples: int = Field(8, ge=1, le=4096)
+    """Thoughts drawn at each position, of which the best is learned."""
+
+    steps: int = Field(60, ge=1, le=1_000_000)
+    """Updates of a round, each on about 32 thoughts."""
+
+    lr: float = Field(1e-5, ge=1e-12, le=1)
+    """Peak learning rate of these updates; it rises over a tenth of them and then falls to 0."""
+
+    reading: int = Field(0, ge=0, le=1_000_000)
+    """Further updates that teach careful reading: the model draws thoughts of its own at the positions of the last
+    round and learns what follows them, while it goes on learning to write the thoughts of that round. Without them it
+    has read nothing but thoughts that help, and trusts whatever a thought says."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> WarmstartSettings:
+        if (self.source == "given") != (self.path is not None):
+            raise ValueError("path names the file of given workings: set source to given and path, or neither")
+        if self.reading and self.source == "off":
+            raise ValueError("reading comes after a warm start's rounds: set source as well, or reading to 0")
         return self

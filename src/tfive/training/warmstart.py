@@ -37,8 +37,8 @@ from tfive.rl.hindsight import NOTE, Learnable, learnable
 from tfive.rl.losses import anchor_counts, anchor_loss
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import micro_batches, sample
+from tfive.rl.settings import HALVES
 from tfive.rl.weight_slots import wide
-from tfive.rl.window_settings import HALVES
 from tfive.telemetry import Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.corpus import measured_sequences, weights_fingerprint
