@@ -13,7 +13,15 @@ def _t5_roles(config: Any) -> tuple[str, ...]:
     learns = config.calibration.mode in ("learned", "state", "repeated")
     heads = ("head_train", "head_validate") if learns else ()
     probe = ("probe",) if config.window.probe else ()
-    return (*_drawn_for_critics(config), "qualify", "pilot", *heads, "actor", *_drawn_for_scale(config), *probe)
+    return (
+        *_drawn_anew(config, "critic_fit"),
+        "qualify",
+        "pilot",
+        *heads,
+        "actor",
+        *_drawn_anew(config, "scale"),
+        *probe,
+    )
 
 
 def _t5_first_roles(config: Any) -> tuple[str, ...]:
@@ -21,21 +29,16 @@ def _t5_first_roles(config: Any) -> tuple[str, ...]:
 
 
 def _ppo_roles(config: Any) -> tuple[str, ...]:
-    return (*_drawn_for_critics(config), "actor")
+    return (*_drawn_anew(config, "critic_fit"), "actor")
 
 
 def _ppo_first_roles(config: Any) -> tuple[str, ...]:
-    return (*(("critic_fit",) if config.window.history else ()), "scale")
+    return ("critic_fit", "scale") if config.window.history else ("scale",)
 
 
-def _drawn_for_critics(config: Any) -> tuple[str, ...]:
-    """Thoughts that every window draws to fit critics, unless the actor's of the window before serve."""
-    return () if config.window.history else ("critic_fit",)
-
-
-def _drawn_for_scale(config: Any) -> tuple[str, ...]:
-    """Thoughts that every window of T⁵ draws for the next reward scale, unless the actor's own serve."""
-    return () if config.window.history else ("scale",)
+def _drawn_anew(config: Any, role: str) -> tuple[str, ...]:
+    """A role that every window draws, unless the actor's thoughts of the window before serve."""
+    return () if config.window.history else (role,)
 
 
 def _ppo_moves_within_the_run(config: Any) -> str | None:

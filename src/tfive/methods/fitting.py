@@ -96,12 +96,13 @@ class FittedMethod(Method[C]):
 
     def _pass_over(self, number: int) -> bool:
         """One pass over the set that is held; True when the round is over, and with it the set's use."""
-        parts, critics, warmup = self.parts, self.parts.critics, self.warming
+        parts, critics, warmup, again = self.parts, self.parts.critics, self.warming, number == AGAIN
         fitting = self.held["critic_fit"]
         if critics.clips(warmup) and fitting.values_2BRT is None:
             fitting = fitting.having(values_2BRT=critics.evaluate(fitting).values_2BRT)
             self.held["critic_fit"] = fitting
-        made_by = ("policy", "scorer") if number == AGAIN else ("policy", "scorer", "scale")
+        # Returns of the actor's set are in a scale that comes into force with the next window.
+        made_by = ("policy", "scorer") if again else ("policy", "scorer", "scale")
         parts.snapshots.require(fitting.snapshots, made_by, what="the fitting set")
         frozen_2BRT = fitting.need("values_2BRT") if critics.clips(warmup) else None
         losses = critics.fit_pass(fitting, frozen_2BRT, self.window, number * 1000 + self.step, warmup=warmup)
@@ -112,7 +113,7 @@ class FittedMethod(Method[C]):
             variance = float(fitting.need("returns_BRT")[fitting.mask_BRT].double().var(unbiased=False))
             # The loss is half the squared error.
             found["fit_r2"] = [1 - 2 * loss / max(variance, 1e-12) for loss in losses]
-        if number == AGAIN:
+        if again:
             self.fitted = found
         else:
             self.report.pop("fit_r2", None)

@@ -99,14 +99,14 @@ class T5(QualifiedMethod[T5Parts]):
             Phase("pilot", self.pilot),
             Phase("calibrate", self.calibrate),
             Phase("collect", self.collect),
-            *([Phase("refit", self.refit)] if self.history else ()),
+            *([Phase("refit", self.refit)] if self.history else ()),  # line 1 of the next window (`methods.fitting`)
             Phase("update", self.update),
             Phase("close", self.close),
         )
 
     # Open: rollout copy = π_old = scorer = actor weights; the reward scale is fixed.
     def open(self) -> str | None:
-        """A window begins with nothing fitted and nothing tested."""
+        """A window begins with nothing tested, and with nothing fitted unless the one before has done that."""
         super().open()
         self.fix_scale()
         return "qualify" if self.fitted_before else None
@@ -155,6 +155,7 @@ class T5(QualifiedMethod[T5Parts]):
         return None
 
     def _after_tests(self) -> list[Draw]:
+        """The sets that a window draws behind critics that qualify."""
         return [Draw("pilot", self.window), *self._after_pilot()]
 
     def _next_scale(self) -> list[Draw]:
@@ -234,8 +235,9 @@ class T5(QualifiedMethod[T5Parts]):
         return self.act_on(acting.having(snapshots=parts.snapshots.current("weight", "auxiliary", "validation")))
 
     def _collect_scale(self, ahead: Sequence[Draw] = ()) -> None:
-        for scale in self._next_scale():
-            self.held["scale"] = self.parts.rollout.collect(scale.role, scale.window, rewarded=False, ahead=ahead)
+        """Thoughts for the next window's reward scale, where it gets some of its own."""
+        if self._next_scale():
+            self.held["scale"] = self.parts.rollout.collect("scale", self.window + 1, rewarded=False, ahead=ahead)
 
     # Line 6: clipped PPO (eq:ppo) in `Method.update`; only θ moves.
 

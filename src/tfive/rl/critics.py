@@ -250,9 +250,9 @@ class Critics:
         chosen = [own[sees_B[own]] for own in steps]
         work = [(own, count) for own in chosen if (count := int(steps_B[own].sum()))]
         seen = max(sum(count for _, count in work), 1)
-        most, states = max((len(own) for own, _ in work), default=0), trajectories.mask_BRT[0].numel()
-        own_head = self.critics[critic]
-        rows = self.rows if own_head.tree else head_texts(self.rows, most, states, own_head.head.features)
+        largest, states = max((len(own) for own, _ in work), default=0), trajectories.mask_BRT[0].numel()
+        judge = self.critics[critic]
+        rows = self.rows if judge.tree else head_texts(self.rows, largest, states, judge.head.features)
         fits = self.fits if self._replays(critic, world, work, rows) else None
         whole = None if fits is None else fits.whole(shared, self.read_rows, texts)
         if fits is not None and whole is not None:

@@ -313,12 +313,9 @@ def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, coun
             amount = copies * tokens * shape.hidden * compute
             how = f"features {_n(tokens)} × {shape.hidden} × {compute}"
             base.add("activations", amount, how + " × 2 (once for all passes)" * on_gpu)
-            step, states = (
-                math.ceil(texts_needed(config, config.window.fitted_role) / settings.minibatches),
-                nodes.R * nodes.T,
-            )
-            most = head_texts(config.run.texts_per_pass, step, states, shape.hidden)
-            read = min(step, most) * states
+            step = math.ceil(texts_needed(config, config.window.fitted_role) / settings.minibatches)
+            states = nodes.R * nodes.T
+            read = states * min(step, head_texts(config.run.texts_per_pass, step, states, shape.hidden))
             how = f"a pass of heads {_n(read)} × {shape.hidden} × {STATE_BYTES}"
             base.add("activations", read * shape.hidden * STATE_BYTES, how)
         if settings.adapt in ("top", "lora") or activations_come_along(config):

@@ -190,7 +190,7 @@ class TreeReader:
     @property
     def _fused(self) -> Fusion | None:
         """Fused blocks where they apply: they do not follow a caller's autocast."""
-        return None if torch.is_autocast_enabled(self.device.type) else self.fusion.fusion
+        return None if self._autocast else self.fusion.fusion
 
     @property
     def recomputes(self) -> bool:
@@ -228,7 +228,7 @@ class TreeReader:
         """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for. Where `nodes_x` are
         given, of these alone."""
         tree = TreePass(layout, self.kernel, recurrence=self.recurrence(layout), gates=self.gates)
-        trained = None if torch.is_autocast_enabled(self.device.type) else self.training.forwards
+        trained = None if self._autocast else self.training.forwards
         given: dict[str, Any] = {"recompute": self.recomputes, "trained": trained}
         if lower is not None:
             return self.backbone.run(lower.hidden_BND, layout.position_BN, tree, lower.block, **given)
@@ -248,12 +248,13 @@ class TreeReader:
 
     @property
     def _autocast(self) -> bool:
+        """Whether the caller has asked for another precision than the weights', which fused blocks do not follow."""
         return torch.is_autocast_enabled(self.device.type)
 
     def reduce(self, hidden_BND: Tensor, picks: Picks, reducer: Reducer, forbidden: bool = False) -> dict[str, Tensor]:
         """The reducer's numbers at the picked nodes, in the picks' shape."""
         head, rows_XD, banned_V = self.head, picks.rows(hidden_BND), self.forbidden_V if forbidden else None
-        ops = None if torch.is_autocast_enabled(self.device.type) else self.training.ops
+        ops = None if self._autocast else self.training.ops
         if reducer is target_log_prob and ops is not None and vocabulary.serves(head, rows_XD):
             given = (head, rows_XD, picks.target, banned_V, self.engine.head_bytes)
             return {"log_prob": picks.spread(vocabulary.log_prob(ops, *given))}
@@ -273,7 +274,7 @@ class TreeReader:
         never wait for the host."""
         if self.backbone.recurrent or self.plan.gated or self.kernel == "flex" or self.recomputes:
             return False
-        if torch.is_autocast_enabled(self.device.type) or not torch.is_grad_enabled():
+        if self._autocast or not torch.is_grad_enabled():
             return False
         head, like_1D = self.head, torch.empty(1, self.width, dtype=self.model.dtype, device="meta")
         fused = self.training.forwards is not None and self.training.ops is not None
