@@ -32,6 +32,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     for name in ("texts", "tokens", "positions", "group", "length"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--used", type=float, default=1.0, help="share of its length that a thought has on average")
+    parser.add_argument("--replayed", action="store_true", help="by captured passes, as runs do")
     parser.add_argument("--out", type=Path, help="folder for the JSON")
     return parser.parse_args(given)
 
@@ -64,6 +65,7 @@ def main(given: list[str] | None = None) -> int:
         "repeats": asked.repeats,
         "budget": asked.budget,
         "used": asked.used,
+        "replayed": asked.replayed,
         "variants": variants,
     }
     report = update_profile(model, work, **options, save=save)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from exact import apart
 from families import tiny
 from test_decode import numbers
 
+from pretended_graphs import PretendedGraphs
 from tfive.tree import packed
-from tfive.tree.attention import Attending
 from tfive.tree.forward import TreeModel
+from tfive.tree.outputs import Lower
 from tfive.tree.settings import EngineOptions, SamplingSettings
 
 pytestmark = pytest.mark.model
@@ -37,10 +39,9 @@ def rows_read(tree: TreeModel) -> Iterator[list[int]]:
         hook.remove()
 
 
-def whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes with their padding, in every file that asks."""
-    for name in ("tfive.tree.packed.packs", "tfive.tree.decode.packs"):
-        monkeypatch.setattr(name, lambda tree, device: False)
+def whole(tree: TreeModel) -> TreeModel:
+    """The same with its padding."""
+    return TreeModel(tree.model, tree.plan, EngineOptions(packed="off"))
 
 
 @contextmanager
@@ -71,14 +72,14 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "ROWS", 1)
 
 
-def test_scores_and_lower_activations_need_no_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_and_lower_activations_need_no_padding() -> None:
     tree, case = scene()
+    all_of_it = whole(tree)
     with lifted():
         with rows_read(tree) as few:
             scores, lower = tree.score(case.texts, case.thoughts), tree.lower(case.texts, case.thoughts, 1)
-        whole(monkeypatch)
-        with rows_read(tree) as all_rows:
-            expected, full = tree.score(case.texts, case.thoughts), tree.lower(case.texts, case.thoughts, 1)
+        with rows_read(all_of_it) as all_rows:
+            expected, full = all_of_it.score(case.texts, case.thoughts), all_of_it.lower(case.texts, case.thoughts, 1)
     assert apart(scores.losses_BRK, expected.losses_BRK) < 1e-12
     assert apart(scores.token_BRH, expected.token_BRH) < 1e-12
     read = tree.features(case.texts, case.thoughts, lower)
@@ -88,17 +89,58 @@ def test_scores_and_lower_activations_need_no_padding(monkeypatch: pytest.Monkey
     assert all(a < 0.9 * b for a, b in zip(few[1:], all_rows[1:], strict=True))
 
 
-def test_sampling_stops_reading_thoughts_that_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fused", ["off", "on"])
+def test_scores_keep_what_enters_a_block_without_padding(fused: str) -> None:
+    _, case = scene()
+    model, found, rows = tiny("qwen3"), [], list[list[int]]()
+    with lifted():
+        for packs in ("on", "off"):
+            tree = TreeModel(model, case.plan, EngineOptions(fused_blocks=fused, packed=packs))  # type: ignore[arg-type]
+            assert tree.fuses == (fused == "on")
+            assert tree.training.reason  # chosen before blocks are watched
+            reading = tree.read(case.texts, below=1)
+            with products_of(model) as read:
+                scores = tree.score(case.texts, case.thoughts, reading)
+            rows.append(read)
+            assert scores.lower_BND is not None
+            states = tree.states(case.texts, case.thoughts, Lower(scores.lower_BND, 1))
+            found.append([scores.losses_BRK, scores.token_BRH, states])
+    for own, expected in zip(*found, strict=True):
+        assert apart(own, expected) < 1e-12
+    assert all(a < 0.9 * b for a, b in zip(*rows, strict=True))
+
+
+def test_replayed_scores_compute_the_nodes_of_the_thoughts_at_hand() -> None:
     tree, case = scene()
+    options = EngineOptions(fused_blocks="on", replayed_passes=True, packed="on")
+    packing, launched = TreeModel(tree.model, case.plan, options), whole(tree)
+    graphs = packing.passes.graphs = PretendedGraphs()
+    kept, counts = case.thoughts, set[int]()
+    with lifted():
+        for step in range(6):
+            # As many nodes of other thoughts: those of the branches one place on.
+            texts = replace(case.texts, tokens_BS=case.texts.tokens_BS.roll(step, 1))
+            length_BR = torch.where(kept.valid_BR, kept.length_BR.roll(step, 1).clamp(min=1), 0)
+            mask_BRT = torch.arange(kept.tokens_BRT.shape[-1]) < length_BR[..., None]
+            thoughts = replace(kept, length_BR=length_BR, log_q_BRT=kept.log_q_BRT * mask_BRT)
+            counts.add(int(length_BR.sum()))
+            scores, expected = packing.score(texts, thoughts), launched.score(texts, thoughts)
+            assert apart(scores.losses_BRK, expected.losses_BRK) < 1e-12, step
+    assert len(counts) > 1
+    assert sum(graph.replays for graph in graphs.graphs) > 6  # more than the readings
+    assert packing.passes.reason == ""
+
+
+def test_sampling_stops_reading_thoughts_that_closed() -> None:
+    tree, case = scene()
+    all_of_it = whole(tree)
     # Sharpened, so that many close soon.
     given = (case.texts, numbers(case.texts, 3, 5), SamplingSettings(temperature=0.05))
     with lifted():
         with rows_read(tree) as few:
             drawn = tree.sample(*given)
-        whole(monkeypatch)
-        tree._samplers.clear()
-        with rows_read(tree) as all_rows:
-            expected = tree.sample(*given)
+        with rows_read(all_of_it) as all_rows:
+            expected = all_of_it.sample(*given)
     assert drawn.tokens_BRT.equal(expected.tokens_BRT)
     assert drawn.length_BR.equal(expected.length_BR)
     assert apart(drawn.log_q_BRT, expected.log_q_BRT) < 1e-6
@@ -186,7 +228,7 @@ def test_updates_need_no_padding(fused: str, prepared: bool) -> None:
     assert all(a < 0.95 * b for a, b in zip(*rows, strict=True))
 
 
-def test_by_themselves_only_passes_on_processors_leave_padding_out() -> None:
+def test_which_passes_leave_padding_out_by_themselves() -> None:
     tree, case = scene()
     with lifted(), rows_read(tree) as few:
         update(tree, case)
@@ -195,6 +237,25 @@ def test_by_themselves_only_passes_on_processors_leave_padding_out() -> None:
     fused = EngineOptions(fused_blocks="on", fused_training="on")
     for options in (fused, EngineOptions(packed="off"), EngineOptions(activation_checkpointing=True)):
         assert TreeModel(tree.model, case.plan, options)._packing(layout) is None
+
+
+class Elsewhere(TreeModel):
+    """A model that says it is on a GPU."""
+
+    device = torch.device("cuda")
+
+
+def test_on_a_gpu_they_do_where_thoughts_may_close() -> None:
+    tree, case = scene()
+    exists = torch.tensor([[True, False, False], [False, True, False]])
+    fixed = replace(case.plan, variable_length=False)
+    for fused in (False, True):
+        found = Elsewhere(tree.model, case.plan).existing(exists, fused)
+        assert found is not None
+        assert found.tolist() == [0, 4]
+        assert Elsewhere(tree.model, fixed).existing(exists, fused) is None
+        assert Elsewhere(tree.model, fixed, EngineOptions(packed="on")).existing(exists, fused) is not None
+        assert Elsewhere(tree.model, case.plan, EngineOptions(packed="off")).existing(exists, fused) is None
 
 
 def test_which_rows_are_kept() -> None:
@@ -216,9 +277,3 @@ def test_few_rows_are_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
     found = packed.packing(exists)
     assert found is not None
     assert found.tolist() == [0, 1, 2, 9]
-
-
-def test_only_on_processors() -> None:
-    tree = Attending("folded")
-    assert packed.packs(tree, torch.device("cpu"))
-    assert not packed.packs(tree, torch.device("cuda"))

@@ -29,7 +29,7 @@ from tfive.tree.hf import Backbone
 from tfive.tree.law import Draw, draw, draw_token
 from tfive.tree.layout import Layout, Thoughts
 from tfive.tree.outputs import Lower
-from tfive.tree.packed import packing, packs, run_packed
+from tfive.tree.packed import packing, run_nodes
 from tfive.tree.recurrent.deltanet import ForkMemory, StepRecurrence
 from tfive.tree.settings import EngineOptions, SamplingSettings
 
@@ -249,7 +249,8 @@ class Sampler(DecodeLoop):
         self.log_q_BR = torch.zeros(shape, dtype=torch.float32, device=device)
         self.writing_BR = torch.zeros(shape, dtype=torch.bool, device=device)
         """Branches that have not closed; where padding is left out, no other is computed."""
-        self.packs = self.blocks is None and packs(self.tree, device)
+        own = self.blocks is None and self.tree.recurrence is None
+        self.packs = own and device.type == "cpu" and engine.packed != "off"
 
     def _choose(self, hidden_BRD: Tensor) -> None:
         """Draw every branch's next token from its hidden state; it becomes the step's next input."""
@@ -266,11 +267,9 @@ class Sampler(DecodeLoop):
         self.tree.forget_masks()
         embeds_BRD = self.embed(self.token_BR, self.delimiter_BR)
         position_BR = self.tree.position_BR + self.tree.place
-        if self.packs:
-            hidden_BRD = run_packed(self.backbone, embeds_BRD, position_BR, self.tree, self.writing_BR)
-        else:
-            hidden_BRD = self.backbone.run(embeds_BRD, position_BR, self.tree, fused=self.blocks)
-        self._choose(hidden_BRD)
+        index_x = packing(self.writing_BR) if self.packs else None
+        given = (self.backbone, embeds_BRD, position_BR, self.tree, index_x)
+        self._choose(run_nodes(*given, fused=self.blocks))
 
     def run(
         self, layout: Layout, reading: Reading, uniforms_BRT: Tensor, prefix: tuple[Tensor, Tensor] | None = None

@@ -5,10 +5,11 @@ rotations work row by row, so that they need no empty rows; attention gets its t
 What remains of a batch is computed by the same kernels and, where matrices are 128 wide or more, comes out bit for bit
 the same (tried with MKL in float32).
 
-On processors always. On a GPU counting nodes waits for it and captured work needs fixed shapes, so there only updates
-leave padding out, and only where `EngineOptions.packed` asks for it: their nodes are counted with their picks, and come
-in few sizes (`packing` with `sizes`). With gradients only the sums over nodes that weights' gradients are round
-otherwise, since padding's zeros are not added.
+On processors the model's own blocks always do so. On a GPU counting nodes waits for it and captured work needs fixed
+shapes: there scoring and updates leave padding out where thoughts may close early (`EngineOptions.packed`), their nodes
+are counted with their picks, and come in few sizes where a pass is captured (`packing` with `sizes`); sampling does
+not. With gradients only the sums over nodes that weights' gradients are round otherwise, since padding's zeros are not
+added.
 
 `last_block_for` does the same for the last block of a pass whose result is read at a few nodes: of all others it needs
 keys and values alone.
@@ -50,11 +51,6 @@ def packing(exists_Bn: Tensor, sizes: int = 0) -> Tensor | None:
     return (~exists).to(torch.uint8).argsort(stable=True)[:count].sort().values
 
 
-def packs(tree: Attending, device: torch.device) -> bool:
-    """Whether a pass may leave padding out."""
-    return device.type == "cpu" and tree.recurrence is None
-
-
 class PackedPass(Attending):
     """A pass as a model sees it that computes `index_x` of its nodes, as the only row of its batch."""
 
@@ -88,24 +84,19 @@ class PackedPass(Attending):
         return self.taken(output_BnYE)[None]
 
 
-def run_packed(
-    backbone: Backbone, embeds_BnD: Tensor, position_Bn: Tensor, tree: Attending, exists_Bn: Tensor, **given: Any
-) -> Tensor:
-    """`Backbone.run` without padding, where `packs` and it is worth it: final hidden states `[B, n, D]`, which mean
-    nothing where no node exists."""
-    index_x = packing(exists_Bn) if packs(tree, embeds_BnD.device) else None
-    return run_nodes(backbone, embeds_BnD, position_Bn, tree, index_x, **given)
-
-
 def run_nodes(
     backbone: Backbone, embeds_BnD: Tensor, position_Bn: Tensor, tree: Attending, index_x: Tensor | None, **given: Any
 ) -> Tensor:
-    """`Backbone.run` of the flat nodes `index_x` alone, or of all: final hidden states `[B, n, D]`, 0 elsewhere."""
+    """`Backbone.run` of the flat nodes `index_x` alone, or of all: hidden states `[B, n, D]`, 0 elsewhere; what `note`
+    takes likewise."""
     if index_x is None:
         return backbone.run(embeds_BnD, position_Bn, tree, **given)
     packed = PackedPass(tree, index_x, (embeds_BnD.shape[0], embeds_BnD.shape[1]))
     embeds_xD, position_x = packed.taken(embeds_BnD), position_Bn.flatten().index_select(0, index_x)
-    return packed.spread(backbone.run(embeds_xD[None], position_x[None], packed, **given)[0])
+    hidden_xD = backbone.run(embeds_xD[None], position_x[None], packed, **given)[0]
+    noted = [] if given.get("note") is None else given["note"][1]
+    noted[:] = [packed.spread(entering_1xD[0]) for entering_1xD in noted]
+    return packed.spread(hidden_xD)
 
 
 class _Spread(torch.autograd.Function):

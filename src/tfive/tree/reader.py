@@ -27,7 +27,7 @@ from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary, 
 from tfive.tree.hf import Backbone, recurrent_parts
 from tfive.tree.layout import PADDING, Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower
-from tfive.tree.packed import packing, run_nodes, run_packed
+from tfive.tree.packed import packing, run_nodes
 from tfive.tree.picks import Picks
 from tfive.tree.recurrent.delta_rule import read_paths
 from tfive.tree.recurrent.deltanet import RecurrentParts, TreeRecurrence
@@ -193,6 +193,11 @@ class TreeReader:
         return None if self._autocast else self.fusion.fusion
 
     @property
+    def fuses(self) -> bool:
+        """Whether passes without gradients run by fused blocks."""
+        return self._fused is not None
+
+    @property
     def recomputes(self) -> bool:
         """Whether a pass keeps no activations inside blocks and is made again for its gradients."""
         return self.engine.activation_checkpointing and torch.is_grad_enabled()
@@ -202,20 +207,25 @@ class TreeReader:
         embeds_BnD: Tensor,
         position_Bn: Tensor,
         tree: TreePass,
-        exists_Bn: Tensor | None = None,
+        nodes_x: Tensor | None = None,
         *,
         stop: int | None = None,
         note: tuple[int, list[Tensor]] | None = None,
     ) -> Tensor:
         """Final hidden states of a pass that needs no gradients, or the activations that enter block `stop`; where
-        `exists_Bn` is given, of the nodes that exist alone. `note` takes the activations that enter a block on the
-        way."""
-        given: dict[str, Any] = {"stop_block": stop, "note": note}
-        if self._fused is not None:
-            return self.backbone.run(embeds_BnD, position_Bn, tree, fused=self._fused.forwards, **given)
-        if exists_Bn is None or note is not None:
-            return self.backbone.run(embeds_BnD, position_Bn, tree, **given)
-        return run_packed(self.backbone, embeds_BnD, position_Bn, tree, exists_Bn, **given)
+        `nodes_x` are given, of these alone. `note` takes the activations that enter a block on the way."""
+        fused = None if self._fused is None else self._fused.forwards
+        given: dict[str, Any] = {"stop_block": stop, "note": note, "fused": fused}
+        return run_nodes(self.backbone, embeds_BnD, position_Bn, tree, nodes_x, **given)
+
+    def existing(self, exists_Bn: Tensor, fused: bool, sizes: int = 0) -> Tensor | None:
+        """The nodes that a pass computes where it leaves padding out (`packing`); None: all. `fused`: whether it runs
+        by fused blocks."""
+        asked = self.engine.packed
+        if asked == "off" or self.backbone.recurrent:
+            return None
+        by_itself = not fused if self.device.type == "cpu" else self.plan.variable_length
+        return packing(exists_Bn, sizes) if asked == "on" or by_itself else None
 
     def _run(
         self,
@@ -234,17 +244,15 @@ class TreeReader:
             return self.backbone.run(lower.hidden_BND, layout.position_BN, tree, lower.block, **given)
         embeds_BND = self.embed(layout.token_BN, layout.delimiter_BN)
         if fuse:
-            exists_BN = None if stop is None else layout.kind_BN != PADDING
-            return self.read_only(embeds_BND, layout.position_BN, tree, exists_BN, stop=stop)
+            exists_BN = layout.kind_BN != PADDING
+            nodes_x = None if stop is None else self.existing(exists_BN, self.fuses)
+            return self.read_only(embeds_BND, layout.position_BN, tree, nodes_x, stop=stop)
         return run_nodes(self.backbone, embeds_BND, layout.position_BN, tree, nodes_x, stop_block=stop, **given)
 
     def _packing(self, layout: Layout) -> Tensor | None:
         """The nodes that a pass with gradients computes where it leaves padding out; None: all."""
-        asked = self.engine.packed
-        if asked == "off" or self.recomputes or self.backbone.recurrent:
-            return None
-        by_itself = self.device.type == "cpu" and (self._autocast or self.training.forwards is None)
-        return packing(layout.kind_BN != PADDING) if asked == "on" or by_itself else None
+        fused = not self._autocast and self.training.forwards is not None
+        return None if self.recomputes else self.existing(layout.kind_BN != PADDING, fused)
 
     @property
     def _autocast(self) -> bool:

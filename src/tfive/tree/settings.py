@@ -150,9 +150,10 @@ class EngineOptions:
     accumulated gradients. Runs ask for all this; inference and evaluations meet too many shapes."""
 
     packed: Switch = "auto"
-    """Leave padding out of passes with gradients over thoughts that closed early: `auto` does so on processors, by the
-    model's own blocks; `on` also on a GPU and by fused ones (no recurrent layers, no recomputed activations); `off`
-    never."""
+    """Leave padding out of passes over thoughts that closed early: `auto` does so on processors by the model's own
+    blocks, and on a GPU in scoring and in passes with gradients where thoughts may close early; `on` also by fused
+    blocks on processors and where they may not; `off` never. Recurrent layers and passes that are made again for their
+    gradients read it."""
 
     def unfused(self) -> EngineOptions:
         """The same by the model's own blocks, for weights that cannot be copied to be compared (shards)."""

@@ -62,8 +62,7 @@ def variant(side: TreePhases, name: str) -> TreePhases:
     options = side.engine
     if name in ("none", "without attention"):
         options = replace(options, attention="folded")
-    if name == "packed":
-        options = replace(options, packed="on")
+    options = replace(options, packed="on" if name == "packed" else "off")
     other = TreePhases(side.model, side.plan, side.texts, side.uniforms_BRT, options, side.law)
     other.thoughts, other.reading = side.thoughts, side.reading
     choice, fusion = side.tree.training, side.tree.fusion.fusion
@@ -140,13 +139,15 @@ def update_profile(
     repeats: int,
     budget: float,
     used: float = 1.0,
+    replayed: bool = False,
     variants: tuple[str, ...] = VARIANTS,
     save: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
     """The report: the phases of the best settings, then the actor pass of every variant the `budget` (s) allows.
-    `save` is handed the report as far as it is. The variants read thoughts that end after `used` of their length."""
+    `save` is handed the report as far as it is. The variants read thoughts that end after `used` of their length;
+    `replayed`: by captured passes."""
     start = time.perf_counter()
-    side = tree_phases(model, work, EngineOptions())
+    side = tree_phases(model, work, EngineOptions(replayed_passes=replayed))
     clock = Clock(side.tree.device)
     side.sampling()
     report: dict[str, Any] = {
@@ -179,6 +180,8 @@ def update_profile(
         norm = float(torch.stack([g.double().norm() for g in gradients]).norm())
         wanted = log_prob if wanted is None else wanted
         found |= {"log_prob_apart": float((log_prob - wanted).abs().mean()), "gradient_norm": norm}
+        if used < 1:
+            found["scoring_seconds"] = _timed(other, "scoring", clock, repeats)["seconds"]
         clock.peak.clear()
         clock("peak", other.actor)
         report["actor"][name] = found | {"peak_bytes": clock.peak["peak"]} | profiled(other.actor, clock)
@@ -207,7 +210,8 @@ def render(report: dict[str, Any]) -> str:
     """Seconds, launches and milliseconds by family, a line a variant."""
     lines = [f"trained blocks: {report['training']}; attention: {report['attention']} ({report['attention_reason']})"]
     for name, found in {**report["phases"], **report["actor"]}.items():
-        lines.append(f"{name:<24}{found['seconds']:>8.4f} s, host {found['host_seconds']:.4f} s")
+        scored = f", scoring {found['scoring_seconds']:.4f} s" if "scoring_seconds" in found else ""
+        lines.append(f"{name:<24}{found['seconds']:>8.4f} s, host {found['host_seconds']:.4f} s{scored}")
         if "device_ms" in found:
             parts = ", ".join(f"{part} {ms:.1f}" for part, ms in found["by_family_ms"].items())
             lines.append(f"    {found['launches']} launches, {found['device_ms']:.1f} ms: {parts}")
