@@ -134,13 +134,15 @@ def test_a_run_without_padding_is_the_same(anchor: AnchorSettings, rows: int, mo
 
     monkeypatch.setattr("tfive.tree.reader.run_nodes", noted)
     records, graphs = [record(step) for step in range(6)], TapedGraphs()
-    replayed = actor_on(llama(torch.float64), anchor, GROUPS, graphs, rows, replace(FUSED, packed="on"))
+    packing = actor_on(llama(torch.float64), anchor, GROUPS, graphs, rows, replace(FUSED, packed="on"))
     plain = replace(FUSED, replayed_passes=False, packed="off")
     launched = actor_on(llama(torch.float64), anchor, GROUPS, None, rows, plain)
-    same(trained(replayed, records), trained(launched, records))
-    assert replayed.updates.reason == ""
-    assert sum(graph.replays for graph in graphs.graphs) > len(graphs.graphs) > 0
-    assert any(size is not None and size < 0.9 * nodes for size, nodes in computed)
+    found, own = trained(packing, records), list(computed)
+    same(found, trained(launched, records))
+    assert packing.updates.reason == ""
+    # Parts that leave padding out are launched; only others may be captured.
+    assert sum(size is not None and size < 0.9 * nodes for size, nodes in own) > len(own) / 2
+    assert len(graphs.graphs) <= sum(size is None for size, _ in own)
 
 
 def test_half_precision_has_the_same_bits_captured_and_not() -> None:

@@ -12,7 +12,8 @@ from tfive.cli.options import AsJson, Device, Overrides, describe, show
 Shape = Annotated[
     str | None,
     typer.Option(
-        help="A random model of this shape: nano, smollm2-135m, qwen3-1.7b, qwen3-4b, qwen3.5-2b or qwen3.5-9b.",
+        help="A random model of this shape: nano, smollm2-135m, qwen2.5-0.5b, qwen3-1.7b, qwen3-4b, qwen3.5-2b or "
+        "qwen3.5-9b.",
         show_default=False,
     ),
 ]

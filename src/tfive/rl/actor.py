@@ -30,6 +30,7 @@ from tfive.tree.gated import GATES
 from tfive.tree.layout import Layout, ThoughtPlan
 from tfive.tree.low_rank import copy_sharing_frozen, load_trained_state, low_rank_parts, trained_state
 from tfive.tree.outputs import PolicyOutput
+from tfive.tree.policy_pass import PolicyPass
 from tfive.tree.settings import SamplingSettings
 
 
@@ -240,12 +241,14 @@ class Actor:
         totals = (total, *(max(count, 1) for count in counts))
         loss = UpdateLoss(self.settings, self.ratio, weights, aggregate)
         # They stay on the device: the host waits for them once, after the last part.
-        seen = list[Tensor]()
-        for some, spare in self.world.beating(self._passes(trajectories, aggregate is not None)):
-            if self._replays(engine):
-                seen.append(self._replayed(engine, some, loss, totals))
+        seen, acting = list[Tensor](), aggregate is not None
+        for some, spare in self.world.beating(self._passes(trajectories, acting)):
+            prepared = self._replays(engine) and engine.prepare(some.texts, **self._asked(some, weights, acting))
+            if prepared and prepared.nodes_x is None:  # what leaves padding out comes in too many sizes
+                seen.append(self._replayed(engine, some, loss, totals, prepared.padded()))
                 continue
-            read = partial(self._read, engine, some, weights, aggregate is not None)
+            given = (engine, some, weights, acting)
+            read = partial(engine.policy_from, prepared) if prepared else partial(self._read, *given)
             output = read() if self.shards is None else self.shards.run(read)
             own, sums = loss(output, self._given(some, loss, output.text_mask_BS), totals)
             (0.0 * own if spare else own).backward()
@@ -266,19 +269,18 @@ class Actor:
         return given
 
     def _replays(self, engine: TreeModel) -> bool:
-        """Whether parts of an update are captured and replayed: those that never wait for the host."""
+        """Whether parts of an update may be captured and replayed: those that never wait for the host."""
         plain = not self.parity and self.centring is None
         return self.updates.wanted and self._alone and plain and engine.replays_training
 
-    def _replayed(self, engine: TreeModel, some: Trajectories, loss: UpdateLoss, totals: Sequence[float]) -> Tensor:
+    def _replayed(
+        self, engine: TreeModel, some: Trajectories, loss: UpdateLoss, totals: Sequence[float], prepared: PolicyPass
+    ) -> Tensor:
         """The row of sums of a part, whose gradients are accumulated: by a replayed graph where its shape came before.
         All that changes between parts and steps is handed over as tensors."""
-        device = engine.device
-        prepared = engine.prepare(some.texts, **self._asked(some, loss.weights, loss.aggregate is not None)).padded()
         given = self._given(some, loss, None if prepared.text is None else prepared.text.keep)
-        names, dtype = list(given), wide(engine.model.dtype)
-        values = [tensor.to(device) for tensor in given.values()]
-        divisors = torch.tensor(totals, dtype=dtype).to(device)
+        names, values = list(given), [tensor.to(engine.device) for tensor in given.values()]
+        divisors = torch.tensor(totals, dtype=wide(engine.model.dtype)).to(engine.device)
 
         def work(layout: Layout, tensors: Sequence[Tensor]) -> list[Tensor]:
             divisors_3, *rest = tensors

@@ -6,10 +6,9 @@ What remains of a batch is computed by the same kernels and, where matrices are 
 the same (tried with MKL in float32).
 
 On processors the model's own blocks always do so. On a GPU counting nodes waits for it and captured work needs fixed
-shapes: there scoring and updates leave padding out where thoughts may close early (`EngineOptions.packed`), their nodes
-are counted with their picks, and come in few sizes where a pass is captured (`packing` with `sizes`); sampling does
-not. With gradients only the sums over nodes that weights' gradients are round otherwise, since padding's zeros are not
-added.
+shapes: there large passes that score or have gradients leave padding out where thoughts may close early, and are
+launched (`EngineOptions.packed`); sampling keeps it. With gradients only the sums over nodes that weights' gradients
+are round otherwise, since padding's zeros are not added.
 
 `last_block_for` does the same for the last block of a pass whose result is read at a few nodes: of all others it needs
 keys and values alone.
@@ -34,18 +33,15 @@ ROWS = 64
 """At least so many rows are computed, padding included: products of a few rows have kernels that round otherwise."""
 WORTH = 0.9
 """More than this share of nodes that exist is not worth the copies."""
-SIZES = 16
-"""In how many sizes the nodes of captured passes of one shape come."""
+LARGE = 8192
+"""On a GPU passes over fewer nodes keep their padding: there the host that launches them decides, and they are
+captured, for which shapes must be few."""
 
 
-def packing(exists_Bn: Tensor, sizes: int = 0) -> Tensor | None:
-    """int64 `[x]`: the flat nodes to compute, ascending, those that exist and at least `ROWS`; None if nearly all. With
-    `sizes` some that do not are among them, so that there are so many at most, each a multiple of `ROWS`."""
+def packing(exists_Bn: Tensor) -> Tensor | None:
+    """int64 `[x]`: the flat nodes to compute, ascending, those that exist and at least `ROWS`; None if nearly all."""
     exists = exists_Bn.flatten()
     count = max(int(exists.sum()), min(ROWS, len(exists)))
-    if sizes:
-        step = -(-len(exists) // (sizes * ROWS)) * ROWS
-        count = min(len(exists), -(-count // step) * step)
     if count > WORTH * len(exists):
         return None
     return (~exists).to(torch.uint8).argsort(stable=True)[:count].sort().values

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tfive.tree.layout import PADDING, Layout
-from tfive.tree.packed import SIZES, packing
+from tfive.tree.layout import Layout
 from tfive.tree.picks import Picks
 
 
@@ -43,21 +42,18 @@ class PolicyPass:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors of all picks, then the computed nodes; `on` takes others in their place."""
-        found = [tensor for picks in self._picks.values() for tensor in picks.tensors]
-        return found if self.nodes_x is None else [*found, self.nodes_x]
+        """The tensors of all picks; `on` takes others in their place."""
+        return [tensor for picks in self._picks.values() for tensor in picks.tensors]
 
     def on(self, layout: Layout, tensors: Sequence[Tensor]) -> PolicyPass:
         """The same pass over another layout and other picks of the same shapes."""
-        picked, nodes_x = (tensors, None) if self.nodes_x is None else (tensors[:-1], tensors[-1])
-        width = len(picked) // max(1, len(self._picks))
+        width = len(tensors) // max(1, len(self._picks))
         each = enumerate(self._picks.items())
-        changes: dict[str, Any] = {name: own.on(picked[i * width : (i + 1) * width]) for i, (name, own) in each}
-        return replace(self, layout=layout, nodes_x=nodes_x, **changes)
+        changes: dict[str, Any] = {name: own.on(tensors[i * width : (i + 1) * width]) for i, (name, own) in each}
+        return replace(self, layout=layout, **changes)
 
     def padded(self) -> PolicyPass:
-        """The same with picks and nodes of few sizes, for passes that are captured size by size."""
+        """The same with picks of few sizes, for passes that are captured size by size. Those that leave padding out are
+        not: thoughts of one size are texts of many."""
         changes: dict[str, Any] = {name: own.padded() for name, own in self._picks.items()}
-        if self.nodes_x is not None:
-            changes["nodes_x"] = packing(self.layout.kind_BN != PADDING, SIZES)
-        return replace(self, **changes)
+        return self if self.nodes_x is not None else replace(self, **changes)

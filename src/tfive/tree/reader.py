@@ -27,7 +27,7 @@ from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary, 
 from tfive.tree.hf import Backbone, recurrent_parts
 from tfive.tree.layout import PADDING, Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower
-from tfive.tree.packed import packing, run_nodes
+from tfive.tree.packed import LARGE, packing, run_nodes
 from tfive.tree.picks import Picks
 from tfive.tree.recurrent.delta_rule import read_paths
 from tfive.tree.recurrent.deltanet import RecurrentParts, TreeRecurrence
@@ -218,14 +218,15 @@ class TreeReader:
         given: dict[str, Any] = {"stop_block": stop, "note": note, "fused": fused}
         return run_nodes(self.backbone, embeds_BnD, position_Bn, tree, nodes_x, **given)
 
-    def existing(self, exists_Bn: Tensor, fused: bool, sizes: int = 0) -> Tensor | None:
+    def existing(self, exists_Bn: Tensor, fused: bool) -> Tensor | None:
         """The nodes that a pass computes where it leaves padding out (`packing`); None: all. `fused`: whether it runs
         by fused blocks."""
         asked = self.engine.packed
         if asked == "off" or self.backbone.recurrent:
             return None
-        by_itself = not fused if self.device.type == "cpu" else self.plan.variable_length
-        return packing(exists_Bn, sizes) if asked == "on" or by_itself else None
+        large = self.plan.variable_length and exists_Bn.numel() >= LARGE
+        by_itself = not fused if self.device.type == "cpu" else large
+        return packing(exists_Bn) if asked == "on" or by_itself else None
 
     def _run(
         self,

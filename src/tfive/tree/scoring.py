@@ -14,7 +14,6 @@ from tfive.tree.grow import grow, without_thoughts
 from tfive.tree.head import target_log_prob
 from tfive.tree.layout import PADDING, Layout, TextBatch, Thoughts
 from tfive.tree.outputs import Scores
-from tfive.tree.packed import SIZES
 from tfive.tree.picks import Picks
 from tfive.tree.reader import TreeReader
 
@@ -71,27 +70,24 @@ class Scoring:
         """Final hidden states of the branches' nodes, `[B, n, D]`, after the trunk that was read before. `entering`
         gets what enters the block that the reading kept the trunk's activations for."""
         tree, trunk, lower = self.tree, self.reading.attention, self.reading.lower
-        replayed = tree.replays and not tree.plan.gated
-        # How many nodes exist is asked before the pass: one that is recorded does not wait for the host.
-        exists_Bn = layout.kind_BN[:, self.texts.tokens_BS.shape[1] :] != PADDING
-        nodes_x = tree.existing(exists_Bn, tree.fuses, SIZES if replayed else 0)
-        some = [] if nodes_x is None else [nodes_x]
+        nodes_x = tree.existing(layout.kind_BN[:, self.texts.tokens_BS.shape[1] :] != PADDING, tree.fuses)
 
-        def work(layout: Layout, given: Sequence[Tensor]) -> list[Tensor]:
-            kept, computed = given[: 2 * len(trunk)], given[2 * len(trunk) :]
+        def work(layout: Layout, kept: Sequence[Tensor]) -> list[Tensor]:
             recurrence = tree.recurrence(layout, position_BP=self.texts.positions_BP, memory=self.reading.recurrent)
             both = dict(zip(trunk, zip(kept[::2], kept[1::2])))
             row = TreePass(layout, tree.kernel, trunk=both, recurrence=recurrence, gates=tree.gates)
             embeds = tree.embed(layout.token_BN[:, row.start :], layout.delimiter_BN[:, row.start :])
             noted = list[Tensor]()
             note = None if lower is None else (lower.block, noted)
-            return [tree.read_only(embeds, layout.position_BN[:, row.start :], row, *computed, note=note), *noted]
+            return [tree.read_only(embeds, layout.position_BN[:, row.start :], row, nodes_x, note=note), *noted]
 
-        given, key = (
-            [*(part for both in trunk.values() for part in both), *some],
+        kept, key = (
+            [part for both in trunk.values() for part in both],
             ("score", None if lower is None else lower.block),
         )
-        found = tree.passes(key, tree.home, work, layout, given) if replayed else work(layout, given)
+        # What leaves padding out comes in too many sizes to be captured.
+        replayed = tree.replays and not tree.plan.gated and nodes_x is None
+        found = tree.passes(key, tree.home, work, layout, kept) if replayed else work(layout, kept)
         entering += found[1:]
         return found[0]
 

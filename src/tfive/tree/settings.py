@@ -151,9 +151,9 @@ class EngineOptions:
 
     packed: Switch = "auto"
     """Leave padding out of passes over thoughts that closed early: `auto` does so on processors by the model's own
-    blocks, and on a GPU in scoring and in passes with gradients where thoughts may close early; `on` also by fused
-    blocks on processors and where they may not; `off` never. Recurrent layers and passes that are made again for their
-    gradients read it."""
+    blocks, and on a GPU in large passes that score or have gradients where thoughts may close early; `on` in all such
+    passes; `off` never. Passes that do are launched, not captured. Recurrent layers and passes that are made again for
+    their gradients read it."""
 
     def unfused(self) -> EngineOptions:
         """The same by the model's own blocks, for weights that cannot be copied to be compared (shards)."""

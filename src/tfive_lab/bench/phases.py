@@ -122,7 +122,7 @@ class TreePhases:
         """Log-probabilities `[Q, T]`, gradients accumulated into the parameters."""
         self.model.zero_grad(set_to_none=True)
         tree, prepared = self.tree, self.tree.prepare(self.texts, self.written)
-        replayed = self.updates.wanted and tree.replays_training
+        replayed = self.updates.wanted and tree.replays_training and prepared.nodes_x is None
         prepared = prepared.padded() if replayed else prepared
 
         def work(layout: Layout, picked: Sequence[Tensor]) -> list[Tensor]:

@@ -22,6 +22,7 @@ SHAPES = {
     "qwen3.5-2b": "Qwen3.5-2B",
     "qwen3.5-9b": "Qwen3.5-9B",
     "smollm2-135m": "SmolLM2-135M",
+    "qwen2.5-0.5b": "Qwen2.5-Coder-0.5B",
 }
 """Names of the random models, and how the shape facts beside the presets begin."""
 NANO = {
