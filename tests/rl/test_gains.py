@@ -16,9 +16,9 @@ from torch import Tensor
 
 from stage import CLOSE, LAW, PLAN, PlainModel, V, gpt2, items_of, texts, thoughts_for
 from tfive.rl.gains import Gains, KeptReadings, emptied, foreign, measure, no_thought_losses, randomised
-from tfive.tree.decode import Reading
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
+from tfive.tree.outputs import Reading
 
 pytestmark = pytest.mark.model
 LEGAL_V = torch.tensor([token for token in range(V) if token not in PLAN.forbidden_ids])

@@ -127,7 +127,7 @@ def test_a_leak_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_sampling_step_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tfive.tree.decode import StepPass
+    from tfive.tree.step_pass import StepPass
 
     right = StepPass.visible
     monkeypatch.setattr(StepPass, "visible", lambda self, window: right(self, window) & (self.slot_place_m != 0))

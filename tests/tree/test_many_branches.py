@@ -24,7 +24,7 @@ def many(group: int, kind: str = "text2") -> Case:
 
 
 def in_parts(monkeypatch: pytest.MonkeyPatch, parts: bool) -> None:
-    for name in ("tfive.tree.attention.SHORT", "tfive.tree.decode.SHORT"):
+    for name in ("tfive.tree.attention.SHORT", "tfive.tree.step_pass.SHORT"):
         monkeypatch.setattr(name, 1 if parts else 10**9)
 
 

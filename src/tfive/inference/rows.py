@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tfive.tree.decode import Reading
 from tfive.tree.forward import TreeModel
 from tfive.tree.head import Source, reduce_vocabulary, target_log_prob_and_entropy
 from tfive.tree.layout import TextBatch
+from tfive.tree.outputs import Reading
 
 
 def token_rows(rows: Sequence[Sequence[int]], positions: Sequence[Sequence[int]], device: torch.device) -> TextBatch:

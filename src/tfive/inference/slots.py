@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from tfive.tree.attention import Attending, KeysValues
-from tfive.tree.decode import Reading
 from tfive.tree.fast.delta_kernel import choose_rule
 from tfive.tree.forward import TreeModel
 from tfive.tree.gated import read_thought
+from tfive.tree.outputs import Reading
 from tfive.tree.recurrent.deltanet import ForkMemory, RecurrentParts, rule_inputs
 
 

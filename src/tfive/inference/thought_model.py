@@ -27,11 +27,11 @@ from tfive.inference.rows import plain_predictions, token_rows
 from tfive.inference.writer import write
 from tfive.inference.written import completed_text, stop_finder, with_thoughts
 from tfive.rl.gate import PredictionGate
-from tfive.tree.decode import Reading
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.gated import ReadingGates
 from tfive.tree.head import mix_log_probs
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts, plan_thoughts
+from tfive.tree.outputs import Reading
 from tfive.tree.settings import EngineOptions, SamplingSettings, ThoughtSettings
 
 _PASS_NODES = 4096

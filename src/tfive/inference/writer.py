@@ -18,11 +18,12 @@ from tfive import rng
 from tfive.inference.requests import Completion, TokenRequest, WritingMode
 from tfive.inference.slots import SlotCache
 from tfive.rl.gate import PredictionGate
-from tfive.tree.decode import DecodeLoop, Reading
+from tfive.tree.decode import DecodeLoop
 from tfive.tree.forward import TreeModel
 from tfive.tree.head import mix_log_probs
 from tfive.tree.law import draw_token
 from tfive.tree.layout import TextBatch
+from tfive.tree.outputs import Reading
 
 READ_TOKENS = 16384
 """Most prompt tokens, padding included, read in one pass."""

@@ -20,10 +20,9 @@ from tfive.distributed.world import SINGLE, World
 from tfive.rl.clusters import Estimate, clustered_mean
 from tfive.rl.sampling import micro_batches, sample
 from tfive.rl.trajectory import last_loss
-from tfive.tree.decode import Reading
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
-from tfive.tree.outputs import Scores
+from tfive.tree.outputs import Reading, Scores
 from tfive.tree.settings import SamplingSettings
 
 READING_BYTES = 2**28

@@ -18,10 +18,9 @@ from tfive import rng
 from tfive.distributed.world import SINGLE, World
 from tfive.rl.settings import OldLaw
 from tfive.rl.trajectory import Trajectories
-from tfive.tree.decode import Reading
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
-from tfive.tree.outputs import Scores
+from tfive.tree.outputs import Reading, Scores
 from tfive.tree.settings import SamplingSettings
 
 OnReading = Callable[[Reading], None]

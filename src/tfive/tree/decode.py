@@ -4,180 +4,32 @@
 writing texts (`tfive.inference.writer`) share. A step reads and writes fixed tensors and never waits for the host, so
 on CUDA it is captured once per shape and replayed; elsewhere the same function runs as it is. Random numbers come in
 from outside.
-
-Local shape letters: m slots, the S trunk nodes followed by the R·A branch nodes; X key/value heads, E head features.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tfive.tree.attention import SHORT, Attending, KeysValues
 from tfive.tree.fast.cuda_graph import CudaGraphs, Graph
-from tfive.tree.fast.delta_step import BranchSteps
-from tfive.tree.fast.fused import Heads, Ops
 from tfive.tree.fast.hf_fused import Fusion
+from tfive.tree.fast.listed import Lists
 from tfive.tree.fast.replayed import copy_all
 from tfive.tree.head import VocabularyHead, chunk_rows
 from tfive.tree.hf import Backbone
 from tfive.tree.law import Draw, draw, draw_token
 from tfive.tree.layout import Layout, Thoughts
-from tfive.tree.outputs import Lower
+from tfive.tree.outputs import Reading
 from tfive.tree.packed import packing, run_nodes
-from tfive.tree.recurrent.deltanet import ForkMemory, StepRecurrence
 from tfive.tree.settings import EngineOptions, SamplingSettings
+from tfive.tree.step_pass import StepPass
 
-
-@dataclass(frozen=True)
-class Reading:
-    """What one pass over the trunk leaves behind: the text is read once, then sampled from and scored."""
-
-    hidden_BSD: Tensor
-    """Final hidden states of the trunk."""
-    attention: dict[int, KeysValues]
-    """Keys and values of the trunk by layer."""
-    recurrent: dict[int, ForkMemory]
-    """States of recurrent layers at the positions, by layer."""
-    lower: Lower | None = None
-    """Activations of the trunk that enter a block, where they are kept."""
-
-
-class StepPass(Attending):
-    """The pass of one sampling step: one query per branch, keys and values in fixed slots."""
-
-    def __init__(self, layout: Layout, reading: Reading, kernel: str, fusion: Fusion | None = None) -> None:
-        recurrence: BranchSteps | StepRecurrence | None = None
-        if reading.recurrent:
-            asked = (reading.recurrent, layout.position_BR.numel(), layout.thought_width)
-            recurrence = (None if fusion is None else fusion.steps(*asked)) or StepRecurrence(*asked)
-        super().__init__(kernel, recurrence)
-        self.states = recurrence
-        own = layout.branch_count * layout.thought_width
-        self.width, self.stride = layout.trunk_width, layout.thought_width
-        self.slots = {i: (_room(k, own), _room(v, own)) for i, (k, v) in reading.attention.items()}
-        rows, device = len(layout.token_BN), layout.token_BN.device
-        self.place = torch.zeros(1, dtype=torch.int64, device=device)
-        self.first_slot_R = self.width + torch.arange(layout.branch_count, device=device) * self.stride
-        self.slot_place_m = torch.cat(
-            [
-                torch.full((self.width,), -1, device=device),
-                torch.arange(self.stride, device=device).repeat(layout.branch_count),
-            ]
-        )
-        self.slot_position_Bm = torch.zeros(rows, len(self.slot_place_m), dtype=torch.int64, device=device)
-        self.position_BR, self.first_BR, self.stop_BR = (
-            torch.zeros(layout.position_BR.shape, dtype=torch.int64, device=device) for _ in range(3)
-        )
-        self.trunk_BRS = torch.zeros(*layout.position_BR.shape, self.width, dtype=torch.bool, device=device)
-        self.exists_BR = torch.zeros(layout.position_BR.shape, dtype=torch.bool, device=device)
-
-    def begin(self, layout: Layout, reading: Reading) -> None:
-        """Take over a freshly read trunk of the same shape; every branch stands at its trunk node again."""
-        slots = [buffer[:, :, : self.width] for buffers in self.slots.values() for buffer in buffers]
-        copy_all(slots, (trunk for index in self.slots for trunk in reading.attention[index]))
-        if self.states is not None:
-            self.states.begin(reading.recurrent)
-        # All nodes of a branch see the same of the trunk; documents are contiguous, so it is one stretch.
-        index_S = torch.arange(self.width, device=self.place.device)
-        self.trunk_BRS.copy_(layout.mask_of(self.first_slot_R, None, index_S))
-        self.exists_BR.copy_(layout.position_BR >= 0)
-        self.first_BR.copy_(torch.where(self.trunk_BRS, index_S, self.width).amin(-1))
-        self.stop_BR.copy_(torch.where(self.trunk_BRS, index_S + 1, 0).amax(-1))
-        self.slot_position_Bm.copy_(layout.position_BN)
-        self.position_BR.copy_(layout.position_BN[:, self.first_slot_R])
-        self.place.zero_()
-
-    def visible(self, window: int | None) -> Tensor:
-        trunk_BRS, own_BRA = self._seen(window)
-        branches = len(self.first_slot_R)
-        mine_BRRA = torch.eye(branches, dtype=torch.bool, device=trunk_BRS.device)[..., None] & own_BRA[:, :, None]
-        return _some(torch.cat([trunk_BRS, mine_BRRA.flatten(2)], -1))[:, None]
-
-    def _seen(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """What each branch sees of the trunk `[B, R, S]` and of its own slots `[B, R, A]`."""
-        trunk_BRS = self.trunk_BRS
-        own_BRA = self.exists_BR[..., None] & (torch.arange(self.stride, device=self.place.device) <= self.place)
-        if window is not None:
-            depth_BR1, position_Bm = (self.position_BR + self.place)[..., None], self.slot_position_Bm
-            trunk_BRS = trunk_BRS & (depth_BR1 - position_Bm[:, None, : self.width] < window)
-            position_BRA = position_Bm[:, self.width :].unflatten(1, (len(self.first_slot_R), self.stride))
-            own_BRA = own_BRA & (depth_BR1 - position_BRA < window)
-        return trunk_BRS, own_BRA
-
-    def _attend_masked(
-        self, query_BYnE: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
-    ) -> Tensor:
-        """As all passes do it; many branches by two products, with the trunk's keys and with each branch's own, so that
-        no branch is asked for the slots of the others."""
-        count, heads = len(self.first_slot_R), key.shape[1]
-        if count * self.stride <= max(2 * self.width, SHORT):
-            return super()._attend_masked(query_BYnE, key, value, scale, window, cap)
-        seen_BRm = self._once(("apart", window), lambda: _some(torch.cat(self._seen(window), -1)))
-        query_BXFRE = query_BYnE.unflatten(1, (heads, -1))
-        fold = query_BXFRE.shape[2]
-
-        def own(slots: Tensor) -> Tensor:
-            """A branch's own slots, `[B, X, R, A, E]`."""
-            return slots[:, :, self.width :].unflatten(2, (count, self.stride))
-
-        of_trunk = query_BXFRE.flatten(2, 3) @ key[:, :, : self.width].transpose(-1, -2)
-        of_own = (query_BXFRE.transpose(2, 3) @ own(key).transpose(-1, -2)).transpose(2, 3)
-        scores = torch.cat([of_trunk.unflatten(2, (fold, count)), of_own], -1) * scale
-        if cap is not None:
-            scores = cap * torch.tanh(scores / cap)
-        wide = torch.promote_types(scores.dtype, torch.float32)
-        weight = scores.masked_fill(~seen_BRm[:, None, None], float("-inf")).softmax(-1, dtype=wide).to(value.dtype)
-        on_trunk, on_own = weight[..., : self.width], weight[..., self.width :]
-        read = (on_trunk.flatten(2, 3) @ value[:, :, : self.width]).unflatten(2, (fold, count))
-        read = read + (on_own.transpose(2, 3) @ own(value)).transpose(2, 3)
-        return read.flatten(1, 2).transpose(1, 2)
-
-    def extend(self, layer: int, key_BXRE: Tensor, value_BXRE: Tensor) -> KeysValues:
-        key, value = self.slots[layer]
-        key.index_copy_(2, self._taken_R(), key_BXRE.to(key.dtype))
-        value.index_copy_(2, self._taken_R(), value_BXRE.to(value.dtype))
-        return key, value
-
-    def _taken_R(self) -> Tensor:
-        """The slots this step writes."""
-        return self._once("taken", lambda: self.first_slot_R + self.place)
-
-    def room(self, layer: int, like_BnD: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        query_BRYE = like_BnD.new_empty(*like_BnD.shape[:2], heads.queries, heads.features)
-        return query_BRYE, *self.slots[layer], self._taken_R()
-
-    def attend_written(
-        self, ops: Ops, layer: int, query_BnYE: Tensor, key: Tensor, value: Tensor, scale: float, gate_xq: Tensor | None
-    ) -> Tensor:
-        seen = (self.first_BR, self.stop_BR, self.place, self.width)
-        return ops.attend(query_BnYE, key, value, *seen, scale, gate_xq)
-
-    def advance(self) -> None:
-        """On to the next place; outside the captured step."""
-        self.place.add_(1)
-        if self.states is not None:
-            self.states.advance()
-
-    def forget_masks(self) -> None:
-        """The next step's masks and slots differ: they depend on the place."""
-        self._masks.clear()
-
-
-def _some(seen_BRm: Tensor) -> Tensor:
-    """A branch that does not exist still asks: it sees one slot rather than none."""
-    first_m = torch.arange(seen_BRm.shape[-1], device=seen_BRm.device) == 0
-    return seen_BRm | (~seen_BRm.any(-1, keepdim=True) & first_m)
-
-
-def _room(trunk_BXSE: Tensor, own: int) -> Tensor:
-    rows, heads, width, features = trunk_BXSE.shape
-    return trunk_BXSE.new_zeros(rows, heads, width + own, features)
+_EVERY = 8
+"""After so many tokens thoughts that closed meanwhile leave a step of fused blocks."""
 
 
 class DecodeLoop(ABC):
@@ -251,25 +103,56 @@ class Sampler(DecodeLoop):
         """Branches that have not closed; where padding is left out, no other is computed."""
         own = self.blocks is None and self.tree.recurrence is None
         self.packs = own and device.type == "cpu" and engine.packed != "off"
+        lists = self.blocks is not None and self.tree.recurrence is None and engine.packed == "on"
+        self.lists = Lists(shape[0], shape[1], device) if lists and layout.plan.stop_id is not None else None
 
-    def _choose(self, hidden_BRD: Tensor) -> None:
-        """Draw every branch's next token from its hidden state; it becomes the step's next input."""
-        rows, index_x = hidden_BRD.flatten(0, 1), packing(self.writing_BR) if self.packs else None
-        for start in range(0, len(rows) if index_x is None else len(index_x), self.rows):
-            at: slice | Tensor = slice(start, start + self.rows)
-            at = at if index_x is None else index_x[at]
-            token, log_q = self.thought_token(self.head.logits(rows[at]), self.law, self.uniform_BR.view(-1)[at])
-            self.token_BR.view(-1)[at] = token
-            self.log_q_BR.view(-1)[at] = log_q.to(self.log_q_BR.dtype)
+    def _choose(self, rows_xD: Tensor, index_x: Tensor | None) -> None:
+        """Draw the next token of these branches (none: all) from their hidden states; it becomes their next input."""
+        for start in range(0, len(rows_xD), self.rows):
+            some = slice(start, start + self.rows)
+            logits_xV, uniform_x = self.head.logits(rows_xD[some]), self.uniform_BR.view(-1)
+            uniform_x = uniform_x[some] if index_x is None else uniform_x[index_x[some]]
+            drawn = self.thought_token(logits_xV, self.law, uniform_x)
+            for kept_BR, new_x in zip((self.token_BR, self.log_q_BR), drawn, strict=True):
+                if index_x is None:
+                    kept_BR.view(-1)[some] = new_x
+                else:
+                    kept_BR.view(-1).index_copy_(0, index_x[some], new_x.to(kept_BR.dtype))
 
     def _step(self) -> None:
         """Read the input tokens at the current place and choose the next ones."""
         self.tree.forget_masks()
+        if self.tree.listed is not None:
+            self._step_of(self.tree.listed.index_x)
+            return
         embeds_BRD = self.embed(self.token_BR, self.delimiter_BR)
         position_BR = self.tree.position_BR + self.tree.place
         index_x = packing(self.writing_BR) if self.packs else None
         given = (self.backbone, embeds_BRD, position_BR, self.tree, index_x)
-        self._choose(run_nodes(*given, fused=self.blocks))
+        rows_xD = run_nodes(*given, fused=self.blocks).flatten(0, 1)
+        self._choose(rows_xD if index_x is None else rows_xD[index_x], index_x)
+
+    def _step_of(self, index_x: Tensor) -> None:
+        """The same for these branches alone, as the nodes of one row."""
+        token_x, delimiter_x, position_x = (
+            value_BR.view(-1)[index_x] for value_BR in (self.token_BR, self.delimiter_BR, self.tree.position_BR)
+        )
+        embeds_1xD = self.embed(token_x[None], delimiter_x[None])
+        position_1x = position_x[None] + self.tree.place
+        self._choose(self.backbone.run(embeds_1xD, position_1x, self.tree, fused=self.blocks)[0], index_x)
+
+    def _shorten(self, lists: Lists) -> int:
+        """Have steps compute only as many branches as a list needs for those still being written; how many these are.
+        It waits for the device."""
+        left = int(self.writing_BR.sum())
+        size, now = lists.size_for(left), lists.every if self.tree.listed is None else len(self.tree.listed.index_x)
+        if left > 0 and size < now:
+            self.tree.listed = lists.fill(self.writing_BR, size)
+            if self.uncaptured(size):
+                kept = self.token_BR.clone(), self.log_q_BR.clone()
+                self.capture(size)
+                copy_all((self.token_BR, self.log_q_BR), kept)
+        return left
 
     def run(
         self, layout: Layout, reading: Reading, uniforms_BRT: Tensor, prefix: tuple[Tensor, Tensor] | None = None
@@ -279,6 +162,7 @@ class Sampler(DecodeLoop):
 
         `prefix` is `(tokens_BRT, length_BR)`: the first tokens of each thought, taken as given instead of drawn.
         """
+        self.tree.listed = None
         self.tree.begin(layout, reading)
         if self.uncaptured():
             self.capture()
@@ -288,6 +172,8 @@ class Sampler(DecodeLoop):
         tokens_BRT = torch.zeros(uniforms_BRT.shape, dtype=torch.int64, device=self.token_BR.device)
         log_q_BRT = torch.zeros(uniforms_BRT.shape, device=self.token_BR.device)
         self.writing_BR.copy_(layout.position_BR >= 0)
+        if self.lists is not None:
+            self._shorten(self.lists)
         for place in range(-1, opening + uniforms_BRT.shape[-1] - 1):
             step = place - opening + 1
             if step >= 0:
@@ -295,12 +181,12 @@ class Sampler(DecodeLoop):
             if place < 0:
                 # Without an opening the trunk node itself predicts the first action.
                 if opening == 0:
-                    self._choose(_at_positions(reading.hidden_BSD, layout.position_BR))
+                    self._choose(_at_positions(reading.hidden_BSD, layout.position_BR).flatten(0, 1), None)
             else:
                 if place < opening:
                     self.token_BR.fill_(plan.open_ids[place])
                 self.delimiter_BR.fill_(0 if plan.learned and place < opening else -1)
-                self.step()
+                self.step(0 if self.tree.listed is None else len(self.tree.listed.index_x))
                 self.tree.advance()
             if step >= 0:
                 if prefix is not None:
@@ -309,10 +195,12 @@ class Sampler(DecodeLoop):
                     self.log_q_BR.masked_fill_(given_BR, 0.0)
                 tokens_BRT[..., step] = self.token_BR
                 log_q_BRT[..., step] = self.log_q_BR
-                if self.packs and plan.stop_id is not None:
+                if plan.stop_id is not None and (self.packs or self.lists is not None):
                     self.writing_BR &= self.token_BR != plan.stop_id
-                    if not self.writing_BR.any():
-                        break
+                if self.packs and not self.writing_BR.any():
+                    break
+                if self.lists is not None and step % _EVERY == _EVERY - 1 and not self._shorten(self.lists):
+                    break
         return ended(tokens_BRT, log_q_BRT, layout)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tfive.tree.decode import Reading, Sampler, ended
+from tfive.tree.decode import Sampler, ended
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.gated import ReadingGates
 from tfive.tree.grow import full_thoughts
@@ -29,7 +29,7 @@ from tfive.tree.head import (
 )
 from tfive.tree.law import draw, law_log_prob, law_logits
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
-from tfive.tree.outputs import Lower, PolicyOutput, Scores
+from tfive.tree.outputs import Lower, PolicyOutput, Reading, Scores
 from tfive.tree.packed import last_block_for
 from tfive.tree.picks import Picks
 from tfive.tree.policy_pass import PolicyPass

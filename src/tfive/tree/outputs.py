@@ -1,4 +1,4 @@
-"""What the four verbs return."""
+"""What the four verbs return, and what they share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
+
+from tfive.tree.attention import KeysValues
+from tfive.tree.recurrent.deltanet import ForkMemory
 
 
 class _Parts:
@@ -96,3 +99,17 @@ class Lower:
 
     hidden_BND: Tensor
     block: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one pass over the trunk leaves behind: the text is read once, then sampled from and scored."""
+
+    hidden_BSD: Tensor
+    """Final hidden states of the trunk."""
+    attention: dict[int, KeysValues]
+    """Keys and values of the trunk by layer."""
+    recurrent: dict[int, ForkMemory]
+    """States of recurrent layers at the positions, by layer."""
+    lower: Lower | None = None
+    """Activations of the trunk that enter a block, where they are kept."""

@@ -7,8 +7,8 @@ the same (tried with MKL in float32).
 
 On processors the model's own blocks always do so. On a GPU counting nodes waits for it and captured work needs fixed
 shapes: there large passes that score or have gradients leave padding out where thoughts may close early, and are
-launched (`EngineOptions.packed`); sampling keeps it. With gradients only the sums over nodes that weights' gradients
-are round otherwise, since padding's zeros are not added.
+launched (`EngineOptions.packed`); sampling keeps it unless asked not to (`fast/listed.py`). With gradients only the
+sums over nodes that weights' gradients are round otherwise, since padding's zeros are not added.
 
 `last_block_for` does the same for the last block of a pass whose result is read at a few nodes: of all others it needs
 keys and values alone.

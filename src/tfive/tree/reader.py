@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from tfive.errors import UserError
 from tfive.tree.attention import TreePass
-from tfive.tree.decode import Reading
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.fast import vocabulary
 from tfive.tree.fast.delta_kernel import RuleChoice, choose_rule, refuse_kernels
@@ -26,7 +25,7 @@ from tfive.tree.grow import grow, small_texts
 from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary, target_log_prob
 from tfive.tree.hf import Backbone, recurrent_parts
 from tfive.tree.layout import PADDING, Layout, TextBatch, ThoughtPlan, Thoughts
-from tfive.tree.outputs import Lower
+from tfive.tree.outputs import Lower, Reading
 from tfive.tree.packed import LARGE, packing, run_nodes
 from tfive.tree.picks import Picks
 from tfive.tree.recurrent.delta_rule import read_paths

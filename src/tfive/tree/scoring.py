@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from tfive.tree.attention import TreePass
-from tfive.tree.decode import Reading
 from tfive.tree.grow import grow, without_thoughts
 from tfive.tree.head import target_log_prob
 from tfive.tree.layout import PADDING, Layout, TextBatch, Thoughts
-from tfive.tree.outputs import Scores
+from tfive.tree.outputs import Reading, Scores
 from tfive.tree.picks import Picks
 from tfive.tree.reader import TreeReader
 

@@ -152,8 +152,9 @@ class EngineOptions:
     packed: Switch = "auto"
     """Leave padding out of passes over thoughts that closed early: `auto` does so on processors by the model's own
     blocks, and on a GPU in large passes that score or have gradients where thoughts may close early; `on` in all such
-    passes; `off` never. Passes that do are launched, not captured. Recurrent layers and passes that are made again for
-    their gradients read it."""
+    passes, and in sampling by fused blocks, whose steps then shrink as thoughts close; `off` never. Passes that do are
+    launched, not captured; sampling steps are captured in a few sizes. Recurrent layers and passes that are made again
+    for their gradients read it."""
 
     def unfused(self) -> EngineOptions:
         """The same by the model's own blocks, for weights that cannot be copied to be compared (shards)."""

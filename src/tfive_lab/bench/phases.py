@@ -7,7 +7,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -106,6 +106,11 @@ class TreePhases:
         """The sampling loop alone, the texts having been read."""
         return self.tree.sample(self.texts, self.uniforms_BRT, self.law, self.reading)
 
+    def writing(self) -> Thoughts:
+        """The sampling loop over the thoughts that are there: it draws, and goes on with their tokens instead."""
+        given = (self.written.tokens_BRT, self.written.length_BR)
+        return self.tree.sample(self.texts, self.uniforms_BRT, self.law, self.reading, given)
+
     def ten_steps(self) -> None:
         """Ten sampling steps of all branches, each at the last position of its thought; call `steps` first."""
         if self.tree.sampler is None:
@@ -153,10 +158,12 @@ class TreePhases:
         return self.thoughts
 
 
-def tree_phases(model: PreTrainedModel, work: Work, engine: EngineOptions, seed: int = 0) -> TreePhases:
-    """The tree engine's phases of `work` on `model`."""
+def tree_phases(
+    model: PreTrainedModel, work: Work, engine: EngineOptions, seed: int = 0, variable: bool = False
+) -> TreePhases:
+    """The tree engine's phases of `work` on `model`; `variable`: of thoughts that may close."""
     vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[index]
-    device, plan = next(model.parameters()).device, make_plan(work, int(vocabulary))
+    device, plan = next(model.parameters()).device, replace(make_plan(work, int(vocabulary)), variable_length=variable)
     texts = make_texts(work, int(vocabulary), seed)
     uniforms_BRT = make_uniforms(texts, plan, seed).to(device)
     return TreePhases(model, plan, texts.to(device), uniforms_BRT, engine, SamplingSettings())

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType
 
-from tfive.tree.decode import Sampler, StepPass
+from tfive.tree.decode import Sampler
 from tfive.tree.fast.grown import GrownLayouts
 from tfive.tree.fast.hf_fused import Fusion
 from tfive.tree.fast.tiled import Tiles
@@ -20,6 +20,7 @@ from tfive.tree.forward import TreeModel
 from tfive.tree.hf import Backbone
 from tfive.tree.picks import Picks
 from tfive.tree.scoring import Scoring
+from tfive.tree.step_pass import StepPass
 
 STAGES: tuple[tuple[type, str], ...] = (
     (TreeModel, "read"),

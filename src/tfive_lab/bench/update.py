@@ -121,15 +121,18 @@ def _timed(side: TreePhases, phase: str, clock: Clock, repeats: int) -> dict[str
     return {"seconds": statistics.median(whole), "host_seconds": statistics.median(host)}
 
 
-def shortened(thoughts: Thoughts, used: float) -> Thoughts:
-    """Thoughts that end after a random number of tokens, `used` of their length on average; for shares up to a half."""
+def shortened(thoughts: Thoughts, used: float, close: int) -> Thoughts:
+    """Thoughts that close after a random number of tokens, `used` of their length on average; for shares up to a
+    half."""
     steps = thoughts.tokens_BRT.shape[-1]
     longest = max(1, round(2 * used * steps))
     draw = torch.Generator().manual_seed(0)
     length_BR = torch.randint(1, longest + 1, thoughts.length_BR.shape, generator=draw).clamp(max=steps)
     length_BR = torch.where(thoughts.valid_BR, length_BR.to(thoughts.length_BR), 0)
-    cut = replace(thoughts, length_BR=length_BR, closed_BR=torch.zeros_like(thoughts.closed_BR))
-    return replace(cut, log_q_BRT=cut.log_q_BRT * cut.mask_BRT)
+    last_BRT = torch.arange(steps, device=length_BR.device) == length_BR[..., None] - 1
+    tokens_BRT = torch.where(last_BRT, close, thoughts.tokens_BRT)
+    cut = replace(thoughts, tokens_BRT=tokens_BRT, length_BR=length_BR, closed_BR=thoughts.valid_BR)
+    return replace(cut, tokens_BRT=tokens_BRT * cut.mask_BRT, log_q_BRT=cut.log_q_BRT * cut.mask_BRT)
 
 
 def update_profile(
@@ -144,10 +147,10 @@ def update_profile(
     save: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
     """The report: the phases of the best settings, then the actor pass of every variant the `budget` (s) allows.
-    `save` is handed the report as far as it is. The variants read thoughts that end after `used` of their length;
-    `replayed`: by captured passes."""
+    `save` is handed the report as far as it is. The variants read thoughts that end after `used` of their length, and
+    where that is less than all, write and score them, too; `replayed`: by captured passes."""
     start = time.perf_counter()
-    side = tree_phases(model, work, EngineOptions(replayed_passes=replayed))
+    side = tree_phases(model, work, EngineOptions(replayed_passes=replayed), variable=used < 1)
     clock = Clock(side.tree.device)
     side.sampling()
     report: dict[str, Any] = {
@@ -166,7 +169,7 @@ def update_profile(
     report["kernels_apart"] = _apart(side)
     save(report)
     if used < 1 and side.thoughts is not None:
-        side.thoughts = shortened(side.thoughts, used)
+        side.thoughts = shortened(side.thoughts, used, side.plan.close_ids[0])
     report["mean_thought_length"] = float(side.written.length_BR[side.written.valid_BR].float().mean())
     wanted = None
     for name in variants:
@@ -181,7 +184,8 @@ def update_profile(
         wanted = log_prob if wanted is None else wanted
         found |= {"log_prob_apart": float((log_prob - wanted).abs().mean()), "gradient_norm": norm}
         if used < 1:
-            found["scoring_seconds"] = _timed(other, "scoring", clock, repeats)["seconds"]
+            for phase in ("writing", "scoring"):
+                found[f"{phase}_seconds"] = _timed(other, phase, clock, repeats)["seconds"]
         clock.peak.clear()
         clock("peak", other.actor)
         report["actor"][name] = found | {"peak_bytes": clock.peak["peak"]} | profiled(other.actor, clock)
@@ -210,8 +214,10 @@ def render(report: dict[str, Any]) -> str:
     """Seconds, launches and milliseconds by family, a line a variant."""
     lines = [f"trained blocks: {report['training']}; attention: {report['attention']} ({report['attention_reason']})"]
     for name, found in {**report["phases"], **report["actor"]}.items():
-        scored = f", scoring {found['scoring_seconds']:.4f} s" if "scoring_seconds" in found else ""
-        lines.append(f"{name:<24}{found['seconds']:>8.4f} s, host {found['host_seconds']:.4f} s{scored}")
+        others = (
+            f", {key} {found[f'{key}_seconds']:.4f} s" for key in ("writing", "scoring") if f"{key}_seconds" in found
+        )
+        lines.append(f"{name:<24}{found['seconds']:>8.4f} s, host {found['host_seconds']:.4f} s{''.join(others)}")
         if "device_ms" in found:
             parts = ", ".join(f"{part} {ms:.1f}" for part, ms in found["by_family_ms"].items())
             lines.append(f"    {found['launches']} launches, {found['device_ms']:.1f} ms: {parts}")

@@ -46,14 +46,29 @@ def test_a_report_keeps_to_its_budget() -> None:
 
 
 @pytest.mark.model
+def test_thoughts_that_end_early_are_also_written_and_scored() -> None:
+    model = random_model(MODELS["attention"], CPU, torch.float32)
+    report = update.update_profile(model, WORK, repeats=1, budget=60.0, used=0.4, variants=("all", "packed"))
+    assert report["mean_thought_length"] < 0.6 * WORK.length
+    for name in ("all", "packed"):
+        assert report["actor"][name]["writing_seconds"] > 0
+        assert report["actor"][name]["scoring_seconds"] > 0
+    assert update.render(report).count("writing") == 2
+
+
+@pytest.mark.model
 def test_every_variant_computes_the_same() -> None:
     model = random_model(MODELS["attention"], CPU, torch.float32)
-    side: Any = tree_phases(model, WORK, EngineOptions(fused_blocks="on", fused_training="on"))
-    side.thoughts = update.shortened(side.sampling(), 0.4)
+    side: Any = tree_phases(model, WORK, EngineOptions(fused_blocks="on", fused_training="on"), variable=True)
+    side.thoughts = update.shortened(side.sampling(), 0.4, side.plan.close_ids[0])
     assert 1 <= int(side.thoughts.length_BR.min()) < int(side.thoughts.length_BR.max()) <= WORK.length
     found = [update.variant(side, name).actor() for name in update.VARIANTS]
     for mine in found[1:]:
         torch.testing.assert_close(mine, found[0], rtol=1e-4, atol=1e-4)
+    written = [update.variant(side, name).writing() for name in ("all", "packed")]
+    for thoughts in written:
+        assert thoughts.tokens_BRT.equal(side.thoughts.tokens_BRT)
+        assert thoughts.closed_BR.equal(side.thoughts.closed_BR)
     profile = update.profiled(update.variant(side, "all").actor, update.Clock(CPU))
     assert profile["device_ms"] > 0
     assert profile["kernels"]

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tfive.errors import UserError
 from tfive.tree.fast.agreement import KERNEL_BOUNDS, kernel_trouble
+from tfive.tree.fast.listed import Listed, Lists
 from tfive.tree.law import draw
 
 Angles = tuple[Tensor, Tensor]
@@ -75,6 +76,7 @@ class Ops(Protocol):
         trunk: int,
         scale: float,
         gate_xq: Tensor | None,
+        listed: Listed | None = None,
     ) -> Tensor: ...
 
     def gate(self, gate_xI: Tensor, up_xI: Tensor, division: Division | None) -> Tensor: ...
@@ -146,27 +148,34 @@ class TorchOps:
         trunk: int,
         scale: float,
         gate_xq: Tensor | None,
+        listed: Listed | None = None,
     ) -> Tensor:
-        """Attention of one node per branch, `[B, R, Y, E]`.
+        """Attention of one node per branch, `[B, R, Y, E]`, or of `listed` branches alone, whose queries and outputs
+        are `[1, x, Y, E]`.
 
         Slots hold the trunk, of which a branch sees `first … stop − 1`, then every branch's own nodes, of which it sees
         those up to `place` (int64 `[1]`). A branch that sees nothing gets zeros.
         """
-        rows, branches, heads = query_BRYE.shape[:3]
+        heads, branches = query_BRYE.shape[2], first_BR.shape[1]
         slot_m = torch.arange(key_BXmE.shape[2], device=place.device)
         own = (len(slot_m) - trunk) // branches
         mine_m = slot_m - trunk
         seen_BRm = (slot_m >= first_BR[..., None]) & (slot_m < stop_BR[..., None])
         branch_R1 = torch.arange(branches, device=place.device)[:, None]
         seen_BRm = seen_BRm | ((mine_m >= 0) & (mine_m // own == branch_R1) & (mine_m % own <= place))
+        if listed is not None:  # each as a row of its own
+            text_x = listed.index_x // branches
+            query_BRYE, seen_BRm = query_BRYE.transpose(0, 1), seen_BRm.flatten(0, 1)[listed.index_x][:, None]
+            key_BXmE, value_BXmE = key_BXmE[text_x], value_BXmE[text_x]
         grouped = query_BRYE.unflatten(2, (key_BXmE.shape[1], -1))
         wide = torch.promote_types(query_BRYE.dtype, torch.float32)
         score = torch.einsum("brxfe,bxme->brxfm", grouped.to(wide), key_BXmE.to(wide)) * scale
         weight = score.masked_fill(~seen_BRm[:, :, None, None], float("-inf")).softmax(-1).nan_to_num(0.0)
         output = torch.einsum("brxfm,bxme->brxfe", weight, value_BXmE.to(wide)).flatten(2, 3)
         if gate_xq is not None:
-            output = output * output_gate(gate_xq, heads).unflatten(0, (rows, branches))
-        return output.to(query_BRYE.dtype)
+            output = output * output_gate(gate_xq, heads).unflatten(0, output.shape[:2])
+        output = output.to(query_BRYE.dtype)
+        return output if listed is None else output.transpose(0, 1)
 
     def gate(self, gate_xI: Tensor, up_xI: Tensor, division: Division | None) -> Tensor:
         """SiLU of the gate times the rest."""
@@ -209,6 +218,32 @@ def _case(heads: Heads, device: torch.device, dtype: torch.dtype, rows: int, bra
     yield from (1 + 0.1 * random(heads.features), 1 + 0.1 * random(heads.features))
 
 
+def _long_branches(
+    ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype, kind: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Attention of branches with more nodes than kernels read at a time, of all and of a list of them, in `kind` on
+    inputs that `dtype` holds."""
+    rows, branches, trunk, own, place = 3, 11, 70, 140, 130
+    generator = torch.Generator().manual_seed(6)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype).to(kind)
+
+    query = random(rows, branches, heads.queries, heads.features)
+    keys, values = (random(heads.keys, rows, trunk + branches * own, heads.features).transpose(0, 1) for _ in range(2))
+    gate = random(rows * branches, 2 * heads.queries * heads.features) if heads.gated else None
+    first = torch.randint(trunk, (rows, branches), generator=generator).to(device)
+    rest = (torch.full_like(first, trunk), torch.tensor([place], device=device), trunk, heads.features**-0.5)
+    writing = torch.rand(rows, branches, generator=generator).to(device) < torch.tensor([[0.8], [0.0], [0.4]]).to(
+        device
+    )
+    listed = Lists(rows, branches, device).fill(writing, 14)
+    some = query.flatten(0, 1)[listed.index_x][None]
+    of_all = ops.attend(query, keys, values, first, *rest, gate)
+    gate = None if gate is None else gate[listed.index_x]
+    return of_all, ops.attend(some, keys, values, first, *rest, gate, listed)
+
+
 def differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     """How far `ops` is from `TorchOps` in float32, operation by operation: |a − b| / |b|."""
     rows, branches, trunk, own, place = 2, 70, 150, 4, 2
@@ -238,12 +273,15 @@ def differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype
         token, log_q = some.draw(logits, uniform)
         folded = torch.empty_like(key)
         some.fold(key, value[0], folded)
-        found.append((asked, keys, values, seen, some.gate(key, value, division), folded, token, log_q))
+        long = _long_branches(some, heads, device, dtype, kind)
+        found.append((asked, keys, values, seen, *long, some.gate(key, value, division), folded, token, log_q))
     names = (
         "queries",
         "keys",
         "values",
         "attention",
+        "attention of long branches",
+        "attention of some branches",
         "gated product",
         "folded matrix",
         "drawn tokens",

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tfive.tree.fast.listed import Listed
+
 BLOCK = 512
 """Vocabulary entries per block of the two-level draw."""
 _PROGRAMS, _KEYS, _WARPS, _STAGES = 128, 64, 4, 4
@@ -77,7 +79,7 @@ def _rotate(
         place_q = (row // nodes) * q_out_batch + (row % nodes) * q_out_node + y[:, None] * q_out_head + e[None, :]
         tl.store(q_out_ptr + place_q, q, mask=kept)
     else:
-        x = tl.arange(0, XP)
+        x = tl.arange(0, XP).to(tl.int64)
         keep = (x < X)[:, None] & (e >= 0)[None, :]
         place = (row // nodes) * key_batch + x[:, None] * key_head + tl.load(slot_ptr + row % nodes) * E + e[None, :]
         if tl.program_id(1) == 1:
@@ -162,46 +164,68 @@ def fold(weight_oD: Tensor, factor_D: Tensor, out_oD: Tensor) -> None:
 
 @triton.jit
 def _attend(
-    q_ptr, key_ptr, value_ptr, first_ptr, stop_ptr, place_ptr, part_ptr, mass_ptr, key_batch, key_head,
-    trunk, slots, branches, nodes, scale,
+    q_ptr, key_ptr, value_ptr, first_ptr, stop_ptr, place_ptr, branch_ptr, begin_ptr, count_ptr, part_ptr, mass_ptr,
+    key_batch, key_head, trunk, slots, branches, nodes, scale,
     X: tl.constexpr, F: tl.constexpr, E: tl.constexpr, A: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    W: tl.constexpr, SPLITS: tl.constexpr, EXACT: tl.constexpr,
+    W: tl.constexpr, SPLITS: tl.constexpr, EXACT: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
     """A tile of branches of one text and key head against one share of the keys they may see.
 
-    Keys are counted in steps of W: those of the trunk stretch the branches see, then those of the branches themselves.
+    Keys are counted in steps of W: those of the trunk stretch the branches see, then those of the branches themselves,
+    all of them in one stretch or, where a branch has many or not all are asked, branch by branch up to the place.
     """
     batch, x = tl.program_id(0) // X, tl.program_id(0) % X
     base = tl.program_id(1) * TILE
     row, e, w = tl.arange(0, ROWS), tl.arange(0, E), tl.arange(0, W)
-    branch = base + row // F
-    real = (row < TILE * F) & (branch < branches)
-    node = batch * branches + branch
-    head = node * (X * F) + x * F + row % F
+    turn = row // F
+    count, begin_row = branches, batch * branches
+    if LISTED:
+        count, begin_row = tl.load(count_ptr + batch), tl.load(begin_ptr + batch)
+    real = (row < TILE * F) & (base + turn < count)
+    branch = base + turn
+    if LISTED:
+        branch = tl.load(branch_ptr + batch * branches + branch, mask=real, other=0)
+    head = (begin_row + base + turn) * (X * F) + x * F + row % F
     q = tl.load(q_ptr + head[:, None].to(tl.int64) * E + e[None, :], mask=real[:, None], other=0.0)
     # 64-bit arithmetic on tiles of addresses would cost more than reading the keys.
-    first = tl.load(first_ptr + node, mask=real, other=trunk).to(tl.int32)
-    stop = tl.load(stop_ptr + node, mask=real, other=0).to(tl.int32)
+    first = tl.load(first_ptr + batch * branches + branch, mask=real, other=trunk).to(tl.int32)
+    stop = tl.load(stop_ptr + batch * branches + branch, mask=real, other=0).to(tl.int32)
     place = tl.load(place_ptr).to(tl.int32)
-    key_ptr += batch.to(tl.int64) * key_batch + x * key_head
-    value_ptr += batch.to(tl.int64) * key_batch + x * key_head
+    key_ptr += batch.to(tl.int64) * key_batch + x.to(tl.int64) * key_head
+    value_ptr += batch.to(tl.int64) * key_batch + x.to(tl.int64) * key_head
     start, end = tl.min(first, 0), tl.max(stop, 0)
-    own = tl.minimum(TILE, branches - base) * A
     shared = tl.maximum(tl.cdiv(end - start, W), 0)
-    each = tl.cdiv(shared + tl.cdiv(own, W), SPLITS)
+    asked = tl.maximum(tl.minimum(TILE, count - base), 0)
+    if LISTED or A >= W:
+        per = tl.cdiv(place + 1, W)
+        steps = shared + asked * per
+    else:
+        per = 1
+        steps = shared + tl.cdiv(asked * A, W)
+    each = tl.cdiv(steps, SPLITS)
     begin = tl.program_id(2) * each
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, E], tl.float32)
-    for step in range(begin, tl.minimum(begin + each, shared + tl.cdiv(own, W))):
+    for step in range(begin, tl.minimum(begin + each, steps)):
         mine = step >= shared
-        at = tl.where(mine, (step - shared) * W, start + step * W) + w
         # Past its end a stretch reads some other slot, which is masked.
-        slot = tl.minimum(tl.where(mine, trunk + base * A, 0) + at, slots - 1)[:, None] * E + e[None, :]
+        if LISTED or A >= W:
+            whose = tl.where(mine, (step - shared) // per, 0)
+            at = tl.where(mine, (step - shared) % per * W, start + step * W) + w
+            owner = base + whose
+            if LISTED:
+                owner = tl.load(branch_ptr + batch * branches + owner, mask=mine, other=0)
+            slot = tl.minimum(tl.where(mine, trunk + owner * A, 0) + at, slots - 1)[:, None] * E + e[None, :]
+            lower = tl.where(mine, 0, first)
+            upper = tl.where(mine, tl.where(turn == whose, place + 1, 0), stop)
+        else:
+            at = tl.where(mine, (step - shared) * W, start + step * W) + w
+            slot = tl.minimum(tl.where(mine, trunk + base * A, 0) + at, slots - 1)[:, None] * E + e[None, :]
+            lower = tl.where(mine, turn * A, first)
+            upper = tl.where(mine, turn * A + place + 1, stop)
         k = tl.load(key_ptr + slot)
         v = tl.load(value_ptr + slot)
-        lower = tl.where(mine, (branch - base) * A, first)
-        upper = tl.where(mine, (branch - base) * A + place + 1, stop)
         seen = (at[None, :] >= lower[:, None]) & (at[None, :] < upper[:, None])
         score = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * (scale * 1.4426950408889634)
         score = tl.where(seen, score, float("-inf"))
@@ -255,10 +279,11 @@ def attend(
     trunk: int,
     scale: float,
     gate_xq: Tensor | None,
+    listed: Listed | None = None,
 ) -> Tensor:
     """See `fused.TorchOps.attend`. All branches of a text that fit in a tile share one reading of its keys."""
-    rows, branches, query_heads, features = query_BRYE.shape
-    heads, nodes = key_BXmE.shape[1], rows * branches
+    (query_heads, features), (rows, branches) = query_BRYE.shape[2:], first_BR.shape
+    heads, nodes = key_BXmE.shape[1], query_BRYE.shape[0] * query_BRYE.shape[1]
     fold, own = query_heads // heads, (key_BXmE.shape[2] - trunk) // branches
     wide = features * query_BRYE.element_size() > 256
     most = max(32 if wide else 64, triton.next_power_of_2(fold))
@@ -266,13 +291,14 @@ def attend(
     tile = size // fold
     grid = (rows * heads, triton.cdiv(branches, tile))
     splits = max(1, min(8, _PROGRAMS // (grid[0] * grid[1])))
+    lists = (place, place, place) if listed is None else (listed.branch_BR, listed.begin_B, listed.count_B)
     part = torch.empty(splits, nodes, query_heads, features, dtype=torch.float32, device=place.device)
     mass = part.new_empty(splits, nodes, query_heads)
     _attend[(*grid, splits)](
-        query_BRYE, key_BXmE, value_BXmE, first_BR, stop_BR, place, part, mass, *key_BXmE.stride()[:2],
+        query_BRYE, key_BXmE, value_BXmE, first_BR, stop_BR, place, *lists, part, mass, *key_BXmE.stride()[:2],
         trunk, key_BXmE.shape[2], branches, nodes, scale, X=heads, F=fold, E=features, A=own, ROWS=size, TILE=tile,
         W=_KEYS // 2 if wide else _KEYS, SPLITS=splits, EXACT=query_BRYE.dtype == torch.float32,
-        num_warps=_WARPS, num_stages=2 if wide else _STAGES,
+        LISTED=listed is not None, num_warps=_WARPS, num_stages=2 if wide else _STAGES,
     )  # fmt: skip
     out_BRYE = torch.empty_like(query_BRYE)
     gate = out_BRYE if gate_xq is None else gate_xq
