@@ -123,6 +123,12 @@ def test_cells_under_a_clock_become_tables(
     assert sum(totals) / 1e4 / sum(items) == pytest.approx(cell["test"]["thought_gain"][0], abs=1e-3)
     assert len(found["clusters"]["test"].split()) == 12 == len(cell["accuracy"]["verdicts"]["random"])
     assert "clusters" not in cell["accuracy"]
+    courses = scripts.script("studies/answers/by_window.py")
+    assert courses.main([str(runs), "--code", "now", "--out", str(tmp_path / "courses.json")]) == 0
+    told = json.loads((tmp_path / "courses.json").read_text("utf-8"))
+    assert len(told["runs"]) == 4
+    assert all(len(one["windows"]) == 1 and one["gae.alpha"] == 1 and "accuracy" not in one for one in told["runs"])
+    assert 0 <= told["starts"]["accuracy-careful"]["every"]["own"][0] <= 1
     seeds = scripts.script("studies/answers/seed_tables.py")
     searched = seeds.begun_careful(found, search=True)
     assert len(searched) == 2
