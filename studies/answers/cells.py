@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,8 @@ ROOM = 4 / 3
 """Of the device's memory, cells side by side may each have an even share and a third of it more: not all need most of
 theirs at once."""
 DIFFERENCES = ("own - none", "own - other", "own - empty")
+SMALL, EVERY = 2**20, 60.0
+"""Bytes of the largest file that an archive takes, and the seconds after which it is made anew."""
 
 
 @dataclass(frozen=True)
@@ -151,12 +156,30 @@ def run_one(cell: Cell, runs: Path, measuring: Measuring) -> None:
         (folder / FAILURE).write_text(f"{error}\n", "utf-8")
 
 
-def run_side_by_side(cells: Sequence[Cell], runs: Path, jobs: int, measuring: Measuring) -> list[str]:
+def archive(runs: Path, path: Path) -> None:
+    """All small files under `runs` as one .tgz: courses, results, logs and what was measured item by item, no weights.
+    What a file holds that is written meanwhile may be cut off; the archive itself is whole or the one before."""
+    part = path.with_name(f"{path.name}.part")
+    with tarfile.open(part, "w:gz") as kept:
+        for file in sorted(runs.rglob("*")):
+            with suppress(FileNotFoundError):  # runs remove checkpoints, and put new files in the place of old ones
+                if file.is_file() and file.stat().st_size <= SMALL and file.absolute() not in (path, part):
+                    entry, data = tarfile.TarInfo(str(file.relative_to(runs))), file.read_bytes()
+                    entry.size = len(data)
+                    kept.addfile(entry, io.BytesIO(data))
+    part.replace(path)
+
+
+def run_side_by_side(
+    cells: Sequence[Cell], runs: Path, jobs: int, measuring: Measuring, kept_in: Path | None = None
+) -> list[str]:
     """Each cell in a process of its own, at most `jobs` at once; one that has been measured, too, leaves its result as
-    it ends. Returns a line for each that broke."""
+    it ends, and an archive is made of all every minute where asked for: the machine may be gone before the last has
+    ended. Returns a line for each that broke."""
     for config in {cell.config().text.model_dump_json(): cell.config() for cell in cells}.values():
         corpus_of(config)  # prepared once, not by all at once
     waiting, working, broken = list(cells), dict[Cell, subprocess.Popen[bytes]](), []
+    due = time.monotonic() + EVERY
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
     while waiting or working:
         while waiting and len(working) < jobs:
@@ -168,12 +191,15 @@ def run_side_by_side(cells: Sequence[Cell], runs: Path, jobs: int, measuring: Me
                 )
             print(f"began {cell.name}", flush=True)
         time.sleep(0.5)
+        if kept_in is not None and time.monotonic() > due:
+            archive(runs, kept_in)
+            due = time.monotonic() + EVERY
         for cell, process in list(working.items()):
             if process.poll() is not None:
                 del working[cell]
                 print(f"ended {cell.name}: {process.returncode}", flush=True)
                 if not process.returncode and ((runs / cell.name / ACCURACY).is_file() or measuring.problems == "none"):
-                    # At once: the machine may be gone before the last of them has ended. What is left to measure waits.
+                    # At once; what is left to measure waits.
                     keep(cell, runs, measuring)
                 if process.returncode:
                     tail = (runs / f"{cell.name}.log").read_text("utf-8", "replace").strip().splitlines()[-1:]
@@ -234,23 +260,27 @@ def line_of(found: dict[str, Any]) -> str:
     return "  ".join(words)
 
 
-def run_cells(batches: Sequence[Sequence[Cell]], runs: Path, jobs: int, measuring: Measuring) -> None:
+def run_cells(
+    batches: Sequence[Sequence[Cell]], runs: Path, jobs: int, measuring: Measuring, kept_in: Path | None = None
+) -> None:
     """Batch after batch: its cells without a result side by side, then what is left to measure of them, and lines for
     each cell. Cells of one batch share the device with each other alone; one that broke keeps no other from running."""
     runs.mkdir(parents=True, exist_ok=True)
-    broken = [line for cells in batches for line in run_batch(cells, runs, jobs, measuring)]
+    broken = [line for cells in batches for line in run_batch(cells, runs, jobs, measuring, kept_in)]
     if broken:
         raise UserError("; ".join(broken))
 
 
-def run_batch(cells: Sequence[Cell], runs: Path, jobs: int, measuring: Measuring) -> list[str]:
+def run_batch(
+    cells: Sequence[Cell], runs: Path, jobs: int, measuring: Measuring, kept_in: Path | None = None
+) -> list[str]:
     """Cells that share the device; returns a line for each that broke."""
     todo = [cell for cell in cells if not cell.result(runs).is_file()]
     broken: list[str] = []
-    if len(todo) == 1:
+    if len(todo) == 1 and kept_in is None:
         run_one(todo[0], runs, measuring)
     elif todo:
-        broken = run_side_by_side(todo, runs, jobs, measuring)
+        broken = run_side_by_side(todo, runs, jobs, measuring, kept_in)
     for cell in cells:
         if cell.result(runs).is_file():
             found = json.loads(cell.result(runs).read_text("utf-8"))
@@ -259,4 +289,6 @@ def run_batch(cells: Sequence[Cell], runs: Path, jobs: int, measuring: Measuring
         else:
             found = keep(cell, runs, measuring)
         print(line_of(found), flush=True)
+    if kept_in is not None:
+        archive(runs, kept_in)
     return broken

@@ -57,6 +57,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     one.add_argument("--alone", action="store_true", help="leave the result to the command that started this one")
     one.add_argument("--share", type=float, default=1.0, help="of the device's memory, the most that a cell may have")
     one.add_argument("--models", action="store_true", help="keep the trained models as folders")
+    one.add_argument("--archive", type=Path, help="a .tgz of all small files of --runs, made anew every minute")
     for command in (before, one):
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     rate = commands.add_parser("rate", help="print the rate with the best gain against the start in the search, seed 0")
@@ -120,7 +121,7 @@ def cell(asked: argparse.Namespace) -> None:
             run_one(one, asked.runs, measuring)
         return
     note_machine(asked.runs)
-    run_cells(batches, asked.runs, asked.jobs, measuring)
+    run_cells(batches, asked.runs, asked.jobs, measuring, asked.archive and asked.archive.absolute())
 
 
 def rate(asked: argparse.Namespace) -> None:

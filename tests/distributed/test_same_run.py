@@ -106,8 +106,9 @@ def compare(name: str, alone: dict[str, Any], shared: dict[str, Any]) -> None:
         assert all(close(value, other[key], 1e-5) for key, value in one.items()), (name, one, other)
     assert shared["gradients"].keys() == alone["gradients"].keys()
     # Stock norms compute in float32 inside, fused blocks do not; with those casts lifted to float64 a run by fused
-    # blocks is the other to 1e-14 (one process), so what is left here is that rounding.
-    within = 2e-5 if name == FUSED else 1e-12
+    # blocks is the other to 1e-14 (one process), so what is left here is that rounding: up to 3.9e-5, in the tenth
+    # update of a critic, on the processors it was tried on.
+    within = 1e-4 if name == FUSED else 1e-12
     for owner, updates in alone["gradients"].items():
         found = shared["gradients"][owner]
         assert len(found) == len(updates), (name, owner)

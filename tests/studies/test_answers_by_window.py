@@ -58,4 +58,4 @@ def test_the_page_tells_what_was_recorded() -> None:
     error = (sum((one - mean) ** 2 for one in apart) / (len(apart) - 1) / len(apart)) ** 0.5
     better = sum(one > 0 for one in apart)
     assert f"better by {mean:.3f} ± {error:.3f} (" in page
-    assert f"better in {better} of {len(apart)})" in page
+    assert f"better in {better} of {len(apart)};" in page

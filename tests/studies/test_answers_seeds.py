@@ -50,7 +50,7 @@ def test_seeds_of_one_method_share_the_device_with_each_other_alone(
 ) -> None:
     run, seen = scripts.script("studies/answers/run.py"), []
 
-    def batches(given: Any, runs: Path, jobs: int, measuring: Any) -> None:
+    def batches(given: Any, runs: Path, jobs: int, measuring: Any, kept_in: Any) -> None:
         seen.extend([[(cell.label, cell.seed) for cell in cells] for cells in given])
         configs = [cell.config() for cells in given for cell in cells]
         assert {(one.run.seconds, one.window.windows) for one in configs} == {(90.0, run.MANY_WINDOWS)}
@@ -68,7 +68,7 @@ def test_seeds_of_one_method_share_the_device_with_each_other_alone(
 def test_a_batch_that_broke_keeps_no_other_from_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells, seen = scripts.script("studies/answers/cells.py"), []
 
-    def batch(given: Any, runs: Path, jobs: int, measuring: Any) -> list[str]:
+    def batch(given: Any, runs: Path, jobs: int, measuring: Any, kept_in: Any) -> list[str]:
         seen.append(given)
         return [f"{given[0]}: no memory"] if given == ["a"] else []
 

@@ -8,6 +8,7 @@ import json
 import re
 import statistics
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -338,8 +339,25 @@ def test_cells_run_side_by_side_and_a_broken_one_is_told(tmp_path: Path, monkeyp
     assert kept == [both[0]]
     (tmp_path / both[0].name).mkdir()
     (tmp_path / both[0].name / cells.ACCURACY).touch()
-    cells.run_side_by_side(both, tmp_path, 2, cells.Measuring("test"))
+    monkeypatch.setattr(cells, "EVERY", 0.0)
+    cells.run_side_by_side(both, tmp_path, 2, cells.Measuring("test"), tmp_path / "all.tgz")
     assert kept == [both[0]] * 2
+    # An archive was made while they ran.
+    with tarfile.open(tmp_path / "all.tgz") as found:
+        assert {"a", "b", f"{both[0].name}/{cells.ACCURACY}"} <= set(found.getnames())
+
+
+def test_an_archive_holds_small_files_and_not_itself(tmp_path: Path) -> None:
+    cells, runs = scripts.script("studies/answers/cells.py"), tmp_path / "runs"
+    (runs / "one" / "checkpoints").mkdir(parents=True)
+    (runs / "one" / "metrics.jsonl").write_text("{}\n", "utf-8")
+    (runs / "one" / "checkpoints" / "weights.bin").write_bytes(bytes(cells.SMALL + 1))
+    for _ in range(2):
+        cells.archive(runs, runs / "all.tgz")
+    with tarfile.open(runs / "all.tgz") as found:
+        assert found.getnames() == ["one/metrics.jsonl"]
+        found.extractall(tmp_path / "out", filter="data")
+    assert (tmp_path / "out" / "one" / "metrics.jsonl").read_text("utf-8") == "{}\n"
 
 
 def test_rows_hold_what_they_leave_out(place: Path) -> None:

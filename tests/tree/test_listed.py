@@ -11,7 +11,7 @@ from exact import apart
 from families import HYBRID, tiny
 from test_decode import numbers
 
-from pretended_graphs import PretendedGraphs
+from taped_graphs import TapedGraphs
 from tfive.tree import decode
 from tfive.tree.fast import listed
 from tfive.tree.fast.cuda_graph import CudaGraphs
@@ -30,6 +30,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "_EVERY", 2)
     monkeypatch.setattr(listed, "LEAST", 1)
     monkeypatch.setattr(listed, "WHOLE", 1)
+    monkeypatch.setattr(listed, "WORTH", 0.99)
 
 
 def scene(delimiters: str = "text") -> Case:
@@ -89,22 +90,42 @@ def test_thoughts_that_closed_are_computed_no_more(delimiters: str) -> None:
     assert set(every) == {case.thoughts.length_BR.numel()}
 
 
-def test_each_size_is_captured_once_and_a_capture_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = scene()
-    expected, _ = drawn(case, "off")
-    graphs = PretendedGraphs()
+def test_each_size_is_captured_once_and_serves_other_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = TapedGraphs(undo=True)
+    case, law = scene(), SamplingSettings()
+    every = tree_of(case, "off")
     monkeypatch.setattr(CudaGraphs, "on", lambda *_: graphs)
     tree = tree_of(case, "on")
-    given = (case.texts, numbers(case.texts, 3, LENGTH), SamplingSettings())
-    with lifted():
-        for _ in range(2):
-            same(tree.sample(*given, prefix=beginnings(case)), expected)
-    assert tree.sampler is not None
-    assert tree.sampler.lists is not None
-    assert set(tree.sampler._graphs) <= {0, *tree.sampler.lists.sizes}
-    assert len(tree.sampler._graphs) == len(graphs.graphs) >= 3
     steps = case.plan.open_width + LENGTH - 1
-    assert sum(graph.replays for graph in graphs.graphs) == 2 * steps
+    with lifted():
+        for seed in (3, 4, 3):
+            texts = random_case(seed, "text", variable=True, count=4, group=3, length=LENGTH).texts
+            tokens, length = beginnings(case)
+            given = (texts, numbers(texts, 3, LENGTH), law, None, (tokens.roll(seed, 1), length.roll(seed, 1)))
+            with monkeypatch.context() as patch:
+                patch.setattr(CudaGraphs, "on", lambda *_: None)
+                expected = every.sample(*given)
+            same(tree.sample(*given), expected)
+    sampler = tree.sampler
+    assert sampler is not None
+    assert sampler.lists is not None
+    assert set(sampler._graphs) <= {0, *sampler.lists.sizes}
+    assert len(sampler._graphs) == len(graphs.graphs) >= 3
+    replays = {size: graph.replays for size, graph in sampler._graphs.items()}  # type: ignore[attr-defined]
+    assert sum(replays.values()) == 3 * steps
+    assert all(count > 0 for size, count in replays.items() if size)
+
+
+def test_nothing_is_captured_for_a_step_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = TapedGraphs(undo=True)
+    monkeypatch.setattr(CudaGraphs, "on", lambda *_: graphs)
+    monkeypatch.setattr(decode, "_EVERY", LENGTH)
+    case = scene()
+    tree = tree_of(case, "on")
+    with lifted():
+        tree.sample(case.texts, numbers(case.texts, 3, LENGTH), SamplingSettings(), None, beginnings(case))
+    assert tree.sampler is not None
+    assert set(tree.sampler._graphs) == {0}
 
 
 def test_when_all_have_closed_sampling_ends() -> None:
@@ -160,6 +181,7 @@ def test_sizes_of_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     lists = Lists(24, 32, torch.device("cpu"))
     assert lists.sizes == [48, 96, 144, 192, 288, 384, 576]
     assert [lists.size_for(count) for count in (1, 48, 49, 576, 577, 768)] == [48, 48, 96, 576, 768, 768]
+    assert Lists(2, 25, torch.device("cpu")).sizes == []  # 48 of 50 are not worth a graph
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -26,8 +26,9 @@ from tfive.tree.hf import Backbone
 from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.settings import SamplingSettings
 
-_BOUND = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest relative difference of a node's activations that rounding explains, by type of the weights."""
+_BOUND = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Largest relative difference of a node's activations that rounding explains, by type of the weights. In float64 it is
+that of the norms and softmax that models compute in float32 all the same, 1.2e-6 on some processors."""
 
 
 _HALF = (torch.float16, torch.bfloat16)

@@ -1,7 +1,7 @@
 """Attention of one pass over tree rows: its queries, the keys they see, the kernel that computes it.
 
 A pass is handed through every layer of the model. `Attending` is what all passes share; `TreePass` covers whole rows,
-the trunk alone, or the branches of a trunk that was read before. The sampling step has its own pass in `decode.py`.
+the trunk alone, or the branches of a trunk that was read before. The sampling step has its own pass, `step_pass.py`.
 
 Local shape letters: Y query heads, X key/value heads, E head features, n queries, m keys, F = Y / X the fold.
 """

@@ -93,7 +93,9 @@ class Sampler(DecodeLoop):
         self.backbone, self.embed, self.law = backbone, embed, law
         self.blocks = None if fusion is None else fusion.hold()
         self.rows = chunk_rows(head.vocabulary, 1, engine.head_bytes)
-        self.tree = StepPass(layout, reading, "sdpa" if engine.attention == "sdpa" else "folded", fusion)
+        lists = engine.packed == "on" and layout.plan.stop_id is not None and not reading.recurrent
+        lists = lists and fusion is not None and fusion.lists(reading.hidden_BSD)
+        self.tree = StepPass(layout, reading, "sdpa" if engine.attention == "sdpa" else "folded", fusion, lists)
         shape = layout.position_BR.shape
         self.token_BR = torch.zeros(shape, dtype=torch.int64, device=device)
         self.delimiter_BR = torch.full(shape, -1, dtype=torch.int64, device=device)
@@ -103,8 +105,7 @@ class Sampler(DecodeLoop):
         """Branches that have not closed; where padding is left out, no other is computed."""
         own = self.blocks is None and self.tree.recurrence is None
         self.packs = own and device.type == "cpu" and engine.packed != "off"
-        lists = self.blocks is not None and self.tree.recurrence is None and engine.packed == "on"
-        self.lists = Lists(shape[0], shape[1], device) if lists and layout.plan.stop_id is not None else None
+        self.lists = Lists(shape[0], shape[1], device) if lists else None
 
     def _choose(self, rows_xD: Tensor, index_x: Tensor | None) -> None:
         """Draw the next token of these branches (none: all) from their hidden states; it becomes their next input."""
@@ -162,7 +163,6 @@ class Sampler(DecodeLoop):
 
         `prefix` is `(tokens_BRT, length_BR)`: the first tokens of each thought, taken as given instead of drawn.
         """
-        self.tree.listed = None
         self.tree.begin(layout, reading)
         if self.uncaptured():
             self.capture()
@@ -199,8 +199,11 @@ class Sampler(DecodeLoop):
                     self.writing_BR &= self.token_BR != plan.stop_id
                 if self.packs and not self.writing_BR.any():
                     break
-                if self.lists is not None and step % _EVERY == _EVERY - 1 and not self._shorten(self.lists):
+                last = step + 1 == uniforms_BRT.shape[-1]
+                due = self.lists is not None and step % _EVERY == _EVERY - 1 and not last
+                if self.lists is not None and due and not self._shorten(self.lists):
                     break
+        self.tree.listed = None
         return ended(tokens_BRT, log_q_BRT, layout)
 
 

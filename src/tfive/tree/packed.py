@@ -5,10 +5,11 @@ rotations work row by row, so that they need no empty rows; attention gets its t
 What remains of a batch is computed by the same kernels and, where matrices are 128 wide or more, comes out bit for bit
 the same (tried with MKL in float32).
 
-On processors the model's own blocks always do so. On a GPU counting nodes waits for it and captured work needs fixed
+On processors the model's own blocks do so. On a GPU counting nodes waits for it and captured work needs fixed
 shapes: there large passes that score or have gradients leave padding out where thoughts may close early, and are
-launched (`EngineOptions.packed`); sampling keeps it unless asked not to (`fast/listed.py`). With gradients only the
-sums over nodes that weights' gradients are round otherwise, since padding's zeros are not added.
+launched (`EngineOptions.packed`); sampling keeps it unless asked not to (`fast/listed.py`). There fewer rows may choose
+another kernel, which rounds otherwise. With gradients the sums over nodes that weights' gradients are do so anywhere,
+since padding's zeros are not added.
 
 `last_block_for` does the same for the last block of a pass whose result is read at a few nodes: of all others it needs
 keys and values alone.

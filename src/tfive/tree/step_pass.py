@@ -22,7 +22,10 @@ from tfive.tree.recurrent.deltanet import StepRecurrence
 class StepPass(Attending):
     """The pass of one sampling step: one query per branch, keys and values in fixed slots."""
 
-    def __init__(self, layout: Layout, reading: Reading, kernel: str, fusion: Fusion | None = None) -> None:
+    def __init__(
+        self, layout: Layout, reading: Reading, kernel: str, fusion: Fusion | None = None, lists: bool = False
+    ) -> None:
+        """`lists`: steps may be of listed branches."""
         recurrence: BranchSteps | StepRecurrence | None = None
         if reading.recurrent:
             asked = (reading.recurrent, layout.position_BR.numel(), layout.thought_width)
@@ -31,7 +34,7 @@ class StepPass(Attending):
         self.states = recurrence
         own = layout.branch_count * layout.thought_width
         self.width, self.stride = layout.trunk_width, layout.thought_width
-        self.slots = {i: (_room(k, own), _room(v, own)) for i, (k, v) in reading.attention.items()}
+        self.slots = {i: (_room(k, own, lists), _room(v, own, lists)) for i, (k, v) in reading.attention.items()}
         rows, device = len(layout.token_BN), layout.token_BN.device
         self.place = torch.zeros(1, dtype=torch.int64, device=device)
         self.first_slot_R = self.width + torch.arange(layout.branch_count, device=device) * self.stride
@@ -51,7 +54,9 @@ class StepPass(Attending):
         self.exists_BR = torch.zeros(layout.position_BR.shape, dtype=torch.bool, device=device)
 
     def begin(self, layout: Layout, reading: Reading) -> None:
-        """Take over a freshly read trunk of the same shape; every branch stands at its trunk node again."""
+        """Take over a freshly read trunk of the same shape; every branch stands at its trunk node again, and all are
+        computed."""
+        self.listed = None
         slots = [buffer[:, :, : self.width] for buffers in self.slots.values() for buffer in buffers]
         copy_all(slots, (trunk for index in self.slots for trunk in reading.attention[index]))
         if self.states is not None:
@@ -157,10 +162,15 @@ def _some(seen_BRm: Tensor) -> Tensor:
     return seen_BRm | (~seen_BRm.any(-1, keepdim=True) & first_m)
 
 
-def _room(trunk_BXSE: Tensor, own: int) -> Tensor:
-    """Slots of a layer, `[B, X, m, E]`, head by head, so that `_joined` copies nothing."""
+def _room(trunk_BXSE: Tensor, own: int, lists: bool) -> Tensor:
+    """Slots of a layer, `[B, X, m, E]`; for lists head by head, so that `_joined` copies nothing."""
     rows, heads, width, features = trunk_BXSE.shape
-    return trunk_BXSE.new_zeros(heads, rows, width + own, features).transpose(0, 1)
+    if not lists:
+        return trunk_BXSE.new_zeros(rows, heads, width + own, features)
+    text = (width + own) * features
+    shape, strides = (rows, heads, width + own, features), (text, rows * text, features, 1)
+    # No view of another tensor, so that steps may write to it in any mode of autograd.
+    return trunk_BXSE.new_empty_strided(shape, strides).zero_()
 
 
 def _joined(slots_BXmE: Tensor) -> Tensor:

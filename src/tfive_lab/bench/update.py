@@ -122,16 +122,18 @@ def _timed(side: TreePhases, phase: str, clock: Clock, repeats: int) -> dict[str
 
 
 def shortened(thoughts: Thoughts, used: float, close: int) -> Thoughts:
-    """Thoughts that close after a random number of tokens, `used` of their length on average; for shares up to a
-    half."""
-    steps = thoughts.tokens_BRT.shape[-1]
-    longest = max(1, round(2 * used * steps))
+    """Thoughts of which most close after a random number of tokens and one in sixteen does not, so that they have
+    `used` of their length on average; for shares from 0.1 to a half."""
+    steps, longest = thoughts.tokens_BRT.shape[-1], (used - 1 / 16) / (15 / 16)
     draw = torch.Generator().manual_seed(0)
-    length_BR = torch.randint(1, longest + 1, thoughts.length_BR.shape, generator=draw).clamp(max=steps)
-    length_BR = torch.where(thoughts.valid_BR, length_BR.to(thoughts.length_BR), 0)
+    drawn_BR = torch.randint(1, max(1, round(2 * longest * steps)) + 1, thoughts.length_BR.shape, generator=draw)
+    open_BR = torch.rand(drawn_BR.shape, generator=draw) < 1 / 16
+    length_BR = torch.where(open_BR, steps, drawn_BR.clamp(max=steps)).to(thoughts.length_BR)
+    length_BR = torch.where(thoughts.valid_BR, length_BR, 0)
+    closed_BR = thoughts.valid_BR & ~open_BR.to(thoughts.valid_BR.device)
     last_BRT = torch.arange(steps, device=length_BR.device) == length_BR[..., None] - 1
-    tokens_BRT = torch.where(last_BRT, close, thoughts.tokens_BRT)
-    cut = replace(thoughts, tokens_BRT=tokens_BRT, length_BR=length_BR, closed_BR=thoughts.valid_BR)
+    tokens_BRT = torch.where(last_BRT & closed_BR[..., None], close, thoughts.tokens_BRT)
+    cut = replace(thoughts, tokens_BRT=tokens_BRT, length_BR=length_BR, closed_BR=closed_BR)
     return replace(cut, tokens_BRT=tokens_BRT * cut.mask_BRT, log_q_BRT=cut.log_q_BRT * cut.mask_BRT)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,10 +66,15 @@ def test_every_variant_computes_the_same() -> None:
     found = [update.variant(side, name).actor() for name in update.VARIANTS]
     for mine in found[1:]:
         torch.testing.assert_close(mine, found[0], rtol=1e-4, atol=1e-4)
-    written = [update.variant(side, name).writing() for name in ("all", "packed")]
-    for thoughts in written:
-        assert thoughts.tokens_BRT.equal(side.thoughts.tokens_BRT)
-        assert thoughts.closed_BR.equal(side.thoughts.closed_BR)
+    # Given half of its tokens, a thought is gone on with; what was to close later then does not.
+    whole = side.thoughts
+    side.thoughts = replace(whole, length_BR=whole.length_BR // 2)
+    one, other = (update.variant(side, name).writing() for name in ("all", "packed"))
+    assert one.tokens_BRT.equal(other.tokens_BRT)
+    assert not one.tokens_BRT.equal(whole.tokens_BRT)
+    torch.testing.assert_close(one.log_q_BRT, other.log_q_BRT, rtol=1e-4, atol=1e-4)
+    side.thoughts = whole
+    assert update.variant(side, "packed").writing().closed_BR.equal(whole.closed_BR)
     profile = update.profiled(update.variant(side, "all").actor, update.Clock(CPU))
     assert profile["device_ms"] > 0
     assert profile["kernels"]

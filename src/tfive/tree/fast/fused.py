@@ -218,30 +218,26 @@ def _case(heads: Heads, device: torch.device, dtype: torch.dtype, rows: int, bra
     yield from (1 + 0.1 * random(heads.features), 1 + 0.1 * random(heads.features))
 
 
-def _long_branches(
-    ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype, kind: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Attention of branches with more nodes than kernels read at a time, of all and of a list of them, in `kind` on
-    inputs that `dtype` holds."""
+def list_differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """The same of attention that a list of branches asks for: branches longer than kernels read at a time, and a text
+    of which none is listed."""
     rows, branches, trunk, own, place = 3, 11, 70, 140, 130
     generator = torch.Generator().manual_seed(6)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(device, dtype).to(kind)
-
-    query = random(rows, branches, heads.queries, heads.features)
-    keys, values = (random(heads.keys, rows, trunk + branches * own, heads.features).transpose(0, 1) for _ in range(2))
-    gate = random(rows * branches, 2 * heads.queries * heads.features) if heads.gated else None
+    shapes = [(rows, branches, heads.queries, heads.features), (rows * branches, 2 * heads.queries * heads.features)]
+    shapes += [(heads.keys, rows, trunk + branches * own, heads.features)] * 2
+    inputs = [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
     first = torch.randint(trunk, (rows, branches), generator=generator).to(device)
-    rest = (torch.full_like(first, trunk), torch.tensor([place], device=device), trunk, heads.features**-0.5)
-    writing = torch.rand(rows, branches, generator=generator).to(device) < torch.tensor([[0.8], [0.0], [0.4]]).to(
-        device
-    )
-    listed = Lists(rows, branches, device).fill(writing, 14)
-    some = query.flatten(0, 1)[listed.index_x][None]
-    of_all = ops.attend(query, keys, values, first, *rest, gate)
-    gate = None if gate is None else gate[listed.index_x]
-    return of_all, ops.attend(some, keys, values, first, *rest, gate, listed)
+    seen = (first, torch.full_like(first, trunk), torch.tensor([place], device=device), trunk, heads.features**-0.5)
+    writing = torch.rand(rows, branches, generator=generator) < torch.tensor([[0.8], [0.0], [0.4]])
+    listed = Lists(rows, branches, device).fill(writing.to(device), 14)
+    found = []
+    for some, kind in ((TorchOps(), torch.float32), (ops, dtype)):
+        query, gate, *slots = (x.to(kind) for x in inputs)
+        key, value = (x.transpose(0, 1) for x in slots)
+        asked = query.flatten(0, 1)[listed.index_x][None]
+        found.append(some.attend(asked, key, value, *seen, gate[listed.index_x] if heads.gated else None, listed))
+    want, got = (x.double() for x in found)
+    return {"attention of listed branches": float((got - want).norm() / want.norm())}
 
 
 def differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
@@ -273,15 +269,12 @@ def differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype
         token, log_q = some.draw(logits, uniform)
         folded = torch.empty_like(key)
         some.fold(key, value[0], folded)
-        long = _long_branches(some, heads, device, dtype, kind)
-        found.append((asked, keys, values, seen, *long, some.gate(key, value, division), folded, token, log_q))
+        found.append((asked, keys, values, seen, some.gate(key, value, division), folded, token, log_q))
     names = (
         "queries",
         "keys",
         "values",
         "attention",
-        "attention of long branches",
-        "attention of some branches",
         "gated product",
         "folded matrix",
         "drawn tokens",
@@ -305,6 +298,16 @@ def triton_trouble(heads: Heads, device: torch.device, dtype: torch.dtype) -> st
         return differences(TritonOps(), heads, device, dtype)
 
     return kernel_trouble(compared, (heads.features,), device, dtype, bound=bound)
+
+
+@cache
+def list_trouble(heads: Heads, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why sampling steps of Triton's kernels compute all branches on this device, or None: those of a list agree."""
+
+    def compared() -> dict[str, float]:
+        return list_differences(TritonOps(), heads, device, dtype)
+
+    return kernel_trouble(compared, (heads.features,), device, dtype)
 
 
 def choose_ops(setting: str, heads: Heads, device: torch.device, dtype: torch.dtype) -> tuple[Ops | None, str]:

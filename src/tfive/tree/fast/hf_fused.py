@@ -30,7 +30,7 @@ from tfive.tree.attention import Attending, TreePass
 from tfive.tree.fast.delta_step import BranchSteps, RecurrentHeads, StepKernel, StepWeights, torch_step
 from tfive.tree.fast.delta_step_choice import choose_step
 from tfive.tree.fast.fan import Fan, HeldNorm, Unfit, held
-from tfive.tree.fast.fused import Angles, Heads, Ops, TorchOps, choose_ops
+from tfive.tree.fast.fused import Angles, Heads, Ops, TorchOps, choose_ops, list_trouble
 from tfive.tree.fast.kernel_recurrence import finish_trouble
 from tfive.tree.fast.updates import Linear, Outward, is_plain
 from tfive.tree.hf import (
@@ -182,6 +182,13 @@ class Fusion:
         if not self.held:
             self.held = [block.holding() for block in self.blocks]
         return [block.forward(self.ops) for block in self.held]
+
+    def lists(self, like: Tensor) -> bool:
+        """Whether steps of sampling can compute a list of branches on the device of this tensor, in its type."""
+        if isinstance(self.ops, TorchOps):
+            return True
+        heads = {block.mixer.heads for block in self.blocks if isinstance(block.mixer, AttentionPart)}
+        return all(list_trouble(one, like.device, like.dtype) is None for one in heads)
 
     def steps(self, memory: dict[int, ForkMemory], branches: int, steps: int) -> BranchSteps | None:
         """What recurrent layers need of a sampling loop, None where the step has no kernel."""

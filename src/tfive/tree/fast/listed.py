@@ -15,9 +15,12 @@ from torch import Tensor
 from tfive.tree.running_sum import running_sum
 
 PARTS = (3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
-"""Shares of all branches that lists hold. Each is captured when it first serves."""
+"""Shares of all branches that lists hold, about. Each is captured when it first serves."""
 LEAST, WHOLE = 48, 16
 """Rows of the smallest list, since fewer make a step no shorter; all sizes are multiples of the other."""
+
+WORTH = 0.8
+"""A list of more than this share of all is not worth a graph."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Lists:
     def __init__(self, rows: int, branches: int, device: torch.device) -> None:
         self.every = rows * branches
         wanted = {-(-int(self.every * part) // WHOLE) * WHOLE for part in PARTS}
-        self.sizes = sorted(size for size in wanted if LEAST <= size < self.every)
+        self.sizes = sorted(size for size in wanted if LEAST <= size <= WORTH * self.every)
         self._index = torch.zeros(self.every, dtype=torch.int64, device=device)
         self._branch_BR = torch.zeros(rows, branches, dtype=torch.int32, device=device)
         self._begin_B, self._count_B = (torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(2))

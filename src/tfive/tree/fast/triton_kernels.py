@@ -172,7 +172,7 @@ def _attend(
     """A tile of branches of one text and key head against one share of the keys they may see.
 
     Keys are counted in steps of W: those of the trunk stretch the branches see, then those of the branches themselves,
-    all of them in one stretch or, where a branch has many or not all are asked, branch by branch up to the place.
+    all of them in one stretch or, of listed branches, one branch after the other up to the place.
     """
     batch, x = tl.program_id(0) // X, tl.program_id(0) % X
     base = tl.program_id(1) * TILE
@@ -196,7 +196,7 @@ def _attend(
     start, end = tl.min(first, 0), tl.max(stop, 0)
     shared = tl.maximum(tl.cdiv(end - start, W), 0)
     asked = tl.maximum(tl.minimum(TILE, count - base), 0)
-    if LISTED or A >= W:
+    if LISTED:
         per = tl.cdiv(place + 1, W)
         steps = shared + asked * per
     else:
@@ -210,12 +210,10 @@ def _attend(
     for step in range(begin, tl.minimum(begin + each, steps)):
         mine = step >= shared
         # Past its end a stretch reads some other slot, which is masked.
-        if LISTED or A >= W:
+        if LISTED:
             whose = tl.where(mine, (step - shared) // per, 0)
             at = tl.where(mine, (step - shared) % per * W, start + step * W) + w
-            owner = base + whose
-            if LISTED:
-                owner = tl.load(branch_ptr + batch * branches + owner, mask=mine, other=0)
+            owner = tl.load(branch_ptr + batch * branches + base + whose, mask=mine, other=0)
             slot = tl.minimum(tl.where(mine, trunk + owner * A, 0) + at, slots - 1)[:, None] * E + e[None, :]
             lower = tl.where(mine, 0, first)
             upper = tl.where(mine, tl.where(turn == whose, place + 1, 0), stop)
