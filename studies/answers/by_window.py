@@ -78,6 +78,8 @@ def main(given: list[str] | None = None) -> int:
     folders = sorted(path.parent for path in asked.runs.glob("*/metrics.jsonl"))
     if not folders:
         raise UserError(f"{asked.runs}: no run in it (no */metrics.jsonl)")
+    if not (asked.runs / MACHINE).is_file():
+        raise UserError(f"{asked.runs}: no {MACHINE}, which run.py cell writes; give the folder of its --runs")
     machine = json.loads((asked.runs / MACHINE).read_text("utf-8"))
     found = [course(folder) for folder in folders]
     for one in found:

@@ -112,6 +112,8 @@ def cell(asked: argparse.Namespace) -> None:
         raise UserError("--benchmark: asked after the problems alone; give --problems test or development, too")
     for path in different([Path(path) for path in asked.benchmark]).values():
         benchmark_rows(path)
+    if asked.archive is not None and not asked.archive.absolute().parent.is_dir():
+        raise UserError(f"--archive {asked.archive}: there is no folder {asked.archive.parent}; make it first")
     code = asked.code or commit()
     measuring = Measuring(asked.problems, asked.limit, asked.samples, asked.models, tuple(asked.benchmark), code)
     if asked.alone:

@@ -38,6 +38,11 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no run in it"):
         module().main([str(tmp_path), "--code", "abc", "--out", str(tmp_path / "out.json")])
     assert not list(tmp_path.iterdir())
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "metrics.jsonl").touch()
+    with pytest.raises(UserError, match=r"no machine\.json"):
+        module().main([str(tmp_path), "--code", "abc", "--out", str(tmp_path / "out.json")])
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_the_page_tells_what_was_recorded() -> None:

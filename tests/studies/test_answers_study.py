@@ -347,6 +347,13 @@ def test_cells_run_side_by_side_and_a_broken_one_is_told(tmp_path: Path, monkeyp
         assert {"a", "b", f"{both[0].name}/{cells.ACCURACY}"} <= set(found.getnames())
 
 
+def test_an_archive_needs_its_folder(tmp_path: Path) -> None:
+    asked = ["cell", "rlp", "--runs", str(tmp_path / "runs"), "--archive", str(tmp_path / "none" / "all.tgz")]
+    with pytest.raises(UserError, match=r"^--archive .*all\.tgz: there is no folder"):
+        scripts.script("studies/answers/run.py").main(asked)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_archive_holds_small_files_and_not_itself(tmp_path: Path) -> None:
     cells, runs = scripts.script("studies/answers/cells.py"), tmp_path / "runs"
     (runs / "one" / "checkpoints").mkdir(parents=True)

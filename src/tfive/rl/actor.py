@@ -243,12 +243,13 @@ class Actor:
         # They stay on the device: the host waits for them once, after the last part.
         seen, acting = list[Tensor](), aggregate is not None
         for some, spare in self.world.beating(self._passes(trajectories, acting)):
-            prepared = self._replays(engine) and engine.prepare(some.texts, **self._asked(some, weights, acting))
-            if prepared and prepared.nodes_x is None:  # what leaves padding out comes in too many sizes
+            asked = self._asked(some, weights, acting) if self._replays(engine) else None
+            prepared = None if asked is None else engine.prepare(some.texts, **asked)
+            if prepared is not None and prepared.nodes_x is None:  # what leaves padding out comes in too many sizes
                 seen.append(self._replayed(engine, some, loss, totals, prepared.padded()))
                 continue
             given = (engine, some, weights, acting)
-            read = partial(engine.policy_from, prepared) if prepared else partial(self._read, *given)
+            read = partial(self._read, *given) if prepared is None else partial(engine.policy_from, prepared)
             output = read() if self.shards is None else self.shards.run(read)
             own, sums = loss(output, self._given(some, loss, output.text_mask_BS), totals)
             (0.0 * own if spare else own).backward()

@@ -199,8 +199,7 @@ class Sampler(DecodeLoop):
                     self.writing_BR &= self.token_BR != plan.stop_id
                 if self.packs and not self.writing_BR.any():
                     break
-                last = step + 1 == uniforms_BRT.shape[-1]
-                due = self.lists is not None and step % _EVERY == _EVERY - 1 and not last
+                due = step % _EVERY == _EVERY - 1 and step + 1 < uniforms_BRT.shape[-1]
                 if self.lists is not None and due and not self._shorten(self.lists):
                     break
         self.tree.listed = None
