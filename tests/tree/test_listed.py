@@ -153,6 +153,19 @@ def test_fixed_lengths_recurrent_layers_and_the_default_compute_all() -> None:
         assert tree.sampler.lists is None
 
 
+def test_many_long_thoughts_are_listed_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = scene()
+    count = case.thoughts.length_BR.numel()
+    for large, long, expected in ((count, LENGTH, True), (count + 1, LENGTH, False), (count, LENGTH + 1, False)):
+        monkeypatch.setattr(listed, "LARGE", large)
+        monkeypatch.setattr(listed, "LONG", long)
+        for packed in ("auto", "off"):
+            tree = TreeModel(tiny("qwen3"), case.plan, EngineOptions(fused_blocks="on", packed=packed))
+            tree.sample(case.texts, numbers(case.texts, 3, LENGTH), SamplingSettings())
+            assert tree.sampler is not None
+            assert (tree.sampler.lists is not None) == (expected and packed == "auto")
+
+
 def test_lists_hold_those_asked_for_and_are_filled_up() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):

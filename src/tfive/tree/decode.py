@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from tfive.tree.fast.cuda_graph import CudaGraphs, Graph
 from tfive.tree.fast.hf_fused import Fusion
-from tfive.tree.fast.listed import Lists
+from tfive.tree.fast.listed import Lists, wanted
 from tfive.tree.fast.replayed import copy_all
 from tfive.tree.head import VocabularyHead, chunk_rows
 from tfive.tree.hf import Backbone
@@ -93,8 +93,9 @@ class Sampler(DecodeLoop):
         self.backbone, self.embed, self.law = backbone, embed, law
         self.blocks = None if fusion is None else fusion.hold()
         self.rows = chunk_rows(head.vocabulary, 1, engine.head_bytes)
-        lists = engine.packed == "on" and layout.plan.stop_id is not None and not reading.recurrent
-        lists = lists and fusion is not None and fusion.lists(reading.hidden_BSD)
+        lists = wanted(engine.packed, layout.position_BR.numel(), layout.plan.length)
+        lists = lists and layout.plan.stop_id is not None and not reading.recurrent
+        lists = lists and fusion is not None and fusion.list_trouble(reading.hidden_BSD) is None
         self.tree = StepPass(layout, reading, "sdpa" if engine.attention == "sdpa" else "folded", fusion, lists)
         shape = layout.position_BR.shape
         self.token_BR = torch.zeros(shape, dtype=torch.int64, device=device)

@@ -151,10 +151,10 @@ class EngineOptions:
 
     packed: Switch = "auto"
     """Leave padding out of passes over thoughts that closed early: `auto` does so on processors by the model's own
-    blocks, and on a GPU in large passes that score or have gradients where thoughts may close early; `on` in all such
-    passes, and in sampling by fused blocks, whose steps then shrink as thoughts close; `off` never. Passes that do are
-    launched, not captured; sampling steps are captured in a few sizes. Recurrent layers and passes that are made again
-    for their gradients read it."""
+    blocks, and on a GPU in large passes that score or have gradients where thoughts may close early, and in sampling of
+    many long thoughts by fused blocks, whose steps then shrink as thoughts close; `on` in all such passes and by all
+    such blocks; `off` never. Passes that do are launched, not captured; sampling steps are captured in a few sizes.
+    Recurrent layers and passes that are made again for their gradients read it."""
 
     def unfused(self) -> EngineOptions:
         """The same by the model's own blocks, for weights that cannot be copied to be compared (shards)."""

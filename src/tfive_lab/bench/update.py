@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType
 
+from tfive.tree.fast.fused import list_differences
 from tfive.tree.fast.hf_training import TrainingChoice, block_shapes, trained_forward
 from tfive.tree.fast.tiled import differences as tiled_differences
 from tfive.tree.fast.training_ops import TorchTraining, TrainingOps
@@ -160,6 +161,7 @@ def update_profile(
         "fused_training": side.tree.training.forwards is not None,
         "attention": side.tree.kernel,
         "attention_reason": side.tree.tiled_trouble or "agrees with masked attention on this device",
+        "sampling_lists": _lists(side),
         "set_up_s": time.perf_counter() - start,
         "phases": {},
         "actor": {},
@@ -200,6 +202,14 @@ def update_profile(
     return report
 
 
+def _lists(side: TreePhases) -> str:
+    """Whether sampling steps may compute lists of branches, or why not."""
+    fusion = side.tree.fusion.fusion
+    if fusion is None:
+        return side.tree.fusion.reason
+    return fusion.list_trouble(next(side.model.parameters())) or "agree with all branches on this device"
+
+
 def _apart(side: TreePhases) -> dict[str, dict[str, float]]:
     """How far the kernels in use are from PyTorch on this device, at the model's shape and precision."""
     device, dtype, found = side.tree.device, side.model.dtype, {}
@@ -207,6 +217,7 @@ def _apart(side: TreePhases) -> dict[str, dict[str, float]]:
     if fusion is not None and ops is not None:
         for shape in block_shapes(fusion, side.tree.backbone):
             found["training"] = training_differences(ops, shape, device, dtype)
+            found["sampling lists"] = list_differences(fusion.ops, shape.heads, device, dtype)
     if side.tree.kernel == "tiled" and heads is not None:
         found["attention"] = tiled_differences(*heads, device, dtype)
     return found
@@ -215,6 +226,7 @@ def _apart(side: TreePhases) -> dict[str, dict[str, float]]:
 def render(report: dict[str, Any]) -> str:
     """Seconds, launches and milliseconds by family, a line a variant."""
     lines = [f"trained blocks: {report['training']}; attention: {report['attention']} ({report['attention_reason']})"]
+    lines.append(f"sampling lists: {report['sampling_lists']}")
     for name, found in {**report["phases"], **report["actor"]}.items():
         others = (
             f", {key} {found[f'{key}_seconds']:.4f} s" for key in ("writing", "scoring") if f"{key}_seconds" in found

@@ -183,12 +183,13 @@ class Fusion:
             self.held = [block.holding() for block in self.blocks]
         return [block.forward(self.ops) for block in self.held]
 
-    def lists(self, like: Tensor) -> bool:
-        """Whether steps of sampling can compute a list of branches on the device of this tensor, in its type."""
+    def list_trouble(self, like: Tensor) -> str | None:
+        """Why steps of sampling compute no lists of branches on the device of this tensor, in its type; None: they
+        can."""
         if isinstance(self.ops, TorchOps):
-            return True
+            return None
         heads = {block.mixer.heads for block in self.blocks if isinstance(block.mixer, AttentionPart)}
-        return all(list_trouble(one, like.device, like.dtype) is None for one in heads)
+        return next(filter(None, (list_trouble(one, like.device, like.dtype) for one in heads)), None)
 
     def steps(self, memory: dict[int, ForkMemory], branches: int, steps: int) -> BranchSteps | None:
         """What recurrent layers need of a sampling loop, None where the step has no kernel."""

@@ -19,6 +19,10 @@ PARTS = (3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 LEAST, WHOLE = 48, 16
 """Rows of the smallest list, since fewer make a step no shorter; all sizes are multiples of the other."""
 
+LARGE, LONG = 256, 32
+"""Branches, and tokens of a thought, from which on lists are used unasked: a step of fewer branches is no shorter for a
+list, and few tokens are over before the list's graphs have paid."""
+
 WORTH = 0.8
 """A list of more than this share of all is not worth a graph."""
 
@@ -35,6 +39,11 @@ class Listed:
     """int32: how many of the texts before it are listed."""
     count_B: Tensor
     """int32: how many of its own are."""
+
+
+def wanted(setting: str, branches: int, tokens: int) -> bool:
+    """Whether thoughts of so many tokens at most are written by lists, for the option `packed`."""
+    return setting == "on" or (setting == "auto" and branches >= LARGE and tokens >= LONG)
 
 
 class Lists:
