@@ -84,7 +84,8 @@ def main(given: list[str] | None = None) -> int:
 
     name = f"engine-{asked.shape or 'embedded'}{'-tree-only' if asked.tree_only else ''}"
     if asked.selfcheck:
-        name, report = "selfcheck", bench_selfcheck.selfcheck(asked.device)
+        name = "selfcheck"
+        report = bench_selfcheck.selfcheck(asked.device, keep)
         print(bench_selfcheck.render(report))
     else:
         report = bench.engine(

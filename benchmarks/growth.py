@@ -149,8 +149,9 @@ def turns(axes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, int]]:
 
 
 def growth(model: Any, work: Work, axes: dict[str, tuple[int, ...]], engine: EngineOptions, repeats: int,
-           budget: float) -> dict[str, Any]:  # fmt: skip
-    """The curves; an axis ends where memory does, all where the budget of seconds does."""
+           budget: float, keep: Callable[[dict[str, Any]], None] = lambda _: None) -> dict[str, Any]:  # fmt: skip
+    """The curves; an axis ends where memory does, all where the budget of seconds does. `keep` gets them after every
+    point, so that what is cut short leaves what it measured."""
     device = next(model.parameters()).device
     meter: Meter = Gpu(device) if device.type == "cuda" else Processor()
     # Which blocks are fused is found by trying them: once.
@@ -170,7 +171,12 @@ def growth(model: Any, work: Work, axes: dict[str, tuple[int, ...]], engine: Eng
             ended[axis] = f"{value} does not fit in memory"
         del side
         empty(Clock(device))
-    report: dict[str, Any] = {"seconds_spent": time.perf_counter() - start, "axes": {}, "ended": ended}
+        keep(_report(points, ended, time.perf_counter() - start))
+    return _report(points, ended, time.perf_counter() - start)
+
+
+def _report(points: dict[str, list[Point]], ended: dict[str, str], spent: float) -> dict[str, Any]:
+    report: dict[str, Any] = {"seconds_spent": spent, "axes": {}, "ended": dict(ended)}
     for axis, some in points.items():
         report["axes"][axis] = {
             "points": [asdict(point) for point in some],
@@ -252,12 +258,16 @@ def main(given: list[str] | None = None) -> int:
         "device": torch.cuda.get_device_name(device) if large else "processor time",
         "work": asdict(work),
     }
-    report = about | growth(model, work, axes, engine, asked.repeats, asked.budget)
-    print(render(report))
-    if asked.out is not None:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        path = asked.out / f"growth-{asked.shape}.json"
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+    def keep(found: dict[str, Any]) -> None:
+        if asked.out is not None:
+            asked.out.mkdir(parents=True, exist_ok=True)
+            path = asked.out / f"growth-{asked.shape}.json"
+            path.write_text(json.dumps(about | found, indent=1) + "\n", encoding="utf-8")
+
+    report = growth(model, work, axes, engine, asked.repeats, asked.budget, keep)
+    print(render(about | report))
+    keep(report)
     return 0
 
 

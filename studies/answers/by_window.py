@@ -52,8 +52,10 @@ def course(folder: Path) -> dict[str, Any]:
     """One run."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+    kept = folder.with_name(f"cell-{folder.name}.json")  # of one that has ended, what it was measured by may be gone
+    told = json.loads(kept.read_text("utf-8")) if kept.is_file() else cell_of(folder)
     return {
-        **cell_of(folder),
+        **{name: value for name, value in told.items() if name != "by_text"},
         "gae.alpha": config["gae"]["alpha"],
         "texts_per_pass": config["run"]["texts_per_pass"],
         "r2_by_step": foreseen(lines),

@@ -42,6 +42,7 @@ SETTINGS = (
     "critic.adapt",
     "critic.pair",
     "calibration.mode",
+    "gae.alpha",
     "gae.unit",
     "grpo.normalisation",
     "run.seconds",

@@ -38,6 +38,7 @@ PARTS: dict[str, dict[object, str]] = {
     },
     "gae.unit": {"position": "in units of the position"},
     "window.history": {True: HISTORY},
+    "gae.alpha": {1000: "all tokens credited alike"},
 }
 """By their key the parts of T⁵ that a cell may have in place of the usual one, and what tables call them."""
 OTHERS: dict[str, dict[str, dict[object, str]]] = {

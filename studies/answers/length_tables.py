@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from answer_tables import GSM8K, Model, answered, asked_starts, benchmark, verdict
 from estimates import Cell, over_problems
-from forms import HISTORY, NAMES, estimate, parts, percent, points_of
+from forms import HISTORY, NAMES, estimate, parts, percent, points_of, seed_of, signed, told
 from long_tables import CLOCKS, of_clock
 from seed_tables import begun_careful
 
 from tfive_lab.study_tables import drawn
 
-SHORT, LONG = "groups", "length"
-"""The kinds of runs that are compared."""
+SHORT, LONG, CREDIT = "groups", "length", "credit"
+"""The kinds of runs that are compared; the last are of 128 tokens, too, under another clock."""
 
 
 class Asked(NamedTuple):
@@ -77,6 +77,40 @@ def lengths(found: dict[str, Any]) -> str:
         rows += [_row(name, size, what, asked) for size, asked in (("64", short), ("128", long))]
         rows.append([name, "128 minus 64", "–", *_less(found, short, long)])
     return drawn((*head, "GSM8K, own", "sampled"), rows)
+
+
+def against_grpo(found: dict[str, Any]) -> str:
+    """T⁵ minus GRPO on every seed with 128 tokens, and the mean over seeds: gains on test texts, and right answers in
+    points. T⁵ with the paper's trace; of a seed with both forms the one whose critics are fitted to history."""
+    head = ("seed", "critics fitted to", "gain against the start", "content gain", "own, points", "sampled")
+    cells = [cell for kind in (LONG, CREDIT) for cell in answered(begun_careful(of_clock(found, kind)))]
+    of_grpo = {seed_of(cell): cell for cell in cells if cell["method"] == "quiet-star-grpo"}
+    own: dict[str, Cell] = {}
+    for cell in cells:
+        if cell["method"] == "t5" and parts(cell) in ((), (HISTORY,)) and seed_of(cell) in of_grpo:
+            held = own.setdefault(seed_of(cell), cell)
+            own[seed_of(cell)] = cell if HISTORY in parts(cell) else held
+    rows, each = [], []
+    for seed in sorted(own, key=int):
+        first, second = (_numbers(one[seed]) for one in (own, of_grpo))
+        each.append([a - b for a, b in zip(first, second, strict=True)])
+        kind = "the actor's last thoughts" if HISTORY in parts(own[seed]) else "thoughts of their own"
+        rows.append([seed, kind, *(form(one) for form, one in zip(_FORMS, each[-1], strict=True))])
+    if each:
+        means = (told(some, form) for form, some in zip(_FORMS, zip(*each, strict=True), strict=True))
+        rows.append(["mean", "–", *means])
+    return drawn((*head, "GSM8K, own, points", "sampled"), rows)
+
+
+_FORMS = (signed, signed, points_of, points_of, points_of, points_of)
+
+
+def _numbers(cell: Cell) -> list[float]:
+    """What `against_grpo` compares."""
+    gains = [float(cell["test"][key][0]) for key in ("gain_vs_base", "content_gain")]
+    models = (cell["accuracy"], *benchmark([cell], GSM8K))
+    right = [one["results"]["every"]["accuracy"][key][0] for one in models for key in ("own", "sampled")]
+    return [*gains, *map(float, right)]
 
 
 def _row(name: str, size: str, what: str, asked: Asked) -> list[str]:

@@ -56,7 +56,8 @@ CLOCKS = {
     "second": Clock(600.0, 1000.0, f"{CAREFUL}-second"),
     "long": Clock(1000.0, float("inf"), f"{CAREFUL}-long"),
     "larger": Clock(0.0, float("inf"), LARGER, LARGER),
-    "length": Clock(0.0, float("inf"), LONGER, LONGER, {11: f"{LONGER}-again", 12: f"{LONGER}-again"}),
+    "length": Clock(0.0, 350.0, LONGER, LONGER, {11: f"{LONGER}-again", 12: f"{LONGER}-again"}),
+    "credit": Clock(350.0, float("inf"), f"{LONGER}-fourth", LONGER),
 }
 
 WARM = "warm"
@@ -314,10 +315,12 @@ CLOCKED_TABLES: dict[str, Table] = {
     **{f"parts_{name}": of_kind(_LONG[name], "parts") for name in ("ends", "apart", "answers", "critics")},
     **{
         f"{kind}_{name}": of_kind(_LONG[name], kind)
-        for kind in ("units", "rates", "length")
+        for kind in ("units", "rates", "length", "credit")
         for name in ("ends", "apart", "answers", "critics")
     },
     "length_lazy": of_kind(seeds_lazy, "length"),
+    "credit_lazy": of_kind(seeds_lazy, "credit"),
+    "credit_benchmark": of_kind(long_benchmark, "credit"),
     "units_benchmark": of_kind(long_benchmark, "units"),
     "rates_benchmark": of_kind(long_benchmark, "rates"),
     "parts_offsets": of_kind(long_offsets, "parts"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from answer_tables import GSM8K, asked_of, asked_starts
 from forms import CAREFUL, NAMES, PILOT, paired, percent, points, seed_of, signed, title, usual, with_interval
-from length_tables import lengths
+from length_tables import against_grpo, lengths
 from long_tables import CLOCKED_TABLES
 
 from tfive_lab.study_tables import drawn, filled
@@ -325,5 +325,5 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "accuracy_cold": partial(accuracy, temperature=COLD), "between_cold": partial(between, temperature=COLD),
     "comparison_cold": partial(comparison, temperature=COLD), "course_cold": partial(course, temperature=COLD),
     "earlier": earlier, "critics": critics, "every": every, "ends": ends, "careful": careful, "foresight": foresight,
-    **CLOCKED_TABLES, "lengths": lengths,
+    **CLOCKED_TABLES, "lengths": lengths, "against_grpo": against_grpo,
 }  # fmt: skip

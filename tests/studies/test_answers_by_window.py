@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -45,22 +46,58 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out.json").exists()
 
 
+def recorded(name: str) -> tuple[list[dict[str, Any]], str]:
+    """The runs of a file of courses, and the page that tells of them."""
+    found = json.loads((ROOT / "results" / name).read_text("utf-8"))
+    return found["runs"], (ROOT / "docs" / "studies" / "answers.md").read_text("utf-8")
+
+
+def test_a_run_that_has_ended_is_read_from_its_result(tmp_path: Path) -> None:
+    run = tmp_path / "run-seed1"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"r2_per_step.1.1": 0.5}\n', "utf-8")
+    (run / "config.toml").write_text("[gae]\nalpha = 2.0\n[run]\ntexts_per_pass = 3\n", "utf-8")
+    (run / "costs.jsonl").write_text("", "utf-8")
+    (tmp_path / "cell-run-seed1.json").write_text('{"method": "t5", "by_text": {"items": "1"}}', "utf-8")
+    assert module().course(run) == {
+        "method": "t5",
+        "gae.alpha": 2.0,
+        "texts_per_pass": 3,
+        "r2_by_step": {"1-10": 0.5},
+        "seconds_of_a_window": {},
+    }
+
+
 def test_the_page_tells_what_was_recorded() -> None:
-    found = json.loads((ROOT / "results" / "answers-credit.json").read_text("utf-8"))
-    page = (ROOT / "docs" / "studies" / "answers.md").read_text("utf-8")
-    plain, alike = (one for one in found["runs"] if one["method"] == "t5")
-    assert (plain["gae.alpha"], alike["gae.alpha"]) == (1.0, 1000.0)
-    for run, alpha in ((plain, "1"), (alike, "1000")):
-        scores = [f"{score:.2f}".replace("-", "−") for score in run["r2_by_step"].values()]
-        assert f"| R², `gae.alpha = {alpha}` | {' | '.join(scores)} |" in page
-        last = run["measured"][-1]
-        gains = (last["gain_vs_base"], last["content_gain"])
-        shown = " | ".join(f"+{mean:.3f} ({low:.3f} … {high:.3f})" for mean, low, high in gains)
-        assert f"| T⁵, α = {alpha} | {last['steps']} updates, {int(last['training_seconds'])} s | {shown} |" in page
-    trained = [[window["actor_gain"] for window in run["windows"]][1:] for run in (plain, alike)]
-    apart = [after - before for before, after in zip(*trained, strict=True)]
-    mean = sum(apart) / len(apart)
-    error = (sum((one - mean) ** 2 for one in apart) / (len(apart) - 1) / len(apart)) ** 0.5
-    better = sum(one > 0 for one in apart)
-    assert f"better by {mean:.3f} ± {error:.3f} (" in page
-    assert f"better in {better} of {len(apart)};" in page
+    runs, page = recorded("answers-credit.json")
+    plain, alike = (one["measured"][-1] for one in runs if one["method"] == "t5")
+    grpo = next(one for one in runs if one["method"] == "quiet-star-grpo")["measured"]
+    (after,) = (one for one in grpo if one["steps"] == 56)
+
+    def gain(measured: dict[str, Any]) -> str:
+        mean, low, high = measured["gain_vs_base"]
+        return f"+{mean:.3f} ({low:.3f} … {high:.3f})"
+
+    assert plain["steps"] == alike["steps"] == 48
+    told = f"after 48 updates T⁵ had {gain(plain)} in gain against the start with α = 1 and {gain(alike)} with α = 1000"
+    assert f"{told}, GRPO {gain(after)} after 56; its start +{grpo[0]['gain_vs_base'][0]:.3f}" in page
+
+
+def test_the_page_tells_what_critics_add_to_the_mean_of_the_others() -> None:
+    runs, page = recorded("answers-credit-means.json")
+    critics = [one for one in runs if one["method"] == "t5"]
+    by_step = [median(one["r2_by_step"][steps] for one in critics) for steps in ("1-10", "11-30")]
+    told = f"{by_step[0]:.2f} before the first ten tokens and {by_step[1]:.2f} before the next twenty"
+    assert told in page
+    windows = [window for one in critics for window in one["windows"]]
+    more = [min(one["r2.1"], one["r2.2"]) - one["r2_of_others"] for one in windows]
+    assert f"in {sum(one > 0 for one in more)} of {len(more)} windows**, by {median(more):.2f} of R²" in page
+    assert all(one["credit"] == "qualified" for one in windows)
+    accepted = sum(one["accepted"] > 0 for one in windows)
+    assert f"was accepted in {accepted} of {len(windows)} windows" in page
+    assert f"at most {100 * max(one['retention'] for one in windows):.1f} % of their mean square" in page
+    for alpha, shown in ((1.0, "{:.3f} (α = 1)"), (1000.0, "and {:.3f}, so that")):
+        alike = median(
+            one["twin_correlation"] for run in critics if run["gae.alpha"] == alpha for one in run["windows"]
+        )
+        assert shown.format(alike) in page

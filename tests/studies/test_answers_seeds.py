@@ -258,13 +258,15 @@ def test_long_runs_have_tables_of_their_own() -> None:
     rates = [clocked(method, 225.0, gain) for method in ("t5", "quiet-star-grpo") for gain in (0.5, 0.25)]
     for cell, rate in zip(rates, (3e-6, 1e-5) * 2):
         cell["settings"] = {**cell["settings"], "optimizer.lr": rate}
-    length, models = {**clocked("t5", 380.0, 0.4), "start": "careful-128"}, models | {"careful-128": "longer start"}
-    cells = [short, long, other, between, larger, eight, parts, *units, *rates, length]
+    length, models = {**clocked("t5", 330.0, 0.4), "start": "careful-128"}, models | {"careful-128": "longer start"}
+    credit, models = {**clocked("t5", 380.0, 0.35), "start": "careful-128"}, models | {"careful-128-fourth": "credit's"}
+    credit["settings"] = {**credit["settings"], "gae.alpha": 1000.0}
+    cells = [short, long, other, between, larger, eight, parts, *units, *rates, length, credit]
     found = {"cells": cells, "accuracy": models, "clusters": {"test": "0 0 1"}}
     of = {kind: tables.of_clock(found, kind) for kind in tables.CLOCKS}
     assert {kind: len(one["cells"]) for kind, one in of.items()} == {
         "short": 1, "rates": 4, "units": 2, "groups": 1, "parts": 1, "second": 1, "long": 2, "larger": 1,
-        "length": 1,
+        "length": 1, "credit": 1,
     }  # fmt: skip
     # Rates of the first method and of others, then another's own two.
     names = [f"{name}, 8 × 1, rate {rate}" for name in ("T⁵", "GRPO") for rate in ("3e-06", "1e-05")]
@@ -285,6 +287,10 @@ def test_long_runs_have_tables_of_their_own() -> None:
     # Nor does anything of shorter thoughts beside longer ones.
     assert of["length"]["accuracy"] == {"careful": "longer start"}
     assert "+0.400" in tables.CLOCKED_TABLES["length_ends"](found)
+    assert of["credit"]["accuracy"] == {"careful": "credit's"}
+    told = tables.CLOCKED_TABLES["credit_ends"](found)
+    assert "T⁵, 8 × 1, all tokens credited alike" in told
+    assert "+0.350" in told
     # Anchors at a rate of their own are another control.
     slow = clocked("anchor-only", 850.0, 0.6)
     slow["settings"] = {**slow["settings"], "anchor.lr": 3e-07}
@@ -369,6 +375,34 @@ def test_lengths_of_thought_are_compared_answer_by_answer() -> None:
     assert [row[:4] for row in rows[4:8:3]] == [trained[:4], [rows[6][0], "128", "1 seed", "75.0"]]
     assert rows[6][0] == "T⁵, critics fitted to the actor's last thoughts, beside T⁵"
     assert lines_of(tables.lengths({"cells": [], "accuracy": {}})) == []
+
+
+def test_every_seed_of_long_thoughts_is_held_against_grpo() -> None:
+    tables = scripts.script("studies/answers/length_tables.py")
+
+    def cell(method: str, seed: int, gain: float, own: float, seconds: float = 330.0, **more: Any) -> dict[str, Any]:
+        made = clocked(method, seconds, gain, seed)
+        right = {"results": {"every": {"accuracy": {"own": [own], "sampled": [own / 2]}}}, "problems": "test"}
+        asked = {**made["accuracy"], **right, "benchmarks": {"gsm8k": right}}
+        return {**made, "start": "careful-128", "settings": {**made["settings"], **more}, "accuracy": asked}
+
+    grpo = "quiet-star-grpo"
+    cells = [cell("t5", 1, 0.3, 0.5), cell(grpo, 1, 0.2, 0.4), cell("t5", 2, 0.9, 0.9), cell(grpo, 2, 0.3, 0.5)]
+    cells.append(cell("t5", 2, 0.2, 0.5, **{"window.history": True}))  # in the place of the one before
+    cells.append(cell("t5", 3, 0.9, 0.9))  # nothing to hold it against
+    cells += [cell("t5", 4, 0.1, 0.6, 380.0), cell(grpo, 4, 0.1, 0.3, 380.0)]
+    cells.append(cell("t5", 4, 0.9, 0.9, 380.0, **{"gae.alpha": 1000.0}))  # another trace
+    *each, mean = lines_of(tables.against_grpo({"cells": cells, "accuracy": {}}))
+    assert each == [
+        ["1", "thoughts of their own", "+0.100", "+0.100", "+10.0", "+5.0", "+10.0", "+5.0"],
+        ["2", "the actor's last thoughts", "−0.100", "−0.100", "+0.0", "+0.0", "+0.0", "+0.0"],
+        ["4", "thoughts of their own", "+0.000", "+0.000", "+30.0", "+15.0", "+30.0", "+15.0"],
+    ]
+    assert mean[:2] == ["mean", "–"]
+    half = 4.303 * 0.1 / 3**0.5  # Student's t with two degrees of freedom
+    assert mean[2] == f"+0.000 (−{half:.3f} … +{half:.3f})"
+    assert mean[4].startswith("+13.3 ")
+    assert lines_of(tables.against_grpo({"cells": [], "accuracy": {}})) == []
 
 
 def test_gains_are_kept_text_by_text(tmp_path: Path) -> None:

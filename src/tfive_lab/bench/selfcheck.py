@@ -6,8 +6,9 @@ Paths that need a GPU are listed as skipped elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -269,17 +270,22 @@ def _recurrent_kernels(
         yield Check(what, name, worst, bound, note if trouble is None else f"not used: {trouble}; {note}")
 
 
-def selfcheck(device: str = "auto") -> dict[str, Any]:
-    """All checks on `device`: what was compared, how far apart at most, whether within bounds."""
+def selfcheck(device: str = "auto", keep: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+    """All checks on `device`: what was compared, how far apart at most, whether within bounds. `keep` gets the report
+    after each; until the last it is not ok."""
     place = choose_device(device)
     engines = (check for kind in MODELS for check in _engine_checks(kind, place))
-    checks = [*_rule_checks(place), *head_checks(place), *engines]
-    return {
+    report: dict[str, Any] = {
         "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "ok": all(check.ok for check in checks),
-        "checks": [{**asdict(check), "ok": check.ok} for check in checks],
+        "ok": False,
+        "checks": [],
     }
+    for check in chain(_rule_checks(place), head_checks(place), engines):
+        report["checks"].append({**asdict(check), "ok": check.ok})
+        if keep is not None:
+            keep(report)
+    return report | {"ok": all(check["ok"] for check in report["checks"])}
 
 
 def render(report: dict[str, Any]) -> str:

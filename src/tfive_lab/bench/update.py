@@ -190,6 +190,7 @@ def update_profile(
         if used < 1:
             for phase in ("writing", "scoring"):
                 found[f"{phase}_seconds"] = _timed(other, phase, clock, repeats)["seconds"]
+            found["writing"] = profiled(other.writing, clock)
         clock.peak.clear()
         clock("peak", other.actor)
         report["actor"][name] = found | {"peak_bytes": clock.peak["peak"]} | profiled(other.actor, clock)
@@ -232,9 +233,10 @@ def render(report: dict[str, Any]) -> str:
             f", {key} {found[f'{key}_seconds']:.4f} s" for key in ("writing", "scoring") if f"{key}_seconds" in found
         )
         lines.append(f"{name:<24}{found['seconds']:>8.4f} s, host {found['host_seconds']:.4f} s{''.join(others)}")
-        if "device_ms" in found:
-            parts = ", ".join(f"{part} {ms:.1f}" for part, ms in found["by_family_ms"].items())
-            lines.append(f"    {found['launches']} launches, {found['device_ms']:.1f} ms: {parts}")
+        for what, one in (("", found), ("writing: ", found.get("writing", {}))):
+            if "device_ms" in one:
+                parts = ", ".join(f"{part} {ms:.1f}" for part, ms in one["by_family_ms"].items())
+                lines.append(f"    {what}{one['launches']} launches, {one['device_ms']:.1f} ms: {parts}")
     if report["left_out"]:
         lines.append(f"not reached within the budget: {', '.join(report['left_out'])}")
     return "\n".join(lines)

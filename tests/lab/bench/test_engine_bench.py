@@ -180,8 +180,10 @@ def test_floors_count_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_selfcheck_passes_here_and_fails_when_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_selfcheck, "WORK", TINY)
-    report = bench_selfcheck.selfcheck("cpu")
+    seen = list[tuple[int, bool]]()
+    report = bench_selfcheck.selfcheck("cpu", lambda found: seen.append((len(found["checks"]), found["ok"])))
     assert report["ok"], bench_selfcheck.render(report)
+    assert seen == [(count, False) for count in range(1, len(report["checks"]) + 1)], "one that is cut short is not ok"
     assert {check["model"] for check in report["checks"]} == {
         "delta rule",
         "heads",

@@ -54,7 +54,10 @@ def test_thoughts_that_end_early_are_also_written_and_scored() -> None:
     for name in ("all", "packed"):
         assert report["actor"][name]["writing_seconds"] > 0
         assert report["actor"][name]["scoring_seconds"] > 0
-    assert update.render(report).count("writing") == 2
+        assert report["actor"][name]["writing"]["device_ms"] > 0
+    told = update.render(report)
+    assert told.count(", writing ") == told.count(" writing: ") == 2
+    assert "sampling lists: no use on cpu" in told
 
 
 @pytest.mark.model
