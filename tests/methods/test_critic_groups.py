@@ -129,11 +129,13 @@ def test_a_critic_adds_to_what_the_others_came_to(home: Path, asked: tuple[str, 
         first, rewards = r // GROUP * GROUP, fresh.need("rewards_BRT")[b].double()
         others = [o for o in range(first, first + GROUP) if o != r and fresh.thoughts.valid_BR[b, o]]
         expected = sum(float(rewards[o].sum()) for o in others) / len(others) - float(rewards[r, :t].sum())
-        if run.config.critic.bounded:
-            expected = bound * math.tanh(expected / bound)
         assert plain_2BRT[:, b, r, t].tolist() == pytest.approx([expected] * 2, abs=1e-5)
     assert not torch.equal(told_2BRT, plain_2BRT)
     assert not plain_2BRT[:, ~fresh.mask_BRT].any()
+    if run.config.critic.bounded:
+        for critic in run.critics.critics:
+            torch.nn.init.constant_(critic.head.step, 5 * bound)
+        assert float(run.critics.evaluate(fresh).values_2BRT.max()) == bound
 
 
 @pytest.mark.parametrize(

@@ -83,13 +83,16 @@ class ValueHead(nn.Module):
         return F.silu(projected if self.seen is None else projected + self.seen(numbers))
 
     def read(self, hidden_BRTE: Tensor, step_T: Tensor, onto_BRT: Tensor | None = None) -> Tensor:
-        """Values `[…, T]` from `hidden`, added to `onto_BRT`."""
+        """Values `[…, T]` from `hidden`, added to `onto_BRT`, which keeps the bound by itself."""
         value: Tensor = self.last(hidden_BRTE).squeeze(-1)
         if self.project is None:
             value = value + self.step[step_T, 0]
+        if self.bound is not None:
+            value = self.bound * torch.tanh(value / self.bound)
         if onto_BRT is not None:
             value = value + onto_BRT.to(value)
-        return value if self.bound is None else self.bound * torch.tanh(value / self.bound)
+            value = value if self.bound is None else value.clamp(-self.bound, self.bound)
+        return value
 
     def forward(self, features_BRTD: Tensor, step_T: Tensor) -> Tensor:
         """Values of features `[…, T, D]` at steps counted from 0 (the value head `TreeModel.values` asks for)."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType
 
-from tfive.tree.fast.fused import list_differences
+from tfive.tree.fast.fused import list_differences, list_trouble
 from tfive.tree.fast.hf_training import TrainingChoice, block_shapes, trained_forward
 from tfive.tree.fast.tiled import differences as tiled_differences
 from tfive.tree.fast.training_ops import TorchTraining, TrainingOps
@@ -206,8 +206,8 @@ def update_profile(
 def _lists(side: TreePhases) -> str:
     """Whether sampling steps may compute lists of branches, or why not."""
     fusion = side.tree.fusion.fusion
-    if fusion is None:
-        return side.tree.fusion.reason
+    if fusion is None or side.tree.backbone.recurrent:
+        return side.tree.fusion.reason if fusion is None else "there are none with recurrent layers"
     return fusion.list_trouble(next(side.model.parameters())) or "agree with all branches on this device"
 
 
@@ -218,7 +218,8 @@ def _apart(side: TreePhases) -> dict[str, dict[str, float]]:
     if fusion is not None and ops is not None:
         for shape in block_shapes(fusion, side.tree.backbone):
             found["training"] = training_differences(ops, shape, device, dtype)
-            found["sampling lists"] = list_differences(fusion.ops, shape.heads, device, dtype)
+            if list_trouble(shape.heads, device, dtype) is None:
+                found["sampling lists"] = list_differences(fusion.ops, shape.heads, device, dtype)
     if side.tree.kernel == "tiled" and heads is not None:
         found["attention"] = tiled_differences(*heads, device, dtype)
     return found
