@@ -107,6 +107,16 @@ def test_careful_reading_and_what_a_critic_can_know(
     found = json.loads(out.read_text("utf-8"))
     assert found["thoughts"] == 32
     assert {row["block"] for row in found["rows"]} == {1, 2}
+    way = scripts.script("studies/answers/on_the_way.py")
+    monkeypatch.setattr(way, "LEAST", 4)
+    out = tmp_path / "way.json"
+    shape = ["--sheets", "8", "--many", "2", "--every", "10", "--out", str(out)]
+    assert way.main([str(tmp_path / "careful"), *shape, *asked]) == 0
+    told = json.loads(out.read_text("utf-8"))
+    assert told["thoughts"] == 32
+    assert [row["step"] for row in told["rows"]] == [10, 20, 30]
+    with pytest.raises(UserError, match="--many 1 --every 10"):
+        way.main([str(tmp_path / "careful"), *shape[:3], "1", *shape[4:], *asked])
     # Sheets of the same problems are fitted or tested together.
     rows = rows_of(place / "sheets" / "runs.jsonl.gz")
     source = tomllib.loads(Path(str(foresight.PRESET)).read_text("utf-8"))["text"]["sources"][0]
@@ -119,6 +129,36 @@ def test_careful_reading_and_what_a_critic_can_know(
     assert foresight.r_squared(truth.mean().expand_as(truth), truth) == 0.0
     apart = foresight.in_positions(truth, torch.tensor([[True, True, True, False]]), 2)
     assert apart.tolist() == [[1.0, 0.0]]
+
+
+def test_what_a_thought_is_worth_on_the_way_foresees_its_end() -> None:
+    scripts.script("studies/answers/headroom.py")
+    scripts.script("studies/answers/foresight.py")
+    way = scripts.script("studies/answers/on_the_way.py")
+    draw = torch.Generator().manual_seed(0)
+    texts, group = 400, 4
+    place_B1, so_far_BR, luck_BR = (torch.randn(texts, n, generator=draw) for n in (1, group, group))
+    length_BR = torch.where(torch.rand(texts, group, generator=draw) < 0.5, 7, 2)
+    final_BR = place_B1 + 0.5 * so_far_BR + luck_BR
+    worth = way.Worth(
+        torch.stack([so_far_BR, final_BR], -1) * (length_BR > 3)[..., None]
+        + torch.stack([final_BR, torch.zeros_like(final_BR)], -1) * (length_BR <= 3)[..., None],
+        torch.stack([length_BR.clamp(max=3), length_BR], -1),
+        torch.stack([torch.ones_like(length_BR), length_BR > 3], -1).bool(),
+        final_BR, torch.ones_like(length_BR).bool(), length_BR,
+    )  # fmt: skip
+    (row,) = way.by_step(worth, torch.arange(texts), group)  # nobody goes on at the second or the last token
+    assert row["step"] == 3
+    assert row["thoughts"] == int((length_BR > 3).sum())
+    # Of a variance of 2.25 the place has 1, which three others tell but for their own luck, and what is known 0.25.
+    others = 1 / (1 + 1.25 / 3)
+    assert row["by the others' mean"] == pytest.approx(others / 2.25, abs=0.06)
+    assert row["by its worth so far"] == pytest.approx(0.25 / 2.25, abs=0.05)
+    assert row["by both"] == pytest.approx((others + 0.25) / 2.25, abs=0.06)
+    assert row["slopes of both"] == pytest.approx([others, 0.5], abs=0.06)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(way, "LEAST", 10_000)
+        assert way.by_step(worth, torch.arange(texts), group) == []
 
 
 @pytest.mark.model
