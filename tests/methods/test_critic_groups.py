@@ -114,30 +114,6 @@ def test_what_the_mean_of_the_others_alone_foresees_is_told(home: Path) -> None:
     assert "r2_of_others" in again.method.report
 
 
-@pytest.mark.parametrize("asked", [("critic.width=16",), ("critic.width=0", "critic.bounded=true")])
-def test_a_critic_adds_to_what_the_others_came_to(home: Path, asked: tuple[str, ...]) -> None:
-    """A head of zeros values a thought as the mean of the others, less what its checkpoints have paid; what a head says
-    comes on top."""
-    run, fresh = drawn(home, "critic.adapt=head", *asked)
-    told_2BRT = run.critics.evaluate(fresh).values_2BRT
-    for critic in run.critics.critics:
-        for weight in (critic.head.last.weight, critic.head.last.bias, critic.head.step):
-            torch.nn.init.zeros_(weight)
-    plain_2BRT = run.critics.evaluate(fresh).values_2BRT
-    bound = 2 * run.config.reward.clip
-    for b, r, t in fresh.mask_BRT.nonzero().tolist():
-        first, rewards = r // GROUP * GROUP, fresh.need("rewards_BRT")[b].double()
-        others = [o for o in range(first, first + GROUP) if o != r and fresh.thoughts.valid_BR[b, o]]
-        expected = sum(float(rewards[o].sum()) for o in others) / len(others) - float(rewards[r, :t].sum())
-        assert plain_2BRT[:, b, r, t].tolist() == pytest.approx([expected] * 2, abs=1e-5)
-    assert not torch.equal(told_2BRT, plain_2BRT)
-    assert not plain_2BRT[:, ~fresh.mask_BRT].any()
-    if run.config.critic.bounded:
-        for critic in run.critics.critics:
-            torch.nn.init.constant_(critic.head.step, 5 * bound)
-        assert float(run.critics.evaluate(fresh).values_2BRT.max()) == bound
-
-
 @pytest.mark.parametrize(
     "asked",
     [

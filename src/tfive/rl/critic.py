@@ -41,14 +41,6 @@ def scoring_numbers(trajectories: Trajectories) -> Tensor:
     return torch.cat([wide_BRTN, before_BRT[..., None].to(losses_BRH)], -1)
 
 
-def mean_of_the_others(trajectories: Trajectories) -> Tensor | None:
-    """`[B, R, T]`: what is still to come before each action if a thought comes to as much as the others of its position
-    did, on average; None where these are not seen. A critic's head learns what to add to it."""
-    if trajectories.others_BRN is None:
-        return None
-    return trajectories.others_BRN[..., :1] - trajectories.need("potentials_BRT")
-
-
 class ValueHead(nn.Module):
     """V(s_t) in float32 from normalised features and the step, small at initialisation; optionally |V| ≤ `bound`."""
 
@@ -82,17 +74,12 @@ class ValueHead(nn.Module):
         projected = self.project(normal) + self.step[step_T]
         return F.silu(projected if self.seen is None else projected + self.seen(numbers))
 
-    def read(self, hidden_BRTE: Tensor, step_T: Tensor, onto_BRT: Tensor | None = None) -> Tensor:
-        """Values `[…, T]` from `hidden`, added to `onto_BRT`, which keeps the bound by itself."""
+    def read(self, hidden_BRTE: Tensor, step_T: Tensor) -> Tensor:
+        """Values `[…, T]` from `hidden`."""
         value: Tensor = self.last(hidden_BRTE).squeeze(-1)
         if self.project is None:
             value = value + self.step[step_T, 0]
-        if self.bound is not None:
-            value = self.bound * torch.tanh(value / self.bound)
-        if onto_BRT is not None:
-            value = value + onto_BRT.to(value)
-            value = value if self.bound is None else value.clamp(-self.bound, self.bound)
-        return value
+        return value if self.bound is None else self.bound * torch.tanh(value / self.bound)
 
     def forward(self, features_BRTD: Tensor, step_T: Tensor) -> Tensor:
         """Values of features `[…, T, D]` at steps counted from 0 (the value head `TreeModel.values` asks for)."""
@@ -254,11 +241,10 @@ class Critic(nn.Module):
         """V(s_t) and critic features from the result of `features`, through which gradients flow on; a critic that sees
         the continuation reads off the `trajectories` what it knows of it."""
         step_T = torch.arange(features_BRTD.shape[-2], device=features_BRTD.device)
-        seen = trajectories if self.sees else None
-        numbers, onto = (None, None) if seen is None else (scoring_numbers(seen), mean_of_the_others(seen))
+        numbers = scoring_numbers(trajectories) if self.sees and trajectories is not None else None
         hidden_BRTE = self.head.hidden(features_BRTD, step_T, numbers)
-        values_BRT, mask_BRT = self.head.read(hidden_BRTE, step_T, onto), mask_BRT.to(features_BRTD.device)
-        return CriticOutput(values_BRT * mask_BRT, hidden_BRTE * mask_BRT[..., None])
+        mask_BRT = mask_BRT.to(features_BRTD.device)
+        return CriticOutput(self.head.read(hidden_BRTE, step_T) * mask_BRT, hidden_BRTE * mask_BRT[..., None])
 
     def values(self, texts: TextBatch, thoughts: Thoughts, base: BaseActivations) -> Tensor:
         """V(s_t) before every action, `[B, R, T]`, 0 where there is none, with gradients."""

@@ -19,7 +19,7 @@ from tfive.rl.critic import Critic
 
 _DESCRIPTION = "critics.json"
 _VERSION = 1
-_LEFT_OUT = {"stands_on": "base", "sees": "prefix", "adds_to": "nothing"}
+_LEFT_OUT = {"stands_on": "base", "sees": "prefix"}
 
 
 def description(critic: Critic) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def description(critic: Critic) -> dict[str, Any]:
     if settings.sees != "prefix":
         shape |= {"sees": settings.sees, "horizon": critic.plan.horizon}
     if settings.sees == "group":
-        shape |= {"group": critic.plan.group, "adds_to": "the others' mean"}
+        shape["group"] = critic.plan.group
     return shape
 
 

@@ -12,7 +12,6 @@ from tfive.rl.actor import StepStats
 from tfive.rl.calibration.moments import CalibrationData
 from tfive.rl.calibration.saddle import Candidate
 from tfive.rl.calibration.validation import ValidationResult
-from tfive.rl.critic import mean_of_the_others
 from tfive.rl.qualify import r_squared, r_squared_per_step, r_squared_within, value_risk_bound
 from tfive.rl.trajectory import Trajectories
 
@@ -27,9 +26,9 @@ def step_scores(returns_BRT: Tensor, values_2BRT: Tensor, mask_BRT: Tensor) -> d
 def others_score(tested: Trajectories) -> dict[str, Any]:
     """R² of a baseline that nobody fits, where critics see what the others of a position came to: their mean, less the
     potential so far."""
-    plain_BRT = mean_of_the_others(tested)
-    if plain_BRT is None:
+    if tested.others_BRN is None:
         return {}
+    plain_BRT = tested.others_BRN[..., :1] - tested.need("potentials_BRT")
     return {"r2_of_others": r_squared(tested.need("returns_BRT"), plain_BRT, tested.mask_BRT).r2}
 
 

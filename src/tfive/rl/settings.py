@@ -163,10 +163,9 @@ class CriticSettings(Section):
     sees: Literal["prefix", "continuation", "group"] = "prefix"
     """What values are of: the text before the thought and the thought so far (the paper), or these and the text that
     will score it: its tokens' losses without a thought, the loss that rewards compare with, and the potential so far;
-    `group` adds mean and deviation of what the other thoughts at the position came to, and a value is what the head
-    adds to that mean, less the potential so far. No action from here on changes any of it, so such a value is a
-    baseline like the other; the actor never sees it. It lowers the floor that hidden scoring text puts under a critic's
-    error (lem:visible-floor)."""
+    `group` adds mean and deviation of what the other thoughts at the position came to. No action from here on changes
+    any of it, so such a value is a baseline like the other; the actor never sees it. It lowers the floor that hidden
+    scoring text puts under a critic's error (lem:visible-floor)."""
 
     blocks: int = Field(4, ge=1, le=1024)
     """Last blocks that `top` and `lora` adapt, and that `probe` leaves out; the frozen rest is computed once per

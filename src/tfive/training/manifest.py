@@ -16,9 +16,8 @@ from typing import Any
 from tfive.training.placement import StoredTensor
 from tfive.training.tensor_files import Fingerprint, fingerprint
 
-FORMAT = 5
-"""Of the files and of the state in them; raised whenever either is laid out differently or a weight in it is to be read
-otherwise. No older one is read."""
+FORMAT = 4
+"""Of the files and of the state in them; raised whenever either is laid out differently. No older one is read."""
 
 MANIFEST, TREE = "manifest.json", "tree.json"
 _NAME = re.compile(r"checkpoint-(\d{8,})")
