@@ -111,12 +111,14 @@ def by_step(worth: Worth, problem_B: Tensor, group: int) -> list[dict[str, Any]]
 
 def on_the_way(config: Config, model: str, sheets: int, many: int, every: int) -> dict[str, Any]:
     """All numbers."""
+    length = config.thought.length
+    if every >= length:
+        raise UserError(f"--every {every}: no step on the way of thought.length = {length}; give fewer tokens")
     placement = place(config.model.device, config.model.compute)
     placement.apply(config.run.seed)
     loaded = load_model(model, device=placement.device, dtype=placement.compute)
     corpus = corpus_of(config, loaded=loaded)
     texts = corpus.batch(corpus.sequences("train")[:sheets])
-    length = config.thought.length
     steps = (*range(every, length, every), length)
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=many, checkpoints=steps)
     engine, rows = TreeModel(loaded.model, plan, config.engine.options()), max(1, config.run.rollout_texts // 16)

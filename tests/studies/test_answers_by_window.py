@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Any
 
 import pytest
@@ -101,3 +101,22 @@ def test_the_page_tells_what_critics_add_to_the_mean_of_the_others() -> None:
             one["twin_correlation"] for run in critics if run["gae.alpha"] == alpha for one in run["windows"]
         )
         assert shown.format(alike) in page
+
+
+def test_the_page_tells_what_better_critics_taught() -> None:
+    runs, page = recorded("nano-group-critics.json")
+    apart = []
+    for seed in range(4):
+        plain, added = (one for one in runs if one["seed"] == seed)
+        assert (plain["code"], added["code"]) == ("e28ba45", "38f6c5b")
+        shown = ["+{:.3f} ({:.3f} … {:.3f})".format(*one["content_gain"]) for one in (plain, added)]
+        weaker = [[min(w["r2.1"], w["r2.2"]) for w in one["windows"]] for one in (plain, added)]
+        shown += [f"{median(one):.2f}" for one in weaker]
+        for one, scores in zip((plain, added), weaker, strict=True):
+            above = sum(score > w["r2_of_others"] for score, w in zip(scores, one["windows"], strict=True))
+            shown.append(f"{above} of {len(scores)}")
+        assert f"| {seed} | {' | '.join(shown)} |" in page
+        apart.append(plain["content_gain"][0] - added["content_gain"][0])
+    half = 3.182 * stdev(apart) / 2  # Student's t with three degrees of freedom
+    told = f"{mean(apart):.3f} ({mean(apart) - half:.3f} … {mean(apart) + half:.3f} over the four seeds)"
+    assert f"content gain lower on every seed, by {told}" in page

@@ -405,6 +405,22 @@ def test_every_seed_of_long_thoughts_is_held_against_grpo() -> None:
     assert lines_of(tables.against_grpo({"cells": [], "accuracy": {}})) == []
 
 
+def test_the_page_tells_what_the_other_form_of_a_seed_would_say() -> None:
+    tables = scripts.script("studies/answers/length_tables.py")
+    root = Path(__file__).parents[2]
+    found = json.loads((root / "results" / "answers-study.json").read_text("utf-8"))
+    page = (root / "docs" / "studies" / "answers.md").read_text("utf-8")
+    other = [
+        one["settings"]["run.seed"] == 11 and one["settings"].get("window.history", False) for one in found["cells"]
+    ]
+    cells = [one for one, left_out in zip(found["cells"], other, strict=True) if not left_out]
+    assert len(cells) == len(found["cells"]) - 1
+    mean = lines_of(tables.against_grpo({**found, "cells": cells}))[-1]
+    content, own, asked = (mean[column].replace(" (", " for {} (", 1) for column in (3, 4, 6))
+    told = f"{own.replace(' for {}', ' points for right answers')}, {content.format('content gain')}"
+    assert f"the means are {told} and {asked.format('GSM8K')}, so the edge" in page
+
+
 def test_gains_are_kept_text_by_text(tmp_path: Path) -> None:
     collect = scripts.script("studies/answers/collect.py")
     items = {"text": np.array([4, 4, 7]), "thought_gain": np.array([0.1, 0.2, -0.5])}

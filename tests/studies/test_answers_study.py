@@ -117,6 +117,8 @@ def test_careful_reading_and_what_a_critic_can_know(
     assert [row["step"] for row in told["rows"]] == [10, 20, 30]
     with pytest.raises(UserError, match="--many 1 --every 10"):
         way.main([str(tmp_path / "careful"), *shape[:3], "1", *shape[4:], *asked])
+    with pytest.raises(UserError, match=r"--every 40: no step on the way of thought\.length = 40"):
+        way.main([str(tmp_path / "careful"), "--every", "40", *asked])
     # Sheets of the same problems are fitted or tested together.
     rows = rows_of(place / "sheets" / "runs.jsonl.gz")
     source = tomllib.loads(Path(str(foresight.PRESET)).read_text("utf-8"))["text"]["sources"][0]
