@@ -49,6 +49,8 @@ class Worth:
     final_BR: Tensor
     valid_BR: Tensor
     length_BR: Tensor
+    gain: float
+    """Mean gain in the end, in nats a token."""
 
 
 @torch.no_grad()
@@ -65,7 +67,8 @@ def drawn(engine: TreeModel, texts: TextBatch, config: Config, rows: int) -> Wor
     valid_BR, clip = thoughts.valid_BR, config.reward.clip
     scale = final_BR[valid_BR].square().mean().sqrt()
     shaped_BRK, shaped_BR = ((one / scale).clamp(-clip, clip) for one in (gain_BRK, final_BR))
-    return Worth(shaped_BRK, checkpoint_BRK, mask_BRK, shaped_BR * valid_BR, valid_BR, thoughts.length_BR)
+    gain = float(final_BR[valid_BR].mean())
+    return Worth(shaped_BRK, checkpoint_BRK, mask_BRK, shaped_BR * valid_BR, valid_BR, thoughts.length_BR, gain)
 
 
 def foreseen(columns: Sequence[Tensor], truth: Tensor, half: Tensor) -> tuple[float, list[float]]:
@@ -129,6 +132,7 @@ def on_the_way(config: Config, model: str, sheets: int, many: int, every: int) -
         "model": Path(model).name,
         "versions": software_versions(),
         "thoughts": int(worth.valid_BR.sum()),
+        "gain": round(worth.gain, 4),
         "rows": by_step(worth, torch.tensor(problems, device=worth.valid_BR.device), many),
     }
 

@@ -115,6 +115,7 @@ def test_careful_reading_and_what_a_critic_can_know(
     told = json.loads(out.read_text("utf-8"))
     assert told["thoughts"] == 32
     assert [row["step"] for row in told["rows"]] == [10, 20, 30]
+    assert abs(told["gain"]) < 5
     with pytest.raises(UserError, match="--many 1 --every 10"):
         way.main([str(tmp_path / "careful"), *shape[:3], "1", *shape[4:], *asked])
     with pytest.raises(UserError, match=r"--every 40: no step on the way of thought\.length = 40"):
@@ -147,7 +148,7 @@ def test_what_a_thought_is_worth_on_the_way_foresees_its_end() -> None:
         + torch.stack([final_BR, torch.zeros_like(final_BR)], -1) * (length_BR <= 3)[..., None],
         torch.stack([length_BR.clamp(max=3), length_BR], -1),
         torch.stack([torch.ones_like(length_BR), length_BR > 3], -1).bool(),
-        final_BR, torch.ones_like(length_BR).bool(), length_BR,
+        final_BR, torch.ones_like(length_BR).bool(), length_BR, float(final_BR.mean()),
     )  # fmt: skip
     (row,) = way.by_step(worth, torch.arange(texts), group)  # nobody goes on at the second or the last token
     assert row["step"] == 3

@@ -127,7 +127,8 @@ class WarmstartSettings(Section):
     reading: int = Field(0, ge=0, le=1_000_000)
     """Further updates that teach careful reading: the model draws thoughts of its own at the positions of the last
     round and learns what follows them, while it goes on learning to write the thoughts of that round. Without them it
-    has read nothing but thoughts that help, and trusts whatever a thought says."""
+    has read nothing but thoughts that help, and trusts whatever a thought says. Where `thought.checkpoints` has steps
+    on the way, half of the thoughts that go on behind one are read cut there, as rewards will read them."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> WarmstartSettings:

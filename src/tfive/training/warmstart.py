@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -216,6 +216,7 @@ class Teaching:
         own = Thoughts(*(_spread(getattr(found, name), rows, data) for name in Thoughts.__dataclass_fields__))
         drawn = int(own.valid_BR.sum())
         telemetry.count(ROLE, trajectories=drawn, generated_tokens=int(own.mask_BRT.sum()))
+        own = as_rewarded(own, self.engine.plan.checkpoints, self.config.run.seed)
         steps = telemetry.progress(range(self.settings.reading), "warm start, reading", self.settings.reading)
         losses = [self._step(data, self.rounds, step, own) for step in steps]
         return {"thoughts": float(drawn)} | _ends(losses)
@@ -309,6 +310,21 @@ class Teaching:
         order = rng.permutation(self.config.run.seed, f"{ROLE}/{number}/{step // each}", 0, len(having))
         start = (step % each) * size
         yield having[torch.from_numpy(np.sort(order[start : start + size]))].to(data.texts.tokens_BS.device)
+
+
+def as_rewarded(thoughts: Thoughts, checkpoints: Sequence[int], seed: int) -> Thoughts:
+    """Thoughts as rewards will read them: of those that go on behind a checkpoint half are cut, each at one of the
+    checkpoints it goes on behind. A reader that knows finished thoughts alone takes what an unfinished one holds for
+    its result, and rewards on the way would tell little."""
+    length_N = thoughts.length_BR.flatten().cpu().numpy()
+    passed_N = (np.asarray(checkpoints)[None] < length_N[:, None]).sum(1)
+    chance_N = rng.uniforms(seed, f"{ROLE}/cut", 0, np.arange(len(length_N)))
+    cut_N = (passed_N > 0) & (chance_N < 0.5)
+    step_N = np.asarray(checkpoints)[np.where(cut_N, (2 * chance_N * passed_N).astype(np.int64), 0)]
+    shape, device = thoughts.length_BR.shape, thoughts.length_BR.device
+    kept_BR = torch.from_numpy(np.where(cut_N, step_N, length_N)).view(shape).to(device)
+    whole_BR = torch.from_numpy(~cut_N).view(shape).to(device)
+    return replace(thoughts, length_BR=kept_BR, closed_BR=thoughts.closed_BR & whole_BR)
 
 
 def _spread(some: Tensor, rows: Tensor, data: Learnable) -> Tensor:
