@@ -57,7 +57,8 @@ CLOCKS = {
     "long": Clock(1000.0, float("inf"), f"{CAREFUL}-long"),
     "larger": Clock(0.0, float("inf"), LARGER, LARGER),
     "length": Clock(0.0, 350.0, LONGER, LONGER, {11: f"{LONGER}-again", 12: f"{LONGER}-again"}),
-    "credit": Clock(350.0, float("inf"), f"{LONGER}-fourth", LONGER),
+    "credit": Clock(350.0, 385.0, f"{LONGER}-fourth", LONGER),
+    "way": Clock(385.0, float("inf"), f"{LONGER}-fifth", LONGER),
 }
 
 WARM = "warm"
@@ -141,7 +142,7 @@ def long_apart(found: dict[str, Any]) -> str:
         for other in names
         if other.startswith(f"{name}, ")
         or (other in names[number:] and _but_rate(name) == _but_rate(other))
-        or (HISTORY in name and not other.startswith(names[0]))
+        or (HISTORY in name and other != name and not other.startswith(names[0]))
     ]
     for first, name in (*((names[0], other) for other in names[1:]), *further):
         own, other = common(groups[first], groups[name])
@@ -315,14 +316,11 @@ CLOCKED_TABLES: dict[str, Table] = {
     **{f"parts_{name}": of_kind(_LONG[name], "parts") for name in ("ends", "apart", "answers", "critics")},
     **{
         f"{kind}_{name}": of_kind(_LONG[name], kind)
-        for kind in ("units", "rates", "length", "credit")
+        for kind in ("units", "rates", "length", "credit", "way")
         for name in ("ends", "apart", "answers", "critics")
     },
-    "length_lazy": of_kind(seeds_lazy, "length"),
-    "credit_lazy": of_kind(seeds_lazy, "credit"),
-    "credit_benchmark": of_kind(long_benchmark, "credit"),
-    "units_benchmark": of_kind(long_benchmark, "units"),
-    "rates_benchmark": of_kind(long_benchmark, "rates"),
+    **{f"{kind}_lazy": of_kind(seeds_lazy, kind) for kind in ("length", "credit", "way")},
+    **{f"{kind}_benchmark": of_kind(long_benchmark, kind) for kind in ("credit", "way", "units", "rates")},
     "parts_offsets": of_kind(long_offsets, "parts"),
     "parts_benchmark": of_kind(long_benchmark, "parts"),
     "parts_benchmarks": of_kind(long_benchmarks, "parts"),

@@ -103,6 +103,33 @@ def test_the_page_tells_what_critics_add_to_the_mean_of_the_others() -> None:
         assert shown.format(alike) in page
 
 
+def test_the_page_tells_what_is_foreseen_on_the_way() -> None:
+    found = json.loads((ROOT / "results" / "answers-on-the-way.json").read_text("utf-8"))
+    runs, page = recorded("answers-way.json")
+
+    def signed(value: float) -> str:
+        return f"{value:+.2f}".replace("-", "−")
+
+    foresights = ("by the others' mean", "by its worth so far", "by both")
+    for row in found["rows"]:
+        known = (f"{row[key]:.2f}" for key in foresights)
+        slopes = ", ".join(f"{one:.2f}" for one in row["slopes of both"])
+        worth = f"{signed(row['worth so far'])}, {signed(row['in the end'])}"
+        assert f"| {row['step']} | {row['thoughts']:,} | {worth} | {' | '.join(known)} | {slopes} |" in page
+    assert f"closes {found['thoughts']:,} thoughts" in page
+    mean, _, both = (found["rows"][1][key] for key in foresights)
+    assert (both - mean) / (1 - mean) == pytest.approx(0.25, abs=0.02)  # a quarter
+    windows = [one for run in runs for one in run["windows"] if "r2_of_others" in one]
+    more = [min(one["r2.1"], one.get("r2.2", 1.0)) - one["r2_of_others"] for one in windows]
+    told = f"in {sum(one > 0 for one in more)} of {len(more)} windows**, by {median(more):.2f} of R²"
+    assert told in page
+    seconds = {name: [sum(one["seconds_of_a_window"].values()) for one in runs if one["method"] == name]
+               for name in ("t5", "quiet-star-ppo", "quiet-star-grpo")}  # fmt: skip
+    (t5, ppo), grpo = (seconds[name] for name in ("t5", "quiet-star-ppo")), seconds["quiet-star-grpo"]
+    told = f"takes T⁵ {t5[0]:.1f} and {t5[1]:.1f} s, PPO {ppo[0]:.1f} and {ppo[1]:.1f}"
+    assert f"{told}, GRPO {2 * grpo[0]:.1f} and {2 * grpo[1]:.1f}" in page
+
+
 def test_the_page_tells_what_better_critics_taught() -> None:
     runs, page = recorded("nano-group-critics.json")
     apart = []

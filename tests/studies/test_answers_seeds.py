@@ -261,12 +261,16 @@ def test_long_runs_have_tables_of_their_own() -> None:
     length, models = {**clocked("t5", 330.0, 0.4), "start": "careful-128"}, models | {"careful-128": "longer start"}
     credit, models = {**clocked("t5", 380.0, 0.35), "start": "careful-128"}, models | {"careful-128-fourth": "credit's"}
     credit["settings"] = {**credit["settings"], "gae.alpha": 1000.0}
-    cells = [short, long, other, between, larger, eight, parts, *units, *rates, length, credit]
+    way = {**clocked("quiet-star-ppo", 390.0, 0.3), "start": "careful-128"}
+    way["settings"] = {**way["settings"], "window.history": True}
+    beside = {**clocked("quiet-star-grpo", 390.0, 0.2), "start": "careful-128"}
+    models |= {"careful-128-fifth": "the way's"}
+    cells = [short, long, other, between, larger, eight, parts, *units, *rates, length, credit, way, beside]
     found = {"cells": cells, "accuracy": models, "clusters": {"test": "0 0 1"}}
     of = {kind: tables.of_clock(found, kind) for kind in tables.CLOCKS}
     assert {kind: len(one["cells"]) for kind, one in of.items()} == {
         "short": 1, "rates": 4, "units": 2, "groups": 1, "parts": 1, "second": 1, "long": 2, "larger": 1,
-        "length": 1, "credit": 1,
+        "length": 1, "credit": 1, "way": 2,
     }  # fmt: skip
     # Rates of the first method and of others, then another's own two.
     names = [f"{name}, 8 × 1, rate {rate}" for name in ("T⁵", "GRPO") for rate in ("3e-06", "1e-05")]
@@ -291,6 +295,12 @@ def test_long_runs_have_tables_of_their_own() -> None:
     told = tables.CLOCKED_TABLES["credit_ends"](found)
     assert "T⁵, 8 × 1, all tokens credited alike" in told
     assert "+0.350" in told
+    assert of["way"]["accuracy"] == {"careful": "the way's"}
+    # A method with history is held against every other one, not against itself.
+    first = {**clocked("t5", 390.0, 0.4), "start": "careful-128"}
+    pairs = [row[:2] for row in lines_of(tables.CLOCKED_TABLES["way_apart"]({**found, "cells": [*cells, first]}))]
+    names = ["T⁵, 8 × 1", "GRPO, 8 × 1", f"PPO, one critic, 8 × 1, {forms.HISTORY}"]
+    assert pairs == [[names[0], names[1]], [names[0], names[2]], [names[2], names[1]]]
     # Anchors at a rate of their own are another control.
     slow = clocked("anchor-only", 850.0, 0.6)
     slow["settings"] = {**slow["settings"], "anchor.lr": 3e-07}

@@ -226,7 +226,7 @@ def test_few_sheets_ask_for_smaller_windows() -> None:
 def test_thoughts_are_as_long_as_nine_of_ten_workings_need() -> None:
     assert [enough_for(sizes) for sizes in ([], [7], [*range(1, 11)], [*range(1, 12)])] == [0, 7, 9, 10]
     preset = Config.load("worked-answers")
-    assert (preset.thought.length, preset.thought.checkpoints) == (THOUGHT, (32, 64, 128))
+    assert (preset.thought.length, preset.thought.checkpoints) == (THOUGHT, (16, 32, 48, 64, 96, 128))
     assert thought_for([20] * 85 + [102] * 10 + [400] * 5) == {}  # nine of ten need 102, 128 hold them
     proposed = {80: (96, "[24,48,96]"), 33: (64, "[16,32,64]"), 129: (160, "[40,80,160]"), 700: (256, "[64,128,256]")}
     for size, (length, checkpoints) in proposed.items():
