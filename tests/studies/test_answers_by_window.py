@@ -128,6 +128,9 @@ def test_the_page_tells_what_is_foreseen_on_the_way() -> None:
     (t5, ppo), grpo = (seconds[name] for name in ("t5", "quiet-star-ppo")), seconds["quiet-star-grpo"]
     told = f"takes T⁵ {t5[0]:.1f} and {t5[1]:.1f} s, PPO {ppo[0]:.1f} and {ppo[1]:.1f}"
     assert f"{told}, GRPO {2 * grpo[0]:.1f} and {2 * grpo[1]:.1f}" in page
+    ends = {name: [one["measured"][-1]["gain_vs_base"][0] for one in runs if one["method"] == name] for name in seconds}
+    t5, ppo, grpo = (" and ".join(f"+{one:.3f}" for one in ends[name]) for name in ends)
+    assert f"it has {t5} at the end, PPO {ppo}, GRPO {grpo} (each" in page
 
 
 def test_the_page_tells_what_better_critics_taught() -> None:
