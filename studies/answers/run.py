@@ -1,10 +1,10 @@
-"""The study of thoughts before answers: headroom, cells, and the tables of docs/studies/answers.md.
+"""The study of thoughts before answers: headroom, cells, and the tables of docs/studies/answers.md and what is older.
 
     python studies/answers/run.py headroom warm           # what thoughts are worth before training
     python studies/answers/run.py cell t5 --seed 1        # one run; --set KEY=VALUE changes a setting
     python studies/answers/run.py cell t5 anchor-only rlp+window.items=192 --seed 1 --seed 2 --problems test
     python studies/answers/run.py rate                    # which rate the cells of seed 0 speak for
-    python studies/answers/run.py table                   # results/answers-study.json and the page's tables
+    python studies/answers/run.py table                   # results/answers-study.json and the pages' tables
 
 README.md beside this file has all commands in order.
 """
@@ -30,6 +30,8 @@ from tfive.errors import UserError
 from tfive_lab.study_files import software_versions, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = tuple(ROOT / "docs" / "studies" / name for name in ("answers.md", "answers-earlier.md"))
+"""What holds the tables: how things stand, and the runs that led there."""
 MANY_WINDOWS = 1000
 """The plan of a cell that the clock ends."""
 
@@ -62,11 +64,11 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     rate = commands.add_parser("rate", help="print the rate with the best gain against the start in the search, seed 0")
     rate.add_argument("--method", action="append", default=[], help="of these methods alone; may be repeated")
-    last = commands.add_parser("table", help="tabulate all runs and fill the page's tables")
+    last = commands.add_parser("table", help="tabulate all runs and fill the pages' tables")
     last.add_argument("--render", action="store_true", help="only fill the tables from the results")
     last.add_argument("--add", action="store_true", help="beside the results that --out already holds")
     last.add_argument("--out", type=Path, default=ROOT / "results" / "answers-study.json")
-    last.add_argument("--page", type=Path, default=ROOT / "docs" / "studies" / "answers.md")
+    last.add_argument("--page", type=Path, action="append", help="fill this one instead; may be repeated")
     for command in (before, one, rate, last):
         command.add_argument("--runs", type=Path, default=Path("runs/answers-study"))
     return parser.parse_args(given)
@@ -136,12 +138,13 @@ def rate(asked: argparse.Namespace) -> None:
 
 
 def table(asked: argparse.Namespace) -> None:
-    """The results as JSON, unless they are there, and the page's tables from them."""
+    """The results as JSON, unless they are there, and the pages' tables from them."""
     if not asked.render:
         now = collect(asked.runs)
         write_json(asked.out, merged(json.loads(asked.out.read_text("utf-8")), now) if asked.add else now)
     found = json.loads(asked.out.read_text("utf-8"))
-    asked.page.write_text(draw(asked.page.read_text("utf-8"), found), "utf-8")
+    for page in asked.page or PAGES:
+        page.write_text(draw(page.read_text("utf-8"), found), "utf-8")
 
 
 def main(given: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The tables of docs/studies/answers.md, drawn from results/answers-study.json into the marked places of the page.
+"""The tables of docs/studies/answers.md and answers-earlier.md, drawn from results/answers-study.json.
 
 A place is `<!-- table: NAME -->` … `<!-- end of table -->`; what stands around it is written by hand.
 """
