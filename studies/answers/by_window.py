@@ -22,6 +22,8 @@ from tfive_lab.study_files import write_json
 
 STEPS = ((1, 10), (11, 30), (31, 50), (51, 70), (71, 100), (101, 128))
 """Tokens of a thought whose scores are taken together."""
+PILOT = "pilot_deviation"
+"""What T⁵ divides a window's advantages by."""
 SETTLED = 2
 """First windows that are left out of the seconds of a window: critics are fitted longer, and graphs captured."""
 
@@ -59,6 +61,7 @@ def course(folder: Path) -> dict[str, Any]:
         "gae.alpha": config["gae"]["alpha"],
         "texts_per_pass": config["run"]["texts_per_pass"],
         "r2_by_step": foreseen(lines),
+        "pilot_deviations": [round(line[PILOT], 3) for line in lines if line.get(PILOT) is not None],
         "seconds_of_a_window": seconds_of_a_window(folder / COSTS),
     }
 

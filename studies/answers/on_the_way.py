@@ -49,6 +49,7 @@ class Worth:
     final_BR: Tensor
     valid_BR: Tensor
     length_BR: Tensor
+    closed_BR: Tensor
     gain: float
     """Mean gain in the end, in nats a token."""
 
@@ -68,7 +69,8 @@ def drawn(engine: TreeModel, texts: TextBatch, config: Config, rows: int) -> Wor
     scale = final_BR[valid_BR].square().mean().sqrt()
     shaped_BRK, shaped_BR = ((one / scale).clamp(-clip, clip) for one in (gain_BRK, final_BR))
     gain = float(final_BR[valid_BR].mean())
-    return Worth(shaped_BRK, checkpoint_BRK, mask_BRK, shaped_BR * valid_BR, valid_BR, thoughts.length_BR, gain)
+    ends = (thoughts.length_BR, thoughts.closed_BR)
+    return Worth(shaped_BRK, checkpoint_BRK, mask_BRK, shaped_BR * valid_BR, valid_BR, *ends, gain)
 
 
 def foreseen(columns: Sequence[Tensor], truth: Tensor, half: Tensor) -> tuple[float, list[float]]:
@@ -90,7 +92,9 @@ def by_step(worth: Worth, problem_B: Tensor, group: int) -> list[dict[str, Any]]
     rows = []
     for step in sorted(set(worth.checkpoint_BRK[worth.mask_BRK].tolist())):
         here_BRK = worth.mask_BRK & (worth.checkpoint_BRK == step)
-        chosen_BR = here_BRK.any(-1) & worth.valid_BR & (worth.length_BR > step)
+        # Whoever only closes after this step has written all by now.
+        written_BR = worth.length_BR - worth.closed_BR.long()
+        chosen_BR = here_BRK.any(-1) & worth.valid_BR & (written_BR > step)
         half = half_BR[chosen_BR]
         if min(int(half.sum()), int((~half).sum())) < LEAST:
             continue

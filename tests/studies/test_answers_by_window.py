@@ -55,7 +55,7 @@ def recorded(name: str) -> tuple[list[dict[str, Any]], str]:
 def test_a_run_that_has_ended_is_read_from_its_result(tmp_path: Path) -> None:
     run = tmp_path / "run-seed1"
     run.mkdir()
-    (run / "metrics.jsonl").write_text('{"r2_per_step.1.1": 0.5}\n', "utf-8")
+    (run / "metrics.jsonl").write_text('{"r2_per_step.1.1": 0.5, "pilot_deviation": 0.25}\n', "utf-8")
     (run / "config.toml").write_text("[gae]\nalpha = 2.0\n[run]\ntexts_per_pass = 3\n", "utf-8")
     (run / "costs.jsonl").write_text("", "utf-8")
     (tmp_path / "cell-run-seed1.json").write_text('{"method": "t5", "by_text": {"items": "1"}}', "utf-8")
@@ -64,6 +64,7 @@ def test_a_run_that_has_ended_is_read_from_its_result(tmp_path: Path) -> None:
         "gae.alpha": 2.0,
         "texts_per_pass": 3,
         "r2_by_step": {"1-10": 0.5},
+        "pilot_deviations": [0.25],
         "seconds_of_a_window": {},
     }
 
@@ -123,14 +124,16 @@ def test_the_page_tells_what_is_foreseen_on_the_way() -> None:
     more = [min(one["r2.1"], one.get("r2.2", 1.0)) - one["r2_of_others"] for one in windows]
     told = f"in {sum(one > 0 for one in more)} of {len(more)} windows**, by {median(more):.2f} of R²"
     assert told in page
+    pilots = [one for run in runs for one in run["pilot_deviations"]]
+    assert f"between {min(pilots):.2f} and {max(pilots):.2f} from window to window" in page
     seconds = {name: [sum(one["seconds_of_a_window"].values()) for one in runs if one["method"] == name]
                for name in ("t5", "quiet-star-ppo", "quiet-star-grpo")}  # fmt: skip
     (t5, ppo), grpo = (seconds[name] for name in ("t5", "quiet-star-ppo")), seconds["quiet-star-grpo"]
     told = f"takes T⁵ {t5[0]:.1f} and {t5[1]:.1f} s, PPO {ppo[0]:.1f} and {ppo[1]:.1f}"
     assert f"{told}, GRPO {2 * grpo[0]:.1f} and {2 * grpo[1]:.1f}" in page
     ends = {name: [one["measured"][-1]["gain_vs_base"][0] for one in runs if one["method"] == name] for name in seconds}
-    t5, ppo, grpo = (" and ".join(f"+{one:.3f}" for one in ends[name]) for name in ends)
-    assert f"it has {t5} at the end, PPO {ppo}, GRPO {grpo} (each" in page
+    shown = [" and ".join(f"+{one:.3f}" for one in ends[name]) for name in ends]
+    assert f"it has {shown[0]} at the end, PPO {shown[1]}, GRPO {shown[2]} (each" in page
 
 
 def test_the_page_tells_what_better_critics_taught() -> None:

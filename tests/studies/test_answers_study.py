@@ -142,17 +142,20 @@ def test_what_a_thought_is_worth_on_the_way_foresees_its_end() -> None:
     texts, group = 400, 4
     place_B1, so_far_BR, luck_BR = (torch.randn(texts, n, generator=draw) for n in (1, group, group))
     length_BR = torch.where(torch.rand(texts, group, generator=draw) < 0.5, 7, 2)
+    length_BR[0] = 4  # one token behind the checkpoint, which is the close of two of them
+    closed_BR = (length_BR == 4) & torch.tensor([True, True, False, False])
     final_BR = place_B1 + 0.5 * so_far_BR + luck_BR
     worth = way.Worth(
         torch.stack([so_far_BR, final_BR], -1) * (length_BR > 3)[..., None]
         + torch.stack([final_BR, torch.zeros_like(final_BR)], -1) * (length_BR <= 3)[..., None],
         torch.stack([length_BR.clamp(max=3), length_BR], -1),
         torch.stack([torch.ones_like(length_BR), length_BR > 3], -1).bool(),
-        final_BR, torch.ones_like(length_BR).bool(), length_BR, float(final_BR.mean()),
+        final_BR, torch.ones_like(length_BR).bool(), length_BR, closed_BR,
+        float(final_BR.mean()),
     )  # fmt: skip
     (row,) = way.by_step(worth, torch.arange(texts), group)  # nobody goes on at the second or the last token
     assert row["step"] == 3
-    assert row["thoughts"] == int((length_BR > 3).sum())
+    assert row["thoughts"] == int((length_BR > 3).sum()) - 2
     # Of a variance of 2.25 the place has 1, which three others tell but for their own luck, and what is known 0.25.
     others = 1 / (1 + 1.25 / 3)
     assert row["by the others' mean"] == pytest.approx(others / 2.25, abs=0.06)

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from tfive.cli.app import app
-from tfive.cli.data_sheets import FEW, FOLDER, ITEMS, THOUGHT, sheets, thought_for, window_for
+from tfive.cli.data_sheets import FEW, FOLDER, ITEMS, PAID, THOUGHT, sheets, thought_for, window_for
 from tfive.cli.data_sheets import LENGTH as ROW
 from tfive.config.config import Config
 from tfive.config.rules import problems as problems_of
@@ -183,7 +183,7 @@ def test_the_command_writes_sheets_says_what_comes_next_and_overwrites_nothing(
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "model")
     sizes = sorted(len(tokenizer.encode(f" {one['working']}\n", add_special_tokens=False)) + 1 for one in made.values())
     assert sizes[-1] <= 32  # so that all are held by the least that is proposed
-    assert "--set thought.length=32 --set 'thought.checkpoints=[8,16,32]'" in done.output
+    assert "--set thought.length=32 --set 'thought.checkpoints=[4,8,12,16,24,32]'" in done.output
     assert "thoughts of 32 hold 100 %" in done.output
     assert "stand the questions of 3 further problems" in done.output
     used = {one for path in Path("sheets").glob("*.jsonl.gz") for row in rows_of(path) for one in row["problems"]}
@@ -227,8 +227,10 @@ def test_thoughts_are_as_long_as_nine_of_ten_workings_need() -> None:
     assert [enough_for(sizes) for sizes in ([], [7], [*range(1, 11)], [*range(1, 12)])] == [0, 7, 9, 10]
     preset = Config.load("worked-answers")
     assert (preset.thought.length, preset.thought.checkpoints) == (THOUGHT, (16, 32, 48, 64, 96, 128))
+    assert preset.thought.checkpoints == tuple(THOUGHT * eighths // 8 for eighths in PAID)
     assert thought_for([20] * 85 + [102] * 10 + [400] * 5) == {}  # nine of ten need 102, 128 hold them
-    proposed = {80: (96, "[24,48,96]"), 33: (64, "[16,32,64]"), 129: (160, "[40,80,160]"), 700: (256, "[64,128,256]")}
+    proposed = {80: (96, "[12,24,36,48,72,96]"), 33: (64, "[8,16,24,32,48,64]"),
+                129: (160, "[20,40,60,80,120,160]"), 700: (256, "[32,64,96,128,192,256]")}  # fmt: skip
     for size, (length, checkpoints) in proposed.items():
         sets = thought_for([5] * 89 + [size] * 11)
         assert sets == {"thought.length": length, "thought.checkpoints": checkpoints}

@@ -19,6 +19,8 @@ from tfive.text.workings import enough_for
 PRESET, FOLDER, LENGTH = "worked-answers", "sheets", 512
 THOUGHT, STEP, MOST = 128, 32, 256
 """Tokens of a thought in the preset, what they grow by, and the most that are proposed."""
+PAID = (1, 2, 3, 4, 6, 8)
+"""Eighths of a thought behind which the preset has its checkpoints."""
 ITEMS, SHEETS = 512, 2000
 """Positions a window of the preset, and sheets that are enough for them."""
 FEW = {"window.critic_fit": 0.5, "window.qualify": 0.25, "window.pilot": 0.25, "window.head_train": 0.5}
@@ -39,10 +41,10 @@ def window_for(sheets: int) -> dict[str, float]:
 
 
 def thought_for(sizes: Sequence[int]) -> dict[str, Any]:
-    """What thoughts have to set that should hold nine of ten workings of these sizes, if they can: their length and
-    three checkpoints."""
+    """What thoughts have to set that should hold nine of ten workings of these sizes, if they can: their length, and
+    checkpoints at the parts of it where the preset has them."""
     length = min(-(-enough_for(sizes) // STEP) * STEP, MOST)
-    checkpoints = f"[{length // 4},{length // 2},{length}]"
+    checkpoints = f"[{','.join(str(length * eighths // 8) for eighths in PAID)}]"
     return {} if length == THOUGHT else {"thought.length": length, "thought.checkpoints": checkpoints}
 
 
