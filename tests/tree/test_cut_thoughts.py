@@ -11,22 +11,28 @@ from exact import apart
 from families import tiny
 
 from tfive.training.warmstart import as_rewarded
-from tfive.tree.forward import TreeModel
+from tfive.tree.forward import Delimiters, TreeModel
+from tfive.tree.settings import EngineOptions
 
 pytestmark = pytest.mark.model
 
 
-def long_case(rows: int = 2, count: int = 3) -> Case:
+def long_case(rows: int = 2, count: int = 3, kind: str = "text2", variable: bool = True) -> Case:
     """Thoughts of up to six tokens, scored after 2, 4 and 6."""
-    case = random_case(3, "text2", variable=True, rows=rows, width=30, count=count, length=6)
+    case = random_case(3, kind, variable=variable, rows=rows, width=30, count=count, length=6)
     return replace(case, plan=replace(case.plan, checkpoints=(2, 4, 6)))
 
 
+KINDS = [("text2", True), ("text3", False), ("learned", True), ("none", False)]
+
+
+@pytest.mark.parametrize(("kind", "variable"), KINDS)
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])
-def test_what_follows_a_cut_thought_is_what_the_checkpoint_scores(family: str) -> None:
-    case, model = long_case(rows=4), tiny(family)
+def test_what_follows_a_cut_thought_is_what_the_checkpoint_scores(family: str, kind: str, variable: bool) -> None:
+    case, model = long_case(rows=4, kind=kind, variable=variable), tiny(family)
     with lifted():
-        engine = TreeModel(model, case.plan)
+        delimiters = Delimiters.from_model(model, case.plan) if case.plan.learned else None
+        engine = TreeModel(model, case.plan, EngineOptions(), delimiters)
         scores = engine.score(case.texts, case.thoughts)
         compared = 0
         for seed in range(6):
@@ -44,8 +50,9 @@ def test_what_follows_a_cut_thought_is_what_the_checkpoint_scores(family: str) -
 
 def test_half_of_the_thoughts_that_go_on_are_cut_and_the_others_stay() -> None:
     case = long_case(rows=200, count=5)
-    before, plan = case.thoughts, case.plan
+    before, plan = replace(case.thoughts, log_q_BRT=-torch.ones_like(case.thoughts.log_q_BRT)), case.plan
     cut = as_rewarded(before, plan.checkpoints, seed=0)
+    assert torch.equal(cut.log_q_BRT, -cut.mask_BRT.float())
     moved_BR = cut.length_BR != before.length_BR
     assert not moved_BR[(before.length_BR <= 2) | ~before.valid_BR].any()
     assert not (cut.closed_BR & moved_BR).any()

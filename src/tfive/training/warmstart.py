@@ -324,7 +324,8 @@ def as_rewarded(thoughts: Thoughts, checkpoints: Sequence[int], seed: int) -> Th
     shape, device = thoughts.length_BR.shape, thoughts.length_BR.device
     kept_BR = torch.from_numpy(np.where(cut_N, step_N, length_N)).view(shape).to(device)
     whole_BR = torch.from_numpy(~cut_N).view(shape).to(device)
-    return replace(thoughts, length_BR=kept_BR, closed_BR=thoughts.closed_BR & whole_BR)
+    cut = replace(thoughts, length_BR=kept_BR, closed_BR=thoughts.closed_BR & whole_BR)
+    return replace(cut, log_q_BRT=cut.log_q_BRT * cut.mask_BRT)
 
 
 def _spread(some: Tensor, rows: Tensor, data: Learnable) -> Tensor:
