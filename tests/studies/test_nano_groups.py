@@ -30,8 +30,8 @@ def test_every_row_is_that_of_the_committed_runs() -> None:
         each, every = ", ".join(map(signed, gains)), mean(one["thoughts"] for one in some)
         told = f"| {name} | {some[0]['actor_thoughts']:,} | {every:,.0f} | {each} | {signed(mean(gains))} |"
         assert f"{told} {apart if any(less) else '–'} |" in page
-    less = [one["content_gain"][0] - other["content_gain"][0]
-            for one, other in zip(rows["T⁵ with history, 8 windows"], rows["GRPO, 13 windows"], strict=True)]  # fmt: skip
+    sides = (rows["T⁵ with history, 8 windows"], rows["GRPO, 13 windows"])
+    less = [one["content_gain"][0] - other["content_gain"][0] for one, other in zip(*sides, strict=True)]
     half = STUDENT * stdev(less) / 2
     assert f"is {signed(mean(less))} ({signed(mean(less) - half)} … {signed(mean(less) + half)})." in page
     for name, shown in (
