@@ -422,3 +422,23 @@ def test_kept_states_are_those_the_heads_would_read_anew(world: World) -> None:
     mixed = calibrator.advantage(kept, judged, NORMALISER, FixedWeight())
     assert mixed.states_BRTD is None
     assert mixed.scoring_BRF is None
+
+
+def test_heads_learn_by_rounded_products_only_where_their_inputs_are_rounded_more(
+    world: World, data: CalibrationData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrator = world.calibrator()
+    assert not calibrator.rounds  # a processor, and float32
+    seen = list[str]()
+
+    def learn(*_: Any, **__: Any) -> None:
+        seen.append(torch.get_float32_matmul_precision())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tfive.rl.calibration.calibrator.calibrate", learn)
+    for rounds in (False, True):
+        calibrator.rounds = rounds
+        with pytest.raises(KeyboardInterrupt):
+            calibrator.learn(data, 0)
+        assert torch.get_float32_matmul_precision() == "highest"
+    assert seen == ["highest", "high"]

@@ -89,15 +89,22 @@ class Calibrator:
             # Processes fit heads without an exchange; every pass is a sign of life. Copies of the heads keep the hook.
             head.register_forward_pre_hook(lambda *_: self.world.pulse.beat())
         self._untrained = copy.deepcopy(self.mean_head)
+        self.rounds = engine.device.type == "cuda" and engine.model.dtype == torch.bfloat16
+        """Whether heads learn by TF32 products. What they read was computed with seven bits of a fraction, of which
+        these keep ten; and products of thousands of rows with few columns, which take most of a step, are made on
+        tensor cores. What validates a candidate, and the weight that the actor is given, is float32."""
         self.multiplier: float | None = None
         self.graphs = CudaGraphs.on(engine.device, engine.engine.cuda_graphs, frequent=True)
 
     @contextmanager
     def _plan(self) -> Iterator[CalibrationPlan]:
         """The plan of head learning; CUDA graphs captured under it are released at the end."""
+        exact = torch.get_float32_matmul_precision()
         try:
+            torch.set_float32_matmul_precision("high" if self.rounds else exact)
             yield CalibrationPlan.of(self.settings, self.graphs)
         finally:
+            torch.set_float32_matmul_precision(exact)
             if self.graphs is not None:
                 self.graphs.release()
 
