@@ -44,9 +44,18 @@ class Clock(NamedTuple):
     """The folder that the runs began with."""
     again: Mapping[int, str] = MappingProxyType({})
     """By their number the seeds whose start was made once more, and what that one is called in the results."""
+    also: tuple[float, float] = (0.0, 0.0)
+    """A second such range, of runs of the same recipe that shared the device with fewer others."""
+
+    def holds(self, cell: Cell) -> bool:
+        """Whether a cell is one of these."""
+        seconds, ranges = clock_of(cell), ((self.least, self.below), self.also)
+        alike = ending(str(cell.get("start", ""))) == ending(self.model)
+        return alike and any(least <= seconds < below for least, below in ranges)
 
 
 _AGAIN = f"{CAREFUL}-groups-again"
+_SIXTH = f"{LONGER}-sixth"
 CLOCKS = {
     "short": Clock(0.0, 200.0, CAREFUL),
     "rates": Clock(200.0, 245.0, f"{CAREFUL}-rates"),
@@ -56,9 +65,9 @@ CLOCKS = {
     "second": Clock(600.0, 1000.0, f"{CAREFUL}-second"),
     "long": Clock(1000.0, float("inf"), f"{CAREFUL}-long"),
     "larger": Clock(0.0, float("inf"), LARGER, LARGER),
-    "length": Clock(0.0, 350.0, LONGER, LONGER, {11: f"{LONGER}-again", 12: f"{LONGER}-again"}),
+    "length": Clock(0.0, 345.0, LONGER, LONGER, {11: f"{LONGER}-again", 12: f"{LONGER}-again"}),
     "credit": Clock(350.0, 385.0, f"{LONGER}-fourth", LONGER),
-    "way": Clock(385.0, float("inf"), f"{LONGER}-fifth", LONGER),
+    "way": Clock(385.0, float("inf"), f"{LONGER}-fifth", LONGER, {17: _SIXTH, 18: _SIXTH}, (345.0, 350.0)),
 }
 
 WARM = "warm"
@@ -73,11 +82,7 @@ def of_clock(found: dict[str, Any], kind: str) -> dict[str, Any]:
     and length."""
     clock, known = CLOCKS[kind], found.get("accuracy", {})
     alone = clock.model != CAREFUL
-    cells = [
-        begun_with(cell, clock)
-        for cell in found["cells"]
-        if ending(str(cell.get("start", ""))) == ending(clock.model) and clock.least <= clock_of(cell) < clock.below
-    ]
+    cells = [begun_with(cell, clock) for cell in found["cells"] if clock.holds(cell)]
     every = {name for other in CLOCKS.values() for name in (other.start, *other.again.values())}
     models = {name: model for name, model in known.items() if name not in every and not alone}
     return {**found, "cells": cells, "accuracy": models | starts_in(known, clock),

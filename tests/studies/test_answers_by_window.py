@@ -118,22 +118,50 @@ def test_the_page_tells_what_is_foreseen_on_the_way() -> None:
         worth = f"{signed(row['worth so far'])}, {signed(row['in the end'])}"
         assert f"| {row['step']} | {row['thoughts']:,} | {worth} | {' | '.join(known)} | {slopes} |" in page
     assert f"closes {found['thoughts']:,} thoughts" in page
-    mean, _, both = (found["rows"][1][key] for key in foresights)
-    assert (both - mean) / (1 - mean) == pytest.approx(0.25, abs=0.02)  # a quarter
-    windows = [one for run in runs for one in run["windows"] if "r2_of_others" in one]
+    others, _, both = (found["rows"][1][key] for key in foresights)
+    assert (both - others) / (1 - others) == pytest.approx(0.25, abs=0.02)  # a quarter
+    again, _ = recorded("answers-way-again.json")
+    ended = [one for one in (*runs, *again) if one["settings"]["run.seed"] != 19]
+    windows = [one for run in ended for one in run["windows"] if "r2_of_others" in one]
     more = [min(one["r2.1"], one.get("r2.2", 1.0)) - one["r2_of_others"] for one in windows]
     told = f"in {sum(one > 0 for one in more)} of {len(more)} windows**, by {median(more):.2f} of R²"
     assert told in page
-    pilots = [one for run in runs for one in run["pilot_deviations"]]
-    assert f"between {min(pilots):.2f} and {max(pilots):.2f} from window to window" in page
-    seconds = {name: [sum(one["seconds_of_a_window"].values()) for one in runs if one["method"] == name]
-               for name in ("t5", "quiet-star-ppo", "quiet-star-grpo")}  # fmt: skip
-    (t5, ppo), grpo = (seconds[name] for name in ("t5", "quiet-star-ppo")), seconds["quiet-star-grpo"]
-    told = f"takes T⁵ {t5[0]:.1f} and {t5[1]:.1f} s, PPO {ppo[0]:.1f} and {ppo[1]:.1f}"
-    assert f"{told}, GRPO {2 * grpo[0]:.1f} and {2 * grpo[1]:.1f}" in page
-    ends = {name: [one["measured"][-1]["gain_vs_base"][0] for one in runs if one["method"] == name] for name in seconds}
-    shown = [" and ".join(f"+{one:.3f}" for one in ends[name]) for name in ends]
-    assert f"it has {shown[0]} at the end, PPO {shown[1]}, GRPO {shown[2]} (each" in page
+    tested = [one for one in windows if "accepted" in one]
+    assert f"refused none of {sum(one['credit'] == 'qualified' for one in tested)} windows" in page
+    assert len(tested) == sum(one["credit"] == "qualified" for one in tested)
+    assert f"by at most {100 * max(one['retention'] for one in tested):.1f} % of their mean square" in page
+    names = ("t5", "quiet-star-ppo", "quiet-star-grpo")
+
+    def seconds(found: list[dict[str, Any]], name: str) -> str:
+        """Of eight updates, on each of a pair of seeds; a window of GRPO has four."""
+        own = [sum(one["seconds_of_a_window"].values()) for one in found if one["method"] == name]
+        return " and ".join(f"{(1 + (name == names[2])) * one:.1f}" for one in own)
+
+    t5, ppo, grpo = (seconds(runs, name) for name in names)
+    assert f"took T⁵ {t5} s, PPO {ppo}, GRPO {grpo} (two windows of four)" in page
+    later = [one for one in again if one in ended]
+    assert f"; {', '.join(seconds(later, name) for name in names)} on 17 and 18" in page
+    ends = [mean(one["measured"][-1]["gain_vs_base"][0] for one in ended if one["method"] == name) for name in names]
+    assert "the ends are T⁵ +{:.3f}, PPO +{:.3f} and GRPO +{:.3f}".format(*ends) in page
+
+
+def test_the_page_tells_of_equal_updates() -> None:
+    runs, page = recorded("answers-way.json")
+    runs = [*runs, *recorded("answers-way-again.json")[0]]
+
+    def after(method: str, seed: int, key: str) -> float:
+        (run,) = (one for one in runs if (one["method"], one["settings"]["run.seed"]) == (method, seed))
+        return next(float(one[key][0]) for one in run["measured"] if one["steps"] == 96)
+
+    def signed(value: float) -> str:
+        return f"{value:+.3f}".replace("-", "−")
+
+    for key, name in (("gain_vs_base", "gain against the start"), ("content_gain", "content gain")):
+        apart = [after("t5", seed, key) - after("quiet-star-ppo", seed, key) for seed in range(15, 20)]
+        wide = 2.776 * stdev(apart) / 5**0.5
+        middle = mean(apart)
+        over = f"{signed(middle)} ({signed(middle - wide)} … {signed(middle + wide)})"
+        assert f"| {name} | {' | '.join(map(signed, apart))} | {over} |" in page
 
 
 def test_the_page_tells_what_better_critics_taught() -> None:
