@@ -43,6 +43,8 @@ def read_keys(config: Config) -> set[str]:
         unread.add("window.reading")
     if not spec.critics:
         unread.add("window.history")
+    if "calibration" not in spec.uses:
+        unread.add("window.crossed")
     return {key for key in leaf_fields(Config) if key.split(".")[0] in sections} - unread
 
 

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tfive.methods.settings import GrpoSettings, PpoSettings, RlpSettings
 from tfive.methods.spec import MethodSpec
 
+CROSSED_TEXTS = 4
+"""Texts that the actor's set must hold where its halves are crossed: each half teaches with one and validates with
+another."""
 
-def _t5_roles(config: Any) -> tuple[str, ...]:
-    """Heads have roles of their own only where a weight is learned, probes where there are any."""
+
+def _t5_small_roles(config: Any) -> tuple[str, ...]:
+    """What judges critics and mixes their advantages; heads have roles of their own only where a weight is learned."""
     learns = config.calibration.mode in ("learned", "state", "repeated")
     heads = ("head_train", "head_validate") if learns else ()
+    return ("qualify", "pilot", *heads)
+
+
+def _t5_roles(config: Any) -> tuple[str, ...]:
     probe = ("probe",) if config.window.probe else ()
-    return (
-        *_drawn_anew(config, "critic_fit"),
-        "qualify",
-        "pilot",
-        *heads,
-        "actor",
-        *_drawn_anew(config, "scale"),
-        *probe,
-    )
+    small = () if config.window.crossed else _t5_small_roles(config)
+    return (*_drawn_anew(config, "critic_fit"), *small, "actor", *_drawn_anew(config, "scale"), *probe)
 
 
 def _t5_first_roles(config: Any) -> tuple[str, ...]:
-    return ("critic_fit", "scale") if config.window.history else ()
+    small = _t5_small_roles(config) if config.window.crossed else ()
+    return ("critic_fit", "scale", *small) if config.window.history else ()
 
 
 def _ppo_roles(config: Any) -> tuple[str, ...]:
@@ -39,6 +42,23 @@ def _ppo_first_roles(config: Any) -> tuple[str, ...]:
 def _drawn_anew(config: Any, role: str) -> tuple[str, ...]:
     """A role that every window draws, unless the actor's thoughts of the window before serve."""
     return () if config.window.history else (role,)
+
+
+def _t5_crosses_halves(config: Any) -> str | None:
+    if not config.window.crossed:
+        return None
+    said = "window.crossed = true"
+    if not config.window.history:
+        return f"{said}: only critics that history fits are new to the actor's thoughts; use window.history = true"
+    if config.calibration.mode == "repeated":
+        return f"{said}: calibration.mode = repeated draws its own continuations; use calibration.mode = learned"
+    if (texts := math.ceil(config.window.items / config.text.positions.per_text)) < CROSSED_TEXTS:
+        least = (CROSSED_TEXTS - 1) * config.text.positions.per_text + 1
+        return (
+            f"{said}: the actor's {config.window.items} items may stand in {texts} texts, too few for halves that "
+            f"teach and validate; use window.items ≥ {least}"
+        )
+    return None
 
 
 def _ppo_moves_within_the_run(config: Any) -> str | None:
@@ -127,6 +147,7 @@ T5 = MethodSpec(
     roles=_t5_roles,
     first_roles=_t5_first_roles,
     recorded=("head_train", "head_validate", "actor"),
+    rules=(_t5_crosses_halves,),
 )
 
 SPECS = (BASE, NTP, ANCHOR_ONLY, QUIET_STAR_PPO, QUIET_STAR_GRPO, RLP, T5)

@@ -18,6 +18,7 @@ from tfive.rl.qualify import Qualifier, r_squared
 from tfive.rl.rollout import Draw
 from tfive.rl.settings import QualifySettings
 from tfive.rl.shortfall import Attempt, findings
+from tfive.rl.trajectory import Trajectories
 
 CREDITS = ("qualified", "slipped", "untested", "baseline")
 """Where an update's advantages come from: critics that passed in this window; critics that failed while patience lasts
@@ -75,16 +76,19 @@ class QualifiedMethod(FittedMethod[C]):
         self.qualifier.open_window()
         return super().open()
 
-    def test_critics(self, ahead: Sequence[Draw] = ()) -> str | None:
+    def test_critics(self, ahead: Sequence[Draw] = (), *, given: Trajectories | None = None) -> str | None:
         """One fresh test of both critics (eq:holdout-r2), and what follows from it: the next phase where they are
-        admitted, another test or another fit where they are not. `ahead` are sets drawn with the test's."""
+        admitted, another test or another fit where they are not. `ahead` are sets drawn with the test's; none is drawn
+        where thoughts that are new to the critics are `given`, which are read once more if they pass."""
         parts = self.parts
-        fresh = parts.rollout.collect("qualify", self.window, self.tests, ahead=ahead)
+        drawn = given is None
+        fresh = parts.rollout.collect("qualify", self.window, self.tests, ahead=ahead) if given is None else given
         values_2BRT = parts.critics.evaluate(fresh).values_2BRT
         returns_BRT, mask_BRT = fresh.need("returns_BRT"), fresh.mask_BRT
         first, second = (r_squared(returns_BRT, values, mask_BRT) for values in values_2BRT)
         self.tests += 1
-        parts.critics.release()
+        if drawn:
+            parts.critics.release()
         self.report["r2"] = [first.r2, second.r2]
         self.report |= step_scores(returns_BRT, values_2BRT, mask_BRT) | agreement(values_2BRT, mask_BRT)
         self.report |= others_score(fresh)

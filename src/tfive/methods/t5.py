@@ -8,69 +8,31 @@ entered again, so that a run can be saved between any two micro-steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Self
 
 import torch
 
-from tfive.methods.fitting import CriticParts
 from tfive.methods.method import Kit, Phase
-from tfive.methods.qualifying import QualifiedMethod
+from tfive.methods.mixing import MixedMethod, T5Parts, T5Settings
 from tfive.rl.batch_baseline import with_batch_advantages
 from tfive.rl.calibration.calibrator import Calibrator
-from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, Minimum, Mixture, fixed_mixture
+from tfive.rl.calibration.mixture import Minimum, fixed_mixture
 from tfive.rl.calibration.moments import CalibrationData
-from tfive.rl.calibration.saddle import Candidate
-from tfive.rl.calibration.settings import CalibrationSettings
-from tfive.rl.calibration.validation import SignalBounds, Validator, certify
 from tfive.rl.continuations import continued
 from tfive.rl.credit import Credit
 from tfive.rl.critics import CriticValues
-from tfive.rl.diagnosis import calibration_numbers
 from tfive.rl.drift_probe import Probe
 from tfive.rl.gae import PilotNormaliser
 from tfive.rl.rollout import Draw
-from tfive.rl.settings import CriticSettings, QualifySettings, WindowSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import DIAGNOSE
 from tfive.tree.layout import TextBatch, Thoughts
 
-
-@dataclass(frozen=True)
-class T5Settings:
-    """The sections of the configuration that decide the course of a window."""
-
-    window: WindowSettings
-    critic: CriticSettings
-    qualify: QualifySettings
-    calibration: CalibrationSettings
+__all__ = ["T5", "T5Parts", "T5Settings"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class T5Parts(CriticParts):
-    """The parts of any method with critics, and those that calibrate what the critics say."""
-
-    calibrator: Calibrator
-    probe: Probe | None = None
-
-
-class T5(QualifiedMethod[T5Parts]):
+class T5(MixedMethod):
     """Algorithm 1: fit, qualify, normalise, calibrate and validate; only then does the actor move."""
-
-    stateful: ClassVar[tuple[str, ...]] = (*QualifiedMethod.stateful, "calibrator")
-    made_by: ClassVar[tuple[str, ...]] = (
-        *QualifiedMethod.made_by, "critics", "normaliser", "weight", "auxiliary", "validation",
-    )  # fmt: skip
-
-    def __init__(self, settings: T5Settings, parts: T5Parts) -> None:
-        window = settings.window
-        rule, delta = settings.qualify, settings.calibration.delta
-        windows = {"actor_steps": window.actor_steps, "reading": window.reading, "history": window.history}
-        super().__init__(parts, rule, delta, **windows)
-        self.settings = settings
-        self.validator = Validator(settings.calibration.kappa, delta)
-        self.normaliser: PilotNormaliser | None = None
-        self.mixture: Mixture = FixedWeight()
 
     @classmethod
     def assemble(cls, kit: Kit) -> Self:
@@ -132,6 +94,8 @@ class T5(QualifiedMethod[T5Parts]):
         """The next test, and what follows critics that qualify. Where the window may go on without critics, only what
         it draws in any case."""
         test = Draw("qualify", self.window, self.tests)
+        if "actor" in self.held:
+            return [test]
         if self.rule.on_failure == "baseline" and self.rule.rule != "fixed":
             return [test, *self._next_scale()]
         return [test, *self._after_tests()]
@@ -140,13 +104,18 @@ class T5(QualifiedMethod[T5Parts]):
     def qualify(self) -> str | None:
         """One fresh test of both critics, and what follows from it (`methods.qualifying`). Critics that were fitted
         before are expected to pass, unless they did not in the window before."""
+        if self.crosses and self.tests == 0:
+            self.held["actor"] = self.parts.rollout.collect("actor", self.window, states=True, ahead=self._next_scale())
+            return self.test_critics(given=self.held["actor"])
         expected = self.fitted_before and self.tests == 0 and not self.qualifier.given_up
         return self.test_critics(self._after_tests() if expected else ())
 
     # The critics are frozen; one normaliser for both, from independent trajectories (app:advantage-snapshots).
     def pilot(self) -> str | None:
-        """Mean and deviation of both critics' GAEs on the pilot set."""
+        """Mean and deviation of both critics' GAEs on the pilot set; halves that are crossed normalise one another."""
         parts = self.parts
+        if self.crosses:
+            return None
         pilot, _ = self._evaluated("pilot", states=False, ahead=self._after_pilot())
         first, second = pilot.need("gae_2BRT")
         self.normaliser = PilotNormaliser.fit(first, second, pilot.mask_BRT)
@@ -174,58 +143,34 @@ class T5(QualifiedMethod[T5Parts]):
     # Line 3: learn w and h on the constrained saddle (eq:calibrated-weight).
     def calibrate(self) -> str | None:
         """The rule by which this window mixes the two advantages: fixed, or learned and validated."""
-        parts, mode = self.parts, self.settings.calibration.mode
-        fixed = fixed_mixture(mode)
-        if fixed is not None:
+        fixed = fixed_mixture(self.settings.calibration.mode)
+        if self.crosses:
+            self.mix_crossed(fixed)
+        elif fixed is not None:
             self.mixture = fixed
-            return None
-        candidate = parts.calibrator.learn(self._calibration_data("head_train"), self.window)
-        parts.telemetry.count("head_train", head_updates=candidate.updates)
-        parts.snapshots.renew("weight")
-        parts.snapshots.renew("auxiliary")
-        self.report |= {"multiplier": candidate.multiplier, "head_moment": candidate.risk}
-        with parts.telemetry.phase("validate"):
-            self._validate(candidate)
-        self._say_trouble("calibration", parts.calibrator.graphs)
+        else:
+            candidate = self.learn_weight(self._calibration_data("head_train"))
+            with self.parts.telemetry.phase("validate"):
+                self.report |= self.validate(candidate, self._calibration_data("head_validate"))
+        self._say_trouble("calibration", self.parts.calibrator.graphs)
         return None
-
-    # Line 4: the frozen candidate keeps Ĉ ≤ κQ̂ on other texts, or the fixed average is used (app:moment-validation).
-    def _validate(self, candidate: Candidate) -> None:
-        parts = self.parts
-        data = self._calibration_data("head_validate")
-        settings, bounds = self.settings.calibration, self._signal_bounds()
-        enforced = settings.bounds == "enforce"
-        rounding = self._rounding(data)
-        result = self.validator.validate(candidate, data, f"window {self.window}", bounds, enforced, rounding)
-        self.mixture = result.mixture
-        parts.snapshots.renew("validation")
-        self.report |= calibration_numbers(result, candidate, data)
-        if settings.cross_fit:
-            with parts.telemetry.phase(DIAGNOSE):
-                offsets = parts.calibrator.offsets(data, result.mixture, self.window)
-            parts.telemetry.count("extra", head_updates=int(offsets.pop("cross_fit_updates", 0)))
-            self.report |= offsets
-        if settings.certified:
-            certificate = certify(
-                result.bounds, settings.approximation_bound, settings.optimisation_bound, settings.sensitivity_bound
-            )
-            self.report |= {"risk_upper": certificate.risk_upper, "drift_upper": certificate.drift_upper}
-        if not result.accepted:
-            kept = "–" if result.retention is None else f"{result.retention:.4g}"
-            self.log(f"validation: {result.reason}", f"the fixed average is used; Ĉ/Q̂ = {kept}")
 
     # Line 5: fresh trajectories and their mixed, detached advantages (eq:twin-advantage).
     def collect(self) -> str | None:
         """The actor's set with its frozen advantages, the next window's reward scale, and the probes."""
         parts = self.parts
         if self.credit == "baseline":
-            self._collect_scale(ahead=[Draw("actor", self.window)])
-            acting = parts.rollout.collect("actor", self.window)
+            drawn = self.held.get("actor")
+            self._collect_scale(ahead=[Draw("actor", self.window)] if drawn is None else [])
+            acting = parts.rollout.collect("actor", self.window) if drawn is None else drawn
             self.keep_for_refit(acting, afresh=False)
             by_position = parts.critics.siblings > 1
             return self.act_on(with_batch_advantages(acting, self.group, by_position=by_position))
-        judged, values = self._evaluated("actor")
-        acting = parts.calibrator.advantage(judged, values, self._normaliser(), self.mixture)
+        if self.crosses:
+            judged = acting = self.held["actor"]
+        else:
+            judged, values = self._evaluated("actor")
+            acting = parts.calibrator.advantage(judged, values, self._normaliser(), self.mixture)
         self._collect_scale()
         self.keep_for_refit(judged, afresh=False)
         if parts.probe is not None:
@@ -275,27 +220,6 @@ class T5(QualifiedMethod[T5Parts]):
             mixed.need("advantage_BRT"),
         )
 
-    def _signal_bounds(self) -> SignalBounds | None:
-        """|Ã| ≤ K and |h| ≤ K_h where construction enforces them: bounded critics and a bounded mean head.
-
-        A GAE is a convex mixture of n-step advantages Φ_{t+n} − Φ_t + V(s_{t+n}) − V(s_t), so |A| ≤ 2c_r + 4c_r, over
-        the smallest unit of a position.
-        """
-        settings, parts, normaliser = self.settings, self.parts, self._normaliser()
-        mean_bound = None if settings.calibration.mode == "repeated" else parts.calibrator.mean_head.bound
-        if settings.calibration.bounds == "off" or not settings.critic.bounded or mean_bound is None:
-            return None
-        largest = 6 * parts.rollout.reward.clip / parts.critics.least_unit
-        return SignalBounds((largest + abs(normaliser.mean)) / normaliser.deviation, mean_bound)
-
-    def _rounding(self, data: CalibrationData) -> float:
-        """By how much a normalised advantage may differ from its exact value: a GAE adds at most T differences of
-        rewards and values (eq:masked-gae), each rounded relative to its largest term, and is divided by σ_pilot and
-        by its position's unit, where it has one."""
-        parts, unit = self.parts, self._normaliser().deviation * self.parts.critics.least_unit
-        rewards, values = 2 * parts.rollout.reward.clip, float(data.weight_inputs.value_NT2.abs().max())
-        return torch.finfo(data.first_NT.dtype).eps * parts.rollout.engine.plan.length * (rewards + 2 * values) / unit
-
     def _calibration_data(self, role: str) -> CalibrationData:
         """What calibration reads of a role's fresh trajectories; in `repeated` mode, of several continuations of each
         (eq:repeated-rollout-budget)."""
@@ -317,33 +241,6 @@ class T5(QualifiedMethod[T5Parts]):
         values = parts.critics.evaluate(fresh)
         snapshots = parts.snapshots.current("critics", "normaliser")
         return parts.critics.advantages(fresh, values).having(snapshots=snapshots), values
-
-    def _normaliser(self) -> PilotNormaliser:
-        if self.normaliser is None:
-            raise ValueError("the pilot has not run yet")
-        return self.normaliser
-
-    def state_dict(self) -> dict[str, Any]:
-        weight: dict[str, Any] | None = None
-        if isinstance(self.mixture, LearnedWeight):
-            weight = {"head": dict(self.mixture.head.state_dict()), "state_only": self.mixture.state_only}
-        return {
-            **super().state_dict(),
-            "validator": self.validator.state_dict(),
-            "normaliser": None if self.normaliser is None else self.normaliser.state_dict(),
-            "mixture": self.mixture.name,
-            "weight": weight,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.validator.load_state_dict(state["validator"])
-        self.normaliser = PilotNormaliser.from_state_dict(state["normaliser"]) if state["normaliser"] else None
-        self.mixture = fixed_mixture(state["mixture"]) or FixedWeight()
-        if state["weight"] is not None:
-            head = self.parts.calibrator.fresh_weight_head()
-            head.load_state_dict(state["weight"]["head"])
-            self.mixture = LearnedWeight(head, bool(state["weight"]["state_only"]), state["mixture"])
 
 
 def _probe(kit: Kit, calibrator: Calibrator) -> Probe:

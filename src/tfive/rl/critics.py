@@ -41,7 +41,7 @@ class CriticValues:
     values_2BRT: Tensor
     features_2BRTE: Tensor
 
-    def rows(self, part: slice) -> CriticValues:
+    def rows(self, part: slice | Tensor) -> CriticValues:
         """The same of some texts."""
         return CriticValues(self.values_2BRT[:, part], self.features_2BRTE[:, part])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -98,6 +99,15 @@ def calibration_numbers(result: ValidationResult, candidate: Candidate, data: Ca
             "retention_upper": result.bounds.retention_upper,
             "delta_spent": result.bounds.delta,
         }
+    return out
+
+
+def mean_numbers(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over several candidates of one window, of those that have a number; None where none has."""
+    out = dict[str, Any]()
+    for name in dict.fromkeys(name for one in found for name in one):
+        known = [float(one[name]) for one in found if one.get(name) is not None]
+        out[name] = sum(known) / len(known) if known else None
     return out
 
 

@@ -186,6 +186,10 @@ class Calibrator:
         self.multiplier = candidate.multiplier
         return candidate
 
+    def kept(self) -> dict[str, Any]:
+        """A copy of its state, which `load_state_dict` brings back."""
+        return copy.deepcopy(self.state_dict())
+
     def offsets(self, data: CalibrationData, mixture: Mixture, window: int) -> dict[str, float]:
         """Cross-fitted offsets of the mixture and of the fixed average, split into visible and hidden parts, and their
         paired change; `cross_fit_updates` are the optimizer steps that all their heads took.

@@ -1,0 +1,184 @@
+"""How what two critics say becomes one advantage: a normaliser, a weight that is learned and validated, and the actor's
+halves that learn from one another (`window.crossed`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from tfive.methods.fitting import CriticParts
+from tfive.methods.qualifying import QualifiedMethod
+from tfive.rl.calibration.calibrator import Calibrator
+from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, Mixture, fixed_mixture
+from tfive.rl.calibration.moments import CalibrationData
+from tfive.rl.calibration.saddle import Candidate
+from tfive.rl.calibration.settings import CalibrationSettings
+from tfive.rl.calibration.validation import SignalBounds, Validator, certify
+from tfive.rl.diagnosis import calibration_numbers, mean_numbers
+from tfive.rl.drift_probe import Probe
+from tfive.rl.gae import PilotNormaliser
+from tfive.rl.halves import halves
+from tfive.rl.settings import CriticSettings, QualifySettings, WindowSettings
+from tfive.rl.trajectory import placed
+from tfive.telemetry import DIAGNOSE
+
+
+@dataclass(frozen=True)
+class T5Settings:
+    """The sections of the configuration that decide the course of a window."""
+
+    window: WindowSettings
+    critic: CriticSettings
+    qualify: QualifySettings
+    calibration: CalibrationSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Parts(CriticParts):
+    """The parts of any method with critics, and those that calibrate what the critics say."""
+
+    calibrator: Calibrator
+    probe: Probe | None = None
+
+
+class MixedMethod(QualifiedMethod[T5Parts]):
+    """A method with two tested critics whose advantages are mixed by a weight."""
+
+    stateful: ClassVar[tuple[str, ...]] = (*QualifiedMethod.stateful, "calibrator")
+    made_by: ClassVar[tuple[str, ...]] = (
+        *QualifiedMethod.made_by, "critics", "normaliser", "weight", "auxiliary", "validation",
+    )  # fmt: skip
+
+    def __init__(self, settings: T5Settings, parts: T5Parts) -> None:
+        window = settings.window
+        rule, delta = settings.qualify, settings.calibration.delta
+        windows = {"actor_steps": window.actor_steps, "reading": window.reading, "history": window.history}
+        super().__init__(parts, rule, delta, **windows)
+        self.settings = settings
+        self.validator = Validator(settings.calibration.kappa, delta)
+        self.normaliser: PilotNormaliser | None = None
+        """Of halves that are crossed, the second's; and so is the mixture."""
+        self.mixture: Mixture = FixedWeight()
+
+    @property
+    def crosses(self) -> bool:
+        """Whether the actor's own thoughts test this window's critics, and its halves teach what mixes one another."""
+        return self.settings.window.crossed and self.fitted_before
+
+    def learn_weight(self, data: CalibrationData) -> Candidate:
+        """A frozen candidate; the next one learns from its heads (eq:calibrated-weight)."""
+        parts = self.parts
+        candidate = parts.calibrator.learn(data, self.window)
+        parts.telemetry.count("head_train", head_updates=candidate.updates)
+        parts.snapshots.renew("weight")
+        parts.snapshots.renew("auxiliary")
+        return candidate
+
+    def mix_crossed(self, fixed: Mixture | None) -> None:
+        """The actor's advantages: each half of its texts normalised and mixed by what the other half came to. Both
+        learn from the heads of the window before, and those of the second go on."""
+        parts, acting = self.parts, self.held["actor"]
+        values = parts.critics.evaluate(acting)
+        judged, mask_BRT = parts.critics.advantages(acting, values), acting.mask_BRT
+        parts.snapshots.renew("normaliser")
+        items_B = acting.thoughts.valid_BR.sum(1).cpu() // self.group
+        wanted = [self.settings.window.count(role) for role in ("head_train", "head_validate")]
+        mixed = {name: torch.zeros_like(acting.need("rewards_BRT")) for name in ("advantage_BRT", "weight_BRT")}
+        before, found = parts.calibrator.kept(), list[dict[str, Any]]()
+        for number, half in enumerate(halves(len(items_B), parts.rollout.seed, self.window)):
+            parts.calibrator.load_state_dict(before)
+            teaching, own = (placed(rows, mask_BRT.device) for rows in (half.teaching, half.judged))
+            first, second = judged.need("gae_2BRT")[:, teaching]
+            self.normaliser = PilotNormaliser.fit(first, second, mask_BRT[teaching])
+            found.append({"pilot_deviation": self.normaliser.deviation})
+            self.mixture = FixedWeight() if fixed is None else fixed
+            if fixed is None:
+                rows_2 = (placed(rows, mask_BRT.device) for rows in half.split(items_B, *wanted))
+                train, test = (
+                    parts.calibrator.data(judged.rows(rows), values.rows(rows), self.normaliser) for rows in rows_2
+                )
+                candidate = self.learn_weight(train)
+                with parts.telemetry.phase("validate"):
+                    found[-1] |= self.validate(candidate, test, f" half {number}")
+            one = parts.calibrator.advantage(judged.rows(own), values.rows(own), self.normaliser, self.mixture)
+            for name, whole in mixed.items():
+                whole[own] = one.need(name)
+        self.report |= mean_numbers(found)
+        self.held["actor"] = judged.having(snapshots=parts.snapshots.current("critics", "normaliser"), **mixed)
+
+    # Line 4: the frozen candidate keeps Ĉ ≤ κQ̂ on other texts, or the fixed average is used (app:moment-validation).
+    def validate(self, candidate: Candidate, data: CalibrationData, which: str = "") -> dict[str, Any]:
+        """Set the mixture; returns what was measured. `which` tells several candidates of a window apart."""
+        parts = self.parts
+        settings, bounds = self.settings.calibration, self._signal_bounds()
+        enforced = settings.bounds == "enforce"
+        rounding = self._rounding(data)
+        result = self.validator.validate(candidate, data, f"window {self.window}{which}", bounds, enforced, rounding)
+        self.mixture = result.mixture
+        parts.snapshots.renew("validation")
+        found: dict[str, Any] = {"multiplier": candidate.multiplier, "head_moment": candidate.risk}
+        found |= calibration_numbers(result, candidate, data)
+        if settings.cross_fit:
+            with parts.telemetry.phase(DIAGNOSE):
+                offsets = parts.calibrator.offsets(data, result.mixture, self.window)
+            parts.telemetry.count("extra", head_updates=int(offsets.pop("cross_fit_updates", 0)))
+            found |= offsets
+        if settings.certified:
+            certificate = certify(
+                result.bounds, settings.approximation_bound, settings.optimisation_bound, settings.sensitivity_bound
+            )
+            found |= {"risk_upper": certificate.risk_upper, "drift_upper": certificate.drift_upper}
+        if not result.accepted:
+            kept = "–" if result.retention is None else f"{result.retention:.4g}"
+            self.log(f"validation: {result.reason}", f"the fixed average is used; Ĉ/Q̂ = {kept}")
+        return found
+
+    def _signal_bounds(self) -> SignalBounds | None:
+        """|Ã| ≤ K and |h| ≤ K_h where construction enforces them: bounded critics and a bounded mean head.
+
+        A GAE is a convex mixture of n-step advantages Φ_{t+n} − Φ_t + V(s_{t+n}) − V(s_t), so |A| ≤ 2c_r + 4c_r, over
+        the smallest unit of a position.
+        """
+        settings, parts, normaliser = self.settings, self.parts, self._normaliser()
+        mean_bound = None if settings.calibration.mode == "repeated" else parts.calibrator.mean_head.bound
+        if settings.calibration.bounds == "off" or not settings.critic.bounded or mean_bound is None:
+            return None
+        largest = 6 * parts.rollout.reward.clip / parts.critics.least_unit
+        return SignalBounds((largest + abs(normaliser.mean)) / normaliser.deviation, mean_bound)
+
+    def _rounding(self, data: CalibrationData) -> float:
+        """By how much a normalised advantage may differ from its exact value: a GAE adds at most T differences of
+        rewards and values (eq:masked-gae), each rounded relative to its largest term, and is divided by σ_pilot and
+        by its position's unit, where it has one."""
+        parts, unit = self.parts, self._normaliser().deviation * self.parts.critics.least_unit
+        rewards, values = 2 * parts.rollout.reward.clip, float(data.weight_inputs.value_NT2.abs().max())
+        return torch.finfo(data.first_NT.dtype).eps * parts.rollout.engine.plan.length * (rewards + 2 * values) / unit
+
+    def _normaliser(self) -> PilotNormaliser:
+        if self.normaliser is None:
+            raise ValueError("the pilot has not run yet")
+        return self.normaliser
+
+    def state_dict(self) -> dict[str, Any]:
+        weight: dict[str, Any] | None = None
+        if isinstance(self.mixture, LearnedWeight):
+            weight = {"head": dict(self.mixture.head.state_dict()), "state_only": self.mixture.state_only}
+        return {
+            **super().state_dict(),
+            "validator": self.validator.state_dict(),
+            "normaliser": None if self.normaliser is None else self.normaliser.state_dict(),
+            "mixture": self.mixture.name,
+            "weight": weight,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.validator.load_state_dict(state["validator"])
+        self.normaliser = PilotNormaliser.from_state_dict(state["normaliser"]) if state["normaliser"] else None
+        self.mixture = fixed_mixture(state["mixture"]) or FixedWeight()
+        if state["weight"] is not None:
+            head = self.parts.calibrator.fresh_weight_head()
+            head.load_state_dict(state["weight"]["head"])
+            self.mixture = LearnedWeight(head, bool(state["weight"]["state_only"]), state["mixture"])

@@ -1,0 +1,208 @@
+"""`window.crossed`: the actor's thoughts test the critics, and its halves learn from one another."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from t5_window import PLAIN, actor_weights, advance_to, changing, logged, noting, same, t5_of, window
+from test_history import critic_weights, drawn_by_role
+
+from stage import assembled
+from tfive.rl.calibration.saddle import Candidate
+from tfive.rl.halves import halves
+from tfive.rl.trajectory import Trajectories
+from tfive.training.build import Assembly
+
+pytestmark = pytest.mark.model
+
+CROSSED = ("window.history=true", "window.crossed=true", "critic.passes=2", "window.probe=0", "gate.passes=0")
+LEARNED = (*CROSSED, "calibration.cross_fit=false", "window.head_train=0.25")
+LATER = ["pilot", "calibrate", "collect", "refit", "refit", *["update"] * 4, "close"]
+
+
+def second_window(home: Path, *more: str) -> Assembly:
+    """A run whose first window, which draws sets of their own, is over."""
+    run = assembled(home, *more)
+    window(run.method)
+    return run
+
+
+def test_a_later_window_draws_the_actors_thoughts_alone(home: Path, verdicts: Any) -> None:
+    run = assembled(home, *CROSSED, *PLAIN)
+    method = t5_of(run)
+    assert window(method) == ["open", *["fit"] * 3, "qualify", *LATER]
+    assert set(drawn_by_role(run, method)) == {"actor"}
+    assert window(method) == ["open", "qualify", *LATER]
+    assert method.report["actor_updates"]["qualified"] == 4
+
+
+def test_critics_are_tested_on_the_actors_thoughts(home: Path, verdicts: Any) -> None:
+    run = second_window(home, *CROSSED, *PLAIN)
+    acted: list[Trajectories] = []
+    changing(run, "actor", noting(acted))
+    before = critic_weights(run)
+    tested: list[Trajectories] = []
+    evaluate = run.critics.evaluate  # type: ignore[union-attr]
+
+    def noted(record: Trajectories) -> Any:
+        tested.append(record)
+        return evaluate(record)
+
+    run.critics.evaluate = noted  # type: ignore[method-assign, union-attr]
+    advance_to(run.method, "pilot")
+    assert len(acted) == len(tested) == 1
+    assert tested[0] is acted[0]
+    assert same(critic_weights(run), before), "fitted to the thoughts of earlier windows alone"
+
+
+@pytest.mark.parametrize("changed", [None, 0, 1])
+def test_a_half_is_normalised_by_the_other(changed: int | None, home: Path, verdicts: Any) -> None:
+    """Against the definition, and under other outcomes of one half's thoughts."""
+    run = second_window(home, *CROSSED, *PLAIN)
+
+    def change(record: Trajectories) -> Trajectories:
+        if changed is None:
+            return record
+        own = halves(len(record.mask_BRT), run.config.run.seed, record.window)[changed].judged
+        rewards = record.need("rewards_BRT").clone()
+        rewards[own] = (rewards[own] * -2 + 1) * record.mask_BRT[own]
+        return record.having(rewards_BRT=rewards)
+
+    changing(run, "actor", change)
+    advance_to(run.method, "update")
+    acting = run.method.held["actor"]
+    first, second = acting.need("gae_2BRT").double()
+    parts = halves(len(acting.mask_BRT), run.config.run.seed, run.method.window)
+    assert torch.cat([half.judged for half in parts]).sort().values.equal(torch.arange(len(acting.mask_BRT)))
+    for half in parts:
+        assert not set(half.judged.tolist()) & set(half.teaching.tolist())
+        mask = acting.mask_BRT[half.teaching]
+        seen = torch.cat([first[half.teaching][mask], second[half.teaching][mask]])
+        expected = ((first + second) / 2 - seen.mean()) / (seen.var(unbiased=False) + 1e-8).sqrt()
+        expected = torch.where(acting.mask_BRT, expected, torch.zeros_like(expected))
+        found = acting.need("advantage_BRT")[half.judged].double()
+        assert torch.allclose(found, expected[half.judged], rtol=1e-4, atol=1e-5)
+    weight = acting.need("weight_BRT")
+    assert weight[acting.mask_BRT].eq(0.5).all()
+    assert weight[~acting.mask_BRT].eq(0).all()
+
+
+def test_heads_learn_and_are_validated_on_the_other_half(
+    home: Path, verdicts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = second_window(home, *LEARNED)
+    method, calibrator = t5_of(run), t5_of(run).parts.calibrator
+    read: list[set[int]] = []
+    mixed: list[set[int]] = []
+    begun: list[dict[str, Any]] = []
+    data, learn, advantage = calibrator.data, calibrator.learn, calibrator.advantage
+
+    def items(record: Trajectories) -> set[int]:
+        return set(record.texts.items_BP[record.texts.items_BP >= 0].tolist())
+
+    def noted_data(record: Trajectories, *given: Any) -> Any:
+        read.append(items(record))
+        return data(record, *given)
+
+    def noted_learn(*given: Any) -> Candidate:
+        begun.append(calibrator.kept())
+        return learn(*given)
+
+    def noted_advantage(record: Trajectories, *given: Any) -> Trajectories:
+        mixed.append(items(record))
+        return advantage(record, *given)
+
+    monkeypatch.setattr(calibrator, "data", noted_data)
+    monkeypatch.setattr(calibrator, "learn", noted_learn)
+    monkeypatch.setattr(calibrator, "advantage", noted_advantage)
+    before = calibrator.kept()
+    advance_to(method, "update")
+    assert len(mixed) == 2
+    assert not mixed[0] & mixed[1]
+    assert mixed[0] | mixed[1] == items(method.held["actor"])
+    for half, (taught, validated) in enumerate((read[:2], read[2:])):
+        assert taught
+        assert validated
+        assert not taught & validated
+        assert not (taught | validated) & mixed[half], "what mixes a thought has not seen it"
+    # Both halves learn from the heads of the window before; moments of inputs are each half's own.
+    assert len(begun) == 2
+    assert same(begun[0], before)
+    assert same(begun[1], before)
+    assert not same(calibrator.kept(), before)
+    assert sorted(method.validator.used[-2:]) == ["window 2 half 0", "window 2 half 1"]
+    for name in ("accepted", "retention", "multiplier", "head_moment", "pilot_deviation", "weight_mean"):
+        assert isinstance(method.report[name], float)
+    window(method)
+    assert method.report["actor_updates"]["qualified"] == 4
+
+
+def test_a_second_test_and_its_fit_draw_sets_of_their_own(home: Path, verdicts: Any) -> None:
+    run = second_window(home, *CROSSED, *PLAIN, "qualify.attempts=2", "qualify.on_failure=stop")
+    verdicts(False)
+    drawn: dict[str, list[Trajectories]] = {role: [] for role in ("qualify", "critic_fit", "actor")}
+    for role, records in drawn.items():
+        changing(run, role, noting(records))
+    assert window(run.method) == ["open", "qualify", "fit", "fit", "qualify", *LATER]
+    assert {role: [one.role for one in records] for role, records in drawn.items()} == {
+        "qualify": ["qualify/1"], "critic_fit": ["critic_fit/1"], "actor": ["actor"],
+    }  # fmt: skip
+
+
+def test_without_critics_the_thoughts_that_failed_them_are_credited_by_the_batch(home: Path, verdicts: Any) -> None:
+    run = second_window(home, *CROSSED, *PLAIN, "qualify.attempts=1", "qualify.on_failure=baseline")
+    verdicts(False, True)
+    method = t5_of(run)
+    assert set(drawn_by_role(run, method)) == {"actor"}
+    assert method.report["actor_updates"]["baseline"] == 4
+    assert "qualification: baseline" in [what for what, _ in logged(run)]
+    window(method)
+    assert method.report["actor_updates"]["qualified"] == 4
+
+
+@pytest.mark.parametrize("phase", ["qualify", "pilot", "calibrate", "collect", "update"])
+def test_a_run_goes_on_from_anywhere(phase: str, tmp_path: Path, verdicts: Any) -> None:
+    asked = (*LEARNED, "critic.features=policy", "critic.adapt=probe")
+    run, again = assembled(tmp_path, *asked), assembled(tmp_path, *asked)
+    window(run.method)
+    advance_to(run.method, phase)
+    again.method.load_state_dict(copy.deepcopy(run.method.state_dict()))
+    again.ledger.load_state_dict(run.ledger.state_dict())
+    for one in (run, again):
+        window(one.method)
+        window(one.method)
+    assert same(critic_weights(run), critic_weights(again))
+    assert same(actor_weights(run), actor_weights(again))
+    assert same(run.method.state_dict()["calibrator"], again.method.state_dict()["calibrator"])
+
+
+@pytest.mark.parametrize(
+    ("items", "learn", "validate", "expected"),
+    [
+        ([4] * 8, 8, 4, (2, 1)),  # as many as were asked for, and no more
+        ([4] * 8, 9, 4, (3, 1)),
+        ([4] * 8, 100, 50, (6, 2)),  # of fewer, both their share
+        ([4] * 2, 100, 1, (1, 1)),  # never none
+        ([4] * 2, 1, 100, (1, 1)),
+        ([0, 0, 4, 4], 2, 2, (3, 1)),
+    ],
+)
+def test_texts_that_teach_are_split(items: list[int], learn: int, validate: int, expected: tuple[int, int]) -> None:
+    half = halves(2 * len(items), 3, 5)[0]
+    counts = torch.zeros(2 * len(items), dtype=torch.long)
+    counts[half.teaching] = torch.tensor(items)
+    taught, validated = half.split(counts, learn, validate)
+    assert (len(taught), len(validated)) == expected
+    assert torch.cat([taught, validated]).equal(half.teaching[: sum(expected)])
+
+
+def test_halves_are_drawn_anew_in_every_window() -> None:
+    first = [halves(9, 0, window)[0].judged.tolist() for window in range(4)]
+    assert len({tuple(one) for one in first}) > 1
+    assert halves(9, 0, 1)[1].teaching.equal(halves(9, 0, 1)[1].teaching)
+    sizes = sorted(len(half.judged) for half in halves(9, 0, 1))
+    assert sizes == [4, 5]
