@@ -171,6 +171,7 @@ def test_missing_files_folders_and_unknown_presets_are_refused(tmp_path: Path) -
         (["method=rlp", "thought.group=1"], ["thought.group = 1", "method rlp", "thought.group = 8"]),
         (["method=quiet-star-ppo", "critic.pair=disjoint"], ["critic.pair = disjoint", "one critic", "same"]),
         (["method=quiet-star-ppo", "ppo.frozen_windows=100"], ["ppo.frozen_windows = 100", "≤ 99"]),
+        (["window.crossed=true"], ["window.crossed = true", "use window.history = true"]),
         (["method=rlp", "calibration.mode=minimum"], ["calibration.mode = minimum", "method rlp"]),
         (["method=rlp", "calibration.score_centering=true"], ["calibration.score_centering = true", "method rlp"]),
         (["method=quiet-star-ppo", "qualify.rule=fixed"], ["qualify.rule = fixed", "use method = t5"]),

@@ -26,8 +26,9 @@ def test_a_method_reads_what_it_declares() -> None:
     rlp = keys_of("rlp")
     assert "rlp.decay" in rlp or any(key.startswith("rlp.") for key in rlp)
     assert not {key for key in rlp if key.startswith(("critic.", "qualify.", "calibration.", "gae.", "ppo."))}
-    assert not rlp & {"window.qualify", "window.critic_fit", "window.probe", "window.history"}
+    assert not rlp & {"window.qualify", "window.critic_fit", "window.probe", "window.history", "window.crossed"}
     assert {"window.critic_fit", "window.history", "critic.lr"} <= keys_of("quiet-star-ppo")
+    assert "window.crossed" in keys_of("t5") - keys_of("quiet-star-ppo")
     assert {"window.critic_fit", "ppo.frozen_windows"} <= keys_of("quiet-star-ppo", "window.history=true")
     assert "window.head_train" not in keys_of("t5", "calibration.mode=average")
     assert not {key for key in keys_of("base") if key.startswith(("optimizer.", "actor.", "reward.", "gate."))}

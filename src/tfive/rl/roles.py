@@ -2,7 +2,8 @@
 
 All positions of a text share its role, because one position's scoring text is another's visible prefix
 (app:data-contracts). Texts that normalise, calibrate, validate, set the scale, probe or qualify have that role for the
-whole run, assigned when the corpus is prepared: nothing else learns from them. The other training texts are a pool of
+whole run, assigned when the corpus is prepared: nothing else learns from them (with `window.crossed` halves of the
+actor's texts stand in for most of them, `rl.halves`). The other training texts are a pool of
 two halves; in one window the actor learns from one and the critics from the other, and in the next they change over,
 so that documents that belong together never serve both at once. The ledger draws the texts window by window and
 records every use. The trajectories generated for the roles are counted as in app:rollout-accounting.
