@@ -62,6 +62,7 @@ BROKEN: tuple[tuple[str, ...], ...] = (
     ("window.crossed=true",),
     ("window.crossed=true", "window.history=true", "calibration.mode=repeated", "window.probe=0"),
     ("window.crossed=true", "window.history=true", "window.items=18"),
+    ("window.crossed=true", "window.history=true", "reward.reference=foreign"),
     ("method=quiet-star-ppo", "ppo.frozen_windows=900"),
     ("method=quiet-star-ppo", "ppo.frozen_windows=1", "window.windows=1"),
     ("ratio.denominator=sampler", "ratio.correction=mask"),

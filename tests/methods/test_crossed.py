@@ -13,6 +13,8 @@ from test_history import critic_weights, drawn_by_role
 
 from stage import assembled
 from tfive.rl.calibration.saddle import Candidate
+from tfive.rl.diagnosis import mean_numbers
+from tfive.rl.gae import PilotNormaliser
 from tfive.rl.halves import halves
 from tfive.rl.trajectory import Trajectories
 from tfive.training.build import Assembly
@@ -116,6 +118,20 @@ def test_heads_learn_and_are_validated_on_the_other_half(
         mixed.append(items(record))
         return advantage(record, *given)
 
+    fit = PilotNormaliser.fit
+    acted: list[Trajectories] = []
+    changing(run, "actor", noting(acted))
+
+    def noted_fit(first: torch.Tensor, second: torch.Tensor, mask: torch.Tensor) -> PilotNormaliser:
+        # Texts are told by their masks and by what the critics said of them.
+        whole = run.critics.advantages(acted[0], evaluate(acted[0])).need("gae_2BRT")[0]  # type: ignore[union-attr]
+        rows = [row for row in range(len(whole)) if any(one.equal(whole[row]) for one in first)]
+        normalised.append(items(acted[0].rows(torch.tensor(rows))))
+        return fit(first, second, mask)
+
+    normalised: list[set[int]] = []
+    evaluate = run.critics.evaluate  # type: ignore[union-attr]
+    monkeypatch.setattr(PilotNormaliser, "fit", noted_fit)
     monkeypatch.setattr(calibrator, "data", noted_data)
     monkeypatch.setattr(calibrator, "learn", noted_learn)
     monkeypatch.setattr(calibrator, "advantage", noted_advantage)
@@ -129,6 +145,9 @@ def test_heads_learn_and_are_validated_on_the_other_half(
         assert validated
         assert not taught & validated
         assert not (taught | validated) & mixed[half], "what mixes a thought has not seen it"
+        assert not normalised[half] & (validated | mixed[half])
+        assert normalised[half] >= taught
+    assert method.report["mixture"] in ("learned", "average", "learned/average", "average/learned")
     # Both halves learn from the heads of the window before; moments of inputs are each half's own.
     assert len(begun) == 2
     assert same(begun[0], before)
@@ -198,6 +217,15 @@ def test_texts_that_teach_are_split(items: list[int], learn: int, validate: int,
     taught, validated = half.split(counts, learn, validate)
     assert (len(taught), len(validated)) == expected
     assert torch.cat([taught, validated]).equal(half.teaching[: sum(expected)])
+
+
+def test_numbers_of_two_weights_are_told_as_one() -> None:
+    first = {"retention": 0.1, "moment": None, "accepted": True, "moment_upper": 0.3, "delta_spent": 0.01}
+    second = {"retention": 0.3, "moment": None, "accepted": False, "moment_upper": 0.2, "delta_spent": 0.005, "more": 1}
+    assert mean_numbers([first, second]) == {
+        "retention": 0.2, "moment": None, "accepted": 0.5, "moment_upper": 0.3, "delta_spent": pytest.approx(0.015),
+        "more": 1.0,
+    }  # fmt: skip
 
 
 def test_halves_are_drawn_anew_in_every_window() -> None:

@@ -18,7 +18,7 @@ from tfive.config.config import Config
 from tfive.training import live_status
 from tfive.training import progress as progress_module
 from tfive.training.compare import Cell, CellsStatus
-from tfive.training.live_status import PROGRESS, LiveStatus, clock, planned_thoughts
+from tfive.training.live_status import PROGRESS, LiveStatus, clock, planned_thoughts, thoughts_of_window
 from tfive.training.progress import HEADLINE_EVERY, ProgressReport, Waiting
 from tfive.training.recorder import Recorder
 
@@ -137,6 +137,11 @@ def test_thoughts_of_a_whole_run_are_counted_from_its_roles() -> None:
     assert planned_thoughts(reading) == 4 * (192 + 96 + 24 + 96 + 48 + 192 + 24 + 6) + 2 * 192
     again = Config.load("nano", overrides=["window.history=true"])
     assert planned_thoughts(again) == 6 * (96 + 24 + 96 + 48 + 192 + 6) + 192 + 24
+    crossed = Config.load("nano", overrides=["window.history=true", "window.crossed=true"])
+    assert planned_thoughts(crossed) == 6 * (192 + 6) + 192 + 24 + 96 + 24 + 96 + 48
+    late = Config.load("nano", overrides=["window.history=true", "window.crossed=true", "window.reading=2"])
+    assert planned_thoughts(late) == planned_thoughts(crossed) - 2 * 6
+    assert [thoughts_of_window(late, number) for number in (1, 2, 4)] == [192 + 24, 192, 198]
     group = Config.load("nano", overrides=["method=quiet-star-grpo"])
     assert planned_thoughts(group) == 8 * (6 * 192 + 24)
     assert planned_thoughts(Config.load("nano", overrides=["method=ntp"])) == 0

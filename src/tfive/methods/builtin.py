@@ -22,13 +22,14 @@ def _t5_small_roles(config: Any) -> tuple[str, ...]:
 
 def _t5_roles(config: Any) -> tuple[str, ...]:
     probe = ("probe",) if config.window.probe else ()
-    small = () if config.window.crossed else _t5_small_roles(config)
+    again = ("qualify",) if config.qualify.consecutive > 1 else ()
+    small = again if config.window.crossed else _t5_small_roles(config)
     return (*_drawn_anew(config, "critic_fit"), *small, "actor", *_drawn_anew(config, "scale"), *probe)
 
 
 def _t5_first_roles(config: Any) -> tuple[str, ...]:
-    small = _t5_small_roles(config) if config.window.crossed else ()
-    return ("critic_fit", "scale", *small) if config.window.history else ()
+    once = ("critic_fit", "scale", *(_t5_small_roles(config) if config.window.crossed else ()))
+    return tuple(role for role in once if role not in _t5_roles(config)) if config.window.history else ()
 
 
 def _ppo_roles(config: Any) -> tuple[str, ...]:
@@ -50,6 +51,9 @@ def _t5_crosses_halves(config: Any) -> str | None:
     said = "window.crossed = true"
     if not config.window.history:
         return f"{said}: only critics that history fits are new to the actor's thoughts; use window.history = true"
+    if config.reward.reference == "foreign":
+        borrows = "reward.reference = foreign holds thoughts of one half against those of the other"
+        return f"{said}: {borrows}; use reward.reference = no_thought"
     if config.calibration.mode == "repeated":
         return f"{said}: calibration.mode = repeated draws its own continuations; use calibration.mode = learned"
     if (texts := math.ceil(config.window.items / config.text.positions.per_text)) < CROSSED_TEXTS:

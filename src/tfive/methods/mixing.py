@@ -3,7 +3,7 @@ halves that learn from one another (`window.crossed`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -81,32 +81,39 @@ class MixedMethod(QualifiedMethod[T5Parts]):
         learn from the heads of the window before, and those of the second go on."""
         parts, acting = self.parts, self.held["actor"]
         values = parts.critics.evaluate(acting)
-        judged, mask_BRT = parts.critics.advantages(acting, values), acting.mask_BRT
+        judged = replace(parts.critics.advantages(acting, values), lower_BND=None)
+        mask_BRT = acting.mask_BRT
         parts.snapshots.renew("normaliser")
         items_B = acting.thoughts.valid_BR.sum(1).cpu() // self.group
         wanted = [self.settings.window.count(role) for role in ("head_train", "head_validate")]
         mixed = {name: torch.zeros_like(acting.need("rewards_BRT")) for name in ("advantage_BRT", "weight_BRT")}
-        before, found = parts.calibrator.kept(), list[dict[str, Any]]()
+        before, found, names = parts.calibrator.kept(), list[dict[str, Any]](), list[str]()
         for number, half in enumerate(halves(len(items_B), parts.rollout.seed, self.window)):
             parts.calibrator.load_state_dict(before)
-            teaching, own = (placed(rows, mask_BRT.device) for rows in (half.teaching, half.judged))
-            first, second = judged.need("gae_2BRT")[:, teaching]
-            self.normaliser = PilotNormaliser.fit(first, second, mask_BRT[teaching])
+            split = half.split(items_B, *wanted) if fixed is None else (half.teaching, half.teaching[:0])
+            # Nothing of a candidate, its normaliser included, is of the texts that validate it.
+            pilot = half.teaching[~torch.isin(half.teaching, split[1])]
+            taught, tested, pilot, own = (placed(rows, mask_BRT.device) for rows in (*split, pilot, half.judged))
+            first, second = judged.need("gae_2BRT")[:, pilot]
+            self.normaliser = PilotNormaliser.fit(first, second, mask_BRT[pilot])
             found.append({"pilot_deviation": self.normaliser.deviation})
             self.mixture = FixedWeight() if fixed is None else fixed
             if fixed is None:
-                rows_2 = (placed(rows, mask_BRT.device) for rows in half.split(items_B, *wanted))
                 train, test = (
-                    parts.calibrator.data(judged.rows(rows), values.rows(rows), self.normaliser) for rows in rows_2
+                    parts.calibrator.data(judged.rows(rows), values.rows(rows), self.normaliser)
+                    for rows in (taught, tested)
                 )
                 candidate = self.learn_weight(train)
                 with parts.telemetry.phase("validate"):
                     found[-1] |= self.validate(candidate, test, f" half {number}")
             one = parts.calibrator.advantage(judged.rows(own), values.rows(own), self.normaliser, self.mixture)
-            for name, whole in mixed.items():
-                whole[own] = one.need(name)
+            for name, tensor in mixed.items():
+                tensor[own] = one.need(name)
+            names.append(self.mixture.name)
         self.report |= mean_numbers(found)
-        self.held["actor"] = judged.having(snapshots=parts.snapshots.current("critics", "normaliser"), **mixed)
+        self.report["mixture"] = "/".join(dict.fromkeys(names))
+        made_by = parts.snapshots.current("critics", "normaliser")
+        self.held["actor"] = replace(judged, lower_BND=acting.lower_BND).having(snapshots=made_by, **mixed)
 
     # Line 4: the frozen candidate keeps Ĉ ≤ κQ̂ on other texts, or the fixed average is used (app:moment-validation).
     def validate(self, candidate: Candidate, data: CalibrationData, which: str = "") -> dict[str, Any]:

@@ -7,7 +7,7 @@ that the paper leaves open: critics that do not pass however often they are refi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, ClassVar, Literal
 
 from tfive.errors import RunFailed
@@ -81,13 +81,12 @@ class QualifiedMethod(FittedMethod[C]):
         admitted, another test or another fit where they are not. `ahead` are sets drawn with the test's; none is drawn
         where thoughts that are new to the critics are `given`, which are read once more if they pass."""
         parts = self.parts
-        drawn = given is None
         fresh = parts.rollout.collect("qualify", self.window, self.tests, ahead=ahead) if given is None else given
         values_2BRT = parts.critics.evaluate(fresh).values_2BRT
         returns_BRT, mask_BRT = fresh.need("returns_BRT"), fresh.mask_BRT
         first, second = (r_squared(returns_BRT, values, mask_BRT) for values in values_2BRT)
         self.tests += 1
-        if drawn:
+        if given is None:
             parts.critics.release()
         self.report["r2"] = [first.r2, second.r2]
         self.report |= step_scores(returns_BRT, values_2BRT, mask_BRT) | agreement(values_2BRT, mask_BRT)
@@ -102,6 +101,8 @@ class QualifiedMethod(FittedMethod[C]):
             self.credit = "qualified" if events[0].kind == "passed" else "slipped"
             self.enter("alternating")
             return None
+        # What was given stays for later; the sets that are drawn first need the room.
+        parts.critics.release()
         if self.qualifier.passes:
             return "qualify"
         scale, fitted = parts.rollout.scale.value, self.report.get("fit_r2")
@@ -131,6 +132,7 @@ class QualifiedMethod(FittedMethod[C]):
             self.log("qualification: waiting", f"the actor waits; {qualifier.attempts} more attempts in this window")
             qualifier.try_again()
         self.parts.rollout.lighten_ready()
+        self.held = {role: replace(one, lower_BND=None) for role, one in self.held.items()}
         return "fit"
 
     def _go_on_without(self) -> str:

@@ -193,7 +193,7 @@ class T5(MixedMethod):
         if probe is not None and "probe" in self.held:
             with self.parts.telemetry.phase(DIAGNOSE):
                 self.report |= probe.report(self.held["probe"], self._normaliser(), "last")
-        self.report["mixture"] = "none" if self.credit == "baseline" else self.mixture.name
+        self.report["mixture"] = "none" if self.credit == "baseline" else self.report.get("mixture", self.mixture.name)
         if self.history and not self.reading and "scale" not in self.held:
             # By then these thoughts are historical (eq:reward-scale).
             self.parts.rollout.update_scale(self.held["actor"], afresh=False)

@@ -103,11 +103,17 @@ def calibration_numbers(result: ValidationResult, candidate: Candidate, data: Ca
 
 
 def mean_numbers(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over several candidates of one window, of those that have a number; None where none has."""
+    """Numbers of several candidates of one window as one: the largest of upper bounds, the sum of what was spent, else
+    the mean of those that have a number; None where none has."""
     out = dict[str, Any]()
     for name in dict.fromkeys(name for one in found for name in one):
         known = [float(one[name]) for one in found if one.get(name) is not None]
-        out[name] = sum(known) / len(known) if known else None
+        if not known:
+            out[name] = None
+        elif name.endswith("_upper"):
+            out[name] = max(known)
+        else:
+            out[name] = sum(known) / (1 if name.endswith("_spent") else len(known))
     return out
 
 

@@ -68,9 +68,10 @@ class WindowSettings(Section):
     crossed: bool = False
     """Whether the actor's thoughts also test, normalise and calibrate, where history has fitted the critics: they are
     tested on all of them, and of two random halves of their texts each is normalised and mixed by what the other half
-    taught. A later window then draws no thoughts but the actor's. What decides about a thought is never learned from
-    it, only the test is of the thoughts that it admits; a second test, and the first window, draw sets of their own.
-    Heads learn from as many thoughts of a half as `head_train` and `head_validate` say."""
+    taught. A later window then draws no thoughts but the actor's (and for probes). What mixes a thought is never
+    learned from it; only the test is of the thoughts that it admits, on texts that critics may have met before. A
+    second test, and the first window, draw sets of their own. `head_train` and `head_validate` are taken of a half's
+    texts; where it holds fewer thoughts, each gets its share."""
 
     critic_fit: float = Field(1.0, ge=0, le=64)
     """Critic-fitting trajectories per actor item (n_V = N)."""

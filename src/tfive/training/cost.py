@@ -53,6 +53,8 @@ def nodes_per_item(config: Config, layers: int) -> dict[str, float]:
         # A fitting set of its own is judged before the fit only where the loss is clipped around that.
         clips = config.critic.loss == "clipped" and config.critic.pair != "bracket"
         judged = seen if clips else seen - share.get("critic_fit", 0.0)
+        if config.window.crossed:  # to test them, and to mix what they say
+            judged += share["actor"]
         found["critics"] = spec.critics * judged * row * adapted + fitting_nodes(config, layers)
     return found
 

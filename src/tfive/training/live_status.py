@@ -28,7 +28,9 @@ def thoughts_of_window(config: Config, number: int) -> int:
     spec, window = config.spec, config.window
     if not spec.thinks:
         return 0
-    once = sum(window.count(role) for role in spec.first_roles_of(config)) if number == 1 else 0
+    # The reward scale is set in the first window of all, what judges thoughts is drawn in the first that is rewarded.
+    drawn = {role: 1 if role == "scale" else config.reading_windows + 1 for role in spec.first_roles_of(config)}
+    once = sum(window.count(role) for role, first in drawn.items() if first == number)
     if number <= config.reading_windows:
         return config.group * (window.items + once)
     return config.group * (sum(window.count(role) for role in spec.roles_of(config)) + once)
@@ -37,7 +39,7 @@ def thoughts_of_window(config: Config, number: int) -> int:
 def planned_thoughts(config: Config, first: int = 1) -> int:
     """Thoughts of all windows from window `first` on; asked for every second, so those of a long run are not added up
     one by one."""
-    last, steady = config.window.windows, max(first, 2, config.reading_windows + 1)
+    last, steady = config.window.windows, max(first, config.reading_windows + 2)
     before = sum(thoughts_of_window(config, number) for number in range(first, min(steady, last + 1)))
     return before + max(last - steady + 1, 0) * thoughts_of_window(config, steady)
 
