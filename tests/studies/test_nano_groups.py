@@ -20,7 +20,7 @@ def test_every_row_is_that_of_the_committed_runs() -> None:
     page = (ROOT / "docs" / "studies" / "nano.md").read_text("utf-8")
     rows = {run["name"]: [one for one in runs if one["name"] == run["name"]] for run in runs}
     own = [one["content_gain"][0] for one in rows["T⁵"]]
-    assert len(rows) == 8
+    assert len(rows) == 9
     for name, some in rows.items():
         assert [one["seed"] for one in some] == [0, 1, 2, 3]
         gains = [one["content_gain"][0] for one in some]
@@ -34,6 +34,12 @@ def test_every_row_is_that_of_the_committed_runs() -> None:
     less = [one["content_gain"][0] - other["content_gain"][0] for one, other in zip(*sides, strict=True)]
     half = STUDENT * stdev(less) / 2
     assert f"is {signed(mean(less))} ({signed(mean(less) - half)} … {signed(mean(less) + half)})." in page
+    crossed, grpo = rows["T⁵ with crossed halves, 10 windows"], rows["GRPO, 13 windows"]
+    less = [one["content_gain"][0] - other["content_gain"][0] for one, other in zip(crossed, grpo, strict=True)]
+    half = STUDENT * stdev(less) / 2
+    assert f"GRPO is {signed(mean(less))} ({signed(mean(less) - half)} … {signed(mean(less) + half)})." in page
+    gained = [mean(one["gain_vs_base"] for one in some) for some in (rows["T⁵"], crossed, grpo)]
+    assert "T⁵ has +{:.3f}, with crossed halves +{:.3f}, GRPO with 13 windows +{:.3f}".format(*gained) in page
     for name, shown in (
         ("T⁵", "took {} to {} s"),
         ("T⁵ with history, 8 windows", "({} to {} s)"),
