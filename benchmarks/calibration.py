@@ -20,7 +20,7 @@ from tfive.cli.options import script
 from tfive.models.precision import choose_device
 from tfive.rl.calibration.heads import MeanHead, WeightHead
 from tfive.rl.calibration.mixture import MeanInputs, WeightInputs
-from tfive.rl.calibration.moments import CalibrationData, Occupation
+from tfive.rl.calibration.moments import CalibrationData, Occupation, shared
 from tfive.rl.calibration.saddle import CalibrationPlan, Candidate, calibrate
 from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.tree.fast.cuda_graph import CudaGraphs
@@ -48,8 +48,7 @@ def made_up(asked: argparse.Namespace, device: torch.device) -> CalibrationData:
     value = torch.stack([0.3 * seen[..., 5], 0.3 * seen[..., 6]], -1)
     visible = WeightInputs(seen, value, at, drawn(count, steps, asked.hidden), -drawn(count, steps).abs())
     mean = MeanInputs(seen, value, at, 1 - at, drawn(count, steps), hidden)
-    once: dict[int, Tensor] = {}
-    moved = lambda tensor: once.setdefault(id(tensor), tensor.to(device))  # noqa: E731
+    moved = shared(lambda tensor: tensor.to(device))
     text_N = torch.arange(count, device=device) // asked.positions
     occupation = Occupation(torch.ones(count, steps, dtype=torch.bool, device=device), text_N, steps)
     return CalibrationData(visible.map(moved), mean.map(moved), moved(first), moved(second), occupation)

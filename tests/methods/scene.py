@@ -16,11 +16,12 @@ from stage import CLOSE, PLAN, gpt2, rollout_of, texts
 from tfive.methods.controls import AnchorOnly, NextToken
 from tfive.methods.fitting import CriticParts
 from tfive.methods.method import Method, Parts
+from tfive.methods.mixing import T5Parts, T5Settings
 from tfive.methods.quiet_star import QuietStarGRPO, QuietStarPPO
 from tfive.methods.registry import spec_of
 from tfive.methods.rlp import RLP, RLPParts
 from tfive.methods.settings import GrpoSettings, PpoSettings
-from tfive.methods.t5 import T5, T5Parts, T5Settings
+from tfive.methods.t5 import T5
 from tfive.rl.actor import Actor
 from tfive.rl.calibration.calibrator import Calibrator
 from tfive.rl.calibration.settings import CalibrationSettings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,15 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, Tensor):
         return left.equal(right)
     return bool(left == right)
+
+
+def go_on(run: Any, again: Any) -> None:
+    """Bring `again`, which is new, to where `run` was saved; then two windows of both."""
+    again.method.load_state_dict(copy.deepcopy(run.method.state_dict()))
+    again.ledger.load_state_dict(run.ledger.state_dict())
+    for one in (run, again):
+        window(one.method)
+        window(one.method)
 
 
 def actor_weights(run: Any) -> dict[str, Tensor]:

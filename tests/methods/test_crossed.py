@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from t5_window import PLAIN, actor_weights, advance_to, changing, logged, noting, same, t5_of, window
+from t5_window import PLAIN, actor_weights, advance_to, changing, go_on, logged, noting, same, t5_of, window
 from test_history import critic_weights, drawn_by_role
 
 from stage import assembled
@@ -189,11 +188,7 @@ def test_a_run_goes_on_from_anywhere(phase: str, tmp_path: Path, verdicts: Any) 
     run, again = assembled(tmp_path, *asked), assembled(tmp_path, *asked)
     window(run.method)
     advance_to(run.method, phase)
-    again.method.load_state_dict(copy.deepcopy(run.method.state_dict()))
-    again.ledger.load_state_dict(run.ledger.state_dict())
-    for one in (run, again):
-        window(one.method)
-        window(one.method)
+    go_on(run, again)
     assert same(critic_weights(run), critic_weights(again))
     assert same(actor_weights(run), actor_weights(again))
     assert same(run.method.state_dict()["calibrator"], again.method.state_dict()["calibrator"])

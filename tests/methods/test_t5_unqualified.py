@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from t5_window import PLAIN, actor_weights, advance_to, changing, logged, noting, same, t5_of, window
+from t5_window import PLAIN, actor_weights, advance_to, changing, go_on, logged, noting, same, t5_of, window
 
 from stage import assembled
 from tfive.rl.trajectory import Trajectories
@@ -96,11 +95,7 @@ def test_a_run_on_the_baseline_resumes_exactly(home: Path, verdicts: Any) -> Non
     advance_to(run.method, "update")
     run.method.advance()
     other = assembled(home, *overrides)
-    other.method.load_state_dict(copy.deepcopy(run.method.state_dict()))
-    other.ledger.load_state_dict(run.ledger.state_dict())
-    for one in (run, other):
-        window(one.method)
-        window(one.method)
+    go_on(run, other)
     assert same(actor_weights(run), actor_weights(other))
     assert t5_of(run).updates == t5_of(other).updates == {"qualified": 0, "slipped": 0, "untested": 0, "baseline": 8}
 

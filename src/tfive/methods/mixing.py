@@ -115,9 +115,9 @@ class MixedMethod(QualifiedMethod[T5Parts]):
         made_by = parts.snapshots.current("critics", "normaliser")
         self.held["actor"] = replace(judged, lower_BND=acting.lower_BND).having(snapshots=made_by, **mixed)
 
-    # Line 4: the frozen candidate keeps Ĉ ≤ κQ̂ on other texts, or the fixed average is used (app:moment-validation).
     def validate(self, candidate: Candidate, data: CalibrationData, which: str = "") -> dict[str, Any]:
-        """Set the mixture; returns what was measured. `which` tells several candidates of a window apart."""
+        """Set the mixture: the frozen candidate's if it keeps Ĉ ≤ κQ̂ on these texts, else the fixed average
+        (app:moment-validation). Returns what was measured; `which` tells several candidates of a window apart."""
         parts = self.parts
         settings, bounds = self.settings.calibration, self._signal_bounds()
         enforced = settings.bounds == "enforce"

@@ -28,8 +28,6 @@ from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import DIAGNOSE
 from tfive.tree.layout import TextBatch, Thoughts
 
-__all__ = ["T5", "T5Parts", "T5Settings"]
-
 
 class T5(MixedMethod):
     """Algorithm 1: fit, qualify, normalise, calibrate and validate; only then does the actor move."""
@@ -150,6 +148,7 @@ class T5(MixedMethod):
             self.mixture = fixed
         else:
             candidate = self.learn_weight(self._calibration_data("head_train"))
+            # Line 4: a frozen candidate that keeps Ĉ ≤ κQ̂ on other texts, or the fixed average (app:moment-validation).
             with self.parts.telemetry.phase("validate"):
                 self.report |= self.validate(candidate, self._calibration_data("head_validate"))
         self._say_trouble("calibration", self.parts.calibrator.graphs)
