@@ -1,7 +1,9 @@
-"""Seconds of learning calibration heads by float32 and by TF32 products: `python benchmarks/calibration.py`.
+"""Seconds of learning calibration heads by float32 and by TF32 products, and of what runs side by side:
+`python benchmarks/calibration.py`.
 
-Both in one process, in turns, on the same made-up trajectories, whose better critic depends on the state; beside the
-seconds what was learned, and the kernels that took the device's time.
+All in one process, in turns, on the same made-up trajectories, whose better critic depends on the state; beside the
+seconds what was learned, and the kernels that took the device's time. `two` are the halves of `window.crossed`, each
+with as many thoughts.
 """
 
 from __future__ import annotations
@@ -10,22 +12,41 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tfive.cli.options import script
 from tfive.models.precision import choose_device
+from tfive.rl.calibration import saddle
 from tfive.rl.calibration.heads import MeanHead, WeightHead
 from tfive.rl.calibration.mixture import MeanInputs, WeightInputs
 from tfive.rl.calibration.moments import CalibrationData, Occupation, shared
-from tfive.rl.calibration.saddle import CalibrationPlan, Candidate, calibrate
+from tfive.rl.calibration.saddle import CalibrationPlan, Candidate, calibrating
 from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.tree.fast.cuda_graph import CudaGraphs
+from tfive.tree.fast.side_by_side import Task, alone, together
 
-PRODUCTS = {"float32": "highest", "tf32": "high"}
+
+class Way(NamedTuple):
+    """How heads are learned: torch's precision of products, how many pairs of heads, and whether side by side."""
+
+    products: str
+    heads: int
+    beside: bool
+
+
+WAYS = {
+    "float32": Way("highest", 1, False),
+    "tf32": Way("high", 1, False),
+    "side by side": Way("high", 1, True),
+    "two": Way("high", 2, False),
+    "two side by side": Way("high", 2, True),
+}
 SHOWN = 12
 """Kernels of a profile that are kept, those with most device time."""
 
@@ -54,7 +75,17 @@ def made_up(asked: argparse.Namespace, device: torch.device) -> CalibrationData:
     return CalibrationData(visible.map(moved), mean.map(moved), moved(first), moved(second), occupation)
 
 
-def learned(data: CalibrationData, asked: argparse.Namespace, device: torch.device, graphs: CudaGraphs | None) -> Any:
+def in_turns(recorder: CudaGraphs | None, tasks: Sequence[Any]) -> Task[list[Any]]:
+    """`together`, one after the other on one stream."""
+    found = []
+    for make in tasks:
+        found.append((yield from make(recorder)))
+    return found
+
+
+def learning(
+    data: CalibrationData, asked: argparse.Namespace, device: torch.device, seed: int, graphs: CudaGraphs | None
+) -> Task[Candidate]:
     """A candidate from fresh heads."""
     prefix, scoring = asked.hidden + 2 * asked.critic_width, asked.hidden + asked.horizon + 1
     weight_head = WeightHead(prefix, asked.hidden, dropout=0.1).to(device)
@@ -62,9 +93,20 @@ def learned(data: CalibrationData, asked: argparse.Namespace, device: torch.devi
     weight_head.standardize(data.weight_inputs, data.occupation.mask_NT)
     mean_head.standardize(data.mean_inputs, data.occupation.mask_NT)
     settings = CalibrationSettings(steps=asked.steps, warm_steps=asked.steps, batch=asked.batch)
+    return (yield from calibrating(weight_head, mean_head, data, CalibrationPlan.of(settings, graphs), seed=seed))
+
+
+def learned(
+    way: Way, data: CalibrationData, asked: argparse.Namespace, device: torch.device, graphs: CudaGraphs | None
+) -> list[Candidate]:
+    """The candidates of one way."""
+    torch.set_float32_matmul_precision(way.products)
+    beside = together if way.beside else in_turns
+    saddle.together = beside
     try:
-        return calibrate(weight_head, mean_head, data, CalibrationPlan.of(settings, graphs), seed=0)
+        return alone(beside(graphs, [partial(learning, data, asked, device, seed) for seed in range(way.heads)]))
     finally:
+        saddle.together = together
         if graphs is not None:
             graphs.release()
 
@@ -101,26 +143,25 @@ def main(given: list[str] | None = None) -> int:
     asked = parser.parse_args(given)
     device = choose_device(asked.device)
     data, graphs = made_up(asked, device), CudaGraphs.on(device, True, frequent=True)
-    took: dict[str, list[float]] = {name: [] for name in PRODUCTS}
+    took: dict[str, list[float]] = {name: [] for name in WAYS}
     report: dict[str, Any] = {"asked": {k: v for k, v in vars(asked).items() if k != "out"}, "learned": {}}
     report["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     report["versions"] = {"torch": torch.__version__}
     for turn in range(asked.repeats + 1):  # the first sets libraries up
-        for name, precision in PRODUCTS.items():
-            torch.set_float32_matmul_precision(precision)
+        for name, way in WAYS.items():
             start = time.perf_counter()
-            found = learned(data, asked, device, graphs)
+            found = learned(way, data, asked, device, graphs)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             if turn:
                 took[name].append(time.perf_counter() - start)
-            report["learned"][name] = facts(found)
+            report["learned"][name] = [facts(one) for one in found]
     report["seconds"] = {name: {"median": statistics.median(all_), "all": all_} for name, all_ in took.items()}
     if device.type == "cuda":
         report["kernels"] = {}
-        for name, precision in PRODUCTS.items():
-            torch.set_float32_matmul_precision(precision)
-            report["kernels"][name] = kernels(lambda: learned(data, asked, device, graphs))
+        for name in ("tf32", "two side by side"):
+            report["kernels"][name] = kernels(partial(learned, WAYS[name], data, asked, device, graphs))
+    report["trouble"] = "" if graphs is None else graphs.trouble
     if asked.out is not None:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

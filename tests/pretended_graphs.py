@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
+from torch import Tensor
+
 from tfive.tree.fast.cuda_graph import CudaGraphs
 
 
@@ -23,6 +26,35 @@ class PretendedGraphs(CudaGraphs):
 
     def __init__(self) -> None:
         self.graphs: list[Again] = []
+        self._branches: list[CudaGraphs] = []
+        self.drawn: Tensor | None = None
+        """The state of the generator after its last draw at work."""
+
+    def branches(self, count: int) -> list[CudaGraphs]:
+        self._branches += [type(self)() for _ in range(count - len(self._branches))]
+        return self._branches[:count]
+
+    @property
+    def lanes(self) -> list["PretendedGraphs"]:
+        """Those made so far, and theirs."""
+        own = [one for one in self._branches if isinstance(one, PretendedGraphs)]
+        return own + [inner for one in own for inner in one.lanes]
+
+    def begin(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        around = torch.get_rng_state()
+        torch.set_rng_state(around if self.drawn is None else self.drawn)
+        try:
+            yield
+        finally:
+            self.drawn = torch.get_rng_state()
+            torch.set_rng_state(around)
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:

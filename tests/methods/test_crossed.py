@@ -11,12 +11,13 @@ from t5_window import PLAIN, actor_weights, advance_to, changing, go_on, logged,
 from test_history import critic_weights, drawn_by_role
 
 from stage import assembled
-from tfive.rl.calibration.saddle import Candidate
+from tfive.rl.calibration.saddle import Candidate, calibrating
 from tfive.rl.diagnosis import mean_numbers
 from tfive.rl.gae import PilotNormaliser
 from tfive.rl.halves import halves
 from tfive.rl.trajectory import Trajectories
 from tfive.training.build import Assembly
+from tfive.tree.fast.side_by_side import Task
 
 pytestmark = pytest.mark.model
 
@@ -99,8 +100,8 @@ def test_heads_learn_and_are_validated_on_the_other_half(
     method, calibrator = t5_of(run), t5_of(run).parts.calibrator
     read: list[set[int]] = []
     mixed: list[set[int]] = []
-    begun: list[dict[str, Any]] = []
-    data, learn, advantage = calibrator.data, calibrator.learn, calibrator.advantage
+    begun: list[dict[str, torch.Tensor]] = []
+    data, advantage = calibrator.data, calibrator.advantage
 
     def items(record: Trajectories) -> set[int]:
         return set(record.texts.items_BP[record.texts.items_BP >= 0].tolist())
@@ -109,9 +110,14 @@ def test_heads_learn_and_are_validated_on_the_other_half(
         read.append(items(record))
         return data(record, *given)
 
-    def noted_learn(*given: Any) -> Candidate:
-        begun.append(calibrator.kept())
-        return learn(*given)
+    def weights(*heads: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Of both heads; moments of inputs are each half's own."""
+        each = zip(("weight", "mean"), heads, strict=True)
+        return {f"{of} {name}": w.detach().clone() for of, head in each for name, w in head.named_parameters()}
+
+    def noted_calibrating(*given: Any, **named: Any) -> Task[Candidate]:
+        begun.append(weights(*given[:2]))
+        return calibrating(*given, **named)
 
     def noted_advantage(record: Trajectories, *given: Any) -> Trajectories:
         mixed.append(items(record))
@@ -132,14 +138,14 @@ def test_heads_learn_and_are_validated_on_the_other_half(
     evaluate = run.critics.evaluate  # type: ignore[union-attr]
     monkeypatch.setattr(PilotNormaliser, "fit", noted_fit)
     monkeypatch.setattr(calibrator, "data", noted_data)
-    monkeypatch.setattr(calibrator, "learn", noted_learn)
+    monkeypatch.setattr("tfive.rl.calibration.calibrator.calibrating", noted_calibrating)
     monkeypatch.setattr(calibrator, "advantage", noted_advantage)
-    before = calibrator.kept()
+    before = weights(calibrator.weight_head, calibrator.mean_head)
     advance_to(method, "update")
     assert len(mixed) == 2
     assert not mixed[0] & mixed[1]
     assert mixed[0] | mixed[1] == items(method.held["actor"])
-    for half, (taught, validated) in enumerate((read[:2], read[2:])):
+    for half, (taught, validated) in enumerate((read[::2], read[1::2])):
         assert taught
         assert validated
         assert not taught & validated
@@ -147,11 +153,11 @@ def test_heads_learn_and_are_validated_on_the_other_half(
         assert not normalised[half] & (validated | mixed[half])
         assert normalised[half] >= taught
     assert method.report["mixture"] in ("learned", "average", "learned/average", "average/learned")
-    # Both halves learn from the heads of the window before; moments of inputs are each half's own.
+    # Both halves learn from the heads of the window before.
     assert len(begun) == 2
     assert same(begun[0], before)
     assert same(begun[1], before)
-    assert not same(calibrator.kept(), before)
+    assert not same(weights(calibrator.weight_head, calibrator.mean_head), before)
     assert sorted(method.validator.used[-2:]) == ["window 2 half 0", "window 2 half 1"]
     for name in ("accepted", "retention", "multiplier", "head_moment", "pilot_deviation", "weight_mean"):
         assert isinstance(method.report[name], float)

@@ -66,16 +66,16 @@ def test_learned_mixtures_are_validated_or_fall_back(home: Path, verdicts: Any, 
 def test_a_candidate_that_keeps_too_little_signal_is_replaced_by_the_average(home: Path, verdicts: Any) -> None:
     run = assembled(home, "calibration.kappa=0.0", *QUICK)
     advance_to(run.method, "calibrate")
-    learn = run.method.parts.calibrator.learn
+    learn = run.method.parts.calibrator.learn_apart
 
     def learned(*arguments: Any) -> Any:
-        candidate = learn(*arguments)
+        (candidate,) = learn(*arguments)
         head = run.method.parts.calibrator.fresh_weight_head()
         with torch.no_grad():
             head.joined.last.bias += 2.0
-        return type(candidate)(LearnedWeight(head), candidate.mean_head, 0.0, 0.0, 0, candidate.trace)
+        return [type(candidate)(LearnedWeight(head), candidate.mean_head, 0.0, 0.0, 0, candidate.trace)]
 
-    run.method.parts.calibrator.learn = learned
+    run.method.parts.calibrator.learn_apart = learned
     window(run.method)
     assert run.method.report["mixture"] == "average"
     assert run.method.report["accepted"] is False

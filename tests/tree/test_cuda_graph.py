@@ -51,9 +51,13 @@ def test_optimizers_are_marked_only_while_captured() -> None:
 def test_heads_learn_the_same_by_replays() -> None:
     graphs = PretendedGraphs()
     replayed = learned_heads(CPU, graphs)
-    # Three regressions and the saddle, each with whole batches and with the last, smaller one.
-    assert len(graphs.graphs) > 4
-    assert sum(graph.replays for graph in graphs.graphs) > 60
+    # Two calibrations side by side: in each three regressions, of which two run beside the third, and the saddle, all
+    # with whole batches and with the last, smaller one.
+    captured = [graph for lane in graphs.lanes for graph in lane.graphs]
+    assert len(graphs.lanes) == 2 + 4
+    assert not graphs.graphs
+    assert len(captured) > 8
+    assert sum(graph.replays for graph in captured) > 120
     for mine, other in zip(replayed, learned_heads(CPU, None), strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=0)
 

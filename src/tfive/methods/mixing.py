@@ -3,10 +3,12 @@ halves that learn from one another (`window.crossed`)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from tfive.methods.fitting import CriticParts
 from tfive.methods.qualifying import QualifiedMethod
@@ -67,14 +69,15 @@ class MixedMethod(QualifiedMethod[T5Parts]):
         """Whether the actor's own thoughts test this window's critics, and its halves teach what mixes one another."""
         return self.settings.window.crossed and self.fitted_before
 
-    def learn_weight(self, data: CalibrationData) -> Candidate:
-        """A frozen candidate; the next one learns from its heads (eq:calibrated-weight)."""
+    def learn_weights(self, sets: Sequence[CalibrationData]) -> list[Candidate]:
+        """A frozen candidate of each set; the next window learns from the last one's heads (eq:calibrated-weight)."""
         parts = self.parts
-        candidate = parts.calibrator.learn(data, self.window)
-        parts.telemetry.count("head_train", head_updates=candidate.updates)
-        parts.snapshots.renew("weight")
-        parts.snapshots.renew("auxiliary")
-        return candidate
+        found = parts.calibrator.learn_apart(sets, self.window)
+        for candidate in found:
+            parts.telemetry.count("head_train", head_updates=candidate.updates)
+            parts.snapshots.renew("weight")
+            parts.snapshots.renew("auxiliary")
+        return found
 
     def mix_crossed(self, fixed: Mixture | None) -> None:
         """The actor's advantages: each half of its texts normalised and mixed by what the other half came to. Both
@@ -86,27 +89,32 @@ class MixedMethod(QualifiedMethod[T5Parts]):
         parts.snapshots.renew("normaliser")
         items_B = acting.thoughts.valid_BR.sum(1).cpu() // self.group
         wanted = [self.settings.window.count(role) for role in ("head_train", "head_validate")]
-        mixed = {name: torch.zeros_like(acting.need("rewards_BRT")) for name in ("advantage_BRT", "weight_BRT")}
-        before, found, names = parts.calibrator.kept(), list[dict[str, Any]](), list[str]()
-        for number, half in enumerate(halves(len(items_B), parts.rollout.seed, self.window)):
-            parts.calibrator.load_state_dict(before)
+        # Of each half: what normalises it, the texts that validate its mixture, and its own.
+        both, teach = list[tuple[PilotNormaliser, Tensor, Tensor]](), list[CalibrationData]()
+
+        def data(rows_n: Tensor, normaliser: PilotNormaliser) -> CalibrationData:
+            return parts.calibrator.data(judged.rows(rows_n), values.rows(rows_n), normaliser)
+
+        for half in halves(len(items_B), parts.rollout.seed, self.window):
             split = half.split(items_B, *wanted) if fixed is None else (half.teaching, half.teaching[:0])
             # Nothing of a candidate, its normaliser included, is of the texts that validate it.
             pilot = half.teaching[~torch.isin(half.teaching, split[1])]
             taught, tested, pilot, own = (placed(rows, mask_BRT.device) for rows in (*split, pilot, half.judged))
             first, second = judged.need("gae_2BRT")[:, pilot]
-            self.normaliser = PilotNormaliser.fit(first, second, mask_BRT[pilot])
-            found.append({"pilot_deviation": self.normaliser.deviation})
-            self.mixture = FixedWeight() if fixed is None else fixed
+            normaliser = PilotNormaliser.fit(first, second, mask_BRT[pilot])
+            both.append((normaliser, tested, own))
             if fixed is None:
-                train, test = (
-                    parts.calibrator.data(judged.rows(rows), values.rows(rows), self.normaliser)
-                    for rows in (taught, tested)
-                )
-                candidate = self.learn_weight(train)
+                teach.append(data(taught, normaliser))
+        candidates = self.learn_weights(teach) if fixed is None else []
+        mixed = {name: torch.zeros_like(acting.need("rewards_BRT")) for name in ("advantage_BRT", "weight_BRT")}
+        found, names = list[dict[str, Any]](), list[str]()
+        for number, (normaliser, tested, own) in enumerate(both):
+            self.normaliser, self.mixture = normaliser, fixed or FixedWeight()
+            found.append({"pilot_deviation": normaliser.deviation})
+            if fixed is None:
                 with parts.telemetry.phase("validate"):
-                    found[-1] |= self.validate(candidate, test, f" half {number}")
-            one = parts.calibrator.advantage(judged.rows(own), values.rows(own), self.normaliser, self.mixture)
+                    found[-1] |= self.validate(candidates[number], data(tested, normaliser), f" half {number}")
+            one = parts.calibrator.advantage(judged.rows(own), values.rows(own), normaliser, self.mixture)
             for name, tensor in mixed.items():
                 tensor[own] = one.need(name)
             names.append(self.mixture.name)

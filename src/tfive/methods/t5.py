@@ -147,7 +147,7 @@ class T5(MixedMethod):
         elif fixed is not None:
             self.mixture = fixed
         else:
-            candidate = self.learn_weight(self._calibration_data("head_train"))
+            (candidate,) = self.learn_weights([self._calibration_data("head_train")])
             # Line 4: a frozen candidate that keeps Ĉ ≤ κQ̂ on other texts, or the fixed average (app:moment-validation).
             with self.parts.telemetry.phase("validate"):
                 self.report |= self.validate(candidate, self._calibration_data("head_validate"))

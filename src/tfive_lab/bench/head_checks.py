@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from tfive.distributed.world import SINGLE
 from tfive.rl.calibration.heads import MeanHead, WeightHead
 from tfive.rl.calibration.mixture import MeanInputs, WeightInputs
 from tfive.rl.calibration.moments import CalibrationData, Occupation
-from tfive.rl.calibration.saddle import CalibrationPlan, calibrate
+from tfive.rl.calibration.saddle import CalibrationPlan, calibrating
 from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.rl.critic import ValueHead
 from tfive.rl.gate import Experts, Gate
@@ -20,6 +21,7 @@ from tfive.rl.initial import InitialWeights
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.settings import GateSettings
 from tfive.tree.fast.cuda_graph import CudaGraphs
+from tfive.tree.fast.side_by_side import Task, alone, together
 from tfive_lab.bench.checks import Check, gap
 
 STEPS = 6
@@ -29,13 +31,19 @@ BOUND = 1e-5
 
 
 def learned_heads(device: torch.device, graphs: CudaGraphs | None) -> list[Tensor]:
-    """Both calibration heads after learning on made-up trajectories, in minibatches of which the last is smaller."""
-    generator = torch.Generator().manual_seed(0)
+    """The heads of two calibrations on made-up trajectories, in minibatches of which the last is smaller; with `graphs`
+    the two are learned side by side, and so are parts of each."""
+    learning = [partial(_learning, device, seed) for seed in range(2)]
+    return [tensor for heads in alone(together(graphs, learning)) for tensor in heads]
+
+
+def _learning(device: torch.device, seed: int, graphs: CudaGraphs | None) -> Task[list[Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to(device)
 
-    count, steps = 70, STEPS
+    count, steps = 70 - 8 * seed, STEPS
     prefix, value, time = drawn(count, steps, 32), drawn(count, steps, 2), drawn(count, steps)
     visible = WeightInputs(prefix, value, time, drawn(count, steps, 8), drawn(count, steps))
     context = MeanInputs(prefix, value, time, 1 - time, drawn(count, steps), drawn(count, steps, 12))
@@ -48,7 +56,7 @@ def learned_heads(device: torch.device, graphs: CudaGraphs | None) -> list[Tenso
     mean_head.standardize(context, mask_NT)
     settings = CalibrationSettings(steps=30, warm_steps=30, batch=16, mean_steps=2, evaluate_every=10)
     plan = CalibrationPlan.of(settings, graphs)
-    found = calibrate(weight_head, mean_head, data, plan, seed=0)
+    found = yield from calibrating(weight_head, mean_head, data, plan, seed=seed)
     moved = torch.tensor([line["moment"] for line in found.trace])
     return [moved, *(p.detach().cpu() for head in (weight_head, mean_head) for p in head.parameters())]
 
@@ -92,7 +100,7 @@ def fitted_gate(device: torch.device, graphs: CudaGraphs | None) -> list[Tensor]
 
 
 FITS: dict[str, Callable[[torch.device, CudaGraphs | None], list[Tensor]]] = {
-    "replayed steps": learned_heads,
+    "replayed steps side by side": learned_heads,
     "replayed fit of a critic's head": fitted_value_head,
     "replayed fit of the gate": fitted_gate,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from calibration_world import (
 )
 from torch import Tensor
 
+from pretended_graphs import PretendedGraphs
 from stage import PLAN, V
 from tfive.rl.calibration.mean import regress_mean
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, Minimum, fixed_mixture
@@ -389,6 +391,29 @@ def test_heads_and_multiplier_are_the_next_windows_start(world: World, easy: Cal
     assert weights[0].equal(weights[1])
 
 
+@pytest.mark.parametrize("graphs", [None, PretendedGraphs()])
+def test_sets_are_learned_apart_from_the_same_heads(
+    world: World, easy: CalibrationData, data: CalibrationData, graphs: PretendedGraphs | None
+) -> None:
+    together, apart = world.calibrator(), world.calibrator()
+    together.graphs = graphs
+    for one in (together, apart):
+        one.learn(easy, 1)
+    before = copy.deepcopy(apart.state_dict())
+    found = together.learn_apart([easy, data], 2)
+    expected = [apart.learn(easy, 2)]
+    apart.load_state_dict(before)
+    expected.append(apart.learn(data, 2))
+    for mine, other in zip(found, expected, strict=True):
+        assert (mine.trace, mine.multiplier, mine.updates) == (other.trace, other.multiplier, other.updates)
+        assert mine.mixture.weight(data.weight_inputs).equal(other.mixture.weight(data.weight_inputs))
+    # The last one's heads go on.
+    assert together.multiplier == apart.multiplier
+    for name in ("weight", "mean"):
+        states = together.state_dict()[name], apart.state_dict()[name]
+        assert all(states[0][key].equal(states[1][key]) for key in states[0])
+
+
 def test_one_text_alone_is_not_cross_fitted(world: World, data: CalibrationData) -> None:
     alone = data.rows((data.occupation.text_N == data.occupation.text_N[0]).nonzero().flatten())
     calibrator = world.calibrator()
@@ -435,7 +460,7 @@ def test_heads_learn_by_rounded_products_only_where_their_inputs_are_rounded_mor
         seen.append(torch.get_float32_matmul_precision())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tfive.rl.calibration.calibrator.calibrate", learn)
+    monkeypatch.setattr("tfive.rl.calibration.calibrator.calibrating", learn)
     for rounds in (False, True):
         calibrator.rounds = rounds
         with pytest.raises(KeyboardInterrupt):

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from tfive.rl.calibration.mean import CrossFit, cross_fit_change, cross_fit_offs
 from tfive.rl.calibration.mixture import FixedWeight, MeanInputs, Mixture, WeightInputs
 from tfive.rl.calibration.moments import CalibrationData, Occupation
 from tfive.rl.calibration.repeated import calibrate_repeated
-from tfive.rl.calibration.saddle import CalibrationPlan, Candidate, calibrate
+from tfive.rl.calibration.saddle import CalibrationPlan, Candidate, calibrating
 from tfive.rl.calibration.settings import CalibrationSettings
 from tfive.rl.critics import CriticValues
 from tfive.rl.drift import offset_split
@@ -29,6 +30,7 @@ from tfive.rl.pass_size import PassSize
 from tfive.rl.sampling import micro_batches, scoring_features
 from tfive.rl.trajectory import Trajectories
 from tfive.tree.fast.cuda_graph import CudaGraphs
+from tfive.tree.fast.side_by_side import Task, alone, together
 from tfive.tree.forward import TreeModel
 
 FOLDS = 2
@@ -165,31 +167,46 @@ class Calibrator:
     def learn(self, data: CalibrationData, window: int) -> Candidate:
         """Learn on one window's head-training set; returns the frozen candidate. The next window starts from these
         heads."""
-        mask, state_only = data.occupation.mask_NT, self.settings.mode == "state"
-        self.weight_head.standardize(data.weight_inputs.state_only() if state_only else data.weight_inputs, mask)
-        self.mean_head.standardize(data.mean_inputs, mask)
-        start = self.multiplier
-        with self._plan() as plan:
-            if self.settings.mode == "repeated":
-                candidate = calibrate_repeated(self.weight_head, data, plan, self.seed, window, multiplier=start)
-            else:
-                candidate = calibrate(
-                    self.weight_head,
-                    self.mean_head,
-                    data,
-                    plan,
-                    self.seed,
-                    window,
-                    state_only=state_only,
-                    multiplier=start,
-                    fresh=self._fresh_mean_head,
-                )
-        self.multiplier = candidate.multiplier
-        return candidate
+        return self.learn_apart([data], window)[0]
 
-    def kept(self) -> dict[str, Any]:
-        """A copy of its state, which `load_state_dict` brings back."""
-        return copy.deepcopy(self.state_dict())
+    def learn_apart(self, sets: Sequence[CalibrationData], window: int) -> list[Candidate]:
+        """A frozen candidate of each set, all learned from the heads of the window before and none from another's set,
+        side by side on a GPU. The next window starts from the last one's heads."""
+        own = self.weight_head, self.mean_head
+        each = [copy.deepcopy(own) for _ in sets[1:]] + [own]
+        with self._plan() as plan:
+            tasks = [partial(self._learning, heads, data, plan, window) for heads, data in zip(each, sets, strict=True)]
+            found = alone(together(plan.recorder, tasks))
+        self.multiplier = found[-1].multiplier
+        return found
+
+    def _learning(
+        self,
+        heads: tuple[WeightHead, MeanHead],
+        data: CalibrationData,
+        plan: CalibrationPlan,
+        window: int,
+        recorder: CudaGraphs | None,
+    ) -> Task[Candidate]:
+        weight_head, mean_head = heads
+        mask, state_only = data.occupation.mask_NT, self.settings.mode == "state"
+        weight_head.standardize(data.weight_inputs.state_only() if state_only else data.weight_inputs, mask)
+        mean_head.standardize(data.mean_inputs, mask)
+        plan, start = replace(plan, recorder=recorder), self.multiplier
+        if self.settings.mode == "repeated":
+            return calibrate_repeated(weight_head, data, plan, self.seed, window, multiplier=start)
+        task = calibrating(
+            weight_head,
+            mean_head,
+            data,
+            plan,
+            self.seed,
+            window,
+            state_only=state_only,
+            multiplier=start,
+            fresh=self._fresh_mean_head,
+        )
+        return (yield from task)
 
     def offsets(self, data: CalibrationData, mixture: Mixture, window: int) -> dict[str, float]:
         """Cross-fitted offsets of the mixture and of the fixed average, split into visible and hidden parts, and their

@@ -99,8 +99,12 @@ class EarlyStopping:
         self._settle()
         return self._stale
 
+    def asks(self, patience: int) -> bool:
+        """Whether `over` will wait for the device, which it does only where so many can have brought nothing."""
+        return bool(self._open) and self._stale + len(self._open) >= patience
+
     def over(self, patience: int) -> bool:
-        """Whether so many evaluations have brought nothing; asks the device only where they can have."""
+        """Whether so many evaluations have brought nothing."""
         return self._stale + len(self._open) >= patience and self.stale >= patience
 
     def best(self, only_last: bool = False) -> int:
@@ -133,10 +137,15 @@ class BestStep:
         self._values.append(value.detach().double())
         self._states.append(kept_state(self.head))
 
+    @property
+    def asks(self) -> bool:
+        """Whether `over` will wait for the device, which it does only where a look can end it."""
+        return len(self._values) > self._known and self._stale + len(self._values) - self._known >= self.patience
+
     def over(self) -> bool:
         """Whether `patience` looks in a row were no better than the best before them."""
-        if self._stale + len(self._values) - self._known < self.patience:
-            return False
+        if not self.asks:
+            return self._stale >= self.patience
         for value in torch.stack(self._values[self._known :]).tolist():
             better = value > self._best or self.last
             self._best, self._stale = (value, 0) if better else (self._best, self._stale + 1)

@@ -253,6 +253,15 @@ def ready(head: nn.Module, inputs: Inputs) -> Inputs | ReadyInputs:
         return head.ready(inputs)  # type: ignore[arg-type]
 
 
+def outputs(head: nn.Module, inputs: WeightFeatures | MeanFeatures | ReadyInputs) -> Tensor:
+    """A head's output without dropout or gradients."""
+    if head.training:  # to ask all its parts takes as long as a small pass
+        head.eval()
+    with torch.no_grad():
+        out: Tensor = head(inputs)
+    return out
+
+
 def _bytes_of(inputs: object) -> int:
     """What the inputs take once they are made ready: float32, and nothing expanded any more."""
     return sum(4 * one.numel() for one in vars(inputs).values() if isinstance(one, Tensor))

@@ -22,6 +22,7 @@ from tfive.rl.calibration.moments import Occupation, moment, split_by_text
 from tfive.rl.clusters import Estimate
 from tfive.rng import permutation, philox
 from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep
+from tfive.tree.fast.side_by_side import Task, by_itself
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Regressed(NamedTuple):
     """Optimizer steps taken, those after the kept one included."""
 
 
-def regress_mean(
+def regressing(
     head: nn.Module,
     inputs: MeanInputs,
     target_NT: Tensor,
@@ -103,7 +104,7 @@ def regress_mean(
     role: str,
     window: int = 0,
     tape: MaskTape | None = None,
-) -> Regressed:
+) -> Task[Regressed]:
     """Fit h to `target_NT` by ascent on E[2hÃ − h²] (eq:moment-objective); returns the best held-out value and the
     steps taken.
 
@@ -132,12 +133,17 @@ def regress_mean(
         for step in range(plan.steps + 1):
             if step % plan.evaluate_every == 0 or step == plan.steps:
                 best.look(held_out.evaluate(head))
+                if best.asks:
+                    yield
             if step == plan.steps or best.over():
                 break
             step_on(next(stream))
     value = best.take()
     head.eval()
     return Regressed(value, step)
+
+
+regress_mean = by_itself(regressing)
 
 
 @dataclass(frozen=True)

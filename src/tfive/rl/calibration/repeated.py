@@ -13,10 +13,12 @@ import copy
 from torch import Tensor, nn
 
 from tfive.rl.calibration.early_stop import EarlyStopping
+from tfive.rl.calibration.heads import outputs
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, mix
 from tfive.rl.calibration.moments import CalibrationData
-from tfive.rl.calibration.saddle import CalibrationPlan, Candidate, Descent, Split, outputs, search
+from tfive.rl.calibration.saddle import CalibrationPlan, Candidate, Descent, Split, search
 from tfive.rl.drift import offset_products
+from tfive.tree.fast.side_by_side import alone
 
 
 def mean_of_others(value_NM: Tensor) -> Tensor:
@@ -45,7 +47,7 @@ def calibrate_repeated(
     split = Split.of(data, plan, seed, "repeated", window)
     learner = _RepeatedLearner(Descent(weight_head, split.learn, plan, multiplier), split.learn)
     stopping = EarlyStopping(split.held_out, plan.kappa)
-    best, step, trace = search(learner, split, plan, seed, "repeated", window, stopping)
+    best, step, trace = alone(search(learner, split, plan, seed, "repeated", window, stopping))
     mixture: LearnedWeight | FixedWeight = FixedWeight()
     if best.change < 0:
         mixture = LearnedWeight(copy.deepcopy(weight_head).requires_grad_(False).eval(), name="repeated")

@@ -10,14 +10,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from tfive.rl.calibration.early_stop import EarlyStopping, Evaluation
-from tfive.rl.calibration.heads import ReadyInputs, ready
-from tfive.rl.calibration.mean import MeanPlan, MeanResponse, batches, forked, regress_mean, seed_dropout, split_texts
+from tfive.rl.calibration.heads import ReadyInputs, outputs, ready
+from tfive.rl.calibration.mean import MeanPlan, MeanResponse, batches, forked, regressing, seed_dropout, split_texts
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, MeanInputs, WeightInputs, mix
 from tfive.rl.calibration.moments import (
     CalibrationData,
@@ -30,6 +31,7 @@ from tfive.rl.calibration.moments import (
     shared,
 )
 from tfive.tree.fast.cuda_graph import CudaGraphs, ReplayedStep
+from tfive.tree.fast.side_by_side import Task, by_itself, together
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Candidate:
         return isinstance(self.mixture, LearnedWeight)
 
 
-def calibrate(
+def calibrating(
     weight_head: nn.Module,
     mean_head: nn.Module,
     data: CalibrationData,
@@ -108,7 +110,7 @@ def calibrate(
     state_only: bool = False,
     multiplier: float | None = None,
     fresh: Callable[[], nn.Module] | None = None,
-) -> Candidate:
+) -> Task[Candidate]:
     """Descend in w and ascend in h and β ≥ 0 on single trajectories (eq:single-rollout-gradients); returns frozen
     copies of the heads at the best evaluation.
 
@@ -125,12 +127,15 @@ def calibrate(
     response = MeanResponse(mean_head, others[0], others[1], weight_head)
     # What must be known on the host comes first: from here to the end of the search it launches and does not wait.
     descent, stopping = Descent(weight_head, split.learn, plan, multiplier), EarlyStopping(split.held_out, plan.kappa)
-    before = _fit_response(response, split, plan, seed, window, state_only)
+    before = yield from _fit_response(response, split, plan, seed, window, state_only)
     learner = _SaddleLearner(descent, response, split, plan, state_only)
-    best, step, trace = search(learner, split, plan, seed, "calibrate", window, stopping)
+    best, step, trace = yield from search(learner, split, plan, seed, "calibrate", window, stopping)
     found = _candidate(learner, best, step, trace, split.held_out)
     # Every step of the weight follows `mean_steps` of the mean response's moving part.
     return replace(found, updates=before + int(trace[-1]["step"]) * (1 + plan.mean_steps))
+
+
+calibrate = by_itself(calibrating)
 
 
 @dataclass(frozen=True)
@@ -176,7 +181,7 @@ def search(
     role: str,
     window: int,
     stopping: EarlyStopping,
-) -> tuple[Evaluation, int, list[dict[str, float]]]:
+) -> Task[tuple[Evaluation, int, list[dict[str, float]]]]:
     """Steps and evaluations until the held-out texts show no improvement; leaves the heads at the best evaluation.
 
     Returns that evaluation, its step and the trace of all evaluations. `stopping` is of the held-out texts.
@@ -191,10 +196,13 @@ def search(
             if step % plan.evaluate_every == 0 or step == plan.steps:
                 learner.evaluate(stopping)
                 looks.append(step)
+                if stopping.asks(plan.patience):
+                    yield
                 if split.apart and stopping.over(plan.patience):
                     break
             if step < plan.steps:
                 step_on(*(next(stream) for _ in range(learner.batches)))
+    yield
     best_index = stopping.best(only_last=not split.apart)
     trace = [{"step": float(step), **found.line} for step, found in zip(looks, stopping.evaluations, strict=True)]
     best = stopping.evaluations[best_index]
@@ -242,38 +250,34 @@ class Descent:
 
 def _fit_response(
     response: MeanResponse, split: Split, plan: CalibrationPlan, seed: int, window: int, state_only: bool
-) -> int:
-    """Fit h before w moves: regressions for h̄, Δ̂ and g, then the shrinkage s that held-out texts support. Returns the
-    optimizer steps this took."""
+) -> Task[int]:
+    """Fit h before w moves: regressions for h̄ and, beside it, for Δ̂ and then g, and the shrinkage s that held-out texts
+    support. Returns the optimizer steps this took."""
     learn, held_out = split.learn, split.held_out
     visible = _inputs(learn, state_only)
     response.set_action(visible, learn.occupation.mask_NT)
     first, second, context = learn.first_NT, learn.second_NT, learn.mean_inputs
 
-    def regress(head: nn.Module, target: Tensor, role: str) -> int:
-        plan_, measure = plan.mean_plan(), learn.occupation
-        return regress_mean(head, context, target, measure, plan_, seed, f"mean/{role}", window).steps
+    def regress(head: nn.Module, target: Tensor, role: str, recorder: CudaGraphs | None) -> Task[int]:
+        plan_ = replace(plan.mean_plan(), recorder=recorder)
+        task = regressing(head, context, target, learn.occupation, plan_, seed, f"mean/{role}", window)
+        return (yield from task).steps
 
-    steps = regress(response.average, (first + second) / 2, "average")
-    steps += regress(response.gap, first - second, "gap")
-    moved = (outputs(response.weight, visible) - 0.5) * (first - second)
-    with torch.no_grad():
-        known = response.eval().centred_weight(context) * response.gap(context)
-    steps += regress(response.shift, moved - known, "shift")
+    def gap_and_shift(recorder: CudaGraphs | None) -> Task[int]:
+        steps = yield from regress(response.gap, first - second, "gap", recorder)
+        moved = (outputs(response.weight, visible) - 0.5) * (first - second)
+        with torch.no_grad():
+            known = response.centred_weight(context) * outputs(response.gap, context)
+        return steps + (yield from regress(response.shift, moved - known, "shift", recorder))
+
+    average = partial(regress, response.average, (first + second) / 2, "average")
+    both: list[Callable[[CudaGraphs | None], Task[int]]] = [average, gap_and_shift]
+    steps = sum((yield from together(plan.recorder, both)))
     found = outputs(response.average, held_out.mean_inputs)
     size = held_out.occupation.mean(found.square()).double()
     match = held_out.occupation.mean(found * (held_out.first_NT + held_out.second_NT) / 2).double()
     response.share = torch.where(size > 0, (match / size).nan_to_num(0.0).clamp(0.0, 1.0), torch.ones_like(size))
     return steps
-
-
-def outputs(head: nn.Module, inputs: WeightInputs | MeanInputs | ReadyInputs) -> Tensor:
-    """A head's output without dropout or gradients."""
-    if head.training:  # to ask all its parts takes as long as a small pass
-        head.eval()
-    with torch.no_grad():
-        out: Tensor = head(inputs)
-    return out
 
 
 def _inputs(data: CalibrationData, state_only: bool) -> WeightInputs:

@@ -54,6 +54,8 @@ class CudaGraphs:
         self._keeper: torch.cuda.CUDAGraph | None = None
         """Never replayed: it owns the memory. New graphs could not use that of graphs which are all gone."""
         self._broken = _BROKEN
+        self._branches: list[CudaGraphs] = []
+        self._random: torch.Generator | None = None
 
     @classmethod
     def on(cls, device: torch.device, wanted: bool, frequent: bool = False) -> CudaGraphs | None:
@@ -64,12 +66,45 @@ class CudaGraphs:
     def side_stream(self) -> Iterator[None]:
         """Work on a stream of its own, after all that was asked before and before all that is asked later."""
         around = torch.cuda.current_stream(self.device)
+        if around == self.stream:
+            yield
+            return
         self.stream.wait_stream(around)
         try:
             with torch.cuda.stream(self.stream):
                 yield
         finally:
             around.wait_stream(self.stream)
+
+    def branches(self, count: int) -> list[CudaGraphs]:
+        """So many others of the device, the same whenever it is asked, whose work may run beside each other's: graphs
+        of one of them share memory, those of two do not."""
+        while len(self._branches) < count:
+            self._branches.append(CudaGraphs(self.device, self.frequent))
+        return self._branches[:count]
+
+    def begin(self) -> None:
+        """What is asked `at_work` from now on runs after all that was asked before on the stream around."""
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def end(self) -> None:
+        """What is asked next on the stream around runs after all that was asked `at_work`."""
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """What is asked here runs on this stream, captured or not, and draws random numbers of its own."""
+        default = torch.cuda.default_generators[self.stream.device_index]
+        around = default.graphsafe_get_state()
+        if self._random is None:
+            self._random = default.clone_state()
+        # Not a copy of the state: captured steps ask the very state they were captured with for their numbers.
+        default.graphsafe_set_state(self._random)
+        try:
+            with torch.cuda.stream(self.stream):
+                yield
+        finally:
+            default.graphsafe_set_state(around)
 
     def capture(self, work: Callable[[], None], warm_up: int = 0) -> Graph:
         """The kernels of `work`, captured but not run. `work` must not wait for the host.
@@ -190,11 +225,15 @@ class CudaGraphs:
         """Free the graphs captured so far; none of them may be replayed again."""
         self.stream.synchronize()
         self._graphs.clear()
+        for branch in self._branches:
+            branch.release()
 
     def close(self) -> None:
         """Free them with the memory that would outlive them."""
         self.release()
         self._keeper = None
+        for branch in self._branches:
+            branch.close()
 
 
 def _ended(graph: torch.cuda.CUDAGraph) -> bool:
