@@ -36,6 +36,7 @@ SETTINGS = (
     "window.items",
     "window.actor_steps",
     "window.history",
+    "window.crossed",
     "sampling.temperature",
     "thought.checkpoints",
     "thought.horizon",

@@ -38,6 +38,7 @@ PARTS: dict[str, dict[object, str]] = {
     },
     "gae.unit": {"position": "in units of the position"},
     "window.history": {True: HISTORY},
+    "window.crossed": {True: "its halves crossed"},
     "gae.alpha": {1000: "all tokens credited alike"},
 }
 """By their key the parts of T⁵ that a cell may have in place of the usual one, and what tables call them."""

@@ -55,7 +55,8 @@ class Clock(NamedTuple):
 
 
 _AGAIN = f"{CAREFUL}-groups-again"
-_SIXTH = f"{LONGER}-sixth"
+_SIXTH, _SEVENTH = f"{LONGER}-sixth", f"{LONGER}-seventh"
+_LATER = {17: _SIXTH, 18: _SIXTH} | dict.fromkeys((19, 20, 21, 22), _SEVENTH)
 CLOCKS = {
     "short": Clock(0.0, 200.0, CAREFUL),
     "rates": Clock(200.0, 245.0, f"{CAREFUL}-rates"),
@@ -67,7 +68,7 @@ CLOCKS = {
     "larger": Clock(0.0, float("inf"), LARGER, LARGER),
     "length": Clock(0.0, 345.0, LONGER, LONGER, {11: f"{LONGER}-again", 12: f"{LONGER}-again"}),
     "credit": Clock(350.0, 385.0, f"{LONGER}-fourth", LONGER),
-    "way": Clock(385.0, float("inf"), f"{LONGER}-fifth", LONGER, {17: _SIXTH, 18: _SIXTH}, (345.0, 350.0)),
+    "way": Clock(385.0, float("inf"), f"{LONGER}-fifth", LONGER, _LATER, (345.0, 350.0)),
 }
 
 WARM = "warm"

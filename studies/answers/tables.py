@@ -17,7 +17,7 @@ from long_tables import CLOCKED_TABLES
 from tfive_lab.study_tables import drawn, filled
 
 MISSING = {"1": "one line", "2": "two lines", "all": "all of it", "every": "every item"}
-STARTS = {"base": "as it comes", "warm": "after the warm start"}
+STARTS = {"base": "as it comes", "warm": "after the warm start", "smollm2-135m": "SmolLM2-135M-Instruct, as it comes"}
 FINAL = {"anchor.next_token": 0.3, "anchor.answers": True, "anchor.conditioned": 0.05}
 """The anchors that the comparison uses."""
 EARLIER = "2f32b4f"

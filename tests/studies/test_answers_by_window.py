@@ -145,6 +145,70 @@ def test_the_page_tells_what_is_foreseen_on_the_way() -> None:
     assert "the ends are T⁵ +{:.3f}, PPO +{:.3f} and GRPO +{:.3f}".format(*ends) in page
 
 
+def signed(value: float, digits: int = 3) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def over_seeds(values: list[float], digits: int = 3) -> tuple[str, str]:
+    """Mean and 95 % interval, by Student's t."""
+    half = {4: 3.182, 8: 2.365}[len(values)] * stdev(values) / len(values) ** 0.5
+    middle = mean(values)
+    return signed(middle, digits), f"{signed(middle - half, digits)} … {signed(middle + half, digits)}"
+
+
+def test_the_page_tells_of_crossed_halves() -> None:
+    runs, page = recorded("answers-way-crossed.json")
+    crossed = [one for one in runs if one["method"] == "t5"]
+    assert [(one["settings"]["run.seed"], one["settings"]["window.crossed"]) for one in crossed] == [
+        (seed, True) for seed in range(19, 23)
+    ]
+
+    def seconds(found: list[dict[str, Any]], times: int) -> str:
+        shown = [f"{times * sum(one['seconds_of_a_window'].values()):.1f}" for one in found]
+        return f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+    grpo = [one for one in runs if one["method"] == "quiet-star-grpo"]
+    assert f"{seconds(crossed, 1)} with crossed halves and GRPO's {seconds(grpo, 2)} on 19 to 22" in page
+    took = [one["seconds_of_a_window"]["calibrate"] for one in crossed]
+    assert f"two pairs of heads take {min(took):.1f} to {max(took):.1f}" in page
+    study = json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))
+    ended = {
+        (one["method"], one["settings"]["run.seed"]): one
+        for one in study["cells"]
+        if "test" in one and one["settings"]["run.seed"] >= 15
+    }
+
+    def apart(seeds: range, of: Any) -> list[float]:
+        return [of(ended["t5", seed]) - of(ended["quiet-star-grpo", seed]) for seed in seeds]
+
+    def gain(cell: dict[str, Any]) -> float:
+        return float(cell["test"]["gain_vs_base"][0])
+
+    def content(cell: dict[str, Any]) -> float:
+        return float(cell["test"]["content_gain"][0])
+
+    def right(cell: dict[str, Any]) -> float:
+        return 100 * float(cell["accuracy"]["results"]["every"]["accuracy"]["own"][0])
+
+    def gsm8k(cell: dict[str, Any]) -> float:
+        return 100 * float(cell["accuracy"]["benchmarks"]["gsm8k"]["results"]["all"]["accuracy"]["own"][0])
+
+    later, every = range(19, 23), range(15, 23)
+    each = apart(later, gain)
+    assert min(each) > 0
+    middle, over = over_seeds(each)
+    assert f"({', '.join(map(signed, each))}; mean {middle}, {over} over seeds" in page
+    told = [over_seeds(apart(later, of), digits) for of, digits in ((content, 3), (right, 1), (gsm8k, 1))]
+    answers = "In content gain ({}, {}), right answers ({} points, {}) and on GSM8K's test ({}, {})"
+    assert answers.format(*(part for one in told for part in one)) in page
+    told = [over_seeds(apart(every, of), digits) for of, digits in ((gain, 3), (content, 3), (right, 1), (gsm8k, 1))]
+    whole = (
+        "T⁵ minus GRPO is {} in gain against the start ({} over seeds), {} in content gain ({}), {} points in right "
+        "answers ({}), and **{} points on GSM8K's test ({})**"
+    )
+    assert whole.format(*(part for one in told for part in one)) in page
+
+
 def test_the_page_tells_of_equal_updates() -> None:
     runs, page = recorded("answers-way.json")
     runs = [*runs, *recorded("answers-way-again.json")[0]]
@@ -152,9 +216,6 @@ def test_the_page_tells_of_equal_updates() -> None:
     def after(method: str, seed: int, key: str) -> float:
         (run,) = (one for one in runs if (one["method"], one["settings"]["run.seed"]) == (method, seed))
         return next(float(one[key][0]) for one in run["measured"] if one["steps"] == 96)
-
-    def signed(value: float) -> str:
-        return f"{value:+.3f}".replace("-", "−")
 
     for key, name in (("gain_vs_base", "gain against the start"), ("content_gain", "content gain")):
         apart = [after("t5", seed, key) - after("quiet-star-ppo", seed, key) for seed in range(15, 20)]
