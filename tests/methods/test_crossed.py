@@ -117,6 +117,8 @@ def test_heads_learn_and_are_validated_on_the_other_half(
 
     def noted_calibrating(*given: Any, **named: Any) -> Task[Candidate]:
         begun.append(weights(*given[:2]))
+        # Heads that begin untrained read their inputs by the moments of this half, too.
+        assert same(dict(named["fresh"]().named_buffers()), dict(given[1].named_buffers()))
         return calibrating(*given, **named)
 
     def noted_advantage(record: Trajectories, *given: Any) -> Trajectories:
@@ -163,6 +165,24 @@ def test_heads_learn_and_are_validated_on_the_other_half(
         assert isinstance(method.report[name], float)
     window(method)
     assert method.report["actor_updates"]["qualified"] == 4
+
+
+def test_offsets_of_a_half_are_measured_by_its_own_moments(
+    home: Path, verdicts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = second_window(home, *CROSSED, "window.head_train=0.25")
+    calibrator = t5_of(run).parts.calibrator
+    offsets, moments = calibrator.offsets, list[torch.Tensor]()
+
+    def noted(*given: Any) -> dict[str, float]:
+        moments.append(given[3].prefix.standardize.mean.clone())
+        return offsets(*given)
+
+    monkeypatch.setattr(calibrator, "offsets", noted)
+    advance_to(run.method, "update")
+    assert len(moments) == 2
+    assert not moments[0].equal(moments[1])
+    assert moments[1].equal(calibrator.mean_head.prefix.standardize.mean)
 
 
 def test_a_second_test_and_its_fit_draw_sets_of_their_own(home: Path, verdicts: Any) -> None:

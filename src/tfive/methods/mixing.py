@@ -13,6 +13,7 @@ from torch import Tensor
 from tfive.methods.fitting import CriticParts
 from tfive.methods.qualifying import QualifiedMethod
 from tfive.rl.calibration.calibrator import Calibrator
+from tfive.rl.calibration.mean import MeanResponse
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, Mixture, fixed_mixture
 from tfive.rl.calibration.moments import CalibrationData
 from tfive.rl.calibration.saddle import Candidate
@@ -106,6 +107,7 @@ class MixedMethod(QualifiedMethod[T5Parts]):
             if fixed is None:
                 teach.append(data(taught, normaliser))
         candidates = self.learn_weights(teach) if fixed is None else []
+        teach.clear()  # as large as all that the heads read, in float32
         mixed = {name: torch.zeros_like(acting.need("rewards_BRT")) for name in ("advantage_BRT", "weight_BRT")}
         found, names = list[dict[str, Any]](), list[str]()
         for number, (normaliser, tested, own) in enumerate(both):
@@ -137,7 +139,9 @@ class MixedMethod(QualifiedMethod[T5Parts]):
         found |= calibration_numbers(result, candidate, data)
         if settings.cross_fit:
             with parts.telemetry.phase(DIAGNOSE):
-                offsets = parts.calibrator.offsets(data, result.mixture, self.window)
+                response = candidate.mean_head  # each half's inputs have moments of their own
+                like = response.average if isinstance(response, MeanResponse) else None
+                offsets = parts.calibrator.offsets(data, result.mixture, self.window, like)
             parts.telemetry.count("extra", head_updates=int(offsets.pop("cross_fit_updates", 0)))
             found |= offsets
         if settings.certified:

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from pretended_graphs import PretendedGraphs
 from stage import PLAN, V
-from tfive.rl.calibration.mean import regress_mean
+from tfive.rl.calibration.mean import MeanResponse, regress_mean
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, Minimum, fixed_mixture
 from tfive.rl.calibration.moments import CalibrationData
+from tfive.rl.calibration.saddle import Candidate
 from tfive.rl.continuations import continued
 from tfive.rl.critics import CriticValues
 from tfive.rl.trajectory import Trajectories
@@ -391,27 +392,50 @@ def test_heads_and_multiplier_are_the_next_windows_start(world: World, easy: Cal
     assert weights[0].equal(weights[1])
 
 
+def moved(data: CalibrationData) -> CalibrationData:
+    """The same with inputs of other moments."""
+    visible, context = data.weight_inputs, data.mean_inputs
+    return replace(
+        data,
+        weight_inputs=replace(visible, prefix_NTD=5 * visible.prefix_NTD + 2, action_NTE=visible.action_NTE - 3),
+        mean_inputs=replace(context, prefix_NTD=5 * context.prefix_NTD + 2, scoring_NTF=4 * context.scoring_NTF - 1),
+    )
+
+
 @pytest.mark.parametrize("graphs", [None, PretendedGraphs()])
+@pytest.mark.parametrize("before", [False, True])
 def test_sets_are_learned_apart_from_the_same_heads(
-    world: World, easy: CalibrationData, data: CalibrationData, graphs: PretendedGraphs | None
+    world: World, easy: CalibrationData, graphs: PretendedGraphs | None, before: bool
 ) -> None:
     together, apart = world.calibrator(), world.calibrator()
     together.graphs = graphs
+    other = moved(easy)
     for one in (together, apart):
-        one.learn(easy, 1)
-    before = copy.deepcopy(apart.state_dict())
-    found = together.learn_apart([easy, data], 2)
-    expected = [apart.learn(easy, 2)]
-    apart.load_state_dict(before)
-    expected.append(apart.learn(data, 2))
-    for mine, other in zip(found, expected, strict=True):
-        assert (mine.trace, mine.multiplier, mine.updates) == (other.trace, other.multiplier, other.updates)
-        assert mine.mixture.weight(data.weight_inputs).equal(other.mixture.weight(data.weight_inputs))
+        if before:
+            one.learn(easy, 1)
+    start = copy.deepcopy(apart.state_dict())
+    found = together.learn_apart([other, easy], 2)
+    expected, offsets = list[Candidate](), list[dict[str, float]]()
+    for data in (other, easy):
+        apart.load_state_dict(start)
+        expected.append(apart.learn(data, 2))
+        offsets.append(apart.offsets(data, FixedWeight(0.9, "leaning"), 2))
+    for mine, alone in zip(found, expected, strict=True):
+        assert (mine.trace, mine.multiplier, mine.updates) == (alone.trace, alone.multiplier, alone.updates)
+        assert mine.mixture.mixed(other.weight_inputs, easy.first_NT, easy.second_NT).equal(
+            alone.mixture.mixed(other.weight_inputs, easy.first_NT, easy.second_NT)
+        )
     # The last one's heads go on.
     assert together.multiplier == apart.multiplier
     for name in ("weight", "mean"):
         states = together.state_dict()[name], apart.state_dict()[name]
         assert all(states[0][key].equal(states[1][key]) for key in states[0])
+    # What is measured of each has its own moments of inputs.
+    for data, candidate, known in zip((other, easy), found, offsets, strict=True):
+        assert isinstance(candidate.mean_head, MeanResponse)
+        like = candidate.mean_head.average
+        assert together.offsets(data, FixedWeight(0.9, "leaning"), 2, like) == known
+    assert together.offsets(other, FixedWeight(0.9, "leaning"), 2) != offsets[0]
 
 
 def test_one_text_alone_is_not_cross_fitted(world: World, data: CalibrationData) -> None:

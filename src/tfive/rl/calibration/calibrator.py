@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tfive.distributed.roles import Role
 from tfive.errors import RunFailed
@@ -204,21 +204,23 @@ class Calibrator:
             window,
             state_only=state_only,
             multiplier=start,
-            fresh=self._fresh_mean_head,
+            fresh=partial(self._fresh_mean_head, mean_head),
         )
         return (yield from task)
 
-    def offsets(self, data: CalibrationData, mixture: Mixture, window: int) -> dict[str, float]:
+    def offsets(
+        self, data: CalibrationData, mixture: Mixture, window: int, like: nn.Module | None = None
+    ) -> dict[str, float]:
         """Cross-fitted offsets of the mixture and of the fixed average, split into visible and hidden parts, and their
         paired change; `cross_fit_updates` are the optimizer steps that all their heads took.
 
         Each is in expectation a lower bound on R, from mean heads fitted to that mixture on other texts. Empty with
-        fewer texts than folds.
+        fewer texts than folds. `like`: the mean head whose input moments they have, the last one learned unless given.
         """
         if data.occupation.text_N.unique().numel() < FOLDS:
             return {}
         tapes, found = [MaskTape() for _ in range(FOLDS)], dict[str, float]()
-        fits, occupation = self._cross_fits(data, mixture, window, tapes), data.occupation
+        fits, occupation = self._cross_fits(data, mixture, window, tapes, like), data.occupation
         for name in ("mixture", "average"):
             total, visible = (occupation.per_trajectory(fits[name, seen].value_NT) for seen in (False, True))
             split = offset_split(total, visible, occupation.text_N)
@@ -229,19 +231,24 @@ class Calibrator:
                 f"cross_fit_{name}_hidden": split.hidden.mean,
             }
         averages = {seen: fits["average", seen] for seen in (False, True)}
-        changes = self.changes(data, mixture, window, tapes, averages)
+        changes = self.changes(data, mixture, window, tapes, averages, like)
         steps = sum(fit.steps for fit in fits.values()) + changes.get("cross_fit_updates", 0)
         return {**found, **changes, "cross_fit_updates": steps}
 
     def _cross_fits(
-        self, data: CalibrationData, mixture: Mixture, window: int, tapes: Sequence[MaskTape]
+        self,
+        data: CalibrationData,
+        mixture: Mixture,
+        window: int,
+        tapes: Sequence[MaskTape],
+        like: nn.Module | None,
     ) -> dict[tuple[str, bool], CrossFit]:
         """The cross-fits to the `average` and to the `mixture`, of all inputs and (True) of visible ones alone. Where
         the mixture is the average, its fits are those of the average, and their steps are counted once."""
         fits = dict[tuple[str, bool], CrossFit]()
         given = data.weight_inputs, data.first_NT, data.second_NT
         targets = {"average": FixedWeight().mixed(*given), "mixture": mixture.mixed(*given)}
-        same = torch.equal(targets["mixture"], targets["average"])
+        same, fresh = torch.equal(targets["mixture"], targets["average"]), partial(self._fresh_mean_head, like)
         with self._plan() as plan:
             asked = (data.occupation, plan.mean_plan(), FOLDS, self.seed, window, tapes)
             for seen, inputs in ((False, data.mean_inputs), (True, data.mean_inputs.visible(self._own))):
@@ -249,7 +256,7 @@ class Calibrator:
                     if name == "mixture" and same:
                         fits[name, seen] = replace(fits["average", seen], steps=0)
                     else:
-                        fits[name, seen] = cross_fit_offset(self._fresh_mean_head, inputs, target_NT, *asked)
+                        fits[name, seen] = cross_fit_offset(fresh, inputs, target_NT, *asked)
         return fits
 
     def changes(
@@ -259,9 +266,11 @@ class Calibrator:
         window: int,
         tapes: Sequence[MaskTape] | None = None,
         averages: Mapping[bool, CrossFit] | None = None,
+        like: nn.Module | None = None,
     ) -> dict[str, float]:
         """R(w) − R(½) and its visible part as paired, cross-fitted differences; empty for a mixture without a
-        weight. `averages`: the cross-fits to the average, by whether of visible inputs alone, where they were made."""
+        weight. `averages`: the cross-fits to the average, by whether of visible inputs alone, where they were made.
+        `like` as in `offsets`."""
         weight = mixture.weight(data.weight_inputs)
         if weight is None:
             return {}
@@ -269,7 +278,7 @@ class Calibrator:
         with self._plan() as plan:
             for name, seen in (("", False), ("_visible", True)):
                 change = cross_fit_change(
-                    self._fresh_mean_head,
+                    partial(self._fresh_mean_head, like),
                     data.mean_inputs.visible(self._own) if seen else data.mean_inputs,
                     weight.to(data.first_NT.dtype),
                     data.first_NT,
@@ -287,12 +296,14 @@ class Calibrator:
                 found["cross_fit_updates"] += change.steps
         return found
 
-    def _fresh_mean_head(self) -> MeanHead:
-        """An untrained mean head with this window's input moments."""
-        head = copy.deepcopy(self._untrained)
+    def _fresh_mean_head(self, like: nn.Module | None) -> MeanHead:
+        """An untrained mean head with the input moments of another, the run's own unless given."""
+        head, like = copy.deepcopy(self._untrained), self.mean_head if like is None else like
+        if not isinstance(like, MeanHead):
+            raise TypeError(f"input moments are those of a mean head, not of {type(like).__name__}")
         for path in ("prefix", "scoring"):
-            getattr(head, path).standardize.load_state_dict(getattr(self.mean_head, path).standardize.state_dict())
-        head.scalars.load_state_dict(self.mean_head.scalars.state_dict())
+            getattr(head, path).standardize.load_state_dict(getattr(like, path).standardize.state_dict())
+        head.scalars.load_state_dict(like.scalars.state_dict())
         return head
 
     @torch.no_grad()

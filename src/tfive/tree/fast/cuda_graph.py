@@ -78,7 +78,7 @@ class CudaGraphs:
 
     def branches(self, count: int) -> list[CudaGraphs]:
         """So many others of the device, the same whenever it is asked, whose work may run beside each other's: graphs
-        of one of them share memory, those of two do not."""
+        of one of them share memory, those of two do not. What they worked in stays theirs until `close`."""
         while len(self._branches) < count:
             self._branches.append(CudaGraphs(self.device, self.frequent))
         return self._branches[:count]
@@ -232,8 +232,7 @@ class CudaGraphs:
         """Free them with the memory that would outlive them."""
         self.release()
         self._keeper = None
-        for branch in self._branches:
-            branch.close()
+        self._branches.clear()
 
 
 def _ended(graph: torch.cuda.CUDAGraph) -> bool:

@@ -76,7 +76,9 @@ def together(
 def _end(task: Task[Found], lane: CudaGraphs, recorder: CudaGraphs) -> None:
     """Let what is asked next wait for the lane. A task that an error has left in the middle is closed among its own
     random numbers."""
-    with lane.at_work():
-        task.close()
-    lane.end()
-    recorder.trouble = recorder.trouble or lane.trouble
+    try:
+        with lane.at_work():
+            task.close()
+    finally:
+        lane.end()
+        recorder.trouble = recorder.trouble or lane.trouble
