@@ -33,19 +33,22 @@ from tfive.tree.fast.side_by_side import Task, alone, together
 
 
 class Way(NamedTuple):
-    """How heads are learned: torch's precision of products, how many pairs of heads, and whether side by side."""
+    """How heads are learned: torch's precision of products, how many pairs of heads, and whether pairs, and parts of
+    each, are learned side by side."""
 
     products: str
     heads: int
-    beside: bool
+    pairs: bool = False
+    parts: bool = False
 
 
 WAYS = {
-    "float32": Way("highest", 1, False),
-    "tf32": Way("high", 1, False),
-    "side by side": Way("high", 1, True),
-    "two": Way("high", 2, False),
-    "two side by side": Way("high", 2, True),
+    "float32": Way("highest", 1),
+    "tf32": Way("high", 1),
+    "side by side": Way("high", 1, parts=True),
+    "two": Way("high", 2),
+    "two, pairs alone side by side": Way("high", 2, pairs=True),
+    "two side by side": Way("high", 2, pairs=True, parts=True),
 }
 SHOWN = 12
 """Kernels of a profile that are kept, those with most device time."""
@@ -101,10 +104,9 @@ def learned(
 ) -> list[Candidate]:
     """The candidates of one way."""
     torch.set_float32_matmul_precision(way.products)
-    beside = together if way.beside else in_turns
-    saddle.together = beside
+    pairs, saddle.together = (together if beside else in_turns for beside in (way.pairs, way.parts))
     try:
-        return alone(beside(graphs, [partial(learning, data, asked, device, seed) for seed in range(way.heads)]))
+        return alone(pairs(graphs, [partial(learning, data, asked, device, seed) for seed in range(way.heads)]))
     finally:
         saddle.together = together
         if graphs is not None:
