@@ -32,29 +32,6 @@ def test_a_step_is_captured_once_and_given_every_batch() -> None:
     assert [graph.replays for graph in graphs.graphs] == [4, 1]
 
 
-def test_what_is_given_again_is_copied_only_where_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[float] = []
-    step = ReplayedStep(lambda rows: seen.append(float(rows.sum())), [], CPU, PretendedGraphs())
-    copied: list[int] = []
-    copy = torch.Tensor.copy_
-
-    def noted(own: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        copied.append(1)
-        return copy(own, other)
-
-    monkeypatch.setattr(torch.Tensor, "copy_", noted)
-    rows = torch.arange(3.0)
-    for _ in range(4):
-        step(rows)
-    assert len(copied) == 1
-    rows += 1
-    step(rows)
-    step(rows.clone())
-    step(torch.zeros(3))
-    assert seen == [3.0, 3.0, 3.0, 3.0, 6.0, 6.0, 0.0]
-    assert len(copied) == 4
-
-
 def test_without_graphs_a_step_is_just_run() -> None:
     seen: list[int] = []
     replayed = ReplayedStep(lambda rows: seen.append(rows.numel()), [], CPU, None)

@@ -254,20 +254,8 @@ class _Shape:
     """Calls with inputs of one shape: the tensors a graph finds them in, how many calls there were, and the graph."""
 
     inputs: list[Tensor]
-    given: tuple[Tensor, ...] = ()
-    versions: tuple[int, ...] = ()
-    """What was given last and how often it had been written to: the same again need not be copied."""
     calls: int = 0
     graph: Graph | None = None
-
-    def take(self, given: tuple[Tensor, ...]) -> None:
-        """Bring what is given to where the graph finds it."""
-        versions = tuple(one._version for one in given)
-        if versions == self.versions and all(one is other for one, other in zip(given, self.given, strict=True)):
-            return
-        for static, one in zip(self.inputs, given, strict=True):
-            static.copy_(one)
-        self.given, self.versions = given, versions
 
 
 class ReplayedStep:
@@ -302,7 +290,8 @@ class ReplayedStep:
         if shape is None:
             shape = self._shapes[key] = _Shape([given.clone() for given in inputs])
         with self.graphs.side_stream():
-            shape.take(inputs)
+            for static, given in zip(shape.inputs, inputs, strict=True):
+                static.copy_(given)
             if shape.calls < self.EAGER:
                 shape.calls += 1
                 self.step(*shape.inputs)
