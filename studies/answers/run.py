@@ -30,8 +30,8 @@ from tfive.errors import UserError
 from tfive_lab.study_files import software_versions, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = tuple(ROOT / "docs" / "studies" / name for name in ("answers.md", "answers-earlier.md"))
-"""What holds the tables: how things stand, and the runs that led there."""
+PAGES = tuple(ROOT / name for name in ("docs/studies/answers.md", "docs/studies/answers-earlier.md", "README.md"))
+"""What holds the tables: how things stand, the runs that led there, and what a visitor sees first."""
 MANY_WINDOWS = 1000
 """The plan of a cell that the clock ends."""
 

@@ -1,4 +1,4 @@
-"""The tables of docs/studies/answers.md and answers-earlier.md, drawn from results/answers-study.json.
+"""The tables of docs/studies/answers.md, answers-earlier.md and the README, drawn from results/answers-study.json.
 
 A place is `<!-- table: NAME -->` … `<!-- end of table -->`; what stands around it is written by hand.
 """
@@ -13,6 +13,7 @@ from answer_tables import GSM8K, asked_of, asked_starts
 from forms import CAREFUL, NAMES, PILOT, paired, percent, points, seed_of, signed, title, usual, with_interval
 from length_tables import against_grpo, lengths
 from long_tables import CLOCKED_TABLES
+from short_table import in_short
 
 from tfive_lab.study_tables import drawn, filled
 
@@ -325,5 +326,5 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "accuracy_cold": partial(accuracy, temperature=COLD), "between_cold": partial(between, temperature=COLD),
     "comparison_cold": partial(comparison, temperature=COLD), "course_cold": partial(course, temperature=COLD),
     "earlier": earlier, "critics": critics, "every": every, "ends": ends, "careful": careful, "foresight": foresight,
-    **CLOCKED_TABLES, "lengths": lengths, "against_grpo": against_grpo,
+    **CLOCKED_TABLES, "lengths": lengths, "against_grpo": against_grpo, "in_short": in_short,
 }  # fmt: skip

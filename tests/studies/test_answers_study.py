@@ -231,35 +231,60 @@ def test_the_page_shows_the_committed_results() -> None:
     tables = scripts.script("studies/answers/tables.py")
     pages = [page.read_text("utf-8") for page in scripts.script("studies/answers/run.py").PAGES]
     found = json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))
-    assert sorted(re.findall(r"<!-- table: (\w+) -->", "".join(pages))) == sorted(tables.TABLES)
+    named = re.findall(r"<!-- table: (\w+) -->", "".join(pages))
+    assert sorted(named) == sorted([*tables.TABLES, "in_short"])  # the study's page and the README both have that one
     assert [tables.draw(page, found) for page in pages] == pages
     readme = (ROOT / "README.md").read_text("utf-8")
     clocks = scripts.script("studies/answers/long_tables.py")
-    kinds = ("groups", "second", "long", "larger")
-    eight, second, long, larger = (clocks.ended(clocks.of_clock(found, kind)) for kind in kinds)
+    eight = clocks.ended(clocks.of_clock(found, "groups"))
     assert len(eight) == 5
+    (row,) = (line for line in readme.splitlines() if line.startswith("| Qwen2.5-Coder-0.5B before answers, 64 tokens"))
     for name, cells in eight.items():
-        gain = statistics.fmean(cell["test"]["content_gain"][0] for cell in cells)
-        assert f"{gain:+.3f}" in readme, name
-        answers = [tables.asked_of(cell)["results"]["every"]["accuracy"] for cell in cells]
-        assert f"{100 * statistics.fmean(one['own'][0] for one in answers):.1f} %" in readme, name
-    for cells, kind in (
-        (eight["T⁵, 512 × 8"], "own"),
-        (eight["T⁵, 512 × 8"], "none"),
-        (eight["GRPO, 256 × 8"], "own"),
-        (eight["anchors alone, 512 × 1, anchors at 3e-07"], "own"),
-        (second["T⁵, 4,096 × 1"], "own"),
-        (second["GRPO, 256 × 8"], "own"),
-        (long["T⁵, 2,048 × 1"], "own"),
-        (long["GRPO, 256 × 8"], "own"),
-        (larger["T⁵, 2,048 × 1"], "own"),
-        (larger["anchors alone, 2,048 × 1, anchors at 3e-07"], "own"),
-    ):
-        share = statistics.fmean(cell["accuracy"]["results"]["every"]["accuracy"][kind][0] for cell in cells)
-        assert re.search(rf"\b{100 * share:.1f}( %| and)", readme), (cells[0]["name"], kind)
-    for kind in ("groups", "larger"):
-        begun = found["accuracy"][clocks.CLOCKS[kind].start]["results"]["every"]["accuracy"]["own"][0]
-        assert f"{100 * begun:.1f} %" in readme, kind
+        assert f"{statistics.fmean(cell['test']['content_gain'][0] for cell in cells):+.3f}" in row, name
+
+
+def test_the_short_table_is_of_the_cells_it_names() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    found = json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))
+
+    def own(method: str, seeds: range, crossed: bool, start: str, benchmark: bool) -> list[float]:
+        cells = [
+            cell["accuracy"]["benchmarks"]["gsm8k"] if benchmark else cell["accuracy"]
+            for cell in found["cells"]
+            if (cell["method"], cell.get("start")) == (method, start)
+            and cell["settings"]["run.seed"] in seeds
+            and bool(cell["settings"].get("window.crossed")) == crossed
+            and "test" in cell
+        ]
+        return [100 * one["results"]["every"]["accuracy"]["own"][0] for one in cells]
+
+    for asked, benchmark in (("fresh problems", False), ("GSM8K's test", True)):
+        for name, seeds, crossed in (("128 tokens, paid on the way", range(15, 19), False),
+                                     ("the same, T⁵ with `window.crossed`", range(19, 23), True)):  # fmt: skip
+            (line,) = (one for one in readme.splitlines() if one.startswith(f"| {asked} | {name} |"))
+            shown = line.strip("| ").split(" | ")
+            t5 = own("t5", seeds, crossed, "careful-128", benchmark)
+            grpo = own("quiet-star-grpo", seeds, False, "careful-128", benchmark)
+            assert (len(t5), len(grpo)) == (4, 4)
+            assert float(shown[-1]) == pytest.approx(statistics.fmean(t5), abs=0.051)
+            assert float(shown[-3]) == pytest.approx(statistics.fmean(grpo), abs=0.051)
+            control = own("anchor-only", seeds, False, "careful-128", benchmark)
+            if control:
+                assert shown[-5].endswith(" (2)")
+                assert float(shown[-5].removesuffix(" (2)")) == pytest.approx(statistics.fmean(control), abs=0.051)
+            else:
+                assert (shown[-5], seeds[0]) == ("–", 19)
+            starts = ("fifth", "fifth", "sixth", "sixth") if not crossed else ("seventh",) * 4
+            kept = found["benchmarks"]["gsm8k"] if benchmark else found["accuracy"]
+            begun = [kept[f"careful-128-{one}"]["results"]["every"]["accuracy"]["own"][0] for one in starts]
+            assert float(shown[-6]) == pytest.approx(100 * statistics.fmean(begun), abs=0.051)
+    added: dict[str, list[float]] = {}
+    for line in readme.splitlines():
+        if line.startswith(("| fresh problems |", "| GSM8K's test |")):
+            cells = line.strip("| ").split(" | ")
+            added.setdefault(cells[0], []).append(float(cells[-1]) - float(cells[5]))
+    told = [f"{min(some):.0f} to {max(some):.0f}" for some in added.values()]
+    assert "rewards add {} points to fresh problems and {} to GSM8K's test".format(*told) in readme
 
 
 def test_gains_on_trained_sheets_stand_beside_those_on_fresh_ones() -> None:

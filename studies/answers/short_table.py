@@ -1,0 +1,97 @@
+"""The study in one table, for those who read no other: right answers of every method beside what it began with."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from answer_tables import Model, answered, asked, asked_of, asked_starts, right_answers
+from estimates import Cell
+from forms import HISTORY, NAMES, PARTS, parts, percent
+from long_tables import of_clock
+from seed_tables import ended, start_of
+
+from tfive_lab.study_tables import drawn
+
+CROSSED = PARTS["window.crossed"][True]
+T5 = "t5"
+
+
+class Setting(NamedTuple):
+    """Runs that differ by their method alone: what they are called, their clock, their seeds, and what T⁵ has in place
+    of its usual parts."""
+
+    name: str
+    clock: str
+    seeds: range
+    t5: tuple[str, ...] = ()
+
+
+SETTINGS = (
+    Setting("64 tokens", "groups", range(3, 6)),
+    Setting("128 tokens", "credit", range(13, 15), (HISTORY,)),
+    Setting("128 tokens, paid on the way", "way", range(15, 19), (HISTORY,)),
+    Setting("the same, T⁵ with `window.crossed`", "way", range(19, 23), (HISTORY, CROSSED)),
+    Setting("1.5B, 64 tokens", "larger", range(1, 2)),
+)
+COLUMNS = ("anchor-only", "rlp", "quiet-star-grpo", "quiet-star-ppo", T5)
+
+
+class Questions(NamedTuple):
+    """What was asked: its name, the cells that were asked it, what one of them answered, and what a start did."""
+
+    name: str
+    cells: Callable[[Sequence[Cell]], list[Cell]]
+    of_cell: Callable[[Cell], Model | None]
+    of_start: Callable[[dict[str, Any], str], Model | None]
+
+
+QUESTIONS = (
+    Questions("fresh problems", answered, lambda cell: cell["accuracy"], right_answers),
+    Questions(
+        "GSM8K's test",
+        lambda cells: asked(cells, "gsm8k"),
+        asked_of,
+        lambda found, start: asked_starts(found, "gsm8k").get(start),
+    ),
+)
+
+
+def in_short(found: dict[str, Any]) -> str:
+    """Right answers in per cent after the model's own greedy thought, means over seeds; in brackets how many seeds,
+    where a method has fewer than T⁵. Without a thought and with an empty one T⁵'s runs, before rewards their starts."""
+    head = ("asked", "thoughts", "seeds", "no thought", "empty thought", "before rewards")
+    rows = []
+    for questions in QUESTIONS:
+        for setting in SETTINGS:
+            known = of_clock(found, setting.clock)
+            cells = of_setting(known, setting, questions)
+            own = cells[T5]
+            if own:
+                seeds = f"{setting.seeds[0]} to {setting.seeds[-1]}" if len(setting.seeds) > 1 else "1"
+                begun = [questions.of_start(known, start_of(cell)) for cell in own]
+                shown = [_share(map(questions.of_cell, own), one) for one in ("none", "empty")] + [_share(begun, "own")]
+                shown += [_several(map(questions.of_cell, cells[name]), len(cells[name]), len(own)) for name in COLUMNS]
+                rows.append((questions.name, setting.name, seeds, *shown))
+    return drawn((*head, *(NAMES[name] for name in COLUMNS)), rows)
+
+
+def of_setting(known: dict[str, Any], setting: Setting, questions: Questions) -> dict[str, list[Cell]]:
+    """By method the cells of a setting that were asked."""
+    cells = [cell for group in ended(known).values() for cell in group if cell["settings"]["run.seed"] in setting.seeds]
+    found: dict[str, list[Cell]] = {name: [] for name in COLUMNS}
+    for cell in questions.cells(cells):
+        if cell["method"] != T5 or parts(cell) == setting.t5:
+            found[cell["method"]].append(cell)
+    return found
+
+
+def _share(models: Any, condition: str) -> str:
+    known = [one["results"]["every"]["accuracy"][condition][0] for one in models if one is not None]
+    return percent(statistics.fmean(known)) if known else "–"
+
+
+def _several(models: Any, count: int, usual: int) -> str:
+    share = _share(models, "own")
+    return f"{share} ({count})" if 0 < count < usual else share
