@@ -232,15 +232,15 @@ def beside_others(windows: Sequence[dict[str, Any]]) -> tuple[str, str]:
 
 
 def learned_weight(windows: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
-    """The most that the learned weight changed of the advantages (Ĉ/Q̂), in how many windows it was accepted, and how
-    alike the advantages were that it mixes."""
+    """The most that the learned weight changed of the advantages (Ĉ/Q̂), in how many windows it was accepted (one of two
+    crossed halves is half a window), and how alike the advantages were that it mixes."""
     kept, accepted, alike = (
         [one[key] for one in windows if math.isfinite(one.get(key, math.nan))]
         for key in ("retention", "accepted", "twin_correlation")
     )
     return (
         f"{max(kept):.4f}" if kept else "–",
-        f"{sum(one > 0 for one in accepted)} of {len(accepted)}" if accepted else "–",
+        f"{sum(accepted):g} of {len(accepted)}" if accepted else "–",
         signed(statistics.median(alike)) if alike else "–",
     )
 

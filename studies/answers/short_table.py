@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from answer_tables import Model, answered, asked, asked_of, asked_starts, right_answers
 from estimates import Cell
-from forms import HISTORY, NAMES, PARTS, parts, percent
+from forms import HISTORY, NAMES, PARTS, parts, percent, points_of
 from long_tables import of_clock
 from seed_tables import ended, start_of
 
@@ -59,8 +59,9 @@ QUESTIONS = (
 
 
 def in_short(found: dict[str, Any]) -> str:
-    """Right answers in per cent after the model's own greedy thought, means over seeds; in brackets how many seeds,
-    where a method has fewer than T⁵. Without a thought and with an empty one T⁵'s runs, before rewards their starts."""
+    """Right answers in per cent after the model's own greedy thought, means over seeds; in brackets the rise above what
+    these runs began with, and how many seeds, where a method has fewer than T⁵. Without a thought and with an empty one
+    T⁵'s runs, before rewards their starts."""
     head = ("asked", "thoughts", "seeds", "no thought", "empty thought", "before rewards")
     rows = []
     for questions in QUESTIONS:
@@ -70,9 +71,9 @@ def in_short(found: dict[str, Any]) -> str:
             own = cells[T5]
             if own:
                 seeds = f"{setting.seeds[0]} to {setting.seeds[-1]}" if len(setting.seeds) > 1 else "1"
-                begun = [questions.of_start(known, start_of(cell)) for cell in own]
-                shown = [_share(map(questions.of_cell, own), one) for one in ("none", "empty")] + [_share(begun, "own")]
-                shown += [_several(map(questions.of_cell, cells[name]), len(cells[name]), len(own)) for name in COLUMNS]
+                ends, begun = models(questions, known, own)
+                shown = [percent(share(ends, one)) for one in ("none", "empty")] + [percent(share(begun, "own"))]
+                shown += [risen(*models(questions, known, cells[name]), usual=len(own)) for name in COLUMNS]
                 rows.append((questions.name, setting.name, seeds, *shown))
     return drawn((*head, *(NAMES[name] for name in COLUMNS)), rows)
 
@@ -82,16 +83,28 @@ def of_setting(known: dict[str, Any], setting: Setting, questions: Questions) ->
     cells = [cell for group in ended(known).values() for cell in group if cell["settings"]["run.seed"] in setting.seeds]
     found: dict[str, list[Cell]] = {name: [] for name in COLUMNS}
     for cell in questions.cells(cells):
-        if cell["method"] != T5 or parts(cell) == setting.t5:
+        if parts(cell) == setting.t5 or (cell["method"] != T5 and parts(cell) in ((), (HISTORY,))):
             found[cell["method"]].append(cell)
     return found
 
 
-def _share(models: Any, condition: str) -> str:
-    known = [one["results"]["every"]["accuracy"][condition][0] for one in models if one is not None]
-    return percent(statistics.fmean(known)) if known else "–"
+def models(questions: Questions, known: dict[str, Any], cells: Sequence[Cell]) -> tuple[list[Model], list[Model]]:
+    """What cells answered, and what the starts did that each began with."""
+    ends = [questions.of_cell(cell) for cell in cells]
+    begun = [questions.of_start(known, start_of(cell)) for cell in cells]
+    return [one for one in ends if one is not None], [one for one in begun if one is not None]
 
 
-def _several(models: Any, count: int, usual: int) -> str:
-    share = _share(models, "own")
-    return f"{share} ({count})" if 0 < count < usual else share
+def share(answers: Sequence[Model], condition: str) -> float:
+    """The mean share of right answers after such a thought."""
+    return statistics.fmean(one["results"]["every"]["accuracy"][condition][0] for one in answers)
+
+
+def risen(ends: Sequence[Model], begun: Sequence[Model], usual: int) -> str:
+    """A method's share, how far it rose above that of its own starts, and its seeds where they are fewer than usual."""
+    if not ends:
+        return "–"
+    own = share(ends, "own")
+    rise = points_of(own - share(begun, "own")) if len(begun) == len(ends) else "–"
+    fewer = f"; {len(ends)} {'seeds' if len(ends) > 1 else 'seed'}" if len(ends) < usual else ""
+    return f"{percent(own)} ({rise}{fewer})"

@@ -37,8 +37,11 @@ NAIVE = (
 """The diagnostic: one critic, one step a window, the actor frozen for the first 20 of 60 steps, measured every ten."""
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = ("main", "warmup", "naive")
-"""Studies that are run unless `--only` says otherwise; `--only ablations` runs the ablations of T⁵, `--only rules` both
-rules of qualification."""
+"""Studies that are run unless `--only` says otherwise; `--only ablations` runs the ablations of T⁵, `--only parts` its
+three parts taken away, `--only rules` both rules of qualification."""
+PARTS = ("t5", *(f"t5+ablation-{part}" for part in ("no-calibration", "single-critic", "no-qualification")),
+         "quiet-star-ppo")  # fmt: skip
+"""T⁵, then without the learned weight, the second critic and qualification, one at a time; PPO has none of them."""
 RULES = ("t5", "t5+qualify.rule=sustained")
 """Algorithm 1's rule, which is the default, and that of Section 4."""
 ABLATIONS = (
@@ -60,6 +63,7 @@ def run_study(name: str, asked: argparse.Namespace) -> list[Run]:
         "warmup": (tuple(bar_label(eta) for eta in BARS), SETTINGS),
         "naive": (("quiet-star-ppo",), NAIVE),
         "ablations": (("t5", *(f"t5+ablation-{preset}" for preset in ABLATIONS)), SETTINGS),
+        "parts": (PARTS, SETTINGS),
         "rules": (RULES, SETTINGS),
     }[name]
     seeds, out = range(asked.sweep_seeds if name in ("warmup", "naive") else asked.seeds), asked.runs / name
@@ -240,7 +244,10 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--sweep-seeds", type=int, default=2, help="how many in the sweep and the diagnostic")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time, two cores each")
     parser.add_argument(
-        "--only", type=lambda text: text.split(","), default=list(STUDIES), help="main,warmup,naive,rules,ablations"
+        "--only",
+        type=lambda text: text.split(","),
+        default=list(STUDIES),
+        help="main,warmup,naive,rules,parts,ablations",
     )
     parser.add_argument("--retry", action="store_true", help="run failed cells again")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
@@ -249,7 +256,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "studies" / "comparison.md")
     parser.add_argument("--render", action="store_true", help="only draw the page from the results")
     asked = parser.parse_args(given)
-    known = {*STUDIES, "ablations", "rules"}
+    known = {*STUDIES, "ablations", "parts", "rules"}
     if unknown := set(asked.only) - known:
         raise UserError(f"--only {','.join(sorted(unknown))}: choose among {', '.join(sorted(known))}")
     if asked.render:

@@ -39,6 +39,15 @@ CASES: dict[str, tuple[str, ...]] = {
         "qualify.rule=fixed",
         "critic.sees=continuation",
     ),
+    "t5 with crossed halves": (
+        "method=t5",
+        "window.history=true",
+        "window.crossed=true",
+        "window.probe=0",
+        "qualify.rule=fixed",
+        "calibration.cross_fit=true",
+        "window.items=16",
+    ),
     "low rank": (
         "method=quiet-star-ppo",
         "actor.adapt=lora",
@@ -88,7 +97,10 @@ LIKE: dict[int, dict[str, tuple[str, tuple[str, ...]]]] = {
 """Ways of sharing the work, each with the case of which it must give the run by one process. In a cluster the critic
 has two of four processes, and weights in shards over both."""
 
-BY_TWO = ("t5 that pauses", "t5 without critics", "t5 on foreign thoughts", "gated", "warm start", "low rank")
+BY_TWO = (
+    "t5 that pauses", "t5 without critics", "t5 on foreign thoughts", "t5 with crossed halves", "gated", "warm start",
+    "low rank",
+)  # fmt: skip
 """Cases that two processes are enough for; every method is tried by four as well."""
 
 

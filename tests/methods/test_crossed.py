@@ -241,11 +241,19 @@ def test_texts_that_teach_are_split(items: list[int], learn: int, validate: int,
 
 
 def test_numbers_of_two_weights_are_told_as_one() -> None:
-    first = {"retention": 0.1, "moment": None, "accepted": True, "moment_upper": 0.3, "delta_spent": 0.01}
-    second = {"retention": 0.3, "moment": None, "accepted": False, "moment_upper": 0.2, "delta_spent": 0.005, "more": 1}
+    first = {
+        "retention": 0.1,
+        "moment": None,
+        "accepted": True,
+        "moment_upper": 0.3,
+        "delta_spent": 0.01,
+        "change_error": 3.0,
+    }
+    second = {"retention": 0.3, "moment": None, "accepted": False, "moment_upper": 0.2, "delta_spent": 0.005,
+              "change_error": 4.0, "more": 1}  # fmt: skip
     assert mean_numbers([first, second]) == {
         "retention": 0.2, "moment": None, "accepted": 0.5, "moment_upper": 0.3, "delta_spent": pytest.approx(0.015),
-        "more": 1.0,
+        "change_error": 2.5, "more": 1.0,
     }  # fmt: skip
 
 

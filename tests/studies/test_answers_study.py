@@ -266,25 +266,36 @@ def test_the_short_table_is_of_the_cells_it_names() -> None:
             t5 = own("t5", seeds, crossed, "careful-128", benchmark)
             grpo = own("quiet-star-grpo", seeds, False, "careful-128", benchmark)
             assert (len(t5), len(grpo)) == (4, 4)
-            assert float(shown[-1]) == pytest.approx(statistics.fmean(t5), abs=0.051)
-            assert float(shown[-3]) == pytest.approx(statistics.fmean(grpo), abs=0.051)
             control = own("anchor-only", seeds, False, "careful-128", benchmark)
-            if control:
-                assert shown[-5].endswith(" (2)")
-                assert float(shown[-5].removesuffix(" (2)")) == pytest.approx(statistics.fmean(control), abs=0.051)
-            else:
-                assert (shown[-5], seeds[0]) == ("–", 19)
-            starts = ("fifth", "fifth", "sixth", "sixth") if not crossed else ("seventh",) * 4
+            starts = ("seventh",) * 4 if crossed else ("fifth", "fifth", "sixth", "sixth")
             kept = found["benchmarks"]["gsm8k"] if benchmark else found["accuracy"]
-            begun = [kept[f"careful-128-{one}"]["results"]["every"]["accuracy"]["own"][0] for one in starts]
-            assert float(shown[-6]) == pytest.approx(100 * statistics.fmean(begun), abs=0.051)
-    added: dict[str, list[float]] = {}
-    for line in readme.splitlines():
-        if line.startswith(("| fresh problems |", "| GSM8K's test |")):
-            cells = line.strip("| ").split(" | ")
-            added.setdefault(cells[0], []).append(float(cells[-1]) - float(cells[5]))
-    told = [f"{min(some):.0f} to {max(some):.0f}" for some in added.values()]
-    assert "rewards add {} points to fresh problems and {} to GSM8K's test".format(*told) in readme
+            begun = [100 * kept[f"careful-128-{one}"]["results"]["every"]["accuracy"]["own"][0] for one in starts]
+            assert float(shown[5]) == pytest.approx(statistics.fmean(begun), abs=0.051)
+            for cell, ends in ((shown[-1], t5), (shown[-3], grpo), (shown[-5], control)):
+                if ends:
+                    value, rise = re.fullmatch(r"([\d.]+) \(([+−][\d.]+)(?:; 2 seeds)?\)", cell).groups()  # type: ignore[union-attr]
+                    assert float(value) == pytest.approx(statistics.fmean(ends), abs=0.051)
+                    expected = statistics.fmean(ends) - statistics.fmean(begun[: len(ends)])
+                    assert float(rise.replace("−", "-")) == pytest.approx(expected, abs=0.051)
+                    assert ("; 2 seeds" in cell) == (len(ends) == 2)
+                else:
+                    assert (cell, seeds[0]) == ("–", 19)
+
+
+def test_the_readme_tells_what_its_short_table_shows() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    lines = [line for line in readme.splitlines() if line.startswith(("| fresh problems |", "| GSM8K's test |"))]
+    rows = [line.strip("| ").split(" | ") for line in lines]
+
+    def rises(asked: str, column: int) -> str:
+        found = [re.search(r"\(([+−][\d.]+)", row[column]) for row in rows if row[0] == asked]
+        known = sorted(float(one[1].replace("−", "-")) for one in found if one)
+        return f"{known[0]:+.1f} to {known[-1]:+.1f}".replace("-", "−")
+
+    t5 = [rises(asked, -1).replace("+", "") for asked in ("fresh problems", "GSM8K's test")]
+    control = [rises(asked, -5) for asked in ("fresh problems", "GSM8K's test")]
+    assert "rewards add {} points to fresh problems and {} to GSM8K's test".format(*t5) in readme
+    assert "the control that is never rewarded, {} and {}.".format(*control) in readme
 
 
 def test_gains_on_trained_sheets_stand_beside_those_on_fresh_ones() -> None:

@@ -58,6 +58,22 @@ def test_without_a_recorder_or_after_trouble_one_follows_the_other() -> None:
     assert not troubled.lanes
 
 
+def test_what_needs_much_memory_goes_one_after_the_other() -> None:
+    graphs, order, given = PretendedGraphs(), list[int](), list[object]()
+
+    def noted(seed: int) -> Draws:
+        def task(recorder: CudaGraphs | None) -> Task[Tensor]:
+            given.append(recorder)
+            return (yield from drawing(seed, 2, order)(recorder))
+
+        return task
+
+    alone(together(graphs, [noted(1), noted(2)], beside=False))
+    assert order == [1, 1, 2, 2]
+    assert given == [graphs, graphs], "steps are captured all the same"
+    assert not graphs.lanes
+
+
 def test_tasks_of_tasks_take_turns_too() -> None:
     order: list[int] = []
 

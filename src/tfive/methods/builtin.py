@@ -50,7 +50,8 @@ def _t5_crosses_halves(config: Any) -> str | None:
         return None
     said = "window.crossed = true"
     if not config.window.history:
-        return f"{said}: only critics that history fits are new to the actor's thoughts; use window.history = true"
+        fitted = "only critics that history fits are new to the actor's thoughts"
+        return f"{said}: {fitted}; use window.history = true, or window.crossed = false"
     if config.reward.reference == "foreign":
         borrows = "reward.reference = foreign holds thoughts of one half against those of the other"
         return f"{said}: {borrows}; use reward.reference = no_thought"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -103,8 +104,8 @@ def calibration_numbers(result: ValidationResult, candidate: Candidate, data: Ca
 
 
 def mean_numbers(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Numbers of several candidates of one window as one: the largest of upper bounds, the sum of what was spent, else
-    the mean of those that have a number; None where none has."""
+    """Numbers of several candidates of one window as one: the largest of upper bounds, the sum of what was spent, the
+    standard error of a mean of independent ones, else the mean of those that have a number; None where none has."""
     out = dict[str, Any]()
     for name in dict.fromkeys(name for one in found for name in one):
         known = [float(one[name]) for one in found if one.get(name) is not None]
@@ -112,6 +113,8 @@ def mean_numbers(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             out[name] = None
         elif name.endswith("_upper"):
             out[name] = max(known)
+        elif name.endswith("_error"):
+            out[name] = math.hypot(*known) / len(known)
         else:
             out[name] = sum(known) / (1 if name.endswith("_spent") else len(known))
     return out

@@ -1,7 +1,8 @@
 """Whether a configuration fits in memory: bytes per role, with the arithmetic that gives them.
 
 Weights, moments and the buffers of sampling stay for the whole run and add up. Gradients and activations exist while
-one role works, so the largest counts once. Small heads (calibration, gate) are a few megabytes and left out.
+one role works, so the largest counts once. Small heads (calibration, gate) and what they read are left out: they work
+alone, and take less than a role that trains the model.
 `benchmarks/memory.py` measures the same.
 """
 

@@ -438,6 +438,21 @@ def test_sets_are_learned_apart_from_the_same_heads(
     assert together.offsets(other, FixedWeight(0.9, "leaning"), 2) != offsets[0]
 
 
+@pytest.mark.parametrize("small", [False, True])
+def test_sets_are_learned_side_by_side_where_their_inputs_are_small(
+    world: World, easy: CalibrationData, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = [part for part in vars(easy.mean_inputs).values() if isinstance(part, Tensor)]
+    taken = sum(4 * part.numel() for part in inputs)
+    # Of both sets together; each by itself is small either way.
+    monkeypatch.setattr("tfive.rl.calibration.heads.READY_BYTES", 2 * taken - (not small))
+    calibrator, graphs = world.calibrator(), PretendedGraphs()
+    calibrator.graphs = graphs
+    calibrator.learn_apart([easy, easy], 1)
+    # With both side by side each lane has two of its own for its regressions; else those two alone.
+    assert len(graphs.lanes) == (2 + 4 if small else 2)
+
+
 def test_one_text_alone_is_not_cross_fitted(world: World, data: CalibrationData) -> None:
     alone = data.rows((data.occupation.text_N == data.occupation.text_N[0]).nonzero().flatten())
     calibrator = world.calibrator()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tfive.distributed.roles import Role
 from tfive.errors import RunFailed
 from tfive.rl.calibration.dropout import MaskTape
-from tfive.rl.calibration.heads import ACTION_WIDTH, MeanHead, WeightHead
+from tfive.rl.calibration.heads import ACTION_WIDTH, MeanHead, WeightHead, light
 from tfive.rl.calibration.mean import CrossFit, cross_fit_change, cross_fit_offset
 from tfive.rl.calibration.mixture import FixedWeight, MeanInputs, Mixture, WeightInputs
 from tfive.rl.calibration.moments import CalibrationData, Occupation
@@ -171,12 +171,13 @@ class Calibrator:
 
     def learn_apart(self, sets: Sequence[CalibrationData], window: int) -> list[Candidate]:
         """A frozen candidate of each set, all learned from the heads of the window before and none from another's set,
-        side by side on a GPU. The next window starts from the last one's heads."""
+        side by side on a GPU where their inputs are small. The next window starts from the last one's heads."""
         own = self.weight_head, self.mean_head
         each = [copy.deepcopy(own) for _ in sets[1:]] + [own]
         with self._plan() as plan:
             tasks = [partial(self._learning, heads, data, plan, window) for heads, data in zip(each, sets, strict=True)]
-            found = alone(together(plan.recorder, tasks))
+            beside = light(*(data.mean_inputs for data in sets))
+            found = alone(together(plan.recorder, tasks, beside=beside))
         self.multiplier = found[-1].multiplier
         return found
 

@@ -247,7 +247,7 @@ def ready(head: nn.Module, inputs: Inputs) -> Inputs | ReadyInputs:
     """
     if not isinstance(head, WeightHead | MeanHead):
         return inputs
-    if head.joined.last.weight.device.type != "cpu" and _bytes_of(inputs) > READY_BYTES:
+    if head.joined.last.weight.device.type != "cpu" and not light(inputs):
         return inputs
     with torch.no_grad():
         return head.ready(inputs)  # type: ignore[arg-type]
@@ -262,9 +262,13 @@ def outputs(head: nn.Module, inputs: WeightFeatures | MeanFeatures | ReadyInputs
     return out
 
 
-def _bytes_of(inputs: object) -> int:
-    """What the inputs take once they are made ready: float32, and nothing expanded any more."""
-    return sum(4 * one.numel() for one in vars(inputs).values() if isinstance(one, Tensor))
+def light(*inputs: object) -> bool:
+    """Whether copies of all these take little memory once they are made ready: float32, and nothing expanded any
+    more."""
+    return (
+        sum(4 * part.numel() for one in inputs for part in vars(one).values() if isinstance(part, Tensor))
+        <= READY_BYTES
+    )
 
 
 def kept_state(head: nn.Module) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tfive.rl.calibration.early_stop import EarlyStopping, Evaluation
-from tfive.rl.calibration.heads import ReadyInputs, outputs, ready
+from tfive.rl.calibration.heads import ReadyInputs, light, outputs, ready
 from tfive.rl.calibration.mean import MeanPlan, MeanResponse, batches, forked, regressing, seed_dropout, split_texts
 from tfive.rl.calibration.mixture import FixedWeight, LearnedWeight, MeanInputs, WeightInputs, mix
 from tfive.rl.calibration.moments import (
@@ -251,8 +251,8 @@ class Descent:
 def _fit_response(
     response: MeanResponse, split: Split, plan: CalibrationPlan, seed: int, window: int, state_only: bool
 ) -> Task[int]:
-    """Fit h before w moves: regressions for h̄ and, beside it, for Δ̂ and then g, and the shrinkage s that held-out texts
-    support. Returns the optimizer steps this took."""
+    """Fit h before w moves: regressions for h̄ and, beside it where what they read is small, for Δ̂ and then g, and the
+    shrinkage s that held-out texts support. Returns the optimizer steps this took."""
     learn, held_out = split.learn, split.held_out
     visible = _inputs(learn, state_only)
     response.set_action(visible, learn.occupation.mask_NT)
@@ -272,7 +272,7 @@ def _fit_response(
 
     average = partial(regress, response.average, (first + second) / 2, "average")
     both: list[Callable[[CudaGraphs | None], Task[int]]] = [average, gap_and_shift]
-    steps = sum((yield from together(plan.recorder, both)))
+    steps = sum((yield from together(plan.recorder, both, beside=light(context))))
     found = outputs(response.average, held_out.mean_inputs)
     size = held_out.occupation.mean(found.square()).double()
     match = held_out.occupation.mean(found * (held_out.first_NT + held_out.second_NT) / 2).double()

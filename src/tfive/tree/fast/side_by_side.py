@@ -43,12 +43,13 @@ def by_itself(make: Callable[Given, Task[Found]]) -> Callable[Given, Found]:
 
 
 def together(
-    recorder: CudaGraphs | None, tasks: Sequence[Callable[[CudaGraphs | None], Task[Found]]]
+    recorder: CudaGraphs | None, tasks: Sequence[Callable[[CudaGraphs | None], Task[Found]]], beside: bool = True
 ) -> Task[list[Found]]:
     """What all tasks find, each made with the recorder it captures steps with; side by side where there is one
-    that has met no trouble, else one after the other. All that was asked of the device before is done before
-    they begin, and they have ended before what is asked later begins."""
-    if recorder is None or recorder.trouble or len(tasks) < 2:
+    that has met no trouble, else (or with `beside` off, since all that runs needs memory at once) one after the other.
+    All that was asked of the device before is done before they begin, and they have ended before what is asked later
+    begins."""
+    if recorder is None or recorder.trouble or not beside or len(tasks) < 2:
         found = list[Found]()
         for make in tasks:
             found.append((yield from make(recorder)))
