@@ -78,12 +78,9 @@ def made_up(asked: argparse.Namespace, device: torch.device) -> CalibrationData:
     return CalibrationData(visible.map(moved), mean.map(moved), moved(first), moved(second), occupation)
 
 
-def in_turns(recorder: CudaGraphs | None, tasks: Sequence[Any]) -> Task[list[Any]]:
+def in_turns(recorder: CudaGraphs | None, tasks: Sequence[Any], beside: bool = False) -> Task[list[Any]]:
     """`together`, one after the other on one stream."""
-    found = []
-    for make in tasks:
-        found.append((yield from make(recorder)))
-    return found
+    return (yield from together(recorder, tasks, beside=False))
 
 
 def learning(
