@@ -162,6 +162,17 @@ def rule_blocks(found: dict[str, Any]) -> list[Block]:
     return _variant_blocks(found, "Two rules of qualification", text, "rules")
 
 
+def part_blocks(found: dict[str, Any]) -> list[Block]:
+    """T⁵'s three parts taken away, one at a time and all."""
+    text = (
+        "What the paper adds to PPO, taken away one at a time: the learned weight (`no-calibration`: the plain average "
+        "of two critics), the second critic (`single-critic`), qualification (`no-qualification`); `quiet-star-ppo` "
+        "has none of the three. Equal steps and equal actor thoughts; what the parts cost stands under "
+        "[thoughts and tokens by role](#thoughts-and-tokens-by-role)."
+    )
+    return _variant_blocks(found, "Parts of T⁵", text, "parts")
+
+
 def ablation_blocks(found: dict[str, Any]) -> list[Block]:
     """The ablations of T⁵: what changes when one of its parts is taken away."""
     text = "Presets of T⁵ with one part replaced; `fixed-average` keeps the machinery and sets κ to 0."
@@ -233,6 +244,7 @@ def render(found: dict[str, Any], page: Path) -> None:
     blocks += warmup_blocks(found["warmup"], folder) if "warmup" in found else []
     blocks += naive_blocks(found["naive"], folder) if "naive" in found else []
     blocks += rule_blocks(found["rules"]) if "rules" in found else []
+    blocks += part_blocks(found["parts"]) if "parts" in found else []
     blocks += ablation_blocks(found["ablations"]) if "ablations" in found else []
     page.write_text(markdown("Comparison of methods", blocks), "utf-8")
 

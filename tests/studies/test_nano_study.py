@@ -36,6 +36,7 @@ def stored(script: ModuleType, tmp_path: Path) -> dict[str, Any]:
         "main": study_table([Run(name, 0, run(tmp_path / name, name, 0, 0.1)) for name in ("t5", "rlp")]),
         "warmup": study_table([*reached, failed]),
         "rules": study_table([Run(label, 0, run(tmp_path / "rules" / label, "t5", 0, 0.1)) for label in script.RULES]),
+        "parts": study_table([Run(label, 0, run(tmp_path / "parts" / label, "t5", 0, 0.1)) for label in script.PARTS]),
         "ablations": study_table([Run("t5+ablation-minimum", 0, run(tmp_path / "minimum", "t5", 0, 0.1))]),
         "naive": study_table([Run("quiet-star-ppo", 0, run(tmp_path / "naive", "quiet-star-ppo", 0, 0.2))]),
     }
@@ -66,6 +67,8 @@ def test_the_page_is_drawn_from_the_file_alone(script: ModuleType, stored: dict[
         "## The warm-up sweep",
         "## Naive PPO",
         "## Two rules of qualification",
+        "## Parts of T⁵",
+        "| t5+ablation-single-critic | 0 |",
         "## Ablations",
         "## What this does not show",
     ):
@@ -86,6 +89,12 @@ def test_every_label_of_the_studies_is_a_configuration(script: ModuleType) -> No
     rules = [configured(["nano"], label, 0, script.SETTINGS).qualify for label in script.RULES]
     assert [rule.rule for rule in rules] == ["strict", "sustained"]
     assert {rule.on_failure for rule in rules} == {"stop"}
+    # Each has one part fewer than the first, the last none of them.
+    whole, *without, ppo = (configured(["nano"], label, 0, script.SETTINGS) for label in script.PARTS)
+    assert (whole.calibration.mode, whole.qualify.rule, whole.spec.critics) == ("learned", "strict", 2)
+    parts = [(one.calibration.mode, one.qualify.rule) for one in without]
+    assert parts == [("average", "strict"), ("single", "strict"), ("learned", "fixed")]
+    assert (ppo.spec.critics, ppo.spec.name) == (1, "quiet-star-ppo")
     naive = configured(["nano"], "quiet-star-ppo", 0, script.NAIVE)
     assert (naive.window.windows, naive.run.develop_every) == (60, 10)
     assert naive.leaves()["ppo.frozen_windows"] == 20
