@@ -13,6 +13,8 @@ from tfive.cli import init
 from tfive.cli.init import init_command
 from tfive.config.config import Config
 from tfive.errors import UserError
+from tfive.training.build import ledger_of
+from tfive.training.corpus import corpus_of, require_other_texts
 
 SPEED = 2.6e11
 """Two idle cores."""
@@ -65,6 +67,23 @@ def test_too_few_minutes_are_said_and_a_pattern_is_taken(tmp_path: Path, notes: 
     assert "warning: 0.05 minutes are too few for this model on this device" in said
     assert config.text.positions.pattern == ", which makes"
     assert config.text.positions.match == 0.7
+
+
+@pytest.mark.parametrize("minutes", [3.0, 10.0])
+@pytest.mark.parametrize("documents", [60, 78, 110])
+def test_a_small_text_trains_as_planned(tmp_path: Path, documents: int, minutes: float) -> None:
+    """Of few documents a split may hold half of what it was to have."""
+    words = "the river went down to the mill and came back with the grain of another year "
+    path = tmp_path / "small.txt"
+    path.write_text("\n\n".join(f"{n} " + words * 26 for n in range(documents)), "utf-8")
+    _, config = written(tmp_path, path, minutes=minutes)
+    text = config.text.model_copy(update={"cache": str(tmp_path / "cache")})
+    corpus = corpus_of(config.model_copy(update={"text": text}))
+    ledger_of(config, corpus)
+    require_other_texts(config, corpus)
+    asked = config.text.sequences
+    held_out = asked.calibration + asked.development + asked.test
+    assert held_out <= (asked.train + held_out) / 3, "most of a small text is there to learn from"
 
 
 def test_a_model_that_is_not_there_is_said(tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

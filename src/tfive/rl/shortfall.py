@@ -125,7 +125,7 @@ def _few_tests(last: Attempt, score: float, error: float, eta: float) -> Finding
         return None
     return Finding(
         f"too few items to tell: {last.texts} texts put R² at {score:.3f} ± {error:.3f}, and η is {eta:g}",
-        "more window.items, or a larger share window.qualify",
+        "more window.items, or a larger share window.qualify; of a small text, more text",
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from tfive.text.cutting import RULE
 from tfive.text.settings import TextSource
 from tfive.text.sources import Reader, local_files
 from tfive.text.tokens import TextTokenizer
+from tfive.training.build import ledger_of
+from tfive.training.corpus import corpus_of, require_other_texts
 from tfive.training.duration import Duration, expected, readable
 
 SMALL = 50_000_000
@@ -36,6 +39,10 @@ ITEMS = (256, 192, 128, 96, 64, 48, 32)
 FEWEST_WINDOWS, MOST_WINDOWS = 6, 40
 SPARE = 0.85
 """Part of the minutes that is planned for; the rest is for loading, preparing, and a round of fitting that fails."""
+
+PREPARED_BYTES = 16_000_000
+"""Up to so much text is prepared to see whether every role finds what it needs: documents go whole into one split, so
+of few documents a split may hold half of its share."""
 
 FEW_SEQUENCES = 600
 """Below so many, the smallest role (probes, a hundredth of the texts) would come out empty."""
@@ -115,19 +122,23 @@ def plan(
         config = _checked(chosen)
         if config is None:
             continue
-        if shape is None:
-            return Plan(_toml(chosen, facts, minutes, small), config, None, tuple(warnings))
-        took = expected(config, shape, kind, speed)
-        if took.seconds <= 60 * minutes * SPARE or items == ITEMS[-1]:
+        took = None if shape is None else expected(config, shape, kind, speed)
+        in_time = took is None or took.seconds <= 60 * minutes * SPARE
+        if (in_time or items == ITEMS[-1]) and _holds_a_window(config, facts):
             break
     else:
         raise UserError(
-            f"--text: {facts.tokens:,} tokens are too little for a window of {ITEMS[-1]} thoughts; give more text"
+            f"--text: {facts.tokens:,} tokens in {facts.documents:,} documents are too little for a window of "
+            f"{ITEMS[-1]} thoughts; give more text"
         )
+    if shape is None or took is None:
+        return Plan(_toml(chosen, facts, minutes, small), config, None, tuple(warnings))
     spare = 60 * minutes * SPARE - took.seconds
     windows = min(max(FEWEST_WINDOWS + int(spare / took.window), FEWEST_WINDOWS), MOST_WINDOWS)
-    chosen = _settings(facts, model, shape, device, items, windows, pattern)
-    config = _checked(chosen) or config
+    longer = _settings(facts, model, shape, device, items, windows, pattern)
+    found = _checked(longer)
+    if found is not None and _holds_a_window(found, facts):
+        chosen, config = longer, found
     took = expected(config, shape, kind, speed)
     if took.seconds > 60 * minutes:
         warnings.append(
@@ -146,6 +157,21 @@ def _checked(chosen: dict[str, dict[str, Any]]) -> Config | None:
     return None if problems(config) else config
 
 
+def _holds_a_window(config: Config, facts: TextFacts) -> bool:
+    """Whether the prepared text has what every role of a window needs, and something to measure. Taken for granted of
+    large texts, and where the tokenizer is not at hand."""
+    name = config.model.name
+    if facts.size > PREPARED_BYTES or not (name in EMBEDDED or Path(name).expanduser().exists()):
+        return True
+    with tempfile.TemporaryDirectory() as folder, suppress(UserError):
+        text = config.text.model_copy(update={"cache": folder})
+        corpus = corpus_of(config.model_copy(update={"text": text}))
+        ledger_of(config, corpus)
+        require_other_texts(config, corpus)
+        return True
+    return False
+
+
 def _settings(
     facts: TextFacts, model: str, shape: ModelShape | None, device: str, items: int, windows: int, pattern: str
 ) -> dict[str, dict[str, Any]]:
@@ -155,6 +181,7 @@ def _settings(
     # More text than the windows draw twice would only take longer to prepare.
     sequences = min(max(facts.tokens // length, 1), max(3_000, 8 * windows * items // per_text))
     held_out = min(max(sequences // 12, 8), 400)
+    tested = min(held_out, 128)
     matched: dict[str, Any] = {"match": 0.7, "uniform": 0.3, "pattern": pattern} if pattern else {"uniform": 1.0}
     blocks = 1 if shape is None else max(1, shape.layers // (6 if small else 4))
     rate = 8e-5 if small else 1e-4 if shape is not None and shape.parameters < 1_000_000_000 else 2e-5
@@ -169,7 +196,8 @@ def _settings(
         "model": {"name": model, "device": device},
         "text": {"sequence_length": length, "allow_fewer": True, "bad_rows": "skip"},
         "text.sequences": {
-            "train": max(sequences - 2 * held_out, 1), "calibration": held_out, "development": held_out,
+            "train": max(sequences - 2 * held_out - tested, 1), "calibration": held_out, "development": held_out,
+            "test": tested,
         },
         "text.sources": {"": facts.sources},
         "text.positions": {"per_text": per_text, **matched},
@@ -193,7 +221,7 @@ def _settings(
 COMMENTS = {
     "model": "nano (embedded), a folder, a hub id, or a .gguf file; device: auto, cpu, cuda or cuda:N",
     "text": "Documents are packed into sequences of so many tokens; rows that hold no text are left out and counted",
-    "text.sequences": "Sequences to train on, to test the critics on, and to measure progress on",
+    "text.sequences": "Sequences to train on, to test the critics on, to measure progress on, and to judge the end by",
     "text.positions": "Where thoughts stand: at most so many places a sequence",
     "thought": "Hidden tokens of a thought, where it is scored on the way, and how many tokens of text judge it",
     "window": "A window is one round: fresh thoughts, critics that learn to predict their gains, steps of the model.\n"
