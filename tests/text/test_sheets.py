@@ -209,7 +209,7 @@ def test_the_command_writes_sheets_says_what_comes_next_and_overwrites_nothing(
     monkeypatch.setattr("tfive.cli.data_sheets.ENOUGH", 10_000)
     told = sheets(model, Path(problems), Path("other"), LENGTH)
     assert "the preset reads sheets/: give other that name" in told
-    assert "bring 500 problems or more" in told
+    assert "bring some hundred problems more" in told
 
 
 def test_few_sheets_ask_for_smaller_windows() -> None:

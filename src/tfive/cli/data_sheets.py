@@ -90,7 +90,7 @@ def sheets(model: str, problems: Path, folder: Path, length: int, *, trust_remot
     if close != 1:
         raise UserError(
             f"{model}: {CLOSE}, which closes a thought on these sheets, is {close} tokens in its vocabulary; take a "
-            "model in which it is one"
+            "model in which it is one, such as Qwen2.5 or SmolLM2"
         )
     made = sheet_files(found, tokenizer.backend_tokenizer, length)
     told = [*write_files(folder, made.rows, made.workings), *_left_out(found, made, length)]
@@ -108,7 +108,7 @@ def sheets(model: str, problems: Path, folder: Path, length: int, *, trust_remot
     count = len(made.rows["runs"])
     sets |= window_for(count)
     if count < ENOUGH:
-        told.append(f"few: chance may leave a part of a run none of {count} sheets; bring 500 problems or more")
+        told.append(f"few: chance may leave a part of a run none of {count} sheets; bring some hundred problems more")
     words = " ".join(f"--set {quote(f'{key}={value}')}" for key, value in sets.items())
     told.append(f"next: tfive train {PRESET} {words}")
     if folder != Path(FOLDER):

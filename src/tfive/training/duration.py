@@ -81,7 +81,7 @@ def expected(config: Config, shape: ModelShape, device: str, speed: float) -> Du
     total = window * windows + measuring
     operations = total * speed * reached
     basis = (
-        f"{windows} windows of {readable(window)}{ended}; {operations:.1e} operations counted, at {reached:.0%} "
+        f"{windows} window{'s' * (windows != 1)} of {readable(window)}{ended}; {operations:.1e} operations counted, at {reached:.0%} "
         f"of the {speed / 1e9:,.0f} Gflop/s that a matrix product reaches here now; good to a factor of two"
     )
     return Duration(total, window, basis)

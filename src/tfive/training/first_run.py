@@ -79,6 +79,11 @@ class Plan:
 
 def look_at(paths: Sequence[str], model: str) -> TextFacts:
     """Read the sources once: how much text they hold, in documents and in the model's tokens."""
+    absent = next(
+        (path for path in paths if not path.startswith("tfive:") and not Path(path).expanduser().exists()), ""
+    )
+    if absent:
+        raise UserError(f"--text {absent}: no such file or folder")
     sources = tuple(TextSource(name=name, path=path) for name, path in zip(_names(paths), paths))
     reader, cut, sampled = Reader(skip_bad=True), False, list[str]()
     for source in sources:
