@@ -81,7 +81,8 @@ def expected(config: Config, shape: ModelShape, device: str, speed: float) -> Du
     total = window * windows + measuring
     operations = total * speed * reached
     basis = (
-        f"{windows} window{'s' * (windows != 1)} of {readable(window)}{ended}; {operations:.1e} operations counted, at {reached:.0%} "
-        f"of the {speed / 1e9:,.0f} Gflop/s that a matrix product reaches here now; good to a factor of two"
+        f"{windows} window{'s' * (windows != 1)} of {readable(window)}{ended}; {operations:.1e} operations counted, "
+        f"at {reached:.0%} of the {speed / 1e9:,.0f} Gflop/s that a matrix product reaches here now; good to a factor "
+        "of two"
     )
     return Duration(total, window, basis)
