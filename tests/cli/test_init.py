@@ -69,14 +69,18 @@ def test_too_few_minutes_are_said_and_a_pattern_is_taken(tmp_path: Path, notes: 
     assert config.text.positions.match == 0.7
 
 
+def small_text(folder: Path, documents: int) -> Path:
+    words = "the river went down to the mill and came back with the grain of another year "
+    path = folder / "small.txt"
+    path.write_text("\n\n".join(f"{n} " + words * 26 for n in range(documents)), "utf-8")
+    return path
+
+
 @pytest.mark.parametrize("minutes", [3.0, 10.0])
 @pytest.mark.parametrize("documents", [60, 78, 110])
 def test_a_small_text_trains_as_planned(tmp_path: Path, documents: int, minutes: float) -> None:
     """Of few documents a split may hold half of what it was to have."""
-    words = "the river went down to the mill and came back with the grain of another year "
-    path = tmp_path / "small.txt"
-    path.write_text("\n\n".join(f"{n} " + words * 26 for n in range(documents)), "utf-8")
-    _, config = written(tmp_path, path, minutes=minutes)
+    _, config = written(tmp_path, small_text(tmp_path, documents), minutes=minutes)
     text = config.text.model_copy(update={"cache": str(tmp_path / "cache")})
     corpus = corpus_of(config.model_copy(update={"text": text}))
     ledger_of(config, corpus)
@@ -84,6 +88,20 @@ def test_a_small_text_trains_as_planned(tmp_path: Path, documents: int, minutes:
     asked = config.text.sequences
     held_out = asked.calibration + asked.development + asked.test
     assert held_out <= (asked.train + held_out) / 3, "most of a small text is there to learn from"
+
+
+def test_a_small_text_is_not_drawn_again_and_again(tmp_path: Path) -> None:
+    text = small_text(tmp_path, 78)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    short, long = (written(tmp_path / name, text, minutes=minutes) for name, minutes in (("a", 3.0), ("b", 1000.0)))
+    assert "learn it by heart" in long[0]
+    assert "learn it by heart" not in short[0]
+    config = long[1]
+    tokens = int(long[0].partition("about ")[2].partition(" tokens")[0].replace(",", ""))
+    places = tokens // config.text.sequence_length * config.text.positions.per_text
+    thoughts = config.window.items * config.window.windows
+    assert places < thoughts <= 2 * places
 
 
 def test_a_model_that_is_not_there_is_said(tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,10 @@ PREPARED_BYTES = 16_000_000
 """Up to so much text is prepared to see whether every role finds what it needs: documents go whole into one split, so
 of few documents a split may hold half of its share."""
 
+AGAIN = 2
+"""Times that a run may draw as many thoughts as the whole text has places; a model that meets its texts much more often
+learns them by heart, and predicts others worse."""
+
 FEW_SEQUENCES = 600
 """Below so many, the smallest role (probes, a hundredth of the texts) would come out empty."""
 
@@ -140,6 +144,13 @@ def plan(
         return Plan(_toml(chosen, facts, minutes, small), config, None, tuple(warnings))
     spare = 60 * minutes * SPARE - took.seconds
     windows = min(max(FEWEST_WINDOWS + int(spare / took.window), FEWEST_WINDOWS), MOST_WINDOWS)
+    sequences = facts.tokens // config.text.sequence_length
+    enough = max(FEWEST_WINDOWS, AGAIN * sequences * config.text.positions.per_text // items)
+    if enough < windows:
+        windows = enough
+        warnings.append(
+            "the text is too small for all these minutes: a longer run would learn it by heart; give more text"
+        )
     longer = _settings(facts, model, shape, device, items, windows, pattern)
     found = _checked(longer)
     if found is not None and _holds_a_window(found, facts):
