@@ -18,7 +18,8 @@ from short_table import in_short
 from tfive_lab.study_tables import drawn, filled
 
 MISSING = {"1": "one line", "2": "two lines", "all": "all of it", "every": "every item"}
-STARTS = {"base": "as it comes", "warm": "after the warm start", "smollm2-135m": "SmolLM2-135M-Instruct, as it comes"}
+STARTS = {"base": "as it comes", "warm": "after the warm start", "smollm2-135m": "SmolLM2-135M-Instruct, as it comes",
+          "qwen-1.5b": "Qwen2.5-Coder-1.5B-Instruct, as it comes"}  # fmt: skip
 FINAL = {"anchor.next_token": 0.3, "anchor.answers": True, "anchor.conditioned": 0.05}
 """The anchors that the comparison uses."""
 EARLIER = "2f32b4f"
