@@ -15,7 +15,8 @@ from stage import assembled
 from tfive.errors import UserError
 from tfive.inference.thought_model import ThoughtModel
 from tfive.report.runs import Run
-from tfive.report.table import study_table
+from tfive.report.table import final, study_table
+from tfive_lab.estimates import over_seeds
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -100,6 +101,26 @@ def test_every_label_of_the_studies_is_a_configuration(script: ModuleType) -> No
     assert naive.leaves()["ppo.frozen_windows"] == 20
     with pytest.raises(UserError, match="--only other"):
         script.main(["--only", "other"])
+
+
+def test_the_note_on_parts_tells_what_the_runs_came_to() -> None:
+    parts = json.loads((ROOT / "results" / "nano-study.json").read_text("utf-8"))["parts"]
+    gains: dict[str, dict[int, float]] = {}
+    for one in parts["runs"]:
+        assert one["state"] == "done"
+        gains.setdefault(one["label"], {})[one["seed"]] = float(final(one)["content_gain"])
+    whole = gains.pop("t5")
+    told = []
+    for label in ("t5+ablation-no-calibration", "t5+ablation-single-critic", "t5+ablation-no-qualification",
+                  "quiet-star-ppo"):  # fmt: skip
+        apart = [whole[seed] - gains[label][seed] for seed in range(6)]
+        middle, half = over_seeds(apart)
+        assert half is not None
+        shown = [f"{value:+.3f}".replace("-", "−") for value in (middle, middle - half, middle + half)]
+        told.append("{} ({} … {})".format(*shown))
+    text = "owes {} to the learned weight, {} to the second critic, {} to qualification, and {} to all three"
+    assert text.format(*told) in parts["note"]
+    assert parts["note"] in (ROOT / "docs" / "studies" / "comparison.md").read_text("utf-8")
 
 
 @pytest.mark.model
