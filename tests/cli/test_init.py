@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,16 @@ def test_a_small_text_trains_as_planned(tmp_path: Path, documents: int, minutes:
     asked = config.text.sequences
     held_out = asked.calibration + asked.development + asked.test
     assert held_out <= (asked.train + held_out) / 3, "most of a small text is there to learn from"
+
+
+def test_what_a_text_of_few_documents_lacks_is_said(tmp_path: Path) -> None:
+    words = "the river went down to the mill and came back with the grain of another year "
+    path = tmp_path / "few.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{n} " + words * 500}) + "\n" for n in range(4)), "utf-8")
+    with pytest.raises(UserError, match=r"in 4 documents are too little .*give more text \(.*text") as refused:
+        written(tmp_path, path)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "mine.toml").exists()
 
 
 def test_a_small_text_is_not_drawn_again_and_again(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,6 +125,7 @@ def plan(
     """The largest windows of which at least six fit into the minutes, and as many of them as fit."""
     small = shape is None or shape.parameters < SMALL
     warnings = [] if shape else [f"the shape of {model} is not known here, so the time is not estimated"]
+    lacks = ""
     for items in ITEMS:
         chosen = _settings(facts, model, shape, device, items, FEWEST_WINDOWS, pattern)
         config = _checked(chosen)
@@ -133,12 +133,14 @@ def plan(
             continue
         took = None if shape is None else expected(config, shape, kind, speed)
         in_time = took is None or took.seconds <= 60 * minutes * SPARE
-        if (in_time or items == ITEMS[-1]) and _holds_a_window(config, facts):
-            break
+        if in_time or items == ITEMS[-1]:
+            lacks = _lacking(config, facts)
+            if not lacks:
+                break
     else:
         raise UserError(
             f"--text: {facts.tokens:,} tokens in {facts.documents:,} documents are too little for a window of "
-            f"{ITEMS[-1]} thoughts; give more text"
+            f"{ITEMS[-1]} thoughts; give more text" + f" ({lacks})" * bool(lacks)
         )
     if shape is None or took is None:
         return Plan(_toml(chosen, facts, minutes, small), config, None, tuple(warnings))
@@ -153,7 +155,7 @@ def plan(
         )
     longer = _settings(facts, model, shape, device, items, windows, pattern)
     found = _checked(longer)
-    if found is not None and _holds_a_window(found, facts):
+    if found is not None and not _lacking(found, facts):
         chosen, config = longer, found
     took = expected(config, shape, kind, speed)
     if took.seconds > 60 * minutes:
@@ -173,19 +175,21 @@ def _checked(chosen: dict[str, dict[str, Any]]) -> Config | None:
     return None if problems(config) else config
 
 
-def _holds_a_window(config: Config, facts: TextFacts) -> bool:
-    """Whether the prepared text has what every role of a window needs, and something to measure. Taken for granted of
-    large texts, and where the tokenizer is not at hand."""
+def _lacking(config: Config, facts: TextFacts) -> str:
+    """What the prepared text lacks of what every role of a window needs and of what is measured; nothing of large
+    texts, and where the tokenizer is not at hand."""
     name = config.model.name
     if facts.size > PREPARED_BYTES or not (name in EMBEDDED or Path(name).expanduser().exists()):
-        return True
-    with tempfile.TemporaryDirectory() as folder, suppress(UserError):
+        return ""
+    with tempfile.TemporaryDirectory() as folder:
         text = config.text.model_copy(update={"cache": folder})
-        corpus = corpus_of(config.model_copy(update={"text": text}))
-        ledger_of(config, corpus)
-        require_other_texts(config, corpus)
-        return True
-    return False
+        try:
+            corpus = corpus_of(config.model_copy(update={"text": text}))
+            ledger_of(config, corpus)
+            require_other_texts(config, corpus)
+        except UserError as error:
+            return str(error)
+    return ""
 
 
 def _settings(
