@@ -30,6 +30,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compute", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument("--delta-rule", default="auto", choices=["auto", "torch", "triton", "fla"])
+    parser.add_argument("--replayed", action="store_true", help="by captured passes, as runs do")
     parser.add_argument("--repeats", type=int, default=5, help="calls of each phase (median)")
     parser.add_argument("--phases", default=",".join(PHASES[:3]), help="which of them, separated by commas")
     for name in ("texts", "tokens", "positions", "group"):
@@ -41,13 +42,13 @@ def main(given: list[str] | None = None) -> int:
     work = Work() if device.type == "cuda" else SMALL
     changes = {key: getattr(asked, key) for key in ("texts", "tokens", "positions", "group")}
     work = replace(work, **{key: value for key, value in changes.items() if value is not None})
-    side = tree_phases(model, work, EngineOptions(delta_rule=asked.delta_rule))
+    side = tree_phases(model, work, EngineOptions(delta_rule=asked.delta_rule, replayed_passes=asked.replayed))
     report: dict[str, Any] = {"model": name, "device": str(device), "torch": torch.__version__, "phases": {}}
 
     def save() -> None:
         if asked.out is not None:
             asked.out.mkdir(parents=True, exist_ok=True)
-            path = asked.out / f"timeline-{asked.shape or 'embedded'}.json"
+            path = asked.out / f"timeline-{asked.shape or 'embedded'}{'-replayed' if asked.replayed else ''}.json"
             path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
     phases = asked.phases.split(",")

@@ -15,6 +15,7 @@ import gzip
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,8 +79,16 @@ def tied(model: PreTrainedModel) -> PreTrainedModel:
     return fresh
 
 
-def losses(model: Any, some: Sequence[Example], pad: int, device: torch.device) -> dict[int, Tensor]:
-    """Mean loss of every kind of target."""
+def counts(some: Sequence[Example]) -> dict[int, int]:
+    """How many targets of every kind some examples have."""
+    found = Counter(kind for _, kinds in some for kind in kinds[1:])
+    return {kind: found[kind] for kind in WEIGHTS}
+
+
+def losses(
+    model: Any, some: Sequence[Example], pad: int, device: torch.device, among: dict[int, int]
+) -> dict[int, Tensor]:
+    """What some examples add to the mean loss of every kind of target `among` those of a batch."""
     size = max(len(ids) for ids, _ in some)
     ids_BS = torch.tensor([ids + [pad] * (size - len(ids)) for ids, _ in some], device=device)
     kind_BS = torch.tensor([kinds + [NOTHING] * (size - len(kinds)) for _, kinds in some], device=device)
@@ -90,11 +99,14 @@ def losses(model: Any, some: Sequence[Example], pad: int, device: torch.device) 
         hidden_BSD = model.base_model(ids_BS, attention_mask=mask_BS).last_hidden_state
         logits = model.get_output_embeddings()(hidden_BSD[:, :-1][wanted_BS])
     loss = torch.nn.functional.cross_entropy(logits.float(), ids_BS[:, 1:][wanted_BS], reduction="none")
-    return {kind: loss[kind_BS[:, 1:][wanted_BS] == kind].mean() for kind in WEIGHTS}
+    return {kind: loss[kind_BS[:, 1:][wanted_BS] == kind].sum() / among[kind] for kind in WEIGHTS}
 
 
-def learn(model: Any, data: Sequence[Example], pad: int, *, steps: int, batch: int, rate: float) -> list[float]:
-    """AdamW steps with a short warm-up and a linear decay to a tenth; returns every step's loss."""
+def learn(
+    model: Any, data: Sequence[Example], pad: int, *, steps: int, batch: int, rate: float, passes: int = 1
+) -> list[float]:
+    """AdamW steps with a short warm-up and a linear decay to a tenth; returns every step's loss. A batch is read in so
+    many passes."""
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0, betas=(0.9, 0.95))
     began, course = time.monotonic(), []
@@ -102,15 +114,18 @@ def learn(model: Any, data: Sequence[Example], pad: int, *, steps: int, batch: i
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1, (step + 1) / 10) * (0.1 + 0.9 * (1 - step / steps))
-        found = losses(model, [data[(step * batch + i) % len(data)] for i in range(batch)], pad, device)
-        loss = torch.stack([WEIGHTS[kind] * found[kind] for kind in WEIGHTS]).sum()
-        loss.backward()
+        some = [data[(step * batch + i) % len(data)] for i in range(batch)]
+        among, found = counts(some), dict.fromkeys(WEIGHTS, torch.zeros((), device=device))
+        for share in range(min(passes, batch)):
+            added = losses(model, some[share::passes], pad, device, among)
+            torch.stack([WEIGHTS[kind] * added[kind] for kind in WEIGHTS]).sum().backward()
+            found = {kind: found[kind] + added[kind].detach() for kind in WEIGHTS}
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        course.append(float(loss.detach()))
+        course.append(float(sum(WEIGHTS[kind] * found[kind] for kind in WEIGHTS)))
         if step % 20 == 0 or step == steps - 1:
-            text, thought, after = (float(found[kind].detach()) for kind in WEIGHTS)
+            text, thought, after = (float(found[kind]) for kind in WEIGHTS)
             shown = f"text {text:.3f}, working {thought:.3f}, answer after it {after:.3f}"
             print(f"step {step}: {shown}, {time.monotonic() - began:.0f} s", flush=True)
     model.eval()
@@ -126,7 +141,7 @@ def warm(asked: argparse.Namespace) -> Loaded:
         data = examples(asked.sheets, loaded.tokenizer, asked.longest)
         print(f"{len(data)} workings of at most {asked.longest} tokens")
         pad = int(loaded.tokenizer.pad_token_id or 0)
-        learn(model, data, pad, steps=asked.steps, batch=asked.batch, rate=asked.rate)
+        learn(model, data, pad, steps=asked.steps, batch=asked.batch, rate=asked.rate, passes=asked.passes)
     return replace(loaded, model=model)
 
 
@@ -138,6 +153,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--longest", type=int, default=62, help="most tokens of a working; with its close a thought")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--passes", type=int, default=1, help="in how many a batch is read; more need less memory")
     parser.add_argument("--rate", type=float, default=1e-5)
     parser.add_argument("--device", help="CUDA where there is one, unless given")
 

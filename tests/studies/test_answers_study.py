@@ -76,7 +76,14 @@ def test_the_warm_start_learns_workings_and_never_the_opening(place: Path, tmp_p
     model = warm.tied(loaded.model)
     assert torch.equal(model.get_input_embeddings().weight, head)
     assert model.get_input_embeddings().weight.data_ptr() == model.get_output_embeddings().weight.data_ptr()
-    course = warm.learn(model, data, 0, steps=40, batch=8, rate=2e-2)
+    some, device = data[:8], torch.device("cpu")
+    among = warm.counts(some)
+    with torch.no_grad():
+        whole = warm.losses(model, some, 0, device, among)
+        parts = [warm.losses(model, some[share::3], 0, device, among) for share in range(3)]
+    for kind in warm.WEIGHTS:
+        torch.testing.assert_close(sum(part[kind] for part in parts), whole[kind])
+    course = warm.learn(model, data, 0, steps=40, batch=8, rate=2e-2, passes=2)
     assert course[-1] < 0.8 * course[0]
     assert warm.main([str(place / "model"), "none", str(tmp_path / "folder"), "--steps", "0"]) == 0
     again = warm.load_model(str(tmp_path / "folder"), device="cpu", dtype=torch.float32).model
