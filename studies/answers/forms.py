@@ -18,6 +18,8 @@ LENGTH = "-128"
 """How the folders of models end that may think for 128 tokens; others have 64."""
 LONGER = f"{CAREFUL}{LENGTH}"
 """The model that has learned to read its own thoughts of that length."""
+LARGER_LONGER = f"{CAREFUL}{LENGTH}{SIZE}"
+"""The same of the larger model."""
 PILOT = "ff2211d"
 """The commit of the first cells from careful reading, one seed each."""
 NAMES = {
@@ -61,7 +63,7 @@ def plain(value: float) -> str:
 
 def ending(start: str) -> str:
     """How the folder of a start ends, of which cells stand in tables of their own; nothing for all others."""
-    return next((end for end in (SIZE, LENGTH) if start.endswith(end)), "")
+    return next((end for end in (LENGTH + SIZE, SIZE, LENGTH) if start.endswith(end)), "")
 
 
 def usual(cell: dict[str, Any]) -> bool:

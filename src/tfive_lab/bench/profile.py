@@ -13,7 +13,8 @@ import torch
 
 FAMILIES = {
     "delta rule and its layer": (
-        "_step",
+        "_node",
+        "_remember",
         "convolve",
         "spread_back",
         "gates",
