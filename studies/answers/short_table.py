@@ -33,6 +33,7 @@ SETTINGS = (
     Setting("128 tokens", "credit", range(13, 15), (HISTORY,)),
     Setting("128 tokens, paid on the way", "way", range(15, 19), (HISTORY,)),
     Setting("the same, T⁵ with `window.crossed`", "way", range(19, 23), (HISTORY, CROSSED)),
+    Setting("the same, 1.5B", "larger_way", range(23, 24), (HISTORY, CROSSED)),
     Setting("1.5B, 64 tokens", "larger", range(1, 2)),
 )
 COLUMNS = ("anchor-only", "rlp", "quiet-star-grpo", "quiet-star-ppo", T5)
@@ -70,7 +71,9 @@ def in_short(found: dict[str, Any]) -> str:
             cells = of_setting(known, setting, questions)
             own = cells[T5]
             if own:
-                seeds = f"{setting.seeds[0]} to {setting.seeds[-1]}" if len(setting.seeds) > 1 else "1"
+                seeds = (
+                    f"{setting.seeds[0]} to {setting.seeds[-1]}" if len(setting.seeds) > 1 else str(setting.seeds[0])
+                )
                 ends, begun = models(questions, known, own)
                 shown = [percent(share(ends, one)) for one in ("none", "empty")] + [percent(share(begun, "own"))]
                 shown += [risen(*models(questions, known, cells[name]), usual=len(own)) for name in COLUMNS]

@@ -335,7 +335,9 @@ def main(given: list[str] | None = None) -> int:
         name, found = collected(asked)
         write_json(asked.results / name, found)
     if asked.headroom is not None:
-        write_json(asked.results / prose_headroom.RESULTS, prose_headroom.collected(asked.headroom, asked.code))
+        path = asked.results / prose_headroom.RESULTS
+        known = read_json(path) if path.is_file() else {}
+        write_json(path, prose_headroom.collected(asked.headroom, asked.code, known))
     page, tables = asked.page.read_text("utf-8"), page_tables(asked.results)
     if unknown := [place[1] for place in PLACE.findall(page) if place[1] not in tables]:
         raise UserError(

@@ -18,16 +18,19 @@ COMMAND = (
     "--compute bfloat16 --json"
 )
 GAINS = {"own": "own", "other": "another's", "empty": "empty", "best": "best of all drawn", "content": "content gain"}
+LATER = {"best_or_none": "best or none"}
+"""What the command has printed since."""
 CRITIC = ("r2", "r2_within", "within_share", "taking_the_guessed_best", "taking_the_best")
 Found = dict[str, Any]
 
 
-def collected(folder: Path, code: str) -> Found:
-    """The outputs of the command in a folder, one file a model and called after it."""
+def collected(folder: Path, code: str, known: Found) -> Found:
+    """The outputs of the command in a folder, one file a model and called after it, beside those that are `known`."""
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise UserError(f"--headroom {folder}: no .json in it; give the folder of what tfive eval headroom printed")
-    return {"code": code, "command": COMMAND, "models": {path.stem: _short(read_json(path), path) for path in paths}}
+    fresh = {path.stem: {"code": code, **_short(read_json(path), path)} for path in paths}
+    return {"command": COMMAND, "models": dict(sorted((known.get("models", {}) | fresh).items()))}
 
 
 def _short(printed: Found, path: Path) -> Found:
@@ -37,7 +40,7 @@ def _short(printed: Found, path: Path) -> Found:
     parts = {"every text": printed["all"], **printed["by_source"]}
     rows = {
         name.removesuffix(".jsonl.gz"): {"items": row["items"], "texts": row["texts"]}
-        | {key: [round(value, 5) for value in row[key]] for key in ("loss", *GAINS)}
+        | {key: [round(value, 5) for value in row[key]] for key in ("loss", *GAINS, *LATER) if key in row}
         for name, row in parts.items()
     }
     critic = {key: None if (value := printed["critic"][key]) is None else round(value, 5) for key in CRITIC}
@@ -49,9 +52,9 @@ def headrooms(found: Found) -> str:
     rows = []
     for model, kept in found["models"].items():
         for text, row in kept["rows"].items():
-            gains = [_told(row[key]) for key in GAINS]
+            gains = [_told(row[key]) if key in row else "–" for key in (*GAINS, *LATER)]
             rows.append([model, text.replace("_", " "), f"{row['items']:,}", f"{row['loss'][0]:.3f}", *gains])
-    return drawn(("model", "text", "items", "loss without", *GAINS.values()), rows)
+    return drawn(("model", "text", "items", "loss without", *GAINS.values(), *LATER.values()), rows)
 
 
 def critics(found: Found) -> str:

@@ -305,6 +305,31 @@ def test_the_readme_tells_what_its_short_table_shows() -> None:
     assert "the control that is never rewarded, {} and {}.".format(*control) in readme
 
 
+def test_pages_tell_of_the_larger_model_what_its_runs_measured() -> None:
+    found = json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))
+    start, ended = "careful-128-1.5b", {
+        cell["method"]: cell for cell in found["cells"] if cell.get("start") == "careful-128-1.5b" and "test" in cell
+    }  # fmt: skip
+    t5, grpo = ended["t5"], ended["quiet-star-grpo"]
+
+    def right(model: dict[str, Any], condition: str = "own") -> float:
+        share: float = model["results"]["every"]["accuracy"][condition][0]
+        return round(100 * share, 1)
+
+    before, on_gsm8k = found["accuracy"][start], found["benchmarks"]["gsm8k"]
+    after, last = t5["accuracy"], t5["accuracy"]["benchmarks"]["gsm8k"]
+    readme, page = ((ROOT / name).read_text("utf-8") for name in ("README.md", "docs/studies/answers.md"))
+    told = f"{right(after)} % of fresh problems after T⁵'s rewards instead of {right(before)}, and {right(last)} % of "
+    told += f"GSM8K's test instead of {right(on_gsm8k[start])}, where without a thought it has {right(last, 'none')} "
+    assert told + f"and after an empty one {right(last, 'empty')}." in readme
+    content = t5["test_start"]["content_gain"], t5["test"]["content_gain"][0]
+    assert "from {:.2f} to {:.2f} nats a token".format(*content) in readme
+    assert "content gain rises from {:+.3f} to {:+.3f}".format(*content) in page
+    theirs = right(grpo["accuracy"]), right(grpo["accuracy"]["benchmarks"]["gsm8k"])
+    assert "GRPO has {} and {:.1f} % and {:+.3f}".format(*theirs, grpo["test"]["content_gain"][0]) in page
+    assert t5["accuracy"]["benchmarks"]["gsm8k"]["examples"][0]["after"] == "18"
+
+
 def test_gains_on_trained_sheets_stand_beside_those_on_fresh_ones() -> None:
     clocks = scripts.script("studies/answers/long_tables.py")
     measured = [{"thought_gain": [gain], "items": 30, "texts": 10} for gain in (0.2, 0.3, 0.25)]

@@ -171,11 +171,17 @@ def test_headrooms_of_models_become_tables(tmp_path: Path) -> None:
     assert prose.main(asked) == 0
     shown = page.read_text("utf-8")
     told = "+0.500 (+0.250 … +0.750)"
-    assert f"| one | every text | 1,536 | 0.500 | {' | '.join([told] * 5)} |" in shown
+    assert f"| one | every text | 1,536 | 0.500 | {' | '.join([told] * 5)} | – |" in shown
     assert "| one | web crawl | 7 | 0.500 | −1.000 (−2.000 … −0.123) |" in shown
     assert "| one | +0.100 | −0.250 | 0.50 | +0.100 | +0.300 |" in shown
     kept = json.loads((results / "prose-headroom.json").read_text("utf-8"))
-    assert (kept["code"], kept["models"]["one"]["length"]) == ("abc", 12)
+    assert (kept["models"]["one"]["code"], kept["models"]["one"]["length"]) == ("abc", 12)
+    later = {**printed, "all": {**row, "best_or_none": [0.5, 0.25, 0.75]}}
+    (folder / "one.json").rename(folder / "later.json").write_text(json.dumps(later), "utf-8")
+    assert prose.main([*asked[:-1], "def"]) == 0
+    kept = json.loads((results / "prose-headroom.json").read_text("utf-8"))
+    assert {name: model["code"] for name, model in kept["models"].items()} == {"later": "def", "one": "abc"}
+    assert f"| later | every text | 1,536 | 0.500 | {' | '.join([told] * 6)} |" in page.read_text("utf-8")
     (folder / "two.json").write_text("{}", "utf-8")
     with pytest.raises(UserError, match=r"two\.json: not what tfive eval headroom"):
         prose.main(asked)
