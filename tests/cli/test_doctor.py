@@ -111,6 +111,53 @@ def test_report_for_people_and_programs(monkeypatch: pytest.MonkeyPatch) -> None
     assert "configuration" not in json.loads(doctor.report([], [], as_json=True))
 
 
+def test_a_small_text_is_prepared_to_see_whether_it_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_devices", lambda: [CPU])
+    monkeypatch.setattr(doctor, "speed_of", lambda device: SPEED)
+    words = "the river went down to the mill and came back with the grain of another year "
+
+    def told(documents: int, *overrides: str) -> tuple[str | None, str]:
+        path = tmp_path / f"{documents}.jsonl"
+        path.write_text("".join(json.dumps({"text": f"{n} " + words * 40}) + "\n" for n in range(documents)), "utf-8")
+        asked = tmp_path / f"{documents}.toml"
+        source = f'[[text.sources]]\nname = "one"\npath = "{path}"\n'
+        asked.write_text(first_run.replace("[thought]", f"{source}\n[thought]", 1), "utf-8")
+        facts = json.loads(doctor.report([str(asked)], overrides, as_json=True))
+        return facts["configuration"]["text_lacks"], doctor.report([str(asked)], overrides, as_json=False)
+
+    first_run = """[text]
+sequence_length = 256
+[text.sequences]
+train = 48
+calibration = 12
+development = 12
+test = 12
+[text.positions]
+per_text = 8
+[thought]
+length = 6
+checkpoints = [6]
+horizon = 5
+[window]
+items = 32
+windows = 2
+[critic]
+adapt = "top"
+blocks = 1
+[run]
+develop_items = 64
+"""
+    lacks, shown = told(400)
+    assert lacks == ""
+    assert "  yes  text, prepared: enough for every role of a window" in shown
+    lacks, shown = told(6)
+    assert lacks
+    assert f"  no   text, prepared: too little: {lacks}" in shown
+    lacks, shown = told(6, "gae.alpha=0.05")
+    assert lacks is None, "a rule that is broken comes first"
+    assert "text, prepared" not in shown
+
+
 def test_this_machine_has_a_cpu() -> None:
     cpu = doctor.find_devices()[-1]
     assert cpu.kind == "cpu"

@@ -211,6 +211,22 @@ def test_a_run_that_a_clock_ends_says_how_much_of_it_is_over(monkeypatch: pytest
     assert status.line().startswith("window 3, 0:40 of 16:40 trained, open (0:00), about 16:00 left")
 
 
+def test_after_the_last_window_the_line_says_what_is_measured_and_no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_status, "_resident", lambda: 1_250_000_000)
+    time = Clock()
+    status, method, recorder = a_status(time, "run.seconds=1000", "window.windows=1000")
+    monkeypatch.setattr(live_status, "window_seconds", lambda recorder: 1012.0)
+    method.window, method.closed = 11, True
+    recorder.count("actor", trajectories=100)
+    time.now += 100
+    for phase, told in (("test", "measuring test texts"), ("benchmarks", "asking benchmarks")):
+        with recorder.phase(phase, phase):
+            time.now += 7
+            line = status.line()
+        assert line.startswith(f"window 11, 16:52 of 16:40 trained, {told} (0:07), ")
+        assert "left, " not in line.replace("attempts left, ", "")
+
+
 def test_failed_rounds_do_not_make_the_end_come_nearer() -> None:
     time = Clock()
     status, method, recorder = a_status(time, "window.reading=1")

@@ -70,7 +70,7 @@ def _root(
 @app.command(
     help=describe(
         "Report Python, torch, devices, precision, optional packages, disk, and of a preset or file whether it fits in "
-        "memory, whether its model, text and benchmarks are there, and about how long it takes.",
+        "memory, whether its model, benchmarks and enough text are there, and about how long it takes.",
         "tfive doctor",
         "tfive doctor qwen3-1.7b",
         "tfive doctor nano --json",

@@ -56,13 +56,18 @@ class Device:
 
 def report(sources: Sequence[str], overrides: Sequence[str], as_json: bool, processes: int | None = None) -> str:
     """The whole report: with a preset or file its memory, needs and duration, without one those of all presets."""
+    from tfive.training.text_held import lacking
+
     if processes is not None and not sources:
         raise UserError(f"--processes {processes}: name the preset or file that they are to train")
     devices = find_devices()
     facts = machine(devices)
     speed = speed_of(devices[0])
     if sources or overrides:
-        facts["configuration"] = fit(list(sources), overrides, devices[0], speed)
+        found = fit(list(sources), overrides, devices[0], speed)
+        whole = not found["broken_rules"] and not any(one["missing"] for one in found["needs"])
+        found["text_lacks"] = lacking(resolve(list(sources), overrides).config) if whole else None
+        facts["configuration"] = found
         if processes is not None:
             config = resolve(list(sources), overrides).config
             # Without a GPU here it is about others.
@@ -268,6 +273,10 @@ def render_fit(fit: dict[str, Any]) -> list[str]:
     lines += [fit["larger"]] if fit["larger"] else []
     lines.append("needs:")
     lines += [f"  {'no ' if one['missing'] else 'yes'}  {one['shown']}" for one in fit["needs"]]
+    lacks = fit.get("text_lacks")
+    if lacks is not None:
+        shown = f"too little: {lacks}" if lacks else "enough for every role of a window"
+        lines.append(f"  {'no ' if lacks else 'yes'}  text, prepared: {shown}")
     lines.append(f"takes {Duration(**fit['duration']).shown()}")
     lines += fit.get("several", {}).get("shown", [])
     return lines + [f"rule broken: {problem}" for problem in fit["broken_rules"]]

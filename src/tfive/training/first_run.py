@@ -20,9 +20,8 @@ from tfive.text.cutting import RULE
 from tfive.text.settings import TextSource
 from tfive.text.sources import Reader, local_files
 from tfive.text.tokens import TextTokenizer
-from tfive.training.build import ledger_of
-from tfive.training.corpus import corpus_of, require_other_texts
 from tfive.training.duration import Duration, expected, readable
+from tfive.training.text_held import lacking
 
 SMALL = 50_000_000
 """Parameters up to which the settings of `nano` hold; above it those of the 135M study."""
@@ -38,10 +37,6 @@ ITEMS = (256, 192, 128, 96, 64, 48, 32)
 FEWEST_WINDOWS, MOST_WINDOWS = 6, 40
 SPARE = 0.85
 """Part of the minutes that is planned for; the rest is for loading, preparing, and a round of fitting that fails."""
-
-PREPARED_BYTES = 16_000_000
-"""Up to so much text is prepared to see whether every role finds what it needs: documents go whole into one split, so
-of few documents a split may hold half of its share."""
 
 AGAIN = 2
 """Times that a run may draw as many thoughts as the whole text has places; a model that meets its texts much more often
@@ -134,7 +129,7 @@ def plan(
         took = None if shape is None else expected(config, shape, kind, speed)
         in_time = took is None or took.seconds <= 60 * minutes * SPARE
         if in_time or items == ITEMS[-1]:
-            lacks = _lacking(config, facts)
+            lacks = lacking(config, facts.size) or ""
             if not lacks:
                 break
     else:
@@ -155,7 +150,7 @@ def plan(
         )
     longer = _settings(facts, model, shape, device, items, windows, pattern)
     found = _checked(longer)
-    if found is not None and not _lacking(found, facts):
+    if found is not None and not lacking(found, facts.size):
         chosen, config = longer, found
     took = expected(config, shape, kind, speed)
     if took.seconds > 60 * minutes:
@@ -173,23 +168,6 @@ def _checked(chosen: dict[str, dict[str, Any]]) -> Config | None:
         path.write_text(_plain_toml(chosen), "utf-8")
         config = resolve([path]).config
     return None if problems(config) else config
-
-
-def _lacking(config: Config, facts: TextFacts) -> str:
-    """What the prepared text lacks of what every role of a window needs and of what is measured; nothing of large
-    texts, and where the tokenizer is not at hand."""
-    name = config.model.name
-    if facts.size > PREPARED_BYTES or not (name in EMBEDDED or Path(name).expanduser().exists()):
-        return ""
-    with tempfile.TemporaryDirectory() as folder:
-        text = config.text.model_copy(update={"cache": folder})
-        try:
-            corpus = corpus_of(config.model_copy(update={"text": text}))
-            ledger_of(config, corpus)
-            require_other_texts(config, corpus)
-        except UserError as error:
-            return str(error)
-    return ""
 
 
 def _settings(

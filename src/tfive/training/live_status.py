@@ -21,6 +21,10 @@ from tfive.training.stop_signal import StopSignal
 
 PROGRESS = "progress.txt"
 """The same line as a file in the run's folder while the run works."""
+MEASURING = {"develop": "measuring", "test": "measuring test texts", "benchmarks": "asking benchmarks"}
+"""Phases between windows and after the last, and what the line calls them."""
+AFTERWARDS = ("test", "benchmarks")
+"""Those that come when all windows are over; how long they take is not known."""
 
 
 def thoughts_of_window(config: Config, number: int) -> int:
@@ -71,8 +75,9 @@ class LiveStatus:
         method, recorder = self.method, self.recorder
         seconds = recorder.seconds
         phases, since = recorder.now()
-        where = "measuring" if phases == "develop" else f"{phases or method.phase}{self._step()}"
-        window = min(method.window + (self._between() and phases != "develop"), self.windows)
+        outer = phases.partition("/")[0]
+        where = MEASURING.get(outer) or f"{phases or method.phase}{self._step()}"
+        window = min(method.window + (self._between() and outer not in MEASURING), self.windows)
         most = self.config.run.seconds
         # A clock that ends the run says more of how far it is than a plan of windows it will not reach.
         spent = clock(window_seconds(recorder))
@@ -81,7 +86,7 @@ class LiveStatus:
         parts = [self.stop.told, at, f"{where} ({clock(since)})"]
         rate = (self._thoughts() - self._before) / max(seconds - self._begun, 1e-9)
         parts.append(f"{rate:.3g} thoughts/s" if self.planned and rate else "")
-        left = self.seconds_left()
+        left = None if outer in AFTERWARDS else self.seconds_left()
         parts += ["" if left is None else f"about {clock(left)} left", method.standing(), memory(self.device)]
         return ", ".join(part for part in parts if part)
 
