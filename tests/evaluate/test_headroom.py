@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,15 @@ def test_prose_has_uniform_positions_and_no_true_working(exported: Path, tmp_pat
             command(exported, corpus, tmp_path, **wrong)
     with pytest.raises(UserError, match="at least 4 texts"):
         command(exported, corpus, tmp_path, samples=1)
+    with pytest.raises(UserError, match="--tokens 4: no place of these texts has the 4 tokens behind it"):
+        command(exported, corpus, tmp_path, size=replace(SIZE, tokens=4), passes=0)
+    plain = tmp_path / "plain"
+    shutil.copytree(exported, plain, ignore=shutil.ignore_patterns("thoughts"))
+    (tmp_path / "gated.toml").write_text(TOML.replace("[thought]\n", '[thought]\nreading = "gated"\n'), "utf-8")
+    with pytest.raises(
+        UserError, match=r"reading = gated: the gates of .* are shut, so every thought is worth exactly 0"
+    ):
+        command(plain, corpus, tmp_path, config=tmp_path / "gated.toml", passes=0)
 
 
 def test_a_group_of_the_pattern_is_cut_out(tmp_path: Path, tokenizer: object) -> None:

@@ -11,18 +11,21 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
+from tfive.cli import doctor
 from tfive.cli.app import _call
 from tfive.config.config import Config
 from tfive.errors import UserError
 from tfive.rl.qualify import Qualifier
 from tfive.training import start
+from tfive.training.begin import PREPARED
 from tfive.training.console import Console, _on_trained_texts
 from tfive.training.export import export
 from tfive.training.lock import LOCK
 from tfive.training.loop import Loop
 from tfive.training.stop_signal import SIGNALS, StopSignal
-from tiny import OVERRIDES, configure
+from tiny import OVERRIDES, configure, tokenizer
 
 pytestmark = pytest.mark.model
 
@@ -221,6 +224,73 @@ def test_what_cannot_be_trained_is_one_line(home: Path, tmp_path: Path, override
         command(home, tmp_path / "run", override)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def hybrid(folder: Path) -> Path:
+    """A folder with a model of recurrent layers and one of attention, by the tokenizer of the tiny run."""
+    shape = Qwen3_5TextConfig(
+        vocab_size=len(tokenizer()),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+        max_position_embeddings=64,
+    )
+    Qwen3_5ForCausalLM(shape).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_gates_are_refused_before_the_text_is_prepared_where_layers_are_recurrent(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("tfive.training.start.corpus_of")
+    model, said = hybrid(tmp_path / "hybrid"), "has recurrent layers, .*; set thought.reading = inline"
+    gated = [f"model.name={model}", "thought.reading=gated", "anchor.conditioned=1", "warmstart.source=hindsight"]
+    with pytest.raises(UserError, match=said) as caught:
+        command(home, tmp_path / "run", *gated)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+    device = doctor.Device("CPU", "cpu", 16 * 2**30, ["float32"])
+    for reading, broken in (("gated", True), ("inline", False)):
+        told = doctor.fit([str(home / "tiny.toml")], [*OVERRIDES, *gated, f"thought.reading={reading}"], device, 1e12)
+        assert any("has recurrent layers" in rule for rule in told["broken_rules"]) is broken
+
+
+def test_a_model_that_is_not_admitted_leaves_nothing_behind(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise UserError("model tiny: tree and plain rows differ from block 0 on")
+
+    out = tmp_path / "a" / "run"
+    with monkeypatch.context() as broken:
+        broken.setattr("tfive.training.build.admit", refused)
+        with pytest.raises(UserError, match="differ from block 0"):
+            command(home, out)
+        assert not (tmp_path / "a").exists()
+        out.mkdir(parents=True)
+        with pytest.raises(UserError, match="differ from block 0"):
+            command(home, out)
+        assert list(out.iterdir()) == []
+    kept = out / PREPARED[0]
+
+    def warmed(*_: Any) -> None:
+        kept.write_text("{}", "utf-8")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("tfive.training.build.admit", refused)
+        broken.setattr("tfive.training.start.warm_start", warmed)
+        with pytest.raises(UserError, match="differ from block 0"):
+            command(home, out)
+    assert {kept.name, "config.toml"} <= {path.name for path in out.iterdir()}, "a warm start is never thrown away"
 
 
 def test_a_run_is_resumed_only_where_there_is_one(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def fit(sources: list[str], overrides: Sequence[str], device: Device, speed: flo
     return {
         "sources": sources,
         "method": config.method,
-        "broken_rules": problems(config),
+        "broken_rules": [*problems(config), *_unreadable(config, shape)],
         "model": {"name": config.model.name, "parameters": shape.parameters, "shape_from": shape.source},
         "roles": [{"role": row.role, "bytes": row.bytes, "how": row.how} for row in table.rows],
         "lasting": table.lasting,
@@ -185,6 +185,14 @@ def fit(sources: list[str], overrides: Sequence[str], device: Device, speed: flo
         "needs": [asdict(one) | {"shown": one.shown()} for one in needed(config, contents=True)],
         "duration": asdict(expected(config, shape, device.kind, speed)),
     }
+
+
+def _unreadable(config: Config, shape: ModelShape) -> list[str]:
+    """What the model's kind of layers cannot do."""
+    from tfive.tree.gated import recurrent_refusal
+
+    refused = config.thought.reading == "gated" and shape.linear_layers > 0
+    return [recurrent_refusal(config.model.name)] if refused else []
 
 
 def _table(config: Config, shape: ModelShape, device: Device) -> Estimate:

@@ -73,7 +73,15 @@ def texts_of(
         positions = positions.model_copy(update={"uniform": 0.0, "match": 1.0})
     sampled = sample_texts(corpora, model, positions, size)
     if not bool((sampled.texts.positions_BP >= 0).any()):
-        raise UserError(f"--pattern {pattern!r}: it ends at no token of these texts; give another, or none")
+        if pattern:
+            raise UserError(
+                f"--pattern {pattern!r}: it ends at no token of these texts that has room for a score behind it; give "
+                "another, more --tokens, or none"
+            )
+        raise UserError(
+            f"--tokens {size.tokens}: no place of these texts has the {model.plan.horizon} tokens behind it that score "
+            "a thought; give more tokens"
+        )
     return HeadroomTexts(sampled.texts, sampled.kind_BP, tuple(KINDS), sampled.source_B, {})
 
 
@@ -107,6 +115,11 @@ def headroom_command(
                 raise UserError(
                     f"--tokens {size.tokens}: with the {model.plan.reach} of a thought more than the model's "
                     f"{model.limit} positions; give fewer"
+                )
+            if model.gates is not None and model.gates.shut:
+                raise UserError(
+                    f"thought.reading = gated: the gates of {source} are shut, so every thought is worth exactly 0; "
+                    "measure with thought.reading = inline, or a model exported after training with gates"
                 )
             sampled = texts_of(files, model, pattern, per_text, size)
         asked = critic.model_copy(update={"passes": passes, "start": None}) if passes else None

@@ -33,6 +33,9 @@ LAUNCH = ".launch"
 OWN = ".own"
 """File of a run that began with a model or texts of the caller's own, which nobody else can begin again with."""
 
+PREPARED = (REPORT, positions.REPORT)
+"""What comes before the first window and is kept: a warm start, and a pilot that moves positions."""
+
 NEW, AGAIN, RESUMED = "new", "again", "resumed"
 """A new run; one that was begun, has no checkpoint yet and comes out the same again; one that goes on from its last."""
 
@@ -57,6 +60,18 @@ class Begun:
             (self.folder / LAUNCH).write_text(self.launch, "utf-8")
         if self.how == NEW or not (self.folder / CONFIG).is_file():
             save_config(config, self.folder)
+
+    @contextmanager
+    def unwritten_if_refused(self) -> Iterator[None]:
+        """What a new run has written is removed where building finds its input unusable (a model that the probe does
+        not admit, say), so that the corrected command can be given with the same folder. Work that is kept stays."""
+        try:
+            yield
+        except UserError:
+            if self.how == NEW and not any((self.folder / name).exists() for name in (CHECKPOINTS, *PREPARED)):
+                for name in (CONFIG, METRICS, COSTS, OWN, LAUNCH):
+                    (self.folder / name).unlink(missing_ok=True)
+            raise
 
 
 def agreed(met: Meeting, load: Callable[[], Config]) -> Config:
@@ -137,7 +152,7 @@ def _require_empty(folder: Path, how: str) -> None:
         return
     if (folder / SUMMARY).is_file():
         raise UserError(f"{folder}: already holds a finished run; name another folder with --out")
-    kept = any((folder / name).exists() for name in (CHECKPOINTS, REPORT, positions.REPORT))
+    kept = any((folder / name).exists() for name in (CHECKPOINTS, *PREPARED))
     kept = kept or ((folder / CONFIG).is_file() and not _trained(folder))
     begun = f"go on with tfive resume {folder}, or " if kept else ""
     raise UserError(f"{folder}: already holds files; {begun}name another folder with --out")

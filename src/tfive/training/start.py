@@ -15,7 +15,7 @@ from tfive.distributed.launch import joined
 from tfive.distributed.meeting import Meeting, meeting
 from tfive.distributed.pulse import Pulse
 from tfive.distributed.world import World
-from tfive.errors import RunFailed
+from tfive.errors import RunFailed, UserError
 from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded, load_model
 from tfive.models.weights import model_digests, own_digests
@@ -46,6 +46,8 @@ from tfive.training.trackers import Tracker, open_trackers
 from tfive.training.warmstart import REPORT as WARMED
 from tfive.training.warmstart import warm_start
 from tfive.training.watchdog import watching
+from tfive.tree.gated import recurrent_refusal
+from tfive.tree.hf import Backbone
 
 
 def train(
@@ -159,6 +161,8 @@ def _inputs(
             revision=config.model.revision,
             trust_remote_code=trust,
         )
+        if config.thought.reading == "gated" and Backbone(loaded.model).recurrent:
+            raise UserError(recurrent_refusal(loaded.name))
         check_size(config, loaded, placement.device, met.place)
         digests = model_digests(config.model.name, config.model.revision) if model is None else own_digests(model.model)
         benchmarks = benchmarks_of(config, loaded)
@@ -230,9 +234,12 @@ def _recorded(
     recorder.on_event = console.event
     warm_before, cold = (folder / WARMED).is_file(), config.warmstart.source == "off"
     warming, building = Waiting("warm start"), "building critics, heads and development texts"
-    with out_of_memory_explained("build", config), _showing(progress, warming, quiet or cold):
-        warmed = warm_start(config, loaded, corpus, recorder, folder, world)
-    with out_of_memory_explained("build", config), _showing(progress, Waiting(building), quiet):
+    with ExitStack() as held:
+        held.enter_context(begun.unwritten_if_refused() if world.leads else nullcontext())
+        held.enter_context(out_of_memory_explained("build", config))
+        with _showing(progress, warming, quiet or cold):
+            warmed = warm_start(config, loaded, corpus, recorder, folder, world)
+        held.enter_context(_showing(progress, Waiting(building), quiet))
         moved = positions.move_positions(config, loaded, corpus, recorder, folder, warmed, world)
         assembly = build(config, loaded, corpus, recorder, warmed, world, moved)
         loop = Loop(

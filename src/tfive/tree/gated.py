@@ -24,6 +24,14 @@ GATES = "reading_gates."
 """What the names of gates begin with among the parameters of a run."""
 
 
+def recurrent_refusal(name: str) -> str:
+    """Why a model with recurrent layers is not read by gates."""
+    return (
+        f"thought.reading = gated: {name} has recurrent layers, which cannot read a thought through gates; "
+        "set thought.reading = inline"
+    )
+
+
 class ReadingGates(nn.Module):
     """g: how far each head of each layer reads thoughts; 0 is shut."""
 

@@ -20,7 +20,7 @@ from tfive.tree.fast.hf_fused import Fusion, FusionChoice, choose_fusion
 from tfive.tree.fast.hf_training import TrainingChoice, choose_trained
 from tfive.tree.fast.replayed import ReplayedPasses
 from tfive.tree.fast.tiled import tiled_trouble
-from tfive.tree.gated import ReadingGates
+from tfive.tree.gated import ReadingGates, recurrent_refusal
 from tfive.tree.grow import grow, small_texts
 from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary, target_log_prob
 from tfive.tree.hf import Backbone, recurrent_parts
@@ -53,10 +53,7 @@ class TreeReader:
         choice = self.engine.fused_norms
         self.backbone = Backbone(model, lambda device: choice == "on" or (choice == "auto" and device.type == "cuda"))
         if plan.gated and self.backbone.recurrent:
-            raise UserError(
-                f"thought.reading = gated: {self.backbone.name} ({type(model).__name__}) has recurrent layers, which "
-                "cannot read a thought through gates; set thought.reading = inline"
-            )
+            raise UserError(recurrent_refusal(f"{self.backbone.name} ({type(model).__name__})"))
         self.layouts = GrownLayouts(self.engine.cuda_graphs)
         self.passes = ReplayedPasses(self.engine.cuda_graphs and self.engine.replayed_passes)
         self._kept_layers: list[int] = []
