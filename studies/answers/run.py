@@ -62,7 +62,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     one.add_argument("--archive", type=Path, help="a .tgz of all small files of --runs, made anew every minute")
     for command in (before, one):
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
-    rate = commands.add_parser("rate", help="print the rate with the best gain against the start in the search, seed 0")
+    rate = commands.add_parser("rate", help="print the rate with the largest content gain in the search, seed 0")
     rate.add_argument("--method", action="append", default=[], help="of these methods alone; may be repeated")
     last = commands.add_parser("table", help="tabulate all runs and fill the pages' tables")
     last.add_argument("--render", action="store_true", help="only fill the tables from the results")

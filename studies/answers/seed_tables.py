@@ -255,13 +255,13 @@ def seeds_critics(found: dict[str, Any]) -> str:
 
 
 def best_rate(cells: Sequence[Cell]) -> float:
-    """The rate whose cells of the search gain most against the start, mean over methods; only rates that every method
-    was run with, to its end, are weighed."""
+    """The rate whose cells of the search have the largest content gain, mean over methods; only rates that every method
+    was run with, to its end, are weighed. (Gains against no thought also grow by reading, without better thoughts.)"""
     found: dict[float, dict[str, float]] = {}
     for cell in cells:
         if "test" in cell and cell["measured"][-1]["window"]:
             rate = float(cell["settings"]["optimizer.lr"])
-            found.setdefault(rate, {})[cell["method"]] = cell["measured"][-1]["gain_vs_base"][0]
+            found.setdefault(rate, {})[cell["method"]] = cell["measured"][-1]["content_gain"][0]
     asked = {cell["method"] for cell in cells}
     whole = {rate: statistics.fmean(gains.values()) for rate, gains in found.items() if set(gains) == asked}
     if not whole:

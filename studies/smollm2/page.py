@@ -56,10 +56,11 @@ def search_blocks(found: dict[str, Any]) -> list[Block]:
         note = row["failure"] or ("taken" if taken else "" if planned else "beyond the plan")
         rows.append((row["method"], row["trial"], *(number(row.get(name), "+.4f") for name in names), note))
     head = ("method", "trial", "gain vs base", "thought gain", "content gain", "mixed gain", "no-thought loss", "")
+    judged = {"gain_vs_base": "gain against the base model", "content_gain": "content gain"}[found["judged_by"]]
     return [
         paragraph(
             f"Seed {SEARCH_SEED}, 30 steps, measured on 256 development texts that the other studies pass over. The "
-            "largest gain against the base model is taken (NTP: the smallest loss)."
+            f"largest {judged} is taken (NTP: the smallest loss)."
         ),
         table(head, rows),
     ]

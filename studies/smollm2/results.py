@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from clock import runs_of, timed_windows
 from plan import CONTROL, OPENINGS, PRESET, RESULT, SCORED, STUDIES, WRITTEN, opening_label
-from search import chosen, trials
+from search import JUDGED_BY, chosen, trials
 
 from tfive.cli.report import tabulated
 from tfive.config.config import read_source
@@ -49,7 +49,13 @@ NOT_SHOWN = (
 def results_of(runs: Path) -> dict[str, Any]:
     """Everything the page shows, as plain data."""
     found: dict[str, Any] = {"preset": PRESET, "command": "python studies/smollm2/study.py table"}
-    found |= {"trials": trials(runs), "chosen": chosen(runs), "clocks": timed_windows(runs), "costs": costs(runs)}
+    found |= {
+        "trials": trials(runs),
+        "chosen": chosen(runs),
+        "judged_by": JUDGED_BY,
+        "clocks": timed_windows(runs),
+        "costs": costs(runs),
+    }
     for study in ("main", "ablations", "changes"):
         cells_done = runs_of(study, runs)
         if any(run.label == "t5" for run in done(cells_done)) and (runs / study).is_dir():

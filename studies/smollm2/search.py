@@ -14,14 +14,15 @@ from tfive.report.runs import read_json
 from tfive.training.compare import configured
 from tfive.training.summary import SUMMARY
 
+JUDGED_BY = "content_gain"
+"""What the search maximises; results from before it was this name `gain_vs_base`."""
+
 
 def merit(method: str, last: dict[str, Any]) -> float:
-    """What the search maximises: the final gain against the base model's loss without a thought.
-
-    Unlike the thought gain it does not rise when the loss without thoughts gets worse. NTP writes no thoughts, so its
-    own loss without one counts.
+    """What the search maximises: the final content gain. Gains against no thought also rise by learning to read past
+    thoughts, which the fastest rate does best. NTP writes no thoughts, so its loss without one counts.
     """
-    return -float(last["no_thought_loss"]) if method == "ntp" else float(last["gain_vs_base"])
+    return -float(last["no_thought_loss"]) if method == "ntp" else float(last[JUDGED_BY])
 
 
 def trials(runs: Path) -> list[dict[str, Any]]:

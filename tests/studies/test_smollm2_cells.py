@@ -55,6 +55,12 @@ def test_the_search_takes_the_best_planned_trial_and_lists_all(tmp_path: Path) -
         search.configuration("main", "rlp", 0, tmp_path, [])
 
 
+def test_a_trial_is_judged_by_what_thoughts_say() -> None:
+    read, wrote = ({"gain_vs_base": gain, "content_gain": -gain, "no_thought_loss": 3.0} for gain in (0.5, -0.5))
+    assert search.merit("t5", wrote) > search.merit("t5", read)
+    assert search.merit("ntp", wrote | {"no_thought_loss": 2.0}) > search.merit("ntp", wrote)
+
+
 def test_the_pair_that_the_search_took_is_not_an_ablation(tmp_path: Path) -> None:
     assert "t5+ablation-pair-bracket" in dict(run_cells.to_do("ablations", 1, tmp_path))
     for trial in plan.TRIALS["t5"]:
