@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from answer_tables import answered, long_benchmark, long_benchmarks, problems_apart, seeds_answers, seeds_lazy, verdicts
 from estimates import Cell, common, each_texts, over_texts, shared_texts
 from forms import CAREFUL, HISTORY, LARGER, LARGER_LONGER, LONGER, ending, over_both, seed_of, signed, with_interval
+from needed_seeds import seeds_needed
 from seed_tables import (
     BEGUN,
     SEED_TABLES,
@@ -299,6 +300,11 @@ def text_again(found: dict[str, Any]) -> str:
     return drawn(head, rows)
 
 
+def ended_course(found: dict[str, Any]) -> str:
+    """The course of runs that came to their end: one that was cut off has another start's seed beside it."""
+    return seeds_course({**found, "cells": [cell for cell in found["cells"] if "test" in cell]})
+
+
 def of_kind(table: Table, kind: str) -> Table:
     """A table of the runs under one kind of clock."""
     return partial(_of_kind, table, kind)
@@ -327,6 +333,8 @@ CLOCKED_TABLES: dict[str, Table] = {
         for name in ("ends", "apart", "answers", "critics")
     },
     **{f"{kind}_lazy": of_kind(seeds_lazy, kind) for kind in ("length", "credit", "way", "larger_way")},
+    "way_course": of_kind(ended_course, "way"),
+    "way_needed": of_kind(seeds_needed, "way"),
     **{
         f"{kind}_benchmark": of_kind(long_benchmark, kind) for kind in ("credit", "way", "larger_way", "units", "rates")
     },
