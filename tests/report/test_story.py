@@ -86,6 +86,20 @@ def test_three_numbers_have_their_intervals_and_controls() -> None:
     assert (content["control"]["metric"], content["control"]["value"]) == ("other_gain", pytest.approx(-0.2))
     assert harm["control"]["value"] == pytest.approx(1.5 - harm["value"])
     assert [one["good"] for one in (prediction, content, harm)] == [True, True, True]
+    assert harm["sentence"].endswith("another text's thought does most harm: −0.200.")
+    assert "gates" not in harm["sentence"]
+
+
+def test_harm_says_what_gates_allow() -> None:
+    last = measured(other_gain=(0.001, 0.003), empty_gain=(0.1, 0.1)) | {"reading_openness": 0.0514}
+    *_, harm = three_numbers(measured(), last, 5, gated=True)
+    assert (
+        "Nothing put in a thought's place does harm on average; least good is another text's thought"
+        in (harm["sentence"])
+    )
+    assert harm["sentence"].endswith("no thought changes a prediction. They are open by 0.051 of 1 now.")
+    *_, bare = three_numbers(measured(), {"window": 3, "no_thought_drift": 0.1, "thought_gain": 0.1}, 5)
+    assert "place" not in bare["sentence"]
 
 
 def test_growth_is_paired_item_by_item(tmp_path: Path) -> None:

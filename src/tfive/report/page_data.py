@@ -178,12 +178,13 @@ def _story(record: RunRecord, thinks: bool) -> dict[str, Any]:
         # Texts that chose nothing, measured once when training was over.
         first = {"window": 0, **record.summary["test"]["before"]}
         last = {"window": record.windows, **record.summary["test"]["after"]}
+    last = {**last, "reading_openness": record.summary.get("reading_openness")}
     grown = growth(record) or {}
     said = verdict(last | grown, thinks=thinks, state=record.run.state, moved=record.windows > 0)
     limits = ["One seed: another seed may come to something else; compare several with tfive compare.", *LIMITS[1::2]]
     return {
         "verdict": said,
-        "numbers": three_numbers(first, last, record.setting("thought.horizon")),
+        "numbers": three_numbers(first, last, record.setting("thought.horizon"), gated=_reading(record) == "gated"),
         "limits": limits,
     }
 
@@ -192,6 +193,11 @@ def _thinks(record: RunRecord) -> bool:
     """Whether a run of an older version sampled thoughts to train on; one that is not finished is given the benefit."""
     total = record.account.get("total", {})
     return record.run.state != "done" or "generated_tokens" not in total or bool(total["generated_tokens"])
+
+
+def _reading(record: RunRecord) -> str:
+    """How text reads thoughts in a run, empty where an older one does not say."""
+    return str(record.summary.get("reading") or record.setting("thought.reading") or "")
 
 
 def _header(record: RunRecord) -> list[dict[str, str]]:
@@ -210,7 +216,7 @@ def _header(record: RunRecord) -> list[dict[str, str]]:
         _entry("corpus tokens", _count(cost.get("corpus_tokens")), "tokens of every text drawn, all roles"),
         _entry("measured on", _measured_on(record), "held out from every update"),
         _entry("thoughts", _shape(record)),
-        _entry("reading", str(record.summary.get("reading") or record.setting("thought.reading") or "")),
+        _entry("reading", _reading(record)),
         _entry("seed", str(record.seed)),
         _entry("device", str(place.get("device", ""))),
         _entry("phase", str(record.run.status.get("phase", "")) if record.run.state == "running" else ""),

@@ -23,8 +23,9 @@ UNIT = "nats per token"
 Number = dict[str, Any]
 
 
-def three_numbers(first: Number, last: Number, horizon: int | None) -> list[Number]:
-    """Prediction, content and harm, from the first and the last measurement (means, and `…_interval` pairs)."""
+def three_numbers(first: Number, last: Number, horizon: int | None, *, gated: bool = False) -> list[Number]:
+    """Prediction, content and harm, from the first and the last measurement (means, and `…_interval` pairs); `gated`:
+    text reads thoughts through gates."""
     if last.get("thought_gain") is None:
         return []
     following = f"each of the {horizon} tokens that follow" if horizon else "each token that follows"
@@ -51,7 +52,7 @@ def three_numbers(first: Number, last: Number, horizon: int | None) -> list[Numb
             "control": {"title": "the base model's own loss", "metric": "no_thought_loss"}
             | dict(zip(("value", "low", "high"), (_base_loss(last), None, None))),
             "sentence": f"Without a thought its loss is {_changed(drift)} the base model's on the same text "
-            f"(more than {HOLD} higher would count as harm).",
+            f"(more than {HOLD} higher would count as harm)." + _worst_thought(last) + _gates(last, gated),
             "good": _held(last),
         },
     ]
@@ -112,6 +113,36 @@ def _base_loss(last: Number) -> float | None:
 
 def _changed(drift: float | None) -> str:
     return "not comparable with" if drift is None else f"{abs(drift):.4f} {'above' if drift > 0 else 'below'}"
+
+
+PUT_IN_PLACE = {
+    "thought_gain": "its own thought",
+    "other_gain": "another text's thought",
+    "empty_gain": "an empty thought",
+    "random_gain": "random tokens",
+}
+"""What is measured in a thought's place."""
+
+
+def _worst_thought(last: Number) -> str:
+    """How far a thought can spoil a prediction: the least of what was measured in a thought's place."""
+    known = {name: last[name] for name in PUT_IN_PLACE if last.get(name) is not None}
+    if len(known) < 2:
+        return ""
+    least = min(known, key=lambda name: known[name])
+    what, gain = PUT_IN_PLACE[least], _signed(known[least])
+    if known[least] >= 0:
+        return f" Nothing put in a thought's place does harm on average; least good is {what} ({gain})."
+    return f" Of what was put in a thought's place {what} does most harm: {gain}."
+
+
+def _gates(last: Number, gated: bool) -> str:
+    """Why thoughts cannot harm where they are read through gates, and how far those are open."""
+    if not gated:
+        return ""
+    openness = last.get("reading_openness")
+    now = "" if openness is None else f" They are open by {openness:.3f} of 1 now."
+    return f" Thoughts are read through gates: shut, as they begin, no thought changes a prediction.{now}"
 
 
 def _versus_base(last: Number, before: bool) -> str:
