@@ -301,8 +301,10 @@ def text_again(found: dict[str, Any]) -> str:
 
 
 def ended_course(found: dict[str, Any]) -> str:
-    """The course of runs that came to their end: one that was cut off has another start's seed beside it."""
-    return seeds_course({**found, "cells": [cell for cell in found["cells"] if "test" in cell]})
+    """The course of runs that came to their end: one that was cut off has another start's seed beside it. All updates
+    are of as many thoughts, so that equal thoughts are equal steps, and the control has two of the seeds."""
+    cells = [cell for cell in found["cells"] if "test" in cell]
+    return seeds_course({**found, "cells": cells}, left_out=("steps",), control=False)
 
 
 def of_kind(table: Table, kind: str) -> Table:

@@ -207,14 +207,17 @@ def cut(cell: Cell, key: str, most: dict[int, float]) -> Cell:
     return {**cell, "at": at_or_before(cell, key, LEEWAY * most[cell["settings"]["run.seed"]])}
 
 
-def seeds_course(found: dict[str, Any]) -> str:
+def seeds_course(found: dict[str, Any], *, left_out: tuple[str, ...] = (), control: bool = True) -> str:
     """Development texts at equal seconds, actor thoughts and steps: each cell's last measurement within what every
-    rewarded cell of its seed has spent and a twentieth more. Methods that were not measured so early are left out."""
+    rewarded cell of its seed has spent and a twentieth more. Methods that were not measured so early are left out, and
+    so are the cuts of `left_out` and, without `control`, the differences to the control, where it has few seeds."""
     head = ("equal", "method, positions × thoughts", "seeds", "windows", "seconds", "actor thoughts", "steps")
     groups = methods([cell for cell in begun_careful(found) if cell["measured"][-1]["window"]])
     everything = [cell for cells in groups.values() for cell in cells]
     rows = []
     for key, words in CUTS.items() if everything else ():
+        if key in left_out:
+            continue
         most = budgets(everything, key)
         equal = f"{words}, {budget_told(everything, most)}"
         at = {name: [cut(cell, key, most) for cell in cells] for name, cells in groups.items()}
@@ -226,11 +229,12 @@ def seeds_course(found: dict[str, Any]) -> str:
             for measure in ("thought_gain", "gain_vs_base", "content_gain"):
                 values = by_seed(cells, "at", measure)
                 shown.append(told(list(values.values())))
-                if measure == "gain_vs_base":
+                if measure == "gain_vs_base" and control:
                     other = by_seed(control_of(cells, at), "at", measure)
                     shown.append(told(apart(values, other)))
             rows.append(shown)
-    return drawn((*head, "thought gain", "gain against the start", "minus the control", "content gain"), rows)
+    beside = ("minus the control",) if control else ()
+    return drawn((*head, "thought gain", "gain against the start", *beside, "content gain"), rows)
 
 
 def seeds_critics(found: dict[str, Any]) -> str:

@@ -103,11 +103,16 @@ def share(answers: Sequence[Model], condition: str) -> float:
     return statistics.fmean(one["results"]["every"]["accuracy"][condition][0] for one in answers)
 
 
+def right(answers: Sequence[Model]) -> float:
+    """The mean share of right answers after the own thought, counted: stored shares are rounded, and differences of
+    rounded shares would not be those of the other tables."""
+    return statistics.fmean(one["verdicts"]["own"].count("1") / len(one["verdicts"]["own"]) for one in answers)
+
+
 def risen(ends: Sequence[Model], begun: Sequence[Model], usual: int) -> str:
     """A method's share, how far it rose above that of its own starts, and its seeds where they are fewer than usual."""
     if not ends:
         return "–"
-    own = share(ends, "own")
-    rise = points_of(own - share(begun, "own")) if len(begun) == len(ends) else "–"
+    rise = points_of(right(ends) - right(begun)) if len(begun) == len(ends) else "–"
     fewer = f"; {len(ends)} {'seeds' if len(ends) > 1 else 'seed'}" if len(ends) < usual else ""
-    return f"{percent(own)} ({rise}{fewer})"
+    return f"{percent(share(ends, 'own'))} ({rise}{fewer})"

@@ -152,7 +152,18 @@ develop_items = 64
     assert "  yes  text, prepared: enough for every role of a window" in shown
     lacks, shown = told(6)
     assert lacks
-    assert f"  no   text, prepared: too little: {lacks}" in shown
+    assert f"  no   text, prepared: {lacks}" in shown
+    (tmp_path / "5.jsonl").write_text('{"text": "one"}\nnot JSON\n', "utf-8")
+    asked = tmp_path / "5.toml"
+    for path, why in (("5.jsonl", "row 2 is not JSON"), ("empty", "")):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        source = f'[[text.sources]]\nname = "one"\npath = "{tmp_path / path}"\n'
+        asked.write_text(first_run.replace("[thought]", f"{source}\n[thought]", 1), "utf-8")
+        lines = doctor.report([str(asked)], [], as_json=False).splitlines()
+        (line,) = (one for one in lines if "text, prepared" in one)
+        assert line.startswith("  no   text, prepared: ")
+        assert why in line
+        assert "too little" not in line
     lacks, shown = told(6, "gae.alpha=0.05")
     assert lacks is None, "a rule that is broken comes first"
     assert "text, prepared" not in shown

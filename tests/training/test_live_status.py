@@ -225,6 +225,14 @@ def test_after_the_last_window_the_line_says_what_is_measured_and_no_time_left(m
             line = status.line()
         assert line.startswith(f"window 11, 16:52 of 16:40 trained, {told} (0:07), ")
         assert "left, " not in line.replace("attempts left, ", "")
+    for most in ("window.windows=20", "window.windows=11"):
+        status, method, recorder = a_status(time, most)
+        method.window, method.closed = 11, True
+        recorder.count("actor", trajectories=100)
+        time.now += 100
+        with recorder.phase("benchmarks", "benchmarks"):
+            line = status.line()
+        assert ("left, " in line.replace("attempts left, ", "")) is (most == "window.windows=20")
 
 
 def test_failed_rounds_do_not_make_the_end_come_nearer() -> None:

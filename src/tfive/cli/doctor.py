@@ -41,6 +41,8 @@ OPTIONAL = {
 }
 EXTRAS = {"pyarrow": "parquet", "zstandard": "zstd", "datasets": "hub", "matplotlib": "figures", "fla": "kernels"}
 
+PREPARING = "preparing the text, to see whether it holds enough"
+
 _DISTRIBUTIONS = {"fla": "flash-linear-attention"}
 
 
@@ -56,6 +58,7 @@ class Device:
 
 def report(sources: Sequence[str], overrides: Sequence[str], as_json: bool, processes: int | None = None) -> str:
     """The whole report: with a preset or file its memory, needs and duration, without one those of all presets."""
+    from tfive.training.progress import ProgressReport, Waiting
     from tfive.training.text_held import lacking
 
     if processes is not None and not sources:
@@ -66,7 +69,8 @@ def report(sources: Sequence[str], overrides: Sequence[str], as_json: bool, proc
     if sources or overrides:
         found = fit(list(sources), overrides, devices[0], speed)
         whole = not found["broken_rules"] and not any(one["missing"] for one in found["needs"])
-        found["text_lacks"] = lacking(resolve(list(sources), overrides).config) if whole else None
+        with ProgressReport(sys.stderr).showing(Waiting(PREPARING), drawn=not as_json):
+            found["text_lacks"] = lacking(resolve(list(sources), overrides).config) if whole else None
         facts["configuration"] = found
         if processes is not None:
             config = resolve(list(sources), overrides).config
@@ -283,7 +287,7 @@ def render_fit(fit: dict[str, Any]) -> list[str]:
     lines += [f"  {'no ' if one['missing'] else 'yes'}  {one['shown']}" for one in fit["needs"]]
     lacks = fit.get("text_lacks")
     if lacks is not None:
-        shown = f"too little: {lacks}" if lacks else "enough for every role of a window"
+        shown = lacks or "enough for every role of a window"
         lines.append(f"  {'no ' if lacks else 'yes'}  text, prepared: {shown}")
     lines.append(f"takes {Duration(**fit['duration']).shown()}")
     lines += fit.get("several", {}).get("shown", [])

@@ -23,8 +23,6 @@ PROGRESS = "progress.txt"
 """The same line as a file in the run's folder while the run works."""
 MEASURING = {"develop": "measuring", "test": "measuring test texts", "benchmarks": "asking benchmarks"}
 """Phases between windows and after the last, and what the line calls them."""
-AFTERWARDS = ("test", "benchmarks")
-"""Those that come when all windows are over; how long they take is not known."""
 
 
 def thoughts_of_window(config: Config, number: int) -> int:
@@ -86,7 +84,8 @@ class LiveStatus:
         parts = [self.stop.told, at, f"{where} ({clock(since)})"]
         rate = (self._thoughts() - self._before) / max(seconds - self._begun, 1e-9)
         parts.append(f"{rate:.3g} thoughts/s" if self.planned and rate else "")
-        left = None if outer in AFTERWARDS else self.seconds_left()
+        # When all windows are over there is measuring to do, and how long that takes is not known.
+        left = None if outer in MEASURING and self._over() else self.seconds_left()
         parts += ["" if left is None else f"about {clock(left)} left", method.standing(), memory(self.device)]
         return ", ".join(part for part in parts if part)
 
@@ -125,6 +124,12 @@ class LiveStatus:
         left = thoughts_of_window(self.config, current) - (self._thoughts() - self._at_close)
         this = max(left, 0) if current <= self.windows else 0
         return this + planned_thoughts(self.config, current + 1)
+
+    def _over(self) -> bool:
+        """Whether no window comes any more, by the plan or by the clock."""
+        most = self.config.run.seconds
+        late = most is not None and window_seconds(self.recorder) >= most
+        return self.method.closed and (late or self.method.window >= self.windows)
 
     def _between(self) -> bool:
         """Whether one window is over and the next has not begun; the number rises inside `open`."""

@@ -15,7 +15,7 @@ from tfive.text.sources import local_files
 from tfive.training.build import ledger_of
 from tfive.training.corpus import corpus_of, require_other_texts
 
-PREPARED_BYTES = 16_000_000
+PREPARED_BYTES = 8_000_000
 """Up to so much text is prepared; more takes too long for a look beforehand."""
 _PACKED = {".gz": 4, ".zst": 4, ".parquet": 2}
 """About how many bytes of text a byte of such a file holds."""
@@ -28,18 +28,18 @@ def _bytes(sources: Sequence[TextSource]) -> float:
 
 
 def lacking(config: Config, size: int | None = None) -> str | None:
-    """What the prepared text lacks of what every role of a window needs and of what is measured: nothing, or a line.
-    None where that is not known: of large texts (`size`: bytes, where they have been counted), of such as are not here,
-    and where the tokenizer is not or positions need the model itself."""
+    """Why the text cannot be prepared, or what it then lacks of what every role of a window needs and of what is
+    measured: nothing, or a line. None where that is not known: of large texts (`size`: bytes, where they have been
+    counted), of such as are not here, and where the tokenizer is not or positions need the model itself."""
     name, text = config.model.name, config.text
     here = name in EMBEDDED or Path(name).expanduser().exists()
     if not here or text.positions.entropy > 0 or any(source.hub is not None for source in text.sources):
         return None
-    if (_bytes(text.sources) if size is None else size) > PREPARED_BYTES:
-        return None
     with tempfile.TemporaryDirectory() as folder:
         kept = config.model_copy(update={"text": text.model_copy(update={"cache": folder})})
         try:
+            if (_bytes(text.sources) if size is None else size) > PREPARED_BYTES:
+                return None
             corpus = corpus_of(kept)
             ledger_of(config, corpus)
             require_other_texts(config, corpus)
