@@ -1,4 +1,4 @@
-"""Exercise sheets of worked problems: three forms of rows, full rows of tokens, no problem in two files, and the
+"""Exercise sheets of worked problems: four forms of rows, full rows of tokens, no problem in two files, and the
 command that writes them for the preset."""
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tfive.config.config import Config
 from tfive.config.rules import problems as problems_of
 from tfive.errors import UserError
 from tfive.rl.roles import role_shares
+from tfive.text.boxed import UNBOXED
 from tfive.text.sheets import HEADER, PATTERN, Problem, read_problems, sheet_files
 from tfive.text.workings import enough_for, worked_texts
 from tfive.training.inputs import needed
@@ -58,12 +59,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-def test_three_forms_of_rows_are_the_same_problem(tmp_path: Path) -> None:
+def test_forms_of_rows_are_the_same_problem(tmp_path: Path) -> None:
     lines = "Half of 2,468 is 1,234.\nSo 1,234."
     given = [
         {"id": "a", "question": "What is half of 2,468?", "working": lines, "answer": "1,234"},
         {"id": "a", "question": "What is half of 2,468?", "answer": f"{lines}\n#### 1,234"},
         {"id": "a", "text": f"What is half of 2,468?\n\n{lines}\nThe answer is 1,234."},
+        {"id": "a", "problem": "What is half of\n2,468?", "solution": "Half of 2,468 is 1,234.\nSo \\boxed{1,234}."},
     ]
     spare = {"id": "s", "question": "And?", "working": "w", "answer": 7, "fewshot": True}
     for row in given:
@@ -78,7 +80,32 @@ def test_three_forms_of_rows_are_the_same_problem(tmp_path: Path) -> None:
     pairs = ((" ", "1"), ("w", "a b"), ("w", ""), ("w", "x" * 13), ("w", None))
     bad = [{"question": "q", "working": working, "answer": answer} for working, answer in pairs]
     found = read_problems(write(tmp_path / "one.jsonl", [*bad, *given, asked(1), spare]))
-    assert (found.unfit, found.again, len(found.kept)) == ((1, 2, 3, 4, 5), (7, 8), 2)
+    assert (found.unfit, found.again, len(found.kept)) == ((1, 2, 3, 4, 5), (7, 8, 9), 2)
+
+
+def test_boxed_results_follow_the_rule_of_answers(tmp_path: Path) -> None:
+    spare = {"question": "And?", "working": "w", "answer": 7, "fewshot": True}
+    results = {
+        r"\boxed{42}": "42", r"\boxed{-12{,}345}": "-12345", r"\boxed{\frac{3}{4}}": r"\frac{3}{4}",
+        r"\boxed{x^2 + 1}": None, r"\boxed{\frac{\sqrt{3}}{2}}": None, "42": None, r"\boxed{4": None,
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = [
+        {"problem": f"q{n}", "solution": f"Some. So ${one}$."} for n, one in enumerate(results)
+    ]
+    found = read_problems(write(tmp_path / "one.jsonl", [*rows, spare]))
+    assert {one.question: one.answer for one in found.kept} == {"q0": "42", "q1": "-12345", "q2": r"\frac{3}{4}"}
+    # Several words, and more than 12 characters, as of other rows; and no box.
+    assert found.unfit == (4, 5)
+    assert found.unsolved == {UNBOXED: [6, 7]}
+    assert {one.question: one.lines for one in found.kept}["q2"] == ("Some", r"So $\frac{3}{4}$")
+    # Other forms come first, whatever else a row has; a field without a value leaves its row out.
+    extra: dict[str, Any] = {"solution": r"\boxed{1}", "problem": 5}
+    own: dict[str, Any] = {"question": "a", "working": "w", "answer": "2"}
+    rows = [own | extra, {"question": "b", "answer": "w\n#### 3"} | extra, {"text": "c\n\nw\nThe answer is 4."} | extra]
+    rows += [{"question": "d", "working": None, "answer": "9", "solution": r"So it is $\boxed{5}$."}]
+    found = read_problems(write(tmp_path / "one.jsonl", [*rows, {"problem": "e", "solution": None}, spare]))
+    assert sorted((one.question, one.answer) for one in found.kept) == [("a", "2"), ("b", "3"), ("c", "4"), ("d", "5")]
+    assert found.unfit == (5,)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +135,17 @@ def test_parquet_is_read_too(tmp_path: Path) -> None:
         ([1], "row 1: list, not an object"),
         ({"question": "q", "answer": "7"}, "of 1 rows 1 have no working or no answer of one word"),
         ({"text": "q\n\nmore of it\n\nw\nThe answer is 1."}, "of 1 rows 1 have no working"),
+        (
+            {"problem": "q", "solution": "So 5."},
+            r"of 1 rows 1 have no result in \boxed{…} in their solution (row 1 first)",
+        ),
+        (
+            {"problem": "q", "solution": r"\boxed{1} or \boxed{2}"},
+            r"1 have different results in several \boxed{…} (row 1",
+        ),
+        ({"problem": "q", "solution": [r"\boxed{1}"]}, "row 1: solution is a list; give it as text"),
+        ({"problem": 1, "solution": r"\boxed{1}"}, "row 1: problem is a int; give it as text"),
+        ({"problem": "q"}, r"row 1: has problem; give question, working and answer"),
         ({"question": "half \ud800", "working": "w", "answer": "1"}, "row 1: no JSON in UTF-8"),
     ],
 )
@@ -210,6 +248,28 @@ def test_the_command_writes_sheets_says_what_comes_next_and_overwrites_nothing(
     told = sheets(model, Path(problems), Path("other"), LENGTH)
     assert "the preset reads sheets/: give other that name" in told
     assert "bring some hundred problems more" in told
+
+
+def test_the_command_takes_boxed_results_and_says_what_has_none(folder: Path, tmp_path: Path) -> None:
+    def boxed(number: int) -> dict[str, Any]:
+        steps = f"We add $2 + {number}$.\n\nSo there are $\\boxed{{{2 + number}}}$. Done."
+        return {"problem": f"Ann has 2 pens and then {number} more. How many?", "solution": steps, "level": "1"}
+
+    rows = [boxed(number) for number in range(300)]
+    rows[7]["solution"] = "So 9."
+    model, problems = str(folder / "model"), write(tmp_path / "math.jsonl", rows)
+    given = ["data", "sheets", model, str(problems), str(tmp_path / "out"), "--length", str(LENGTH), "--quiet"]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    assert "left out: 1 rows that have no result in \\boxed{…} in their solution (row 8 first)\n" in done.output
+    made = json.loads(gzip.decompress((tmp_path / "out" / "workings.json.gz").read_bytes()))
+    assert {one["working"][-12:] for one in made.values() if one["answer"] == "102"} == {"re are $102$"}
+    write(tmp_path / "math.jsonl", [{**row, "solution": "So 9."} for row in rows])
+    with pytest.raises(
+        UserError, match=r"math.jsonl: of 300 rows 300 have no result in \\boxed.*row 1 first\); give some"
+    ):
+        sheets(model, problems, tmp_path / "other", LENGTH)
+    assert not (tmp_path / "other").exists()
 
 
 def test_few_sheets_ask_for_smaller_windows() -> None:

@@ -137,7 +137,7 @@ def data_overlap(
 def data_sheets(
     model: Annotated[str, typer.Argument(help="Whose tokens fill a sheet: hub name, folder or .gguf file.")],
     problems: Annotated[
-        Path, typer.Argument(help="Rows with question, working and answer, GSM8K's own rows, or rows with text.")
+        Path, typer.Argument(help="Rows with question, working and answer, rows of GSM8K or MATH, or rows with text.")
     ],
     folder: Annotated[Path, typer.Argument(help="Where the sheets are written.")] = Path("sheets"),
     length: Annotated[int, typer.Option(min=64, help="Tokens of a sheet: text.sequence_length of the run.")] = 512,

@@ -123,6 +123,7 @@ def _left_out(found: Problems, made: Files, length: int) -> list[str]:
     )
     told = [
         (len(found.unfit), f"{unfit} (row {found.unfit[0]} first)" if found.unfit else ""),
+        *((len(rows), f"rows that {why} (row {rows[0]} first)") for why, rows in found.unsolved.items()),
         (len(found.again), f"rows whose question came before (row {found.again[0]} first)" if found.again else ""),
         (made.too_long, f"problems that are too long for sheets of {length} tokens; --length makes them longer"),
         (made.uncut, "sheets that could not be cut to their length and read back alike"),

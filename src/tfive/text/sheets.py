@@ -13,11 +13,12 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tfive.errors import UserError
+from tfive.text.boxed import worked
 from tfive.text.formats import RawRow, raw_rows
 from tfive.text.workings import TOKENS, enough_for
 
@@ -44,6 +45,8 @@ ROOM = 4
 LONGEST = 12
 """Most characters of an answer: it should be scored within a few tokens."""
 ROWS = "question, working and answer"
+NAMED = ({"question", "answer"}, {"question", "solution"}, {"problem", "solution"})
+"""Fields of which a row without a value in one of them is left out instead of refused."""
 STEPS = re.compile(r"<<[^<>]*>>")
 """Calculator notes in the workings of GSM8K as it is published."""
 SPARE = 100
@@ -74,6 +77,8 @@ class Problems:
     short word."""
     again: tuple[int, ...] = ()
     """Numbers of the rows whose question came before."""
+    unsolved: dict[str, list[int]] = field(default_factory=dict)
+    """Numbers of the rows with `solution` of which no steps and answer are told, by the reason."""
 
 
 def in_order(problems: Sequence[Problem]) -> list[Problem]:
@@ -83,18 +88,24 @@ def in_order(problems: Sequence[Problem]) -> list[Problem]:
 
 def read_problems(path: Path) -> Problems:
     """The problems of a file: rows with `question`, `working` and `answer`; with `question` and an `answer` that ends
-    in `#### 42` (GSM8K as it is published); or with `text`, whose last line is `The answer is 42.` Rows marked
+    in `#### 42` (GSM8K as it is published); with `problem` (or `question`) and a `solution` whose result stands in
+    `\\boxed{42}` (MATH as it is published); or with `text`, whose last line is `The answer is 42.` Rows marked
     `fewshot` only fill the ends of sheets; where none is, a few others do."""
     kept: list[Problem] = []
     spare: list[Problem] = []
     unfit: list[int] = []
     again: list[int] = []
+    unsolved: dict[str, list[int]] = {}
     seen: set[str] = set()
     count = 0
     for number, raw in raw_rows(path, ()):
         count += 1
         row = _parsed(raw, path, number)
-        question, working, answer = _parts(row, path, number)
+        solved = _solved(row, path, number)
+        if isinstance(solved, str):
+            unsolved.setdefault(solved, []).append(number + 1)
+            continue
+        question, working, answer = solved or _parts(row, path, number)
         lines = tuple(" ".join(STEPS.sub("", one).split()).rstrip(".") for one in working.split("\n") if one.strip())
         if not question or not lines or len(answer) > LONGEST or answer.split() != [answer]:
             unfit.append(number + 1)
@@ -112,12 +123,11 @@ def read_problems(path: Path) -> Problems:
         kept, spare = kept[:-few], kept[-few:]
     if not kept:
         marked = f", {len(spare)} of them marked fewshot, which only fill sheets" if len(spare) > 1 else ""
-        first = f" (row {unfit[0]} first)" if unfit else ""
-        raise UserError(
-            f"{path}: of {count} rows {len(unfit)} have no working or no answer of one word of at most {LONGEST} "
-            f"characters{first}{marked}; give some hundred rows with {ROWS}"
-        )
-    return Problems(kept, spare, tuple(unfit), tuple(again))
+        reasons = {f"have no working or no answer of one word of at most {LONGEST} characters": unfit, **unsolved}
+        told = ", ".join(f"{len(rows)} {why} (row {rows[0]} first)" for why, rows in reasons.items() if rows)
+        told = told or "none has a working and an answer"
+        raise UserError(f"{path}: of {count} rows {told}{marked}; give some hundred rows with {ROWS}")
+    return Problems(kept, spare, tuple(unfit), tuple(again), unsolved)
 
 
 def _parsed(raw: RawRow, path: Path, number: int) -> Row:
@@ -133,8 +143,22 @@ def _parsed(raw: RawRow, path: Path, number: int) -> Row:
     return row
 
 
+def _solved(row: Row, path: Path, number: int) -> tuple[str, str, str] | str | None:
+    """Question, working and answer of a row with `solution`, or why it has none; nothing for rows of other forms."""
+    asked, other = ("problem", "text") if row.get("question") is None else ("question", "working")
+    closed = isinstance(row.get("answer"), str) and CLOSE in row["answer"]
+    if row.get(asked) is None or row.get("solution") is None or row.get(other) is not None or closed:
+        return None
+    for name in (asked, "solution"):
+        if not isinstance(row[name], str):
+            raise UserError(f"{path}, row {number + 1}: {name} is a {type(row[name]).__name__}; give it as text")
+    question: str = row[asked]
+    found = worked(question, row["solution"])
+    return found if isinstance(found, str) else (" ".join(question.split()), "\n".join(found[0]), found[1])
+
+
 def _parts(row: Row, path: Path, number: int) -> tuple[str, str, str]:
-    """Question, working and answer of a row in any of the three forms; empty where they cannot be told apart."""
+    """Question, working and answer of a row in any of the other forms; empty where they cannot be told apart."""
     where = f"{path}, row {number + 1}"
     told = {name: row.get(name) for name in ("question", "working", "answer", "text")}
     for name, value in told.items():
@@ -153,11 +177,12 @@ def _parts(row: Row, path: Path, number: int) -> tuple[str, str, str]:
     elif question is not None and answer is not None and working is None:
         working, _, answer = answer.rpartition(CLOSE)
     if question is None or working is None or answer is None:
-        if row.keys() >= {"question", "answer"}:
+        if any(row.keys() >= names for names in NAMED):
             return "", "", ""  # fields without a value: left out, as rows without a working are
         raise UserError(
             f"{where}: has {', '.join(sorted(row)) or 'no fields'}; give {ROWS}, or question and an answer that ends "
-            f"in {CLOSE} and the result, or text whose last line is The answer is 42."
+            f"in {CLOSE} and the result, or problem and a solution with the result in \\boxed{{}}, or text whose last "
+            "line is The answer is 42."
         )
     answer = answer.strip().rstrip(".")
     if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?", answer):
