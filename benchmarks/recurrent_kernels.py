@@ -1,12 +1,14 @@
 """Kernels of recurrent layers one by one: how far from PyTorch, how long, and how many bytes they must move.
 
 `python benchmarks/recurrent_kernels.py --shape qwen3.5-2b --out results`. With `--sweep` the sizes of programs are
-tried as well, until `--budget` seconds are over.
+tried as well, until `--budget` seconds are over. `--against FILE` times the step alone, in turns with that of another
+form of `delta_step_triton.py`: both in graphs of as many layers as the model has, so that no state stays in the cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import statistics
@@ -14,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -23,7 +26,7 @@ from tfive.errors import UserError
 from tfive.tree.fast import delta_chunk, delta_step_triton, mixer
 from tfive.tree.fast.delta_chunk import TritonRule
 from tfive.tree.fast.delta_kernel import triton_differences
-from tfive.tree.fast.delta_step import RecurrentHeads
+from tfive.tree.fast.delta_step import RecurrentHeads, StepKernel
 from tfive.tree.fast.delta_step_choice import step_differences
 from tfive.tree.fast.mixer import TritonMixer
 from tfive_lab.bench.recurrent_cases import heads_of, path_case, step_case
@@ -128,6 +131,37 @@ def sweep(heads: RecurrentHeads, work: Work, device: torch.device, until: float)
             yield f"mixer nodes {nodes}", mixer_times(heads, work.texts, work.tokens, device)
 
 
+def layers_in_a_graph(cases: list[Callable[[], Any]], kernel: StepKernel) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+    """The steps of some layers by a kernel, captured, and where their outputs will stand."""
+    with patch.object(delta_step_triton, "step", kernel):
+        for case in cases:  # compiled before it is captured
+            case()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = [case() for case in cases]
+    return graph, outputs
+
+
+def in_turns(heads: RecurrentHeads, work: Work, device: torch.device, file: Path, layers: int = 18) -> dict[str, Any]:
+    """Microseconds a layer of the step as it is and as `file` has it, and whether both give the same bits."""
+    spec = importlib.util.spec_from_file_location("another_step", file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"--against {file}: not a Python file; give another form of delta_step_triton.py")
+    another = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(another)
+    cases = [step_case(heads, work, device)[0] for _ in range(layers)]
+    kernels = {"as it is": delta_step_triton.step, file.name: another.step}
+    graphs = {name: layers_in_a_graph(cases, kernel) for name, kernel in kernels.items()}
+    outputs, taken = [], dict[str, list[float]]()
+    for _ in range(5):
+        for name, (graph, found) in graphs.items():
+            taken.setdefault(name, []).append(1000 * milliseconds(graph.replay) / layers)
+            outputs.append([x.clone() for x in found])
+    same = all(torch.equal(x, y) for each in outputs for x, y in zip(each, outputs[0], strict=True))
+    return {"microseconds a layer": taken, "same bits": same}
+
+
 def main(given: list[str] | None = None) -> int:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -135,6 +169,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--sweep", action="store_true", help="try other sizes of programs")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds after which no further size is tried")
     parser.add_argument("--skip-checks", action="store_true")
+    parser.add_argument("--against", type=Path, help="another form of delta_step_triton.py")
     parser.add_argument("--out", type=Path, help="folder for the JSON")
     asked = parser.parse_args(given)
     if not torch.cuda.is_available():
@@ -142,6 +177,9 @@ def main(given: list[str] | None = None) -> int:
     until = time.perf_counter() + asked.budget
     heads, work, device = heads_of(asked.shape), Work(), torch.device("cuda")
     report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "shape": asked.shape, "ms": {}}
+    if asked.against is not None:
+        print(json.dumps(in_turns(heads, work, device, asked.against)))
+        return 0
     if not asked.skip_checks:
         report["apart"] = checks(heads, device)
         print(json.dumps(report["apart"]), flush=True)

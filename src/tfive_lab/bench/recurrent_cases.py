@@ -32,7 +32,8 @@ def step_case(heads: RecurrentHeads, work: Work, device: torch.device) -> tuple[
     branches, width = work.branches, 2048
     like = torch.randn(branches, width, device=device).bfloat16()
     memory = LayerMemory.empty(branches // work.group, branches, work.length + 1, heads, like, once=True)
-    memory.state_XIEF.normal_()
+    for buffer in (memory.state_XIEF, memory.past_QLU, memory.key_QIZE, memory.write_QIZF):
+        buffer.normal_()
     sizes = (heads.channels, heads.values * heads.value_features, heads.values, heads.values)
     joined = torch.randn(branches, sum(sizes), device=device).bfloat16()
     log_rate, bias = (torch.randn(heads.values, device=device).bfloat16() for _ in range(2))
