@@ -59,6 +59,22 @@ def test_larger_passes_are_named_where_they_fit_and_are_of_use() -> None:
     assert "--set run.texts_per_pass=16 --set run.texts_per_rollout=160 (" in both
 
 
+def test_a_bound_is_called_one_where_padding_is_left_out() -> None:
+    def said(preset: str, *overrides: str, device: doctor.Device = GPU) -> bool:
+        found = doctor.fit([preset], overrides, device, SPEED)
+        shown = [line for line in doctor.render_fit(found) if line.startswith("an upper bound: ")]
+        assert shown == ([found["at_most"]] if found["at_most"] else [])
+        return bool(shown)
+
+    early = "thought.variable_length=true"
+    assert said("qwen3-1.7b", early, "run.texts_per_pass=16")
+    assert not said("qwen3-1.7b", early, "run.texts_per_pass=1"), "small passes keep their padding on a GPU"
+    assert said("qwen3-1.7b", early, "run.texts_per_pass=1", device=CPU)
+    assert not said("qwen3-1.7b", "thought.variable_length=false", "run.texts_per_pass=16")
+    assert not said("qwen3-1.7b", early, "run.texts_per_pass=16", "engine.activation_checkpointing=true")
+    assert not said("qwen3.5-2b", early, "run.texts_per_pass=16"), "recurrent layers read padding"
+
+
 def test_the_copy_of_a_checkpoint_is_counted_where_it_lies() -> None:
     gpu, cpu = (doctor.fit(["qwen3-1.7b"], [], device, SPEED) for device in (GPU, CPU))
     saved = gpu["checkpoint_host_bytes"]

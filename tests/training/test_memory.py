@@ -26,9 +26,7 @@ from tfive.training.state_tree import encode
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.low_rank import trained_state
-from tfive_lab.bench.counted import critic_overrides
-from tfive_lab.bench.fit import sized
-from tfive_lab.bench.step import StepWork, configure
+from tfive.tree.settings import EngineOptions
 
 FAMILIES = {
     "llama": {},
@@ -43,7 +41,9 @@ FAMILIES = {
 }
 
 
-def saved_bytes(model: PreTrainedModel, texts: TextBatch, thoughts: Thoughts, plan: ThoughtPlan) -> int:
+def saved_bytes(
+    model: PreTrainedModel, texts: TextBatch, thoughts: Thoughts, plan: ThoughtPlan, engine: EngineOptions
+) -> int:
     """Bytes autograd keeps for the backward of one pass over trunk and thoughts, the weights left out."""
     weights = {parameter.data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
@@ -53,19 +53,22 @@ def saved_bytes(model: PreTrainedModel, texts: TextBatch, thoughts: Thoughts, pl
             kept[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
+    tree = TreeModel(model, plan, engine)
+    assert (tree.training.forwards is not None) == (engine.fused_training == "on")
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        TreeModel(model, plan).features(texts, thoughts)
+        tree.features(texts, thoughts)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-@pytest.mark.model
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_estimated_activations_are_those_autograd_keeps(family: str, dtype: torch.dtype) -> None:
+def kept_and_estimated(family: str, dtype: torch.dtype, trained: str) -> tuple[int, int]:
+    """Bytes a small model keeps for a backward pass, and how many are reckoned; `trained`: by its own blocks, by these
+    with low-rank updates, or by few kernels."""
     sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "vocab_size": 50}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     settings = AutoConfig.for_model(family, **sizes, **heads, **FAMILIES[family])
     model = AutoModelForCausalLM.from_config(settings).to(dtype)
+    if trained == "low rank":
+        adapt_actor(model, ActorSettings(adapt="lora", lora_rank=4), seed=0)
     rows, branches, steps, length = 1, 6, 12, 256
     texts = TextBatch(
         torch.full((rows, length), 5),
@@ -81,14 +84,42 @@ def test_estimated_activations_are_those_autograd_keeps(family: str, dtype: torc
         ~whole,
         torch.zeros(rows, branches, steps),
     )
-    measured = saved_bytes(model, texts, thoughts, ThoughtPlan(open_ids=(1,), close_ids=(2,)))
+    kernels = trained == "few kernels"
+    engine = EngineOptions(fused_blocks="on", fused_training="on") if kernels else EngineOptions()
+    measured = saved_bytes(model, texts, thoughts, ThoughtPlan(open_ids=(1,), close_ids=(2,)), engine)
 
     overrides = [f"text.sequence_length={length}", f"text.positions.per_text={branches}", "run.texts_per_pass=1"]
     overrides += [f"model.compute={str(dtype).removeprefix('torch.')}"]
     config = Config.load("qwen3.5-2b", overrides=overrides)
     shape = shape_from(settings.to_dict(), "here")
-    critic = next(row for row in estimate(config, shape, on_gpu=False).rows if row.role == "critic 1")
-    assert critic.bytes["activations"] == pytest.approx(measured, rel=0.2)
+    critic = next(row for row in estimate(config, shape, on_gpu=kernels).rows if row.role == "critic 1")
+    return measured, critic.bytes["activations"]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_estimated_activations_are_those_autograd_keeps(family: str, dtype: torch.dtype) -> None:
+    measured, estimated = kept_and_estimated(family, dtype, "own blocks")
+    assert estimated == pytest.approx(measured, rel=0.2)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("family", FAMILIES)
+def test_low_rank_updates_keep_no_more_than_is_reckoned(family: str) -> None:
+    """Frozen weights need fewer activations: a tenth fewer, with PyTorch's delta rule a fifth."""
+    measured, estimated = kept_and_estimated(family, torch.bfloat16, "low rank")
+    assert measured <= estimated <= 1.3 * measured
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_estimated_activations_are_those_few_kernels_keep(family: str, dtype: torch.dtype) -> None:
+    measured, estimated = kept_and_estimated(family, dtype, "few kernels")
+    # Masked attention copies its outputs once more, which tiles on a GPU do not: 4 layers, 4 heads of 32 or 64.
+    copied = 4 * (256 + 6 * 13) * 4 * (64 if family == "qwen3" else 32) * dtype.itemsize
+    assert estimated + copied == pytest.approx(measured, rel=0.05)
 
 
 def small(**changes: Any) -> ModelShape:
@@ -162,31 +193,6 @@ def test_shards_are_trained_by_pytorchs_rule() -> None:
     assert "path tokens" in shards["actor"]
     assert "path tokens" in shards["critic 1"]
     assert "by kernels" in shards["rollout and scoring"]
-
-
-@pytest.mark.parametrize(
-    ("method", "critics", "length", "texts", "rollout", "measured"),
-    [
-        ("rlp", "one-block", 12, 4, 16, 107_100_981_760),
-        ("t5", "one-block", 12, 8, 32, 88_259_495_424),
-        ("t5", "policy-features", 12, 8, 32, 88_444_890_112),
-        ("t5", "probe", 12, 8, 64, 104_008_546_816),
-        ("t5", "preset", 12, 4, 16, 123_964_268_544),
-        ("rlp", "one-block", 64, 1, 2, 105_304_324_096),
-        ("t5", "one-block", 64, 4, 64, 95_821_801_472),
-        ("t5", "probe", 64, 4, 64, 94_548_110_848),
-    ],
-)
-def test_hybrids_by_kernels_are_foreseen_within_a_tenth(
-    method: str, critics: str, length: int, texts: int, rollout: int, measured: int
-) -> None:
-    """Peaks of `results/step-time-qwen3.5-2b.json`."""
-    work = StepWork(length=length, steps=4, items=128) if length == 12 else StepWork(length=64, steps=2, items=64)
-    own = [] if method == "rlp" else critic_overrides(critics)
-    config = sized(configure(method, work, own, "cpu", "bfloat16"), texts, rollout, checkpointing=False)
-    shape = find_shape("Qwen/Qwen3.5-2B-Base")
-    assert shape is not None
-    assert estimate(config, shape, on_gpu=True).total == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +38,24 @@ def test_right_models_are_admitted(family: str, dtype: torch.dtype) -> None:
     assert found.dtype == "float32"
     assert max(found.blocks) < 1e-5
     assert found.leak == 0
+
+
+def test_what_admission_computes_with_is_gone_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, small_copy = list[weakref.ref[TreeModel]](), admission._small_copy
+
+    def noted(*given: Any) -> TreeModel:
+        tree = small_copy(*given)
+        made.append(weakref.ref(tree))
+        return tree
+
+    monkeypatch.setattr(admission, "_small_copy", noted)
+    model = TreeModel(tiny("qwen3", torch.bfloat16), PLAN, EngineOptions(fused_blocks="on"))
+    gc.disable()
+    try:
+        admit(model, longest=48)
+        assert [tree() for tree in made] == [None], "its weights would stay until garbage is collected"
+    finally:
+        gc.enable()
 
 
 def test_a_hybrid_is_admitted() -> None:

@@ -23,7 +23,7 @@ from tfive.errors import UserError
 from tfive.extras import install_hint
 from tfive.models.shape import ModelShape, find_shape
 from tfive.training.larger_passes import larger_passes
-from tfive.training.memory import COLUMNS, Estimate, estimate, readable_bytes
+from tfive.training.memory import COLUMNS, Estimate, estimate, nodes_of, readable_bytes
 from tfive.training.remedies import smaller_passes, smaller_weights
 from tfive.training.save_memory import checkpoint_bytes, with_save
 
@@ -186,6 +186,7 @@ def fit(sources: list[str], overrides: Sequence[str], device: Device, speed: flo
         "fits": _fits(table, device),
         "smaller": [*smaller_weights(config), *smaller_passes(config)],
         "larger": _larger(config, shape, device),
+        "at_most": _at_most(config, shape, device),
         "needs": [asdict(one) | {"shown": one.shown()} for one in needed(config, contents=True)],
         "duration": asdict(expected(config, shape, device.kind, speed)),
     }
@@ -210,6 +211,19 @@ def _larger(config: Config, shape: ModelShape, device: Device) -> str | None:
     """Sizes of passes that would be faster and fit a GPU as well."""
     found = larger_passes(config, shape, device.memory) if device.kind == "cuda" and device.memory else None
     return None if found is None else found.shown()
+
+
+def _at_most(config: Config, shape: ModelShape, device: Device) -> str | None:
+    """Why less may be needed than the table says: passes that leave padding out (`tree.packed`) are reckoned with it,
+    since nobody knows before a run how long its thoughts will be."""
+    from tfive.tree.packed import LARGE
+
+    early = config.spec.thinks and config.thought.variable_length and not shape.linear_layers
+    nodes = nodes_of(config)
+    large = device.kind != "cuda" or nodes.texts * nodes.policy >= LARGE
+    if not early or not large or config.engine.activation_checkpointing:
+        return None
+    return "an upper bound: passes are reckoned as if no thought closed early, and leave out the padding behind one"
 
 
 def _fits(table: Estimate, device: Device) -> bool | None:
@@ -276,6 +290,7 @@ def render_fit(fit: dict[str, Any]) -> list[str]:
     verdict = {True: "fits", False: "does not fit", None: "cannot be judged"}[fit["fits"]]
     memory = readable_bytes(fit["memory"]) if fit["memory"] else "unknown memory"
     lines.append(f"total: {lasting} that last + {transient} of the largest pass = {total}")
+    lines += [fit["at_most"]] if fit["at_most"] else []
     if fit["checkpoint_host_bytes"] is not None:
         lines.append(
             f"while a checkpoint is written: {readable_bytes(fit['checkpoint_host_bytes'])} of host memory for a copy"

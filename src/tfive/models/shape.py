@@ -155,6 +155,23 @@ class ModelShape:
         """Bytes that any block keeps per node for the backward pass, without its mixer."""
         return compute * (6 * self.hidden + 4 * self.intermediate) + 2 * self.hidden * (4 - compute)
 
+    def kept_by_trained(self, compute: int) -> tuple[int, int]:
+        """The same where blocks are trained by few kernels (`tree.fast.trained`): of an attention block, and of any
+        without its mixer.
+
+        Any: what enters both norms and what leaves them (4 D), a scale each, gate, up and their product (3 I).
+        Attention: the joined products, all three rotated, the output and a mass a head, and what the gate makes of it.
+        """
+        common = compute * (4 * self.hidden + 3 * self.intermediate) + 8
+        query, key, gate = self.heads * self.head_dim, self.kv_heads * self.head_dim, int(self.gated_attention)
+        return common + compute * ((3 + 3 * gate) * query + 4 * key) + 4 * self.heads, common
+
+    @property
+    def joined(self) -> int:
+        """Weights of queries, keys and values that trained blocks hold side by side until their backward pass."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return self.attention_layers * self.hidden * (query * (2 if self.gated_attention else 1) + 2 * key)
+
     @property
     def kept_per_path_token(self) -> int:
         """Bytes one linear layer keeps per token of a path through PyTorch's delta rule, which computes in float32.

@@ -163,18 +163,23 @@ def _weights(row: Row, config: Config, parameters: int, compute: int, exact: boo
 
 
 def _kept(
-    row: Row, config: Config, shape: ModelShape, nodes: Nodes, compute: int, on_gpu: bool, share: float = 1.0
+    row: Row, config: Config, shape: ModelShape, nodes: Nodes, compute: int, on_gpu: bool, adapt: str, share: float = 1
 ) -> None:
-    """Activations kept for the backward pass of one policy or value pass, over `share` of the blocks."""
+    """Activations kept for the backward pass of one policy or value pass, over `share` of the blocks. Kernels train
+    those of a model that is adapted in full; others, and such as are computed again, are reckoned as PyTorch's own."""
     tokens, size = nodes.texts * nodes.policy, f"{nodes.texts} × {nodes.policy} nodes"
-    attention, linear = shape.kept_per_node(compute)
+    again, kernels = config.engine.activation_checkpointing, by_kernels(config, on_gpu, trained=True)
+    (attention, linear), common = shape.kept_per_node(compute), shape.kept_by_any(compute)
+    if kernels and adapt == "full" and not again:
+        attention, common = shape.kept_by_trained(compute)
+        if shape.joined:
+            row.add("activations", compute * shape.joined, f"joined weights {_n(shape.joined)} × {compute}")
     paths = nodes.texts * nodes.path * shape.kept_per_path_token
     rule = f"{nodes.texts} × {nodes.path} path tokens × {_n(shape.kept_per_path_token)} B"
-    if shape.linear_layers and by_kernels(config, on_gpu, trained=True):
+    if shape.linear_layers and kernels:
         one = kept_by_kernels(shape, nodes, compute)
-        linear, paths, rule = shape.kept_by_any(compute), nodes.texts * one, f"{nodes.texts} × {_n(one)} B by kernels"
-    whole = share * (shape.attention_layers * attention + shape.linear_layers * linear)
-    if config.engine.activation_checkpointing:
+        linear, paths, rule = common, nodes.texts * one, f"{nodes.texts} × {_n(one)} B by kernels"
+    if again:
         inputs = shape.layers * shape.hidden * share * compute
         largest = max(attention, linear if shape.linear_layers else 0)
         row.add(
@@ -183,7 +188,8 @@ def _kept(
         if shape.linear_layers:
             row.add("activations", paths, f"{rule}, one layer")
         return
-    row.add("activations", tokens * whole, f"{size} × {_n(whole)} B kept")
+    kept = share * (shape.attention_layers * attention + shape.linear_layers * linear)
+    row.add("activations", tokens * kept, f"{size} × {_n(kept)} B kept")
     if shape.linear_layers:
         count = share * shape.linear_layers
         row.add("activations", paths * count, f"{rule} × {count:g} layers")
@@ -207,7 +213,7 @@ def _actor(config: Config, shape: ModelShape, nodes: Nodes, compute: int, on_gpu
     sets = 1 if config.anchor.lr is None else 2
     apart = "" if sets == 1 else " × 2 (the anchors' own)"
     row.add("moments", 2 * size * sets * trained, f"P {_n(trained)} × 2 × {size} ({config.optimizer.moments}){apart}")
-    _kept(row, config, shape, nodes, compute, on_gpu)
+    _kept(row, config, shape, nodes, compute, on_gpu, config.actor.adapt)
     _mask(row, shape, nodes.texts, nodes.policy, nodes.policy, compute)
     head = _head_bytes(shape, nodes.texts * max(nodes.S, nodes.R * nodes.T))
     row.add("activations", CHUNKS * head, f"vocabulary chunks {CHUNKS} × {readable_bytes(head)}")
@@ -334,7 +340,7 @@ def _critics(config: Config, shape: ModelShape, nodes: Nodes, compute: int, coun
         row.add("moments", 8 * (copied + exact), f"P {_n(copied + exact)} × 2 × 4 (float32)")
         row.add("gradients", 4 * (copied + exact), f"P {_n(copied + exact)} × 4 (float32)")
         if share:
-            _kept(row, config, shape, nodes, compute, on_gpu, share)
+            _kept(row, config, shape, nodes, compute, on_gpu, settings.adapt, share)
             _mask(row, shape, nodes.texts, nodes.policy, nodes.policy, compute)
         rows.append(row)
     return rows

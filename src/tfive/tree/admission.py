@@ -74,8 +74,11 @@ def admit(tree: TreeModel, longest: int, copy_bytes: int = 8 << 30) -> Admission
         bound = max(bound, 1e-3)
 
     def compared(tree: TreeModel) -> Admission:
-        found = _compare(tree, texts, thoughts, layout, shift, bound)
-        return replace(found, reading=_reading_gap(tree, texts, thoughts, shift, bound)) if gated else found
+        try:
+            found = _compare(tree, texts, thoughts, layout, shift, bound)
+            return replace(found, reading=_reading_gap(tree, texts, thoughts, shift, bound)) if gated else found
+        finally:
+            tree.forget_samplers()
 
     with torch.no_grad():
         try:

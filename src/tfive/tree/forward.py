@@ -112,8 +112,13 @@ class TreeModel(TreeReader):
         steps of sampling, which are made anew where they are needed, and captured passes, which are not."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self._samplers, self.sampler = {}, None
+        self.forget_samplers()
         self.passes.refuse("memory ran out")
+
+    def forget_samplers(self) -> None:
+        """Drop what sampling keeps for shapes of batch. It knows its engine, so an engine that is done with, and the
+        weights it holds, would otherwise stay until garbage is collected."""
+        self._samplers, self.sampler = {}, None
 
     def _sample_in_parity(self, texts: TextBatch, uniforms_BRT: Tensor, law: SamplingSettings) -> Thoughts:
         parts, steps = [], uniforms_BRT.shape[-1]
