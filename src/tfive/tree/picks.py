@@ -17,6 +17,14 @@ _ALIGNED = 16
 """Sizes are multiples of this many picks, as kernels like them."""
 
 
+def standing(keep_n: Tensor, size: int) -> Tensor:
+    """int64 `[size]`: where the true entries stand, ascending, then `len(keep_n)` as padding. As `nonzero` gives them,
+    but nothing waits for the device, since the host knows that they are no more than `size`."""
+    slot_n = torch.where(keep_n, keep_n.cumsum(0) - 1, size)
+    found = torch.full((size + 1,), len(keep_n), device=keep_n.device)
+    return found.scatter_(0, slot_n, torch.arange(len(keep_n), device=keep_n.device))[:size]
+
+
 @dataclass(frozen=True)
 class Picks:
     """Nodes picked from `[B, N]`, only those that exist. Made before the pass runs: counting waits for the device."""
