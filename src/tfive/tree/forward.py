@@ -154,9 +154,11 @@ class TreeModel(TreeReader):
         """
         texts, thoughts = texts.to(self.device), thoughts.to(self.device)
         reading = reading or self.read(texts, of_positions=True)
-        scoring = Scoring(self, texts, reading, features, whole, actions_B)
+        scoring = Scoring(self, texts, reading, features, whole, actions_B, thoughts)
         if self.unread:
             return scoring.unread(thoughts)
+        # First, so that a device has work while the host prepares the branches.
+        plain = scoring.plain(thoughts.valid_BR)
         # Masked attention asks every node for every key of its pass, seen or not; with twice the trunk's nodes in a
         # pass that waste stays bounded and the products stay large.
         step = max(1, (self.engine.max_nodes or 2 * texts.tokens_BS.shape[1]) // self.plan.scored_nodes(whole))
@@ -166,7 +168,7 @@ class TreeModel(TreeReader):
         lower, own = scoring.reading.lower, joined.pop(LOWER, None)
         if lower is not None and own is not None:
             joined["lower_BND"] = torch.cat([lower.hidden_BND, own.flatten(1, 2)], 1)
-        return Scores(**joined, **scoring.plain(thoughts.valid_BR))
+        return Scores(**joined, **plain)
 
     @torch.no_grad()
     def no_thought(self, texts: TextBatch) -> Tensor:

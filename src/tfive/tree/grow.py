@@ -191,6 +191,11 @@ def _checkpoints(plan: ThoughtPlan, length_BR: Tensor, segments: str) -> tuple[T
     return torch.minimum(planned_K, length_BR[..., None]), before_K < length_BR[..., None]
 
 
+def segment_counts(plan: ThoughtPlan, length_BR: Tensor, segments: str) -> Tensor:
+    """int64 `[B, R]`: how many segments stand behind thoughts of these lengths at positions that exist."""
+    return _checkpoints(plan, length_BR, segments)[1].sum(-1)
+
+
 def _continuations(
     token_BS: Tensor, document_BS: Tensor, position_BR: Tensor, horizon: int
 ) -> tuple[Tensor, Tensor, Tensor]:

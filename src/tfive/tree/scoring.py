@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tfive.tree.attention import TreePass
-from tfive.tree.grow import grow, without_thoughts
+from tfive.tree.grow import grow, segment_counts, without_thoughts
 from tfive.tree.head import target_log_prob
 from tfive.tree.layout import PADDING, Layout, TextBatch, Thoughts
 from tfive.tree.outputs import Reading, Scores
@@ -19,6 +19,10 @@ from tfive.tree.reader import TreeReader
 
 LOWER = "lower_BRAD"
 """What `Scoring.branches` calls the activations of thoughts that enter the block the reading kept them for."""
+
+
+_KINDS = 3
+"""How many numbers of picks are told of each branch."""
 
 
 @dataclass
@@ -32,11 +36,29 @@ class Scoring:
     whole: bool = False
     actions_B: Tensor | None = None
     """bool: texts whose actions' log-probabilities and states are wanted as well; the pass computes them anyway."""
+    thoughts: Thoughts | None = None
+    """Those of all branches, where some are scored."""
 
     def __post_init__(self) -> None:
         node_BPH, target_BPH, keep_BPH = without_thoughts(self.texts, self.tree.plan.horizon)
-        # Before any pass of this call: picking waits for the device.
-        self._plain = Picks.of(node_BPH, target_BPH, keep_BPH, self.texts.tokens_BS.shape[1])
+        counts = [keep_BPH.sum().view(1), *(() if self.thoughts is None else self._counted(self.thoughts, keep_BPH))]
+        # Before any pass of this call, and the one moment of it that waits for the device.
+        plain, *found = torch.cat(counts).tolist()
+        self._plain = Picks.of(node_BPH, target_BPH, keep_BPH, self.texts.tokens_BS.shape[1], plain)
+        branches = len(found) // _KINDS
+        self._counts = [found[kind * branches : (kind + 1) * branches] for kind in range(_KINDS)]
+
+    def _counted(self, thoughts: Thoughts, keep_BPH: Tensor) -> list[Tensor]:
+        """How many picks each branch has in all texts, `[R]` each: continuation tokens after all checkpoints, after the
+        last, and actions."""
+        plan = self.tree.plan
+        valid_BR = thoughts.valid_BR & (self.texts.positions_BP.repeat_interleave(plan.group, 1) >= 0)
+        last_BR = keep_BPH.sum(-1).repeat_interleave(plan.group, 1) * valid_BR
+        every_BR = last_BR * segment_counts(plan, thoughts.length_BR, "last" if self.whole else "all")
+        action_BR = thoughts.length_BR * valid_BR
+        if self.actions_B is not None:
+            action_BR = action_BR * self.actions_B[:, None]
+        return [count_BR.sum(0) for count_BR in (every_BR, last_BR, action_BR)]
 
     def plain(self, valid_BR: Tensor) -> dict[str, Tensor]:
         """The losses without a thought, read off the trunk once per position, whatever the group."""
@@ -107,9 +129,10 @@ class Scoring:
         stop = start + thoughts.length_BR.shape[1]
         position_BR = texts.positions_BP.repeat_interleave(tree.plan.group, 1)[:, start:stop]
         layout = tree.layouts(grow, texts, tree.plan, thoughts, "last" if self.whole else "all", position_BR)
-        picks = Picks.continuations(layout)
-        last = Picks.last_continuations(layout) if self.features else None
-        actions = None if self.actions_B is None else Picks.actions(layout, thoughts.tokens_BRT, self.actions_B)
+        every, final, acted = (sum(counts[start:stop]) for counts in self._counts)
+        picks = Picks.continuations(layout, every)
+        last = Picks.last_continuations(layout, final) if self.features else None
+        actions = None if self.actions_B is None else Picks.actions(layout, thoughts.tokens_BRT, self.actions_B, acted)
         entering: list[Tensor] = []
         hidden_BND = torch.cat([reading.hidden_BSD, self._read(layout, entering)], 1)
 
