@@ -16,8 +16,9 @@ ELSEWHERE = {
     "tree/recurrent/delta_rule.py": 1,
     "tree/fast/delta_kernel.py": 1,
     "tree/fast/mixer.py": 1,
+    "tree/picks.py": 1,
 }
-"""Scans of a device's tensors: the one wrapped here, and three of whole numbers, which are exact in any order."""
+"""Scans of a device's tensors: the one wrapped here, and four of whole numbers, which are exact in any order."""
 
 
 @pytest.mark.parametrize("width", [1, 12, 512, 513, 3001])

@@ -93,7 +93,7 @@ class TreeModel(TreeReader):
             return self._sample_in_parity(texts, uniforms_BRT.to(self.device), law)
         fusion = self._fused
         layout = self._grow(texts, full_thoughts(texts, self.plan))
-        reading = reading or self.read(texts)
+        reading = reading or self.read(texts, of_positions=True)
         if fusion is not None:
             fusion.refresh()
         # A captured step reads the weights where they were.
@@ -158,9 +158,12 @@ class TreeModel(TreeReader):
         activations has those of the thoughts added.
         """
         texts, thoughts = texts.to(self.device), thoughts.to(self.device)
-        scoring = Scoring(self, texts, reading or self.read(texts), features, whole, actions_B)
+        reading = reading or self.read(texts, of_positions=True)
+        scoring = Scoring(self, texts, reading, features, whole, actions_B, thoughts)
         if self.unread:
             return scoring.unread(thoughts)
+        # First, so that a device has work while the host prepares the branches.
+        plain = scoring.plain(thoughts.valid_BR)
         # Masked attention asks every node for every key of its pass, seen or not; with twice the trunk's nodes in a
         # pass that waste stays bounded and the products stay large.
         step = max(1, (self.engine.max_nodes or 2 * texts.tokens_BS.shape[1]) // self.plan.scored_nodes(whole))
@@ -170,14 +173,14 @@ class TreeModel(TreeReader):
         lower, own = scoring.reading.lower, joined.pop(LOWER, None)
         if lower is not None and own is not None:
             joined["lower_BND"] = torch.cat([lower.hidden_BND, own.flatten(1, 2)], 1)
-        return Scores(**joined, **scoring.plain(thoughts.valid_BR))
+        return Scores(**joined, **plain)
 
     @torch.no_grad()
     def no_thought(self, texts: TextBatch) -> Tensor:
         """ℓ_0 of every item, `[B, R]`, from the texts alone: no branch is grown."""
         texts = texts.to(self.device)
         valid_BR = full_thoughts(texts, self.plan).valid_BR
-        return Scoring(self, texts, self.read(texts)).plain(valid_BR)["no_thought_BR"]
+        return Scoring(self, texts, self.read(texts, of_positions=True)).plain(valid_BR)["no_thought_BR"]
 
     def policy(
         self,
@@ -214,7 +217,9 @@ class TreeModel(TreeReader):
             return PolicyOutput.stacked([self.policy(texts.rows(b, b + 1), own[b], **asked) for b in each])
         prepared = self.prepare(texts, thoughts, **parts)
         prepared = prepared.padded() if padded else prepared
-        hidden_BND = self._run(prepared.layout, nodes_x=None if parity else prepared.nodes_x)
+        # Parity samples by passes that compute every node.
+        few: dict[str, Any] = {} if parity else {"nodes_x": prepared.nodes_x, "asked": prepared.asked}
+        hidden_BND = self._run(prepared.layout, **few)
         output = self._reduced(prepared, hidden_BND, entropy, features)
         if centring is None or thoughts is None or prepared.actions is None:
             return output
@@ -248,7 +253,7 @@ class TreeModel(TreeReader):
     def policy_from(self, prepared: PolicyPass) -> PolicyOutput:
         """The training forward of a pass that was prepared; nothing of it waits for the host where `replays_training`
         says so."""
-        return self._reduced(prepared, self._run(prepared.layout, nodes_x=prepared.nodes_x))
+        return self._reduced(prepared, self._run(prepared.layout, nodes_x=prepared.nodes_x, asked=prepared.asked))
 
     def _reduced(
         self, prepared: PolicyPass, hidden_BND: Tensor, entropy: bool = False, features: bool = False

@@ -191,6 +191,11 @@ def _checkpoints(plan: ThoughtPlan, length_BR: Tensor, segments: str) -> tuple[T
     return torch.minimum(planned_K, length_BR[..., None]), before_K < length_BR[..., None]
 
 
+def segment_counts(plan: ThoughtPlan, length_BR: Tensor, segments: str) -> Tensor:
+    """int64 `[B, R]`: how many segments stand behind thoughts of these lengths at positions that exist."""
+    return _checkpoints(plan, length_BR, segments)[1].sum(-1)
+
+
 def _continuations(
     token_BS: Tensor, document_BS: Tensor, position_BR: Tensor, horizon: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,6 +216,16 @@ def without_thoughts(texts: TextBatch, horizon: int) -> tuple[Tensor, Tensor, Te
     """
     document_BS = torch.where(texts.document_BS >= 0, texts.document_BS, -1)
     return _continuations(texts.tokens_BS, document_BS, texts.positions_BP, horizon)
+
+
+def read_at_positions(document_BS: Tensor, positions_BP: Tensor, horizon: int) -> Tensor:
+    """int64 `[B, P, H]`: the trunk nodes at which anything is read beside thoughts: each position itself and those that
+    predict its continuation; −1 for none."""
+    ahead_H = torch.arange(horizon, device=positions_BP.device)
+    _, _, keep_BPH = _continuations(document_BS, document_BS, positions_BP, horizon)
+    # The position is read where no continuation follows it, too: it may predict a thought's first token.
+    keep_BPH = keep_BPH | ((positions_BP >= 0)[..., None] & (ahead_H == 0))
+    return torch.where(keep_BPH, positions_BP[..., None] + ahead_H, -1)
 
 
 def _segments(

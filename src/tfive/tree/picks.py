@@ -17,9 +17,18 @@ _ALIGNED = 16
 """Sizes are multiples of this many picks, as kernels like them."""
 
 
+def standing(keep_n: Tensor, size: int) -> Tensor:
+    """int64 `[size]`: where the true entries stand, ascending, then `len(keep_n)` as padding. As `nonzero` gives them,
+    but nothing waits for the device, since the host knows that they are no more than `size`."""
+    slot_n = torch.where(keep_n, keep_n.cumsum(0) - 1, size)
+    found = torch.full((size + 1,), len(keep_n), device=keep_n.device)
+    return found.scatter_(0, slot_n, torch.arange(len(keep_n), device=keep_n.device))[:size]
+
+
 @dataclass(frozen=True)
 class Picks:
-    """Nodes picked from `[B, N]`, only those that exist. Made before the pass runs: counting waits for the device."""
+    """Nodes picked from `[B, N]`, only those that exist. Made before the pass runs: counting waits for the device, and
+    is for callers that do not know their number."""
 
     index: Tensor
     """int64 `[x]` into the flattened nodes."""
@@ -52,33 +61,34 @@ class Picks:
         return replace(self, index=F.pad(self.index, more), target=F.pad(self.target, more), place=place, padding=True)
 
     @staticmethod
-    def of(node: Tensor, target: Tensor, keep: Tensor, node_count: int) -> Picks:
-        """Picks of `node` (`[B, …]`, indices inside a row) where `keep`."""
+    def of(node: Tensor, target: Tensor, keep: Tensor, node_count: int, count: int | None = None) -> Picks:
+        """Picks of `node` (`[B, …]`, indices inside a row) where `keep`, of which there are exactly `count`."""
         row = torch.arange(len(node), device=node.device).view(-1, *[1] * (node.ndim - 1)) * node_count
-        at = keep.flatten().nonzero()[:, 0]  # the one moment that waits for the device
+        kept = keep.flatten()
+        at = kept.nonzero()[:, 0] if count is None else standing(kept, count)  # the former waits for the device
         return Picks((node + row).flatten()[at], target.expand_as(node).flatten()[at], keep, at)
 
     @staticmethod
-    def actions(layout: Layout, tokens_BRT: Tensor, of_B: Tensor | None = None) -> Picks:
+    def actions(layout: Layout, tokens_BRT: Tensor, of_B: Tensor | None = None, count: int | None = None) -> Picks:
         """The node before each action, and the action; of some texts (bool `of_B`) or of all."""
         keep_BRT = layout.action_mask_BRT
         if of_B is not None:
             keep_BRT = keep_BRT & of_B[:, None, None]
-        return Picks.of(layout.action_node_BRT, tokens_BRT, keep_BRT, layout.node_count)
+        return Picks.of(layout.action_node_BRT, tokens_BRT, keep_BRT, layout.node_count, count)
 
     @staticmethod
-    def continuations(layout: Layout) -> Picks:
+    def continuations(layout: Layout, count: int | None = None) -> Picks:
         """The nodes that predict each continuation after each checkpoint, `[B, R, K, H]`."""
         keep_BRKH = layout.segment_mask_BRK[..., None] & layout.loss_mask_BRH[:, :, None]
-        return Picks.of(layout.loss_node_BRKH, layout.loss_target_BRH[:, :, None], keep_BRKH, layout.node_count)
+        return Picks.of(layout.loss_node_BRKH, layout.loss_target_BRH[:, :, None], keep_BRKH, layout.node_count, count)
 
     @staticmethod
-    def last_continuations(layout: Layout) -> Picks:
+    def last_continuations(layout: Layout, count: int | None = None) -> Picks:
         """Those after the whole thought, `[B, R, H]`."""
         last_BR11 = (layout.segment_mask_BRK.sum(-1) - 1).clamp(min=0)[..., None, None]
         node_BRH = layout.loss_node_BRKH.take_along_dim(last_BR11, 2)[:, :, 0]
         keep_BRH = layout.segment_mask_BRK.any(-1)[..., None] & layout.loss_mask_BRH
-        return Picks.of(node_BRH, layout.loss_target_BRH, keep_BRH, layout.node_count)
+        return Picks.of(node_BRH, layout.loss_target_BRH, keep_BRH, layout.node_count, count)
 
     def without_thought(self, layout: Layout) -> Picks:
         """Of picked continuations `[B, R, H]`: the trunk nodes that predict the same tokens."""

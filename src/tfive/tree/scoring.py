@@ -9,15 +9,20 @@ import torch
 from torch import Tensor
 
 from tfive.tree.attention import TreePass
-from tfive.tree.grow import grow, without_thoughts
+from tfive.tree.grow import grow, segment_counts, without_thoughts
 from tfive.tree.head import target_log_prob
 from tfive.tree.layout import PADDING, Layout, TextBatch, Thoughts
 from tfive.tree.outputs import Reading, Scores
+from tfive.tree.packed import Asked
 from tfive.tree.picks import Picks
 from tfive.tree.reader import TreeReader
 
 LOWER = "lower_BRAD"
 """What `Scoring.branches` calls the activations of thoughts that enter the block the reading kept them for."""
+
+
+_KINDS = 3
+"""How many numbers of picks are told of each branch."""
 
 
 @dataclass
@@ -31,11 +36,29 @@ class Scoring:
     whole: bool = False
     actions_B: Tensor | None = None
     """bool: texts whose actions' log-probabilities and states are wanted as well; the pass computes them anyway."""
+    thoughts: Thoughts | None = None
+    """Those of all branches, where some are scored."""
 
     def __post_init__(self) -> None:
         node_BPH, target_BPH, keep_BPH = without_thoughts(self.texts, self.tree.plan.horizon)
-        # Before any pass of this call: picking waits for the device.
-        self._plain = Picks.of(node_BPH, target_BPH, keep_BPH, self.texts.tokens_BS.shape[1])
+        counts = [keep_BPH.sum().view(1), *(() if self.thoughts is None else self._counted(self.thoughts, keep_BPH))]
+        # Before any pass of this call, and the one moment of it that waits for the device.
+        plain, *found = torch.cat(counts).tolist()
+        self._plain = Picks.of(node_BPH, target_BPH, keep_BPH, self.texts.tokens_BS.shape[1], plain)
+        branches = len(found) // _KINDS
+        self._counts = [found[kind * branches : (kind + 1) * branches] for kind in range(_KINDS)]
+
+    def _counted(self, thoughts: Thoughts, keep_BPH: Tensor) -> list[Tensor]:
+        """How many picks each branch has in all texts, `[R]` each: continuation tokens after all checkpoints, after the
+        last, and actions."""
+        plan = self.tree.plan
+        valid_BR = thoughts.valid_BR & (self.texts.positions_BP.repeat_interleave(plan.group, 1) >= 0)
+        last_BR = keep_BPH.sum(-1).repeat_interleave(plan.group, 1) * valid_BR
+        every_BR = last_BR * segment_counts(plan, thoughts.length_BR, "last" if self.whole else "all")
+        action_BR = thoughts.length_BR * valid_BR
+        if self.actions_B is not None:
+            action_BR = action_BR * self.actions_B[:, None]
+        return [count_BR.sum(0) for count_BR in (every_BR, last_BR, action_BR)]
 
     def plain(self, valid_BR: Tensor) -> dict[str, Tensor]:
         """The losses without a thought, read off the trunk once per position, whatever the group."""
@@ -78,17 +101,26 @@ class Scoring:
             embeds = tree.embed(layout.token_BN[:, row.start :], layout.delimiter_BN[:, row.start :])
             noted = list[Tensor]()
             note = None if lower is None else (lower.block, noted)
-            return [tree.read_only(embeds, layout.position_BN[:, row.start :], row, nodes_x, note=note), *noted]
+            given = (embeds, layout.position_BN[:, row.start :], row, nodes_x)
+            return [tree.read_only(*given, asked=self._asked(layout), note=note), *noted]
 
         kept, key = (
             [part for both in trunk.values() for part in both],
-            ("score", None if lower is None else lower.block),
+            ("score", None if lower is None else lower.block, self.actions_B is None),
         )
         # What leaves padding out comes in too many sizes to be captured.
         replayed = tree.replays and not tree.plan.gated and nodes_x is None
         found = tree.passes(key, tree.home, work, layout, kept) if replayed else work(layout, kept)
         entering += found[1:]
         return found[0]
+
+    def _asked(self, layout: Layout) -> Asked | None:
+        """The branches' nodes that predict continuations; None where actions are asked for too, which makes it nearly
+        all."""
+        if self.actions_B is not None:
+            return None
+        # Nodes of the trunk among them, and 0 for none, are read elsewhere.
+        return Asked.among(layout.loss_node_BRKH - layout.trunk_width, layout.node_count - layout.trunk_width)
 
     def branches(self, thoughts: Thoughts, start: int) -> dict[str, Tensor]:
         """The losses after each checkpoint (or the last alone) of these thoughts, the first of which is branch
@@ -97,9 +129,10 @@ class Scoring:
         stop = start + thoughts.length_BR.shape[1]
         position_BR = texts.positions_BP.repeat_interleave(tree.plan.group, 1)[:, start:stop]
         layout = tree.layouts(grow, texts, tree.plan, thoughts, "last" if self.whole else "all", position_BR)
-        picks = Picks.continuations(layout)
-        last = Picks.last_continuations(layout) if self.features else None
-        actions = None if self.actions_B is None else Picks.actions(layout, thoughts.tokens_BRT, self.actions_B)
+        every, final, acted = (sum(counts[start:stop]) for counts in self._counts)
+        picks = Picks.continuations(layout, every)
+        last = Picks.last_continuations(layout, final) if self.features else None
+        actions = None if self.actions_B is None else Picks.actions(layout, thoughts.tokens_BRT, self.actions_B, acted)
         entering: list[Tensor] = []
         hidden_BND = torch.cat([reading.hidden_BSD, self._read(layout, entering)], 1)
 
