@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tfive.distributed.world import SINGLE, World
-from tfive.rl.gains import foreign
+from tfive.rl.gains import foreign, no_thought_losses
 from tfive.rl.sampling import micro_batches, sample
 from tfive.rl.trajectory import last_loss
 from tfive.tree.forward import TreeModel
@@ -104,23 +104,27 @@ def learnable(
     rows: int,
     world: World = SINGLE,
 ) -> Learnable:
-    """The best hindsight thought of every position that has a useful one; `engine`'s group says how many are drawn.
+    """The best thought of every position that has a useful one; `engine`'s group says how many are drawn.
 
-    `rows` texts are scored in a pass; noted rows have one position each, so more of them are drawn in one.
+    Half of them are drawn with the note and half without: a model that has never seen such a note writes worse with it
+    than alone. `rows` texts are scored in a pass; noted rows have one position each, so more of them are drawn in one.
     """
     plan, group = engine.plan, engine.plan.group
     asked, places, continuations = noted(texts, plan.horizon, note)
-    at_once = rows * texts.positions_BP.shape[1]
-    asking: dict[str, Any] = {"seed": seed, "role": stream, "window": 0, "rows": at_once, "world": world}
-    drawn = sample(engine, asked, law, **asking, record_old=False).thoughts
-    branches = texts.positions_BP.shape[1] * group
+    each, alone = texts.positions_BP.shape[1], group // 2
+    asking: dict[str, Any] = {"seed": seed, "window": 0, "world": world, "record_old": False}
+    informed = sample(_drawing(engine, group - alone), asked, law, role=stream, rows=rows * each, **asking).thoughts
+    drawn = []
+    if alone:
+        drawn.append(sample(_drawing(engine, alone), texts, law, role=f"{stream}/alone", rows=rows, **asking).thoughts)
+    row_N, slot_N = (torch.tensor(index, dtype=torch.int64, device=engine.device) for index in zip(*places))
     spread = {}
     for name in ("tokens_BRT", "length_BR", "valid_BR", "closed_BR", "log_q_BRT"):
-        source = getattr(drawn, name)
-        target = source.new_zeros(len(texts.tokens_BS), branches, *source.shape[2:])
-        for number, (row, slot) in enumerate(places):
-            target[row, slot * group : (slot + 1) * group] = source[number]
-        spread[name] = target
+        source = getattr(informed, name)
+        noted_BPG = source.new_zeros(len(texts.tokens_BS), each, *source.shape[1:])
+        noted_BPG[row_N, slot_N] = source
+        parts = (getattr(one, name).unflatten(1, (each, alone)) for one in drawn)
+        spread[name] = torch.cat([noted_BPG, *parts], 2).flatten(1, 2)
     thoughts = Thoughts(**spread)
     leak_BR = torch.zeros_like(thoughts.valid_BR)
     for (row, slot), continuation in zip(places, continuations):
@@ -129,7 +133,8 @@ def learnable(
             ids = thoughts.tokens_BRT[row, branch, : int(thoughts.length_BR[row, branch])].tolist()
             leak_BR[row, branch] = leaks(decode(ids), told)
     own_BR, other_BR = (_losses(engine, texts, some, rows, world) for some in (thoughts, foreign(thoughts, near=True)))
-    best, gain_BP, useful_BP = chosen(own_BR, other_BR, thoughts.valid_BR & ~leak_BR, group)
+    none_BR = no_thought_losses(engine, texts, rows=rows, world=world)
+    best, gain_BP, useful_BP = chosen(own_BR, other_BR, none_BR, thoughts.valid_BR & ~leak_BR, group)
     single = Thoughts(**{name: value.gather(1, _like(best, value)) for name, value in spread.items()})
     single = replace(single, valid_BR=useful_BP)
     kept = int(useful_BP.sum())
@@ -143,14 +148,29 @@ def learnable(
     )
 
 
-def chosen(own_BR: Tensor, other_BR: Tensor, allowed_BR: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+def chosen(
+    own_BR: Tensor, other_BR: Tensor, none_BR: Tensor, allowed_BR: Tensor, group: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Per position: the branch `[B, P]` whose thought leaves the least loss among those allowed, how much less that is
-    than the mean after thoughts of other texts there, and whether it is less at all."""
-    own_BPG, other_BPG, allowed_BPG = (x.unflatten(1, (-1, group)) for x in (own_BR, other_BR, allowed_BR))
+    than the mean after thoughts of other texts there, and whether it is less than that and than without a thought. (The
+    best of several is nearly always better than others' mean, by chance alone; what is worse than none teaches harm.)
+    """
+    own_BPG, other_BPG, none_BPG, allowed_BPG = (
+        x.unflatten(1, (-1, group)) for x in (own_BR, other_BR, none_BR, allowed_BR)
+    )
     least_BP, member_BP = own_BPG.masked_fill(~allowed_BPG, torch.inf).min(-1)
     gain_BP = other_BPG.mean(-1) - least_BP
     first_P = torch.arange(own_BPG.shape[1], device=own_BR.device) * group
-    return first_P + member_BP, gain_BP, allowed_BPG.any(-1) & (gain_BP > 0)
+    useful_BP = allowed_BPG.any(-1) & (gain_BP > 0) & (least_BP < none_BPG[..., 0])
+    return first_P + member_BP, gain_BP, useful_BP
+
+
+def _drawing(engine: TreeModel, group: int) -> TreeModel:
+    """The same model with so many thoughts a position."""
+    plan = replace(engine.plan, group=group)
+    found = TreeModel(engine.model, plan, engine.engine, engine.delimiters, engine.gates)
+    found.share_fusion(engine)
+    return found
 
 
 def _like(index_BP: Tensor, value: Tensor) -> Tensor:
