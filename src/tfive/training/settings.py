@@ -104,7 +104,8 @@ class WarmstartSettings(Section):
 
     source: Literal["off", "hindsight", "given"] = "off"
     """Where they come from: drawn, half of them with the continuation in sight, without copies of it, kept where they
-    help, and more than thoughts of other texts; or workings in the rows of `path`, at the matches of `text.positions.pattern`."""
+    help, and more than thoughts of other texts; or workings in the rows of `path`, at the matches of
+    `text.positions.pattern`."""
 
     path: str | None = None
     """File of rows with `text` and `workings` (one for each match, as it stands between the delimiters)."""
