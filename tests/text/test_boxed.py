@@ -72,9 +72,21 @@ def test_steps_end_with_the_box_and_show_nothing_of_it() -> None:
         (r"It is $\boxed{}$.", UNBOXED),
         (r"It is $\boxed{5$.", UNBOXED),
         (r"Either $\boxed{4}$ or $\boxed{-4}$.", SEVERAL),
+        (r"A $\boxed 3$. B $\boxed{4}$", SEVERAL),
+        (r"It is $\fbox{3}$. Or $\boxed{4}$", SEVERAL),
+        (r"First $\boxed{3$ no. Then $y = \boxed{4}$", SEVERAL),
         ("[asy] draw((0,0)--(1,1)); [/asy] It is $\\boxed{5}$.", DRAWN),
     ],
 )
 def test_what_tells_no_result_is_left_out_with_a_reason(solution: str, why: str) -> None:
     assert worked("How many?", solution) == why
     assert worked("[asy] dot((0,0)); [/asy] How many?", r"It is $\boxed{5}$.") == DRAWN
+
+
+@pytest.mark.parametrize(
+    "text", [r"\boxed{" * 30_000, r"\boxed{" * 3_000 + "}" * 3_000, "1.5 " * 30_000, "a. " * 30_000]
+)
+def test_hostile_solutions_are_read_once(text: str) -> None:
+    # Each took from seconds to hours where every mark looked through all of the text again.
+    assert worked("q", text) == UNBOXED or len(list(boxes(text))) == 3_000
+    assert sentences(text)

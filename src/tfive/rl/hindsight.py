@@ -1,8 +1,9 @@
 """Hindsight: thoughts drawn with the continuation in sight, and which of them are worth learning without it.
 
 At a position p the model reads its text up to p, then a note with the next H tokens, then the opening, and draws
-several thoughts. Those that copy the continuation are dropped. The others are scored where they will stand, without
-the note: a position keeps the thought that helps most against what thoughts of other texts do there, if it helps.
+several thoughts, and as many without the note. Those that copy the continuation are dropped. The others are scored
+where they will stand, without the note: a position keeps the one that helps most, if it helps more than thoughts of
+other texts do there, and more than none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tfive.distributed.world import SINGLE, World
-from tfive.rl.gains import foreign, no_thought_losses
+from tfive.rl.gains import foreign
 from tfive.rl.sampling import micro_batches, sample
 from tfive.rl.trajectory import last_loss
 from tfive.tree.forward import TreeModel
@@ -106,17 +107,15 @@ def learnable(
 ) -> Learnable:
     """The best thought of every position that has a useful one; `engine`'s group says how many are drawn.
 
-    Half of them are drawn with the note and half without: a model that has never seen such a note writes worse with it
-    than alone. `rows` texts are scored in a pass; noted rows have one position each, so more of them are drawn in one.
+    Half of them are drawn with the note and half without: no model has been taught what such a note is for. `rows`
+    texts are scored in a pass; noted rows have one position each, so more of them are drawn in one.
     """
     plan, group = engine.plan, engine.plan.group
     asked, places, continuations = noted(texts, plan.horizon, note)
     each, alone = texts.positions_BP.shape[1], group // 2
     asking: dict[str, Any] = {"seed": seed, "window": 0, "world": world, "record_old": False}
-    informed = sample(_drawing(engine, group - alone), asked, law, role=stream, rows=rows * each, **asking).thoughts
-    drawn = []
-    if alone:
-        drawn.append(sample(_drawing(engine, alone), texts, law, role=f"{stream}/alone", rows=rows, **asking).thoughts)
+    informed = _drawn(engine, group - alone, asked, law, role=stream, rows=rows * each, **asking)
+    drawn = [_drawn(engine, alone, texts, law, role=f"{stream}/alone", rows=rows, **asking)] if alone else []
     row_N, slot_N = (torch.tensor(index, dtype=torch.int64, device=engine.device) for index in zip(*places))
     spread = {}
     for name in ("tokens_BRT", "length_BR", "valid_BR", "closed_BR", "log_q_BRT"):
@@ -132,8 +131,8 @@ def learnable(
         for branch in range(slot * group, (slot + 1) * group):
             ids = thoughts.tokens_BRT[row, branch, : int(thoughts.length_BR[row, branch])].tolist()
             leak_BR[row, branch] = leaks(decode(ids), told)
-    own_BR, other_BR = (_losses(engine, texts, some, rows, world) for some in (thoughts, foreign(thoughts, near=True)))
-    none_BR = no_thought_losses(engine, texts, rows=rows, world=world)
+    own_BR, none_BR = _losses(engine, texts, thoughts, rows, world)
+    other_BR, _ = _losses(engine, texts, foreign(thoughts, near=True), rows, world)
     best, gain_BP, useful_BP = chosen(own_BR, other_BR, none_BR, thoughts.valid_BR & ~leak_BR, group)
     single = Thoughts(**{name: value.gather(1, _like(best, value)) for name, value in spread.items()})
     single = replace(single, valid_BR=useful_BP)
@@ -165,21 +164,25 @@ def chosen(
     return first_P + member_BP, gain_BP, useful_BP
 
 
-def _drawing(engine: TreeModel, group: int) -> TreeModel:
-    """The same model with so many thoughts a position."""
-    plan = replace(engine.plan, group=group)
-    found = TreeModel(engine.model, plan, engine.engine, engine.delimiters, engine.gates)
-    found.share_fusion(engine)
-    return found
+def _drawn(engine: TreeModel, group: int, texts: TextBatch, law: SamplingSettings, **asking: Any) -> Thoughts:
+    """So many thoughts of each position by the same model; nothing of the engine that draws them stays."""
+    drawer = TreeModel(engine.model, replace(engine.plan, group=group), engine.engine, engine.delimiters, engine.gates)
+    drawer.share_fusion(engine)
+    try:
+        return sample(drawer, texts, law, **asking).thoughts
+    finally:
+        drawer.forget_samplers()
 
 
 def _like(index_BP: Tensor, value: Tensor) -> Tensor:
     return index_BP if value.ndim == 2 else index_BP[..., None].expand(*index_BP.shape, value.shape[-1])
 
 
-def _losses(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, rows: int, world: World) -> Tensor:
-    parts, count = [], len(texts.tokens_BS)
+def _losses(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, rows: int, world: World) -> tuple[Tensor, Tensor]:
+    """`[B, R]`: what the continuation costs after whole thoughts, and without one."""
+    after, without, count = [], [], len(texts.tokens_BS)
     for part in world.beating(micro_batches(world.computed(count), rows)):
         scores = engine.score(texts.rows(part.start, part.stop), thoughts.rows(part.start, part.stop), whole=True)
-        parts.append(last_loss(scores.losses_BRK, scores.mask_BRK).float())
-    return world.gather(torch.cat(parts), count)
+        after.append(last_loss(scores.losses_BRK, scores.mask_BRK).float())
+        without.append(scores.no_thought_BR.float())
+    return world.gather(torch.cat(after), count), world.gather(torch.cat(without), count)

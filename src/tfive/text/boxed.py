@@ -16,6 +16,8 @@ DRAWN = "hold code of a drawing"
 DRAWING = re.compile(r"\[asy\]|\\includegraphics|\\begin\{(?:tikz)?picture\}")
 """Code of a drawing, which no thought should write."""
 BOX = re.compile(r"\\boxed\s*(?=\{)")
+FRAMES = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])")
+"""Whatever draws a box, closed or not."""
 BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:(?:,|\{,\})(?:\\!)?\d{3})+(?:\.\d+)?")
 """Numbers with commas, also as LaTeX has them: 12,345 and 12{,}345 and 12,\\!345."""
@@ -28,19 +30,22 @@ AHEAD = re.compile(r"\s*(?=[A-Z])")
 """The same behind a displayed formula, which may do without a stop."""
 SHORTENED = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|vs|cf)|\bi\.e|\be\.g)\Z")
 """Words whose full stop ends no sentence."""
+LOOKED_BACK = 64
+"""Characters before a mark in which a shortened word or a full stop is looked for."""
 STOP = re.compile(r"\.\s*(\\\]|\\\)|\$\$?|\\end\{[^{}]*\})?\Z")
 """The full stop of a sentence, which may stand in the formula that ends it."""
 
 
 def boxes(text: str) -> Iterator[tuple[int, int, str]]:
-    """Where each closed box begins and ends, and what it holds."""
-    for found in BOX.finditer(text):
-        depth = 0
-        for mark in BRACES.finditer(text, found.end()):
-            depth += {"{": 1, "}": -1}.get(mark[0], 0)
-            if depth == 0:
-                yield found.start(), mark.end(), text[found.end() + 1 : mark.start()]
-                break
+    """Where each closed box begins and ends, and what it holds, in the order in which they begin."""
+    begun = {found.end(): found.start() for found in BOX.finditer(text)}
+    opened, found = list[int](), list[tuple[int, int, str]]()
+    for mark in BRACES.finditer(text) if begun else ():
+        if mark[0] == "{":
+            opened.append(mark.start())
+        elif mark[0] == "}" and opened and (at := opened.pop()) in begun:
+            found.append((begun[at], mark.end(), text[at + 1 : mark.start()]))
+    yield from sorted(found)
 
 
 def answer_of(box: str) -> str:
@@ -63,7 +68,7 @@ def sentences(text: str) -> list[str]:
             depth += DISPLAYS.get(sign, 0)
         if depth or inline:
             continue
-        before = text[cuts[-1] : mark.end()]
+        before = text[max(cuts[-1], mark.end() - LOOKED_BACK) : mark.end()]
         if sign in ".?!":
             ahead = None if SHORTENED.search(before[:-1]) else AFTER.match(text, mark.end())
         elif sign in ("\\]", "$$") or sign.startswith("\\end"):
@@ -83,7 +88,7 @@ def worked(question: str, solution: str) -> tuple[tuple[str, ...], str] | str:
     answers = [answer_of(inside) for _, _, inside in boxes(solution)]
     if not answers or not answers[-1]:
         return UNBOXED
-    if set(answers) != {answers[-1]}:
+    if set(answers) != {answers[-1]} or len(FRAMES.findall(solution)) > len(answers):
         return SEVERAL
     steps = sentences(solution)
     last = next((number for number, step in enumerate(steps) if BOX.search(step)), len(steps) - 1)

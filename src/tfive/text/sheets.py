@@ -153,6 +153,8 @@ def _solved(row: Row, path: Path, number: int) -> tuple[str, str, str] | str | N
         if not isinstance(row[name], str):
             raise UserError(f"{path}, row {number + 1}: {name} is a {type(row[name]).__name__}; give it as text")
     question: str = row[asked]
+    if CLOSE in row["solution"]:
+        return f"have {CLOSE}, which closes a thought, in their solution"
     found = worked(question, row["solution"])
     return found if isinstance(found, str) else (" ".join(question.split()), "\n".join(found[0]), found[1])
 

@@ -242,6 +242,7 @@ class Teaching:
             # and opens them.
             plan, gates = replace(plan, gated=False), None
         drawing = TreeModel(self.engine.model, plan, self.engine.engine, self.engine.delimiters, gates)
+        drawing.share_fusion(self.engine)
         note = tuple(self.tokenizer.encode(part, add_special_tokens=False) for part in NOTE)
         return learnable(
             drawing, texts, self.config.sampling, note=(note[0], note[1]),

@@ -30,7 +30,7 @@ from tfive.tree.head import (
 from tfive.tree.law import draw, law_log_prob, law_logits
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower, PolicyOutput, Reading, Scores
-from tfive.tree.packed import last_block_for
+from tfive.tree.packed import Asked, last_block_for
 from tfive.tree.picks import Picks
 from tfive.tree.policy_pass import PolicyPass
 from tfive.tree.reader import TreeReader
@@ -218,7 +218,7 @@ class TreeModel(TreeReader):
         prepared = self.prepare(texts, thoughts, **parts)
         prepared = prepared.padded() if padded else prepared
         # Parity samples by passes that compute every node.
-        few: dict[str, Any] = {} if parity else {"nodes_x": prepared.nodes_x, "asked": prepared.asked}
+        few: dict[str, Any] = {} if parity else {"nodes_x": prepared.nodes_x, "asked": self._asked(prepared)}
         hidden_BND = self._run(prepared.layout, **few)
         output = self._reduced(prepared, hidden_BND, entropy, features)
         if centring is None or thoughts is None or prepared.actions is None:
@@ -250,10 +250,16 @@ class TreeModel(TreeReader):
             nodes_x=self._packing(layout),
         )
 
+    def _asked(self, prepared: PolicyPass) -> Asked | None:
+        """The nodes that a pass reads, where the last block is computed for these alone."""
+        return prepared.asked if self.engine.last_rows else None
+
     def policy_from(self, prepared: PolicyPass) -> PolicyOutput:
         """The training forward of a pass that was prepared; nothing of it waits for the host where `replays_training`
         says so."""
-        return self._reduced(prepared, self._run(prepared.layout, nodes_x=prepared.nodes_x, asked=prepared.asked))
+        return self._reduced(
+            prepared, self._run(prepared.layout, nodes_x=prepared.nodes_x, asked=self._asked(prepared))
+        )
 
     def _reduced(
         self, prepared: PolicyPass, hidden_BND: Tensor, entropy: bool = False, features: bool = False

@@ -320,6 +320,7 @@ class TreeReader:
         enter that block are kept as well. `of_positions`: for these two alone, which read final states where thoughts
         begin and where the text that follows is predicted without one; elsewhere they may mean nothing."""
         layout = self._grow(texts, None)
+        of_positions = of_positions and self.engine.last_rows
         positions = [texts.positions_BP.to(self.device)] if of_positions else []
         if self.replays:
             read = partial(self._read_attending, below)

@@ -42,7 +42,7 @@ class Scoring:
     def __post_init__(self) -> None:
         node_BPH, target_BPH, keep_BPH = without_thoughts(self.texts, self.tree.plan.horizon)
         counts = [keep_BPH.sum().view(1), *(() if self.thoughts is None else self._counted(self.thoughts, keep_BPH))]
-        # Before any pass of this call, and the one moment of it that waits for the device.
+        # Before any pass of this call, and the one moment at which picks wait for the device.
         plain, *found = torch.cat(counts).tolist()
         self._plain = Picks.of(node_BPH, target_BPH, keep_BPH, self.texts.tokens_BS.shape[1], plain)
         branches = len(found) // _KINDS
@@ -106,7 +106,7 @@ class Scoring:
 
         kept, key = (
             [part for both in trunk.values() for part in both],
-            ("score", None if lower is None else lower.block, self.actions_B is None),
+            ("score", None if lower is None else lower.block, self._few),
         )
         # What leaves padding out comes in too many sizes to be captured.
         replayed = tree.replays and not tree.plan.gated and nodes_x is None
@@ -114,10 +114,15 @@ class Scoring:
         entering += found[1:]
         return found[0]
 
+    @property
+    def _few(self) -> bool:
+        """Whether the last block is computed for some nodes alone."""
+        return self.tree.engine.last_rows and self.actions_B is None
+
     def _asked(self, layout: Layout) -> Asked | None:
-        """The branches' nodes that predict continuations; None where actions are asked for too, which makes it nearly
-        all."""
-        if self.actions_B is not None:
+        """The branches' nodes that predict continuations; None where all are computed, as where actions are asked for
+        too, which makes it nearly all."""
+        if not self._few:
             return None
         # Nodes of the trunk among them, and 0 for none, are read elsewhere.
         return Asked.among(layout.loss_node_BRKH - layout.trunk_width, layout.node_count - layout.trunk_width)
