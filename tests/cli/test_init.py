@@ -66,6 +66,8 @@ def test_more_minutes_or_a_faster_device_give_a_longer_run(tmp_path: Path, notes
 def test_too_few_minutes_are_said_and_a_pattern_is_taken(tmp_path: Path, notes: Path) -> None:
     said, config = written(tmp_path, notes, minutes=0.05, pattern=", which makes")
     assert "warning: 0.05 minutes are too few for this model on this device" in said
+    assert "give --minutes 1, or a faster device" in said
+    assert "warning: critics will be tested on about 3 texts" in said
     assert config.text.positions.pattern == ", which makes"
     assert config.text.positions.match == 0.7
 
@@ -163,3 +165,17 @@ def test_on_a_terminal_the_questions_are_asked(tmp_path: Path, notes: Path, monk
     init_command(str(tmp_path / "a.toml"), model=None, text=[], device=None, minutes=None, pattern=None)
     assert asked == ["Model", "Text", "Device", "Minutes"]
     assert "a run of about 3 minutes" in (tmp_path / "a.toml").read_text("utf-8")
+
+
+def test_rows_that_are_left_out_and_little_text_are_said(tmp_path: Path) -> None:
+    words = "the river went down to the mill and came back with the grain of another year "
+    rows = [json.dumps({"text": f"{n} " + words * 4}) for n in range(400)]
+    for name, lines, more in (("whole", rows, ()), ("less", [*rows[:41], "not JSON", *rows[41:280]], (
+        "left out: 1 row without text", "kB of text are little; some megabytes are good, 100 kB the least",
+    ))):  # fmt: skip
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / "rows.jsonl"
+        path.write_text("\n".join(lines) + "\n", "utf-8")
+        said, _ = written(tmp_path / name, path)
+        assert all(part in said for part in more)
+        assert ("left out" in said, "are little" in said) == (bool(more), bool(more))

@@ -61,6 +61,8 @@ def test_a_text_with_workings(exported: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(ProgressReport, "showing", seen)
     table = command(exported, corpus, tmp_path, pattern=":", as_json=False, passes=0)
     assert "true working" in table
+    assert "nats per token of the text behind a thought" in table
+    assert "choosing among this model's own thoughts, by one who knows what follows, could gain +" in table
     command(exported, corpus, tmp_path, pattern=":", passes=0)
     (line, drawn), (_, for_programs) = shown
     assert line.endswith(" texts")

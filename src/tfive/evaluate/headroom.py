@@ -235,6 +235,15 @@ def headroom_table(found: dict[str, Any]) -> str:
             sign = "" if key == "loss" else "+"
             cells.append("–" if one is None else f"{one[0]:{sign}.3f} ({one[1]:{sign}.3f} … {one[2]:{sign}.3f})")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines.append(
+        "\nnats per token of the text behind a thought, against none (95 %; above 0 is better). own: a thought that "
+        f"the model draws; another's: of another text; mean, best of all: of {found['thoughts']} own ones, the best "
+        "picked with the continuation in sight; best or none: none where all harm; spread: how far they lie apart; "
+        "content gain: own minus another's"
+    )
+    best = found["all"]["best_or_none"]
+    worth = f"could gain {best[0]:+.3f}" if best[1] > 0 else "gains nothing that shows"
+    lines.append(f"choosing among this model's own thoughts, by one who knows what follows, {worth}")
     if "critic" in found:
         critic = found["critic"]
         shown = {name: "–" if critic[name] is None else f"{critic[name]:+.3f}" for name in ("r2", "r2_within")}

@@ -3,6 +3,7 @@ allow, written as a commented TOML file that stands by itself."""
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
 from collections.abc import Sequence
@@ -42,6 +43,12 @@ AGAIN = 2
 """Times that a run may draw as many thoughts as the whole text has places; a model that meets its texts much more often
 learns them by heart, and predicts others worse."""
 
+LEAST_BYTES = 100_000
+"""Text of which less has not taught anything."""
+
+FEW_TESTED = 6
+"""Texts on which a test of critics should stand at least."""
+
 FEW_SEQUENCES = 600
 """Below so many, the smallest role (probes, a hundredth of the texts) would come out empty."""
 
@@ -57,12 +64,15 @@ class TextFacts:
     tokens: int
     cut: bool
     """Whether plain text was cut into documents."""
+    bad: int = 0
+    """Rows without text, or that are no rows."""
 
     def shown(self) -> str:
         """`1,269 documents, 3.0 MB, about 800,000 tokens`."""
         more = " or more" if self.size >= SCANNED_BYTES else ""
         how = f" (.txt cut {RULE})" if self.cut else ""
-        return f"{self.documents:,} documents{more}, {self.size / 1e6:.2g} MB, about {self.tokens:,} tokens{how}"
+        bad = f"; left out: {self.bad:,} {'rows' if self.bad > 1 else 'row'} without text" * bool(self.bad)
+        return f"{self.documents:,} documents{more}, {self.size / 1e6:.2g} MB, about {self.tokens:,} tokens{how}{bad}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,7 @@ def look_at(paths: Sequence[str], model: str) -> TextFacts:
         (path for path in paths if not path.startswith("tfive:") and not Path(path).expanduser().exists()), ""
     )
     if absent:
-        raise UserError(f"--text {absent}: no such file or folder")
+        raise UserError(f"--text {absent}: no such file or folder; check the path")
     sources = tuple(TextSource(name=name, path=path) for name, path in zip(_names(paths), paths))
     reader, cut, sampled = Reader(skip_bad=True), False, list[str]()
     for source in sources:
@@ -92,16 +102,19 @@ def look_at(paths: Sequence[str], model: str) -> TextFacts:
                     sampled.append(text)
                 if sum(tally.bytes for tally in reader.tallies.values()) >= SCANNED_BYTES:
                     break
-    documents, size = (
-        sum(getattr(tally, what) for tally in reader.tallies.values()) for what in ("documents", "bytes")
+    documents, size, bad = (
+        sum(getattr(tally, what) for tally in reader.tallies.values()) for what in ("documents", "bytes", "bad")
     )
     if not documents:
-        raise UserError(f"--text {paths[0]}: no text in it; .jsonl needs a field text, see docs/howto/train.md")
+        raise UserError(
+            f"--text {paths[0]}: no text in it; rows of .jsonl and .parquet need a field text (other fields: "
+            "docs/howto/train.md), .txt files text in UTF-8"
+        )
     ratio = BYTES_PER_TOKEN
     if model in EMBEDDED or Path(model).expanduser().exists():
         tokens = TextTokenizer.of(load_tokenizer(model)).encode(sampled)
         ratio = sum(len(text.encode()) for text in sampled) / max(1, sum(map(len, tokens)))
-    return TextFacts(sources, documents, size, int(size / ratio), cut)
+    return TextFacts(sources, documents, size, int(size / ratio), cut, bad)
 
 
 def _names(paths: Sequence[str]) -> list[str]:
@@ -120,6 +133,8 @@ def plan(
     """The largest windows of which at least six fit into the minutes, and as many of them as fit."""
     small = shape is None or shape.parameters < SMALL
     warnings = [] if shape else [f"the shape of {model} is not known here, so the time is not estimated"]
+    if facts.size < LEAST_BYTES:
+        warnings.append(f"{facts.size / 1e3:.0f} kB of text are little; some megabytes are good, 100 kB the least")
     lacks = ""
     for items in ITEMS:
         chosen = _settings(facts, model, shape, device, items, FEWEST_WINDOWS, pattern)
@@ -156,7 +171,14 @@ def plan(
     if took.seconds > 60 * minutes:
         warnings.append(
             f"{minutes:g} minutes are too few for this model on this device: about {readable(took.seconds)} "
-            "are needed; take a smaller model or a faster device"
+            f"are needed; give --minutes {math.ceil(took.seconds / 60)}, or a faster device"
+            + ("" if model in EMBEDDED else ", or a smaller model")
+        )
+    tested = math.ceil(config.window.count("qualify") / config.text.positions.per_text)
+    if tested < FEW_TESTED:
+        warnings.append(
+            f"critics will be tested on about {tested} texts, which tells little; give more --minutes, or raise "
+            "window.items"
         )
     return Plan(_toml(chosen, facts, minutes, small), config, took, tuple(warnings))
 
