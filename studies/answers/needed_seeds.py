@@ -52,7 +52,7 @@ def seeds_needed(found: dict[str, Any]) -> str:
         ("right after a sampled one, points", right("sampled"), 0.01, points_of),
     )
     rows = []
-    for words, values, size, form in asked:
+    for words, values, size, form in (one for one in asked if len(one[1]) > 1):
         mean, deviation = over_seeds(values), statistics.stdev(values)
         shown = form(deviation).removeprefix("+")
         needed = str(pairs_needed(deviation, size))

@@ -32,6 +32,7 @@ def test_needed_pairs_are_those_of_the_cells() -> None:
     for cell in cells:
         cell["by_text"]["content_gain"] = cell["by_text"]["thought_gain"]
     first, _, own, _ = lines_of(needed.seeds_needed({"cells": cells}))
+    assert lines_of(needed.seeds_needed({"cells": cells[:1]})) == [], "no pair, no row"
     # Differences 0.3 and 0.2, and two and no answers of four.
     assert first[:5] == ["gain against the start", "2", "+0.250", "−0.385 … +0.885", "0.071"]
     assert own[:3] == ["right after own, points", "2", "+25.0"]

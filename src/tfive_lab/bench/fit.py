@@ -13,9 +13,10 @@ from tfive_lab.bench.work import SHAPES
 
 TRAINING, ROLLOUT = (16, 12, 8, 6, 4, 3, 2, 1), (64, 32, 16, 8, 4, 2, 1)
 """Texts a pass that are tried, with and without gradients."""
-DRAWN = 16
-"""Texts that are drawn at a time if any pass with gradients leaves room for them: groups of eight of the 2B shape took
-29 % longer to draw by eight texts, and their update 9 % longer by four instead of eight."""
+DRAWN = (16, 8, 4, 1)
+"""Texts that are drawn at a time at least, the first of these for which any pass with gradients leaves room: groups of
+eight of the 2B shape took 29 % longer to draw by eight texts instead of 16, and their update 9 % longer by four instead
+of eight."""
 
 
 def texts_that_fit(config: Config, shape: str | None, device: torch.device) -> Config:
@@ -37,7 +38,7 @@ def fitted(config: Config, shape: ModelShape, room: float) -> Config:
     Passes without gradients get a size of their own: they need less, and small ones would only wait for launches.
     """
     for checkpointing in (False, True):
-        for least in (DRAWN, 1):
+        for least in DRAWN:
             for texts in TRAINING:
                 for rollout in (one for one in ROLLOUT if one >= max(least, texts)):
                     changed = sized(config, texts, rollout, checkpointing)
