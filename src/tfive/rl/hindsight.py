@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tfive.distributed.world import SINGLE, World
+from tfive.rl.actor import under
 from tfive.rl.gains import foreign
 from tfive.rl.sampling import micro_batches, sample
 from tfive.rl.trajectory import last_loss
@@ -166,8 +167,7 @@ def chosen(
 
 def _drawn(engine: TreeModel, group: int, texts: TextBatch, law: SamplingSettings, **asking: Any) -> Thoughts:
     """So many thoughts of each position by the same model; nothing of the engine that draws them stays."""
-    drawer = TreeModel(engine.model, replace(engine.plan, group=group), engine.engine, engine.delimiters, engine.gates)
-    drawer.share_fusion(engine)
+    drawer = under(engine, replace(engine.plan, group=group))
     try:
         return sample(drawer, texts, law, **asking).thoughts
     finally:
