@@ -38,14 +38,18 @@ def reading_config(steps: int, rate: float, overrides: Sequence[str]) -> Config:
 
 def read(config: Config, loaded: Loaded, *, measured: bool = True) -> dict[str, Any]:
     """Teach the model, whose weights are in float32 afterwards; what that came to, with gains on the development texts
-    before and after where it is `measured`."""
+    before and after where it is `measured`. With `warmstart.source = hindsight` it learns to write first, round by
+    round."""
     model = loaded.model.requires_grad_(True)
     plan = replace(plan_for(config.thought, model, loaded.tokenizer), group=1)
     engine = TreeModel(model, plan, config.engine.options())
     began = time.monotonic()
     teaching = Teaching(config, loaded, corpus_of(config, loaded=loaded), engine)
     found: dict[str, Any] = {"before": teaching.measured()} if measured else {}
-    found["reading"] = teaching.read(Silent())
+    if config.warmstart.source == "hindsight":
+        found["rounds"] = [teaching.round(number, Silent()) for number in range(teaching.rounds)]
+    if config.warmstart.reading:
+        found["reading"] = teaching.read(Silent())
     found |= {"after": teaching.measured()} if measured else {}
     exact = teaching.optimizer.masters()
     model.float()
