@@ -47,7 +47,9 @@ def read(config: Config, loaded: Loaded, *, measured: bool = True) -> dict[str, 
     teaching = Teaching(config, loaded, corpus_of(config, loaded=loaded), engine)
     found: dict[str, Any] = {"before": teaching.measured()} if measured else {}
     if config.warmstart.source == "hindsight":
-        found["rounds"] = [teaching.round(number, Silent()) for number in range(teaching.rounds)]
+        rounds, found["rounds"] = range(teaching.rounds), []
+        for number in rounds:
+            found["rounds"].append({**teaching.round(number, Silent()), "learned": _learned(teaching, 6)})
     if config.warmstart.reading:
         found["reading"] = teaching.read(Silent())
     found |= {"after": teaching.measured()} if measured else {}
@@ -56,6 +58,19 @@ def read(config: Config, loaded: Loaded, *, measured: bool = True) -> dict[str, 
     for name, parameter in model.named_parameters():
         parameter.data.copy_(exact[name])
     return {**found, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _learned(teaching: Teaching, count: int) -> list[str]:
+    """The first thoughts that a round learned, as text, each with the tokens that follow it."""
+    data, found = teaching.last, list[str]()
+    if data is None:
+        return found
+    for row, slot in data.thoughts.valid_BR.nonzero()[:count].tolist():
+        ids = data.thoughts.tokens_BRT[row, slot, : int(data.thoughts.length_BR[row, slot])].tolist()
+        p = int(data.texts.positions_BP[row, slot])
+        after = data.texts.tokens_BS[row, p + 1 : p + 1 + teaching.engine.plan.horizon].tolist()
+        found.append(" → ".join(teaching.tokenizer.decode(one) for one in (ids, after)))
+    return found
 
 
 def main(given: list[str] | None = None) -> int:

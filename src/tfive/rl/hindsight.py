@@ -1,9 +1,9 @@
 """Hindsight: thoughts drawn with the continuation in sight, and which of them are worth learning without it.
 
-At a position p the model reads its text up to p, then a note with the next H tokens, then the opening, and draws
-several thoughts, and as many without the note. Those that copy the continuation are dropped. The others are scored
-where they will stand, without the note: a position keeps the one that helps most, if it helps more than thoughts of
-other texts do there, and more than none.
+At a position p the model reads its text up to p, then a note with what follows, then the opening, and draws several
+thoughts, and others without the note. Those that copy the continuation are dropped. The rest are scored where they will
+stand, without the note: a position's best is kept if it helps more than the best of as many thoughts of other texts,
+and more than none; of what is kept, the half that helps most is learned.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Learnable:
     """How many of them copied the continuation."""
     content_gain: float = 0.0
     """Mean of others' loss minus own, over the kept ones."""
+    informed: float = 0.0
+    """Share of the kept ones that were drawn with the note."""
 
     @property
     def kept(self) -> int:
@@ -68,11 +70,20 @@ def leaks(thought: str, continuation: str) -> bool:
     return any(tuple(said[start : start + run]) in pieces for start in range(len(said) - run + 1))
 
 
+def first_line(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[int]:
+    """Tokens up to the first that breaks the line behind some text; all of them where none does. What follows the line
+    says that the passage is over, and a model that reads so thinks about the next one."""
+    for end in range(1, len(tokens)):
+        if decode(list(tokens[:end])).strip() and "\n" in decode([tokens[end]]):
+            return list(tokens[:end])
+    return list(tokens)
+
+
 def noted(
-    texts: TextBatch, horizon: int, note: tuple[Sequence[int], Sequence[int]]
+    texts: TextBatch, horizon: int, note: tuple[Sequence[int], Sequence[int]], decode: Callable[[list[int]], str]
 ) -> tuple[TextBatch, list[tuple[int, int]], list[list[int]]]:
-    """One row per item: its document up to its position, then the note with its continuation, at whose end the thought
-    stands; the row and slot each came from, and the continuations."""
+    """One row per item: its document up to its position, then the note with the first line of its continuation, at
+    whose end the thought stands; the row and slot each came from, and the whole continuations."""
     rows, places, continuations = [], [], []
     everything = zip(texts.tokens_BS.tolist(), texts.document_BS.tolist(), texts.positions_BP.tolist())
     for row, (tokens, document, positions) in enumerate(everything):
@@ -82,7 +93,7 @@ def noted(
             own = [token for token, number in zip(tokens[: p + 1], document) if number == document[p]]
             after = range(p + 1, min(p + 1 + horizon, len(tokens)))
             continuation = [tokens[at] for at in after if document[at] == document[p]]
-            rows.append([*own, *note[0], *continuation, *note[1]])
+            rows.append([*own, *note[0], *first_line(continuation, decode), *note[1]])
             places.append((row, slot))
             continuations.append(continuation)
     width, device = max(map(len, rows), default=1), texts.tokens_BS.device
@@ -104,23 +115,24 @@ def learnable(
     seed: int,
     stream: str,
     rows: int,
+    informed: int,
     world: World = SINGLE,
 ) -> Learnable:
     """The best thought of every position that has a useful one; `engine`'s group says how many are drawn.
 
-    Half of them are drawn with the note and half without: no model has been taught what such a note is for. `rows`
-    texts are scored in a pass; noted rows have one position each, so more of them are drawn in one.
+    The first `informed` of them are drawn with the note, the others without: no model has been taught what such a note
+    is for. `rows` texts are scored in a pass; noted rows have one position each, so more of them are drawn in one.
     """
     plan, group = engine.plan, engine.plan.group
-    asked, places, continuations = noted(texts, plan.horizon, note)
-    each, alone = texts.positions_BP.shape[1], group // 2
+    asked, places, continuations = noted(texts, plan.horizon, note, decode)
+    each, alone = texts.positions_BP.shape[1], group - informed
     asking: dict[str, Any] = {"seed": seed, "window": 0, "world": world, "record_old": False}
-    informed = _drawn(engine, group - alone, asked, law, role=stream, rows=rows * each, **asking)
+    with_note = _drawn(engine, informed, asked, law, role=stream, rows=rows * each, **asking)
     drawn = [_drawn(engine, alone, texts, law, role=f"{stream}/alone", rows=rows, **asking)] if alone else []
     row_N, slot_N = (torch.tensor(index, dtype=torch.int64, device=engine.device) for index in zip(*places))
     spread = {}
     for name in ("tokens_BRT", "length_BR", "valid_BR", "closed_BR", "log_q_BRT"):
-        source = getattr(informed, name)
+        source = getattr(with_note, name)
         noted_BPG = source.new_zeros(len(texts.tokens_BS), each, *source.shape[1:])
         noted_BPG[row_N, slot_N] = source
         parts = (getattr(one, name).unflatten(1, (each, alone)) for one in drawn)
@@ -138,6 +150,7 @@ def learnable(
     single = Thoughts(**{name: value.gather(1, _like(best, value)) for name, value in spread.items()})
     single = replace(single, valid_BR=useful_BP)
     kept = int(useful_BP.sum())
+    from_note_BP = useful_BP & (best % group < informed)
     return Learnable(
         texts,
         single,
@@ -145,6 +158,7 @@ def learnable(
         tokens=int(thoughts.mask_BRT.sum()),
         leaked=int((leak_BR & thoughts.valid_BR).sum()),
         content_gain=float(gain_BP[useful_BP].mean()) if kept else 0.0,
+        informed=float(from_note_BP.sum()) / kept if kept else 0.0,
     )
 
 
@@ -152,17 +166,20 @@ def chosen(
     own_BR: Tensor, other_BR: Tensor, none_BR: Tensor, allowed_BR: Tensor, group: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Per position: the branch `[B, P]` whose thought leaves the least loss among those allowed, how much less that is
-    than the mean after thoughts of other texts there, and whether it is less than that and than without a thought. (The
-    best of several is nearly always better than others' mean, by chance alone; what is worse than none teaches harm.)
+    than the mean after thoughts of other texts there, and whether it is less than the least of those and than without a
+    thought, by at least as much as half of those that are. (The best of several is nearly always better than others'
+    mean, by chance alone: as many of other texts have the same chance. What is worse than none teaches harm, and what
+    is hardly better teaches little but the form that thoughts happen to have.)
     """
     own_BPG, other_BPG, none_BPG, allowed_BPG = (
         x.unflatten(1, (-1, group)) for x in (own_BR, other_BR, none_BR, allowed_BR)
     )
     least_BP, member_BP = own_BPG.masked_fill(~allowed_BPG, torch.inf).min(-1)
-    gain_BP = other_BPG.mean(-1) - least_BP
+    bar_BP = torch.minimum(other_BPG.min(-1).values, none_BPG[..., 0])
+    helps_BP, margin_BP = allowed_BPG.any(-1) & (least_BP < bar_BP), bar_BP - least_BP
+    useful_BP = helps_BP & (margin_BP >= margin_BP[helps_BP].median()) if bool(helps_BP.any()) else helps_BP
     first_P = torch.arange(own_BPG.shape[1], device=own_BR.device) * group
-    useful_BP = allowed_BPG.any(-1) & (gain_BP > 0) & (least_BP < none_BPG[..., 0])
-    return first_P + member_BP, gain_BP, useful_BP
+    return first_P + member_BP, other_BPG.mean(-1) - least_BP, useful_BP
 
 
 def _drawn(engine: TreeModel, group: int, texts: TextBatch, law: SamplingSettings, **asking: Any) -> Thoughts:

@@ -12,6 +12,7 @@ run that goes on does not do it again.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -57,7 +58,7 @@ TEXT_WEIGHT = 0.5
 """Weight of the text's own next tokens beside the thought and the continuation after it, which have 1."""
 BATCH = 32
 """Thoughts of one update."""
-DRAWN = ("thoughts", "leaked", "content_gain")
+DRAWN = ("thoughts", "leaked", "content_gain", "informed")
 """What a round tells of thoughts that it drew."""
 MEASURED = ("thought_gain", "content_gain", "no_thought_loss", "mean_thought_length")
 
@@ -198,7 +199,7 @@ class Teaching:
         steps = telemetry.progress(range(self.settings.steps), "warm start, writing", self.settings.steps)
         losses = [self._step(data, number, step) for step in steps]
         found = {"thoughts": float(data.drawn), "leaked": float(data.leaked), "kept": float(data.kept)}
-        found |= {"content_gain": data.content_gain}
+        found |= {"content_gain": data.content_gain, "informed": data.informed}
         if isinstance(data, Given) and data.unfit:
             found["unfit"] = float(data.unfit)
         return found | _ends(losses)
@@ -248,8 +249,14 @@ class Teaching:
             drawing, texts, self.config.sampling, note=(note[0], note[1]),
             decode=lambda ids: str(self.tokenizer.decode(ids)), seed=self.config.run.seed,
             stream=f"{ROLE}/{number}", rows=max(1, self.config.run.rollout_texts // self.settings.samples),
-            world=self.world,
+            informed=self._informed(), world=self.world,
         )  # fmt: skip
+
+    def _informed(self) -> int:
+        """How many thoughts of a position are drawn with the note: half of them, and after a round the share that they
+        had among what it kept; one with and one without at least."""
+        samples, share = self.settings.samples, 0.5 if self.last is None else self.last.informed
+        return min(max(1, math.ceil(share * samples)), max(1, samples - 1))
 
     def _step(self, data: Learnable, number: int, step: int, own: Thoughts | None = None) -> dict[str, float]:
         """One update on the next texts that hold about `BATCH` thoughts; returns its loss and that of the continuation
