@@ -15,6 +15,7 @@ import tiny
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.rl import hindsight
+from tfive.rl.hindsight import chosen
 from tfive.rl.roles import Ledger
 from tfive.training import positions, warmstart
 from tfive.training.progress import ProgressReport
@@ -42,7 +43,8 @@ def test_hindsight_thoughts_come_before_the_first_window(tmp_path: Path) -> None
     report = summary["warmstart"]
     first, second = report["rounds"]
     assert 0 < first["kept"] <= 24 < first["thoughts"]
-    assert second["loss_last"] < first["loss_first"]
+    assert second["kept"] > 0
+    assert first["loss_last"] < first["loss_first"]
     assert report["before"]["no_thought_loss"] != report["after"]["no_thought_loss"]
     assert summary["dev_no_thought_loss_start"] == pytest.approx(report["after"]["no_thought_loss"])
     counted = summary["account"]["roles"]["warmstart"]
@@ -257,9 +259,32 @@ def test_gates_stay_as_the_warm_start_left_them_without_a_conditioned_anchor(tmp
     assert window["gradient_norm"] > 0  # of rewards: there is no anchor
 
 
+def _none_useful(*given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    best, gain, useful = chosen(*given)
+    return best, gain, torch.zeros_like(useful)
+
+
+def test_reading_is_learned_where_no_thought_helped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a thought helped it is mostly right: reading there alone teaches trust."""
+    few = list[int]()
+
+    def first_text_alone(*given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        best, gain, useful = chosen(*given)
+        only = torch.zeros_like(useful)
+        only[0, 0] = True
+        few.append(len(useful))
+        return best, gain, only
+
+    monkeypatch.setattr(hindsight, "chosen", first_text_alone)
+    asked = (*HINDSIGHT, "warmstart.rounds=1", "warmstart.reading=8", "window.windows=1")
+    wrote, read = train(tiny.configure(tmp_path, *asked), tmp_path / "run", quiet=True)["warmstart"]["rounds"]
+    assert wrote["kept"] == 1
+    assert read["thoughts"] > few[0] > 1
+
+
 def test_without_any_useful_thought_the_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hindsight, "leaks", lambda *_: True)
-    with pytest.raises(RunFailed, match="copied the continuation and none of the others helped"):
+    monkeypatch.setattr(hindsight, "chosen", _none_useful)
+    with pytest.raises(RunFailed, match=r"none of \d+ thoughts helped; raise warmstart\.items"):
         train(tiny.configure(tmp_path, *HINDSIGHT), tmp_path / "run", quiet=True)
 
 

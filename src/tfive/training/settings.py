@@ -103,9 +103,8 @@ class WarmstartSettings(Section):
     """Thoughts learned by likelihood before the first window, whatever the method."""
 
     source: Literal["off", "hindsight", "given"] = "off"
-    """Where they come from: drawn, half of them with the continuation in sight, without copies of it, kept where they
-    help, and more than thoughts of other texts; or workings in the rows of `path`, at the matches of
-    `text.positions.pattern`."""
+    """Where they come from: drawn by the model itself, those that in hindsight help most, and more than the best of
+    other texts; or workings in the rows of `path`, at the matches of `text.positions.pattern`."""
 
     path: str | None = None
     """File of rows with `text` and `workings` (one for each match, as it stands between the delimiters)."""
@@ -117,7 +116,7 @@ class WarmstartSettings(Section):
     """Positions at which thoughts are drawn in a round."""
 
     samples: int = Field(8, ge=1, le=4096)
-    """Thoughts drawn at each position, of which the best is learned."""
+    """Thoughts drawn at each position, of which the best may be learned."""
 
     steps: int = Field(60, ge=1, le=1_000_000)
     """Updates of a round, each on about 32 thoughts."""

@@ -1,8 +1,8 @@
 """The warm start: thoughts that are known to help, learned by likelihood before the first window.
 
-They come from hindsight (`rl/hindsight.py`), anew in every round because the model that draws them has learned, or are
-given as workings in a file. The thought's tokens are learned without the continuation in sight, and beside them the
-continuation after the thought and the text itself, so that reading keeps up and prediction without a thought holds.
+They are the model's own, chosen by hindsight (`rl/hindsight.py`) anew in every round because the model that draws them
+has learned, or are given as workings in a file. Beside the thought's tokens the continuation after the thought and the
+text itself are learned, so that reading keeps up and prediction without a thought holds.
 Whoever has read nothing but thoughts that help trusts every thought: `warmstart.reading` adds updates in which the
 continuation follows the model's own.
 The run then begins with what came out: base of every comparison, critics and all. It is kept in the run's folder, so a
@@ -12,7 +12,6 @@ run that goes on does not do it again.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded
 from tfive.rl.actor import through_shards
 from tfive.rl.gains import measure, no_thought_losses
-from tfive.rl.hindsight import NOTE, Learnable, learnable
+from tfive.rl.hindsight import Learnable, learnable
 from tfive.rl.losses import anchor_counts, anchor_loss
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import micro_batches, sample
@@ -58,7 +57,7 @@ TEXT_WEIGHT = 0.5
 """Weight of the text's own next tokens beside the thought and the continuation after it, which have 1."""
 BATCH = 32
 """Thoughts of one update."""
-DRAWN = ("thoughts", "leaked", "content_gain", "informed")
+DRAWN = ("thoughts", "content_gain")
 """What a round tells of thoughts that it drew."""
 MEASURED = ("thought_gain", "content_gain", "no_thought_loss", "mean_thought_length")
 
@@ -187,8 +186,8 @@ class Teaching:
         data = self.last = self._hindsight(number) if self.settings.source == "hindsight" else self._given()
         if not data.kept:
             raise RunFailed(
-                f"warmstart.source = {self.settings.source}: of {data.drawn} thoughts {data.leaked} copied the "
-                "continuation and none of the others helped; raise warmstart.items or warmstart.samples"
+                f"warmstart.source = {self.settings.source}: none of {data.drawn} thoughts helped; "
+                "raise warmstart.items or warmstart.samples"
             )
         if isinstance(data, Given):
             for said in shortfalls(data, self.engine.plan, self.corpus.sequence_length):
@@ -198,16 +197,17 @@ class Teaching:
         telemetry.count(ROLE, trajectories=data.drawn, generated_tokens=data.tokens, scored_tokens=scored)
         steps = telemetry.progress(range(self.settings.steps), "warm start, writing", self.settings.steps)
         losses = [self._step(data, number, step) for step in steps]
-        found = {"thoughts": float(data.drawn), "leaked": float(data.leaked), "kept": float(data.kept)}
-        found |= {"content_gain": data.content_gain, "informed": data.informed}
+        found = {"thoughts": float(data.drawn), "kept": float(data.kept), "content_gain": data.content_gain}
         if isinstance(data, Given) and data.unfit:
             found["unfit"] = float(data.unfit)
         return found | _ends(losses)
 
     def read(self, telemetry: Telemetry) -> dict[str, float]:
-        """Learn what follows the model's own thoughts at the positions of the last round, and what that came to."""
+        """Learn what follows the model's own thoughts at the positions of the last round, and what that came to. At all
+        of them: where a thought helped, it is mostly right, and whoever reads there alone learns to trust it."""
         data = self._given() if self.last is None else self.last
-        read = torch.cat([next(self._batches(data, self.rounds, step)) for step in range(self.settings.reading)])
+        batches = (self._batches(data, self.rounds, step, reading=True) for step in range(self.settings.reading))
+        read = torch.cat([next(batch) for batch in batches])
         rows = read.unique()  # other texts need no thoughts
         texts = TextBatch(*(getattr(data.texts, name)[rows] for name in TextBatch.__dataclass_fields__))
         found = sample(
@@ -229,7 +229,8 @@ class Teaching:
         return replace(data, texts=data.texts.to(device), thoughts=data.thoughts.to(device))
 
     def _hindsight(self, number: int) -> Learnable:
-        """Thoughts of the next texts of the pool that runs learn from, drawn by the model as it is now."""
+        """Thoughts of the next texts of the pool that runs learn from, drawn by the model as it is now; nothing of the
+        engine that draws them stays."""
         numbers = np.concatenate([self.corpus.sequences("train", half) for half in HALVES])
         order = rng.permutation(self.config.run.seed, ROLE, 0, len(numbers))
         items = self.corpus.items_in[numbers[order]]
@@ -244,24 +245,18 @@ class Teaching:
             plan, gates = replace(plan, gated=False), None
         drawing = TreeModel(self.engine.model, plan, self.engine.engine, self.engine.delimiters, gates)
         drawing.share_fusion(self.engine)
-        note = tuple(self.tokenizer.encode(part, add_special_tokens=False) for part in NOTE)
-        return learnable(
-            drawing, texts, self.config.sampling, note=(note[0], note[1]),
-            decode=lambda ids: str(self.tokenizer.decode(ids)), seed=self.config.run.seed,
-            stream=f"{ROLE}/{number}", rows=max(1, self.config.run.rollout_texts // self.settings.samples),
-            informed=self._informed(), world=self.world,
-        )  # fmt: skip
-
-    def _informed(self) -> int:
-        """How many thoughts of a position are drawn with the note: half of them, and after a round the share that they
-        had among what it kept; one with and one without at least."""
-        samples, share = self.settings.samples, 0.5 if self.last is None else self.last.informed
-        return min(max(1, math.ceil(share * samples)), max(1, samples - 1))
+        try:
+            return learnable(
+                drawing, texts, self.config.sampling, seed=self.config.run.seed, stream=f"{ROLE}/{number}",
+                rows=max(1, self.config.run.rollout_texts // self.settings.samples), world=self.world,
+            )  # fmt: skip
+        finally:
+            drawing.forget_samplers()
 
     def _step(self, data: Learnable, number: int, step: int, own: Thoughts | None = None) -> dict[str, float]:
         """One update on the next texts that hold about `BATCH` thoughts; returns its loss and that of the continuation
         alone, which follows the `own` thoughts where they are given."""
-        rows = next(self._batches(data, number, step))
+        rows = next(self._batches(data, number, step, reading=own is not None))
         texts = TextBatch(*(getattr(data.texts, name)[rows] for name in TextBatch.__dataclass_fields__))
         written, read = (
             Thoughts(*(getattr(one, name)[rows] for name in Thoughts.__dataclass_fields__))
@@ -309,10 +304,12 @@ class Teaching:
         read = partial(self.trained.policy, texts, thoughts, **asked)
         return read() if self.shards is None else self.shards.run(read)
 
-    def _batches(self, data: Learnable, number: int, step: int) -> Iterator[Tensor]:
-        """The rows of update `step`: texts with thoughts in a random order, a fresh one for every pass."""
-        having = data.thoughts.valid_BR.any(1).nonzero()[:, 0].cpu()
-        per_text = max(1.0, data.kept / len(having))
+    def _batches(self, data: Learnable, number: int, step: int, *, reading: bool) -> Iterator[Tensor]:
+        """The rows of update `step`: texts with thoughts to learn, or with positions to read at, in a random order, a
+        fresh one for every pass."""
+        places_BP = data.texts.positions_BP >= 0 if reading else data.thoughts.valid_BR
+        having = places_BP.any(1).nonzero()[:, 0].cpu()
+        per_text = max(1.0, int(places_BP.sum()) / len(having))
         size = min(len(having), max(1, round(BATCH / per_text)))
         each = len(having) // size
         order = rng.permutation(self.config.run.seed, f"{ROLE}/{number}/{step // each}", 0, len(having))
