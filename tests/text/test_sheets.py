@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,40 @@ def test_the_command_takes_boxed_results_and_says_what_has_none(folder: Path, tm
     ):
         sheets(model, problems, tmp_path / "other", LENGTH)
     assert not (tmp_path / "other").exists()
+
+
+def test_problems_without_workings_are_taken_where_no_row_has_one(folder: Path, tmp_path: Path) -> None:
+    """Then a run begins with its own thoughts: nothing is there to be shown."""
+    rows = [
+        {"question": f"Ann has 2 pens and then {number} more. How many?", "answer": str(2 + number)}
+        for number in range(300)
+    ]
+    rows[5]["answer"], rows[9]["question"] = "as many as there are", rows[8]["question"]
+    model, problems = str(folder / "model"), write(tmp_path / "bare.jsonl", rows)
+    given = ["data", "sheets", model, str(problems), str(tmp_path / "out"), "--length", str(LENGTH), "--quiet"]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    assert "workings: no row has one" in done.output
+    assert "left out: 1 rows without a working" in done.output
+    assert "left out: 1 rows whose question came before (row 10 first)" in done.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "runs.jsonl.gz", "test.jsonl.gz", "workings.json.gz",
+    ]  # fmt: skip
+    assert json.loads(gzip.decompress((tmp_path / "out" / "workings.json.gz").read_bytes())) == {}
+    made = [row for name in ("runs", "test") for row in rows_of(tmp_path / "out" / f"{name}.jsonl.gz")]
+    assert all("workings" not in row for row in made)
+    names = [one for row in made for one in row["problems"]]
+    assert len(names) == len(set(names)) > 200, "each comes once: there is nothing to show less of"
+    assert all("So far:" not in row["text"] for row in made)
+    command = next(line for line in done.output.splitlines() if line.startswith("next: "))
+    sets = [word for word in shlex.split(command) if "=" in word]
+    config = Config.load("worked-answers", overrides=sets)
+    assert problems_of(config) == []
+    assert (config.warmstart.source, config.warmstart.path) == ("hindsight", None)
+    # Where some rows have a working, the others are left out as ever.
+    worked = [{**rows[0], "question": f"Last {number}?", "working": "2 + 0 = 2"} for number in range(3)]
+    write(tmp_path / "bare.jsonl", [*rows, *worked])
+    assert len(read_problems(problems).unfit) == 300
 
 
 def test_few_sheets_ask_for_smaller_windows() -> None:

@@ -30,6 +30,9 @@ LEAST, SCARCE = 32, {"window.actor_steps": 4, "actor.minibatches": 4}
 """The fewest positions a window, and fewer updates in a window that is so small."""
 ENOUGH = 330
 """Sheets of which chance leaves a role without text in one run of a hundred; of half as many in one of seven."""
+ALONE = {"warmstart.source": "hindsight", "warmstart.path": "none", "warmstart.rounds": 3, "warmstart.items": 2048,
+         "warmstart.steps": 50}  # fmt: skip
+"""What a run sets that is shown no working (docs/studies/answers-hindsight.md)."""
 WORKINGS = "workings.json.gz"
 
 
@@ -46,6 +49,25 @@ def thought_for(sizes: Sequence[int]) -> dict[str, Any]:
     length = min(-(-enough_for(sizes) // STEP) * STEP, MOST)
     checkpoints = f"[{','.join(str(length * eighths // 8) for eighths in PAID)}]"
     return {} if length == THOUGHT else {"thought.length": length, "thought.checkpoints": checkpoints}
+
+
+def taught_by(sizes: Sequence[int], told: list[str]) -> dict[str, Any]:
+    """What a run has to set so that workings of these sizes teach it to write, or where there are none its own
+    thoughts; `told` gets a line on them."""
+    if not sizes:
+        told.append(
+            "workings: no row has one, so a run begins with the model's own thoughts that help most (hindsight)"
+        )
+        return ALONE
+    thought = thought_for(sizes)
+    room, enough = thought.get("thought.length", THOUGHT), enough_for(sizes)
+    held = sum(size <= room for size in sizes) / len(sizes)
+    more = f" ({room} is the most proposed; the warm start leaves longer ones out)" * (enough > room)
+    told.append(
+        f"workings: half have at most {int(median(sizes))} tokens with their close, nine of ten at most {enough}; "
+        f"thoughts of {room} hold {100 * held:.0f} %{more}"
+    )
+    return thought
 
 
 def file_of(folder: Path, name: str) -> Path:
@@ -94,17 +116,8 @@ def sheets(model: str, problems: Path, folder: Path, length: int, *, trust_remot
         )
     made = sheet_files(found, tokenizer.backend_tokenizer, length)
     told = [*write_files(folder, made.rows, made.workings), *_left_out(found, made, length)]
-    sizes = [working + 1 for working in made.sizes]  # the close is one token
     sets: dict[str, Any] = {"model.name": model, **({} if length == LENGTH else {"text.sequence_length": length})}
-    sets |= (thought := thought_for(sizes))
-    room = thought.get("thought.length", THOUGHT)
-    held = sum(size <= room for size in sizes) / len(sizes)
-    told.append(
-        f"workings: half have at most {int(median(sizes))} tokens with their close, nine of ten at most "
-        f"{enough_for(sizes)}; thoughts of {room} hold {100 * held:.0f} %"
-        + f" ({room} is the most proposed; the warm start leaves longer ones out)"
-        * (enough_for(sizes) > room)
-    )
+    sets |= taught_by([working + 1 for working in made.sizes], told)  # the close is one token
     count = len(made.rows["runs"])
     sets |= window_for(count)
     if count < ENOUGH:

@@ -3,7 +3,8 @@
 A sheet is one worked example, one plain one, then problems with their answers alone, and fills one packed row. A
 thought stands after "Answer:", opened by "Working:" and closed by "####" as in the example; the next token of the text
 is the answer's first. Of a solution of n lines a sheet keeps the first n − 1, n − 2 or none, so that every problem
-comes once with each. What was left out goes with the row, one working for each position.
+comes once with each. What was left out goes with the row, one working for each position. Problems of which no working
+is known come once, with their answers.
 """
 
 from __future__ import annotations
@@ -80,6 +81,11 @@ class Problems:
     unsolved: dict[str, list[int]] = field(default_factory=dict)
     """Numbers of the rows with `solution` of which no steps and answer are told, by the reason."""
 
+    @property
+    def worked(self) -> bool:
+        """Whether their workings are known: of all, or of none."""
+        return bool(self.kept[0].lines)
+
 
 def in_order(problems: Sequence[Problem]) -> list[Problem]:
     """An order by the problems' names, which has nothing to do with their place in a file."""
@@ -90,9 +96,11 @@ def read_problems(path: Path) -> Problems:
     """The problems of a file: rows with `question`, `working` and `answer`; with `question` and an `answer` that ends
     in `#### 42` (GSM8K as it is published); with `problem` (or `question`) and a `solution` whose result stands in
     `\\boxed{42}` (MATH as it is published); or with `text`, whose last line is `The answer is 42.` Rows marked
-    `fewshot` only fill the ends of sheets; where none is, a few others do."""
+    `fewshot` only fill the ends of sheets; where none is, a few others do. Rows without a working are left out, unless
+    no row has one."""
     kept: list[Problem] = []
     spare: list[Problem] = []
+    bare: dict[int, Problem] = {}
     unfit: list[int] = []
     again: list[int] = []
     unsolved: dict[str, list[int]] = {}
@@ -107,8 +115,11 @@ def read_problems(path: Path) -> Problems:
             continue
         question, working, answer = solved or _parts(row, path, number)
         lines = tuple(" ".join(STEPS.sub("", one).split()).rstrip(".") for one in working.split("\n") if one.strip())
-        if not question or not lines or len(answer) > LONGEST or answer.split() != [answer]:
+        short = len(answer) <= LONGEST and answer.split() == [answer]
+        if not question or not lines or not short:
             unfit.append(number + 1)
+            if question and short:
+                bare[number + 1] = Problem(f"row {number + 1}", question, (), answer)
         elif question.casefold() in seen:
             again.append(number + 1)
         else:
@@ -117,6 +128,11 @@ def read_problems(path: Path) -> Problems:
             (spare if row.get("fewshot") is True else kept).append(problem)
     if not count:
         raise UserError(f"{path}: is empty; give rows with {ROWS}")
+    if not kept and not spare and len(bare) > 1:
+        unfit = [row for row in unfit if row not in bare]
+        first = {problem.question.casefold(): problem for problem in reversed(bare.values())}
+        kept = [problem for problem in bare.values() if first[problem.question.casefold()] is problem]
+        again = [row for row, problem in bare.items() if first[problem.question.casefold()] is not problem]
     kept = in_order(kept)
     if not spare:
         few = max(len(kept) // SPARE, 1)
@@ -251,15 +267,18 @@ class Sheets:
         draw, made = random.Random(0), []
         for group in self.grouped(problems):
             rows = []
-            for turn in range(len(LEFT_OUT)):
-                left_out = [LEFT_OUT[(number + turn) % len(LEFT_OUT)] for number in range(len(group))]
+            worked = bool(group[0].lines)
+            turns = LEFT_OUT if worked else ("all",)
+            for turn in range(len(turns)):
+                left_out = [turns[(number + turn) % len(turns)] for number in range(len(group))]
                 text = self._filled(self._sheet(group, left_out), draw)
                 if text is None:
                     self.uncut += 1
                     continue
-                workings = [f" {shown(one, missing)[1]}{END}" for one, missing in zip(group, left_out)]
-                names = [one.name for one in group]
-                rows.append({"text": text, "problems": names, "workings": workings, TOKENS: self.length})
+                row: Row = {"text": text, "problems": [one.name for one in group]}
+                if worked:
+                    row["workings"] = [f" {shown(one, missing)[1]}{END}" for one, missing in zip(group, left_out)]
+                rows.append({**row, TOKENS: self.length})
             made.append(rows)
         return made
 
@@ -267,7 +286,8 @@ class Sheets:
         text = HEADER
         for problem, missing in zip(group, left_out):
             before, working = shown(problem, missing)
-            self.workings[before] = {"working": working, "answer": problem.answer, "missing": missing}
+            if problem.lines:
+                self.workings[before] = {"working": working, "answer": problem.answer, "missing": missing}
             text += f"{before}{problem.answer}\n\n"
         return text
 
@@ -287,8 +307,8 @@ class Sheets:
 
 @dataclass(frozen=True)
 class Files:
-    """The rows of `test` (problems that nothing else sees), `warm` (for the warm start) and `runs`; what all of them
-    leave out, by the text before the answer, and the tokens of each working; and what came to no sheet."""
+    """The rows of `test` (problems that nothing else sees), `warm` (for a warm start from workings) and `runs`; what
+    all of them leave out, by the text before the answer, and the tokens of each working; and what came to no sheet."""
 
     rows: dict[str, list[Row]]
     workings: dict[str, Any]
@@ -301,15 +321,15 @@ class Files:
 
 
 def sheet_files(problems: Problems, backend: Any, length: int) -> Files:
-    """Sheets of all problems; refuses where a file would have none."""
+    """Sheets of all problems; refuses where a file would have none. Where no working is known there is no `warm`."""
     maker = Sheets(backend, length, problems.spare)
     header = len(maker.encode(HEADER))
     if header + 2 * ROOM > length:
         raise UserError(f"--length {length}: the two examples of a sheet alone take {header} tokens; give more")
     test = len(problems.kept) * TESTED // 100
     tested, rest = maker.made(problems.kept[:test]), maker.made(problems.kept[test:])
-    warm = len(rest) * WARMED // 100
-    parts = {"test": tested, "warm": rest[:warm], "runs": rest[warm:]}
+    warm = len(rest) * WARMED // 100 if problems.worked else 0
+    parts = {"test": tested, **({"warm": rest[:warm]} if problems.worked else {}), "runs": rest[warm:]}
     rows = {name: [row for group in groups for row in group] for name, groups in parts.items()}
     empty = next((name for name in rows if not rows[name]), None)
     if empty is not None:
@@ -321,7 +341,7 @@ def sheet_files(problems: Problems, backend: Any, length: int) -> Files:
                 f"{empty}.jsonl.gz; give --length {enough}, which holds nine of ten"
             )
         raise UserError(f"{count} none is left for {empty}.jsonl.gz; give some hundred problems")
-    written = (working for part in rows.values() for row in part for working in row["workings"])
+    written = (working for part in rows.values() for row in part for working in row.get("workings", ()))
     sizes = [len(maker.encode(working)) for working in written]
     used = {one for part in rows.values() for row in part for one in row["problems"]}
     unused = len(problems.kept) - maker.too_long - len(used)

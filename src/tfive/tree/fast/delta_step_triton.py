@@ -1,5 +1,5 @@
 """The Triton kernels of `delta_step.py`: what a step reads of its node, then what it reads of its memory. One program a
-branch and head in both; the second, which moves nearly all the bytes, begins with them.
+branch and head in both; the second, which moves nearly all the bytes, asks for all it can before it computes.
 
 Sums are float32; results are rounded where training rounds them (`StepWeights.once`).
 Local shape letters as in `delta_step.py`.
@@ -94,11 +94,21 @@ def _node(
 
 
 @triton.jit
+def _written(key_ptr, write_ptr, sum_ptr, start, place, E: tl.constexpr, F: tl.constexpr, P: tl.constexpr):
+    """Keys `[E, P]`, writes `[P, F]` and sums of decay of a branch and head at P places. What stands at `place` and
+    after it is not read, and what is returned for it is undefined."""
+    e, f, z = tl.arange(0, E), tl.arange(0, F), start + tl.arange(0, P)
+    keys = tl.load(key_ptr + z[None, :] * E + e[:, None], mask=z[None, :] < place)
+    writes = tl.load(write_ptr + z[:, None] * F + f[None, :], mask=z[:, None] < place)
+    return keys, writes, tl.load(sum_ptr + z, mask=z < place)
+
+
+@triton.jit
 def _remember(
     gate_ptr, gate_row, norm_ptr, norm_epsilon, state_ptr, key_ptr, write_ptr, sum_ptr, place_ptr,
     both_ptr, value_ptr, number_ptr, out_ptr, share, window,
     HEADS: tl.constexpr, E: tl.constexpr, F: tl.constexpr, P: tl.constexpr, K: tl.constexpr, ONCE: tl.constexpr,
-    MATRIX: tl.constexpr,
+    MATRIX: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
     """The rule of a branch and head: what its fork state and what it wrote since hold for key and query, the write that
     follows, and the gated, normed output."""
@@ -109,30 +119,39 @@ def _remember(
     e, f = tl.arange(0, E), tl.arange(0, F)
     head = q * HEADS + i
     state_ptr += ((q // share) * HEADS + i) * (E * F)
-    own, both_ptr = head * window, both_ptr + head * (2 * E)
     place = tl.load(place_ptr).to(tl.int32)
     kind: tl.constexpr = out_ptr.dtype.element_ty
+    key_ptr, write_ptr, sum_ptr = key_ptr + head * window * E, write_ptr + head * window * F, sum_ptr + head * window
+    both_ptr += head * (2 * E)
+    # What does not follow from the state is asked for before the loop over it and used behind it, so that it arrives
+    # while the state does.
+    gate = tl.load(gate_ptr + q * gate_row + i * F + f)
+    norm, beta, product = tl.load(norm_ptr + f), tl.load(number_ptr + head * 2), tl.load(number_ptr + head * 2 + 1)
+    now = tl.load(sum_ptr + place)
     if MATRIX:
         # Keys, queries and states are exact in the model's precision, and matrix units add their products in float32;
         # three products of TF32 are as good as float32 for what was written. Rows: key, query, and nothing.
         row, found = tl.arange(0, 16)[:, None], tl.zeros([16, F], tl.float32)
+        both = tl.load(both_ptr + row * E + e[None, :], mask=row < 2)
+        keys, writes, sums = _written(key_ptr, write_ptr, sum_ptr, 0, place, E, F, P)
         for start in tl.range(0, E, K, num_stages=3):
             at = start + tl.arange(0, K)
             part = tl.load(both_ptr + row * E + at[None, :], mask=row < 2, other=0.0)
             found = tl.dot(part, tl.load(state_ptr + at[:, None] * F + f[None, :]), found)
-        now = tl.load(sum_ptr + own + place)
-        both = tl.load(both_ptr + row * E + e[None, :], mask=row < 2, other=0.0)
         found *= tl.exp(now)
+        # Zeros are put in here and not by the loads: what a product reads just as it was loaded, the compiler moves
+        # into shared memory where it was asked for, and so waits for it before it asks for the state.
+        both = tl.where(row < 2, both, 0.0)
         for start in tl.range(0, place, P, num_stages=1):
             z = start + tl.arange(0, P)
-            keys = tl.load(key_ptr + (own + z[None, :]) * E + e[:, None], mask=z[None, :] < place, other=0.0)
-            writes = tl.load(write_ptr + (own + z[:, None]) * F + f[None, :], mask=z[:, None] < place, other=0.0)
-            fade = tl.where(z < place, tl.exp(now - tl.load(sum_ptr + own + z, mask=z < place, other=0.0)), 0.0)
+            keys, writes = tl.where(z[None, :] < place, keys, 0.0), tl.where(z[:, None] < place, writes, 0.0)
+            fade = tl.where(z < place, tl.exp(now - sums), 0.0)
             found = tl.dot(tl.dot(both, keys) * fade[None, :], writes, found, input_precision="tf32x3")
+            if MORE:
+                keys, writes, sums = _written(key_ptr, write_ptr, sum_ptr, start + P, place, E, F, P)
         known = tl.sum(tl.where(row == 0, found, 0.0), 0)
         read = tl.sum(tl.where(row == 1, found, 0.0), 0)
     else:
-        now = tl.load(sum_ptr + own + place)
         key = tl.load(both_ptr + e).to(tl.float32)
         query = tl.load(both_ptr + E + e).to(tl.float32)
         wide = tl.load(state_ptr + e[:, None] * F + f[None, :]).to(tl.float32)
@@ -141,21 +160,21 @@ def _remember(
         for start in range(0, place, P):
             z = start + tl.arange(0, P)
             taken = z < place
-            keys = tl.load(key_ptr + (own + z[:, None]) * E + e[None, :], mask=taken[:, None], other=0.0).to(tl.float32)
-            writes = tl.load(write_ptr + (own + z[:, None]) * F + f[None, :], mask=taken[:, None], other=0.0)
-            fade = tl.where(taken, tl.exp(now - tl.load(sum_ptr + own + z, mask=taken, other=0.0)), 0.0)
+            keys = tl.load(key_ptr + z[:, None] * E + e[None, :], mask=taken[:, None], other=0.0).to(tl.float32)
+            writes = tl.load(write_ptr + z[:, None] * F + f[None, :], mask=taken[:, None], other=0.0)
+            fade = tl.where(taken, tl.exp(now - tl.load(sum_ptr + z, mask=taken, other=0.0)), 0.0)
             known += tl.sum((tl.sum(keys * key[None, :], 1) * fade)[:, None] * writes, 0)
             read += tl.sum((tl.sum(keys * query[None, :], 1) * fade)[:, None] * writes, 0)
 
+    # Asked for earlier, the value makes the compiler lay these rows out otherwise: the norm then sums in another order.
     value = tl.load(value_ptr + head * F + f).to(tl.float32)
-    write = tl.load(number_ptr + head * 2) * (value - known)
-    read += tl.load(number_ptr + head * 2 + 1) * write
-    gate = tl.load(gate_ptr + q * gate_row + i * F + f).to(tl.float32)
-    norm = tl.load(norm_ptr + f).to(tl.float32)
-    tl.store(write_ptr + (own + place) * F + f, write)
+    write = beta * (value - known)
+    read += product * write
+    gate = gate.to(tl.float32)
+    tl.store(write_ptr + place * F + f, write)
     read = _rounded(read, kind, True)
     normed = _rounded(read * tl.rsqrt(tl.sum(read * read, 0) / F + norm_epsilon), kind, not ONCE)
-    normed = _rounded(normed * norm, kind, not ONCE)
+    normed = _rounded(normed * norm.to(tl.float32), kind, not ONCE)
     tl.store(out_ptr + head * F + f, normed * gate * _sigmoid(gate))
 
 
@@ -181,6 +200,6 @@ def step(products: Products, weights: StepWeights, memory: LayerMemory, place: T
         memory.state_XIEF, memory.key_QIZE, memory.write_QIZF, memory.sum_QIZ, place,
         both_QI2E, value_QIF, number_QI2, out_xV, branches // len(memory.state_XIEF), window,
         HEADS=count, E=keys, F=values, P=_PLACES, K=min(_ROWS, keys), ONCE=weights.once,
-        MATRIX=weights.once and mixed.dtype == torch.bfloat16, num_warps=_WARPS,
+        MATRIX=weights.once and mixed.dtype == torch.bfloat16, MORE=window > _PLACES, num_warps=_WARPS,
     )  # fmt: skip
     return out_xV
