@@ -47,14 +47,12 @@ def test_pages_tell_what_was_answered(study: Any, found: dict[str, Any]) -> None
     ends = [right(cells[name]["benchmarks"]["gsm8k"]) for name in ("T⁵", "GRPO", "anchors alone")]
     fresh = [right(found["accuracy"][study.START]), *(right(cells[name]) for name in ("T⁵", "GRPO", "anchors alone"))]
     readme = (ROOT / "README.md").read_text("utf-8")
-    told = f"goes from {starts[0]} % of GSM8K's test (as it comes, with its own thought) to {starts[1]} and {ends[0]} % with T⁵, {ends[1]} with GRPO, and {ends[2]} with anchors alone"
-    assert told in readme
+    own = f"goes from {starts[0]} % of GSM8K's test (as it comes, with its own thought) to {starts[1]} and {ends[0]} % "
+    assert f"{own}with T⁵, {ends[1]} with GRPO, and {ends[2]} with anchors alone" in readme
     assert f"of fresh problems from {fresh[0]} % (after hindsight) to {fresh[1]}, {fresh[2]} and {fresh[3]}" in readme
     page = study.PAGE.read_text("utf-8")
-    assert (
-        f"{starts[0]} % rightly after its own greedy thought as it comes ({right(asked[study.COLD], 'none')} % without a thought), {starts[1]} % after"
-        in page
-    )
+    begun = f"{starts[0]} % rightly after its own greedy thought as it comes ({right(asked[study.COLD], 'none')} % "
+    assert f"{begun}without a thought), {starts[1]} % after" in page
     cold = cells["T⁵, no warm start at all"]
     assert f"ends at {right(cold['benchmarks']['gsm8k'])} and {right(cold)} %" in page
 
