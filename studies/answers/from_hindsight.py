@@ -1,10 +1,9 @@
-"""The start that is shown no working, and runs from it: their files into JSON, and the page's tables.
+"""The start from hindsight alone, and runs from it: their files into JSON, and the page's tables.
 
     python studies/answers/from_hindsight.py --runs runs/answers-study --start noted=noted.json --start own=own.json
     python studies/answers/from_hindsight.py      # only the tables, from results/answers-hindsight.json
 
-A start is what `start.py` printed last. The page is docs/studies/answers-hindsight.md; README.md beside this file has
-the commands.
+A start is what `start.py` printed last. The page, which has all commands, is docs/studies/answers-hindsight.md.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ START, COLD = "own-128", "qwen2.5-coder-0.5b"
 """What runs began with: the model after hindsight, and as it comes."""
 NAMES = {"anchor-only": "anchors alone", "t5": "T⁵", "quiet-star-grpo": "GRPO"}
 FORMS = {"noted": "half of the thoughts drawn with a note of what follows", "own": "all drawn as always"}
-EXAMPLES = 3
+EXAMPLES = 6
 """Learned thoughts of each round that the results keep."""
 Found = dict[str, Any]
 
@@ -88,14 +87,14 @@ def answers(found: Found) -> str:
 
 
 def apart(found: Found) -> str:
-    """T⁵ from the start minus each other run, answer by answer, in points."""
-    cells = {title(cell): cell for cell in ordered(found)}
-    own = cells.pop(NAMES["t5"])
+    """The rewarded runs from the start minus others, answer by answer, in points."""
+    cells = {title(cell): cell["accuracy"] for cell in ordered(found)}
+    own, group, control = (NAMES[method] for method in ("t5", "quiet-star-grpo", "anchor-only"))
+    cold = next(name for name in cells if name not in NAMES.values())
     rows = []
-    for name, cell in cells.items():
-        fresh = _apart(own["accuracy"], cell["accuracy"], found)
-        first, second = (one["accuracy"]["benchmarks"][GSM8K] for one in (own, cell))
-        rows.append((f"T⁵ minus {name}", fresh, _apart(first, second, found)))
+    for one, other in ((own, control), (group, control), (own, group), (own, cold)):
+        first, second = (cells[name]["benchmarks"][GSM8K] for name in (one, other))
+        rows.append((f"{one} minus {other}", _apart(cells[one], cells[other], found), _apart(first, second, found)))
     return drawn(("greedy own thought, points", "fresh problems", "GSM8K's test"), rows)
 
 

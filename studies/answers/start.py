@@ -3,9 +3,9 @@
     python studies/answers/start.py models/qwen2.5-coder-0.5b sheets models/careful
 
 The weights are those of `warm_start.py` and `careful.py` one after the other. `--warm FOLDER` writes the model between
-the two as well; gains before and after careful reading are measured and printed only with `--measure`. No working is
-shown with `--steps 0 --set warmstart.source=hindsight --set warmstart.path=none`: the model learns of its own thoughts
-those that help, round by round, on the sheets of the runs.
+the two as well; gains before and after careful reading are measured and printed only with `--measure`. With `--steps 0
+--set warmstart.source=hindsight --set warmstart.path=none` no working stands where a thought would: the model learns of
+its own thoughts those that help, round by round, on the sheets of the runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`tfive train nano` over several seeds: `python studies/nano/seeds.py --seeds 5 --out results/nano-seeds.json`.
 
 Runs one seed after another in `--runs` (finished ones are kept), then writes every summary and prints the table of
-docs/studies/nano.md. All seeds are listed, none is selected.
+docs/studies/nano.md. All seeds are listed, none is selected. `--set KEY=VALUE` changes a setting of all.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,12 @@ SHOWN = (
 """Columns, all of test texts: title, the key in a run's summary, and the key of its interval where it has one."""
 
 
-def run(seed: int, folder: Path) -> dict[str, Any]:
+def run(seed: int, folder: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The summary of one seed, which is trained first unless its folder holds one."""
     done = folder / "summary.json"
     if not done.exists():
-        command = [sys.executable, "-m", "tfive", "train", "nano", "--set", f"run.seed={seed}"]
-        subprocess.run([*command, "--out", str(folder)], check=True)
+        sets = (word for one in (f"run.seed={seed}", *overrides) for word in ("--set", one))
+        subprocess.run([sys.executable, "-m", "tfive", "train", "nano", *sets, "--out", str(folder)], check=True)
     return read_json(done)
 
 
@@ -63,9 +64,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--runs", type=Path, default=Path("runs/nano-seeds"))
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     arguments = parser.parse_args()
-    summaries = [run(seed, arguments.runs / f"s{seed}") for seed in range(arguments.seeds)]
-    content = {"command": "python studies/nano/seeds.py", "cores": os.cpu_count(), "seeds": summaries}
+    seeds, overrides = range(arguments.seeds), arguments.overrides
+    summaries = [run(seed, arguments.runs / f"s{seed}", overrides) for seed in seeds]
+    command = " ".join(["python studies/nano/seeds.py", *(f"--set {one}" for one in overrides)])
+    content = {"command": command, "cores": os.cpu_count(), "seeds": summaries}
     write_json(arguments.out, content)
     print("| seed | " + " | ".join(title for title, _, _ in SHOWN) + " |")
     print("|---" * (len(SHOWN) + 1) + "|")

@@ -62,6 +62,11 @@ def test_starts_are_what_the_page_says_of_them(study: Any, found: dict[str, Any]
     page = study.PAGE.read_text("utf-8")
     gains = [f"{one:+.3f}" for one in (noted["before"]["content_gain"], noted["after"]["content_gain"])]
     assert f"({gains[0]} → {gains[1]})" in page
+    after = [one["after"]["no_thought_loss"] - one["after"]["thought_gain"] for one in (noted, own)]
+    assert f"the noted start is ahead, {after[0]:.3f} to {after[1]:.3f}" in page
+    kept = [f"{100 * one['kept'] * 8 / one['thoughts']:.0f}" for one in own["rounds"]]
+    assert f"{kept[0]} % were (then {kept[1]} and {kept[2]} %)" in page
+    assert f"{found['accuracy'][study.START]['results']['every']['problems']} of the fresh problems" in page
     assert f"{100 * noted['rounds'][-1]['informed']:.0f} % came" in page
     assert f"from {gains[0]} to {own['after']['content_gain']:+.3f}" in page
     assert noted["rounds"][-1]["informed"] > noted["rounds"][0]["informed"] > 0

@@ -301,6 +301,11 @@ def test_problems_without_workings_are_taken_where_no_row_has_one(folder: Path, 
     config = Config.load("worked-answers", overrides=sets)
     assert problems_of(config) == []
     assert (config.warmstart.source, config.warmstart.path) == ("hindsight", None)
+    # Those that are marked only fill the ends of sheets.
+    marked = write(tmp_path / "marked.jsonl", [{**row, "fewshot": number < 3} for number, row in enumerate(rows)])
+    taken = read_problems(marked)
+    assert [one.name for one in taken.spare] == ["row 1", "row 2", "row 3"]
+    assert not {"row 1", "row 2", "row 3"} & {one.name for one in taken.kept}
     # Where some rows have a working, the others are left out as ever.
     worked = [{**rows[0], "question": f"Last {number}?", "working": "2 + 0 = 2"} for number in range(3)]
     write(tmp_path / "bare.jsonl", [*rows, *worked])

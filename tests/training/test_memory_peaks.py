@@ -67,6 +67,12 @@ def test_peaks_of_the_9b_shape_are_foreseen(method: str, texts: int, peak: int, 
     assert found.lasting == pytest.approx(lasting, rel=0.02)
 
 
+def test_what_the_9b_shape_is_reckoned_to_need_with_smaller_passes() -> None:
+    """What docs/howto/tune.md says of it."""
+    found, _ = large("qwen3.5-9b", "t5", 4, 32)
+    assert found.total / 2**30 == pytest.approx(72.5, abs=0.05)
+
+
 def large(name: str, method: str, texts: int, rollout: int) -> tuple[Estimate, ModelShape]:
     """The estimate of `benchmarks/memory.py --shape NAME`, and the shape."""
     config = configure(method, StepWork(items=64, steps=2), FITTING[name], "cpu", "bfloat16")

@@ -32,7 +32,7 @@ ENOUGH = 330
 """Sheets of which chance leaves a role without text in one run of a hundred; of half as many in one of seven."""
 ALONE = {"warmstart.source": "hindsight", "warmstart.path": "none", "warmstart.rounds": 3, "warmstart.items": 2048,
          "warmstart.steps": 50}  # fmt: skip
-"""What a run sets that is shown no working (docs/studies/answers-hindsight.md)."""
+"""What a run sets in which no working stands where a thought would (docs/studies/answers-hindsight.md)."""
 WORKINGS = "workings.json.gz"
 
 
@@ -55,9 +55,7 @@ def taught_by(sizes: Sequence[int], told: list[str]) -> dict[str, Any]:
     """What a run has to set so that workings of these sizes teach it to write, or where there are none its own
     thoughts; `told` gets a line on them."""
     if not sizes:
-        told.append(
-            "workings: no row has one, so a run begins with the model's own thoughts that help most (hindsight)"
-        )
+        told.append("workings: no row has one, so a run begins with those of the model's own thoughts that help most")
         return ALONE
     thought = thought_for(sizes)
     room, enough = thought.get("thought.length", THOUGHT), enough_for(sizes)

@@ -80,17 +80,18 @@ class Gains:
         return out
 
 
-def foreign(thoughts: Thoughts, *, near: bool = False) -> Thoughts:
+def foreign(thoughts: Thoughts, *, near: bool = False, group: int = 1) -> Thoughts:
     """Every branch with the thought of an item in another text: a permutation of the thoughts.
 
-    `near`: if there are too few texts for that, every item gets the thought of the item before it, in whatever text.
+    `near`: if there are too few texts for that, every item gets the thoughts of the item before it, in whatever text;
+    an item has `group` of them.
     """
     valid_BR = thoughts.valid_BR
     rows_I, branches_I = valid_BR.nonzero(as_tuple=True)
     count, most = len(rows_I), int(valid_BR.sum(1).max())
     if count < 2 * most and not (near and count > 1):
         raise ValueError(f"{count} thoughts in too few texts: another text's thought needs at least {2 * most}")
-    donor_I = (torch.arange(count, device=rows_I.device) + (most if count >= 2 * most else count - 1)) % count
+    donor_I = (torch.arange(count, device=rows_I.device) + (most if count >= 2 * most else count - group)) % count
 
     def permuted(values: Tensor) -> Tensor:
         moved = values.clone()

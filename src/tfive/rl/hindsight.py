@@ -4,8 +4,8 @@ Several thoughts are drawn at each position as always, with the text before it a
 follows. A position's best is kept if it helps more than the best of as many thoughts of other texts, and more than
 none; of what is kept, the half that helps most is learned.
 
-No thought is drawn with the continuation in sight. A model that has read it writes thoughts that assert what follows
-where it should find it, and whoever learns those asserts what it does not know (docs/howto/tune.md has the numbers).
+No thought is drawn with the continuation in sight: a model that has read it can write what it could not find without,
+and thoughts drawn so taught less wherever it was tried (docs/howto/tune.md and docs/studies/answers-hindsight.md).
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def learnable(
         engine, texts, law, seed=seed, role=stream, window=0, rows=rows, record_old=False, world=world
     ).thoughts
     own_BR, none_BR = _losses(engine, texts, thoughts, rows, world)
-    other_BR, _ = _losses(engine, texts, foreign(thoughts, near=True), rows, world)
-    best_BP, gain_BP, useful_BP = chosen(own_BR, other_BR, none_BR, thoughts.valid_BR, engine.plan.group)
+    group = engine.plan.group
+    other_BR, _ = _losses(engine, texts, foreign(thoughts, near=True, group=group), rows, world)
+    best_BP, gain_BP, useful_BP = chosen(own_BR, other_BR, none_BR, thoughts.valid_BR, group)
     fields = {name: getattr(thoughts, name) for name in Thoughts.__dataclass_fields__}
     single = Thoughts(**{name: value.gather(1, _like(best_BP, value)) for name, value in fields.items()})
     return Learnable(

@@ -100,7 +100,7 @@ def read_problems(path: Path) -> Problems:
     no row has one."""
     kept: list[Problem] = []
     spare: list[Problem] = []
-    bare: dict[int, Problem] = {}
+    bare: dict[int, tuple[Problem, bool]] = {}
     unfit: list[int] = []
     again: list[int] = []
     unsolved: dict[str, list[int]] = {}
@@ -119,7 +119,7 @@ def read_problems(path: Path) -> Problems:
         if not question or not lines or not short:
             unfit.append(number + 1)
             if question and short:
-                bare[number + 1] = Problem(f"row {number + 1}", question, (), answer)
+                bare[number + 1] = Problem(f"row {number + 1}", question, (), answer), row.get("fewshot") is True
         elif question.casefold() in seen:
             again.append(number + 1)
         else:
@@ -130,9 +130,11 @@ def read_problems(path: Path) -> Problems:
         raise UserError(f"{path}: is empty; give rows with {ROWS}")
     if not kept and not spare and len(bare) > 1:
         unfit = [row for row in unfit if row not in bare]
-        first = {problem.question.casefold(): problem for problem in reversed(bare.values())}
-        kept = [problem for problem in bare.values() if first[problem.question.casefold()] is problem]
-        again = [row for row, problem in bare.items() if first[problem.question.casefold()] is not problem]
+        first = {problem.question.casefold(): row for row, (problem, _) in reversed(bare.items())}
+        again = [row for row in bare if row not in first.values()]
+        kept, spare = (
+            [bare[row][0] for row in sorted(first.values()) if bare[row][1] is fills] for fills in (False, True)
+        )
     kept = in_order(kept)
     if not spare:
         few = max(len(kept) // SPARE, 1)

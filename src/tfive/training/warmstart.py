@@ -204,7 +204,7 @@ class Teaching:
 
     def read(self, telemetry: Telemetry) -> dict[str, float]:
         """Learn what follows the model's own thoughts at the positions of the last round, and what that came to. At all
-        of them: where a thought helped, it is mostly right, and whoever reads there alone learns to trust it."""
+        of them, those of texts in which no thought helped too: where one did, thoughts are right more often."""
         data = self._given() if self.last is None else self.last
         batches = (self._batches(data, self.rounds, step, reading=True) for step in range(self.settings.reading))
         read = torch.cat([next(batch) for batch in batches])
