@@ -133,3 +133,26 @@ def test_losses_by_split_and_role_are_those_that_a_run_measures(tmp_path: Path) 
     assert found["test/test"] == pytest.approx(float(measured.mean()), abs=1e-4)
     row = {"label": "t5", "seed": 0, "groups": {"train/pool_1": {"before": 1.785, "after": 0.991}}}
     assert "| t5 | 0 | train/pool_1 | 1.785 | 0.991 |" in reuse.table([row])
+
+
+def test_the_page_tells_what_hindsight_came_to() -> None:
+    page = (ROOT / "docs" / "studies" / "nano.md").read_text("utf-8")
+
+    def seeds(name: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads((ROOT / "results" / name).read_text("utf-8"))["seeds"]
+        return found
+
+    own, control = seeds("nano-hindsight.json"), seeds("nano-hindsight-control.json")
+    for name, one in [*(("T⁵", one) for one in own), *(("anchors alone", one) for one in control)]:
+        assert one["warmstart"]["source"] == "hindsight"
+        thought, content, mixed, constant = (
+            f"{one[f'test_{key}']:+.3f}"
+            for key in ("thought_gain_end", "content_gain_end", "mixed_gain_end", "mixed_gain_constant")
+        )
+        low, high = (f"{end:+.3f}" for end in one["test_content_gain_interval"])
+        start, tokens = f"{one['test_thought_gain_start']:+.3f}", f"{one['generated_tokens']:,}"
+        shown = (f"{name}, {one['seed']}", start, thought, f"{content} ({low} … {high})", mixed, constant, tokens)
+        assert f"| {' | '.join(shown)} |" in page
+    without = {one["seed"]: one["test_content_gain_end"] for one in seeds("nano-seeds.json")}
+    added = [f"{one['test_content_gain_end'] - without[one['seed']]:.3f}" for one in own]
+    assert f"hindsight adds {added[0]}, {added[1]} and {added[2]}" in page
