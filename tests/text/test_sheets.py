@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from tfive.cli.app import app
-from tfive.cli.data_sheets import FEW, FOLDER, ITEMS, PAID, THOUGHT, sheets, thought_for, window_for
+from tfive.cli.data_sheets import FEW, FOLDER, ITEMS, PAID, THOUGHT, alone, sheets, thought_for, window_for
 from tfive.cli.data_sheets import LENGTH as ROW
 from tfive.config.config import Config
 from tfive.config.rules import problems as problems_of
@@ -134,8 +134,12 @@ def test_parquet_is_read_too(tmp_path: Path) -> None:
         ({"answer": "1"}, "row 1: has answer; give question, working and answer"),
         ({"question": "q", "working": ["a"], "answer": "1"}, "row 1: working is a list; give it as text"),
         ([1], "row 1: list, not an object"),
-        ({"question": "q", "answer": "7"}, "of 1 rows 1 have no working or no answer of one word"),
-        ({"text": "q\n\nmore of it\n\nw\nThe answer is 1."}, "of 1 rows 1 have no working"),
+        ({"question": "q", "answer": "7"}, "rows that can be used: 1; give some hundred rows with question and answer"),
+        (
+            {"question": "q", "working": "w", "answer": "far too many letters"},
+            "of 1 rows 1 have no question that can be",
+        ),
+        ({"text": "q\n\nmore of it\n\nw\nThe answer is 1."}, "of 1 rows 1 have no question that can be told, or"),
         (
             {"problem": "q", "solution": "So 5."},
             r"of 1 rows 1 have no result in \boxed{…} in their solution (row 1 first)",
@@ -248,7 +252,8 @@ def test_the_command_writes_sheets_says_what_comes_next_and_overwrites_nothing(
     monkeypatch.setattr("tfive.cli.data_sheets.ENOUGH", 10_000)
     told = sheets(model, Path(problems), Path("other"), LENGTH)
     assert "the preset reads sheets/: give other that name" in told
-    assert "bring some hundred problems more" in told
+    assert "few: chance may leave a part of a run none of" in told
+    assert "problems like these are enough. Ask first: tfive doctor worked-answers --set model.name=" in told
 
 
 def test_the_command_takes_boxed_results_and_says_what_has_none(folder: Path, tmp_path: Path) -> None:
@@ -285,7 +290,7 @@ def test_problems_without_workings_are_taken_where_no_row_has_one(folder: Path, 
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, done.output
     assert "workings: no row has one" in done.output
-    assert "left out: 1 rows without a working" in done.output
+    assert "left out: 1 rows whose answer is no word of 1 to 12 characters" in done.output
     assert "left out: 1 rows whose question came before (row 10 first)" in done.output
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "runs.jsonl.gz", "test.jsonl.gz", "workings.json.gz",
@@ -301,6 +306,9 @@ def test_problems_without_workings_are_taken_where_no_row_has_one(folder: Path, 
     config = Config.load("worked-answers", overrides=sets)
     assert problems_of(config) == []
     assert (config.warmstart.source, config.warmstart.path) == ("hindsight", None)
+    answers = max(len(row["problems"]) for row in made)
+    assert config.text.positions.per_text == min(max(answers, 4), 8)
+    assert 64 <= config.warmstart.items < 2048
     # Those that are marked only fill the ends of sheets.
     marked = write(tmp_path / "marked.jsonl", [{**row, "fewshot": number < 3} for number, row in enumerate(rows)])
     taken = read_problems(marked)
@@ -310,6 +318,14 @@ def test_problems_without_workings_are_taken_where_no_row_has_one(folder: Path, 
     worked = [{**rows[0], "question": f"Last {number}?", "working": "2 + 0 = 2"} for number in range(3)]
     write(tmp_path / "bare.jsonl", [*rows, *worked])
     assert len(read_problems(problems).unfit) == 300
+
+
+def test_hindsight_is_sized_to_the_sheets() -> None:
+    assert alone(4757, 3) == {"warmstart.source": "hindsight", "warmstart.path": "none", "warmstart.rounds": 3,
+                              "warmstart.items": 2048, "warmstart.steps": 50}  # fmt: skip
+    few = alone(292, 11)
+    assert (few["text.positions.per_text"], few["warmstart.items"], few["warmstart.steps"]) == (8, 1168, 28)
+    assert alone(5, 3)["warmstart.steps"] == 4
 
 
 def test_few_sheets_ask_for_smaller_windows() -> None:

@@ -182,7 +182,7 @@ def test_given_workings_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     before, after = (mixed["warmstart"][when]["thought_gain"] for when in ("before", "after"))
     assert f"thought_gain {before:+.3f} → {after:+.3f}" in changed
     (told,) = [one["detail"] for one in events if one.get("detail", "").startswith("round 1 of 1: ")]
-    assert told.startswith("round 1 of 1: kept 12, unfit 4, loss_first ")
+    assert told.startswith("round 1 of 1: 12 workings learned, 4 do not fit a thought; first and last update: loss ")
     path.write_text("".join(json.dumps(row) + "\n" for row in long), "utf-8")
     with pytest.raises(UserError, match=r"thought\.length = \d+: no working of warmstart\.path = .* fits.*\(81 holds"):
         train(tiny.configure(tmp_path, *asked), tmp_path / "long", quiet=True)

@@ -30,9 +30,8 @@ LEAST, SCARCE = 32, {"window.actor_steps": 4, "actor.minibatches": 4}
 """The fewest positions a window, and fewer updates in a window that is so small."""
 ENOUGH = 330
 """Sheets of which chance leaves a role without text in one run of a hundred; of half as many in one of seven."""
-ALONE = {"warmstart.source": "hindsight", "warmstart.path": "none", "warmstart.rounds": 3, "warmstart.items": 2048,
-         "warmstart.steps": 50}  # fmt: skip
-"""What a run sets in which no working stands where a thought would (docs/studies/answers-hindsight.md)."""
+PLACES, CROWDED = 4, 8
+"""Thoughts on a sheet as the preset has them, and at most: each is eight branches of the sheet's row."""
 WORKINGS = "workings.json.gz"
 
 
@@ -51,12 +50,12 @@ def thought_for(sizes: Sequence[int]) -> dict[str, Any]:
     return {} if length == THOUGHT else {"thought.length": length, "thought.checkpoints": checkpoints}
 
 
-def taught_by(sizes: Sequence[int], told: list[str]) -> dict[str, Any]:
+def taught_by(sizes: Sequence[int], made: Files, told: list[str]) -> dict[str, Any]:
     """What a run has to set so that workings of these sizes teach it to write, or where there are none its own
     thoughts; `told` gets a line on them."""
     if not sizes:
         told.append("workings: no row has one, so a run begins with those of the model's own thoughts that help most")
-        return ALONE
+        return alone(len(made.rows["runs"]), made.most)
     thought = thought_for(sizes)
     room, enough = thought.get("thought.length", THOUGHT), enough_for(sizes)
     held = sum(size <= room for size in sizes) / len(sizes)
@@ -66,6 +65,17 @@ def taught_by(sizes: Sequence[int], told: list[str]) -> dict[str, Any]:
         f"thoughts of {room} hold {100 * held:.0f} %{more}"
     )
     return thought
+
+
+def alone(sheets: int, answers: int) -> dict[str, Any]:
+    """What a run sets in which no working stands where a thought would (docs/studies/answers-hindsight.md): rounds of
+    2,048 positions and 50 updates, or about half of the positions there are and as many updates a position; and
+    where sheets hold more answers than the preset has thoughts for, more of these."""
+    places = min(max(answers, PLACES), CROWDED)
+    items = max(min(2048, sheets * places // 2), 64)
+    found: dict[str, Any] = {"warmstart.source": "hindsight", "warmstart.path": "none", "warmstart.rounds": 3}
+    found |= {"warmstart.items": items, "warmstart.steps": max(50 * items // 2048, 4)}
+    return found | ({} if places == PLACES else {"text.positions.per_text": places})
 
 
 def file_of(folder: Path, name: str) -> Path:
@@ -115,12 +125,16 @@ def sheets(model: str, problems: Path, folder: Path, length: int, *, trust_remot
     made = sheet_files(found, tokenizer.backend_tokenizer, length)
     told = [*write_files(folder, made.rows, made.workings), *_left_out(found, made, length)]
     sets: dict[str, Any] = {"model.name": model, **({} if length == LENGTH else {"text.sequence_length": length})}
-    sets |= taught_by([working + 1 for working in made.sizes], told)  # the close is one token
+    sets |= taught_by([working + 1 for working in made.sizes], made, told)  # the close is one token
     count = len(made.rows["runs"])
     sets |= window_for(count)
-    if count < ENOUGH:
-        told.append(f"few: chance may leave a part of a run none of {count} sheets; bring some hundred problems more")
     words = " ".join(f"--set {quote(f'{key}={value}')}" for key, value in sets.items())
+    if count < ENOUGH:
+        enough = -(-len(found.kept) * ENOUGH // (100 * count)) * 100
+        told.append(
+            f"few: chance may leave a part of a run none of {count} sheets; about {enough:,} problems like these are "
+            f"enough. Ask first: tfive doctor {PRESET} {words}"
+        )
     told.append(f"next: tfive train {PRESET} {words}")
     if folder != Path(FOLDER):
         told.append(f"the preset reads {FOLDER}/: give {folder} that name, or name its files in a TOML file after it")
@@ -131,6 +145,8 @@ def _left_out(found: Problems, made: Files, length: int) -> list[str]:
     """A line for each reason why something is in no sheet."""
     unfit = (
         f"rows without a working or with several blank lines, or whose answer is no word of 1 to {LONGEST} characters"
+        if found.worked
+        else f"rows whose answer is no word of 1 to {LONGEST} characters, or with several blank lines"
     )
     told = [
         (len(found.unfit), f"{unfit} (row {found.unfit[0]} first)" if found.unfit else ""),

@@ -46,6 +46,7 @@ ROOM = 4
 LONGEST = 12
 """Most characters of an answer: it should be scored within a few tokens."""
 ROWS = "question, working and answer"
+WHOLE = "question and answer, and working in all of them or none"
 NAMED = ({"question", "answer"}, {"question", "solution"}, {"problem", "solution"})
 """Fields of which a row without a value in one of them is left out instead of refused."""
 STEPS = re.compile(r"<<[^<>]*>>")
@@ -127,8 +128,8 @@ def read_problems(path: Path) -> Problems:
             problem = Problem(f"row {number + 1}", question, lines, answer)
             (spare if row.get("fewshot") is True else kept).append(problem)
     if not count:
-        raise UserError(f"{path}: is empty; give rows with {ROWS}")
-    if not kept and not spare and len(bare) > 1:
+        raise UserError(f"{path}: is empty; give rows with {WHOLE}")
+    if not kept and not spare and bare:
         unfit = [row for row in unfit if row not in bare]
         first = {problem.question.casefold(): row for row, (problem, _) in reversed(bare.items())}
         again = [row for row in bare if row not in first.values()]
@@ -141,10 +142,15 @@ def read_problems(path: Path) -> Problems:
         kept, spare = kept[:-few], kept[-few:]
     if not kept:
         marked = f", {len(spare)} of them marked fewshot, which only fill sheets" if len(spare) > 1 else ""
-        reasons = {f"have no working or no answer of one word of at most {LONGEST} characters": unfit, **unsolved}
-        told = ", ".join(f"{len(rows)} {why} (row {rows[0]} first)" for why, rows in reasons.items() if rows)
-        told = told or "none has a working and an answer"
-        raise UserError(f"{path}: of {count} rows {told}{marked}; give some hundred rows with {ROWS}")
+        reasons = {
+            "have no working": [row for row in bare if row in unfit],
+            f"have no question that can be told, or no answer of one word of at most {LONGEST} characters":
+                [row for row in unfit if row not in bare],
+            **unsolved,
+        }  # fmt: skip
+        found = ", ".join(f"{len(rows)} {why} (row {rows[0]} first)" for why, rows in reasons.items() if rows)
+        said = f"of {count} rows {found}" if found else f"rows that can be used: {len(spare)}"
+        raise UserError(f"{path}: {said}{marked}; give some hundred rows with {WHOLE}")
     return Problems(kept, spare, tuple(unfit), tuple(again), unsolved)
 
 
@@ -317,6 +323,8 @@ class Files:
     sizes: list[int]
     too_long: int
     uncut: int
+    most: int
+    """Most answers on a sheet."""
     unused: int
     """Problems that are short enough and on no sheet: what is left over when sheets are filled, and of sheets that
     could not be cut."""
@@ -347,4 +355,5 @@ def sheet_files(problems: Problems, backend: Any, length: int) -> Files:
     sizes = [len(maker.encode(working)) for working in written]
     used = {one for part in rows.values() for row in part for one in row["problems"]}
     unused = len(problems.kept) - maker.too_long - len(used)
-    return Files(rows, maker.workings, sizes, maker.too_long, maker.uncut, unused)
+    most = max(len(row["problems"]) for part in rows.values() for row in part)
+    return Files(rows, maker.workings, sizes, maker.too_long, maker.uncut, most, unused)

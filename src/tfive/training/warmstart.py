@@ -57,8 +57,8 @@ TEXT_WEIGHT = 0.5
 """Weight of the text's own next tokens beside the thought and the continuation after it, which have 1."""
 BATCH = 32
 """Thoughts of one update."""
-DRAWN = ("thoughts", "content_gain")
-"""What a round tells of thoughts that it drew."""
+LOSSES = {"loss": "loss", "continuation": "of what follows the thought"}
+"""What updates tell of their losses, and how it is called."""
 MEASURED = ("thought_gain", "content_gain", "no_thought_loss", "mean_thought_length")
 
 
@@ -100,14 +100,12 @@ def warm_start(
         with telemetry.phase(ROLE):
             rounds.append(teaching.round(number, telemetry))
         drawn = config.warmstart.source == "hindsight"
-        known = {name: value for name, value in rounds[-1].items() if drawn or name not in DRAWN}
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in known.items())
+        shown = told(rounds[-1], drawn=drawn)
         telemetry.event("warm start", f"round {number + 1} of {teaching.rounds}: {shown}", window=0)
     if config.warmstart.reading:
         with telemetry.phase(ROLE):
             read = teaching.read(telemetry)
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in read.items())
-        telemetry.event("warm start", f"reading: {shown}", window=0)
+        telemetry.event("warm start", f"reading: {told(read, drawn=True)}", window=0)
         rounds.append(read)
     with telemetry.phase("develop", "develop"):
         after = teaching.measured()
@@ -123,6 +121,18 @@ def warm_start(
     if world.leads:
         _keep(found, loaded, folder)
     return found
+
+
+def told(found: dict[str, float], *, drawn: bool) -> str:
+    """A round in words: the thoughts that were drawn or read and learned, and the losses of its updates."""
+    parts = [f"{found['thoughts']:,.0f} thoughts of the model's own"] if drawn else []
+    if "kept" in found:
+        better = f", on average {found['content_gain']:.2f} nats better than other texts'" if drawn else ""
+        parts.append(f"{found['kept']:,.0f} {'of them' if drawn else 'workings'} learned{better}")
+    if found.get("unfit"):
+        parts.append(f"{found['unfit']:,.0f} do not fit a thought")
+    losses = (f"{name} {found[f'{key}_first']:.3f} → {found[f'{key}_last']:.3f}" for key, name in LOSSES.items())
+    return f"{', '.join(parts)}; first and last update: {', '.join(losses)}"
 
 
 def begun_parts(
