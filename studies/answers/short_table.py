@@ -36,6 +36,15 @@ SETTINGS = (
     Setting("the same, 1.5B", "larger_way", range(23, 24), (HISTORY, CROSSED)),
     Setting("1.5B, 64 tokens", "larger", range(1, 2)),
 )
+BRIEF = tuple(
+    next(one for one in SETTINGS if one.name == name)._replace(name=told)
+    for name, told in (
+        ("128 tokens, paid on the way", "0.5B"),
+        ("the same, T⁵ with `window.crossed`", "0.5B, T⁵ with `window.crossed`"),
+        ("the same, 1.5B", "1.5B, T⁵ with `window.crossed`"),
+    )
+)
+"""What a visitor sees first: thoughts of 128 tokens, paid on the way."""
 COLUMNS = ("anchor-only", "rlp", "quiet-star-grpo", "quiet-star-ppo", T5)
 
 
@@ -59,14 +68,15 @@ QUESTIONS = (
 )
 
 
-def in_short(found: dict[str, Any]) -> str:
+def in_short(found: dict[str, Any], settings: Sequence[Setting] = SETTINGS) -> str:
     """Right answers in per cent after the model's own greedy thought, means over seeds; in brackets the rise above what
     these runs began with, and how many seeds, where a method has fewer than T⁵. Without a thought and with an empty one
     T⁵'s runs, before rewards their starts."""
-    head = ("asked", "thoughts", "seeds", "no thought", "empty thought", "before rewards")
+    kind = "model" if settings is BRIEF else "thoughts"
+    head = ("asked", kind, "seeds", "no thought", "empty thought", "before rewards")
     rows = []
     for questions in QUESTIONS:
-        for setting in SETTINGS:
+        for setting in settings:
             known = of_clock(found, setting.clock)
             cells = of_setting(known, setting, questions)
             own = cells[T5]

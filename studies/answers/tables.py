@@ -13,7 +13,7 @@ from answer_tables import GSM8K, asked_of, asked_starts
 from forms import CAREFUL, NAMES, PILOT, paired, percent, points, seed_of, signed, title, usual, with_interval
 from length_tables import against_grpo, lengths
 from long_tables import CLOCKED_TABLES
-from short_table import in_short
+from short_table import BRIEF, in_short
 
 from tfive_lab.study_tables import drawn, filled
 
@@ -328,4 +328,5 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "comparison_cold": partial(comparison, temperature=COLD), "course_cold": partial(course, temperature=COLD),
     "earlier": earlier, "critics": critics, "every": every, "ends": ends, "careful": careful, "foresight": foresight,
     **CLOCKED_TABLES, "lengths": lengths, "against_grpo": against_grpo, "in_short": in_short,
+    "in_brief": partial(in_short, settings=BRIEF),
 }  # fmt: skip

@@ -49,10 +49,8 @@ def test_pages_tell_what_was_answered(study: Any, found: dict[str, Any]) -> None
     readme = (ROOT / "README.md").read_text("utf-8")
     own = f"goes from {starts[0]} % of GSM8K's test (as it comes, with its own thought) to {starts[1]} and {ends[0]} % "
     assert f"{own}with T⁵, {ends[1]} with GRPO, and {ends[2]} with anchors alone" in readme
-    assert (
-        f"of fresh problems from {fresh[0]} % (after hindsight; not asked before) to {fresh[1]}, {fresh[2]} and {fresh[3]}"
-        in readme
-    )
+    rest = f"{fresh[1]}, {fresh[2]} and {fresh[3]}"
+    assert f"of fresh problems from {fresh[0]} % (after hindsight; not asked before) to {rest}" in readme
     page = study.PAGE.read_text("utf-8")
     begun = f"{starts[0]} % rightly after its own greedy thought as it comes ({right(asked[study.COLD], 'none')} % "
     assert f"{begun}without a thought), {starts[1]} % after" in page

@@ -239,7 +239,7 @@ def test_the_page_shows_the_committed_results() -> None:
     pages = [page.read_text("utf-8") for page in scripts.script("studies/answers/run.py").PAGES]
     found = json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))
     named = re.findall(r"<!-- table: (\w+) -->", "".join(pages))
-    assert sorted(named) == sorted([*tables.TABLES, "in_short"])  # the study's page and the README both have that one
+    assert sorted(named) == sorted(tables.TABLES)
     assert [tables.draw(page, found) for page in pages] == pages
     readme = (ROOT / "README.md").read_text("utf-8")
     clocks = scripts.script("studies/answers/long_tables.py")
@@ -251,7 +251,7 @@ def test_the_page_shows_the_committed_results() -> None:
 
 
 def test_the_short_table_is_of_the_cells_it_names() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
+    page = (ROOT / "docs" / "studies" / "answers.md").read_text("utf-8")
     found = json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))
 
     def own(method: str, seeds: range, crossed: bool, start: str, benchmark: bool) -> list[float]:
@@ -268,7 +268,7 @@ def test_the_short_table_is_of_the_cells_it_names() -> None:
     for asked, benchmark in (("fresh problems", False), ("GSM8K's test", True)):
         for name, seeds, crossed in (("128 tokens, paid on the way", range(15, 19), False),
                                      ("the same, T⁵ with `window.crossed`", range(19, 23), True)):  # fmt: skip
-            (line,) = (one for one in readme.splitlines() if one.startswith(f"| {asked} | {name} |"))
+            (line,) = (one for one in page.splitlines() if one.startswith(f"| {asked} | {name} |"))
             shown = line.strip("| ").split(" | ")
             t5 = own("t5", seeds, crossed, "careful-128", benchmark)
             grpo = own("quiet-star-grpo", seeds, False, "careful-128", benchmark)
@@ -290,8 +290,8 @@ def test_the_short_table_is_of_the_cells_it_names() -> None:
 
 
 def test_the_readme_tells_what_its_short_table_shows() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    lines = [line for line in readme.splitlines() if line.startswith(("| fresh problems |", "| GSM8K's test |"))]
+    readme, page = ((ROOT / name).read_text("utf-8") for name in ("README.md", "docs/studies/answers.md"))
+    lines = [line for line in page.splitlines() if line.startswith(("| fresh problems |", "| GSM8K's test |"))]
     rows = [line.strip("| ").split(" | ") for line in lines]
 
     def rises(asked: str, column: int) -> str:
@@ -303,6 +303,11 @@ def test_the_readme_tells_what_its_short_table_shows() -> None:
     control = [rises(asked, -5) for asked in ("fresh problems", "GSM8K's test")]
     assert "rewards add {} points to fresh problems and {} to GSM8K's test".format(*t5) in readme
     assert "the control that is never rewarded, {} and {}.".format(*control) in readme
+    # The readme's rows are some of the page's.
+    brief = [line for line in readme.splitlines() if line.startswith(("| fresh problems |", "| GSM8K's test |"))]
+    assert len(brief) == 6
+    figures = {tuple(row[:1] + row[2:]) for row in rows}
+    assert all(tuple((row := line.strip("| ").split(" | "))[:1] + row[2:]) in figures for line in brief)
 
 
 def test_pages_tell_of_the_larger_model_what_its_runs_measured() -> None:
