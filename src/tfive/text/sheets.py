@@ -131,11 +131,12 @@ def read_problems(path: Path) -> Problems:
         raise UserError(f"{path}: is empty; give rows with {WHOLE}")
     if not kept and not spare and bare:
         unfit = [row for row in unfit if row not in bare]
-        first = {problem.question.casefold(): row for row, (problem, _) in reversed(bare.items())}
-        again = [row for row in bare if row not in first.values()]
-        kept, spare = (
-            [bare[row][0] for row in sorted(first.values()) if bare[row][1] is fills] for fills in (False, True)
-        )
+        for place, (problem, fills) in bare.items():
+            if problem.question.casefold() in seen:
+                again.append(place)
+            else:
+                seen.add(problem.question.casefold())
+                (spare if fills else kept).append(problem)
     kept = in_order(kept)
     if not spare:
         few = max(len(kept) // SPARE, 1)
@@ -143,7 +144,7 @@ def read_problems(path: Path) -> Problems:
     if not kept:
         marked = f", {len(spare)} of them marked fewshot, which only fill sheets" if len(spare) > 1 else ""
         reasons = {
-            "have no working": [row for row in bare if row in unfit],
+            "have no working": [row for row in unfit if row in bare],
             f"have no question that can be told, or no answer of one word of at most {LONGEST} characters":
                 [row for row in unfit if row not in bare],
             **unsolved,
