@@ -20,6 +20,7 @@ from tfive.cli.options import script
 from tfive.config.config import Config
 from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded, load_model, save_model
+from tfive.rl.hindsight import Choice
 from tfive.telemetry import Silent
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import place
@@ -36,15 +37,15 @@ def reading_config(steps: int, rate: float, overrides: Sequence[str]) -> Config:
     return Config.load(str(PRESET), overrides=[*own, *overrides])
 
 
-def read(config: Config, loaded: Loaded, *, measured: bool = True) -> dict[str, Any]:
+def read(config: Config, loaded: Loaded, *, measured: bool = True, choose: Choice | None = None) -> dict[str, Any]:
     """Teach the model, whose weights are in float32 afterwards; what that came to, with gains on the development texts
     before and after where it is `measured`. With `warmstart.source = hindsight` it learns to write first, round by
-    round."""
+    round, what `choose` takes of its thoughts."""
     model = loaded.model.requires_grad_(True)
     plan = replace(plan_for(config.thought, model, loaded.tokenizer), group=1)
     engine = TreeModel(model, plan, config.engine.options())
     began = time.monotonic()
-    teaching = Teaching(config, loaded, corpus_of(config, loaded=loaded), engine)
+    teaching = Teaching(config, loaded, corpus_of(config, loaded=loaded), engine, choose=choose)
     found: dict[str, Any] = {"before": teaching.measured()} if measured else {}
     if config.warmstart.source == "hindsight":
         rounds, found["rounds"] = range(teaching.rounds), []

@@ -8,6 +8,9 @@ start), runs.jsonl.gz, and workings.json.gz: what was left out, by the text that
 too, as `workings`, one for each match of the preset's pattern. Problems are those of GSM8K whose answer is a number of
 at most five digits; questions that serve benchmarks as examples only fill the ends of sheets.
 
+`--bare` gives the runs what `tfive data sheets` makes of problems whose workings are not known: their answers alone,
+each problem once. The test stays as it is, and there is nothing for a warm start.
+
 `--sources` adds MATH's problems of such answers, on sheets of their own: each source is split by itself, so that those
 of GSM8K stay where they are without it. The test of every source but the first is test-SOURCE.jsonl.gz.
 """
@@ -20,6 +23,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +33,7 @@ from tfive.cli.options import script
 from tfive.errors import UserError
 from tfive.models.load import load_tokenizer
 from tfive.text.boxed import DRAWING, DRAWN, SEVERAL, UNBOXED, answer_of, boxes, worked
-from tfive.text.sheets import Files, Problem, Problems, in_order, sheet_files
+from tfive.text.sheets import Files, Problem, Problems, in_order, prefixes, sheet_files
 from tfive.text.workings import enough_for
 
 SOURCE = "gsm8k_train"
@@ -97,6 +101,17 @@ def read_problems(path: Path, source: str = SOURCE) -> tuple[Problems, Counter[s
     return Problems(in_order(kept), spare), left_out
 
 
+def bared(made: Files, problems: Problems, backend: Any, length: int) -> Files:
+    """The test as it is, and for the runs the other problems with their answers alone."""
+    kept, spare = ([replace(one, lines=()) for one in some] for some in (problems.kept, problems.spare))
+    runs = sheet_files(replace(problems, kept=kept, spare=spare), backend, length).rows["runs"]
+    test = made.rows["test"]
+    asked = {before[before.rindex("Question: ") :] for row in test for before in prefixes(row["text"])}
+    workings = {before: one for before, one in made.workings.items() if before in asked}
+    sizes = [len(backend.encode(one, add_special_tokens=False).ids) for row in test for one in row["workings"]]
+    return replace(made, rows={"test": test, "runs": runs}, workings=workings, sizes=sizes)
+
+
 def told(source: str, problems: Problems, left_out: Counter[str], made: Files) -> list[str]:
     """What became of a source's problems."""
     lines = [f"{source}: {len(problems.kept):,} problems, {len(problems.spare)} more fill the ends of sheets"]
@@ -111,7 +126,8 @@ def told(source: str, problems: Problems, left_out: Counter[str], made: Files) -
 def counted(made: Sequence[Files], backend: Any) -> list[str]:
     """Sheets and answers, and how long workings and answers are; and how many of the answers stand in lines before."""
     rows = [row for one in made for part in one.rows.values() for row in part]
-    trained = [len(row["workings"]) for one in made for row in one.rows["runs"]]
+    answered = sum(len(row["problems"]) for row in rows)
+    trained = [len(row["problems"]) for one in made for row in one.rows["runs"]]
     sizes = [size + 1 for one in made for size in one.sizes]  # the close is one token
     held = ", ".join(f"{100 * sum(size <= room for size in sizes) / len(sizes):.1f} % in {room}" for room in ROOMS)
     known = [(before, working["answer"]) for one in made for before, working in one.workings.items()]
@@ -119,7 +135,7 @@ def counted(made: Sequence[Files], backend: Any) -> list[str]:
     shown = [(before.partition(" So far: ")[2], answer) for before, answer in known if " So far: " in before]
     there = sum(re.search(rf"(?<![\d.]){answer}(?![\d.]*\d)", so_far) is not None for so_far, answer in shown)
     return [
-        f"  {len(rows):,} sheets with {len(sizes):,} answers, {len(trained):,} with {sum(trained):,} of them for runs",
+        f"  {len(rows):,} sheets with {answered:,} answers, {len(trained):,} with {sum(trained):,} of them for runs",
         f"  workings and their close: median {median(sizes):g} tokens, nine of ten at most {enough_for(sizes)}, {held}",
         f"  answers: median {median(answers):g} tokens, at most {max(answers)}; of {len(shown):,} questions with lines "
         f"shown {100 * there / len(shown):.1f} % have the answer as a number in them",
@@ -134,6 +150,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--length", type=int, default=512, help="text.sequence_length of the runs")
     parser.add_argument("--sources", nargs="+", choices=tuple(READERS), default=[SOURCE], help="whose problems")
+    parser.add_argument("--bare", action="store_true", help="runs see answers alone, nothing of any working")
     asked = parser.parse_args(given)
     if len(set(asked.sources)) < len(asked.sources):
         raise UserError(f"--sources {' '.join(asked.sources)}: one is named twice; name each once")
@@ -145,6 +162,8 @@ def main(given: Sequence[str] | None = None) -> int:
     lines: list[str] = []
     for source, (problems, left_out) in found.items():
         made = sheet_files(problems, backend, asked.length)
+        if asked.bare:
+            made = bared(made, problems, backend, asked.length)
         for name, rows in made.rows.items():
             apart = f"{name}-{source}" if name == "test" and every else name
             files[apart] = [*files.get(apart, []), *({**row, "source": source} for row in rows)]

@@ -5,7 +5,8 @@
 The weights are those of `warm_start.py` and `careful.py` one after the other. `--warm FOLDER` writes the model between
 the two as well; gains before and after careful reading are measured and printed only with `--measure`. With `--steps 0
 --set warmstart.source=hindsight --set warmstart.path=none` no working stands where a thought would: the model learns of
-its own thoughts those that help, round by round, on the sheets of the runs.
+its own thoughts those that help, round by round, on the sheets of the runs; with `--by-luck` as many that are drawn by
+lot among all, in the same updates, which tells what the choice is worth.
 """
 
 from __future__ import annotations
@@ -15,13 +16,31 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from careful import read, reading_config
+from torch import Tensor
 from warm_start import options, warm
 
 from tfive.cli.options import script
 from tfive.errors import UserError
 from tfive.models.load import save_model
+from tfive.rl.hindsight import chosen
 from tfive.training.devices import place
+
+
+def by_luck(
+    own_BR: Tensor, other_BR: Tensor, none_BR: Tensor, valid_BR: Tensor, group: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As many positions as `chosen` takes, by lot among those with thoughts, and of each its first thought."""
+    count = int(chosen(own_BR, other_BR, none_BR, valid_BR, group)[2].sum())
+    first_BP = valid_BR.unflatten(1, (-1, group))[..., 0]
+    places = first_BP.flatten().nonzero()[:, 0].cpu()
+    drawn = places[torch.randperm(len(places), generator=torch.Generator().manual_seed(count))[:count]]
+    taken_BP = torch.zeros(first_BP.numel(), dtype=torch.bool)
+    taken_BP[drawn] = True
+    branch_BP = torch.arange(0, own_BR.shape[1], group, device=own_BR.device).expand(first_BP.shape)
+    gain_BP = other_BR.unflatten(1, (-1, group)).mean(-1) - own_BR.gather(1, branch_BP)
+    return branch_BP, gain_BP, taken_BP.view(first_BP.shape).to(own_BR.device)
 
 
 def main(given: list[str] | None = None) -> int:
@@ -32,6 +51,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--reading", type=int, default=100, help="updates of careful reading")
     parser.add_argument("--reading-rate", type=float, default=1e-5)
     parser.add_argument("--measure", action="store_true", help="gains on the development texts before and after it")
+    parser.add_argument("--by-luck", action="store_true", help="hindsight: learn as many thoughts drawn by lot")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     asked = parser.parse_args(given)
     config = reading_config(asked.reading, asked.reading_rate, asked.overrides)
@@ -48,7 +68,10 @@ def main(given: list[str] | None = None) -> int:
     for weight in model.parameters():
         # Weights alone, as loading does: what else a model holds, such as its rotations, stays as exact as it was.
         weight.data = weight.data.to(placement.compute)
-    print(json.dumps(read(config, loaded, measured=asked.measure)), flush=True)
+    print(
+        json.dumps(read(config, loaded, measured=asked.measure, choose=by_luck if asked.by_luck else None)),
+        flush=True,
+    )
     save_model(loaded.model, loaded.tokenizer, asked.out)
     return 0
 

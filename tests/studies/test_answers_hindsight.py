@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import scripts
 from tfive.errors import UserError
@@ -79,3 +80,20 @@ def test_a_start_that_is_not_there_is_refused(study: Any, tmp_path: Path, start:
     with pytest.raises(UserError, match="give one of noted, own, and a file that is there"):
         study.main(["--runs", str(tmp_path), "--start", start, "--out", str(tmp_path / "out.json")])
     assert not list(tmp_path.iterdir())
+
+
+def test_lots_take_as_many_thoughts_as_hindsight_does() -> None:
+    begun = scripts.script("studies/answers/start.py")
+    draw = torch.Generator().manual_seed(0)
+    own, other, none = (torch.rand(6, 8, generator=draw) for _ in range(3))
+    valid = torch.rand(6, 8, generator=draw) > 0.2
+    _, _, useful = begun.chosen(own, other, none, valid, 4)
+    branch, gain, taken = begun.by_luck(own, other, none, valid, 4)
+    assert useful.any()
+    assert taken.sum() == useful.sum()
+    assert valid.gather(1, branch)[taken].all()
+    assert (branch == torch.tensor([0, 4])).all()
+    assert torch.allclose(gain, other.view(6, 2, 4).mean(-1) - own[:, ::4])
+    again = begun.by_luck(own, other, none, valid, 4)[2]
+    assert torch.equal(again, taken)
+    assert not torch.equal(taken, useful)  # another choice: of losses it only has the number

@@ -45,6 +45,27 @@ def test_one_start_is_the_two_scripts_one_after_the_other(
         start.main([*once, *sets])
 
 
+@pytest.mark.model
+def test_a_start_of_thoughts_drawn_by_lot_learns_as_many_of_others(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    sets = [*SMALL, f"text.cache={tmp_path / 'cache'}", "warmstart.source=hindsight", "warmstart.path=none",
+            "warmstart.rounds=1", "warmstart.items=16", "warmstart.samples=4", "warmstart.steps=2"]  # fmt: skip
+    told = []
+    for name, more in (("best", []), ("lots", ["--by-luck"])):
+        asked = ["model", "sheets", str(tmp_path / name), "--steps", "0", "--reading", "2", "--measure", *more]
+        start = scripts.script("studies/answers/start.py")
+        assert start.main([*asked, "--device", "cpu", *(f"--set={one}" for one in sets)]) == 0
+        told.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+    best, lots = (one["rounds"][0] for one in told)
+    assert told[0]["before"] == told[1]["before"]
+    assert best["kept"] == lots["kept"] > 0
+    assert best["thoughts"] == lots["thoughts"]
+    assert best["content_gain"] > max(0.0, lots["content_gain"])
+    assert best["learned"] != lots["learned"]
+
+
 def test_seeds_of_one_method_share_the_device_with_each_other_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,6 +74,28 @@ def test_math_comes_on_sheets_of_its_own(
         assert one["working"].endswith(f"it is ${one['answer']}$")
 
 
+def test_bare_runs_show_no_working_and_leave_the_test_as_it_is(
+    place: Path, tmp_path: Path, render: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown, bare = place / "sheets", tmp_path / "bare"
+    given = [str(place / "model"), str(place / "problems.jsonl.gz"), str(bare)]
+    assert render.main([*given, "--length", str(LENGTH), "--bare"]) == 0
+    assert sorted(path.name for path in bare.iterdir()) == ["runs.jsonl.gz", "test.jsonl.gz", "workings.json.gz"]
+    assert lines_of(bare / "test.jsonl.gz") == lines_of(shown / "test.jsonl.gz")
+    rows = [json.loads(line) for line in lines_of(bare / "runs.jsonl.gz")]
+    assert rows
+    assert not any("workings" in row or "So far" in row["text"] for row in rows)
+    names = [name for row in rows for name in row["problems"]]
+    assert len(set(names)) == len(names)  # each once
+    tested = {name for line in lines_of(bare / "test.jsonl.gz") for name in json.loads(line)["problems"]}
+    assert not tested & set(names)
+    every = json.loads("".join(lines_of(shown / "workings.json.gz")))
+    kept = json.loads("".join(lines_of(bare / "workings.json.gz")))
+    assert 0 < len(kept) < len(every)
+    assert kept.items() <= every.items()
+    assert f"of {len(tested)} problems" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

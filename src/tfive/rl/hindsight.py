@@ -10,6 +10,7 @@ and thoughts drawn so taught less wherever it was tried (docs/howto/tune.md and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +23,9 @@ from tfive.rl.trajectory import last_loss
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
 from tfive.tree.settings import SamplingSettings
+
+Choice = Callable[[Tensor, Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
+"""What `chosen` is: of the losses after own and others' thoughts and without one, which thoughts are learned."""
 
 
 @dataclass(frozen=True)
@@ -43,31 +47,6 @@ class Learnable:
         return int(self.thoughts.valid_BR.sum())
 
 
-@torch.no_grad()
-def learnable(
-    engine: TreeModel, texts: TextBatch, law: SamplingSettings, *, seed: int, stream: str, rows: int,
-    world: World = SINGLE,
-) -> Learnable:  # fmt: skip
-    """The best thought of every position that has one worth learning. `engine`'s group says how many are drawn, `rows`
-    how many texts are drawn and scored in a pass."""
-    thoughts = sample(
-        engine, texts, law, seed=seed, role=stream, window=0, rows=rows, record_old=False, world=world
-    ).thoughts
-    own_BR, none_BR = _losses(engine, texts, thoughts, rows, world)
-    group = engine.plan.group
-    other_BR, _ = _losses(engine, texts, foreign(thoughts, near=True, group=group), rows, world)
-    best_BP, gain_BP, useful_BP = chosen(own_BR, other_BR, none_BR, thoughts.valid_BR, group)
-    fields = {name: getattr(thoughts, name) for name in Thoughts.__dataclass_fields__}
-    single = Thoughts(**{name: value.gather(1, _like(best_BP, value)) for name, value in fields.items()})
-    return Learnable(
-        texts,
-        replace(single, valid_BR=useful_BP),
-        drawn=int(thoughts.valid_BR.sum()),
-        tokens=int(thoughts.mask_BRT.sum()),
-        content_gain=float(gain_BP[useful_BP].mean()) if bool(useful_BP.any()) else 0.0,
-    )
-
-
 def chosen(
     own_BR: Tensor, other_BR: Tensor, none_BR: Tensor, valid_BR: Tensor, group: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,6 +65,31 @@ def chosen(
     useful_BP = helps_BP & (margin_BP >= margin_BP[helps_BP].median()) if bool(helps_BP.any()) else helps_BP
     first_P = torch.arange(own_BPG.shape[1], device=own_BR.device) * group
     return first_P + member_BP, other_BPG.mean(-1) - least_BP, useful_BP
+
+
+@torch.no_grad()
+def learnable(
+    engine: TreeModel, texts: TextBatch, law: SamplingSettings, *, seed: int, stream: str, rows: int,
+    world: World = SINGLE, choose: Choice | None = None,
+) -> Learnable:  # fmt: skip
+    """The best thought of every position that has one worth learning, as `choose` has it (`chosen` unless given).
+    `engine`'s group says how many are drawn, `rows` how many texts are drawn and scored in a pass."""
+    thoughts = sample(
+        engine, texts, law, seed=seed, role=stream, window=0, rows=rows, record_old=False, world=world
+    ).thoughts
+    own_BR, none_BR = _losses(engine, texts, thoughts, rows, world)
+    group = engine.plan.group
+    other_BR, _ = _losses(engine, texts, foreign(thoughts, near=True, group=group), rows, world)
+    best_BP, gain_BP, useful_BP = (choose or chosen)(own_BR, other_BR, none_BR, thoughts.valid_BR, group)
+    fields = {name: getattr(thoughts, name) for name in Thoughts.__dataclass_fields__}
+    single = Thoughts(**{name: value.gather(1, _like(best_BP, value)) for name, value in fields.items()})
+    return Learnable(
+        texts,
+        replace(single, valid_BR=useful_BP),
+        drawn=int(thoughts.valid_BR.sum()),
+        tokens=int(thoughts.mask_BRT.sum()),
+        content_gain=float(gain_BP[useful_BP].mean()) if bool(useful_BP.any()) else 0.0,
+    )
 
 
 def _like(index_BP: Tensor, value: Tensor) -> Tensor:

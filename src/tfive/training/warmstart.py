@@ -33,7 +33,7 @@ from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded
 from tfive.rl.actor import through_shards
 from tfive.rl.gains import measure, no_thought_losses
-from tfive.rl.hindsight import Learnable, learnable
+from tfive.rl.hindsight import Choice, Learnable, learnable
 from tfive.rl.losses import anchor_counts, anchor_loss
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import micro_batches, sample
@@ -153,9 +153,15 @@ class Teaching:
     """The model, its optimizer, and the rounds of drawing thoughts and learning them."""
 
     def __init__(
-        self, config: Config, loaded: Loaded, corpus: PreparedCorpus, engine: TreeModel, world: World = SINGLE
+        self,
+        config: Config,
+        loaded: Loaded,
+        corpus: PreparedCorpus,
+        engine: TreeModel,
+        world: World = SINGLE,
+        choose: Choice | None = None,
     ) -> None:
-        self.world = world
+        self.world, self.choose = world, choose
         self.config, self.settings, self.corpus, self.engine = config, config.warmstart, corpus, engine
         self.tokenizer: Any = loaded.tokenizer
         self.rounds = self.settings.rounds if self.settings.source == "hindsight" else 1
@@ -259,6 +265,7 @@ class Teaching:
             return learnable(
                 drawing, texts, self.config.sampling, seed=self.config.run.seed, stream=f"{ROLE}/{number}",
                 rows=max(1, self.config.run.rollout_texts // self.settings.samples), world=self.world,
+                choose=self.choose,
             )  # fmt: skip
         finally:
             drawing.forget_samplers()
