@@ -257,6 +257,7 @@ def measure(
         form.named: round(named / len(items), 4),
         "verdicts": {name: "".join("1" if one == 1 else "0" for one in own) for name, own in values.items()},
         "clusters": clusters(items),
+        "missing": " ".join(item.missing for item in items),
         "samples": samples,
         "seed": seed,
         "seconds": round(time.monotonic() - began, 1),

@@ -1,16 +1,17 @@
-"""The start from hindsight alone, and runs from it: their files into JSON, and the page's tables.
+"""Starts from hindsight alone, and runs from them: their files into JSON, and the page's tables.
 
-    python studies/answers/from_hindsight.py --runs runs/answers-study --start noted=noted.json --start own=own.json
+    python studies/answers/from_hindsight.py --runs runs/answers-study --start wide=own.json --start bare=bare.json
     python studies/answers/from_hindsight.py      # only the tables, from results/answers-hindsight.json
 
-A start is what `start.py` printed last. The page, which has all commands, is docs/studies/answers-hindsight.md.
+A start is what `start.py` printed last. Runs of one seed belong together and take the place of those of that seed. The
+page, which has all commands, is docs/studies/answers-hindsight.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +29,43 @@ from tfive_lab.study_tables import drawn, filled
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "studies" / "answers-hindsight.md"
 RESULTS = ROOT / "results" / "answers-hindsight.json"
-START, COLD = "own-128", "qwen2.5-coder-0.5b"
-"""What runs began with: the model after hindsight, and as it comes."""
+FIRST, SECOND = "25", "26"
+"""Seeds: of the first runs, and of those with careful reading in all texts, on sheets without any working too."""
+START, BARE, LOTS, COLD = "own-128", "bare-128", "lots-128", "qwen2.5-coder-0.5b"
+"""What runs began with, or would have: the model after hindsight, the same on bare sheets, after as many thoughts drawn
+by lot there, and as it comes."""
 NAMES = {"anchor-only": "anchors alone", "t5": "T⁵", "quiet-star-grpo": "GRPO"}
-FORMS = {"noted": "half of the thoughts drawn with a note of what follows", "own": "all drawn as always"}
+FORMS = {
+    "noted": "half of the thoughts drawn with a note of what follows",
+    "own": "all drawn as always",
+    "wide": "as always; read in all texts",
+    "bare": "on bare sheets; read in all texts",
+    "lots": "on bare sheets, as many thoughts by lot; read in all texts",
+}
+BEGUN = {"noted": "as it comes", "bare": "as it comes, bare sheets"}
+"""Starts beside which the model is shown as it was before."""
 EXAMPLES = 6
 """Learned thoughts of each round that the results keep."""
 Found = dict[str, Any]
 
 
 def collected(runs: Path, starts: Mapping[str, Path]) -> Found:
-    """What the runs and starts say, as plain data."""
+    """What the runs and starts say, as plain data under the seed of the runs."""
     found = collect(runs)
+    seeds = {str(cell["settings"]["run.seed"]) for cell in found["cells"]}
+    if len(seeds) != 1:
+        raise UserError(f"{runs}: runs of {len(seeds)} seeds; give a folder with runs of one")
     kept = {name: found[name] for name in ("machine", "accuracy", "benchmarks", "clusters", "cells")}
-    return {**kept, "starts": {name: _start(json.loads(path.read_text("utf-8"))) for name, path in starts.items()}}
+    told = [
+        one for one in (*kept["accuracy"].values(), *(cell["accuracy"] for cell in kept["cells"])) if "missing" in one
+    ]
+    if told:
+        kept["missing"] = told[0]["missing"]  # the same questions all, whose order is that of `clusters`
+    for one in told:
+        if one.pop("missing") != kept["missing"]:
+            raise UserError(f"{runs}: models were asked different questions; collect them apart")
+    kept["starts"] = {name: _start(json.loads(path.read_text("utf-8"))) for name, path in starts.items()}
+    return {seeds.pop(): kept}
 
 
 def _start(told: Found) -> Found:
@@ -52,50 +76,127 @@ def _start(told: Found) -> Found:
 def starts(found: Found) -> str:
     """What each form of hindsight came to on development texts."""
     head = ("drawn", "measured", "thought gain", "content gain", "loss without", "tokens of a thought", "learned of")
-    told, rows = found["starts"], []
-    for place, one in enumerate(told.values()):
-        for when in ("before", "after")[place > 0 :]:
+    every = {name: one for seed in (FIRST, SECOND) for name, one in found[seed]["starts"].items()}
+    rows = []
+    for name, form in FORMS.items():
+        one = every[name]
+        for when in ("before", "after")[name not in BEGUN :]:
             shown = one[when]
             counts = ", ".join(f"{each['kept']:.0f} of {each['thoughts']:,.0f}" for each in one["rounds"])
-            named = ("–", "as it comes", "–") if when == "before" else (FORMS[list(told)[place]], "after", counts)
+            named = ("–", BEGUN[name], "–") if when == "before" else (form, "after", counts)
             gains = (signed(shown["thought_gain"]), signed(shown["content_gain"]))
             numbers = (f"{shown['no_thought_loss']:.3f}", f"{shown['mean_thought_length']:.0f}")
             rows.append((named[0], named[1], *gains, *numbers, named[2]))
     return drawn(head, rows)
 
 
+HEAD = ("model", "updates", "actor thoughts", "content gain", "asked", "no thought", "empty", "random tokens",
+        "another's", "own, sampled", "own, greedy", "minus the start's, greedy")  # fmt: skip
+
+
 def answers(found: Found) -> str:
-    """Right answers in per cent, and what each model has won over the start, answer by answer."""
-    head = ("model", "updates", "actor thoughts", "content gain", "asked", "no thought", "empty", "random tokens",
-            "another's", "own, sampled", "own, greedy", "minus the start's, greedy")  # fmt: skip
-    rows = []
-    begun = {"fresh problems": found["accuracy"][START], "GSM8K's test": found["benchmarks"][GSM8K][START]}
-    cold = found["benchmarks"][GSM8K].get(COLD)
-    if cold is not None:
-        less = _apart(cold, begun["GSM8K's test"], found)
-        rows.append(("as it comes", "–", "–", "–", "GSM8K's test", *_shares(cold), less))
-    for asked, model in begun.items():
-        rows.append(("the start", "–", "–", "–", asked, *_shares(model), "–"))
-    for cell in ordered(found):
-        last = cell["measured"][-1]
-        told = (f"{last['steps']}", f"{last['actor_thoughts']:,}", with_interval(cell["test"]["content_gain"]))
-        models = {"fresh problems": cell["accuracy"], "GSM8K's test": cell["accuracy"]["benchmarks"][GSM8K]}
-        for asked, model in models.items():
-            rows.append((title(cell), *told, asked, *_shares(model), _apart(model, begun[asked], found)))
-            told = ("", "", "")
-    return drawn(head, rows)
+    """The first runs: right answers in per cent, and what each model has won over the start, answer by answer."""
+    some = found[FIRST]
+    begun = asked_of(some, START)
+    cold = asked_of(some, COLD)
+    rows = rows_of("as it comes", cold, begun, some) + rows_of("the start", begun, None, some)
+    for cell in ordered(some):
+        rows += rows_of_cell(cell, title(cell), begun, some)
+    return drawn(HEAD, rows)
+
+
+def again(found: Found) -> str:
+    """The same of the second runs, of both kinds of sheets."""
+    some = found[SECOND]
+    rows = rows_of("as it comes", asked_of(some, COLD), None, some)
+    for start, where in ((START, "sheets with lines shown"), (BARE, "bare sheets")):
+        begun = asked_of(some, start)
+        rows += rows_of(f"**{where}**: the start", begun, None, some)
+        if start == BARE:
+            rows += rows_of("as many by lot", asked_of(some, LOTS), begun, some)
+        for cell in ordered(some):
+            if cell["start"] == start:
+                rows += rows_of_cell(cell, NAMES[cell["method"]], begun, some)
+    return drawn(HEAD, rows)
+
+
+def asked_of(some: Found, model: str) -> Found:
+    """What a model answered that was asked by itself."""
+    found = {"fresh problems": some["accuracy"].get(model), "GSM8K's test": some["benchmarks"][GSM8K].get(model)}
+    return {asked: one for asked, one in found.items() if one is not None}
+
+
+def rows_of(
+    name: str, models: Found, begun: Found | None, some: Found, told: Sequence[str] = ("–", "–", "–")
+) -> list[Sequence[str]]:
+    """A row for each kind of questions; what was trained is told in the first."""
+    rows: list[Sequence[str]] = []
+    for asked, model in models.items():
+        less = "–" if begun is None else _apart(model, begun[asked], some)
+        rows.append((name, *told, asked, *_shares(model), less))
+        told = ("", "", "") if "–" not in told else told
+    return rows
+
+
+def rows_of_cell(cell: Found, name: str, begun: Found, some: Found) -> list[Sequence[str]]:
+    """The same of a run's model."""
+    last = cell["measured"][-1]
+    told = (f"{last['steps']}", f"{last['actor_thoughts']:,}", with_interval(cell["test"]["content_gain"]))
+    return rows_of(name, answered(cell), begun, some, told)
+
+
+def answered(cell: Found) -> Found:
+    """What a run's model answered."""
+    return {"fresh problems": cell["accuracy"], "GSM8K's test": cell["accuracy"]["benchmarks"][GSM8K]}
 
 
 def apart(found: Found) -> str:
-    """The rewarded runs from the start minus others, answer by answer, in points."""
-    cells = {title(cell): cell["accuracy"] for cell in ordered(found)}
+    """The first rewarded runs from the start minus others, answer by answer, in points."""
+    some = found[FIRST]
+    cells = {title(cell): answered(cell) for cell in ordered(some)}
     own, group, control = (NAMES[method] for method in ("t5", "quiet-star-grpo", "anchor-only"))
     cold = next(name for name in cells if name not in NAMES.values())
     rows = []
     for one, other in ((own, control), (group, control), (own, group), (own, cold)):
-        first, second = (cells[name]["benchmarks"][GSM8K] for name in (one, other))
-        rows.append((f"{one} minus {other}", _apart(cells[one], cells[other], found), _apart(first, second, found)))
+        rows.append(
+            (f"{one} minus {other}", *(_apart(cells[one][asked], cells[other][asked], some) for asked in cells[one]))
+        )
     return drawn(("greedy own thought, points", "fresh problems", "GSM8K's test"), rows)
+
+
+def bare(found: Found) -> str:
+    """Models of the second runs minus others, own thoughts, by how much of a problem's working is shown."""
+    some = found[SECOND]
+    models = {(cell["start"], cell["method"]): answered(cell) for cell in some["cells"]}
+    names = {START: "sheets with lines shown", BARE: "bare sheets"}
+    pairs = [("bare sheets: the start minus as many by lot", asked_of(some, BARE), asked_of(some, LOTS)),
+             ("bare sheets: the start minus as it comes", asked_of(some, BARE), asked_of(some, COLD))]  # fmt: skip
+    for start in (BARE, START):
+        own, control, begun = models[start, "t5"], models[start, "anchor-only"], asked_of(some, start)
+        pairs += [
+            (f"{names[start]}: T⁵ minus the start", own, begun),
+            (f"{names[start]}: T⁵ minus anchors alone", own, control),
+        ]
+    pairs.append(("T⁵ on sheets with lines shown minus on bare ones", models[START, "t5"], models[BARE, "t5"]))
+    shown = [number for number, kind in enumerate(some["missing"].split()) if kind != "all"]
+    rest = [number for number, kind in enumerate(some["missing"].split()) if kind == "all"]
+    rows = []
+    for name, one, other in pairs:
+        for condition, how in (("own", "greedy"), ("sampled", "sampled")):
+            fresh = [
+                _apart(one["fresh problems"], other["fresh problems"], some, condition, which)
+                for which in (shown, rest)
+            ]
+            asked = _apart(one["GSM8K's test"], other["GSM8K's test"], some, condition)
+            rows.append((name if how == "greedy" else "", how, *fresh, asked))
+    head = (
+        "points",
+        "own thought",
+        f"fresh, lines shown ({len(shown)} answers)",
+        f"fresh, none shown ({len(rest)})",
+        "GSM8K's test",
+    )
+    return drawn(head, rows)
 
 
 def ordered(found: Found) -> list[Found]:
@@ -114,19 +215,22 @@ def _shares(model: Found) -> list[str]:
     return [percent(shares[name][0]) for name in ("none", "empty", "random", "other", "sampled", "own")]
 
 
-def _apart(first: Found, second: Found, found: Found) -> str:
-    """Right answers after the own greedy thought, one model's minus another's: points with a 95 % interval over
-    problems."""
-    one, two = ([int(verdict) for verdict in model["verdicts"]["own"]] for model in (first, second))
+def _apart(
+    first: Found, second: Found, found: Found, condition: str = "own", which: Sequence[int] | None = None
+) -> str:
+    """Right answers after own thoughts, one model's minus another's, of all questions or some: points with a 95 %
+    interval over problems."""
+    one, two = ([int(verdict) for verdict in model["verdicts"][condition]] for model in (first, second))
     if first["problems"] != second["problems"] or len(one) != len(two):
         raise UserError(f"{first['problems']} and {second['problems']}: other questions cannot be paired")
-    clusters = found["clusters"].get(first["problems"]) or first["clusters"]
-    problem_N = torch.tensor([int(number) for number in clusters.split()])
-    told = clustered_mean(torch.tensor([a - b for a, b in zip(one, two, strict=True)]), problem_N)
+    clusters = (found["clusters"].get(first["problems"]) or first["clusters"]).split()
+    numbers = range(len(one)) if which is None else which
+    problem_N = torch.tensor([int(clusters[number]) for number in numbers])
+    told = clustered_mean(torch.tensor([one[number] - two[number] for number in numbers]), problem_N)
     return points([told.mean, *told.interval()])
 
 
-TABLES = {"starts": starts, "answers": answers, "apart": apart}
+TABLES = {"starts": starts, "answers": answers, "apart": apart, "again": again, "bare": bare}
 
 
 def main(given: list[str] | None = None) -> int:
@@ -142,7 +246,9 @@ def main(given: list[str] | None = None) -> int:
         for name, file in named.items():
             if name not in FORMS or not Path(file).is_file():
                 raise UserError(f"--start {name}={file}: give one of {', '.join(FORMS)}, and a file that is there")
-        write_json(asked.out, collected(asked.runs, {name: Path(file) for name, file in named.items()}))
+        before = json.loads(asked.out.read_text("utf-8")) if asked.out.is_file() else {}
+        now = collected(asked.runs, {name: Path(file) for name, file in named.items()})
+        write_json(asked.out, {**before, **now})
     found = json.loads(asked.out.read_text("utf-8"))
     asked.page.write_text(filled(asked.page.read_text("utf-8"), TABLES, found), "utf-8")
     return 0

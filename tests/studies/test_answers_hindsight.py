@@ -37,30 +37,54 @@ def test_the_page_shows_the_committed_results(study: Any, tmp_path: Path) -> Non
     assert page.read_text("utf-8") == study.PAGE.read_text("utf-8")
 
 
-def right(model: dict[str, Any], condition: str = "own") -> str:
-    return f"{100 * model['results']['every']['accuracy'][condition][0]:.1f}"
+def right(model: dict[str, Any], condition: str = "own", kind: str = "every") -> float:
+    return round(100 * model["results"][kind]["accuracy"][condition][0], 1)
 
 
 def test_pages_tell_what_was_answered(study: Any, found: dict[str, Any]) -> None:
-    cells = {study.title(cell): cell["accuracy"] for cell in study.ordered(found)}
-    asked = found["benchmarks"]["gsm8k"]
-    starts = [right(asked[study.COLD]), right(asked[study.START])]
-    ends = [right(cells[name]["benchmarks"]["gsm8k"]) for name in ("T⁵", "GRPO", "anchors alone")]
-    fresh = [right(found["accuracy"][study.START]), *(right(cells[name]) for name in ("T⁵", "GRPO", "anchors alone"))]
-    readme = (ROOT / "README.md").read_text("utf-8")
-    own = f"goes from {starts[0]} % of GSM8K's test (as it comes, with its own thought) to {starts[1]} and {ends[0]} % "
-    assert f"{own}with T⁵, {ends[1]} with GRPO, and {ends[2]} with anchors alone" in readme
-    rest = f"{fresh[1]}, {fresh[2]} and {fresh[3]}"
-    assert f"of fresh problems from {fresh[0]} % (after hindsight; not asked before) to {rest}" in readme
-    page = study.PAGE.read_text("utf-8")
-    begun = f"{starts[0]} % rightly after its own greedy thought as it comes ({right(asked[study.COLD], 'none')} % "
-    assert f"{begun}without a thought), {starts[1]} % after" in page
-    cold = cells["T⁵, no warm start at all"]
-    assert f"ends at {right(cold['benchmarks']['gsm8k'])} and {right(cold)} %" in page
+    some = found[study.SECOND]
+    gsm8k, fresh = some["benchmarks"]["gsm8k"], some["accuracy"]
+    cells = {(cell["start"], cell["method"]): cell["accuracy"] for cell in some["cells"]}
+
+    def ends(method: str, asked: str) -> list[float]:
+        each = (cells[start, method] for start in (study.BARE, study.START))
+        return [right(one["benchmarks"]["gsm8k"] if asked == "gsm8k" else one) for one in each]
+
+    starts, begun = ([right(one[name]) for name in (study.BARE, study.START)] for one in (gsm8k, fresh))
+    cold, lots = (right(gsm8k[name]) for name in (study.COLD, study.LOTS))
+    t5, control = ends("t5", "gsm8k"), ends("anchor-only", "gsm8k")
+    readme, page = (ROOT / "README.md").read_text("utf-8"), study.PAGE.read_text("utf-8")
+    own = (
+        f"goes from {cold} % of GSM8K's test (as it comes, with its own thought) to {starts[0]} % on sheets that hold "
+    )
+    assert f"{own}problems and their answers alone ({lots} % after as many thoughts drawn by lot)" in readme
+    assert f"and to {starts[1]} % where sheets show first lines of workings as text" in readme
+    assert f"T⁵ then brings {t5[0]} and {t5[1]} %, anchors alone {control[0]} and {control[1]}." in readme
+    gains = [round(end - start, 1) for end, start in zip(ends("t5", "fresh"), begun, strict=True)]
+    assert f"T⁵ adds {gains[0]} points to {begun[0]} % and {gains[1]} to {begun[1]} %" in readme
+    assert f"has {cold} ({right(gsm8k[study.COLD], 'none')} without a thought), and {lots} after" in page
+    for row, place in (("bare sheets", 0), ("sheets with lines shown", 1)):
+        assert f"| {row} | {starts[place]} | {t5[place]} | {control[place]} |" in page
+    assert f"at {t5[1]} and {ends('t5', 'fresh')[1]}." in page
+    sampled = [right(gsm8k[name], "sampled") for name in (study.LOTS, study.COLD)]
+    assert f"({lots} instead of {cold} %), sampled ones a little better ({sampled[0]} instead of {sampled[1]})" in page
+
+
+def test_the_table_by_lines_shown_is_that_of_the_answers(study: Any, found: dict[str, Any]) -> None:
+    some = found[study.SECOND]
+    lots, bare = (some["accuracy"][name] for name in (study.LOTS, study.BARE))
+    none = round(right(bare, kind="all") - right(lots, kind="all"), 1)
+    kinds = some["missing"].split()
+    assert [kinds.count(kind) for kind in ("1", "2", "all")] == [
+        bare["results"][kind]["items"] for kind in ("1", "2", "all")
+    ]
+    row = next(line for line in study.bare(found).splitlines() if "as many by lot" in line)
+    assert float(row.split("|")[4].split()[0]) == pytest.approx(none, abs=0.11)
 
 
 def test_starts_are_what_the_page_says_of_them(study: Any, found: dict[str, Any]) -> None:
-    noted, own = found["starts"]["noted"], found["starts"]["own"]
+    first, second = (found[seed]["starts"] for seed in (study.FIRST, study.SECOND))
+    noted, own, wide, bare, lots = first["noted"], first["own"], second["wide"], second["bare"], second["lots"]
     page = study.PAGE.read_text("utf-8")
     gains = [f"{one:+.3f}" for one in (noted["before"]["content_gain"], noted["after"]["content_gain"])]
     assert f"({gains[0]} → {gains[1]})" in page
@@ -68,16 +92,53 @@ def test_starts_are_what_the_page_says_of_them(study: Any, found: dict[str, Any]
     assert f"the noted start is ahead, {after[0]:.3f} to {after[1]:.3f}" in page
     kept = [f"{100 * one['kept'] * 8 / one['thoughts']:.0f}" for one in own["rounds"]]
     assert f"{kept[0]} % were (then {kept[1]} and {kept[2]} %)" in page
-    assert f"{found['accuracy'][study.START]['results']['every']['problems']} of the fresh problems" in page
+    problems = found[study.FIRST]["accuracy"][study.START]["results"]["every"]["problems"]
+    assert f"{problems} of the fresh problems" in page
     assert f"{100 * noted['rounds'][-1]['informed']:.0f} % came" in page
     assert f"from {gains[0]} to {own['after']['content_gain']:+.3f}" in page
     assert noted["rounds"][-1]["informed"] > noted["rounds"][0]["informed"] > 0
     assert all(one["informed"] == 0 for one in own["rounds"])
+    assert wide["before"] == own["before"]
+    thought = [f"{one['after']['thought_gain']:+.3f}" for one in (wide, own)]
+    less = own["after"]["no_thought_loss"] - wide["after"]["no_thought_loss"]
+    assert f"ends at {thought[0]} instead of {thought[1]}, the loss without a thought lower by {less:.2f}" in page
+    content = [one["content_gain"] for one in (bare["before"], bare["after"], lots["after"])]
+    assert f"goes from {content[0]:+.3f} to {content[1]:+.3f}" in page
+    assert f"with the same reading, bring {content[2]:+.3f}" in page
+    assert lots["rounds"][0]["kept"] == bare["rounds"][0]["kept"]  # the same thoughts drawn, other ones learned
+    assert lots["rounds"][0]["learned"] != bare["rounds"][0]["learned"]
+
+
+def test_runs_of_one_seed_take_the_place_of_those_of_it_alone(
+    study: Any, found: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def collected(runs: Path) -> dict[str, Any]:
+        told = json.loads(json.dumps(found[study.SECOND]))
+        for one in (*told["accuracy"].values(), *(cell["accuracy"] for cell in told["cells"])):
+            one["missing"] = "1" if runs.name == "other" and one is told["cells"][0]["accuracy"] else told["missing"]
+        if runs.name == "two":
+            told["cells"][0]["settings"]["run.seed"] = 27
+        return told
+
+    monkeypatch.setattr(study, "collect", collected)
+    files = {name: tmp_path / f"{name}.json" for name in ("wide", "bare", "lots")}
+    for name, path in files.items():
+        path.write_text(json.dumps(found[study.SECOND]["starts"][name]), "utf-8")
+    page, out = tmp_path / "page.md", tmp_path / "out.json"
+    page.write_text(study.PAGE.read_text("utf-8"), "utf-8")
+    out.write_text(json.dumps({study.FIRST: found[study.FIRST], study.SECOND: {}}), "utf-8")
+    given = [word for name, path in files.items() for word in ("--start", f"{name}={path}")]
+    assert study.main(["--runs", str(tmp_path / "one"), *given, "--out", str(out), "--page", str(page)]) == 0
+    assert json.loads(out.read_text("utf-8")) == found
+    assert page.read_text("utf-8") == study.PAGE.read_text("utf-8")
+    for runs, why in (("two", "runs of 2 seeds"), ("other", "models were asked different questions")):
+        with pytest.raises(UserError, match=why):
+            study.main(["--runs", str(tmp_path / runs), *given, "--out", str(out), "--page", str(page)])
 
 
 @pytest.mark.parametrize("start", ["other=README.md", "own=nowhere.json", "own"])
 def test_a_start_that_is_not_there_is_refused(study: Any, tmp_path: Path, start: str) -> None:
-    with pytest.raises(UserError, match="give one of noted, own, and a file that is there"):
+    with pytest.raises(UserError, match="give one of noted, own, wide, bare, lots, and a file that is there"):
         study.main(["--runs", str(tmp_path), "--start", start, "--out", str(tmp_path / "out.json")])
     assert not list(tmp_path.iterdir())
 
