@@ -278,7 +278,9 @@ def test_the_command_takes_boxed_results_and_says_what_has_none(folder: Path, tm
     assert not (tmp_path / "other").exists()
 
 
-def test_problems_without_workings_are_taken_where_no_row_has_one(folder: Path, tmp_path: Path) -> None:
+def test_problems_without_workings_are_taken_where_no_row_has_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Then a run begins with its own thoughts: nothing is there to be shown."""
     rows = [
         {"question": f"Ann has 2 pens and then {number} more. How many?", "answer": str(2 + number)}
@@ -309,6 +311,15 @@ def test_problems_without_workings_are_taken_where_no_row_has_one(folder: Path, 
     answers = max(len(row["problems"]) for row in made)
     assert config.text.positions.per_text == min(max(answers, 4), 8)
     assert 64 <= config.warmstart.items < 2048
+    # Bare sheets hold more answers than those that windows are sized by.
+    runs = rows_of(tmp_path / "out" / "runs.jsonl.gz")
+    held = sum(min(len(row["problems"]), 8) for row in runs)
+    monkeypatch.setattr("tfive.cli.data_sheets.SHEETS", held // 3)
+    assert "window.items" not in sheets(model, problems, tmp_path / "enough", LENGTH)
+    monkeypatch.setattr("tfive.cli.data_sheets.SHEETS", held // 3 + 1)
+    assert held // 3 + 1 > len(runs)
+    assert "--set window.items=" in sheets(model, problems, tmp_path / "few", LENGTH)
+    monkeypatch.undo()
     # Those that are marked only fill the ends of sheets.
     marked = write(tmp_path / "marked.jsonl", [{**row, "fewshot": number < 3} for number, row in enumerate(rows)])
     taken = read_problems(marked)

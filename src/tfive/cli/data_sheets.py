@@ -30,6 +30,8 @@ LEAST, SCARCE = 32, {"window.actor_steps": 4, "actor.minibatches": 4}
 """The fewest positions a window, and fewer updates in a window that is so small."""
 ENOUGH = 330
 """Sheets of which chance leaves a role without text in one run of a hundred; of half as many in one of seven."""
+HELD = 3
+"""Answers on a sheet that shows lines of workings, by which `SHEETS` are counted; bare ones hold more."""
 PLACES, CROWDED = 4, 8
 """Thoughts on a sheet as the preset has them, and at most: each is eight branches of the sheet's row."""
 WORKINGS = "workings.json.gz"
@@ -127,7 +129,8 @@ def sheets(model: str, problems: Path, folder: Path, length: int, *, trust_remot
     sets: dict[str, Any] = {"model.name": model, **({} if length == LENGTH else {"text.sequence_length": length})}
     sets |= taught_by([working + 1 for working in made.sizes], made, told)  # the close is one token
     count = len(made.rows["runs"])
-    sets |= window_for(count)
+    held = sum(min(len(row["problems"]), CROWDED) for row in made.rows["runs"])
+    sets |= window_for(count if made.sizes else max(held // HELD, count))
     words = " ".join(f"--set {quote(f'{key}={value}')}" for key, value in sets.items())
     if count < ENOUGH:
         enough = -(-len(found.kept) * ENOUGH // (100 * count)) * 100
@@ -154,7 +157,10 @@ def _left_out(found: Problems, made: Files, length: int) -> list[str]:
         (len(found.again), f"rows whose question came before (row {found.again[0]} first)" if found.again else ""),
         (made.too_long, f"problems that are too long for sheets of {length} tokens; --length makes them longer"),
         (made.uncut, "sheets that could not be cut to their length and read back alike"),
-        (made.unused, "problems that were left over when sheets were filled"),
+        (
+            made.unused,
+            f"problems that were left over when sheets were filled{', or on such sheets alone' if made.uncut else ''}",
+        ),
     ]
     filled = (
         f"at the ends of sheets stand the questions of {len(found.spare):,} further problems, cut before their answers"
