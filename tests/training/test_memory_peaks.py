@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tfive.models.shape import ModelShape, find_shape, shape_from
@@ -10,6 +13,8 @@ from tfive_lab.bench.counted import critic_overrides
 from tfive_lab.bench.fit import sized
 from tfive_lab.bench.memory import FITTING, facts_of
 from tfive_lab.bench.step import StepWork, configure
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.mark.parametrize(
@@ -65,6 +70,22 @@ def test_peaks_of_the_9b_shape_are_foreseen(method: str, texts: int, peak: int, 
     found, _ = large("qwen3.5-9b", method, texts, 64)
     assert found.total == pytest.approx(peak, rel=0.10)
     assert found.lasting == pytest.approx(lasting, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["memory-qwen3.5-9b-probe", "memory-qwen3.5-9b-t64", "memory-qwen3-4b-t5"])
+def test_peaks_with_value_heads_are_foreseen(name: str) -> None:
+    """Both methods of the 9B shape by low-rank updates, at T 12 and 64, and of the 4B shape in every weight; `doctor`
+    is to be within a tenth."""
+    told = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    shape = shape_from(facts_of(told["shape"]), told["shape"])
+    assert sorted(run["method"] for run in told["runs"]) == ["rlp", "t5"]
+    for run in told["runs"]:
+        work = StepWork(items=64, steps=2, length=run["thought_length"])
+        config = configure(run["method"], work, told["overrides"], "cpu", "bfloat16")
+        passes = (run["texts_per_pass"], run["texts_per_rollout"])
+        fitting = sized(config, *passes, checkpointing=run["activation_checkpointing"])
+        found = estimate(fitting, shape, on_gpu=True)
+        assert found.total == pytest.approx(run["measured_bytes"], rel=0.09)
 
 
 def test_what_the_9b_shape_is_reckoned_to_need_with_smaller_passes() -> None:
