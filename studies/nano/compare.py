@@ -38,12 +38,18 @@ NAIVE = (
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = ("main", "warmup", "naive")
 """Studies that are run unless `--only` says otherwise; `--only ablations` runs the ablations of T⁵, `--only parts` its
-three parts taken away, `--only rules` both rules of qualification."""
+three parts taken away, `--only rules` both rules of qualification, `--only hindsight` what a warm start adds."""
 PARTS = ("t5", *(f"t5+ablation-{part}" for part in ("no-calibration", "single-critic", "no-qualification")),
          "quiet-star-ppo")  # fmt: skip
 """T⁵, then without the learned weight, the second critic and qualification, one at a time; PPO has none of them."""
 RULES = ("t5", "t5+qualify.rule=sustained")
 """Algorithm 1's rule, which is the default, and that of Section 4."""
+WARM = ("warmstart.source=hindsight",)
+"""Two rounds of hindsight before the windows, which draw some 60,000 tokens; six windows of T⁵ draw some 36,000."""
+HINDSIGHT = ("t5", "quiet-star-grpo", "quiet-star-ppo", "anchor-only", "anchor-only+warmstart.rounds=3",
+             "t5+warmstart.source=off+window.windows=16")  # fmt: skip
+"""Methods after a warm start, then what as many tokens buy otherwise: a third round instead of rewards, or more
+windows of T⁵ instead of a warm start."""
 ABLATIONS = (
     "fixed-average", "minimum", "single-critic", "no-qualification", "no-calibration", "state-only", "pair-disjoint",
     "pair-bracket", "repeated-prefix", "score-centering",
@@ -65,6 +71,7 @@ def run_study(name: str, asked: argparse.Namespace) -> list[Run]:
         "ablations": (("t5", *(f"t5+ablation-{preset}" for preset in ABLATIONS)), SETTINGS),
         "parts": (PARTS, SETTINGS),
         "rules": (RULES, SETTINGS),
+        "hindsight": (HINDSIGHT, (*SETTINGS, *WARM)),
     }[name]
     seeds, out = range(asked.sweep_seeds if name in ("warmup", "naive") else asked.seeds), asked.runs / name
     overrides = [*settings, *asked.overrides]
@@ -179,6 +186,17 @@ def ablation_blocks(found: dict[str, Any]) -> list[Block]:
     return _variant_blocks(found, "Ablations of T⁵", text, "ablations")
 
 
+def hindsight_blocks(found: dict[str, Any]) -> list[Block]:
+    """Methods after a warm start from hindsight."""
+    text = (
+        "Before its first window every model draws eight thoughts at each of some 512 positions and learns those that "
+        "in hindsight help most, twice (`warmstart.source = hindsight`). `anchor-only` goes on without rewards; "
+        "`warmstart.rounds=3` has a third such round in their place, and `window.windows=16` is T⁵ without a warm "
+        "start and with about as many thought tokens."
+    )
+    return _variant_blocks(found, "After hindsight", text, "hindsight")
+
+
 def _variant_blocks(found: dict[str, Any], title: str, text: str, name: str) -> list[Block]:
     """A study of variants of T⁵ in short: its tables without those about cost."""
     blocks = study_blocks(found)
@@ -245,6 +263,7 @@ def render(found: dict[str, Any], page: Path) -> None:
     blocks += naive_blocks(found["naive"], folder) if "naive" in found else []
     blocks += rule_blocks(found["rules"]) if "rules" in found else []
     blocks += part_blocks(found["parts"]) if "parts" in found else []
+    blocks += hindsight_blocks(found["hindsight"]) if "hindsight" in found else []
     blocks += ablation_blocks(found["ablations"]) if "ablations" in found else []
     page.write_text(markdown("Comparison of methods", blocks), "utf-8")
 
@@ -259,7 +278,7 @@ def main(given: list[str] | None = None) -> int:
         "--only",
         type=lambda text: text.split(","),
         default=list(STUDIES),
-        help="main,warmup,naive,rules,parts,ablations",
+        help="main,warmup,naive,rules,parts,hindsight,ablations",
     )
     parser.add_argument("--retry", action="store_true", help="run failed cells again")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
@@ -268,7 +287,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "studies" / "comparison.md")
     parser.add_argument("--render", action="store_true", help="only draw the page from the results")
     asked = parser.parse_args(given)
-    known = {*STUDIES, "ablations", "parts", "rules"}
+    known = {*STUDIES, "ablations", "parts", "rules", "hindsight"}
     if unknown := set(asked.only) - known:
         raise UserError(f"--only {','.join(sorted(unknown))}: choose among {', '.join(sorted(known))}")
     if asked.render:

@@ -122,6 +122,7 @@ def test_report_for_people_and_programs(monkeypatch: pytest.MonkeyPatch) -> None
     assert facts["packages"]["torch"] is not None
     assert facts["disk"]["free"] > 0
     assert facts["configuration"]["broken_rules"][0].startswith("gae.alpha = 0.05")
+    assert facts["configuration"]["in_the_way"][0] == "a broken rule"
     text = doctor.report([], [], as_json=False)
     assert "cuda:0 Big, 140.00 GiB" in text
     assert "configuration" not in json.loads(doctor.report([], [], as_json=True))
@@ -165,10 +166,12 @@ develop_items = 64
 """
     lacks, shown = told(400)
     assert lacks == ""
+    assert shown.splitlines()[-1] == "ready to train here"
     assert "  yes  text, prepared: enough for every role of a window" in shown
     lacks, shown = told(6)
     assert lacks
     assert f"  no   text, prepared: {lacks}" in shown
+    assert shown.splitlines()[-1] == "not ready to train here: too little or unreadable text (above)"
     (tmp_path / "5.jsonl").write_text('{"text": "one"}\nnot JSON\n', "utf-8")
     asked = tmp_path / "5.toml"
     for path, why in (("5.jsonl", "row 2 is not JSON"), ("empty", "")):
@@ -182,6 +185,7 @@ develop_items = 64
         assert "too little" not in line
     lacks, shown = told(6, "gae.alpha=0.05")
     assert lacks is None, "a rule that is broken comes first"
+    assert shown.splitlines()[-1] == "not ready to train here: a broken rule (above)"
     assert "text, prepared" not in shown
 
 

@@ -71,6 +71,7 @@ def report(sources: Sequence[str], overrides: Sequence[str], as_json: bool, proc
         whole = not found["broken_rules"] and not any(one["missing"] for one in found["needs"])
         with ProgressReport(sys.stderr).showing(Waiting(PREPARING), drawn=not as_json):
             found["text_lacks"] = lacking(resolve(list(sources), overrides).config) if whole else None
+        found["in_the_way"] = in_the_way(found)
         facts["configuration"] = found
         if processes is not None:
             config = resolve(list(sources), overrides).config
@@ -192,6 +193,17 @@ def fit(sources: list[str], overrides: Sequence[str], device: Device, speed: flo
     }
 
 
+def in_the_way(fit: dict[str, Any]) -> list[str]:
+    """What keeps a run of this configuration from beginning on this machine."""
+    missing = sum(bool(one["missing"]) for one in fit["needs"])
+    return [
+        *(["a broken rule"] if fit["broken_rules"] else []),
+        *([f"{missing} missing {'thing' if missing == 1 else 'things'}"] if missing else []),
+        *(["too little or unreadable text"] if fit["text_lacks"] else []),
+        *(["too little memory"] if fit["fits"] is False else []),
+    ]
+
+
 def _unreadable(config: Config, shape: ModelShape) -> list[str]:
     """What the model's kind of layers cannot do."""
     from tfive.tree.gated import recurrent_refusal
@@ -306,4 +318,7 @@ def render_fit(fit: dict[str, Any]) -> list[str]:
         lines.append(f"  {'no ' if lacks else 'yes'}  text, prepared: {shown}")
     lines.append(f"takes {Duration(**fit['duration']).shown()}")
     lines += fit.get("several", {}).get("shown", [])
-    return lines + [f"rule broken: {problem}" for problem in fit["broken_rules"]]
+    lines += [f"rule broken: {problem}" for problem in fit["broken_rules"]]
+    if "several" not in fit and (why := fit.get("in_the_way")) is not None:
+        lines.append(f"not ready to train here: {', '.join(why)} (above)" if why else "ready to train here")
+    return lines
