@@ -2,7 +2,7 @@
 
 Three studies, each run as `tfive compare` would: every method and the control; the warm-up sweep
 (app:warmup-ablation); the naive-PPO diagnostic (app:historical-naive-ppo). Given again, the command continues where it
-stopped; `--jobs N` runs N cells at a time on two cores each and marks their seconds as disturbed. Results go to
+stopped; `--jobs N` runs N cells at a time, a core each, and marks their seconds as disturbed. Results go to
 `results/nano-study.json`; `--render` draws `docs/studies/comparison.md` and its figures from that file alone.
 """
 
@@ -234,8 +234,8 @@ def intro(found: dict[str, Any]) -> list[Block]:
         ),
         command("python studies/nano/compare.py\npython studies/nano/compare.py --jobs 8"),
         paragraph(
-            "The first command needs two cores and goes on where it stopped. The second is for a machine with many; "
-            "every run still has two of its own, and its seconds are marked as disturbed.",
+            "The first command needs one core and goes on where it stopped. The second runs eight at a time on a core "
+            "each, and marks their seconds as disturbed.",
             *_length(found),
             "`--render` draws this page again from `results/nano-study.json`.",
         ),
@@ -273,7 +273,7 @@ def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--sweep-seeds", type=int, default=2, help="how many in the sweep and the diagnostic")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, two cores each")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, a core each")
     parser.add_argument(
         "--only",
         type=lambda text: text.split(","),

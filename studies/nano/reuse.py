@@ -68,7 +68,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--train", type=int, default=97, help="training sequences; 97 hold one window of the preset")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, two cores each")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, a core each")
     parser.add_argument("--runs", type=Path, default=Path("runs/nano-reuse"))
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args(given)

@@ -31,7 +31,7 @@ class Here:
 
     launched: list[str] = []  # noqa: RUF012
 
-    def __init__(self, cell: compare.Cell, slot: int | None) -> None:
+    def __init__(self, cell: compare.Cell, cores: range | None) -> None:
         self.launched.append(cell.folder.name)
         going_on = (cell.folder / CHECKPOINTS).is_dir()
         cell.settings.parent.mkdir(parents=True, exist_ok=True)
@@ -151,6 +151,40 @@ def test_a_cell_killed_in_its_first_save_begins_anew(
     (cell.folder / CHECKPOINTS / "checkpoint-00000001").mkdir(parents=True)
     compare.launch(cell, None)
     assert "resume" in started[1]
+
+
+def test_cells_at_once_get_as_many_cores_as_they_have_threads(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed: list[tuple[str, range | None]] = []
+
+    class Done:
+        def __init__(self, cell: compare.Cell, cores: range | None) -> None:
+            placed.append((cell.label, cores))
+
+        def poll(self) -> int:
+            return 0
+
+    monkeypatch.setattr(compare, "launch", Done)
+    monkeypatch.setattr(compare, "_judge", lambda cell, status: "done")
+    sources = [str(home / "tiny.toml")]
+
+    def run(jobs: int, *overrides: str) -> list[range | None]:
+        placed.clear()
+        out = tmp_path / f"{jobs}-{len(overrides)}"
+        compare.run_cells(compare.cells_of(sources, ["ntp", "rlp"], [0], (*SETTINGS, *overrides), out), jobs=jobs)
+        return [cores for _, cores in placed]
+
+    assert run(1, "run.threads=1") == [None, None]
+    assert run(2, "run.threads=1") == [range(1), range(1, 2)]
+    assert run(2, "run.threads=3") == [range(3), range(3, 6)]
+    cells = compare.cells_of(sources, ["ntp"], [0], SETTINGS, tmp_path / "unset")
+    assert cells[0].config.run.threads is None
+    assert compare.cores_each(cells) == compare.CORES
+    monkeypatch.setattr(compare.os, "sched_getaffinity", lambda _: {3, 5})
+    with pytest.raises(UserError, match=r"--jobs 3: each takes one core \(run.threads\) and there are 2; use fewer"):
+        compare.compare(sources, ["ntp"], [0], (*SETTINGS, "run.threads=1"), tmp_path / "many", jobs=3)
+    assert not (tmp_path / "many").exists()
 
 
 def test_a_cell_killed_while_it_sums_up_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,8 @@ from tfive.training.stop_signal import ended_by_signals
 from tfive.training.summary import SUMMARY
 
 CELLS = "cells"
-THREADS = 2
-"""Threads of each cell when several run at once."""
+CORES = 2
+"""Cores of each cell when several run at once, if no cell says how many threads it takes (`run.threads`)."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,11 @@ class CellsStatus:
         return self.over / self.all_cells
 
 
+def cores_each(cells: Sequence[Cell]) -> int:
+    """Cores that every cell gets when several run at once: as many as the one with the most threads takes."""
+    return max(cell.config.run.threads or CORES for cell in cells)
+
+
 def run_cells(cells: Sequence[Cell], *, jobs: int = 1, retry: bool = False, console: Console | None = None) -> None:
     """Run what is not finished, `jobs` at a time; returns when nothing is left to do, whatever failed."""
     console = console or Console(quiet=True)
@@ -159,10 +164,10 @@ def run_cells(cells: Sequence[Cell], *, jobs: int = 1, retry: bool = False, cons
     console.say(f"{len(cells)} runs: {len(cells) - len(waiting)} finished or failed before, {len(waiting)} to do")
     status = CellsStatus(len(cells), len(waiting))
     with ProgressReport(sys.stderr).showing(status, drawn=bool(waiting) and not console.quiet):
-        _run_waiting(waiting, jobs, console, status)
+        _run_waiting(waiting, jobs, cores_each(cells), console, status)
 
 
-def _run_waiting(waiting: list[Cell], jobs: int, console: Console, status: CellsStatus) -> None:
+def _run_waiting(waiting: list[Cell], jobs: int, width: int, console: Console, status: CellsStatus) -> None:
     running: dict[int, tuple[Cell, Any]] = {}
     began = time.monotonic()
     try:
@@ -171,7 +176,7 @@ def _run_waiting(waiting: list[Cell], jobs: int, console: Console, status: Cells
                 slot = next(number for number in range(jobs) if number not in running)
                 cell = waiting.pop(0)
                 cell.note(failure=None, disturbed=bool(cell.known().get("disturbed")) or jobs > 1)
-                running[slot] = cell, launch(cell, slot if jobs > 1 else None)
+                running[slot] = cell, launch(cell, range(slot * width, (slot + 1) * width) if jobs > 1 else None)
             for slot, (cell, process) in list(running.items()):
                 code = process.poll()
                 if code is not None:
@@ -208,8 +213,8 @@ def _require_same(cell: Cell) -> None:
         )
 
 
-def launch(cell: Cell, slot: int | None) -> Any:
-    """Start a cell in a process of its own; with a slot, on two cores of its own."""
+def launch(cell: Cell, cores: range | None) -> Any:
+    """Start a cell in a process of its own, on these of the cores there are or (`None`) on all."""
     cell.settings.parent.mkdir(parents=True, exist_ok=True)
     cell.settings.write_text(cell.config.to_toml(), "utf-8")
     words = [sys.executable, "-m", "tfive", "resume", str(cell.folder), "--quiet"]
@@ -225,13 +230,12 @@ def launch(cell: Cell, slot: int | None) -> Any:
             str(cell.folder),
             "--quiet",
         ]
-    environment = dict(os.environ) if slot is None else os.environ | {"OMP_NUM_THREADS": str(THREADS)}
+    environment = dict(os.environ) if cores is None else os.environ | {"OMP_NUM_THREADS": str(len(cores))}
     with cell.log.open("ab") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, env=environment, start_new_session=True)
-    if slot is not None and hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        own = [cores[(slot * THREADS + number) % len(cores)] for number in range(THREADS)]
-        os.sched_setaffinity(process.pid, own)
+    if cores is not None and hasattr(os, "sched_setaffinity"):
+        usable = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(process.pid, [usable[number % len(usable)] for number in cores])
     return process
 
 
@@ -293,12 +297,14 @@ def compare(
 ) -> tuple[Path, list[Run]]:
     """Run (or go on with) a study; returns its folder and its runs, whatever state they are in."""
     folder = out or Path("runs") / f"compare-{'-'.join(Path(source).stem for source in sources) or DEFAULT}"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if jobs > 1 and jobs * THREADS > cores:
-        raise UserError(f"--jobs {jobs}: each takes {THREADS} cores and there are {cores}; use fewer")
     if folder.exists() and not (folder / STUDY).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: holds something else than a study ({STUDY} is missing); use another --out")
     cells = cells_of(sources, methods, seeds, overrides, folder)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    width = cores_each(cells)
+    if jobs > 1 and jobs * width > cores:
+        each = f"{width} cores" if width > 1 else "one core"
+        raise UserError(f"--jobs {jobs}: each takes {each} (run.threads) and there are {cores}; use fewer")
     for cell in cells:
         _require_same(cell)
         if (owner := held(cell.folder)) is not None:
