@@ -44,12 +44,9 @@ PARTS = ("t5", *(f"t5+ablation-{part}" for part in ("no-calibration", "single-cr
 """T⁵, then without the learned weight, the second critic and qualification, one at a time; PPO has none of them."""
 RULES = ("t5", "t5+qualify.rule=sustained")
 """Algorithm 1's rule, which is the default, and that of Section 4."""
+HINDSIGHT = ("t5", "quiet-star-grpo", "quiet-star-ppo", "anchor-only")
 WARM = ("warmstart.source=hindsight",)
 """Two rounds of hindsight before the windows, which draw some 60,000 tokens; six windows of T⁵ draw some 36,000."""
-HINDSIGHT = ("t5", "quiet-star-grpo", "quiet-star-ppo", "anchor-only", "anchor-only+warmstart.rounds=3",
-             "t5+warmstart.source=off+window.windows=16")  # fmt: skip
-"""Methods after a warm start, then what as many tokens buy otherwise: a third round instead of rewards, or more
-windows of T⁵ instead of a warm start."""
 ABLATIONS = (
     "fixed-average", "minimum", "single-critic", "no-qualification", "no-calibration", "state-only", "pair-disjoint",
     "pair-bracket", "repeated-prefix", "score-centering",
@@ -190,9 +187,8 @@ def hindsight_blocks(found: dict[str, Any]) -> list[Block]:
     """Methods after a warm start from hindsight."""
     text = (
         "Before its first window every model draws eight thoughts at each of some 512 positions and learns those that "
-        "in hindsight help most, twice (`warmstart.source = hindsight`). `anchor-only` goes on without rewards; "
-        "`warmstart.rounds=3` has a third such round in their place, and `window.windows=16` is T⁵ without a warm "
-        "start and with about as many thought tokens."
+        "in hindsight help most, twice (`warmstart.source = hindsight`); `anchor-only` goes on without rewards. What "
+        "as many tokens buy otherwise stands with [the embedded example](nano.md#after-hindsight)."
     )
     return _variant_blocks(found, "After hindsight", text, "hindsight")
 

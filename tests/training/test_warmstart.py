@@ -18,6 +18,7 @@ from tfive.rl import hindsight
 from tfive.rl.hindsight import chosen
 from tfive.rl.roles import Ledger
 from tfive.training import positions, warmstart
+from tfive.training.live_status import PROGRESS
 from tfive.training.progress import ProgressReport
 from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.start import resume, train
@@ -99,13 +100,14 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_warm_start_says_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, shown, tracked = tmp_path / "worked.jsonl", list[str](), list[str]()
+    path, shown, files, tracked = tmp_path / "worked.jsonl", list[str](), list[Path | None](), list[str]()
     row = {"text": "river mill farm ( boat grain salt paper town rain wind seven", "workings": [" seven boat"]}
     path.write_text((json.dumps(row) + "\n") * 3, "utf-8")
     showing, track = ProgressReport.showing, ProgressReport.track
 
     def seen(report: ProgressReport, headline: Any, file: Path | None = None, *, drawn: bool = True) -> Any:
         shown.append(headline.line().partition(",")[0])
+        files.append(file)
         return showing(report, headline, file, drawn=drawn)
 
     def counted(report: ProgressReport, items: Any, label: str, total: int | None = None) -> Any:
@@ -119,14 +121,17 @@ def test_a_warm_start_says_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.M
     given = ("warmstart.source=given", f"warmstart.path={path}", "warmstart.steps=2", "warmstart.reading=3")
     train(tiny.configure(tmp_path, *asked, *given), tmp_path / "warm")
     assert shown[-3:-1] == ["warm start", "building critics"]
+    assert files[-3:] == [tmp_path / "warm" / PROGRESS] * 3
     assert [one for one in tracked if one.startswith("warm start")] == [
         "warm start, writing: 2",
         "warm start, reading: 3",
     ]
     shown.clear()
-    train(tiny.configure(tmp_path, *asked), tmp_path / "cold")
+    # What a terminal is not shown, other programs find in the file.
+    train(tiny.configure(tmp_path, *asked), tmp_path / "cold", quiet=True)
     assert "building critics" in shown
     assert "warm start" not in shown
+    assert files[-2:] == [tmp_path / "cold" / PROGRESS] * 2
 
 
 def test_only_texts_that_are_read_get_thoughts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

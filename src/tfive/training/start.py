@@ -234,12 +234,13 @@ def _recorded(
     recorder.on_event = console.event
     warm_before, cold = (folder / WARMED).is_file(), config.warmstart.source == "off"
     warming, building = Waiting("warm start"), "building critics, heads and development texts"
+    shown = folder / PROGRESS if world.leads else None
     with ExitStack() as held:
         held.enter_context(begun.unwritten_if_refused() if world.leads else nullcontext())
         held.enter_context(out_of_memory_explained("build", config))
-        with _showing(progress, warming, quiet or cold):
+        with nullcontext() if cold else _showing(progress, warming, quiet, shown):
             warmed = warm_start(config, loaded, corpus, recorder, folder, world)
-        held.enter_context(_showing(progress, Waiting(building), quiet))
+        held.enter_context(_showing(progress, Waiting(building), quiet, shown))
         moved = positions.move_positions(config, loaded, corpus, recorder, folder, warmed, world)
         assembly = build(config, loaded, corpus, recorder, warmed, world, moved)
         loop = Loop(
@@ -259,7 +260,7 @@ def _recorded(
         console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
     else:
         console.draws(assembly.draws(1), config.window.windows, clock=config.run.seconds is not None)
-    with progress.showing(loop.live, folder / PROGRESS, drawn=not quiet) if world.leads else nullcontext(), lasting():
+    with _showing(progress, loop.live, quiet, shown), lasting():
         summary = loop.go()
     console.summary(summary)
     console.say(
@@ -275,8 +276,10 @@ def _placed(config: Config, met: Meeting) -> Placement:
     return place(config.model.device, config.model.compute, run.deterministic, process=process, threads=run.threads)
 
 
-def _showing(progress: ProgressReport, headline: Headline, quiet: bool) -> AbstractContextManager[None]:
-    return nullcontext() if quiet else progress.showing(headline)
+def _showing(
+    progress: ProgressReport, headline: Headline, quiet: bool, file: Path | None = None
+) -> AbstractContextManager[None]:
+    return nullcontext() if quiet and file is None else progress.showing(headline, file, drawn=not quiet)
 
 
 def _trackers(config: Config, folder: Path) -> Sequence[Tracker]:
