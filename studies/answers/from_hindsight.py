@@ -3,8 +3,8 @@
     python studies/answers/from_hindsight.py --runs runs/answers-study --start wide=own.json --start bare=bare.json
     python studies/answers/from_hindsight.py      # only the tables, from results/answers-hindsight.json
 
-A start is what `start.py` printed last. Runs of one seed belong together and take the place of those of that seed. The
-page, which has all commands, is docs/studies/answers-hindsight.md.
+A start is what `start.py` printed last. Runs of one seed belong together and take the place of those of that seed; its
+starts stay where none is given. The page, which has all commands, is docs/studies/answers-hindsight.md.
 """
 
 from __future__ import annotations
@@ -44,6 +44,15 @@ FORMS = {
 }
 BEGUN = {"noted": "as it comes", "bare": "as it comes, bare sheets"}
 """Starts beside which the model is shown as it was before."""
+NEEDED = {
+    FIRST: (("noted", "own"), (START,), [f"{method} from {START}" for method in NAMES] + [f"t5 from {COLD}"]),
+    SECOND: (
+        ("wide", "bare", "lots"),
+        (START, BARE, LOTS, COLD),
+        [f"{method} from {start}" for start in (START, BARE) for method in ("t5", "anchor-only")],
+    ),
+}
+"""Of each seed the starts, the models that were asked by themselves, and the runs that the tables show."""
 EXAMPLES = 6
 """Learned thoughts of each round that the results keep."""
 Found = dict[str, Any]
@@ -64,13 +73,31 @@ def collected(runs: Path, starts: Mapping[str, Path]) -> Found:
     for one in told:
         if one.pop("missing") != kept["missing"]:
             raise UserError(f"{runs}: models were asked different questions; collect them apart")
-    kept["starts"] = {name: _start(json.loads(path.read_text("utf-8"))) for name, path in starts.items()}
+    kept["starts"] = {name: _start(path) for name, path in starts.items()}
     return {seeds.pop(): kept}
 
 
-def _start(told: Found) -> Found:
-    rounds = [{**one, "learned": one["learned"][:EXAMPLES]} for one in told["rounds"]]
+def _start(path: Path) -> Found:
+    try:
+        told = json.loads(path.read_text("utf-8"))
+        rounds = [{**one, "learned": one["learned"][:EXAMPLES]} for one in told["rounds"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: is not what start.py prints last ({error}); make the start again") from error
     return {**told, "rounds": rounds}
+
+
+def require(found: Found, out: Path) -> None:
+    """Refuse results in which a table would find nothing."""
+    for seed, (forms, asked, cells) in NEEDED.items():
+        some = found.get(seed, {})
+        have = {
+            "start": set(some.get("starts", {})),
+            "model": set(some.get("accuracy", {})) & set(some.get("benchmarks", {}).get(GSM8K, {})),
+            "run": {f"{cell['method']} from {cell['start']}" for cell in some.get("cells", ())},
+        }
+        for what, names in zip(have, (forms, asked, cells), strict=True):
+            if lacking := [name for name in names if name not in have[what]]:
+                raise UserError(f"{out}: seed {seed} has no {what} {lacking[0]}; nothing was written")
 
 
 def starts(found: Found) -> str:
@@ -221,9 +248,10 @@ def _apart(
     """Right answers after own thoughts, one model's minus another's, of all questions or some: points with a 95 %
     interval over problems."""
     one, two = ([int(verdict) for verdict in model["verdicts"][condition]] for model in (first, second))
-    if first["problems"] != second["problems"] or len(one) != len(two):
+    own, other = (model.get("clusters") or found["clusters"].get(model["problems"]) for model in (first, second))
+    if first["problems"] != second["problems"] or len(one) != len(two) or own != other or own is None:
         raise UserError(f"{first['problems']} and {second['problems']}: other questions cannot be paired")
-    clusters = (found["clusters"].get(first["problems"]) or first["clusters"]).split()
+    clusters = own.split()
     numbers = range(len(one)) if which is None else which
     problem_N = torch.tensor([int(clusters[number]) for number in numbers])
     told = clustered_mean(torch.tensor([one[number] - two[number] for number in numbers]), problem_N)
@@ -241,16 +269,22 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGE)
     asked = parser.parse_args(given)
+    found = json.loads(asked.out.read_text("utf-8")) if asked.out.is_file() else {}
+    if asked.start and asked.runs is None:
+        raise UserError("--start: needs --runs, the folder of the runs that began there")
     if asked.runs is not None:
         named = dict(one.partition("=")[::2] for one in asked.start)
         for name, file in named.items():
             if name not in FORMS or not Path(file).is_file():
                 raise UserError(f"--start {name}={file}: give one of {', '.join(FORMS)}, and a file that is there")
-        before = json.loads(asked.out.read_text("utf-8")) if asked.out.is_file() else {}
-        now = collected(asked.runs, {name: Path(file) for name, file in named.items()})
-        write_json(asked.out, {**before, **now})
-    found = json.loads(asked.out.read_text("utf-8"))
-    asked.page.write_text(filled(asked.page.read_text("utf-8"), TABLES, found), "utf-8")
+        ((seed, now),) = collected(asked.runs, {name: Path(file) for name, file in named.items()}).items()
+        now["starts"] = {**found.get(seed, {}).get("starts", {}), **now["starts"]}
+        found[seed] = now
+    require(found, asked.out)
+    page = filled(asked.page.read_text("utf-8"), TABLES, found)
+    if asked.runs is not None:
+        write_json(asked.out, found)
+    asked.page.write_text(page, "utf-8")
     return 0
 
 

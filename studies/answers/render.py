@@ -104,12 +104,14 @@ def read_problems(path: Path, source: str = SOURCE) -> tuple[Problems, Counter[s
 def bared(made: Files, problems: Problems, backend: Any, length: int) -> Files:
     """The test as it is, and for the runs the other problems with their answers alone."""
     kept, spare = ([replace(one, lines=()) for one in some] for some in (problems.kept, problems.spare))
-    runs = sheet_files(replace(problems, kept=kept, spare=spare), backend, length).rows["runs"]
-    test = made.rows["test"]
+    shorn = sheet_files(replace(problems, kept=kept, spare=spare), backend, length)
+    runs, test = shorn.rows["runs"], made.rows["test"]
     asked = {before[before.rindex("Question: ") :] for row in test for before in prefixes(row["text"])}
     workings = {before: one for before, one in made.workings.items() if before in asked}
     sizes = [len(backend.encode(one, add_special_tokens=False).ids) for row in test for one in row["workings"]]
-    return replace(made, rows={"test": test, "runs": runs}, workings=workings, sizes=sizes)
+    used = {one for row in (*test, *runs) for one in row["problems"]}
+    unused = len(problems.kept) - shorn.too_long - len(used)
+    return replace(shorn, rows={"test": test, "runs": runs}, workings=workings, sizes=sizes, unused=unused)
 
 
 def told(source: str, problems: Problems, left_out: Counter[str], made: Files) -> list[str]:

@@ -21,6 +21,7 @@ from careful import read, reading_config
 from torch import Tensor
 from warm_start import options, warm
 
+from tfive import rng
 from tfive.cli.options import script
 from tfive.errors import UserError
 from tfive.models.load import save_model
@@ -28,19 +29,26 @@ from tfive.rl.hindsight import chosen
 from tfive.training.devices import place
 
 
-def by_luck(
-    own_BR: Tensor, other_BR: Tensor, none_BR: Tensor, valid_BR: Tensor, group: int
-) -> tuple[Tensor, Tensor, Tensor]:
+class ByLuck:
     """As many positions as `chosen` takes, by lot among those with thoughts, and of each its first thought."""
-    count = int(chosen(own_BR, other_BR, none_BR, valid_BR, group)[2].sum())
-    first_BP = valid_BR.unflatten(1, (-1, group))[..., 0]
-    places = first_BP.flatten().nonzero()[:, 0].cpu()
-    drawn = places[torch.randperm(len(places), generator=torch.Generator().manual_seed(count))[:count]]
-    taken_BP = torch.zeros(first_BP.numel(), dtype=torch.bool)
-    taken_BP[drawn] = True
-    branch_BP = torch.arange(0, own_BR.shape[1], group, device=own_BR.device).expand(first_BP.shape)
-    gain_BP = other_BR.unflatten(1, (-1, group)).mean(-1) - own_BR.gather(1, branch_BP)
-    return branch_BP, gain_BP, taken_BP.view(first_BP.shape).to(own_BR.device)
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.round = seed, 0
+
+    def __call__(
+        self, own_BR: Tensor, other_BR: Tensor, none_BR: Tensor, valid_BR: Tensor, group: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The next round's choice."""
+        count = int(chosen(own_BR, other_BR, none_BR, valid_BR, group)[2].sum())
+        first_BP = valid_BR.unflatten(1, (-1, group))[..., 0]
+        places = first_BP.flatten().nonzero()[:, 0].cpu()
+        order = rng.permutation(self.seed, "warmstart/lot", self.round, len(places))
+        taken_BP = torch.zeros(first_BP.numel(), dtype=torch.bool)
+        taken_BP[places[torch.from_numpy(order)[:count]]] = True
+        branch_BP = torch.arange(0, own_BR.shape[1], group, device=own_BR.device).expand(first_BP.shape)
+        gain_BP = other_BR.unflatten(1, (-1, group)).mean(-1) - own_BR.gather(1, branch_BP)
+        self.round += 1
+        return branch_BP, gain_BP, taken_BP.view(first_BP.shape).to(own_BR.device)
 
 
 def main(given: list[str] | None = None) -> int:
@@ -68,8 +76,9 @@ def main(given: list[str] | None = None) -> int:
     for weight in model.parameters():
         # Weights alone, as loading does: what else a model holds, such as its rotations, stays as exact as it was.
         weight.data = weight.data.to(placement.compute)
+    lot = ByLuck(config.run.seed) if asked.by_luck else None
     print(
-        json.dumps(read(config, loaded, measured=asked.measure, choose=by_luck if asked.by_luck else None)),
+        json.dumps(read(config, loaded, measured=asked.measure, choose=lot)),
         flush=True,
     )
     save_model(loaded.model, loaded.tokenizer, asked.out)

@@ -57,17 +57,27 @@ def test_pages_tell_what_was_answered(study: Any, found: dict[str, Any]) -> None
     own = (
         f"goes from {cold} % of GSM8K's test (as it comes, with its own thought) to {starts[0]} % on sheets that hold "
     )
-    assert f"{own}problems and their answers alone ({lots} % after as many thoughts drawn by lot)" in readme
-    assert f"and to {starts[1]} % where sheets show first lines of workings as text" in readme
-    assert f"T⁵ then brings {t5[0]} and {t5[1]} %, anchors alone {control[0]} and {control[1]}." in readme
-    gains = [round(end - start, 1) for end, start in zip(ends("t5", "fresh"), begun, strict=True)]
-    assert f"T⁵ adds {gains[0]} points to {begun[0]} % and {gains[1]} to {begun[1]} %" in readme
+    assert f"{own}problems and their answers alone, and to {lots} % after as many thoughts drawn by lot" in readme
+    assert f"T⁵ then brings {t5[0]}, hardly told apart from that or from anchors alone ({control[0]})" in readme
+    after = [ends(method, "fresh")[0] for method in ("t5", "anchor-only")]
+    assert f"of fresh problems {after[0]} from {begun[0]}, the control {after[1]}." in readme
+    for start, told in ((study.BARE, "+2.1, −0.6 … +4.8"), (study.START, "+2.8, −0.3 … +5.9")):
+        trained = cells[start, "t5"]["benchmarks"]["gsm8k"]
+        assert study._apart(trained, gsm8k[start], some) == told.replace(", ", " (") + ")"
+        assert told in page
     assert f"has {cold} ({right(gsm8k[study.COLD], 'none')} without a thought), and {lots} after" in page
     for row, place in (("bare sheets", 0), ("sheets with lines shown", 1)):
         assert f"| {row} | {starts[place]} | {t5[place]} | {control[place]} |" in page
     assert f"at {t5[1]} and {ends('t5', 'fresh')[1]}." in page
     sampled = [right(gsm8k[name], "sampled") for name in (study.LOTS, study.COLD)]
-    assert f"({lots} instead of {cold} %), sampled ones a little better ({sampled[0]} instead of {sampled[1]})" in page
+    assert f"({lots} instead of {cold} %), sampled ones a little better ({sampled[0]} instead of {sampled[1]};" in page
+    seconds = {key: round(cell["measured"][-1]["training_seconds"]) for cell in some["cells"]
+               for key in [(cell["start"], cell["method"])]}  # fmt: skip
+    t5_seconds, control_seconds = (
+        [seconds[start, method] for start in (study.START, study.BARE)] for method in ("t5", "anchor-only")
+    )
+    assert f"T⁵ {t5_seconds[0]} seconds on sheets with lines and {t5_seconds[1]} on bare ones" in page
+    assert f"the controls {control_seconds[0]} and {control_seconds[1]} (13 windows)" in page
 
 
 def test_the_table_by_lines_shown_is_that_of_the_answers(study: Any, found: dict[str, Any]) -> None:
@@ -91,7 +101,14 @@ def test_starts_are_what_the_page_says_of_them(study: Any, found: dict[str, Any]
     after = [one["after"]["no_thought_loss"] - one["after"]["thought_gain"] for one in (noted, own)]
     assert f"the noted start is ahead, {after[0]:.3f} to {after[1]:.3f}" in page
     kept = [f"{100 * one['kept'] * 8 / one['thoughts']:.0f}" for one in own["rounds"]]
-    assert f"{kept[0]} % were (then {kept[1]} and {kept[2]} %)" in page
+    assert f"Kept were {kept[0]} % (then {kept[1]} and {kept[2]} %)" in page
+    rest = [[f"{100 * one['kept'] * 8 / one['thoughts']:.0f}" for one in each["rounds"] if "kept" in one]
+            for each in (wide, bare, lots)]  # fmt: skip
+    assert "in the third form {}, {} and {}.".format(*rest[0]) in page
+    assert "it is {}, {} and {} %, no more".format(*rest[1]) in page
+    assert "and {}, {} and {} % for the model that learned by lot".format(*rest[2]) in page
+    counts = [sum(int(one.get("kept", 0)) for one in each["rounds"]) for each in (lots, bare)]
+    assert f"{counts[0]:,} in all instead of {counts[1]:,}" in page
     problems = found[study.FIRST]["accuracy"][study.START]["results"]["every"]["problems"]
     assert f"{problems} of the fresh problems" in page
     assert f"{100 * noted['rounds'][-1]['informed']:.0f} % came" in page
@@ -118,6 +135,10 @@ def test_runs_of_one_seed_take_the_place_of_those_of_it_alone(
             one["missing"] = "1" if runs.name == "other" and one is told["cells"][0]["accuracy"] else told["missing"]
         if runs.name == "two":
             told["cells"][0]["settings"]["run.seed"] = 27
+        if runs.name == "apart":
+            told["cells"][0]["accuracy"]["clusters"] = " ".join(["0"] * len(told["missing"].split()))
+        if runs.name == "few":
+            del told["accuracy"][study.LOTS]
         return told
 
     monkeypatch.setattr(study, "collect", collected)
@@ -131,9 +152,26 @@ def test_runs_of_one_seed_take_the_place_of_those_of_it_alone(
     assert study.main(["--runs", str(tmp_path / "one"), *given, "--out", str(out), "--page", str(page)]) == 0
     assert json.loads(out.read_text("utf-8")) == found
     assert page.read_text("utf-8") == study.PAGE.read_text("utf-8")
-    for runs, why in (("two", "runs of 2 seeds"), ("other", "models were asked different questions")):
+    for runs, why in (
+        ("two", "runs of 2 seeds"),
+        ("other", "models were asked different questions"),
+        ("apart", "test and test: other questions cannot be paired"),
+        ("few", "seed 26 has no model lots-128; nothing was written"),
+    ):
         with pytest.raises(UserError, match=why):
             study.main(["--runs", str(tmp_path / runs), *given, "--out", str(out), "--page", str(page)])
+    files["bare"].write_text("", "utf-8")
+    with pytest.raises(UserError, match=r"bare.json: is not what start.py prints last"):
+        study.main(["--runs", str(tmp_path / "one"), *given, "--out", str(out), "--page", str(page)])
+    with pytest.raises(UserError, match="--start: needs --runs"):
+        study.main([*given, "--out", str(out), "--page", str(page)])
+    with pytest.raises(UserError, match="seed 25 has no start noted"):
+        study.main(["--out", str(tmp_path / "none.json"), "--page", str(page)])
+    assert json.loads(out.read_text("utf-8")) == found
+    # Starts that are not given anew stay.
+    assert study.main(["--runs", str(tmp_path / "one"), "--out", str(out), "--page", str(page)]) == 0
+    assert json.loads(out.read_text("utf-8")) == found
+    assert page.read_text("utf-8") == study.PAGE.read_text("utf-8")
 
 
 @pytest.mark.parametrize("start", ["other=README.md", "own=nowhere.json", "own"])
@@ -146,15 +184,20 @@ def test_a_start_that_is_not_there_is_refused(study: Any, tmp_path: Path, start:
 def test_lots_take_as_many_thoughts_as_hindsight_does() -> None:
     begun = scripts.script("studies/answers/start.py")
     draw = torch.Generator().manual_seed(0)
-    own, other, none = (torch.rand(6, 8, generator=draw) for _ in range(3))
-    valid = torch.rand(6, 8, generator=draw) > 0.2
+    own, other, none = (torch.rand(60, 8, generator=draw) for _ in range(3))
+    valid = torch.rand(60, 8, generator=draw) > 0.2
     _, _, useful = begun.chosen(own, other, none, valid, 4)
-    branch, gain, taken = begun.by_luck(own, other, none, valid, 4)
+    lot = begun.ByLuck(7)
+    branch, gain, taken = lot(own, other, none, valid, 4)
     assert useful.any()
     assert taken.sum() == useful.sum()
     assert valid.gather(1, branch)[taken].all()
     assert (branch == torch.tensor([0, 4])).all()
-    assert torch.allclose(gain, other.view(6, 2, 4).mean(-1) - own[:, ::4])
-    again = begun.by_luck(own, other, none, valid, 4)[2]
-    assert torch.equal(again, taken)
-    assert not torch.equal(taken, useful)  # another choice: of losses it only has the number
+    assert torch.allclose(gain, other.view(60, 2, 4).mean(-1) - own[:, ::4])
+    # By lot among all: neither the first of them nor those that help, others in every round and with every seed.
+    assert not torch.equal(taken, useful)
+    assert taken[30:].any()
+    assert taken[:30].sum() < 0.8 * taken.sum()
+    rounds = [taken, lot(own, other, none, valid, 4)[2], begun.ByLuck(8)(own, other, none, valid, 4)[2]]
+    assert all(not torch.equal(rounds[one], rounds[two]) for one, two in ((0, 1), (0, 2), (1, 2)))
+    assert torch.equal(begun.ByLuck(7)(own, other, none, valid, 4)[2], taken)

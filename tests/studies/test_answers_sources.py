@@ -6,7 +6,9 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +16,8 @@ import pytest
 from answer_sheets import LENGTH
 
 from tfive.errors import UserError
+from tfive.models.load import load_tokenizer
+from tfive.text.sheets import sheet_files
 
 
 def boxed(number: int) -> dict[str, Any]:
@@ -93,7 +97,19 @@ def test_bare_runs_show_no_working_and_leave_the_test_as_it_is(
     kept = json.loads("".join(lines_of(bare / "workings.json.gz")))
     assert 0 < len(kept) < len(every)
     assert kept.items() <= every.items()
-    assert f"of {len(tested)} problems" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"of {len(tested)} problems" in told
+    # What is told to be left out is what stands on no sheet of these files.
+    problems, _ = render.read_problems(place / "problems.jsonl.gz")
+    left = sum(int(re.sub(",", "", one)) for one in re.findall(r"left out: ([\d,]+) (?:that are too|left over)", told))
+    assert len(problems.kept) - len(tested) - len(names) == left > 0
+    # Workings are measured where some are known: in the test.
+    backend = load_tokenizer(str(place / "model")).backend_tokenizer
+    rows = [json.loads(line) for line in lines_of(bare / "test.jsonl.gz")]
+    sizes = [len(backend.encode(one, add_special_tokens=False).ids) + 1 for row in rows for one in row["workings"]]
+    assert f"workings and their close: median {median(sizes):g} tokens" in told
+    made = sheet_files(problems, backend, LENGTH)
+    assert len(render.bared(made, problems, backend, LENGTH).sizes) == len(sizes) < len(made.sizes)
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,34 @@ def test_reading_is_learned_where_no_thought_helped_too(tmp_path: Path, monkeypa
     assert read["thoughts"] > few[0] > 1
 
 
+def test_rounds_go_on_where_the_last_one_ended_and_say_when_texts_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, texts_of = list[tuple[set[int], int]](), warmstart.Teaching._texts_of
+
+    def seen(teaching: Any, number: int) -> Any:
+        numbers, again = texts_of(teaching, number)
+        if len(drawn) == number:
+            drawn.append(({int(one) for one in numbers}, again))
+        return numbers, again
+
+    monkeypatch.setattr(warmstart.Teaching, "_texts_of", seen)
+    asked = [one for one in HINDSIGHT if "rounds" not in one and "items" not in one]
+    train(tiny.configure(tmp_path, *asked, "warmstart.rounds=4", "warmstart.items=50"), tmp_path / "run", quiet=True)
+    before = set[int]()
+    for numbers, again in drawn:
+        # A text that lies across the end of a round is drawn in both.
+        assert abs(again - len(numbers & before)) <= 1
+        before |= numbers
+    assert drawn[0][1] == drawn[1][1] == 0 < drawn[3][1]
+    told = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
+    said = [one["detail"] for one in told if one.get("event") == "warm start" and "in an earlier one" in one["detail"]]
+    expected = [
+        f"{again} texts of round {number} were drawn" for number, (_, again) in enumerate(drawn, start=1) if again
+    ]
+    assert [one.partition(" in an earlier")[0] for one in said] == expected
+
+
 def test_without_any_useful_thought_the_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hindsight, "chosen", _none_useful)
     with pytest.raises(RunFailed, match=r"none of \d+ thoughts helped; raise warmstart\.items"):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -205,6 +206,12 @@ class Teaching:
                 f"warmstart.source = {self.settings.source}: none of {data.drawn} thoughts helped; "
                 "raise warmstart.items or warmstart.samples"
             )
+        if self.settings.source == "hindsight" and (again := self._texts_of(number)[1]):
+            said = (
+                f"{again:,} texts of round {number + 1} were drawn in an earlier one, and the model has learned them "
+                "since; more text, or a lower warmstart.items or warmstart.rounds, spares that"
+            )
+            telemetry.event("warm start", said, window=0)
         if isinstance(data, Given):
             for said in shortfalls(data, self.engine.plan, self.corpus.sequence_length):
                 telemetry.event("warm start", said, window=0)
@@ -247,13 +254,7 @@ class Teaching:
     def _hindsight(self, number: int) -> Learnable:
         """Thoughts of the next texts of the pool that runs learn from, drawn by the model as it is now; nothing of the
         engine that draws them stays."""
-        numbers = np.concatenate([self.corpus.sequences("train", half) for half in HALVES])
-        order = rng.permutation(self.config.run.seed, ROLE, 0, len(numbers))
-        items = self.corpus.items_in[numbers[order]]
-        start = int((items.cumsum() <= number * self.settings.items).sum()) if number else 0
-        ahead = np.arange(start, start + len(order)) % len(order)
-        enough = int((items[ahead].cumsum() < self.settings.items).sum()) + 1
-        texts = self.corpus.batch(numbers[order[ahead[:enough]]]).to(self.engine.device)
+        texts = self.corpus.batch(self._texts_of(number)[0]).to(self.engine.device)
         plan, gates = replace(self.engine.plan, group=self.settings.samples), self.engine.gates
         if self.engine.unread:
             # Behind shut gates all thoughts are worth the same: what helps as text before the continuation is learned,
@@ -269,6 +270,19 @@ class Teaching:
             )  # fmt: skip
         finally:
             drawing.forget_samplers()
+
+    def _texts_of(self, number: int) -> tuple[npt.NDArray[np.int64], int]:
+        """The texts of round `number`, and how many of them earlier rounds have drawn: behind the last text of the pool
+        stands its first."""
+        numbers = np.concatenate([self.corpus.sequences("train", half) for half in HALVES])
+        order = rng.permutation(self.config.run.seed, ROLE, 0, len(numbers))
+        items = self.corpus.items_in[numbers[order]]
+        before, held = number * self.settings.items, int(items.sum())
+        start = int((items.cumsum() <= before % held).sum()) if before % held else 0
+        ahead = np.arange(start, start + len(order))
+        enough = min(int((items[ahead % len(order)].cumsum() < self.settings.items).sum()) + 1, len(order))
+        again = enough if before >= held else max(0, start + enough - len(order))
+        return numbers[order[ahead[:enough] % len(order)]], again
 
     def _step(self, data: Learnable, number: int, step: int, own: Thoughts | None = None) -> dict[str, float]:
         """One update on the next texts that hold about `BATCH` thoughts; returns its loss and that of the continuation
