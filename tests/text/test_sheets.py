@@ -17,14 +17,14 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from tfive.cli.app import app
-from tfive.cli.data_sheets import FEW, FOLDER, ITEMS, PAID, THOUGHT, alone, sheets, thought_for, window_for
+from tfive.cli.data_sheets import FEW, FOLDER, ITEMS, PAID, THOUGHT, _left_out, alone, sheets, thought_for, window_for
 from tfive.cli.data_sheets import LENGTH as ROW
 from tfive.config.config import Config
 from tfive.config.rules import problems as problems_of
 from tfive.errors import UserError
 from tfive.rl.roles import role_shares
 from tfive.text.boxed import UNBOXED
-from tfive.text.sheets import HEADER, PATTERN, Problem, read_problems, sheet_files
+from tfive.text.sheets import HEADER, PATTERN, Files, Problem, read_problems, sheet_files
 from tfive.text.workings import enough_for, worked_texts
 from tfive.training.inputs import needed
 
@@ -278,6 +278,14 @@ def test_the_command_takes_boxed_results_and_says_what_has_none(folder: Path, tm
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize(("uncut", "ending"), [(0, "filled"), (2, "filled, or on such sheets alone")])
+def test_what_is_left_out_is_told_once(folder: Path, uncut: int, ending: str) -> None:
+    made = Files({}, {}, [], too_long=0, uncut=uncut, most=4, unused=3)
+    lines = _left_out(read_problems(folder / "problems.jsonl"), made, LENGTH)
+    assert f"left out: 3 problems that were left over when sheets were {ending}" in lines
+    assert any("could not be cut" in line for line in lines) == bool(uncut)
+
+
 def test_problems_without_workings_are_taken_where_no_row_has_one(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +327,15 @@ def test_problems_without_workings_are_taken_where_no_row_has_one(
     monkeypatch.setattr("tfive.cli.data_sheets.SHEETS", held // 3 + 1)
     assert held // 3 + 1 > len(runs)
     assert "--set window.items=" in sheets(model, problems, tmp_path / "few", LENGTH)
+    # No more of a sheet's answers than there may be places, and never fewer than one a sheet.
+    assert max(len(row["problems"]) for row in runs) > 2
+    monkeypatch.setattr("tfive.cli.data_sheets.CROWDED", 2)
+    for answers, enough, name in ((1, 2 * len(runs), "crowded"), (100, len(runs), "each")):
+        monkeypatch.setattr("tfive.cli.data_sheets.HELD", answers)
+        for more in (0, 1):
+            monkeypatch.setattr("tfive.cli.data_sheets.SHEETS", enough + more)
+            told = sheets(model, problems, tmp_path / f"{name}{more}", LENGTH)
+            assert ("--set window.items=" in told) == bool(more)
     monkeypatch.undo()
     # Those that are marked only fill the ends of sheets.
     marked = write(tmp_path / "marked.jsonl", [{**row, "fewshot": number < 3} for number, row in enumerate(rows)])
