@@ -1,8 +1,6 @@
 """When the device waits for the host in each phase of the tree: `python benchmarks/timeline.py --shape qwen3-1.7b`.
 
 Medians first, without a profiler; then one call of each phase with its idle stretches, and its kernels by family.
-`--last-rows` computes the last block of every pass at the nodes where it is read; `--in-turns` times both ways round by
-round, in one process, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from tfive.tree.settings import EngineOptions
 from tfive_lab.bench.engine import mismatch
 from tfive_lab.bench.phases import PHASES, tree_phases
 from tfive_lab.bench.profile import profiled
-from tfive_lab.bench.timeline import in_turns, seconds, timeline
+from tfive_lab.bench.timeline import seconds, timeline
 from tfive_lab.bench.work import SHAPES, SMALL, Work, find_model
 
 
@@ -33,8 +31,6 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--compute", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument("--delta-rule", default="auto", choices=["auto", "torch", "triton", "fla"])
     parser.add_argument("--replayed", action="store_true", help="by captured passes, as runs do")
-    parser.add_argument("--last-rows", action="store_true", help="the last block only where it is read")
-    parser.add_argument("--in-turns", action="store_true", help="with the last block whole and not, round by round")
     parser.add_argument("--repeats", type=int, default=5, help="calls of each phase (median)")
     parser.add_argument("--phases", default=",".join(PHASES[:3]), help="which of them, separated by commas")
     for name in ("texts", "tokens", "positions", "group"):
@@ -46,28 +42,16 @@ def main(given: list[str] | None = None) -> int:
     work = Work() if device.type == "cuda" else SMALL
     changes = {key: getattr(asked, key) for key in ("texts", "tokens", "positions", "group")}
     work = replace(work, **{key: value for key, value in changes.items() if value is not None})
-    few = asked.last_rows or asked.in_turns
-    options = EngineOptions(delta_rule=asked.delta_rule, replayed_passes=asked.replayed, last_rows=few)
-    side = tree_phases(model, work, options)
+    side = tree_phases(model, work, EngineOptions(delta_rule=asked.delta_rule, replayed_passes=asked.replayed))
     report: dict[str, Any] = {"model": name, "device": str(device), "torch": torch.__version__, "phases": {}}
 
     def save() -> None:
         if asked.out is not None:
             asked.out.mkdir(parents=True, exist_ok=True)
-            kinds = ("replayed", "last_rows", "in_turns")
-            ways = "".join(f"-{kind.replace('_', '-')}" for kind in kinds if getattr(asked, kind))
-            path = asked.out / f"timeline-{asked.shape or 'embedded'}{ways}.json"
+            path = asked.out / f"timeline-{asked.shape or 'embedded'}{'-replayed' if asked.replayed else ''}.json"
             path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
     phases = asked.phases.split(",")
-    if asked.in_turns:
-        other = tree_phases(model, work, replace(options, last_rows=False))
-        for phase in phases:
-            calls = {"where it is read": getattr(side, phase), "whole": getattr(other, phase)}
-            report["phases"][phase] = in_turns(calls, device, asked.repeats)
-            print(phase, json.dumps(report["phases"][phase]), flush=True)
-            save()
-        return 0
     for phase in phases:
         call = getattr(side, phase)
         for _ in range(3):  # the first sets up, the second captures

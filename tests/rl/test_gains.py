@@ -135,9 +135,9 @@ def test_texts_are_read_once_for_sampling_and_scoring(monkeypatch: pytest.Monkey
     engine, batch, reads = TreeModel(gpt2(), PLAN), texts(rows=5), list[int]()
     l_0, read = no_thought_losses(engine, batch, rows=5), engine.read
 
-    def counted(some: TextBatch, below: int | None = None, *, of_positions: bool = False) -> Reading:
+    def counted(some: TextBatch, below: int | None = None) -> Reading:
         reads.append(len(some.tokens_BS))
-        return read(some, below, of_positions=of_positions)
+        return read(some, below)
 
     monkeypatch.setattr(engine, "read", counted)
     once, _ = measure(engine, batch, LAW, base_no_thought_BR=l_0, seed=5, rows=2)

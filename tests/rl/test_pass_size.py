@@ -265,8 +265,8 @@ def test_what_failed_and_what_engines_keep_is_given_back_before_it_is_made_again
     read, score = TreeModel.read, TreeModel.score
     readings, gone = list[Any](), list[bool]()
 
-    def noted(engine: TreeModel, *asked: Any, **named: Any) -> Any:
-        found = read(engine, *asked, **named)
+    def noted(engine: TreeModel, *asked: Any) -> Any:
+        found = read(engine, *asked)
         readings.append(weakref.ref(found))
         return found
 

@@ -222,10 +222,10 @@ def hold(monkeypatch: pytest.MonkeyPatch, most: list[int]) -> None:
     """Have passes that read texts without gradients find no memory for more of them than that."""
     read = TreeModel.read
 
-    def short(engine: TreeModel, some: TextBatch, *asked: Any, **named: Any) -> Any:
+    def short(engine: TreeModel, some: TextBatch, *asked: Any) -> Any:
         if len(some.tokens_BS) > most[0]:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return read(engine, some, *asked, **named)
+        return read(engine, some, *asked)
 
     monkeypatch.setattr(TreeModel, "read", short)
 

@@ -213,7 +213,6 @@ def test_updates_need_no_padding(fused: str, prepared: bool) -> None:
     with lifted():
         for packs in ("on", "off"):
             options: dict[str, Any] = {"fused_blocks": fused, "fused_training": fused, "packed": packs}
-            options |= {"last_rows": False}  # which would have fewer rows with padding, too
             tree = TreeModel(model, case.plan, EngineOptions(**options))
             assert (tree.training.forwards is not None) == (fused == "on")
             with products_of(model) as read:

@@ -8,17 +8,19 @@ from typing import Any, cast
 
 import pytest
 import torch
-from cases import random_case
+from cases import Case, random_case
 from families import tiny
+from test_decode import numbers
 from torch import Tensor
 
 from pretended_graphs import Again, PretendedGraphs
+from taped_graphs import TapedGraphs
 from tfive.tree.fast.replayed import ReplayedPasses
 from tfive.tree.forward import TreeModel
 from tfive.tree.grow import grow
 from tfive.tree.layout import Layout
 from tfive.tree.picks import Picks
-from tfive.tree.settings import EngineOptions
+from tfive.tree.settings import EngineOptions, SamplingSettings
 
 pytestmark = pytest.mark.model
 
@@ -49,6 +51,40 @@ def test_replayed_readings_and_scores_are_the_launched_ones(below: int | None) -
     branches = case.thoughts.length_BR.shape[1]
     assert sorted(graph.replays for graph in graphs.graphs) == [3, 4 * branches - 1]
     assert trees[0].passes.reason == ""
+
+
+def verbs(tree: TreeModel, case: Case, actions: bool) -> list[Tensor]:
+    """What one reading of the texts gives of each verb that shares it."""
+    reading = tree.read(case.texts, 1)
+    drawn = numbers(case.texts, case.plan.group, case.plan.length)
+    thoughts = tree.sample(case.texts, drawn, SamplingSettings(), reading)
+    all_B = torch.ones(len(case.texts.tokens_BS), dtype=torch.bool) if actions else None
+    found = [thoughts.tokens_BRT, thoughts.log_q_BRT]
+    for these in (thoughts, replace(case.thoughts, length_BR=0 * case.thoughts.length_BR)):
+        scores = tree.score(case.texts, these, reading, features=True, actions_B=all_B)
+        names = ("losses_BRK", "token_BRH", "no_thought_BR", "features_BRHD", "no_thought_features_BRHD", "lower_BND")
+        found += [scores.need(name) for name in (*names, *(("log_prob_BRT", "states_BRTD") if actions else ()))]
+    kept = [part for both in reading.attention.values() for part in both]
+    return [*found, tree.no_thought(case.texts), reading.hidden_BSD, *kept]
+
+
+@pytest.mark.parametrize("actions", [False, True])
+def test_recorded_readings_and_scores_are_the_launched_ones(actions: bool) -> None:
+    case, model = random_case(5, "text", rows=3, width=40, group=2), tiny("qwen3")
+    options = EngineOptions(fused_blocks="on", replayed_passes=True)
+    trees = [TreeModel(model, case.plan, one) for one in (options, replace(options, replayed_passes=False))]
+    graphs = trees[0].passes.graphs = TapedGraphs(undo=True)
+    for step in range(4):
+        # Other positions, too: a graph must not remember which nodes were read when it was captured.
+        moved = case.texts.positions_BP.roll(step, 0).sort(-1).values
+        texts = replace(case.texts, tokens_BS=case.texts.tokens_BS.roll(step, 1), positions_BP=moved)
+        valid_BR = (moved >= 0).repeat_interleave(2, 1)
+        own = replace(case.thoughts, valid_BR=valid_BR, length_BR=valid_BR * case.plan.length)
+        found = [verbs(tree, replace(case, texts=texts, thoughts=own), actions) for tree in trees]
+        assert all(torch.equal(mine, other) for mine, other in zip(*found, strict=True)), step
+    assert trees[0].passes.reason == ""
+    assert trees[0].passes.count >= 2
+    assert all(graph.replays for graph in graphs.graphs)
 
 
 def test_weights_that_moved_are_read_where_they_are() -> None:

@@ -19,7 +19,7 @@ from taped_graphs import WAITS
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.forward import TreeModel
 from tfive.tree.outputs import Scores
-from tfive.tree.picks import Picks
+from tfive.tree.picks import Picks, standing
 from tfive.tree.scoring import Scoring
 from tfive.tree.settings import EngineOptions
 
@@ -56,6 +56,14 @@ def test_counted_beforehand_picks_are_the_same(case: Case) -> None:
                 assert len(made) == 1 + 3 * parts
 
 
+def test_standing_entries_are_those_that_nonzero_finds() -> None:
+    draw = torch.Generator().manual_seed(0)
+    for share in (0.0, 0.3, 1.0):
+        keep = torch.rand(50, generator=draw) < share
+        found = keep.nonzero()[:, 0]
+        assert torch.equal(standing(keep, len(found)), found)
+
+
 class Watched(TorchDispatchMode):
     """What would wait for a device."""
 
@@ -74,7 +82,7 @@ class Watched(TorchDispatchMode):
 def test_the_host_asks_for_one_count_alone(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     case = random_case(4, "text", variable=True, group=2)
     tree = TreeModel(MODEL, case.plan, EngineOptions(fused_blocks="on"))
-    reading, all_B = tree.read(case.texts, of_positions=True), torch.ones(2, dtype=torch.bool)
+    reading, all_B = tree.read(case.texts), torch.ones(2, dtype=torch.bool)
     assert tree.training.reason  # chosen before the host is watched
     asked: list[int] = []
 

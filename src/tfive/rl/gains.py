@@ -235,7 +235,7 @@ def _losses_after(
     count = len(texts.tokens_BS)
     for number, part in enumerate(world.beating(micro_batches(world.computed(count), rows))):
         some = texts.rows(part.start, part.stop)
-        reading = readings.take(number) or engine.read(some, of_positions=True)
+        reading = readings.take(number) or engine.read(some)
         for name, thoughts in versions.items():
             these, shown = thoughts.rows(part.start, part.stop), on_scores is not None and name in ("own", "other")
             scores = engine.score(some, these, reading, features=shown, whole=True)

@@ -172,7 +172,7 @@ def _drawn(
     below = below if gives and any(one.lower for one in sets) else None
     for part in world.beating(micro_batches(len(texts.tokens_BS), rows)):
         some = texts.rows(part.start, part.stop)
-        reading = engine.read(some, below, of_positions=True)
+        reading = engine.read(some, below)
         if on_reading is not None:
             on_reading(reading)
         thoughts.append(engine.sample(some, numbers_BRT[part], law, reading))

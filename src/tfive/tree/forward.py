@@ -30,7 +30,7 @@ from tfive.tree.head import (
 from tfive.tree.law import draw, law_log_prob, law_logits
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower, PolicyOutput, Reading, Scores
-from tfive.tree.packed import Asked, last_block_for
+from tfive.tree.packed import last_block_for
 from tfive.tree.picks import Picks
 from tfive.tree.policy_pass import PolicyPass
 from tfive.tree.reader import TreeReader
@@ -93,7 +93,7 @@ class TreeModel(TreeReader):
             return self._sample_in_parity(texts, uniforms_BRT.to(self.device), law)
         fusion = self._fused
         layout = self._grow(texts, full_thoughts(texts, self.plan))
-        reading = reading or self.read(texts, of_positions=True)
+        reading = reading or self.read(texts)
         if fusion is not None:
             fusion.refresh()
         # A captured step reads the weights where they were.
@@ -158,8 +158,7 @@ class TreeModel(TreeReader):
         activations has those of the thoughts added.
         """
         texts, thoughts = texts.to(self.device), thoughts.to(self.device)
-        reading = reading or self.read(texts, of_positions=True)
-        scoring = Scoring(self, texts, reading, features, whole, actions_B, thoughts)
+        scoring = Scoring(self, texts, reading or self.read(texts), features, whole, actions_B, thoughts)
         if self.unread:
             return scoring.unread(thoughts)
         # First, so that a device has work while the host prepares the branches.
@@ -180,7 +179,7 @@ class TreeModel(TreeReader):
         """ℓ_0 of every item, `[B, R]`, from the texts alone: no branch is grown."""
         texts = texts.to(self.device)
         valid_BR = full_thoughts(texts, self.plan).valid_BR
-        return Scoring(self, texts, self.read(texts, of_positions=True)).plain(valid_BR)["no_thought_BR"]
+        return Scoring(self, texts, self.read(texts)).plain(valid_BR)["no_thought_BR"]
 
     def policy(
         self,
@@ -218,8 +217,7 @@ class TreeModel(TreeReader):
         prepared = self.prepare(texts, thoughts, **parts)
         prepared = prepared.padded() if padded else prepared
         # Parity samples by passes that compute every node.
-        few: dict[str, Any] = {} if parity else {"nodes_x": prepared.nodes_x, "asked": self._asked(prepared)}
-        hidden_BND = self._run(prepared.layout, **few)
+        hidden_BND = self._run(prepared.layout, nodes_x=None if parity else prepared.nodes_x)
         output = self._reduced(prepared, hidden_BND, entropy, features)
         if centring is None or thoughts is None or prepared.actions is None:
             return output
@@ -250,16 +248,10 @@ class TreeModel(TreeReader):
             nodes_x=self._packing(layout),
         )
 
-    def _asked(self, prepared: PolicyPass) -> Asked | None:
-        """The nodes that a pass reads, where the last block is computed for these alone."""
-        return prepared.asked if self.engine.last_rows else None
-
     def policy_from(self, prepared: PolicyPass) -> PolicyOutput:
         """The training forward of a pass that was prepared; nothing of it waits for the host where `replays_training`
         says so."""
-        return self._reduced(
-            prepared, self._run(prepared.layout, nodes_x=prepared.nodes_x, asked=self._asked(prepared))
-        )
+        return self._reduced(prepared, self._run(prepared.layout, nodes_x=prepared.nodes_x))
 
     def _reduced(
         self, prepared: PolicyPass, hidden_BND: Tensor, entropy: bool = False, features: bool = False

@@ -218,16 +218,6 @@ def without_thoughts(texts: TextBatch, horizon: int) -> tuple[Tensor, Tensor, Te
     return _continuations(texts.tokens_BS, document_BS, texts.positions_BP, horizon)
 
 
-def read_at_positions(document_BS: Tensor, positions_BP: Tensor, horizon: int) -> Tensor:
-    """int64 `[B, P, H]`: the trunk nodes at which anything is read beside thoughts: each position itself and those that
-    predict its continuation; −1 for none."""
-    ahead_H = torch.arange(horizon, device=positions_BP.device)
-    _, _, keep_BPH = _continuations(document_BS, document_BS, positions_BP, horizon)
-    # The position is read where no continuation follows it, too: it may predict a thought's first token.
-    keep_BPH = keep_BPH | ((positions_BP >= 0)[..., None] & (ahead_H == 0))
-    return torch.where(keep_BPH, positions_BP[..., None] + ahead_H, -1)
-
-
 def _segments(
     trunk: _Nodes, plan: ThoughtPlan, thoughts: Thoughts, position_BR: Tensor, segments: str, every: int
 ) -> tuple[_Nodes, dict[str, Tensor]]:

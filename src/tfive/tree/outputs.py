@@ -106,7 +106,7 @@ class Reading:
     """What one pass over the trunk leaves behind: the text is read once, then sampled from and scored."""
 
     hidden_BSD: Tensor
-    """Final hidden states of the trunk; of a reading `of_positions` they may mean nothing elsewhere."""
+    """Final hidden states of the trunk."""
     attention: dict[int, KeysValues]
     """Keys and values of the trunk by layer."""
     recurrent: dict[int, ForkMemory]

@@ -11,19 +11,16 @@ launched (`EngineOptions.packed`); sampling keeps it unless asked not to (`fast/
 another kernel, which rounds otherwise. With gradients the sums over nodes that weights' gradients are do so anywhere,
 since padding's zeros are not added.
 
-The last block of a pass whose result is read at a few nodes needs keys and values alone of all others. `last_block_for`
-has the model's own blocks do so below a critic's head, on processors; fused and trained blocks do so wherever a pass
-knows what is `Asked` of it, by lists of sizes that the host knows beforehand.
+`last_block_for` does the same for the last block of a pass whose result is read at a few nodes: of all others it needs
+keys and values alone.
 
 Local shape letters: Y query heads, X key/value heads, E head features, n nodes of a text, x nodes that are computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,14 +29,11 @@ from torch.autograd.function import once_differentiable
 
 from tfive.tree.attention import Attending
 from tfive.tree.hf import Backbone, replaced
-from tfive.tree.picks import standing
 
 ROWS = 64
 """At least so many rows are computed, padding included: products of a few rows have kernels that round otherwise."""
 WORTH = 0.9
 """More than this share of nodes that exist is not worth the copies."""
-ALIGNED = 16
-"""Lists of rows that may hold padding are multiples of this long, as kernels like them."""
 LARGE = 8192
 """On a GPU passes over fewer nodes keep their padding: there the host that launches them decides, and they are
 captured, for which shapes must be few."""
@@ -87,77 +81,11 @@ class PackedPass(Attending):
         return self.taken(output_BnYE)[None]
 
 
-@dataclass(frozen=True)
-class LastRows:
-    """Rows of a pass (its nodes, one after another) for which its last block computes what follows its attention."""
-
-    place_x: Tensor
-    """int64, each row once, ascending; then `count` as padding."""
-    count: int
-    """How many rows the pass has."""
-
-    def taken(self, values: Tensor) -> Tensor:
-        """Of `[count, …]` these rows, `[x, …]`. Padding gets some row, and gives no gradient back."""
-        found: Tensor = _SomeTaken.apply(values, self.place_x)
-        return found
-
-    def spread(self, values_x: Tensor) -> Tensor:
-        """`[x, …]` in their places of `[count, …]`, 0 elsewhere."""
-        full: Tensor = _SomeSpread.apply(values_x, self.place_x, self.count)
-        return full
-
-    def ending(self, forwards: Sequence[Callable[..., Tensor]]) -> list[Callable[..., Tensor]]:
-        """The same forwards of blocks, fused or trained, of which the last keeps to these rows."""
-        return [*forwards[:-1], partial(forwards[-1], last=self)]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The nodes of a pass at which its result is read: elsewhere it may mean nothing."""
-
-    index_x: Tensor
-    """int64 flat nodes; one may be named twice, and `count` names none."""
-    count: int
-    """How many nodes the layout of the pass has, of all its texts."""
-
-    @staticmethod
-    def among(node: Tensor, nodes: int) -> Asked:
-        """Those that `node` (`[B, …]`, indices inside rows of so many `nodes`) names, negative ones naming none."""
-        row = torch.arange(len(node), device=node.device).view(-1, *[1] * (node.ndim - 1)) * nodes
-        count = len(node) * nodes
-        return Asked(torch.where(node >= 0, node + row, count).flatten(), count)
-
-    def rows(self, computed_x: Tensor | None = None) -> LastRows | None:
-        """They as rows of a pass over all nodes, or over the flat nodes `computed_x`; None where they may be nearly
-        all. Nothing of it waits for the device."""
-        count = self.count if computed_x is None else len(computed_x)
-        size = -(-max(len(self.index_x), ROWS) // ALIGNED) * ALIGNED
-        if size > WORTH * count:
-            return None
-        asked = torch.zeros(self.count + 1, dtype=torch.bool, device=self.index_x.device)
-        asked = asked.index_fill_(0, self.index_x, True)[: self.count]
-        return LastRows(standing(asked if computed_x is None else asked.index_select(0, computed_x), size), count)
-
-
-_SHORTENED = ("fused", "trained")
-"""Forwards of `Backbone.run` that can keep to some rows."""
-
-
 def run_nodes(
-    backbone: Backbone,
-    embeds_BnD: Tensor,
-    position_Bn: Tensor,
-    tree: Attending,
-    index_x: Tensor | None,
-    asked: Asked | None = None,
-    **given: Any,
+    backbone: Backbone, embeds_BnD: Tensor, position_Bn: Tensor, tree: Attending, index_x: Tensor | None, **given: Any
 ) -> Tensor:
     """`Backbone.run` of the flat nodes `index_x` alone, or of all: hidden states `[B, n, D]`, 0 elsewhere; what `note`
-    takes likewise. Where some are `asked` for alone, fused and trained blocks may leave the others without meaning."""
-    forwards = {name: given[name] for name in _SHORTENED if given.get(name) is not None}
-    last = asked.rows(index_x) if asked is not None and forwards else None
-    if last is not None:
-        given |= {name: last.ending(own) for name, own in forwards.items()}
+    takes likewise."""
     if index_x is None:
         return backbone.run(embeds_BnD, position_Bn, tree, **given)
     packed = PackedPass(tree, index_x, (embeds_BnD.shape[0], embeds_BnD.shape[1]))
@@ -197,41 +125,6 @@ class _Taken(torch.autograd.Function):
     def backward(ctx: Any, slope_x: Tensor) -> tuple[Tensor, None]:
         (index_x,) = ctx.saved_tensors
         return slope_x.new_zeros(ctx.count, *slope_x.shape[1:]).index_copy_(0, index_x, slope_x), None
-
-
-class _SomeTaken(torch.autograd.Function):
-    """Rows named once each, but for padding, which names the row beyond the last."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, place_x: Tensor) -> Tensor:
-        ctx.save_for_backward(place_x)
-        ctx.count = len(values)
-        return values.index_select(0, place_x.clamp(max=ctx.count - 1))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope_x: Tensor) -> tuple[Tensor, None]:
-        (place_x,) = ctx.saved_tensors
-        full = slope_x.new_zeros(ctx.count + 1, *slope_x.shape[1:]).index_copy_(0, place_x, slope_x)
-        return full[: ctx.count], None
-
-
-class _SomeSpread(torch.autograd.Function):
-    """The other way round."""
-
-    @staticmethod
-    def forward(ctx: Any, values_x: Tensor, place_x: Tensor, count: int) -> Tensor:
-        ctx.save_for_backward(place_x)
-        ctx.count = count
-        return values_x.new_zeros(count + 1, *values_x.shape[1:]).index_copy_(0, place_x, values_x)[:count]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
-        (place_x,) = ctx.saved_tensors
-        found_x = slope.index_select(0, place_x.clamp(max=ctx.count - 1))
-        padding_x = (place_x == ctx.count).view(-1, *[1] * (slope.ndim - 1))
-        return found_x.masked_fill_(padding_x, 0), None, None
 
 
 @contextmanager

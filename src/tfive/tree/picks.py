@@ -18,8 +18,8 @@ _ALIGNED = 16
 
 
 def standing(keep_n: Tensor, size: int) -> Tensor:
-    """int64 `[size]`: where the true entries stand, ascending, then `len(keep_n)` as padding. As `nonzero` gives them,
-    but nothing waits for the device, since the host knows that they are no more than `size`."""
+    """int64 `[size]`: where the true entries stand, ascending, as `nonzero` gives them. Nothing waits for the device:
+    the host knows that there are exactly `size`."""
     slot_n = torch.where(keep_n, keep_n.cumsum(0) - 1, size)
     found = torch.full((size + 1,), len(keep_n), device=keep_n.device)
     return found.scatter_(0, slot_n, torch.arange(len(keep_n), device=keep_n.device))[:size]

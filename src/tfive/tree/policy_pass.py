@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tfive.tree.layout import Layout
-from tfive.tree.packed import Asked
 from tfive.tree.picks import Picks
 
 
@@ -46,12 +44,6 @@ class PolicyPass:
     def tensors(self) -> list[Tensor]:
         """The tensors of all picks; `on` takes others in their place."""
         return [tensor for picks in self._picks.values() for tensor in picks.tensors]
-
-    @property
-    def asked(self) -> Asked | None:
-        """All nodes that are read; None where nothing is asked for."""
-        index = [picks.index for picks in self._picks.values()]
-        return Asked(torch.cat(index), self.layout.token_BN.numel()) if index else None
 
     def on(self, layout: Layout, tensors: Sequence[Tensor]) -> PolicyPass:
         """The same pass over another layout and other picks of the same shapes."""

@@ -21,12 +21,12 @@ from tfive.tree.fast.hf_training import TrainingChoice, choose_trained
 from tfive.tree.fast.replayed import ReplayedPasses
 from tfive.tree.fast.tiled import tiled_trouble
 from tfive.tree.gated import ReadingGates, recurrent_refusal
-from tfive.tree.grow import grow, read_at_positions, small_texts
+from tfive.tree.grow import grow, small_texts
 from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary, target_log_prob
 from tfive.tree.hf import Backbone, recurrent_parts
 from tfive.tree.layout import PADDING, Layout, TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import Lower, Reading
-from tfive.tree.packed import LARGE, Asked, packing, run_nodes
+from tfive.tree.packed import LARGE, packing, run_nodes
 from tfive.tree.picks import Picks
 from tfive.tree.recurrent.delta_rule import read_paths
 from tfive.tree.recurrent.deltanet import RecurrentParts, TreeRecurrence
@@ -205,16 +205,13 @@ class TreeReader:
         tree: TreePass,
         nodes_x: Tensor | None = None,
         *,
-        asked: Asked | None = None,
         stop: int | None = None,
         note: tuple[int, list[Tensor]] | None = None,
     ) -> Tensor:
         """Final hidden states of a pass that needs no gradients, or the activations that enter block `stop`; where
-        `nodes_x` are given, of these alone. They need mean something where they are `asked` for only. `note` takes the
-        activations that enter a block on the way."""
+        `nodes_x` are given, of these alone. `note` takes the activations that enter a block on the way."""
         fused = None if self._fused is None else self._fused.forwards
         given: dict[str, Any] = {"stop_block": stop, "note": note, "fused": fused}
-        given["asked"] = asked if self.engine.last_rows else None
         return run_nodes(self.backbone, embeds_BnD, position_Bn, tree, nodes_x, **given)
 
     def existing(self, exists_Bn: Tensor, fused: bool) -> Tensor | None:
@@ -234,10 +231,9 @@ class TreeReader:
         stop: int | None = None,
         fuse: bool = False,
         nodes_x: Tensor | None = None,
-        asked: Asked | None = None,
     ) -> Tensor:
         """Final hidden states of all nodes, `[B, N, D]`; `fuse` where no gradients are asked for. Where `nodes_x` are
-        given, of these alone. They need mean something where they are `asked` for only."""
+        given, of these alone."""
         tree = TreePass(layout, self.kernel, recurrence=self.recurrence(layout), gates=self.gates)
         trained = None if self._autocast else self.training.forwards
         given: dict[str, Any] = {"recompute": self.recomputes, "trained": trained}
@@ -248,8 +244,7 @@ class TreeReader:
             exists_BN = layout.kind_BN != PADDING
             nodes_x = None if stop is None else self.existing(exists_BN, self.fuses)
             return self.read_only(embeds_BND, layout.position_BN, tree, nodes_x, stop=stop)
-        given |= {"stop_block": stop, "asked": asked if self.engine.last_rows else None}
-        return run_nodes(self.backbone, embeds_BND, layout.position_BN, tree, nodes_x, **given)
+        return run_nodes(self.backbone, embeds_BND, layout.position_BN, tree, nodes_x, stop_block=stop, **given)
 
     def _packing(self, layout: Layout) -> Tensor | None:
         """The nodes that a pass with gradients computes where it leaves padding out; None: all."""
@@ -301,36 +296,28 @@ class TreeReader:
         parts += [part for part in (self.delimiters, self.model.get_output_embeddings()) if part is not None]
         return tuple(weight.data_ptr() for weight in (*self._weights, *(next(part.parameters()) for part in parts)))
 
-    def _read_attending(self, below: int | None, layout: Layout, positions: Sequence[Tensor]) -> list[Tensor]:
+    def _read_attending(self, below: int | None, layout: Layout, _: Sequence[Tensor] = ()) -> list[Tensor]:
         """Final hidden states of the trunk, what enters block `below`, then keys and values of every layer."""
         tree, entering = TreePass(layout, self.kernel, keep=True), list[Tensor]()
-        note, asked = None if below is None else (below, entering), self._asked_of(layout, positions)
-        hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree, asked=asked, note=note)
+        note = None if below is None else (below, entering)
+        hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree, note=note)
         self._kept_layers = list(tree.kept)
         return [hidden_BSD, *entering, *(part for both in tree.kept.values() for part in both)]
 
-    def _asked_of(self, layout: Layout, positions: Sequence[Tensor]) -> Asked | None:
-        """What `sample` and `score` read of a text's final states, given its positions."""
-        nodes = [read_at_positions(layout.document_BN, own_BP, self.plan.horizon) for own_BP in positions]
-        return Asked.among(nodes[0], layout.node_count) if nodes else None
-
     @torch.no_grad()
-    def read(self, texts: TextBatch, below: int | None = None, *, of_positions: bool = False) -> Reading:
+    def read(self, texts: TextBatch, below: int | None = None) -> Reading:
         """One pass over the texts themselves, to be handed to `sample` and `score`; with `below`, the activations that
-        enter that block are kept as well. `of_positions`: for these two alone, which read final states where thoughts
-        begin and where the text that follows is predicted without one; elsewhere they may mean nothing."""
+        enter that block are kept as well."""
         layout = self._grow(texts, None)
-        of_positions = of_positions and self.engine.last_rows
-        positions = [texts.positions_BP.to(self.device)] if of_positions else []
         if self.replays:
             read = partial(self._read_attending, below)
-            hidden_BSD, *kept = self.passes(("read", below, of_positions), self.home, read, layout, positions)
+            hidden_BSD, *kept = self.passes(("read", below), self.home, read, layout)
             lower = None if below is None else Lower(kept.pop(0), below)
             return Reading(hidden_BSD, dict(zip(self._kept_layers, zip(kept[::2], kept[1::2]))), {}, lower)
         recurrence = self.recurrence(layout, position_BP=texts.positions_BP.to(self.device), keep=True)
         tree = TreePass(layout, self.kernel, keep=True, recurrence=recurrence)
         entering: list[Tensor] = []
-        note, asked = None if below is None else (below, entering), self._asked_of(layout, positions)
-        hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree, asked=asked, note=note)
+        note = None if below is None else (below, entering)
+        hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree, note=note)
         lower = None if below is None else Lower(entering[0], below)
         return Reading(hidden_BSD, tree.kept, {} if recurrence is None else recurrence.memory, lower)

@@ -13,7 +13,6 @@ from tfive.tree.grow import grow, segment_counts, without_thoughts
 from tfive.tree.head import target_log_prob
 from tfive.tree.layout import PADDING, Layout, TextBatch, Thoughts
 from tfive.tree.outputs import Reading, Scores
-from tfive.tree.packed import Asked
 from tfive.tree.picks import Picks
 from tfive.tree.reader import TreeReader
 
@@ -101,31 +100,17 @@ class Scoring:
             embeds = tree.embed(layout.token_BN[:, row.start :], layout.delimiter_BN[:, row.start :])
             noted = list[Tensor]()
             note = None if lower is None else (lower.block, noted)
-            given = (embeds, layout.position_BN[:, row.start :], row, nodes_x)
-            return [tree.read_only(*given, asked=self._asked(layout), note=note), *noted]
+            return [tree.read_only(embeds, layout.position_BN[:, row.start :], row, nodes_x, note=note), *noted]
 
         kept, key = (
             [part for both in trunk.values() for part in both],
-            ("score", None if lower is None else lower.block, self._few),
+            ("score", None if lower is None else lower.block),
         )
         # What leaves padding out comes in too many sizes to be captured.
         replayed = tree.replays and not tree.plan.gated and nodes_x is None
         found = tree.passes(key, tree.home, work, layout, kept) if replayed else work(layout, kept)
         entering += found[1:]
         return found[0]
-
-    @property
-    def _few(self) -> bool:
-        """Whether the last block is computed for some nodes alone."""
-        return self.tree.engine.last_rows and self.actions_B is None
-
-    def _asked(self, layout: Layout) -> Asked | None:
-        """The branches' nodes that predict continuations; None where all are computed, as where actions are asked for
-        too, which makes it nearly all."""
-        if not self._few:
-            return None
-        # Nodes of the trunk among them, and 0 for none, are read elsewhere.
-        return Asked.among(layout.loss_node_BRKH - layout.trunk_width, layout.node_count - layout.trunk_width)
 
     def branches(self, thoughts: Thoughts, start: int) -> dict[str, Tensor]:
         """The losses after each checkpoint (or the last alone) of these thoughts, the first of which is branch

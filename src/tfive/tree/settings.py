@@ -156,10 +156,6 @@ class EngineOptions:
     such blocks; `off` never. Passes that do are launched, not captured; sampling steps are captured in a few sizes.
     Recurrent layers and passes that are made again for their gradients read it."""
 
-    last_rows: bool = False
-    """In the last block of a pass, compute what follows the attention for those nodes alone at which its result is
-    read: by fused and trained blocks, where these are less than nine tenths. Off until a GPU has timed it."""
-
     def unfused(self) -> EngineOptions:
         """The same by the model's own blocks, for weights that cannot be copied to be compared (shards)."""
         return replace(self, fused_norms="off", fused_blocks="off", fused_training="off")

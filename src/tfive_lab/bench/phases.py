@@ -98,7 +98,7 @@ class TreePhases:
 
     def sampling(self) -> Thoughts:
         """Read the texts and write all thoughts."""
-        self.reading = self.tree.read(self.texts, of_positions=True)
+        self.reading = self.tree.read(self.texts)
         self.thoughts = self.tree.sample(self.texts, self.uniforms_BRT, self.law, self.reading)
         return self.thoughts
 

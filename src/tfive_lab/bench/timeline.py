@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -156,25 +156,3 @@ def seconds(call: Callable[[], Any], device: torch.device, repeats: int) -> dict
             torch.cuda.synchronize(device)
         whole.append(time.perf_counter() - start)
     return {"seconds": statistics.median(whole), "host_seconds": statistics.median(host)}
-
-
-def in_turns(
-    calls: Mapping[str, Callable[[], Any]], device: torch.device, repeats: int, warm_up: int = 3
-) -> dict[str, Any]:
-    """Median seconds of each of several calls, which take turns, the first of a round first in the next one's reverse;
-    and by how much the others took longer than the first, round by round (median, least and most)."""
-    for _ in range(warm_up):
-        for call in calls.values():
-            call()
-    rounds: list[dict[str, dict[str, float]]] = []
-    for number in range(repeats):
-        order = list(calls)[:: 1 if number % 2 == 0 else -1]
-        rounds.append({name: seconds(calls[name], device, 1) for name in order})
-    found: dict[str, Any] = {
-        name: {kind: statistics.median(one[name][kind] for one in rounds) for kind in rounds[0][name]} for name in calls
-    }
-    first, *others = calls
-    for name in others:
-        more = [one[name]["seconds"] - one[first]["seconds"] for one in rounds]
-        found[name]["more_seconds"] = {"median": statistics.median(more), "least": min(more), "most": max(more)}
-    return found

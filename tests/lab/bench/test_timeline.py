@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tfive_lab.bench.timeline import _idle, in_turns, timeline
+from tfive_lab.bench.timeline import _idle, timeline
 
 
 class Work:
@@ -21,16 +21,6 @@ def test_idle_is_what_no_kernel_covers() -> None:
     assert _idle([(2, 3), (1, 2.5), (6, 7)], 0, 10) == [(0, 1), (3, 6), (7, 10)]
     assert _idle([], 1, 4) == [(1, 4)]
     assert _idle([(0, 9)], 1, 4) == []
-
-
-def test_calls_take_turns() -> None:
-    done: list[str] = []
-    calls = {"one": lambda: done.append("one"), "other": lambda: done.append("other")}
-    found = in_turns(calls, torch.device("cpu"), repeats=2, warm_up=1)
-    assert done == ["one", "other", "one", "other", "other", "one"]
-    assert set(found) == {"one", "other"}
-    assert "more_seconds" not in found["one"]
-    assert found["other"]["more_seconds"]["least"] <= found["other"]["more_seconds"]["median"]
 
 
 def test_stages_are_watched_and_left_as_they_were() -> None:

@@ -45,7 +45,6 @@ from tfive.tree.hf import (
 )
 from tfive.tree.layout import Layout
 from tfive.tree.low_rank import LoraLinear
-from tfive.tree.packed import LastRows
 from tfive.tree.recurrent.deltanet import ForkMemory
 
 _BOUND = 1e-4
@@ -63,10 +62,8 @@ class AttentionPart:
     outward: Outward
     norms: tuple[RootMeanSquare, RootMeanSquare] | None
 
-    def onto(
-        self, residual_BnD: Tensor, angles: Angles, tree: Attending, ops: Ops, last: LastRows | None = None
-    ) -> Tensor:
-        """The residual stream `[x, D]` after this part, of the `last` rows alone where such are given."""
+    def onto(self, residual_BnD: Tensor, angles: Angles, tree: Attending, ops: Ops) -> Tensor:
+        """The residual stream `[x, D]` after this part."""
         residual_xD, norms = residual_BnD.flatten(0, 1), None
         if self.norms is not None:
             norms = (self.norms[0].weight, self.norms[1].weight, self.norms[0].epsilon)
@@ -76,10 +73,7 @@ class AttentionPart:
         ops.rotate(products, division, norms, angles, gated, slot_n, query_BnYE, keys, values)
         gate = products[0] if gated else None
         output = tree.attend_written(ops, self.layer, query_BnYE, keys, values, self.scale, gate)
-        output = output.reshape(len(residual_xD), -1)
-        if last is not None:
-            residual_xD, output = last.taken(residual_xD), last.taken(output)
-        return self.outward.onto(residual_xD, output)
+        return self.outward.onto(residual_xD, output.reshape(len(residual_xD), -1))
 
     def holding(self) -> AttentionPart:
         """The same on copies of the weights it projects with."""
@@ -105,10 +99,8 @@ class RecurrentPart:
     inward: Fan
     outward: Outward
 
-    def onto(
-        self, residual_BnD: Tensor, angles: Angles, tree: Attending, ops: Ops, last: LastRows | None = None
-    ) -> Tensor:
-        """The residual stream `[x, D]` after this part, of the `last` rows alone where such are given."""
+    def onto(self, residual_BnD: Tensor, angles: Angles, tree: Attending, ops: Ops) -> Tensor:
+        """The residual stream `[x, D]` after this part."""
         residual_xD = residual_BnD.flatten(0, 1)
         if isinstance(tree.recurrence, BranchSteps):
             mixed, gate, strength, rate = self.inward(residual_xD)
@@ -118,8 +110,7 @@ class RecurrentPart:
             raise RuntimeError("this pass has no recurrence for a recurrent layer")
         parts = replace(recurrent_parts(self.module), project=self._project)
         mixed_BnD = tree.recurrence.mix(parts, residual_BnD)
-        residual_xD = residual_xD.add_(mixed_BnD.flatten(0, 1))
-        return residual_xD if last is None else last.taken(residual_xD)
+        return residual_xD.add_(mixed_BnD.flatten(0, 1))
 
     @property
     def layer(self) -> int:
@@ -155,14 +146,13 @@ class FusedBlock:
         """A forward to put in place of the block's own."""
 
         def forward(
-            hidden_states: Tensor, *_: Any, position_embeddings: Angles, tree: Attending, **given: Any
+            hidden_states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], tree: Attending, **__: Any
         ) -> Tensor:
-            shape, last = hidden_states.shape, given.get("last")
+            shape = hidden_states.shape
             cos, sin = (a.expand(shape[0], -1, -1).reshape(-1, a.shape[-1]) for a in position_embeddings)
-            residual_xD = self.mixer.onto(hidden_states.contiguous(), (cos, sin), tree, ops, last)
+            residual_xD = self.mixer.onto(hidden_states.contiguous(), (cos, sin), tree, ops)
             gate, up = self.spread(residual_xD)
-            found_xD = self.down.onto(residual_xD, ops.gate(gate, up, self.spread.division(residual_xD)))
-            return (found_xD if last is None else last.spread(found_xD)).view(shape)
+            return self.down.onto(residual_xD, ops.gate(gate, up, self.spread.division(residual_xD))).view(shape)
 
         return forward
 

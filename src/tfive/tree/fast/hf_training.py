@@ -28,7 +28,6 @@ from tfive.tree.fast.updates import Linear
 from tfive.tree.hf import IMPLEMENTATION, Backbone, is_recurrent, mixing, recurrent_parts, replaced
 from tfive.tree.layout import Layout
 from tfive.tree.low_rank import LoraLinear
-from tfive.tree.packed import LastRows
 
 _BOUND = 1e-3
 """Largest error of a trained block's output and gradients in float32, relative to their size."""
@@ -39,19 +38,15 @@ def _plain(*parts: Linear) -> list[nn.Linear]:
     return [part for part in parts if isinstance(part, nn.Linear)]
 
 
-def _mixed(
-    block: FusedBlock, hidden_BnD: Tensor, angles: Angles, tree: Attending, ops: TrainingOps, last: LastRows | None
-) -> Tensor:
-    """The residual stream `[x, D]` after the block's attention or recurrent layer, of the `last` rows alone where such
-    are given."""
+def _mixed(block: FusedBlock, hidden_BnD: Tensor, angles: Angles, tree: Attending, ops: TrainingOps) -> Tensor:
+    """The residual stream `[x, D]` after the block's attention or recurrent layer."""
     mixer, norm = block.mixer, block.mixer.inward.norm
     residual_xD, inputs_xD = normed(ops, hidden_BnD.flatten(0, 1), norm.weight, norm.epsilon)
     if not isinstance(mixer, AttentionPart):
         if tree.recurrence is None:
             raise RuntimeError("this pass has no recurrence for a recurrent layer")
         mixed_BnD = tree.recurrence.mix(recurrent_parts(mixer.module), inputs_xD.view(hidden_BnD.shape))
-        residual_xD = residual_xD + mixed_BnD.flatten(0, 1)
-        return residual_xD if last is None else last.taken(residual_xD)
+        return residual_xD + mixed_BnD.flatten(0, 1)
     heads, norms = mixer.heads, None
     if mixer.norms is not None:
         norms = (mixer.norms[0].weight, mixer.norms[1].weight, mixer.norms[0].epsilon)
@@ -60,24 +55,22 @@ def _mixed(
     output_BnYE = tree.attend(mixer.layer, *three, mixer.scale)
     if heads.gated:
         output_BnYE = output_BnYE * output_gate(query, heads.queries).view(output_BnYE.shape)
-    output = output_BnYE.reshape(len(residual_xD), -1)
-    if last is not None:
-        residual_xD, output = last.taken(residual_xD), last.taken(output)
-    return onto(residual_xD, output, *_plain(mixer.outward.part))
+    return onto(residual_xD, output_BnYE.reshape(len(residual_xD), -1), *_plain(mixer.outward.part))
 
 
 def trained_forward(block: FusedBlock, ops: TrainingOps) -> Callable[..., Tensor]:
     """A forward to put in place of the block's own."""
 
-    def forward(hidden_states: Tensor, *_: Any, position_embeddings: Angles, tree: Attending, **given: Any) -> Tensor:
-        shape, last = hidden_states.shape, given.get("last")
+    def forward(
+        hidden_states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], tree: Attending, **__: Any
+    ) -> Tensor:
+        shape = hidden_states.shape
         cos, sin = (a.expand(shape[0], -1, -1).reshape(-1, a.shape[-1]) for a in position_embeddings)
-        residual_xD = _mixed(block, hidden_states.contiguous(), (cos, sin), tree, ops, last)
+        residual_xD = _mixed(block, hidden_states.contiguous(), (cos, sin), tree, ops)
         norm = block.spread.norm
         residual_xD, inputs_xD = normed(ops, residual_xD, norm.weight, norm.epsilon)
         gate_xI, up_xI = products(inputs_xD, _plain(*block.spread.parts))
-        found_xD = onto(residual_xD, gated(ops, gate_xI, up_xI), *_plain(block.down.part))
-        return (found_xD if last is None else last.spread(found_xD)).view(shape)
+        return onto(residual_xD, gated(ops, gate_xI, up_xI), *_plain(block.down.part)).view(shape)
 
     return forward
 
