@@ -139,6 +139,12 @@ def test_nothing_is_overwritten_and_bad_input_writes_nothing(tmp_path: Path, not
     ):
         with pytest.raises(UserError, match=part):
             init_command(str(tmp_path / name), text=[text], **options)
+    for changed, part in (
+        ({"model": "nothere"}, "--model nothere: no such folder here, and no model of that name in the local cache"),
+        ({"pattern": "(["}, r"--pattern '\(\[': no regular expression, unterminated character set at character 2"),
+    ):
+        with pytest.raises(UserError, match=part):
+            init_command(str(tmp_path / "a.toml"), text=[str(notes)], **{**options, **changed})
     with pytest.raises(UserError, match="--minutes 0"):
         init_command(str(tmp_path / "a.toml"), text=[str(notes)], **{**options, "minutes": 0.0})
     assert not (tmp_path / "a.toml").exists()

@@ -133,7 +133,7 @@ def run_page(**changed: Any) -> Data:
             },
             {
                 "id": "drift",
-                "title": "Was the model without thoughts harmed?",
+                "title": "Did the loss without a thought rise?",
                 "unit": "nats per token",
                 "zero": True,
                 "open": True,

@@ -253,7 +253,9 @@ def test_the_command_writes_sheets_says_what_comes_next_and_overwrites_nothing(
     told = sheets(model, Path(problems), Path("other"), LENGTH)
     assert "the preset reads sheets/: give other that name" in told
     assert "few: chance may leave a part of a run none of" in told
-    assert "problems like these are enough. Ask first: tfive doctor worked-answers --set model.name=" in told
+    assert "problems like these are enough. The last line of what comes next says whether these are" in told
+    assert told.splitlines()[-1].startswith("next: tfive doctor worked-answers --set model.name=")
+    assert told.count("--set model.name=") == 1
 
 
 def test_the_command_takes_boxed_results_and_says_what_has_none(folder: Path, tmp_path: Path) -> None:

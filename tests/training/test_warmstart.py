@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
+from tfive.cli.app import _call
 from tfive.config.config import Config
 from tfive.errors import RunFailed, UserError
 from tfive.rl import hindsight
 from tfive.rl.hindsight import chosen
 from tfive.rl.roles import Ledger
-from tfive.training import positions, warmstart
+from tfive.training import positions, start, warmstart
 from tfive.training.live_status import PROGRESS
 from tfive.training.progress import ProgressReport
 from tfive.training.run_folder import CHECKPOINTS
@@ -132,6 +135,31 @@ def test_a_warm_start_says_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert "building critics" in shown
     assert "warm start" not in shown
     assert files[-2:] == [tmp_path / "cold" / PROGRESS] * 2
+
+
+def test_a_signal_in_a_warm_start_says_what_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.configure(tmp_path, *HINDSIGHT)
+    folder, words = tmp_path / "run", [word for one in (*tiny.OVERRIDES, *HINDSIGHT) for word in ("--set", one)]
+    go_on = f"go on with: tfive resume {folder}"
+    for owner, what, typed, said in (
+        (
+            warmstart.Teaching,
+            "round",
+            ["train", str(tmp_path / "tiny.toml"), *words, "--out"],
+            "is not over and begins again",
+        ),
+        (start, "build", ["resume"], "is kept"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, what, lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+            assert _call([*typed, str(folder)]) == 1
+        told = capsys.readouterr().err.splitlines()
+        assert told[-1] == f"tfive: error: SIGTERM: its warm start {said}; {go_on}"
+    # The second command says at once, before its warm start, that it begins again.
+    assert [line for line in told if "beginning again" in line] == ["no checkpoint yet; beginning again"]
+    assert _call(["resume", str(folder), "--quiet"]) == 0
 
 
 def test_only_texts_that_are_read_get_thoughts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

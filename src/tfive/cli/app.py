@@ -257,7 +257,7 @@ def compare(
     methods: Annotated[
         str, typer.Option(metavar="NAMES", help="Methods, separated by commas; the first is the reference.")
     ] = "t5,rlp,quiet-star-grpo,quiet-star-ppo,anchor-only,ntp,base",
-    seeds: Annotated[str, typer.Option(metavar="N", help="How many seeds (3), or which (0,4,).")] = "3",
+    seeds: Annotated[str, typer.Option(metavar="N", help="How many seeds (3), or which: 0,4 (one alone: 4,).")] = "3",
     overrides: Overrides = None,
     out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="Folder of the study.")] = None,
     jobs: Annotated[

@@ -132,15 +132,16 @@ def sheets(model: str, problems: Path, folder: Path, length: int, *, trust_remot
     held = sum(min(len(row["problems"]), CROWDED) for row in made.rows["runs"])
     sets |= window_for(count if made.sizes else max(held // HELD, count))
     words = " ".join(f"--set {quote(f'{key}={value}')}" for key, value in sets.items())
+    if folder != Path(FOLDER):
+        told.append(f"the preset reads {FOLDER}/: give {folder} that name, or name its files in a TOML file after it")
     if count < ENOUGH:
         enough = -(-len(found.kept) * ENOUGH // (100 * count)) * 100
         told.append(
-            f"few: chance may leave a part of a run none of {count} sheets; about {enough:,} problems like these are "
-            f"enough. Ask first: tfive doctor {PRESET} {words}"
+            f"few: chance may leave a part of a run none of {count} sheets, and then it cannot begin; about {enough:,} "
+            "problems like these are enough. The last line of what comes next says whether these are; if so, train "
+            f"with the same settings (tfive train {PRESET} …)"
         )
-    told.append(f"next: tfive train {PRESET} {words}")
-    if folder != Path(FOLDER):
-        told.append(f"the preset reads {FOLDER}/: give {folder} that name, or name its files in a TOML file after it")
+    told.append(f"next: tfive {'doctor' if count < ENOUGH else 'train'} {PRESET} {words}")
     return "\n".join(told)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 from tfive.cli.doctor import find_devices, speed_of
 from tfive.errors import UserError
 from tfive.models.precision import choose_device
-from tfive.models.shape import find_shape
+from tfive.models.shape import ModelShape, find_shape
 from tfive.training.first_run import Plan, TextFacts, look_at, plan
 from tfive.training.inputs import model_needed
 
@@ -40,15 +41,36 @@ def init_command(
     long = _number(_ask("Minutes to train", "10")) if minutes is None else minutes
     if not long > 0:
         raise UserError(f"--minutes {long:g}: give a number above 0")
+    _require_usable(chosen, pattern or "")
     kind = choose_device(where).type
     facts = look_at(texts, chosen)
     place = next((one for one in find_devices() if one.kind == kind), find_devices()[-1])
-    shape = find_shape(chosen, (Path(__file__).parents[1] / "data" / chosen,))
+    shape = _shape(chosen)
     found = plan(facts, chosen, shape, where, kind, long, speed or speed_of(place), pattern or "")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x", encoding="utf-8") as file:
         file.write(found.toml)
     return told(path, facts, found)
+
+
+def _shape(model: str) -> ModelShape | None:
+    return find_shape(model, (Path(__file__).parents[1] / "data" / model,))
+
+
+def _require_usable(model: str, pattern: str) -> None:
+    """Refuse what could only be refused again by the run: a name behind which no model is, a pattern that is none."""
+    path = Path(model).expanduser()
+    elsewhere = "/" in model or path.suffix in (".gguf", ".whl")
+    if not elsewhere and not path.exists() and _shape(model) is None:
+        raise UserError(
+            f"--model {model}: no such folder here, and no model of that name in the local cache; give nano, a folder, "
+            "a hub id (OWNER/NAME) or a .gguf file"
+        )
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        at = "" if error.pos is None else f" at character {error.pos + 1}"
+        raise UserError(f"--pattern {pattern!r}: no regular expression, {error.msg}{at}") from error
 
 
 def _ask(question: str, default: str) -> str:

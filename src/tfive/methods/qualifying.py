@@ -49,7 +49,7 @@ class QualifiedMethod(FittedMethod[C]):
         self.failed: list[dict[str, Any]] = []
         """Numbers of this window's failed attempts (`rl.shortfall.Attempt`)."""
         self.said: list[str] = []
-        """What these were last said to suggest."""
+        """What failed attempts, of earlier windows too, were last said to suggest: it is said in full once."""
         self.credit = ""
         """Where this window's advantages come from, a name of `CREDITS`."""
         self.updates = dict.fromkeys(CREDITS, 0)
@@ -72,7 +72,7 @@ class QualifiedMethod(FittedMethod[C]):
     def open(self) -> str | None:
         """A window begins with nothing fitted and nothing tested."""
         self.attempt = self.tests = 0
-        self.failed, self.said, self.credit = [], [], ""
+        self.failed, self.credit = [], ""
         self.qualifier.open_window()
         return super().open()
 
@@ -114,10 +114,12 @@ class QualifiedMethod(FittedMethod[C]):
         qualifier, then = self.qualifier, self.rule.on_failure
         found = findings([Attempt(**one) for one in self.failed], qualifier.eta)
         reasons = [one.suggests.partition(":")[0] for one in found]
-        if qualifier.exhausted or reasons != self.said:
+        if reasons != self.said:
             self.said = reasons
             for one in found:
                 self.log("qualification: suggests", f"{one.suggests}; try {one.remedy}")
+        elif qualifier.exhausted:
+            self.log("qualification: suggests", f"as before: {'; '.join(reasons)}")
         self.attempt += 1
         if self.stage == "alternating":
             self.enter("recovery")

@@ -47,7 +47,7 @@ def three_numbers(first: Number, last: Number, horizon: int | None, *, gated: bo
             f"is worth {_signed(other)}: only this difference comes from what the thought says.",
             "good": _above(last, "content_gain"),
         },
-        _number("harm", "no_thought_drift", "Was the model without thoughts harmed?", first, last)
+        _number("harm", "no_thought_drift", "Did the loss without a thought rise?", first, last)
         | {
             "control": {"title": "the base model's own loss", "metric": "no_thought_loss"}
             | dict(zip(("value", "low", "high"), (_base_loss(last), None, None))),

@@ -158,8 +158,8 @@ def _unpredictable(fitted: float | None, score: float, error: float, eta: float)
     return Finding(
         f"text without headroom at these positions: R² is {fitted:.3f} even on the texts that were fitted, so what a "
         "thought gains does not show in what stands before it",
-        "other positions (text.positions) or another text; if critics may be too weak, critic.adapt = full or a larger "
-        "critic.lr. A lower qualify.eta would only let noise through",
+        "other positions (text.positions) or another text (tfive eval headroom asks that of a text); if critics may be "
+        "too weak, critic.adapt = full or a larger critic.lr. A lower qualify.eta would only let noise through",
     )
 
 

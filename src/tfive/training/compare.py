@@ -120,7 +120,7 @@ def seeds_of(text: str) -> list[int]:
     """`3` is seeds 0, 1, 2; `0,4` (with a comma) are those seeds."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdigit() for part in parts):
-        raise UserError(f"--seeds {text!r}: give how many (3) or which ones (0,4,)")
+        raise UserError(f"--seeds {text!r}: give how many (3), or which: 0,4 (one alone: 4,)")
     numbers = [int(part) for part in parts]
     return list(range(numbers[0])) if "," not in text else numbers
 

@@ -233,6 +233,8 @@ def _recorded(
     console, folder, loaded, corpus = Console(quiet=quiet), begun.folder, inputs.loaded, inputs.corpus
     recorder.on_event = console.event
     warm_before, cold = (folder / WARMED).is_file(), config.warmstart.source == "off"
+    if begun.how == AGAIN:
+        console.say(f"no checkpoint yet; beginning again{' after the warm start that is there' * warm_before}")
     warming, building = Waiting("warm start"), "building critics, heads and development texts"
     shown = folder / PROGRESS if world.leads else None
     with ExitStack() as held:
@@ -252,13 +254,11 @@ def _recorded(
             benchmarks=inputs.benchmarks,
             model=inputs.digests,
         )
-    if begun.how == AGAIN:
-        console.say(f"no checkpoint yet; beginning again{' after the warm start that is there' * warm_before}")
-    elif begun.how == RESUMED:
+    if begun.how == RESUMED:
         for line in loop.restore(skip_damaged=skip_damaged):
             console.say(line)
         console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
-    else:
+    elif begun.how != AGAIN:
         console.draws(assembly.draws(1), config.window.windows, clock=config.run.seconds is not None)
     with _showing(progress, loop.live, quiet, shown), lasting():
         summary = loop.go()
@@ -337,7 +337,12 @@ def _ended_in_a_line(folder: Callable[[], Path]) -> AbstractContextManager[None]
         if (where / CHECKPOINTS).is_dir() and any((where / CHECKPOINTS).iterdir()):
             return Stopped(f"{name}: the last checkpoint in {where} stays; {go_on}")
         if (where / CONFIG).is_file():
-            kept = "its warm start is kept" if (where / WARMED).is_file() else "nothing is trained yet"
+            warms = read_config(where).warmstart.source != "off"
+            kept = (
+                "its warm start is kept" if (where / WARMED).is_file()
+                else "its warm start is not over and begins again" if warms
+                else "nothing is trained yet"
+            )  # fmt: skip
             return Stopped(f"{name}: {kept}; {go_on}")
         return Stopped(f"{name}: nothing was written; give the command again")
 
