@@ -52,6 +52,22 @@ def test_cuts_take_the_last_measurement_within_the_common_budget(runs: list[Run]
     assert windows["method"]["thought_gain"] == pytest.approx(0.4)
 
 
+def test_a_run_that_begins_behind_the_end_of_another_has_no_measurement_that_early(runs: list[Run]) -> None:
+    """A warm start is paid before the first measurement, and one of them may take longer than all of another run."""
+    late = runs[2]
+    for one in late.history:
+        one["cost"]["seconds"]["fit"] += 100.0
+    found = study_table(runs)
+    (seconds,) = found["cuts"]["seconds"]
+    assert (seconds["budget"], seconds["method"]["used"]) == (20.0, 20.0)
+    assert seconds["reference"] == {name: None for name in seconds["method"]}
+    (windows,) = found["cuts"]["windows"]
+    assert windows["reference"]["thought_gain"] == pytest.approx(0.1)
+    told = markdown("t", study_blocks(found))
+    assert "no measurement of both that early: b" in told
+    assert "| b | 20 | 20 / – | +0.200 / – |" in told
+
+
 def test_step_time_leaves_inner_phases_and_the_first_window_apart(runs: list[Run]) -> None:
     assert runs[0].step_seconds == [5.0, 5.0]
     assert runs[0].warmup_seconds == 10.0

@@ -201,7 +201,7 @@ def _cuts(found: StudyTable) -> list[Block]:
         rows = []
         for cut in found["cuts"][axis]:
             mine, other = cut["method"], cut["reference"]
-            used = f"{mine['used']:,.6g} / {other['used']:,.6g}"
+            used = " / ".join(number(one["used"], ",.6g") for one in (mine, other))
             cells = (f"{number(mine[name])} / {number(other[name])}" for name in shown)
             rows.append((cut["label"], f"{cut['budget']:,.6g}", used, *cells))
         blocks.append(table((f"equal {TITLES[axis]}", "budget", "used", *(TITLES[name] for name in shown)), rows))

@@ -223,8 +223,12 @@ def _cut(axis: str, groups: dict[str, list[Run]], versus: str) -> list[dict[str,
 
 
 def _within(runs: Sequence[Run], axis: str, budget: float) -> dict[str, float | None]:
-    """Means over seeds of each run's last measurement within a budget, and how much of it had been used by then."""
-    last = [[m for m in run.history if spent(m, axis) <= budget][-1] for run in runs]
+    """Means over seeds of each run's last measurement within a budget, and how much of it had been used by then; None
+    where one run has no measurement that early, because its warm start alone took more than all of another run."""
+    within = [[m for m in run.history if spent(m, axis) <= budget] for run in runs]
+    if not all(within):
+        return {"used": None, **dict.fromkeys(MEASURED)}
+    last = [found[-1] for found in within]
     shown = {name: _mean([m[name] for m in last if m.get(name) is not None]) for name in MEASURED}
     return {"used": _mean([spent(m, axis) for m in last]), **shown}
 
