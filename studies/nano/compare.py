@@ -80,7 +80,8 @@ def results(asked: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(asked.out.read_text("utf-8")) if asked.out.is_file() else {}
     for name in asked.only:
         found[name] = tabulated(run_study(name, asked))
-        found.pop("note", None)
+        if name == "main":
+            found.pop("note", None)
         found["command"] = "python studies/nano/compare.py"
         write_json(asked.out, found)
     return found
@@ -188,7 +189,7 @@ def hindsight_blocks(found: dict[str, Any]) -> list[Block]:
     text = (
         "Before its first window every model draws eight thoughts at each of some 512 positions and learns those that "
         "in hindsight help most, twice (`warmstart.source = hindsight`); `anchor-only` goes on without rewards. What "
-        "as many tokens buy otherwise stands with [the embedded example](nano.md#after-hindsight)."
+        "T⁵ does with as many tokens and no warm start: [the embedded example](nano.md#after-hindsight)."
     )
     return _variant_blocks(found, "After hindsight", text, "hindsight")
 
@@ -211,7 +212,8 @@ def _variant_blocks(found: dict[str, Any], title: str, text: str, name: str) -> 
 
 
 def noted(found: dict[str, Any]) -> list[Block]:
-    """What the results say of themselves: code and place of older runs. A study that is run again loses its note."""
+    """What the results say of themselves: code and place of older runs. A study that is run again loses its note; that
+    of the main table stands over all."""
     return [paragraph(found["note"])] if "note" in found else []
 
 

@@ -60,7 +60,7 @@ def test_a_run_that_begins_behind_the_end_of_another_has_no_measurement_that_ear
     found = study_table(runs)
     (seconds,) = found["cuts"]["seconds"]
     assert (seconds["budget"], seconds["method"]["used"]) == (20.0, 20.0)
-    assert seconds["reference"] == {name: None for name in seconds["method"]}
+    assert seconds["reference"] == dict.fromkeys(seconds["method"])
     (windows,) = found["cuts"]["windows"]
     assert windows["reference"]["thought_gain"] == pytest.approx(0.1)
     told = markdown("t", study_blocks(found))

@@ -132,6 +132,28 @@ def test_the_note_on_parts_tells_what_the_runs_came_to() -> None:
 
 
 @pytest.mark.model
+def test_the_note_on_hindsight_tells_what_rewards_are_worth_there() -> None:
+    study = json.loads((ROOT / "results" / "nano-study.json").read_text("utf-8"))
+    found = study["hindsight"]
+    ends = {(one["label"], one["seed"]): final(one) for one in found["runs"] if one["state"] == "done"}
+    assert len(ends) == 12
+    for name, text in (("thought_gain", "thought gain owes {} ({} … {}) to rewards"),
+                       ("content_gain", "content gain {} ({} … {})")):  # fmt: skip
+        apart = [ends["t5", seed][name] - ends["anchor-only", seed][name] for seed in range(3)]
+        assert min(apart) > 0
+        middle, half = over_seeds(apart)
+        assert half is not None
+        told = [f"{value:+.3f}".replace("-", "−") for value in (middle, middle - half, middle + half)]
+        assert text.format(*told) in found["note"]
+    # The same runs once before, by older code.
+    before = json.loads((ROOT / "results" / "nano-hindsight.json").read_text("utf-8"))["seeds"]
+    for one in before:
+        assert ends["t5", one["seed"]]["content_gain"] == pytest.approx(one["test_content_gain_end"], abs=1e-5)
+    page = (ROOT / "docs" / "studies" / "comparison.md").read_text("utf-8")
+    assert found["note"] in page
+    assert study["note"] in page
+
+
 def test_losses_by_split_and_role_are_those_that_a_run_measures(tmp_path: Path) -> None:
     reuse = scripts.script("studies/nano/reuse.py")
     run_ = assembled(tmp_path)
@@ -164,3 +186,13 @@ def test_the_page_tells_what_hindsight_came_to() -> None:
     without = {one["seed"]: one["test_content_gain_end"] for one in seeds("nano-seeds.json")}
     added = [f"{one['test_content_gain_end'] - without[one['seed']]:.3f}" for one in own]
     assert f"hindsight adds {added[0]}, {added[1]} and {added[2]}" in page
+    long = seeds("nano-long.json")
+    assert {one["windows"] for one in long} == {16}
+    for name in ("content", "thought"):
+        ends = [f"{one[f'test_{name}_gain_end']:+.3f}" for one in long]
+        assert f"{name} gains of {ends[0]}, {ends[1]} and {ends[2]}" in page
+    less = [f"{one['test_content_gain_end'] - other['test_content_gain_end']:+.3f}".replace("-", "−")
+            for one, other in zip(own, long, strict=True)]  # fmt: skip
+    assert f"minus this: {less[0]}, {less[1]} and {less[2]}" in page
+    tokens = sorted(round(one["generated_tokens"], -3) for one in long)
+    assert f"draws {tokens[0]:,} to {tokens[-1]:,} tokens" in page
