@@ -191,8 +191,8 @@ def test_the_page_tells_what_hindsight_came_to() -> None:
     for name in ("content", "thought"):
         ends = [f"{one[f'test_{name}_gain_end']:+.3f}" for one in long]
         assert f"{name} gains of {ends[0]}, {ends[1]} and {ends[2]}" in page
-    less = [f"{one['test_content_gain_end'] - other['test_content_gain_end']:+.3f}".replace("-", "−")
+    lost = [f"{one['test_content_gain_end'] - other['test_content_gain_end']:+.3f}".replace("-", "−")
             for one, other in zip(own, long, strict=True)]  # fmt: skip
-    assert f"minus this: {less[0]}, {less[1]} and {less[2]}" in page
-    tokens = sorted(round(one["generated_tokens"], -3) for one in long)
-    assert f"draws {tokens[0]:,} to {tokens[-1]:,} tokens" in page
+    assert f"minus this: {lost[0]}, {lost[1]} and {lost[2]}" in page
+    drawn = sorted(round(one["generated_tokens"], -3) for one in long)
+    assert f"draws {drawn[0]:,} to {drawn[-1]:,} tokens" in page

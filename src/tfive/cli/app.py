@@ -260,9 +260,7 @@ def compare(
     seeds: Annotated[str, typer.Option(metavar="N", help="How many seeds (3), or which: 0,4 (one alone: 4,).")] = "3",
     overrides: Overrides = None,
     out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="Folder of the study.")] = None,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Runs at a time, each on run.threads cores (or two); disturbs timing if above 1.")
-    ] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, on run.threads cores each; disturbs timing.")] = 1,
     retry: Annotated[bool, typer.Option("--retry", help="Run failed cells again.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
