@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import tiny
 from tfive.rl.gains import foreign
-from tfive.rl.hindsight import Learnable, chosen, learnable
+from tfive.rl.hindsight import Learnable, chosen, learnable, texts_of_round
 from tfive.rl.sampling import sample
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
@@ -118,3 +119,21 @@ def test_thoughts_know_nothing_of_what_follows_them() -> None:
     before_change = {tuple(ids) for ids in every.tokens_BRT[:, 4:].flatten(0, 1).tolist()}
     assert last_slot(texts) <= before_change
     assert last_slot(changed) <= before_change
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted", "places", "again"),
+    [
+        (0, 4, [0, 1], 0),
+        (1, 4, [2, 3], 0),
+        (2, 4, [4, 0], 1),
+        (0, 100, [0, 1, 2, 3, 4], 0),
+        (1, 100, [0, 1, 2, 3, 4], 5),
+        (3, 4, [1, 2], 2),
+    ],
+)
+def test_rounds_go_through_the_pool_and_count_what_comes_again(
+    number: int, wanted: int, places: list[int], again: int
+) -> None:
+    found, repeated = texts_of_round(np.array([2, 2, 2, 2, 2]), number, wanted)
+    assert (found.tolist(), repeated) == (places, again)

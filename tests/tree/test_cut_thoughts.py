@@ -10,7 +10,7 @@ from cases import Case, lifted, random_case
 from exact import apart
 from families import tiny
 
-from tfive.training.warmstart import as_rewarded
+from tfive.rl.hindsight import as_rewarded
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.settings import EngineOptions
 

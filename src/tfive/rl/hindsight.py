@@ -10,12 +10,15 @@ and thoughts drawn so taught less wherever it was tried (docs/howto/tune.md and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tfive import rng
 from tfive.distributed.world import SINGLE, World
 from tfive.rl.gains import foreign
 from tfive.rl.sampling import micro_batches, sample
@@ -67,6 +70,16 @@ def chosen(
     return first_P + member_BP, other_BPG.mean(-1) - least_BP, useful_BP
 
 
+def texts_of_round(items: npt.NDArray[np.int64], number: int, wanted: int) -> tuple[npt.NDArray[np.int64], int]:
+    """Of a pool's texts, by how many items each holds: the places of those in which round `number` draws at `wanted`
+    items, and how many of them earlier rounds have drawn. Behind the last text stands the first."""
+    before, held, count = number * wanted, int(items.sum()), len(items)
+    start = int((items.cumsum() <= before % held).sum()) if before % held else 0
+    ahead = np.arange(start, start + count) % count
+    enough = min(int((items[ahead].cumsum() < wanted).sum()) + 1, count)
+    return ahead[:enough], enough if before >= held else max(0, start + enough - count)
+
+
 @torch.no_grad()
 def learnable(
     engine: TreeModel, texts: TextBatch, law: SamplingSettings, *, seed: int, stream: str, rows: int,
@@ -104,3 +117,19 @@ def _losses(engine: TreeModel, texts: TextBatch, thoughts: Thoughts, rows: int, 
         after.append(last_loss(scores.losses_BRK, scores.mask_BRK).float())
         without.append(scores.no_thought_BR.float())
     return world.gather(torch.cat(after), count), world.gather(torch.cat(without), count)
+
+
+def as_rewarded(thoughts: Thoughts, checkpoints: Sequence[int], seed: int) -> Thoughts:
+    """Thoughts as rewards will read them: of those that go on behind a checkpoint half are cut, each at one of the
+    checkpoints it goes on behind. A reader that knows finished thoughts alone takes what an unfinished one holds for
+    its result, and rewards on the way would tell little."""
+    length_N = thoughts.length_BR.flatten().cpu().numpy()
+    passed_N = (np.asarray(checkpoints)[None] < length_N[:, None]).sum(1)
+    chance_N = rng.uniforms(seed, "warmstart/cut", 0, np.arange(len(length_N)))
+    cut_N = (passed_N > 0) & (chance_N < 0.5)
+    step_N = np.asarray(checkpoints)[np.where(cut_N, (2 * chance_N * passed_N).astype(np.int64), 0)]
+    shape, device = thoughts.length_BR.shape, thoughts.length_BR.device
+    kept_BR = torch.from_numpy(np.where(cut_N, step_N, length_N)).view(shape).to(device)
+    whole_BR = torch.from_numpy(~cut_N).view(shape).to(device)
+    cut = replace(thoughts, length_BR=kept_BR, closed_BR=thoughts.closed_BR & whole_BR)
+    return replace(cut, log_q_BRT=cut.log_q_BRT * cut.mask_BRT)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded
 from tfive.rl.actor import through_shards
 from tfive.rl.gains import measure, no_thought_losses
-from tfive.rl.hindsight import Choice, Learnable, learnable
+from tfive.rl.hindsight import Choice, Learnable, as_rewarded, learnable, texts_of_round
 from tfive.rl.losses import anchor_counts, anchor_loss
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import micro_batches, sample
@@ -61,6 +61,10 @@ BATCH = 32
 LOSSES = {"loss": "loss", "continuation": "of what follows the thought"}
 """What updates tell of their losses, and how it is called."""
 MEASURED = ("thought_gain", "content_gain", "no_thought_loss", "mean_thought_length")
+LEARNED = (
+    "{:,} texts of round {} were drawn in an earlier one, and the model has learned them since; more text, or a lower "
+    "warmstart.items or warmstart.rounds, spares that"
+)
 
 
 @dataclass(frozen=True)
@@ -207,11 +211,7 @@ class Teaching:
                 "raise warmstart.items or warmstart.samples"
             )
         if self.settings.source == "hindsight" and (again := self._texts_of(number)[1]):
-            said = (
-                f"{again:,} texts of round {number + 1} were drawn in an earlier one, and the model has learned them "
-                "since; more text, or a lower warmstart.items or warmstart.rounds, spares that"
-            )
-            telemetry.event("warm start", said, window=0)
+            telemetry.event("warm start", LEARNED.format(again, number + 1), window=0)
         if isinstance(data, Given):
             for said in shortfalls(data, self.engine.plan, self.corpus.sequence_length):
                 telemetry.event("warm start", said, window=0)
@@ -272,17 +272,11 @@ class Teaching:
             drawing.forget_samplers()
 
     def _texts_of(self, number: int) -> tuple[npt.NDArray[np.int64], int]:
-        """The texts of round `number`, and how many of them earlier rounds have drawn: behind the last text of the pool
-        stands its first."""
+        """The texts of round `number`, and how many of them earlier rounds have drawn."""
         numbers = np.concatenate([self.corpus.sequences("train", half) for half in HALVES])
-        order = rng.permutation(self.config.run.seed, ROLE, 0, len(numbers))
-        items = self.corpus.items_in[numbers[order]]
-        before, held = number * self.settings.items, int(items.sum())
-        start = int((items.cumsum() <= before % held).sum()) if before % held else 0
-        ahead = np.arange(start, start + len(order))
-        enough = min(int((items[ahead % len(order)].cumsum() < self.settings.items).sum()) + 1, len(order))
-        again = enough if before >= held else max(0, start + enough - len(order))
-        return numbers[order[ahead[:enough] % len(order)]], again
+        numbers = numbers[rng.permutation(self.config.run.seed, ROLE, 0, len(numbers))]
+        places, again = texts_of_round(self.corpus.items_in[numbers], number, self.settings.items)
+        return numbers[places], again
 
     def _step(self, data: Learnable, number: int, step: int, own: Thoughts | None = None) -> dict[str, float]:
         """One update on the next texts that hold about `BATCH` thoughts; returns its loss and that of the continuation
@@ -346,22 +340,6 @@ class Teaching:
         order = rng.permutation(self.config.run.seed, f"{ROLE}/{number}/{step // each}", 0, len(having))
         start = (step % each) * size
         yield having[torch.from_numpy(np.sort(order[start : start + size]))].to(data.texts.tokens_BS.device)
-
-
-def as_rewarded(thoughts: Thoughts, checkpoints: Sequence[int], seed: int) -> Thoughts:
-    """Thoughts as rewards will read them: of those that go on behind a checkpoint half are cut, each at one of the
-    checkpoints it goes on behind. A reader that knows finished thoughts alone takes what an unfinished one holds for
-    its result, and rewards on the way would tell little."""
-    length_N = thoughts.length_BR.flatten().cpu().numpy()
-    passed_N = (np.asarray(checkpoints)[None] < length_N[:, None]).sum(1)
-    chance_N = rng.uniforms(seed, f"{ROLE}/cut", 0, np.arange(len(length_N)))
-    cut_N = (passed_N > 0) & (chance_N < 0.5)
-    step_N = np.asarray(checkpoints)[np.where(cut_N, (2 * chance_N * passed_N).astype(np.int64), 0)]
-    shape, device = thoughts.length_BR.shape, thoughts.length_BR.device
-    kept_BR = torch.from_numpy(np.where(cut_N, step_N, length_N)).view(shape).to(device)
-    whole_BR = torch.from_numpy(~cut_N).view(shape).to(device)
-    cut = replace(thoughts, length_BR=kept_BR, closed_BR=thoughts.closed_BR & whole_BR)
-    return replace(cut, log_q_BRT=cut.log_q_BRT * cut.mask_BRT)
 
 
 def _spread(some: Tensor, rows: Tensor, data: Learnable) -> Tensor:
