@@ -83,15 +83,27 @@ def test_ends_are_tried_again_or_passed_through(tmp_path: Path) -> None:
     assert set(started.values()) == {"3 ERROR"}
 
 
+@pytest.mark.parametrize("timing", [False, True])
 @pytest.mark.parametrize(("ended", "status", "said"), [([0, 0], 0, ""), ([0, 75], 1, "SIGTERM: all ranks have ended")])
 def test_a_signal_as_all_ranks_end_well_is_no_error(
-    ended: list[int], status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ended: list[int],
+    status: int,
+    said: str,
+    timing: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Nor one that comes as torch begins to time a function, whose own error then hides it."""
+
     class Agent:
         def __init__(self, *given: Any) -> None: ...
 
         def run(self) -> None:
-            raise SignalException("asked to stop", signal.SIGTERM)
+            try:
+                raise SignalException("asked to stop", signal.SIGTERM)
+            finally:
+                if timing:
+                    raise UnboundLocalError("start")
 
         def kill(self) -> None: ...
 
@@ -105,6 +117,10 @@ def test_a_signal_as_all_ranks_end_well_is_no_error(
     assert launch.launch(["train"], processes=2, restarts=0, patience=1.0, quiet=True) == status
     assert said in (told := capsys.readouterr().err)
     assert bool(told) == bool(said)
+    # An error of another kind is one.
+    monkeypatch.setattr(Agent, "run", lambda self: dict[str, int]()["rank"])
+    with pytest.raises(KeyError, match="rank"):
+        launch.launch(["train"], processes=2, restarts=0, patience=1.0, quiet=True)
 
 
 def test_more_processes_than_the_machine_can_hold_are_refused() -> None:

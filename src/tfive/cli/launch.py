@@ -170,7 +170,11 @@ def launch(
         agent = _agent_class()(spec, DefaultLogsSpecs(kept), console, round(patience), then)
         try:
             agent.run()
-        except SignalException as stop:
+        except Exception as error:
+            # Where a signal comes as torch begins to time a function of its own, another error comes out of that.
+            stop = error if isinstance(error, SignalException) else error.__context__
+            if not isinstance(stop, SignalException):
+                raise
             agent.kill()  # those that did not save in time, or after a second signal
             asked = stop.sigval.name
         finally:
