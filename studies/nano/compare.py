@@ -46,7 +46,7 @@ RULES = ("t5", "t5+qualify.rule=sustained")
 """Algorithm 1's rule, which is the default, and that of Section 4."""
 HINDSIGHT = ("t5", "quiet-star-grpo", "quiet-star-ppo", "anchor-only")
 WARM = ("warmstart.source=hindsight",)
-"""Two rounds of hindsight before the windows, which draw some 60,000 tokens; six windows of T⁵ draw some 36,000."""
+"""Two rounds of hindsight before the windows, which draw some 53,000 tokens; six windows of T⁵ draw some 36,000."""
 ABLATIONS = (
     "fixed-average", "minimum", "single-critic", "no-qualification", "no-calibration", "state-only", "pair-disjoint",
     "pair-bracket", "repeated-prefix", "score-centering",

@@ -41,11 +41,11 @@ def init_command(
     long = _number(_ask("Minutes to train", "10")) if minutes is None else minutes
     if not long > 0:
         raise UserError(f"--minutes {long:g}: give a number above 0")
-    _require_usable(chosen, pattern or "")
+    shape = find_shape(chosen, (Path(__file__).parents[1] / "data" / chosen,))
+    _require_usable(chosen, shape, pattern or "")
     kind = choose_device(where).type
     facts = look_at(texts, chosen)
     place = next((one for one in find_devices() if one.kind == kind), find_devices()[-1])
-    shape = _shape(chosen)
     found = plan(facts, chosen, shape, where, kind, long, speed or speed_of(place), pattern or "")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x", encoding="utf-8") as file:
@@ -53,15 +53,11 @@ def init_command(
     return told(path, facts, found)
 
 
-def _shape(model: str) -> ModelShape | None:
-    return find_shape(model, (Path(__file__).parents[1] / "data" / model,))
-
-
-def _require_usable(model: str, pattern: str) -> None:
+def _require_usable(model: str, shape: ModelShape | None, pattern: str) -> None:
     """Refuse what could only be refused again by the run: a name behind which no model is, a pattern that is none."""
     path = Path(model).expanduser()
     elsewhere = "/" in model or path.suffix in (".gguf", ".whl")
-    if not elsewhere and not path.exists() and _shape(model) is None:
+    if shape is None and not elsewhere and not path.exists():
         raise UserError(
             f"--model {model}: no such folder here, and no model of that name in the local cache; give nano, a folder, "
             "a hub id (OWNER/NAME) or a .gguf file"
