@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from answer_tables import GSM8K
 from collect import collect
-from forms import percent, points, signed, with_interval
+from forms import over_both, percent, points, points_of, signed, with_interval
 
 from tfive.cli.options import script
 from tfive.errors import UserError
-from tfive.rl.clusters import clustered_mean
+from tfive.rl.clusters import cluster_sums, clustered_mean
+from tfive_lab.estimates import over_clusters
 from tfive_lab.study_files import write_json
 from tfive_lab.study_tables import drawn, filled
 
@@ -31,6 +32,8 @@ PAGE = ROOT / "docs" / "studies" / "answers-hindsight.md"
 RESULTS = ROOT / "results" / "answers-hindsight.json"
 FIRST, SECOND = "25", "26"
 """Seeds: of the first runs, and of those with careful reading in all texts, on sheets without any working too."""
+AGAIN = ("27", "28")
+"""Seeds of the bare sheets' further runs, each from a start of its own."""
 START, BARE, LOTS, COLD = "own-128", "bare-128", "lots-128", "qwen2.5-coder-0.5b"
 """What runs began with, or would have: the model after hindsight, the same on bare sheets, after as many thoughts drawn
 by lot there, and as it comes."""
@@ -51,6 +54,7 @@ NEEDED = {
         (START, BARE, LOTS, COLD),
         [f"{method} from {start}" for start in (START, BARE) for method in ("t5", "anchor-only")],
     ),
+    **{seed: (("bare",), (BARE,), [f"{method} from {BARE}" for method in ("t5", "quiet-star-grpo")]) for seed in AGAIN},
 }
 """Of each seed the starts, the models that were asked by themselves, and the runs that the tables show."""
 EXAMPLES = 6
@@ -104,8 +108,12 @@ def starts(found: Found) -> str:
     """What each form of hindsight came to on development texts."""
     head = ("drawn", "measured", "thought gain", "content gain", "loss without", "tokens of a thought", "learned of")
     every = {name: one for seed in (FIRST, SECOND) for name, one in found[seed]["starts"].items()}
+    forms = dict(FORMS)
+    for seed in AGAIN:
+        every[seed] = found[seed]["starts"]["bare"]
+        forms[seed] = f"{FORMS['bare']} (start of seed {seed})"
     rows = []
-    for name, form in FORMS.items():
+    for name, form in forms.items():
         one = every[name]
         for when in ("before", "after")[name not in BEGUN :]:
             shown = one[when]
@@ -226,6 +234,45 @@ def bare(found: Found) -> str:
     return drawn(head, rows)
 
 
+def seeds(found: Found) -> str:
+    """Bare sheets over seeds: right answers of each start and its runs, and what was won, answer by answer."""
+    every = (SECOND, *AGAIN)
+    models = {(seed, "the start"): asked_of(found[seed], BARE) for seed in every}
+    models |= {
+        (seed, NAMES[cell["method"]]): answered(cell)
+        for seed in every
+        for cell in found[seed]["cells"]
+        if cell["start"] == BARE
+    }
+    rows: list[Sequence[str]] = []
+    for asked in ("fresh problems", "GSM8K's test"):
+        for condition, how in (("own", "greedy"), ("sampled", "sampled")):
+            rows += [_over_seeds(models, name, asked, condition, how, found) for name in ("the start", "T⁵", "GRPO")]
+            pairs = [(found[seed], models[seed, "T⁵"][asked], models[seed, "GRPO"][asked]) for seed in AGAIN]
+            rows.append((asked, how, "T⁵ minus GRPO", *["–"] * (len(every) + 1), _apart_over_seeds(pairs, condition)))
+    head = ("asked", "own thought", "right, %", *(f"seed {seed}" for seed in every), "mean", "minus its start, points")
+    return drawn(head, rows)
+
+
+def _over_seeds(models: Found, name: str, asked: str, condition: str, how: str, found: Found) -> Sequence[str]:
+    every = (SECOND, *AGAIN)
+    ones = {seed: models[seed, name][asked] for seed in every if (seed, name) in models}
+    shares = {seed: one["results"]["every"]["accuracy"][condition][0] for seed, one in ones.items()}
+    told = [percent(shares[seed]) if seed in shares else "–" for seed in every]
+    pairs = [(found[seed], one, models[seed, "the start"][asked]) for seed, one in ones.items()]
+    less = "–" if name == "the start" else _apart_over_seeds(pairs, condition)
+    return asked, how, name, *told, percent(sum(shares.values()) / len(shares)), less
+
+
+def _apart_over_seeds(pairs: Sequence[tuple[Found, Found, Found]], condition: str) -> str:
+    """The mean over seeds of one model's right answers minus another's, over problems and over seeds."""
+    each = [_differences(one, other, some, condition) for some, one, other in pairs]
+    sums = [{int(number): (float(total), float(mass)) for number, total, mass in zip(
+        problem_N.unique(), *cluster_sums(value_N, torch.ones_like(value_N), problem_N), strict=True
+    )} for value_N, problem_N in each]  # fmt: skip
+    return over_both(over_clusters(sums), [float(value_N.double().mean()) for value_N, _ in each], points_of)
+
+
 def ordered(found: Found) -> list[Found]:
     """The runs from the start in the order of `NAMES`, then those from the model as it comes."""
     order = list(NAMES)
@@ -247,6 +294,14 @@ def _apart(
 ) -> str:
     """Right answers after own thoughts, one model's minus another's, of all questions or some: points with a 95 %
     interval over problems."""
+    told = clustered_mean(*_differences(first, second, found, condition, which))
+    return points([told.mean, *told.interval()])
+
+
+def _differences(
+    first: Found, second: Found, found: Found, condition: str, which: Sequence[int] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One model's right answers minus another's, answer by answer, and the problem of each."""
     one, two = ([int(verdict) for verdict in model["verdicts"][condition]] for model in (first, second))
     own, other = (model.get("clusters") or found["clusters"].get(model["problems"]) for model in (first, second))
     if first["problems"] != second["problems"] or len(one) != len(two) or own != other or own is None:
@@ -254,11 +309,10 @@ def _apart(
     clusters = own.split()
     numbers = range(len(one)) if which is None else which
     problem_N = torch.tensor([int(clusters[number]) for number in numbers])
-    told = clustered_mean(torch.tensor([one[number] - two[number] for number in numbers]), problem_N)
-    return points([told.mean, *told.interval()])
+    return torch.tensor([one[number] - two[number] for number in numbers]), problem_N
 
 
-TABLES = {"starts": starts, "answers": answers, "apart": apart, "again": again, "bare": bare}
+TABLES = {"starts": starts, "answers": answers, "apart": apart, "again": again, "bare": bare, "seeds": seeds}
 
 
 def main(given: list[str] | None = None) -> int:

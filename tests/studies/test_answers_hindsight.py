@@ -54,13 +54,10 @@ def test_pages_tell_what_was_answered(study: Any, found: dict[str, Any]) -> None
     cold, lots = (right(gsm8k[name]) for name in (study.COLD, study.LOTS))
     t5, control = ends("t5", "gsm8k"), ends("anchor-only", "gsm8k")
     readme, page = (ROOT / "README.md").read_text("utf-8"), study.PAGE.read_text("utf-8")
-    own = (
-        f"goes from {cold} % of GSM8K's test (as it comes, with its own thought) to {starts[0]} % on sheets that hold "
-    )
-    assert f"{own}problems and their answers alone, and to {lots} % after as many thoughts drawn by lot" in readme
-    assert f"T⁵ then brings {t5[0]}, hardly told apart from that or from anchors alone ({control[0]})" in readme
+    assert f"goes from {cold} % of GSM8K's test (as it comes, with its own thought) to" in readme
+    assert f"and to {lots} after as many thoughts drawn by lot" in readme
     after = [ends(method, "fresh")[0] for method in ("t5", "anchor-only")]
-    assert f"of fresh problems {after[0]} from {begun[0]}, the control {after[1]}." in readme
+    assert f"anchors alone, on one of them, {control[0]} from {starts[0]} and {after[1]} from {begun[0]}" in readme
     for start, told in ((study.BARE, "+2.1, −0.6 … +4.8"), (study.START, "+2.8, −0.3 … +5.9")):
         trained = cells[start, "t5"]["benchmarks"]["gsm8k"]
         assert study._apart(trained, gsm8k[start], some) == told.replace(", ", " (") + ")"
@@ -126,6 +123,49 @@ def test_starts_are_what_the_page_says_of_them(study: Any, found: dict[str, Any]
     assert lots["rounds"][0]["learned"] != bare["rounds"][0]["learned"]
 
 
+def test_over_seeds_means_are_those_of_the_answers(study: Any, found: dict[str, Any]) -> None:
+    every = (study.SECOND, *study.AGAIN)
+    runs = {(seed, cell["method"]): cell["accuracy"] for seed in every for cell in found[seed]["cells"]
+            if cell["start"] == study.BARE}  # fmt: skip
+    begun = {seed: found[seed]["accuracy"][study.BARE] for seed in every}
+    gsm8k = {seed: found[seed]["benchmarks"]["gsm8k"][study.BARE] for seed in every}
+    readme, page = (ROOT / "README.md").read_text("utf-8"), study.PAGE.read_text("utf-8")
+
+    def mean(models: list[dict[str, Any]]) -> float:
+        return 100 * sum(one["results"]["every"]["accuracy"]["own"][0] for one in models) / len(models)
+
+    starts = [mean([one[seed] for seed in every]) for one in (gsm8k, begun)]
+    ends = [
+        mean([runs[seed, "t5"]["benchmarks"]["gsm8k"] for seed in every]),
+        mean([runs[seed, "t5"] for seed in every]),
+    ]
+    won = [f"{end - start:.1f}" for start, end in zip(starts, ends, strict=True)]
+    assert f"ends at {starts[0]:.1f} and T⁵ at {ends[0]:.1f} (+{won[0]}, 2.4 … 5.7 over problems, −0.2 … +8.4" in page
+    assert f"at {starts[1]:.1f} and {ends[1]:.1f} (+{won[1]}, 1.6 … 8.9 over seeds)" in page
+    assert f"to {starts[0]:.1f} % on sheets that hold problems and their answers alone" in readme
+    assert f"T⁵ then brings {ends[0]:.1f} (+{won[0]}, 2.4 … 5.7 over problems" in readme
+    assert f"of fresh problems {ends[1]:.1f} from {starts[1]:.1f}" in readme
+    row = next(line for line in study.seeds(found).splitlines() if "| GSM8K's test | greedy | T⁵ |" in line)
+    assert row.split("|")[-2].split(";")[0].strip() == f"+{won[0]} (+2.4 … +5.7"
+    # Over problems, by hand: what a problem wins is added up over the seeds before it is squared.
+    first, second = (f"{seed}" for seed in study.AGAIN)
+    pairs = [(found[seed], runs[seed, "t5"], begun[seed]) for seed in (first, second)]
+    clusters = found[first]["clusters"]["test"].split()
+    moved: dict[str, float] = {}
+    whole = sum(int(a) - int(b) for _, one, two in pairs
+                for a, b in zip(one["verdicts"]["own"], two["verdicts"]["own"], strict=True)) / 2  # fmt: skip
+    middle = whole / len(clusters)
+    for _, one, two in pairs:
+        each = [int(a) - int(b) for a, b in zip(one["verdicts"]["own"], two["verdicts"]["own"], strict=True)]
+        here = sum(each) / len(each)
+        for value, cluster in zip(each, clusters, strict=True):
+            moved[cluster] = moved.get(cluster, 0.0) + (value - here) / len(clusters) / 2
+    half = 1.96 * (sum(one**2 for one in moved.values()) * len(moved) / (len(moved) - 1)) ** 0.5
+    told = study._apart_over_seeds(pairs, "own")
+    ends_told = [f"{100 * one:+.1f}".replace("-", "−") for one in (middle, middle - half, middle + half)]
+    assert told.startswith(f"{ends_told[0]} ({ends_told[1]} … {ends_told[2]};")
+
+
 def test_runs_of_one_seed_take_the_place_of_those_of_it_alone(
     study: Any, found: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +187,7 @@ def test_runs_of_one_seed_take_the_place_of_those_of_it_alone(
         path.write_text(json.dumps(found[study.SECOND]["starts"][name]), "utf-8")
     page, out = tmp_path / "page.md", tmp_path / "out.json"
     page.write_text(study.PAGE.read_text("utf-8"), "utf-8")
-    out.write_text(json.dumps({study.FIRST: found[study.FIRST], study.SECOND: {}}), "utf-8")
+    out.write_text(json.dumps({**found, study.SECOND: {}}), "utf-8")
     given = [word for name, path in files.items() for word in ("--start", f"{name}={path}")]
     assert study.main(["--runs", str(tmp_path / "one"), *given, "--out", str(out), "--page", str(page)]) == 0
     assert json.loads(out.read_text("utf-8")) == found
