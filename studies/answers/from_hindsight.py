@@ -254,7 +254,9 @@ def seeds(found: Found) -> str:
     return drawn(head, rows)
 
 
-def _over_seeds(models: Found, name: str, asked: str, condition: str, how: str, found: Found) -> Sequence[str]:
+def _over_seeds(
+    models: Mapping[tuple[str, str], Found], name: str, asked: str, condition: str, how: str, found: Found
+) -> Sequence[str]:
     every = (SECOND, *AGAIN)
     ones = {seed: models[seed, name][asked] for seed in every if (seed, name) in models}
     shares = {seed: one["results"]["every"]["accuracy"][condition][0] for seed, one in ones.items()}

@@ -151,6 +151,34 @@ def test_the_committed_page_shows_the_committed_numbers() -> None:
     assert f"({prose.signed(mean)}, {prose.signed(mean - half)} … {prose.signed(mean + half)} over seeds)" in said
 
 
+def test_runs_that_have_not_ended_become_the_table_of_open_reading(tmp_path: Path) -> None:
+    keys = [f"development.{name}{end}" for name in prose.prose_open.SHOWN for end in ("", "_interval.1", "_interval.2")]
+    state = {"thought_gain": -0.7, "content_gain": 0.006, "no_thought_loss": 3.25}
+    rounds = [{"thoughts": 64.0, "kept": 7.0}, {"thoughts": 8.0}]
+    for name in prose.prose_open.RUNS:
+        with pytest.raises(UserError, match=f"no run {name} in it"):
+            prose.main(["--open", str(tmp_path), "--results", str(tmp_path)])
+        folder = tmp_path / name
+        folder.mkdir()
+        lines = [{"step": 0, **dict.fromkeys(keys, -0.5)}, {"step": 1, "r2.1": 0.25, "r2.2": 0.5},
+                 {"step": 1, **dict.fromkeys(keys, 0.125)}]  # fmt: skip
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
+        (folder / "warmstart.json").write_text(json.dumps({"before": state, "rounds": rounds}), "utf-8")
+        roles = {"account": {"roles": {"actor": {"trajectories": 4096}}}}
+        (folder / "status.json").write_text(json.dumps(roles), "utf-8")
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: open -->\n<!-- end of table -->\n", "utf-8")
+    assert prose.main(["--open", str(tmp_path), "--results", str(tmp_path), "--page", str(page), "--code", "abc"]) == 0
+    found = json.loads((tmp_path / prose.prose_open.RESULTS).read_text("utf-8"))
+    assert (found["code"], found["t5"]["actor_thoughts"], found["t5"]["r2"]) == ("abc", 4096, [[0.25, 0.5]])
+    rows = page.read_text("utf-8").splitlines()[3:-1]
+    assert rows[0] == "| as it comes | – | – | −0.700 | +0.006 | 3.250 |"
+    half, eighth = "−0.500 (−0.500 … −0.500)", "+0.125 (+0.125 … +0.125)"
+    assert rows[2] == f"| T⁵: the start | 0 | 7 | {half} | {half} | -0.500 |"
+    assert rows[3] == f"| T⁵ | 1 | – | {eighth} | {eighth} | 0.125 |"
+    assert len(rows) == 6, "of the run that learns to read its start alone"
+
+
 def test_headrooms_of_models_become_tables(tmp_path: Path) -> None:
     row = {"items": 1536, "texts": 192, "mean": [0.0] * 3} | {
         key: [0.5, 0.25, 0.75] for key in ("loss", *prose.prose_headroom.GAINS)
