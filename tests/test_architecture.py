@@ -219,6 +219,16 @@ def test_what_is_asked_often_imports_little(code: str, forbidden: tuple[str, ...
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("words", [["train"], ["doctor"], ["data", "prepare"], ["compare"]])
+@pytest.mark.parametrize("typo", [["nope"], ["nano", "--set", "window.itmes=4"]])
+def test_a_typo_is_told_before_libraries_are_loaded(words: list[str], typo: list[str]) -> None:
+    told = f"import sys; from tfive.cli.app import _call; status = _call({[*words, *typo]!r})"
+    script = f"{told}; print(status, [name for name in ('torch', 'transformers') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2 []"
+    assert ("no such preset" if typo == ["nope"] else "no such key") in done.stderr
+
+
 def installed_below(name: str, extras: set[str], seen: dict[str, set[str]]) -> None:
     """Every distribution that `name[extras]` brings along, by canonical name."""
     key = canonicalize_name(name)

@@ -110,6 +110,30 @@ def test_a_folder_is_one_source_however_many_files_it_has(thinker: ThoughtModel,
     assert set(sample.source_B) == {"letters"}
 
 
+@pytest.mark.parametrize(
+    ("content", "thought", "said"),
+    [
+        (0.05, 0.1, "what its thoughts say helps here: content gain +0.0500 ± 0.0196"),
+        (
+            0.05,
+            -0.1,
+            "thoughts say helps here: content gain +0.0500 ± 0.0196, but having one at all costs more (thought",
+        ),
+        (-0.05, -0.1, "what its thoughts say harms here: content gain -0.0500 ± 0.0196"),
+        (
+            0.01,
+            0.1,
+            "whether what its thoughts say helps here cannot be told: content gain +0.0100 ± 0.0196; more --te",
+        ),
+    ],
+)
+def test_the_verdict_rests_on_content_gain_and_its_interval(content: float, thought: float, said: str) -> None:
+    means = {"content_gain": content, "thought_gain": thought}
+    told = evaluate_gains.verdict({name: {"mean": mean, "error": 0.01} for name, mean in means.items()})
+    assert said in told
+    assert ("costs more" in told) == ("costs more" in said)
+
+
 def test_a_pattern_that_finds_nothing_is_told(
     corpus: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thinker: ThoughtModel
 ) -> None:
@@ -123,7 +147,11 @@ def test_a_pattern_that_finds_nothing_is_told(
         "compute": "float32",
     }
     text = evaluate_gains.gains_command("any", corpus, pattern="never this", as_json=False, **options)
-    assert "warning: text.positions.pattern 'never this' fits 0 of " in str(text).splitlines()[-1]
+    assert "warning: text.positions.pattern 'never this' fits 0 of " in str(text).splitlines()[-2]
+    legend = next(line for line in str(text).splitlines() if line.startswith("content_gain: "))
+    assert legend == "content_gain: loss with another item's thought − loss with one's own"
+    assert "other_gain, empty_gain, random_gain: gain of another item's thought, of bare delimiters" in str(text)
+    assert str(text).splitlines()[-1].partition(":")[0].startswith(("what its thoughts say", "whether what its"))
     pattern = "(?:river|mill|farm|boat|grain|salt|town)"
     found = json.loads(str(evaluate_gains.gains_command("any", corpus, pattern=pattern, as_json=True, **options)))
     assert found["notes"] == []

@@ -193,6 +193,13 @@ def test_report_of_a_run_and_of_a_study(tmp_path: Path, runs: list[Run]) -> None
     cells = [{"label": one.label, "seed": one.seed, "folder": one.folder.name, "failure": one.failure} for one in runs]
     (tmp_path / "study.json").write_text(json.dumps({"cells": cells}), "utf-8")
     assert [one.state for one in read_study(tmp_path)] == ["done"] * 4 + ["failed", "missing"]
+    said = report_command([str(tmp_path)], as_json=False)
+    assert said.startswith("# Comparison: ")
+    shown = [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("| ")]
+    assert shown == ["method", *dict.fromkeys(one.label for one in runs[:4])], "a row for every method, and no more"
+    missing = [line for line in said.splitlines() if line.startswith("- not finished: ")]
+    assert [f"{one.label} seed {one.seed}: " in line for one, line in zip(runs[4:], missing, strict=True)] == [True] * 2
+    assert said.endswith("report.html")
     found = json.loads(report_command([str(tmp_path)], as_json=True))
     assert found == json.loads((tmp_path / "report" / "table.json").read_text("utf-8"))
     if figures.available():

@@ -30,6 +30,7 @@ from tfive.cli.options import (
     fail,
     interrupted,
     loading,
+    read_first,
     show,
 )
 from tfive.cli.play import PLAY_HELP, play
@@ -90,11 +91,12 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Report."""
+    asked = [*(overrides or []), *([] if profile is None else [f"distributed.profile={profile}"])]
+    read_first(sources, asked, rules=False)
     with loading(as_json):
         from tfive.cli.doctor import report
 
     with loading(as_json, "looking at this machine"):
-        asked = [*(overrides or []), *([] if profile is None else [f"distributed.profile={profile}"])]
         text = report(sources or [], asked, as_json, processes)
     show(text)
 
@@ -156,19 +158,16 @@ def train(
 ) -> None:
     """Train from the start."""
     options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust}
+    read_first(sources, overrides)
     with loading(quiet):
         from tfive.cli.launch import launch_train, started_by_launcher
     if processes is not None and not started_by_launcher(processes, page):
         raise typer.Exit(launch_train(sources or [], overrides or [], out, options, processes, restarts))
     with loading(quiet):
+        from tfive.cli.live import train_with_page
         from tfive.training.start import run_command
 
-    if page:
-        from tfive.cli.live import train_with_page
-
-        _print(train_with_page(sources or [], overrides or [], out, **options))
-        return
-    _print(run_command(sources or [], overrides or [], out, **options))
+    _print((train_with_page if page else run_command)(sources or [], overrides or [], out, **options))
 
 
 @app.command(
@@ -195,14 +194,10 @@ def resume(
     if processes is not None and not started_by_launcher(processes, page):
         raise typer.Exit(launch_resume(folder, options, processes, restarts))
     with loading(quiet):
+        from tfive.cli.live import resume_with_page
         from tfive.training.start import resume_command
 
-    if page:
-        from tfive.cli.live import resume_with_page
-
-        _print(resume_with_page(folder, **options))
-        return
-    _print(resume_command(folder, **options))
+    _print((resume_with_page if page else resume_command)(folder, **options))
 
 
 @app.command(
@@ -266,6 +261,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Compare; exit status 1 when a run failed or is not finished."""
+    read_first(sources, overrides, rules=False)
     from tfive.cli.report import compare_command
 
     text, complete = compare_command(

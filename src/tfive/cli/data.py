@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tfive.cli.options import AsJson, Overrides, Quiet, Sources, TrustRemoteCode, describe, loading, show
+from tfive.cli.options import AsJson, Overrides, Quiet, Sources, TrustRemoteCode, describe, loading, read_first, show
 
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare a corpus, show it, count it.")
 
@@ -29,6 +29,7 @@ def data_prepare(
     trust: TrustRemoteCode = False,
 ) -> None:
     """Prepare, or find it prepared."""
+    read_first(sources, overrides)
     with loading(quiet):
         from tfive.training.corpus import prepare
 
@@ -51,6 +52,7 @@ def data_stats(
     trust: TrustRemoteCode = False,
 ) -> None:
     """Prepare if need be, then count."""
+    read_first(sources, overrides)
     with loading(quiet):
         from tfive.training.corpus import stats
 
@@ -78,6 +80,7 @@ def data_inspect(
     trust: TrustRemoteCode = False,
 ) -> None:
     """Prepare if need be, then show."""
+    read_first(sources, overrides)
     with loading(quiet):
         from tfive.training.corpus import inspect
 

@@ -283,7 +283,7 @@ def render_presets(found: dict[str, Any], device: str) -> list[str]:
 
 
 def render_fit(fit: dict[str, Any]) -> list[str]:
-    """The memory table with its arithmetic, what the run needs and how long it takes."""
+    """The memory table, what the run needs and how long it takes."""
     from tfive.training.duration import Duration
 
     model = fit["model"]
@@ -295,13 +295,10 @@ def render_fit(fit: dict[str, Any]) -> list[str]:
     ]
     for row in fit["roles"]:
         lines.append(f"{row['role']:<{width}}" + "".join(f"{readable_bytes(row['bytes'][c]):>14}" for c in COLUMNS))
-    lines.append("how:")
-    for row in fit["roles"]:
-        lines += [f"  {row['role']}, {column}: {how}" for column, how in row["how"].items()]
     lasting, transient, total = (readable_bytes(fit[key]) for key in ("lasting", "transient", "total"))
     verdict = {True: "fits", False: "does not fit", None: "cannot be judged"}[fit["fits"]]
     memory = readable_bytes(fit["memory"]) if fit["memory"] else "unknown memory"
-    lines.append(f"total: {lasting} that last + {transient} of the largest pass = {total}")
+    lines.append(f"total: {lasting} that last + {transient} of the largest pass = {total} (how: --json)")
     lines += [fit["at_most"]] if fit["at_most"] else []
     if fit["checkpoint_host_bytes"] is not None:
         lines.append(

@@ -20,6 +20,7 @@ from tfive.evaluate.diagnostics import Corpus, SampleSize, diagnose, gains_table
 from tfive.evaluate.evaluated import load_thinker
 from tfive.inference.thought_model import ThoughtModel
 from tfive.models.load import load_model, tokenizer_fingerprint
+from tfive.report.meanings import meanings
 from tfive.telemetry import Silent
 from tfive.text.corpus import source_files
 from tfive.text.settings import KINDS, Positions, TextSource, Where
@@ -141,4 +142,28 @@ def gains_command(
     facts |= {"positions": positions.model_dump(mode="json"), "thought": model.thought.model_dump(mode="json")}
     if as_json:
         return json.dumps(facts | found, ensure_ascii=False)
-    return "\n".join([gains_table(found), *found["notes"]])
+    return "\n".join([gains_table(found), *legend(found["all"]), *found["notes"], verdict(found["all"])])
+
+
+def legend(whole: dict[str, Any]) -> list[str]:
+    """What the table's measures are, those of one meaning in one line."""
+    known = meanings({name for name, value in whole.items() if isinstance(value, dict)} | {"useful_fraction"})
+    named: dict[str, list[str]] = {}
+    for name in (name for name in whole if name in known and known[name]["what"]):
+        named.setdefault(known[name]["what"], []).append(name)
+    return [f"{', '.join(names)}: {what}" for what, names in named.items()]
+
+
+def verdict(whole: dict[str, Any]) -> str:
+    """What content gain, the loss after another text's thought less that after one's own, says of these texts."""
+    mean, half = whole["content_gain"]["mean"], 1.96 * whole["content_gain"]["error"]
+    shown = f"content gain {mean:+.4f} ± {half:.4f}"
+    if mean > half:
+        told = f"what its thoughts say helps here: {shown}"
+    elif mean < -half:
+        told = f"what its thoughts say harms here: {shown}"
+    else:
+        return f"whether what its thoughts say helps here cannot be told: {shown}; more --texts narrow it"
+    own, spread = whole["thought_gain"]["mean"], 1.96 * whole["thought_gain"]["error"]
+    dearer = mean > half and own < -spread
+    return told + (f", but having one at all costs more (thought gain {own:+.4f} ± {spread:.4f})" if dearer else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -97,6 +97,18 @@ def loading(quiet: bool = False, what: str = "loading torch and transformers") -
 
     with ProgressReport(sys.stderr).showing(Waiting(what)):
         yield
+
+
+def read_first(sources: Sequence[str] | None, overrides: Sequence[str] | None, *, rules: bool = True) -> None:
+    """Refuse a configuration that cannot be, or that breaks a rule, before libraries are loaded, which takes seconds.
+    Of several processes none does: one of them speaks for all, later."""
+    if "RANK" in os.environ:
+        return
+    from tfive.config.config import resolve
+
+    found = resolve(sources or [], overrides or [])
+    if rules:
+        found.checked()
 
 
 LONGEST = 1_500

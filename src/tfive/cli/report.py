@@ -12,10 +12,19 @@ from tfive.errors import UserError
 from tfive.report import figures
 from tfive.report.assembly import page_html
 from tfive.report.benchmarks import draw_benchmarks
-from tfive.report.blocks import markdown, write_pages
+from tfive.report.blocks import MARKDOWN, PAGE, markdown, paragraph, table, write_pages
 from tfive.report.page_data import PageData, page_data, run_of, study_page
 from tfive.report.runs import Run, done, mismatches, read_study
-from tfive.report.sections import header_blocks, run_blocks, story_blocks, study_blocks
+from tfive.report.sections import (
+    TITLES,
+    header_blocks,
+    in_short,
+    in_short_at_equal_cost,
+    interval,
+    run_blocks,
+    story_blocks,
+    study_blocks,
+)
 from tfive.report.table import LIMITS, StudyTable, rows_csv, study_table
 from tfive.training.summary import SUMMARY, read_summary
 
@@ -80,7 +89,7 @@ def _reported(paths: Sequence[Path], *, as_json: bool) -> str:
 
 
 def study_text(folder: Path, runs: Sequence[Run], *, as_json: bool, page: PageData | None = None) -> str:
-    """Writes a study's table, pages and figures; returns the table or the Markdown page."""
+    """Writes a study's table, pages and figures; returns the table, or the study in short."""
     found = tabulated(runs)
     report = folder / REPORT
     blocks = study_blocks(found, _drawn(found, done(runs), report))
@@ -89,7 +98,25 @@ def study_text(folder: Path, runs: Sequence[Run], *, as_json: bool, page: PageDa
     text = json.dumps(found, indent=1, ensure_ascii=False)
     (report / "table.json").write_text(text + "\n", "utf-8")
     (report / "table.csv").write_text(rows_csv(found), "utf-8")
-    return text if as_json else markdown(title, blocks) + f"\nwritten to {report}"
+    return text if as_json else f"{brief(title, found)}\n\nall tables: {report / MARKDOWN}; the page: {report / PAGE}"
+
+
+BRIEF = ("content_gain", "thought_gain", "mixed_gain", "no_thought_drift")
+"""What a study's short table shows of every method."""
+
+
+def brief(title: str, found: StudyTable) -> str:
+    """A study for a terminal: what is told apart, a row for every method, and the runs that have not finished."""
+    finished = [row for row in found["methods"] if "measured" in row]
+    rows = [(row["label"], str(len(row["seeds"])), *(interval(row["measured"].get(name)) for name in BRIEF))
+            for row in finished]  # fmt: skip
+    shown = table(("method", "seeds", *(TITLES[name] for name in BRIEF)), rows)
+    blocks = [*in_short(found), *in_short_at_equal_cost(found), shown]
+    for run in found["runs"]:
+        if run["state"] != "done":
+            why = f", {run['failure']}" if run.get("failure") else ""
+            blocks.append(paragraph(f"- not finished: {run['label']} seed {run['seed']}: {run['state']}{why}"))
+    return markdown(title, blocks).rstrip()
 
 
 def tabulated(runs: Sequence[Run], reference: str | None = None, limits: Sequence[str] = LIMITS) -> StudyTable:

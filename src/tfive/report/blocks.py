@@ -9,6 +9,9 @@ from pathlib import Path
 
 from tfive.printable import printable
 
+MARKDOWN, PAGE = "report.md", "report.html"
+"""The files of a report."""
+
 
 @dataclass(frozen=True)
 class Block:
@@ -76,8 +79,8 @@ def markdown(title: str, blocks: Iterable[Block], level: int = 1) -> str:
 def write_pages(folder: Path, title: str, blocks: Sequence[Block], page: str) -> list[Path]:
     """`report.md` of the blocks and `report.html` in `folder`, each whole or not at all; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (("report.md", markdown(title, blocks)), ("report.html", page)):
+    for name, text in ((MARKDOWN, markdown(title, blocks)), (PAGE, page)):
         beside = folder / f".{name}"
         beside.write_text(text, "utf-8", errors="replace")
         os.replace(beside, folder / name)
-    return [folder / "report.md", folder / "report.html"]
+    return [folder / MARKDOWN, folder / PAGE]
