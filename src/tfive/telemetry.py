@@ -6,9 +6,9 @@ of a window are no part of this: a method puts them into its `report`, and the l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 Item = TypeVar("Item")
 
@@ -32,8 +32,18 @@ class Telemetry(Protocol):
         """Add to the account of `eq:total-rollout-budget`: trajectories, generated_tokens, actor_tokens, …"""
 
 
+class Accounting(Telemetry, Protocol):
+    """A `Telemetry` whose account goes on counting where it was."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to keep of it."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what was kept."""
+
+
 class Silent:
-    """A `Telemetry` that keeps nothing."""
+    """An `Accounting` telemetry that keeps nothing."""
 
     def phase(self, name: str, role: str = "all") -> AbstractContextManager[None]:
         """A block that is not timed."""
@@ -47,4 +57,11 @@ class Silent:
         """Dropped."""
 
     def count(self, role: str, **amounts: int) -> None:
+        """Dropped."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Dropped."""

@@ -39,7 +39,7 @@ from tfive.training.export import export
 from tfive.training.run_folder import CHECKPOINTS, CRITICS
 from tfive.training.start import resume, train
 from tfive.training.summary import SUMMARY
-from tfive.training.warmstart import WEIGHTS
+from tfive.training.warmstart_kept import WEIGHTS
 from tfive_lab.study_files import software_versions, write_json
 
 PRESET = Path(__file__).with_name("answers.toml")

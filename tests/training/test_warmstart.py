@@ -23,10 +23,11 @@ from tfive.rl.roles import Ledger
 from tfive.training import positions, start, warmstart
 from tfive.training.live_status import PROGRESS
 from tfive.training.progress import ProgressReport
+from tfive.training.recorder import METRICS
 from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.start import resume, train
 from tfive.training.summary import SUMMARY
-from tfive.training.warmstart import REPORT, WEIGHTS
+from tfive.training.warmstart_kept import REPORT, ROUNDS, WEIGHTS
 from tfive.tree import admission
 from tfive.tree.forward import TreeModel
 
@@ -61,10 +62,11 @@ def test_hindsight_thoughts_come_before_the_first_window(tmp_path: Path) -> None
     # Stopped after the warm start and before the first checkpoint: it is not done again, and all comes out the same.
     other = tmp_path / "again"
     other.mkdir()
-    for name in ("config.toml", WEIGHTS, REPORT):
+    for name in ("config.toml", METRICS, WEIGHTS, REPORT):
         (other / name).write_bytes((tmp_path / "run" / name).read_bytes())
     told = resume(other, quiet=True)
     assert numbers(told) == numbers(summary)
+    assert told["account"]["roles"] == summary["account"]["roles"], "what it has cost goes on counting"
     assert (other / CHECKPOINTS).is_dir()
 
 
@@ -160,6 +162,99 @@ def test_a_signal_in_a_warm_start_says_what_is_lost(
     # The second command says at once, before its warm start, that it begins again.
     assert [line for line in told if "beginning again" in line] == ["no checkpoint yet; beginning again"]
     assert _call(["resume", str(folder), "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("stopped_in", "more"),
+    [
+        ("round", ("thought.reading=gated", "anchor.conditioned=1")),
+        ("read", ("warmstart.reading=2", "thought.delimiters=learned")),
+    ],
+)
+def test_a_warm_start_goes_on_behind_its_last_whole_round(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stopped_in: str,
+    more: tuple[str, ...],
+) -> None:
+    config, folder = tiny.configure(tmp_path, *HINDSIGHT, *more), tmp_path / "stopped"
+    whole = train(config, tmp_path / "whole", quiet=True)
+    assert not (tmp_path / "whole" / ROUNDS).exists()
+    work = getattr(warmstart.Teaching, stopped_in)
+    done: list[int] = []
+
+    def until_the_end(teaching: Any, *given: Any) -> Any:
+        if stopped_in == "read" or given[0] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return work(teaching, *given)
+
+    words = [word for one in (*tiny.OVERRIDES, *HINDSIGHT, *more) for word in ("--set", one)]
+    with monkeypatch.context() as patched:
+        patched.setattr(warmstart.Teaching, stopped_in, until_the_end)
+        assert _call(["train", str(tmp_path / "tiny.toml"), *words, "--out", str(folder)]) == 1
+    rounds = 1 if stopped_in == "round" else 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert f"SIGTERM: its warm start is not over and goes on after round {rounds} of its warm start; go on with" in told
+    # What was written after the round that is kept is written again.
+    with (folder / METRICS).open("a", encoding="utf-8") as file:
+        file.write('{"step": 0, "seconds": 9.0, "event": "warm start", "detail": "a round that was lost"}\n')
+    drawn = warmstart.Teaching.round
+
+    def noted(teaching: Any, number: int, *given: Any) -> Any:
+        done.append(number)
+        return drawn(teaching, number, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(warmstart.Teaching, "round", noted)
+        assert _call(["resume", str(folder)]) == 0
+    assert done == list(range(rounds, 2))
+    assert f"no checkpoint yet; beginning again after round {rounds} of its warm start" in capsys.readouterr().err
+    again = json.loads((folder / SUMMARY).read_text("utf-8"))
+    assert numbers(again) == numbers(whole)
+    assert again["account"]["roles"] == whole["account"]["roles"]
+    assert again["warmstart"] == whole["warmstart"]
+    first, second = (load_file(tmp_path / name / WEIGHTS) for name in ("whole", "stopped"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not (folder / ROUNDS).exists()
+    events = [json.loads(line).get("detail", "") for line in (folder / METRICS).read_text("utf-8").splitlines()]
+    assert "a round that was lost" not in events
+    assert [event for event in events if "going on after" in event] == [f"going on after round {rounds} of 2"]
+    assert [sum(event.startswith(f"round {number} of 2: ") for event in events) for number in (1, 2)] == [1, 1]
+
+
+def test_rounds_of_another_warm_start_or_damaged_ones_are_not_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, folder = tiny.configure(tmp_path, *HINDSIGHT), tmp_path / "run"
+    work = warmstart.Teaching.round
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            warmstart.Teaching, "round",
+            lambda teaching, number, *rest: work(teaching, number, *rest) if number < 1 else pytest.fail("stopped"),
+        )  # fmt: skip
+        with pytest.raises(pytest.fail.Exception, match="stopped"):
+            train(config, folder, quiet=True)
+        assert not _kept_without(patched, tmp_path, config)
+    saved = (folder / "config.toml").read_text("utf-8")
+    (folder / "config.toml").write_text(saved.replace("\nsamples = 2", "\nsamples = 3", 1), "utf-8")
+    with pytest.raises(UserError, match=r"warmstart.samples = 3, the run began with 2; restore it"):
+        resume(folder, quiet=True)
+    (folder / "config.toml").write_text(saved, "utf-8")
+    file = next((folder / ROUNDS).rglob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+    whole = train(config, tmp_path / "whole", quiet=True)
+    assert _call(["resume", str(folder)]) == 0
+    assert "of its rounds cannot be used" in capsys.readouterr().err
+    assert numbers(json.loads((folder / SUMMARY).read_text("utf-8"))) == numbers(whole)
+
+
+def _kept_without(patched: pytest.MonkeyPatch, tmp_path: Path, config: Config) -> bool:
+    """Whether rounds are kept where checkpoints are not asked for."""
+    seldom = config.model_copy(update={"run": config.run.model_copy(update={"checkpoint_every": 0})})
+    with pytest.raises(pytest.fail.Exception, match="stopped"):
+        train(seldom, tmp_path / "seldom", quiet=True)
+    return (tmp_path / "seldom" / ROUNDS).exists()
 
 
 def test_only_texts_that_are_read_get_thoughts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

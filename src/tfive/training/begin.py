@@ -25,7 +25,7 @@ from tfive.training.recorder import METRICS
 from tfive.training.run_folder import CHECKPOINTS, CONFIG, save_config
 from tfive.training.status_files import COSTS
 from tfive.training.summary import SUMMARY
-from tfive.training.warmstart import REPORT
+from tfive.training.warmstart_kept import REPORT, ROUNDS, counts_on
 
 LAUNCH = ".launch"
 """File with the name of the launch that began the run."""
@@ -33,8 +33,9 @@ LAUNCH = ".launch"
 OWN = ".own"
 """File of a run that began with a model or texts of the caller's own, which nobody else can begin again with."""
 
-PREPARED = (REPORT, positions.REPORT)
-"""What comes before the first window and is kept: a warm start, and a pilot that moves positions."""
+PREPARED = (REPORT, ROUNDS, positions.REPORT)
+"""What comes before the first window and is kept: a warm start, or its rounds so far, and a pilot that moves
+positions."""
 
 NEW, AGAIN, RESUMED = "new", "again", "resumed"
 """A new run; one that was begun, has no checkpoint yet and comes out the same again; one that goes on from its last."""
@@ -54,7 +55,7 @@ class Begun:
         if own:
             (self.folder / OWN).touch()
         if self.how == AGAIN:
-            for name in (METRICS, COSTS):
+            for name in (COSTS,) if counts_on(self.folder) else (METRICS, COSTS):
                 (self.folder / name).unlink(missing_ok=True)
         if self.launch is not None:
             (self.folder / LAUNCH).write_text(self.launch, "utf-8")

@@ -36,7 +36,8 @@ from tfive.training.develop import MeasuredTexts
 from tfive.training.memory_limits import engine_options
 from tfive.training.positions import MovedPositions
 from tfive.training.shard_engines import in_shards, shards_of
-from tfive.training.warmstart import WarmStart, begun_parts
+from tfive.training.warmstart import begun_parts
+from tfive.training.warmstart_kept import WarmStart
 from tfive.tree.admission import admit
 from tfive.tree.fast.cuda_graph import CudaGraphs
 from tfive.tree.forward import TreeModel

@@ -38,7 +38,8 @@ from tfive.text.placing import redrawn
 from tfive.text.prepared import PreparedCorpus
 from tfive.text.settings import KINDS
 from tfive.training.memory_limits import engine_options
-from tfive.training.warmstart import WarmStart, begun_parts
+from tfive.training.warmstart import begun_parts
+from tfive.training.warmstart_kept import WarmStart
 from tfive.tree.admission import admit
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch

@@ -43,8 +43,9 @@ from tfive.training.status_files import Stopped
 from tfive.training.stop_signal import ended_by_signals
 from tfive.training.summary import SUMMARY, read_summary, summary_text
 from tfive.training.trackers import Tracker, open_trackers
-from tfive.training.warmstart import REPORT as WARMED
 from tfive.training.warmstart import warm_start
+from tfive.training.warmstart_kept import REPORT as WARMED
+from tfive.training.warmstart_kept import rounds_kept
 from tfive.training.watchdog import watching
 from tfive.tree.gated import recurrent_refusal
 from tfive.tree.hf import Backbone
@@ -232,16 +233,17 @@ def _recorded(
     """Build everything, go on from a checkpoint if there is one, and train to the end."""
     console, folder, loaded, corpus = Console(quiet=quiet), begun.folder, inputs.loaded, inputs.corpus
     recorder.on_event = console.event
-    warm_before, cold = (folder / WARMED).is_file(), config.warmstart.source == "off"
-    if begun.how == AGAIN:
-        console.say(f"no checkpoint yet; beginning again{' after the warm start that is there' * warm_before}")
+    cold, again = config.warmstart.source == "off", begun.how == AGAIN
+    if again:
+        console.say(f"no checkpoint yet; beginning again{_after(folder)}")
     warming, building = Waiting("warm start"), "building critics, heads and development texts"
     shown = folder / PROGRESS if world.leads else None
     with ExitStack() as held:
         held.enter_context(begun.unwritten_if_refused() if world.leads else nullcontext())
         held.enter_context(out_of_memory_explained("build", config))
         with nullcontext() if cold else _showing(progress, warming, quiet, shown):
-            warmed = warm_start(config, loaded, corpus, recorder, folder, world)
+            kept: dict[str, Any] = {"digests": inputs.digests, "counting": again}
+            warmed = warm_start(config, loaded, corpus, recorder, folder, world, **kept)
         held.enter_context(_showing(progress, Waiting(building), quiet, shown))
         moved = positions.move_positions(config, loaded, corpus, recorder, folder, warmed, world)
         assembly = build(config, loaded, corpus, recorder, warmed, world, moved)
@@ -258,7 +260,7 @@ def _recorded(
         for line in loop.restore(skip_damaged=skip_damaged):
             console.say(line)
         console.say(f"going on in window {assembly.method.window}, phase {assembly.method.phase}")
-    elif begun.how != AGAIN:
+    elif not again:
         console.draws(assembly.draws(1), config.window.windows, clock=config.run.seconds is not None)
     with _showing(progress, loop.live, quiet, shown), lasting():
         summary = loop.go()
@@ -328,6 +330,14 @@ def resume_command(
     return _sound(summary, done if over and not quiet else None)
 
 
+def _after(folder: Path) -> str:
+    """What of a run without a checkpoint is kept."""
+    if (folder / WARMED).is_file():
+        return " after the warm start that is there"
+    rounds = rounds_kept(folder)
+    return f" after round {rounds} of its warm start" if rounds else ""
+
+
 def _ended_in_a_line(folder: Callable[[], Path]) -> AbstractContextManager[None]:
     """A signal while nothing can be saved says what there is to go on from; of several processes the launcher does."""
 
@@ -337,12 +347,12 @@ def _ended_in_a_line(folder: Callable[[], Path]) -> AbstractContextManager[None]
         if (where / CHECKPOINTS).is_dir() and any((where / CHECKPOINTS).iterdir()):
             return Stopped(f"{name}: the last checkpoint in {where} stays; {go_on}")
         if (where / CONFIG).is_file():
-            warms = read_config(where).warmstart.source != "off"
-            kept = (
-                "its warm start is kept" if (where / WARMED).is_file()
-                else "its warm start is not over and begins again" if warms
-                else "nothing is trained yet"
-            )  # fmt: skip
+            kept = "nothing is trained yet"
+            if (where / WARMED).is_file():
+                kept = "its warm start is kept"
+            elif read_config(where).warmstart.source != "off":
+                on = "goes on" if rounds_kept(where) else "begins again"
+                kept = f"its warm start is not over and {on}{_after(where)}"
             return Stopped(f"{name}: {kept}; {go_on}")
         return Stopped(f"{name}: nothing was written; give the command again")
 

@@ -11,10 +11,8 @@ run that goes on does not do it again.
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tfive import rng
@@ -40,19 +37,19 @@ from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.sampling import micro_batches, sample
 from tfive.rl.settings import HALVES
 from tfive.rl.weight_slots import wide
-from tfive.telemetry import Telemetry
+from tfive.telemetry import Accounting, Telemetry
 from tfive.text.prepared import PreparedCorpus
 from tfive.training.corpus import measured_sequences, weights_fingerprint
 from tfive.training.given_workings import Given, given_workings, shortfalls
 from tfive.training.memory_limits import engine_options
 from tfive.training.shard_engines import in_shards, shards_of
+from tfive.training.warmstart_kept import Rounds, WarmStart, kept, put
 from tfive.tree.admission import admit
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.gated import GATES, ReadingGates
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
 from tfive.tree.outputs import PolicyOutput
 
-WEIGHTS, REPORT = "warmstart.safetensors", "warmstart.json"
 ROLE = "warmstart"
 TEXT_WEIGHT = 0.5
 """Weight of the text's own next tokens beside the thought and the continuation after it, which have 1."""
@@ -67,46 +64,65 @@ LEARNED = (
 )
 
 
-@dataclass(frozen=True)
-class WarmStart:
-    """What a run begins with beside the weights of its model, and what it took to get there."""
-
-    report: dict[str, Any]
-    delimiters: dict[str, Tensor] | None
-    gates: dict[str, Tensor] | None
-
-
 def warm_start(
     config: Config,
     loaded: Loaded,
     corpus: PreparedCorpus,
-    telemetry: Telemetry,
+    telemetry: Accounting,
     folder: Path,
     world: World = SINGLE,
+    *,
+    digests: Mapping[str, str] | None = None,
+    counting: bool = True,
 ) -> WarmStart | None:
-    """Train `loaded.model` in place as `config.warmstart` says, or take what `folder` keeps of that; None if off."""
+    """Train `loaded.model` in place as `config.warmstart` says, or take what `folder` keeps of that; None if off.
+
+    Where it was stopped it goes on behind its last whole round. `digests` are of the base model's files. `counting`:
+    what the kept part has cost goes on counting; of a run that goes on from a checkpoint that one holds it.
+    """
     if config.warmstart.source == "off":
         return None
-    if (folder / REPORT).is_file():
-        return _restored(loaded, folder)
-    base = weights_fingerprint(loaded.model)
+    if (done := kept(loaded, folder, telemetry if counting else None)) is not None:
+        return done
+    # Shards have no whole state to go on from: theirs begins again.
+    saves = config.run.checkpoint_every > 0 and not in_shards(config, Role.of_all(world))
+    store = Rounds(folder, config, digests or {}, corpus.fingerprint, world, saves=saves)
+    begun = store.newest(telemetry)
+    base = weights_fingerprint(loaded.model) if begun is None else begun["base"]
+    if begun is not None:
+        put(loaded, begun["model"])
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=1)
     model = loaded.model.requires_grad_(True)
-    delimiters, gates = begun_parts(model, plan, None, trainable=True)
+    left = None if begun is None else WarmStart({}, begun["delimiters"], begun["gates"])
+    delimiters, gates = begun_parts(model, plan, left, trainable=True)
     engine = TreeModel(model, plan, engine_options(config, loaded), delimiters, gates)
     # Before anything is drawn or learned: kernels that the model goes wrong with are given up here.
     with telemetry.phase("admit"):
         admit(engine, corpus.sequence_length + plan.reach)
     teaching = Teaching(config, loaded, corpus, engine, world)
-    with telemetry.phase("develop", "develop"):
-        before = teaching.measured()
-    rounds = []
-    for number in range(teaching.rounds):
+    if begun is None:
+        with telemetry.phase("develop", "develop"):
+            before, rounds = teaching.measured(), []
+    else:
+        before, rounds = begun["before"], begun["rounds"]
+        teaching.load_state_dict(begun["teaching"])
+        telemetry.load_state_dict(begun["spent"])
+        telemetry.event("warm start", f"going on after round {len(rounds)} of {teaching.rounds}", window=0)
+
+    def parts() -> dict[str, dict[str, Tensor] | None]:
+        named = {"delimiters": delimiters, "gates": gates}
+        return {name: None if part is None else dict(part.state_dict()) for name, part in named.items()}
+
+    for number in range(len(rounds), teaching.rounds):
         with telemetry.phase(ROLE):
             rounds.append(teaching.round(number, telemetry))
         drawn = config.warmstart.source == "hindsight"
         shown = told(rounds[-1], drawn=drawn)
         telemetry.event("warm start", f"round {number + 1} of {teaching.rounds}: {shown}", window=0)
+        if config.warmstart.reading or number + 1 < teaching.rounds:
+            state = {"done": len(rounds), "base": base, "before": before, "rounds": rounds, **parts()}
+            with telemetry.phase(ROLE):
+                store.save(loaded, {**state, "teaching": teaching.state_dict(), "spent": telemetry.state_dict()})
     if config.warmstart.reading:
         with telemetry.phase(ROLE):
             read = teaching.read(telemetry)
@@ -118,13 +134,8 @@ def warm_start(
     telemetry.event("warm start", f"on development texts: {changed}", window=0)
     teaching.optimizer.release()
     report = {"source": config.warmstart.source, "rounds": rounds, "before": before, "after": after, "base": base}
-    found = WarmStart(
-        report,
-        None if delimiters is None else dict(delimiters.state_dict()),
-        None if gates is None else dict(gates.state_dict()),
-    )
-    if world.leads:
-        _keep(found, loaded, folder)
+    found = WarmStart(report, **parts())
+    store.end(found, loaded, telemetry.state_dict())
     return found
 
 
@@ -188,6 +199,23 @@ class Teaching:
         self.last: Learnable | None = None
         """The thoughts of the last round."""
         self._base: Tensor | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next round needs beside the model: tensors are references."""
+        last = self.last if self.settings.source == "hindsight" and self.settings.reading else None
+        fields = None if last is None else {
+            name: {key: getattr(part, key) for key in part.__dataclass_fields__}
+            for name, part in (("texts", last.texts), ("thoughts", last.thoughts))
+        }  # fmt: skip
+        return {"optimizer": self.optimizer.state_dict(), "no_thought": self._base, "last": fields}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was."""
+        device, last = self.engine.device, state["last"]
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._base = state["no_thought"].to(device)
+        if last is not None:
+            self.last = Learnable(TextBatch(**last["texts"]).to(device), Thoughts(**last["thoughts"]).to(device))
 
     def measured(self) -> dict[str, float]:
         """Gains and loss on the run's development texts."""
@@ -362,30 +390,3 @@ def _shards(config: Config, engine: TreeModel, beside: dict[str, Any], role: Rol
         return None
     width = config.distributed.shard if not len(role.ranks) % (config.distributed.shard or 1) else 0
     return shards_of(engine, beside, role, width=width, trained_in=wide)
-
-
-def _keep(found: WarmStart, loaded: Loaded, folder: Path) -> None:
-    """Write weights and report; the report comes last, and where it is, everything is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    state = {f"model.{name}": value for name, value in _weights(loaded).items()}
-    state |= {f"delimiters.{name}": value for name, value in (found.delimiters or {}).items()}
-    state |= {f"gates.{name}": value for name, value in (found.gates or {}).items()}
-    save_file({name: value.detach().cpu().contiguous() for name, value in state.items()}, folder / WEIGHTS)
-    beside = folder / f".{REPORT}"
-    beside.write_text(json.dumps(found.report) + "\n", "utf-8")
-    os.replace(beside, folder / REPORT)
-
-
-def _weights(loaded: Loaded) -> dict[str, Tensor]:
-    return {name: parameter.data for name, parameter in loaded.model.named_parameters()}
-
-
-def _restored(loaded: Loaded, folder: Path) -> WarmStart:
-    state, report = load_file(folder / WEIGHTS), json.loads((folder / REPORT).read_text("utf-8"))
-    for name, value in _weights(loaded).items():
-        value.copy_(state[f"model.{name}"])
-    parts = {
-        part: {name.removeprefix(f"{part}."): value for name, value in state.items() if name.startswith(f"{part}.")}
-        for part in ("delimiters", "gates")
-    }
-    return WarmStart(report, parts["delimiters"] or None, parts["gates"] or None)
