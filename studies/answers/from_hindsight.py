@@ -111,14 +111,15 @@ def starts(found: Found) -> str:
     forms = dict(FORMS)
     for seed in AGAIN:
         every[seed] = found[seed]["starts"]["bare"]
-        forms[seed] = f"{FORMS['bare']} (start of seed {seed})"
+        forms[seed] = f"{FORMS['bare']} (seed {seed})"
     rows = []
     for name, form in forms.items():
         one = every[name]
-        for when in ("before", "after")[name not in BEGUN :]:
+        for when in ("before", "after")[name not in (*BEGUN, *AGAIN) :]:
             shown = one[when]
             counts = ", ".join(f"{each['kept']:.0f} of {each['thoughts']:,.0f}" for each in one["rounds"])
-            named = ("–", BEGUN[name], "–") if when == "before" else (form, "after", counts)
+            begun = BEGUN.get(name, f"{BEGUN['bare']} (seed {name})")
+            named = ("–", begun, "–") if when == "before" else (form, "after", counts)
             gains = (signed(shown["thought_gain"]), signed(shown["content_gain"]))
             numbers = (f"{shown['no_thought_loss']:.3f}", f"{shown['mean_thought_length']:.0f}")
             rows.append((named[0], named[1], *gains, *numbers, named[2]))
@@ -235,43 +236,84 @@ def bare(found: Found) -> str:
 
 
 def seeds(found: Found) -> str:
-    """Bare sheets over seeds: right answers of each start and its runs, and what was won, answer by answer."""
+    """Bare sheets from several starts: right answers of each start and of its runs."""
     every = (SECOND, *AGAIN)
-    models = {(seed, "the start"): asked_of(found[seed], BARE) for seed in every}
-    models |= {
-        (seed, NAMES[cell["method"]]): answered(cell)
-        for seed in every
-        for cell in found[seed]["cells"]
-        if cell["start"] == BARE
-    }
+    models = bare_models(found)
     rows: list[Sequence[str]] = []
     for asked in ("fresh problems", "GSM8K's test"):
         for condition, how in (("own", "greedy"), ("sampled", "sampled")):
-            rows += [_over_seeds(models, name, asked, condition, how, found) for name in ("the start", "T⁵", "GRPO")]
-            pairs = [(found[seed], models[seed, "T⁵"][asked], models[seed, "GRPO"][asked]) for seed in AGAIN]
-            rows.append((asked, how, "T⁵ minus GRPO", *["–"] * (len(every) + 1), _apart_over_seeds(pairs, condition)))
-    head = ("asked", "own thought", "right, %", *(f"seed {seed}" for seed in every), "mean", "minus its start, points")
+            for name in ("the start", "T⁵", "GRPO"):
+                shares = [
+                    models[seed, name][asked]["results"]["every"]["accuracy"][condition][0]
+                    if (seed, name) in models else None
+                    for seed in every
+                ]  # fmt: skip
+                told = ["–" if share is None else percent(share) for share in shares]
+                rows.append((asked, how, name, *told))
+    return drawn(("asked", "own thought", "right, %", *(f"seed {seed}" for seed in every)), rows)
+
+
+def seeds_apart(found: Found) -> str:
+    """The same models minus one another, by how much of a problem's working is shown: means over starts."""
+    models, every = bare_models(found), (SECOND, *AGAIN)
+    cold = asked_of(found[SECOND], COLD)
+    pairs = [
+        ("the start minus as it comes", every, "the start", None),
+        ("T⁵ minus its start", every, "T⁵", "the start"),
+        ("T⁵ minus its start", AGAIN, "T⁵", "the start"),
+        ("GRPO minus its start", AGAIN, "GRPO", "the start"),
+        ("T⁵ minus GRPO", AGAIN, "T⁵", "GRPO"),
+    ]
+    kinds = found[SECOND]["missing"].split()
+    shown = [number for number, kind in enumerate(kinds) if kind != "all"]
+    rest = [number for number, kind in enumerate(kinds) if kind == "all"]
+    rows = []
+    for name, some, one, other in pairs:
+        for condition, how in (("own", "greedy"), ("sampled", "sampled")):
+            cells = []
+            for asked, which in (("fresh problems", shown), ("fresh problems", rest), ("GSM8K's test", None)):
+                told = [
+                    (found[seed], models[seed, one][asked], (cold if other is None else models[seed, other])[asked])
+                    for seed in some
+                ]
+                cells.append(_apart_over_seeds(told, condition, which))
+            rows.append((name if how == "greedy" else "", ", ".join(some) if how == "greedy" else "", how, *cells))
+    head = ("points", "seeds", "own thought", f"fresh, lines shown ({len(shown)} answers)",
+            f"fresh, none shown ({len(rest)})", "GSM8K's test")  # fmt: skip
     return drawn(head, rows)
 
 
-def _over_seeds(
-    models: Mapping[tuple[str, str], Found], name: str, asked: str, condition: str, how: str, found: Found
-) -> Sequence[str]:
-    every = (SECOND, *AGAIN)
-    ones = {seed: models[seed, name][asked] for seed in every if (seed, name) in models}
-    shares = {seed: one["results"]["every"]["accuracy"][condition][0] for seed, one in ones.items()}
-    told = [percent(shares[seed]) if seed in shares else "–" for seed in every]
-    pairs = [(found[seed], one, models[seed, "the start"][asked]) for seed, one in ones.items()]
-    less = "–" if name == "the start" else _apart_over_seeds(pairs, condition)
-    return asked, how, name, *told, percent(sum(shares.values()) / len(shares)), less
+def bare_models(found: Found) -> dict[tuple[str, str], Found]:
+    """By seed and name what the starts on bare sheets and the runs from them answered; one run of a method a seed."""
+    models: dict[tuple[str, str], Found] = {}
+    for seed in (SECOND, *AGAIN):
+        if found[seed]["clusters"] != found[SECOND]["clusters"] or found[seed]["missing"] != found[SECOND]["missing"]:
+            raise UserError(
+                f"seed {seed}: was asked other questions than seed {SECOND}; answer by answer needs the same"
+            )
+        models[seed, "the start"] = asked_of(found[seed], BARE)
+        for cell in found[seed]["cells"]:
+            if cell["start"] == BARE:
+                if (seed, NAMES[cell["method"]]) in models:
+                    raise UserError(f"seed {seed}: two runs of {cell['method']} from {BARE}; give a folder with one")
+                models[seed, NAMES[cell["method"]]] = answered(cell)
+    return models
 
 
-def _apart_over_seeds(pairs: Sequence[tuple[Found, Found, Found]], condition: str) -> str:
+def _apart_over_seeds(
+    pairs: Sequence[tuple[Found, Found, Found]], condition: str, which: Sequence[int] | None = None
+) -> str:
     """The mean over seeds of one model's right answers minus another's, over problems and over seeds."""
-    each = [_differences(one, other, some, condition) for some, one, other in pairs]
-    sums = [{int(number): (float(total), float(mass)) for number, total, mass in zip(
-        problem_N.unique(), *cluster_sums(value_N, torch.ones_like(value_N), problem_N), strict=True
-    )} for value_N, problem_N in each]  # fmt: skip
+    each = [_differences(one, other, some, condition, which) for some, one, other in pairs]
+    sums = [
+        {
+            int(number): (float(total), float(mass))
+            for number, total, mass in zip(
+                problem_N.unique(), *cluster_sums(value_N, torch.ones_like(value_N), problem_N), strict=True
+            )
+        }
+        for value_N, problem_N in each
+    ]
     return over_both(over_clusters(sums), [float(value_N.double().mean()) for value_N, _ in each], points_of)
 
 
@@ -314,7 +356,8 @@ def _differences(
     return torch.tensor([one[number] - two[number] for number in numbers]), problem_N
 
 
-TABLES = {"starts": starts, "answers": answers, "apart": apart, "again": again, "bare": bare, "seeds": seeds}
+TABLES = {"starts": starts, "answers": answers, "apart": apart, "again": again, "bare": bare,
+          "seeds": seeds, "seeds_apart": seeds_apart}  # fmt: skip
 
 
 def main(given: list[str] | None = None) -> int:

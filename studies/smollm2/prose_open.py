@@ -16,8 +16,9 @@ from tfive.report.runs import read_json
 from tfive_lab.study_tables import drawn
 
 RESULTS = "smollm2-prose-open.json"
-RUNS = {"reader": "anchors alone, to read", "t5": "T⁵", "anchor-only": "anchors alone"}
-SHOWN = {"thought_gain": "thought gain", "content_gain": "content gain", "no_thought_loss": "loss without"}
+RUNS = {"reader": "after one round and 200 updates of reading", "t5": "T⁵", "anchor-only": "anchors alone"}
+GAINS = {"thought_gain": "thought gain", "content_gain": "content gain", "empty_gain": "empty"}
+LOSS = "no_thought_loss"
 Found = dict[str, Any]
 
 
@@ -27,41 +28,62 @@ def collected(runs: Path, code: str) -> Found:
     for name in RUNS:
         if not (runs / name / "metrics.jsonl").is_file():
             raise UserError(f"--open {runs}: no run {name} in it; docs/studies/smollm2-study.md has the commands")
-        lines = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text("utf-8").splitlines()]
-        measured = {int(line["step"]): line for line in lines if "development.content_gain" in line}
-        critics = [[line["r2.1"], line["r2.2"]] for line in lines if "r2.1" in line]
-        found[name] = {
-            "warmstart": read_json(runs / name / "warmstart.json"),
-            "measured": [{"window": window, **_gains(line)} for window, line in measured.items()],
-            "r2": [[round(value, 4) for value in pair] for pair in critics],
-            "actor_thoughts": read_json(runs / name / "status.json")["account"]["roles"]["actor"]["trajectories"],
-        }
+        try:
+            found[name] = _run(runs / name)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{runs / name}: is cut off or no run ({error!r:.80}); run it again") from error
     return found
 
 
+def _run(folder: Path) -> Found:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    measured = {int(line["step"]): line for line in lines if "development.content_gain" in line}
+    windows = [line for line in lines if "r2.1" in line]
+    return {
+        "warmstart": read_json(folder / "warmstart.json"),
+        "measured": [{"window": window, **_gains(line)} for window, line in measured.items()],
+        "r2": [[round(line["r2.1"], 4), round(line["r2.2"], 4)] for line in windows],
+        "admitted": sum(bool(line.get("actor_updates.qualified")) for line in windows),
+        "actor_thoughts": read_json(folder / "status.json")["account"]["roles"]["actor"]["trajectories"],
+    }
+
+
 def _gains(line: Found) -> Found:
-    keys = {name: [f"development.{name}", *(f"development.{name}_interval.{end}" for end in (1, 2))] for name in SHOWN}
-    return {name: [round(line[key], 5) for key in names] for name, names in keys.items()}
+    keys = {name: [f"development.{name}", *(f"development.{name}_interval.{end}" for end in (1, 2))] for name in GAINS}
+    loss = round(line[f"development.{LOSS}"], 5)
+    return {**{name: [round(line[key], 5) for key in names] for name, names in keys.items()}, LOSS: loss}
 
 
 def course(found: Found) -> str:
-    """Development texts as the model comes, after its start, and on the way."""
-    rows: list[Sequence[str]] = []
+    """Development texts as the model comes, after its starts, and on the way."""
     before = found["reader"]["warmstart"]["before"]
-    rows.append(("as it comes", "–", "–", *(_signed(before[name], name) for name in SHOWN)))
-    for name, title in RUNS.items():
-        run = found[name]
-        kept = [f"{one['kept']:.0f}" for one in run["warmstart"]["rounds"] if "kept" in one]
-        for one in run["measured"] if name != "reader" else run["measured"][:1]:
-            told = title if one["window"] else f"{title}: the start"
-            gains = (_signed(one[key][0], key) + _ends(one[key], key) for key in SHOWN)
-            rows.append((told, str(one["window"]), "–" if one["window"] else ", ".join(kept), *gains))
-    return drawn(("model", "window", "thoughts learned in each round", *SHOWN.values()), rows)
+    loss = before[LOSS]
+    told = (_signed(before["thought_gain"]), _signed(before["content_gain"]), "–")
+    rows: list[Sequence[str]] = [
+        ("as it comes", "–", "–", *told, f"{loss:.3f}", f"{loss - before['thought_gain']:.3f}")
+    ]
+    rows.append(_row(RUNS["reader"], found["reader"], found["reader"]["measured"][0]))
+    rows.append(_row("after three rounds and 100 updates more", found["t5"], found["t5"]["measured"][0]))
+    for name in ("t5", "anchor-only"):
+        rows += [_row(RUNS[name], found[name], one) for one in found[name]["measured"] if one["window"]]
+    head = (
+        "model",
+        "window",
+        "thoughts learned in each round",
+        *GAINS.values(),
+        "loss without",
+        "after the own thought",
+    )
+    return drawn(head, rows)
 
 
-def _signed(value: float, name: str) -> str:
-    return f"{value:.3f}" if name == "no_thought_loss" else f"{value:+.3f}".replace("-", "−")
+def _row(title: str, run: Found, one: Found) -> Sequence[str]:
+    kept = ", ".join(f"{part['kept']:.0f}" for part in run["warmstart"]["rounds"] if "kept" in part)
+    gains = (f"{_signed(one[key][0])} ({_signed(one[key][1])} … {_signed(one[key][2])})" for key in GAINS)
+    after = one[LOSS] - one["thought_gain"][0]
+    when = (str(one["window"]), "–") if one["window"] else ("–", kept)
+    return title, *when, *gains, f"{one[LOSS]:.3f}", f"{after:.3f}"
 
 
-def _ends(value: Sequence[float], name: str) -> str:
-    return "" if name == "no_thought_loss" else f" ({_signed(value[1], name)} … {_signed(value[2], name)})"
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")

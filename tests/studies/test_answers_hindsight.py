@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import scripts
 from tfive.errors import UserError
+from tfive_lab.estimates import over_seeds
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,21 +45,20 @@ def right(model: dict[str, Any], condition: str = "own", kind: str = "every") ->
 
 def test_pages_tell_what_was_answered(study: Any, found: dict[str, Any]) -> None:
     some = found[study.SECOND]
-    gsm8k, fresh = some["benchmarks"]["gsm8k"], some["accuracy"]
+    gsm8k = some["benchmarks"]["gsm8k"]
     cells = {(cell["start"], cell["method"]): cell["accuracy"] for cell in some["cells"]}
 
     def ends(method: str, asked: str) -> list[float]:
         each = (cells[start, method] for start in (study.BARE, study.START))
         return [right(one["benchmarks"]["gsm8k"] if asked == "gsm8k" else one) for one in each]
 
-    starts, begun = ([right(one[name]) for name in (study.BARE, study.START)] for one in (gsm8k, fresh))
+    starts = [right(gsm8k[name]) for name in (study.BARE, study.START)]
     cold, lots = (right(gsm8k[name]) for name in (study.COLD, study.LOTS))
     t5, control = ends("t5", "gsm8k"), ends("anchor-only", "gsm8k")
     readme, page = (ROOT / "README.md").read_text("utf-8"), study.PAGE.read_text("utf-8")
     assert f"goes from {cold} % of GSM8K's test (as it comes, with its own thought) to" in readme
-    assert f"and to {lots} after as many thoughts drawn by lot" in readme
-    after = [ends(method, "fresh")[0] for method in ("t5", "anchor-only")]
-    assert f"anchors alone, on one of them, {control[0]} from {starts[0]} and {after[1]} from {begun[0]}" in readme
+    assert f"as many thoughts drawn by lot end at {lots} % where hindsight ends at {starts[0]}" in readme
+    assert f"anchors alone at {control[0]} where T⁵ ends at {t5[0]} (hardly told apart)" in readme
     for start, told in ((study.BARE, "+2.1, −0.6 … +4.8"), (study.START, "+2.8, −0.3 … +5.9")):
         trained = cells[start, "t5"]["benchmarks"]["gsm8k"]
         assert study._apart(trained, gsm8k[start], some) == told.replace(", ", " (") + ")"
@@ -131,37 +132,70 @@ def test_over_seeds_means_are_those_of_the_answers(study: Any, found: dict[str, 
     gsm8k = {seed: found[seed]["benchmarks"]["gsm8k"][study.BARE] for seed in every}
     readme, page = (ROOT / "README.md").read_text("utf-8"), study.PAGE.read_text("utf-8")
 
-    def mean(models: list[dict[str, Any]]) -> float:
-        return 100 * sum(one["results"]["every"]["accuracy"]["own"][0] for one in models) / len(models)
+    def shares(models: list[dict[str, Any]]) -> list[float]:
+        return [100 * one["results"]["every"]["accuracy"]["own"][0] for one in models]
 
-    starts = [mean([one[seed] for seed in every]) for one in (gsm8k, begun)]
-    ends = [
-        mean([runs[seed, "t5"]["benchmarks"]["gsm8k"] for seed in every]),
-        mean([runs[seed, "t5"] for seed in every]),
+    asked = {
+        "GSM8K's test": (gsm8k, lambda one: one["benchmarks"]["gsm8k"]),
+        "fresh problems": (begun, lambda one: one),
+    }
+    said = {}
+    for name, (starts, of) in asked.items():
+        before, after = shares([starts[seed] for seed in every]), shares([of(runs[seed, "t5"]) for seed in every])
+        won = [one - other for one, other in zip(after, before, strict=True)]
+        mean, half = over_seeds(won)
+        assert half is not None
+        ends = f"{mean - half:.1f} … {'+' * (mean < half)}{mean + half:.1f}".replace("-", "−")
+        said[name] = (statistics.fmean(before), statistics.fmean(after), mean, ends)
+    first, fresh = said.values()
+    told = f"hindsight ends at {first[0]:.1f} and T⁵ at {first[1]:.1f} (+{first[2]:.1f}, 2.4 … 5.7 over problems"
+    assert f"{told}, {first[3]} over seeds)" in page
+    assert f"at {fresh[0]:.1f} and {fresh[1]:.1f} (+{fresh[2]:.1f}, 3.3 … 7.3 and {fresh[3]};" in page
+    assert (
+        f"to {first[0]:.1f} % on sheets that hold problems and their answers alone, and T⁵ then to {first[1]:.1f}"
+        in readme
+    )
+    assert f"of fresh problems from {fresh[0]:.1f} to {fresh[1]:.1f}" in readme
+    row = next(
+        line for line in study.seeds_apart(found).splitlines() if "| T⁵ minus its start | 26, 27, 28 | greedy" in line
+    )
+    assert f"| +{first[2]:.1f} (+2.4 … +5.7; over seeds " in row
+    behind = [
+        statistics.fmean(shares([of(runs[seed, "quiet-star-grpo"]) for seed in study.AGAIN]))
+        - statistics.fmean(shares([of(runs[seed, "t5"]) for seed in study.AGAIN]))
+        for _, of in asked.values()
     ]
-    won = [f"{end - start:.1f}" for start, end in zip(starts, ends, strict=True)]
-    assert f"ends at {starts[0]:.1f} and T⁵ at {ends[0]:.1f} (+{won[0]}, 2.4 … 5.7 over problems, −0.2 … +8.4" in page
-    assert f"at {starts[1]:.1f} and {ends[1]:.1f} (+{won[1]}, 1.6 … 8.9 over seeds)" in page
-    assert f"to {starts[0]:.1f} % on sheets that hold problems and their answers alone" in readme
-    assert f"T⁵ then brings {ends[0]:.1f} (+{won[0]}, 2.4 … 5.7 over problems" in readme
-    assert f"of fresh problems {ends[1]:.1f} from {starts[1]:.1f}" in readme
-    row = next(line for line in study.seeds(found).splitlines() if "| GSM8K's test | greedy | T⁵ |" in line)
-    assert row.split("|")[-2].split(";")[0].strip() == f"+{won[0]} (+2.4 … +5.7"
+    assert f"T⁵ is {behind[0]:.1f} points behind on GSM8K's test (−0.9 … 3.5) and {-behind[1]:.1f} ahead" in page
+    assert f"is {behind[0]:.1f} ahead of T⁵ on GSM8K's test and {-behind[1]:.1f} behind on fresh problems" in readme
+    kinds = found[study.SECOND]["missing"].split()
+    for wanted, words in ((True, "lines shown"), (False, "none shown")):
+        some = [number for number, kind in enumerate(kinds) if (kind != "all") == wanted]
+        pairs = [(runs[seed, "t5"], begun[seed], found[seed]) for seed in every]
+        gains = [100 * float(study._differences(*pair, "own", some)[0].double().mean()) for pair in pairs]
+        shown = [f"{one:+.1f}".replace("-", "−") for one in gains]
+        assert f"{words} {shown[0]}, {shown[1]} and {shown[2]}" in page
+    content = {
+        (seed, cell["method"]): cell for seed in every for cell in found[seed]["cells"] if cell["start"] == study.BARE
+    }
+    one, two = ([content[seed, "t5"]["test_start"]["content_gain"], content[seed, "t5"]["test"]["content_gain"][0],
+                 content[seed, "quiet-star-grpo"]["test"]["content_gain"][0]] for seed in study.AGAIN)  # fmt: skip
+    texts = [f"{value if isinstance(value, float) else value[0]:+.3f}" for value in (*one, *two)]
+    assert f"from {texts[0]} to {texts[1]} with T⁵ and {texts[2]} with GRPO, and from" in page
+    assert f"GRPO, and from {texts[3]} to {texts[4]} and {texts[5]}" in page
     # Over problems, by hand: what a problem wins is added up over the seeds before it is squared.
-    first, second = (f"{seed}" for seed in study.AGAIN)
-    pairs = [(found[seed], runs[seed, "t5"], begun[seed]) for seed in (first, second)]
-    clusters = found[first]["clusters"]["test"].split()
+    judged = [(found[seed], runs[seed, "t5"], begun[seed]) for seed in study.AGAIN]
+    clusters = found[study.SECOND]["clusters"]["test"].split()
     moved: dict[str, float] = {}
-    whole = sum(int(a) - int(b) for _, one, two in pairs
+    whole = sum(int(a) - int(b) for _, one, two in judged
                 for a, b in zip(one["verdicts"]["own"], two["verdicts"]["own"], strict=True)) / 2  # fmt: skip
     middle = whole / len(clusters)
-    for _, one, two in pairs:
+    for _, one, two in judged:
         each = [int(a) - int(b) for a, b in zip(one["verdicts"]["own"], two["verdicts"]["own"], strict=True)]
         here = sum(each) / len(each)
         for value, cluster in zip(each, clusters, strict=True):
             moved[cluster] = moved.get(cluster, 0.0) + (value - here) / len(clusters) / 2
     half = 1.96 * (sum(one**2 for one in moved.values()) * len(moved) / (len(moved) - 1)) ** 0.5
-    told = study._apart_over_seeds(pairs, "own")
+    told = study._apart_over_seeds(judged, "own")
     ends_told = [f"{100 * one:+.1f}".replace("-", "−") for one in (middle, middle - half, middle + half)]
     assert told.startswith(f"{ends_told[0]} ({ends_told[1]} … {ends_told[2]};")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -152,31 +153,61 @@ def test_the_committed_page_shows_the_committed_numbers() -> None:
 
 
 def test_runs_that_have_not_ended_become_the_table_of_open_reading(tmp_path: Path) -> None:
-    keys = [f"development.{name}{end}" for name in prose.prose_open.SHOWN for end in ("", "_interval.1", "_interval.2")]
-    state = {"thought_gain": -0.7, "content_gain": 0.006, "no_thought_loss": 3.25}
+    names = [*prose.prose_open.GAINS, prose.prose_open.LOSS]
+    keys = [f"development.{name}{end}" for name in names for end in ("", "_interval.1", "_interval.2")]
+    state = {"thought_gain": -0.75, "content_gain": 0.006, "no_thought_loss": 3.25}
     rounds = [{"thoughts": 64.0, "kept": 7.0}, {"thoughts": 8.0}]
+    asked = ["--open", str(tmp_path), "--results", str(tmp_path)]
     for name in prose.prose_open.RUNS:
         with pytest.raises(UserError, match=f"no run {name} in it"):
-            prose.main(["--open", str(tmp_path), "--results", str(tmp_path)])
+            prose.main(asked)
         folder = tmp_path / name
         folder.mkdir()
-        lines = [{"step": 0, **dict.fromkeys(keys, -0.5)}, {"step": 1, "r2.1": 0.25, "r2.2": 0.5},
-                 {"step": 1, **dict.fromkeys(keys, 0.125)}]  # fmt: skip
+        window = {"step": 1, "r2.1": 0.25, "r2.2": 0.5, "actor_updates.qualified": 8.0}
+        lines = [{"step": 0, **dict.fromkeys(keys, -0.5)}, window, {"step": 1, **dict.fromkeys(keys, 0.125)}]
         (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
         (folder / "warmstart.json").write_text(json.dumps({"before": state, "rounds": rounds}), "utf-8")
+        (folder / "status.json").write_text("{}", "utf-8")
+        with pytest.raises(UserError, match=f"{name}: is cut off or no run"):
+            prose.main(asked)
         roles = {"account": {"roles": {"actor": {"trajectories": 4096}}}}
         (folder / "status.json").write_text(json.dumps(roles), "utf-8")
     page = tmp_path / "page.md"
     page.write_text("<!-- table: open -->\n<!-- end of table -->\n", "utf-8")
-    assert prose.main(["--open", str(tmp_path), "--results", str(tmp_path), "--page", str(page), "--code", "abc"]) == 0
+    assert prose.main([*asked, "--page", str(page), "--code", "abc"]) == 0
     found = json.loads((tmp_path / prose.prose_open.RESULTS).read_text("utf-8"))
-    assert (found["code"], found["t5"]["actor_thoughts"], found["t5"]["r2"]) == ("abc", 4096, [[0.25, 0.5]])
+    assert found["code"] == "abc"
+    assert (found["t5"]["actor_thoughts"], found["t5"]["r2"], found["t5"]["admitted"]) == (4096, [[0.25, 0.5]], 1)
     rows = page.read_text("utf-8").splitlines()[3:-1]
-    assert rows[0] == "| as it comes | – | – | −0.700 | +0.006 | 3.250 |"
     half, eighth = "−0.500 (−0.500 … −0.500)", "+0.125 (+0.125 … +0.125)"
-    assert rows[2] == f"| T⁵: the start | 0 | 7 | {half} | {half} | -0.500 |"
-    assert rows[3] == f"| T⁵ | 1 | – | {eighth} | {eighth} | 0.125 |"
-    assert len(rows) == 6, "of the run that learns to read its start alone"
+    assert rows[0] == "| as it comes | – | – | −0.750 | +0.006 | – | 3.250 | 4.000 |"
+    assert rows[1].endswith(f"| – | 7 | {half} | {half} | {half} | -0.500 | 0.000 |")
+    assert rows[3] == f"| T⁵ | 1 | – | {eighth} | {eighth} | {eighth} | 0.125 | 0.000 |"
+    assert [row.split("|")[1].strip() for row in rows[3:]] == ["T⁵", "anchors alone"]
+
+
+def test_the_page_says_of_open_reading_what_was_measured() -> None:
+    found = json.loads((ROOT / "results" / prose.prose_open.RESULTS).read_text("utf-8"))
+    page = (ROOT / "docs" / "studies" / "smollm2-study.md").read_text("utf-8")
+    own, control, reader = (found[name] for name in ("t5", "anchor-only", "reader"))
+    assert (
+        f"({control['actor_thoughts']:,} in its 52 windows, T⁵ {own['actor_thoughts']:,} in {len(own['r2'])})" in page
+    )
+    last = [one["measured"][-1]["content_gain"] for one in (own, control)]
+    shown = [f"{one[0]:+.3f}, {one[1]:+.3f} … {one[2]:+.3f}".replace("-", "−") for one in last]
+    assert f"back to nothing ({shown[0]})" in page
+    assert f"the control to {shown[1].replace(', ', ' (', 1)})" in page
+    kept = [[int(part["kept"]) for part in one["warmstart"]["rounds"] if "kept" in part] for one in (reader, own)]
+    assert f"{kept[0][0]} of 2,048 are learned" in page
+    assert f"{min(kept[1])} to {max(kept[1])} once reading was learned" in page
+    weaker = [min(pair) for pair in own["r2"]]
+    assert own["admitted"] == len(weaker) == 51
+    assert f"(R² of the weaker {weaker[0]:.2f} in the first, {statistics.median(weaker):.2f} in the median)" in page
+    states = (reader["measured"][0], own["measured"][0], own["measured"][-1], control["measured"][-1])
+    after = [one["no_thought_loss"] - one["thought_gain"][0] for one in states]
+    first, second, *ends = (f"{loss:.3f}" for loss in after)
+    assert f"to {first} by the first start, to {second} by the second" in page
+    assert f"alike ({', '.join(ends)})" in page
 
 
 def test_headrooms_of_models_become_tables(tmp_path: Path) -> None:
