@@ -282,7 +282,7 @@ def test_a_model_that_is_not_admitted_leaves_nothing_behind(
         assert list(out.iterdir()) == []
     kept = out / PREPARED[0]
 
-    def warmed(*_: Any) -> None:
+    def warmed(*_: Any, **__: Any) -> None:
         kept.write_text("{}", "utf-8")
 
     with monkeypatch.context() as broken:
