@@ -219,7 +219,7 @@ def test_what_is_asked_often_imports_little(code: str, forbidden: tuple[str, ...
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("words", [["train"], ["doctor"], ["data", "prepare"], ["compare"]])
+@pytest.mark.parametrize("words", [["train"], ["doctor"], ["data", "prepare"], ["data", "stats"], ["compare"]])
 @pytest.mark.parametrize("typo", [["nope"], ["nano", "--set", "window.itmes=4"]])
 def test_a_typo_is_told_before_libraries_are_loaded(words: list[str], typo: list[str]) -> None:
     told = f"import sys; from tfive.cli.app import _call; status = _call({[*words, *typo]!r})"

@@ -38,8 +38,8 @@ class Accounting(Telemetry, Protocol):
     def state_dict(self) -> dict[str, Any]:
         """What to keep of it."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what was kept."""
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on from what was kept; files that have changed since are refused, or left as they are if not `strict`."""
 
 
 class Silent:
@@ -63,5 +63,5 @@ class Silent:
         """Nothing."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Dropped."""

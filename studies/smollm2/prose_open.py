@@ -13,6 +13,7 @@ from typing import Any
 
 from tfive.errors import UserError
 from tfive.report.runs import read_json
+from tfive.training.warmstart_kept import SPENT
 from tfive_lab.study_tables import drawn
 
 RESULTS = "smollm2-prose-open.json"
@@ -40,7 +41,7 @@ def _run(folder: Path) -> Found:
     measured = {int(line["step"]): line for line in lines if "development.content_gain" in line}
     windows = [line for line in lines if "r2.1" in line]
     return {
-        "warmstart": read_json(folder / "warmstart.json"),
+        "warmstart": {key: one for key, one in read_json(folder / "warmstart.json").items() if key != SPENT},
         "measured": [{"window": window, **_gains(line)} for window, line in measured.items()],
         "r2": [[round(line["r2.1"], 4), round(line["r2.2"], 4)] for line in windows],
         "admitted": sum(bool(line.get("actor_updates.qualified")) for line in windows),

@@ -132,6 +132,9 @@ def test_the_verdict_rests_on_content_gain_and_its_interval(content: float, thou
     told = evaluate_gains.verdict({name: {"mean": mean, "error": 0.01} for name, mean in means.items()})
     assert said in told
     assert ("costs more" in told) == ("costs more" in said)
+    unread = {name: {"mean": 0.0, "error": 0.0} for name in means}
+    assert "they are not read" in evaluate_gains.verdict(unread)
+    assert "is no number here" in evaluate_gains.verdict({})
 
 
 def test_a_pattern_that_finds_nothing_is_told(

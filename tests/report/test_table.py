@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from recorded import run
-from tfive.cli.report import report_command, tabulated
+from tfive.cli.report import brief, report_command, tabulated
 from tfive.errors import UserError
 from tfive.report import figures
 from tfive.report.blocks import markdown
 from tfive.report.runs import Run, mismatches, read_study
 from tfive.report.sections import in_short, in_short_at_equal_cost, run_blocks, study_blocks, variant_blocks
-from tfive.report.table import rows_csv, study_table
+from tfive.report.table import LIMITS, rows_csv, study_table
 
 
 @pytest.fixture
@@ -200,6 +200,16 @@ def test_report_of_a_run_and_of_a_study(tmp_path: Path, runs: list[Run]) -> None
     missing = [line for line in said.splitlines() if line.startswith("- not finished: ")]
     assert [f"{one.label} seed {one.seed}: " in line for one, line in zip(runs[4:], missing, strict=True)] == [True] * 2
     assert said.endswith("report.html")
+    whole = json.loads((tmp_path / "report" / "table.json").read_text("utf-8"))
+    told = [block.text for block in (*in_short(whole), *in_short_at_equal_cost(whole))]
+    assert told
+    assert all(line in said for line in told)
+    whole["limits"].append("Some runs shared their machine.")
+    whole["runs"][0]["note"] = "critics never qualified"
+    said = brief("t", whole)
+    assert "- Some runs shared their machine." in said
+    assert f"- {runs[0].label}, seed {runs[0].seed}: critics never qualified" in said
+    assert LIMITS[0] not in said
     found = json.loads(report_command([str(tmp_path)], as_json=True))
     assert found == json.loads((tmp_path / "report" / "table.json").read_text("utf-8"))
     if figures.available():

@@ -244,3 +244,19 @@ def test_labels_name_methods_presets_and_values() -> None:
     assert compare.seeds_of("3") == [0, 1, 2]
     assert compare.seeds_of("0,4") == [0, 4]
     assert compare.seeds_of("4,") == [4]
+
+
+@pytest.mark.parametrize("left", ["warmstart.json", "warmstart-rounds", None])
+def test_a_cell_that_was_stopped_in_its_warm_start_goes_on(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str | None
+) -> None:
+    (cell,) = compare.cells_of([str(home / "tiny.toml")], ["ntp"], [0], SETTINGS, tmp_path)
+    cell.folder.mkdir(parents=True)
+    (cell.folder / "config.toml").write_text(cell.config.to_toml(), "utf-8")
+    if left is not None:
+        (cell.folder / left).mkdir()
+    words: list[list[str]] = []
+    monkeypatch.setattr(compare.subprocess, "Popen", lambda given, **_: words.append(given))
+    compare.launch(cell, None)
+    assert words[0][3] == ("train" if left is None else "resume")
+    assert (cell.folder / "config.toml").exists() == (left is not None)

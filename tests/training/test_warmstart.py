@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 import tiny
 from tfive.cli.app import _call
 from tfive.config.config import Config
+from tfive.distributed.world import SINGLE
 from tfive.errors import RunFailed, UserError
 from tfive.rl import hindsight
 from tfive.rl.hindsight import chosen
@@ -27,7 +28,7 @@ from tfive.training.recorder import METRICS
 from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.start import resume, train
 from tfive.training.summary import SUMMARY
-from tfive.training.warmstart_kept import REPORT, ROUNDS, WEIGHTS
+from tfive.training.warmstart_kept import REPORT, ROUNDS, WEIGHTS, Rounds, rounds_kept
 from tfive.tree import admission
 from tfive.tree.forward import TreeModel
 
@@ -195,7 +196,7 @@ def test_a_warm_start_goes_on_behind_its_last_whole_round(
         assert _call(["train", str(tmp_path / "tiny.toml"), *words, "--out", str(folder)]) == 1
     rounds = 1 if stopped_in == "round" else 2
     told = capsys.readouterr().err.splitlines()[-1]
-    assert f"SIGTERM: its warm start is not over and goes on after round {rounds} of its warm start; go on with" in told
+    assert f"SIGTERM: its warm start is not over and goes on after round {rounds}; go on with" in told
     # What was written after the round that is kept is written again.
     with (folder / METRICS).open("a", encoding="utf-8") as file:
         file.write('{"step": 0, "seconds": 9.0, "event": "warm start", "detail": "a round that was lost"}\n')
@@ -209,7 +210,7 @@ def test_a_warm_start_goes_on_behind_its_last_whole_round(
         patched.setattr(warmstart.Teaching, "round", noted)
         assert _call(["resume", str(folder)]) == 0
     assert done == list(range(rounds, 2))
-    assert f"no checkpoint yet; beginning again after round {rounds} of its warm start" in capsys.readouterr().err
+    assert f"no checkpoint yet; beginning again in its warm start after round {rounds}" in capsys.readouterr().err
     again = json.loads((folder / SUMMARY).read_text("utf-8"))
     assert numbers(again) == numbers(whole)
     assert again["account"]["roles"] == whole["account"]["roles"]
@@ -237,16 +238,53 @@ def test_rounds_of_another_warm_start_or_damaged_ones_are_not_gone_on_from(
             train(config, folder, quiet=True)
         assert not _kept_without(patched, tmp_path, config)
     saved = (folder / "config.toml").read_text("utf-8")
+    stopped = shutil.copytree(folder, tmp_path / "stopped")
     (folder / "config.toml").write_text(saved.replace("\nsamples = 2", "\nsamples = 3", 1), "utf-8")
-    with pytest.raises(UserError, match=r"warmstart.samples = 3, the run began with 2; restore it"):
-        resume(folder, quiet=True)
-    (folder / "config.toml").write_text(saved, "utf-8")
-    file = next((folder / ROUNDS).rglob("*.safetensors"))
+    assert _call(["resume", str(folder)]) == 0
+    said = capsys.readouterr().err
+    assert "warmstart.samples = 3, the run began with 2; restore it in config.toml, or start another run" in said
+    assert "its rounds so far were learned otherwise" in said
+    assert "it begins again" in said
+    more = tiny.configure(tmp_path / "more", *HINDSIGHT, "warmstart.samples=3")
+    assert numbers(json.loads((folder / SUMMARY).read_text("utf-8"))) == numbers(
+        train(more, tmp_path / "m", quiet=True)
+    )
+    file = next((stopped / ROUNDS).rglob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
     whole = train(config, tmp_path / "whole", quiet=True)
-    assert _call(["resume", str(folder)]) == 0
+    assert _call(["resume", str(stopped)]) == 0
     assert "of its rounds cannot be used" in capsys.readouterr().err
-    assert numbers(json.loads((folder / SUMMARY).read_text("utf-8"))) == numbers(whole)
+    assert numbers(json.loads((stopped / SUMMARY).read_text("utf-8"))) == numbers(whole)
+
+
+def test_rounds_of_another_precision_are_left(tmp_path: Path) -> None:
+    loaded = start.load_model(tiny.configure(tmp_path).model.name, device=torch.device("cpu"), dtype=torch.float32)
+    config = tiny.configure(tmp_path, *HINDSIGHT)
+    kept = Rounds(tmp_path, config, {}, "text", loaded, SINGLE, saves=True)
+    kept.save({"done": 1})
+    tree, lines = kept.newest()
+    assert tree is not None
+    assert tree["done"] == 1
+    assert lines == []
+    model: Any = loaded.model
+    model.to(torch.bfloat16)
+    tree, (line,) = kept.newest()
+    assert tree is None
+    assert line == "its rounds so far were learned otherwise (torch.float32 then, torch.bfloat16 now); it begins again"
+    assert rounds_kept(tmp_path) == 1
+
+
+def test_what_a_stop_left_of_the_rounds_goes(tmp_path: Path) -> None:
+    config = tiny.configure(tmp_path, *HINDSIGHT)
+    train(config, tmp_path / "run", quiet=True)
+    again = tmp_path / "again"
+    (again / ROUNDS).mkdir(parents=True)
+    for name in ("config.toml", WEIGHTS, REPORT):  # without metrics: what was spent is known all the same
+        shutil.copy(tmp_path / "run" / name, again)
+    told, whole = resume(again, quiet=True), json.loads((tmp_path / "run" / SUMMARY).read_text("utf-8"))
+    assert numbers(told) == numbers(whole)
+    assert told["account"]["roles"] == whole["account"]["roles"]
+    assert not (again / ROUNDS).exists()
 
 
 def _kept_without(patched: pytest.MonkeyPatch, tmp_path: Path, config: Config) -> bool:

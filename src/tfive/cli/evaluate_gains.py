@@ -156,7 +156,12 @@ def legend(whole: dict[str, Any]) -> list[str]:
 
 def verdict(whole: dict[str, Any]) -> str:
     """What content gain, the loss after another text's thought less that after one's own, says of these texts."""
-    mean, half = whole["content_gain"]["mean"], 1.96 * whole["content_gain"]["error"]
+    found = whole.get("content_gain")
+    if found is None:
+        return "content gain is no number here, so nothing can be said of what its thoughts say"
+    mean, half = found["mean"], 1.96 * found["error"]
+    if not mean and not half:
+        return "what its thoughts say changes nothing here (content gain 0 everywhere: they are not read)"
     shown = f"content gain {mean:+.4f} ± {half:.4f}"
     if mean > half:
         told = f"what its thoughts say helps here: {shown}"

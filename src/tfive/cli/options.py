@@ -101,8 +101,8 @@ def loading(quiet: bool = False, what: str = "loading torch and transformers") -
 
 def read_first(sources: Sequence[str] | None, overrides: Sequence[str] | None, *, rules: bool = True) -> None:
     """Refuse a configuration that cannot be, or that breaks a rule, before libraries are loaded, which takes seconds.
-    Of several processes none does: one of them speaks for all, later."""
-    if "RANK" in os.environ:
+    Of several processes none does: one of them speaks for all, later. What comes through a pipe is read once."""
+    if "RANK" in os.environ or any(Path(one).exists() and not Path(one).is_file() for one in sources or ()):
         return
     from tfive.config.config import resolve
 

@@ -106,12 +106,20 @@ BRIEF = ("content_gain", "thought_gain", "mixed_gain", "no_thought_drift")
 
 
 def brief(title: str, found: StudyTable) -> str:
-    """A study for a terminal: what is told apart, a row for every method, and the runs that have not finished."""
+    """A study for a terminal: what is told apart, a row for every method, what runs say of themselves first, and those
+    that have not finished."""
     finished = [row for row in found["methods"] if "measured" in row]
     rows = [(row["label"], str(len(row["seeds"])), *(interval(row["measured"].get(name)) for name in BRIEF))
             for row in finished]  # fmt: skip
     shown = table(("method", "seeds", *(TITLES[name] for name in BRIEF)), rows)
-    blocks = [*in_short(found), *in_short_at_equal_cost(found), shown]
+    blocks = [*in_short(found), *in_short_at_equal_cost(found)]
+    blocks += [paragraph(f"- {line}") for line in found["limits"] if line not in LIMITS]
+    blocks += [shown, paragraph("The table is of test texts, equal cost of development texts, on the way.")]
+    noted: dict[tuple[str, str], list[str]] = {}
+    for run in found["runs"]:
+        if "note" in run:
+            noted.setdefault((run["label"], run["note"]), []).append(str(run["seed"]))
+    blocks += [paragraph(f"- {label}, seed {', '.join(seeds)}: {note}") for (label, note), seeds in noted.items()]
     for run in found["runs"]:
         if run["state"] != "done":
             why = f", {run['failure']}" if run.get("failure") else ""

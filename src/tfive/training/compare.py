@@ -23,6 +23,7 @@ from tfive.config.config import DEFAULT, Config, variants
 from tfive.errors import RunFailed, UserError
 from tfive.methods.registry import methods
 from tfive.report.runs import STUDY, Run, read_study
+from tfive.training.begin import PREPARED
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.console import Console
 from tfive.training.live_status import PROGRESS
@@ -218,7 +219,8 @@ def launch(cell: Cell, cores: range | None) -> Any:
     cell.settings.parent.mkdir(parents=True, exist_ok=True)
     cell.settings.write_text(cell.config.to_toml(), "utf-8")
     words = [sys.executable, "-m", "tfive", "resume", str(cell.folder), "--quiet"]
-    if not CheckpointStore(cell.folder / CHECKPOINTS).paths():
+    prepared = (cell.folder / CONFIG).is_file() and any((cell.folder / name).exists() for name in PREPARED)
+    if not prepared and not CheckpointStore(cell.folder / CHECKPOINTS).paths():
         _clear(cell)
         words = [
             sys.executable,

@@ -6,12 +6,13 @@ computed. A few keys may change; everything else is refused by name, because the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tfive.config.config import Config
-from tfive.errors import UserError
+from tfive.errors import RunFailed, UserError
 from tfive.models.weights import IN_MEMORY, changed_model
 
 MAY_CHANGE = (
@@ -98,6 +99,20 @@ def _require_model(then: Mapping[str, str], now: Mapping[str, str], config: Conf
         raise UserError(
             f"{folder}: model.name = {config.model.name}: {name} is not what the run began with; restore the base model"
         )
+
+
+@contextmanager
+def fits(folder: Path, name: str) -> Iterator[None]:
+    """Turns whatever a checkpoint of another shape raises, once its checksums hold, into one line."""
+    try:
+        yield
+    except (UserError, RunFailed):
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(
+            f"{folder}: {name} is no checkpoint of this run ({reason}); use the tfive that wrote it, or restore it"
+        ) from error
 
 
 def moved(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,7 @@ from tfive.telemetry import DIAGNOSE
 from tfive.training.build import Assembly
 from tfive.training.recorder import Recorder
 
-NOT_TRAINING = ("admit", "develop", "test", "benchmarks")
+NOT_TRAINING = ("admit", "develop", "test", "benchmarks", "save")
 """Phases that are no part of a step: the admission probe and measuring on development texts, test texts, benchmarks."""
 
 BEFORE_WINDOWS = ("warmstart", "positions")

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from tfive.distributed.environment import peer_lost
-from tfive.errors import RunFailed, UserError
+from tfive.errors import RunFailed
 from tfive.rl.critic_files import save_critics
 from tfive.training import continuity
 from tfive.training.benchmarks import Benchmarks
@@ -278,7 +278,7 @@ class Loop:
         wanted = None if held is None else pieces_like(held)
         checkpoint, skipped = self.store.usable(skip_damaged=skip_damaged, wanted=wanted)
         name, state = checkpoint.path.name, checkpoint.tree
-        with fits(self.folder, name), self._memory("restore"):
+        with continuity.fits(self.folder, name), self._memory("restore"):
             corpus = self.assembly.corpus.fingerprint
             changed = continuity.check(state["began"], self.assembly.config, self.model, corpus, self.folder)
             self.recorder.load_state_dict(state["recorder"])
@@ -360,20 +360,6 @@ class Loop:
 def _measurement(entry: Any) -> dict[str, Any]:
     """One entry of a checkpoint's history; what is none raises an error here and not at the end of the run."""
     return {**entry, "window": int(entry["window"]), "no_thought_loss": float(entry["no_thought_loss"])}
-
-
-@contextmanager
-def fits(folder: Path, name: str) -> Iterator[None]:
-    """Turns whatever a checkpoint of another shape raises, once its checksums hold, into one line."""
-    try:
-        yield
-    except (UserError, RunFailed):
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UserError(
-            f"{folder}: {name} is no checkpoint of this run ({reason}); use the tfive that wrote it, or restore it"
-        ) from error
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:

@@ -335,7 +335,7 @@ def _after(folder: Path) -> str:
     if (folder / WARMED).is_file():
         return " after the warm start that is there"
     rounds = rounds_kept(folder)
-    return f" after round {rounds} of its warm start" if rounds else ""
+    return f" in its warm start after round {rounds}" if rounds else ""
 
 
 def _ended_in_a_line(folder: Callable[[], Path]) -> AbstractContextManager[None]:
@@ -351,8 +351,8 @@ def _ended_in_a_line(folder: Callable[[], Path]) -> AbstractContextManager[None]
             if (where / WARMED).is_file():
                 kept = "its warm start is kept"
             elif read_config(where).warmstart.source != "off":
-                on = "goes on" if rounds_kept(where) else "begins again"
-                kept = f"its warm start is not over and {on}{_after(where)}"
+                rounds = rounds_kept(where)
+                kept = f"its warm start is not over and {f'goes on after round {rounds}' if rounds else 'begins again'}"
             return Stopped(f"{name}: {kept}; {go_on}")
         return Stopped(f"{name}: nothing was written; give the command again")
 

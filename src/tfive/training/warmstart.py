@@ -39,11 +39,12 @@ from tfive.rl.settings import HALVES
 from tfive.rl.weight_slots import wide
 from tfive.telemetry import Accounting, Telemetry
 from tfive.text.prepared import PreparedCorpus
+from tfive.training import continuity
 from tfive.training.corpus import measured_sequences, weights_fingerprint
 from tfive.training.given_workings import Given, given_workings, shortfalls
 from tfive.training.memory_limits import engine_options
 from tfive.training.shard_engines import in_shards, shards_of
-from tfive.training.warmstart_kept import Rounds, WarmStart, kept, put
+from tfive.training.warmstart_kept import ROUNDS, Rounds, WarmStart, kept, put
 from tfive.tree.admission import admit
 from tfive.tree.forward import Delimiters, TreeModel
 from tfive.tree.gated import GATES, ReadingGates
@@ -82,15 +83,19 @@ def warm_start(
     """
     if config.warmstart.source == "off":
         return None
-    if (done := kept(loaded, folder, telemetry if counting else None)) is not None:
+    if (done := kept(loaded, folder, telemetry if counting else None, world)) is not None:
         return done
-    # Shards have no whole state to go on from: theirs begins again.
-    saves = config.run.checkpoint_every > 0 and not in_shards(config, Role.of_all(world))
-    store = Rounds(folder, config, digests or {}, corpus.fingerprint, world, saves=saves)
-    begun = store.newest(telemetry)
+    # Shards have no whole state to go on from, and given workings are one round: these begin again.
+    saves = config.run.checkpoint_every > 0 and config.warmstart.source == "hindsight"
+    saves = saves and not in_shards(config, Role.of_all(world))
+    store = Rounds(folder, config, digests or {}, corpus.fingerprint, loaded, world, saves=saves)
+    begun, lines = store.newest()
     base = weights_fingerprint(loaded.model) if begun is None else begun["base"]
     if begun is not None:
         put(loaded, begun["model"])
+        telemetry.load_state_dict(begun["spent"], strict=False)
+    for line in lines:
+        telemetry.event("warm start", line, window=0)
     plan = replace(plan_for(config.thought, loaded.model, loaded.tokenizer), group=1)
     model = loaded.model.requires_grad_(True)
     left = None if begun is None else WarmStart({}, begun["delimiters"], begun["gates"])
@@ -105,8 +110,8 @@ def warm_start(
             before, rounds = teaching.measured(), []
     else:
         before, rounds = begun["before"], begun["rounds"]
-        teaching.load_state_dict(begun["teaching"])
-        telemetry.load_state_dict(begun["spent"])
+        with continuity.fits(folder, ROUNDS):
+            teaching.load_state_dict(begun["teaching"])
         telemetry.event("warm start", f"going on after round {len(rounds)} of {teaching.rounds}", window=0)
 
     def parts() -> dict[str, dict[str, Tensor] | None]:
@@ -121,8 +126,9 @@ def warm_start(
         telemetry.event("warm start", f"round {number + 1} of {teaching.rounds}: {shown}", window=0)
         if config.warmstart.reading or number + 1 < teaching.rounds:
             state = {"done": len(rounds), "base": base, "before": before, "rounds": rounds, **parts()}
-            with telemetry.phase(ROLE):
-                store.save(loaded, {**state, "teaching": teaching.state_dict(), "spent": telemetry.state_dict()})
+            state |= {"teaching": teaching.state_dict(), "spent": telemetry.state_dict()}
+            with telemetry.phase("save"):
+                store.save(state)
     if config.warmstart.reading:
         with telemetry.phase(ROLE):
             read = teaching.read(telemetry)
@@ -135,7 +141,7 @@ def warm_start(
     teaching.optimizer.release()
     report = {"source": config.warmstart.source, "rounds": rounds, "before": before, "after": after, "base": base}
     found = WarmStart(report, **parts())
-    store.end(found, loaded, telemetry.state_dict())
+    store.end(found, telemetry.state_dict())
     return found
 
 

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from tfive.config.config import Config
 from tfive.distributed.world import World
+from tfive.errors import UserError
 from tfive.models.load import Loaded
-from tfive.telemetry import Accounting, Telemetry
+from tfive.telemetry import Accounting
 from tfive.training import continuity
 from tfive.training.checkpoint import CheckpointStore
 
@@ -46,40 +47,55 @@ class Rounds:
     """The rounds of one warm start in its run's folder."""
 
     def __init__(
-        self, folder: Path, config: Config, digests: Mapping[str, str], corpus: str, world: World, *, saves: bool
+        self,
+        folder: Path,
+        config: Config,
+        digests: Mapping[str, str],
+        corpus: str,
+        loaded: Loaded,
+        world: World,
+        *,
+        saves: bool,
     ) -> None:
         """`saves`: whether rounds are kept at all. `digests` are of the base model's files, `corpus` the text's."""
-        self.folder, self.world, self.saves = folder, world, saves
-        self.began = continuity.record(config, digests, corpus)
+        self.folder, self.loaded, self.world, self.saves = folder, loaded, world, saves
+        self.config, self.digests, self.corpus = config, digests, corpus
         self.store = CheckpointStore(folder / ROUNDS, keep=1, world=world)
-        self._require = lambda began: continuity.check(began, config, digests, corpus, folder)
 
-    def newest(self, telemetry: Telemetry) -> dict[str, Any] | None:
-        """The state after the last whole round, None where there is none. One that was damaged is told; one of other
-        settings, weights or text is refused."""
+    def newest(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """The state after the last whole round, None where there is none to go on from, and what is to be said of it:
+        rounds that are damaged, or of other settings, weights, text or precision, are left, and it begins again."""
         found = self.store.newest(skip_damaged=True)
-        for path, why in found.damaged:
-            telemetry.event(
-                "warm start", f"{path.name} of its rounds cannot be used ({why}); it begins again", window=0
-            )
+        lines = [f"{path.name} of its rounds cannot be used ({why}); it begins again" for path, why in found.damaged]
         if found.checkpoint is None:
-            return None
-        for line in self._require(found.checkpoint.tree["began"]):
-            telemetry.event("resumed", line, window=0)
+            return None, lines
         tree: dict[str, Any] = found.checkpoint.tree
-        return tree
+        with continuity.fits(self.folder, f"{ROUNDS}/{found.checkpoint.path.name}"):
+            try:
+                if tree["compute"] != self._compute:
+                    raise UserError(f"{tree['compute']} then, {self._compute} now")
+                return tree, [
+                    *lines,
+                    *continuity.check(tree["began"], self.config, self.digests, self.corpus, self.folder),
+                ]
+            except UserError as error:
+                return None, [*lines, f"its rounds so far were learned otherwise ({error}); it begins again"]
 
-    def save(self, loaded: Loaded, state: dict[str, Any]) -> None:
+    def save(self, state: dict[str, Any]) -> None:
         """Keep the model and this state instead of those after the round before."""
         if self.saves:
-            self.store.save({**state, "began": self.began, "model": weights(loaded)})
+            began = continuity.record(self.config, self.digests, self.corpus)
+            self.store.save({**state, "began": began, "compute": self._compute, "model": weights(self.loaded)})
 
-    def end(self, found: WarmStart, loaded: Loaded, spent: dict[str, Any] | None) -> None:
+    def end(self, found: WarmStart, spent: dict[str, Any]) -> None:
         """The warm start is over: the first process writes what came of it, and what the rounds left goes."""
-        if not self.world.leads:
-            return
-        _keep(found, loaded, self.folder, spent)
-        shutil.rmtree(self.folder / ROUNDS, ignore_errors=True)
+        if self.world.leads:
+            _keep(found, self.loaded, self.folder, spent)
+            shutil.rmtree(self.folder / ROUNDS, ignore_errors=True)
+
+    @property
+    def _compute(self) -> str:
+        return str(next(iter(weights(self.loaded).values())).dtype)
 
 
 def rounds_kept(folder: Path) -> int:
@@ -104,15 +120,17 @@ def put(loaded: Loaded, state: Mapping[str, Tensor]) -> None:
         value.copy_(state[name])
 
 
-def kept(loaded: Loaded, folder: Path, telemetry: Accounting | None) -> WarmStart | None:
+def kept(loaded: Loaded, folder: Path, telemetry: Accounting | None, world: World) -> WarmStart | None:
     """The warm start that `folder` holds, its weights in the model and its cost in the account of `telemetry`; None
     without one."""
     report = _report(folder)
     if report is None:
         return None
+    if world.leads:
+        shutil.rmtree(folder / ROUNDS, ignore_errors=True)  # it may have been stopped while these went
     spent = report.pop(SPENT, None)
     if telemetry is not None and spent is not None:
-        telemetry.load_state_dict(spent)
+        telemetry.load_state_dict(spent, strict=False)
     state = load_file(folder / WEIGHTS)
     parts = {
         part: {name.removeprefix(f"{part}."): value for name, value in state.items() if name.startswith(f"{part}.")}
@@ -129,7 +147,7 @@ def _report(folder: Path) -> dict[str, Any] | None:
     return found
 
 
-def _keep(found: WarmStart, loaded: Loaded, folder: Path, spent: dict[str, Any] | None) -> None:
+def _keep(found: WarmStart, loaded: Loaded, folder: Path, spent: dict[str, Any]) -> None:
     """Write weights and report; the report comes last, and where it is, everything is."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {f"model.{name}": value for name, value in weights(loaded).items()}
@@ -137,5 +155,5 @@ def _keep(found: WarmStart, loaded: Loaded, folder: Path, spent: dict[str, Any] 
     state |= {f"gates.{name}": value for name, value in (found.gates or {}).items()}
     save_file({name: value.detach().cpu().contiguous() for name, value in state.items()}, folder / WEIGHTS)
     beside = folder / f".{REPORT}"
-    beside.write_text(json.dumps(found.report | ({} if spent is None else {SPENT: spent})) + "\n", "utf-8")
+    beside.write_text(json.dumps({**found.report, SPENT: spent}) + "\n", "utf-8")
     os.replace(beside, folder / REPORT)
