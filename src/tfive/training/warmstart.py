@@ -124,7 +124,7 @@ def warm_start(
         drawn = config.warmstart.source == "hindsight"
         shown = told(rounds[-1], drawn=drawn)
         telemetry.event("warm start", f"round {number + 1} of {teaching.rounds}: {shown}", window=0)
-        if config.warmstart.reading or number + 1 < teaching.rounds:
+        if store.saves and (config.warmstart.reading or number + 1 < teaching.rounds):
             state = {"done": len(rounds), "base": base, "before": before, "rounds": rounds, **parts()}
             state |= {"teaching": teaching.state_dict(), "spent": telemetry.state_dict()}
             with telemetry.phase("save"):

@@ -83,9 +83,8 @@ class Rounds:
 
     def save(self, state: dict[str, Any]) -> None:
         """Keep the model and this state instead of those after the round before."""
-        if self.saves:
-            began = continuity.record(self.config, self.digests, self.corpus)
-            self.store.save({**state, "began": began, "compute": self._compute, "model": weights(self.loaded)})
+        began = continuity.record(self.config, self.digests, self.corpus)
+        self.store.save({**state, "began": began, "compute": self._compute, "model": weights(self.loaded)})
 
     def end(self, found: WarmStart, spent: dict[str, Any]) -> None:
         """The warm start is over: the first process writes what came of it, and what the rounds left goes."""
