@@ -137,6 +137,13 @@ def test_the_verdict_rests_on_content_gain_and_its_interval(content: float, thou
     assert "is no number here" in evaluate_gains.verdict({})
 
 
+def test_a_model_that_predicts_worse_than_its_base_is_told() -> None:
+    told = evaluate_gains.worse({"no_thought_drift": {"mean": 0.45, "error": 0.05}})
+    assert told.startswith("without a thought it predicts these texts worse than its base (+0.4500 ± 0.0980 nats")
+    assert evaluate_gains.worse({"no_thought_drift": {"mean": 0.05, "error": 0.05}}) == ""
+    assert evaluate_gains.worse({}) == ""
+
+
 def test_a_pattern_that_finds_nothing_is_told(
     corpus: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thinker: ThoughtModel
 ) -> None:

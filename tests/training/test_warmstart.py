@@ -210,7 +210,7 @@ def test_a_warm_start_goes_on_behind_its_last_whole_round(
         patched.setattr(warmstart.Teaching, "round", noted)
         assert _call(["resume", str(folder)]) == 0
     assert done == list(range(rounds, 2))
-    assert f"no checkpoint yet; beginning again in its warm start after round {rounds}" in capsys.readouterr().err
+    assert f"no checkpoint yet; going on in its warm start after round {rounds}" in capsys.readouterr().err
     again = json.loads((folder / SUMMARY).read_text("utf-8"))
     assert numbers(again) == numbers(whole)
     assert again["account"]["roles"] == whole["account"]["roles"]

@@ -142,7 +142,8 @@ def gains_command(
     facts |= {"positions": positions.model_dump(mode="json"), "thought": model.thought.model_dump(mode="json")}
     if as_json:
         return json.dumps(facts | found, ensure_ascii=False)
-    return "\n".join([gains_table(found), *legend(found["all"]), *found["notes"], verdict(found["all"])])
+    said = [line for line in (worse(found["all"]), verdict(found["all"])) if line]
+    return "\n".join([gains_table(found), *legend(found["all"]), *found["notes"], *said])
 
 
 def legend(whole: dict[str, Any]) -> list[str]:
@@ -152,6 +153,15 @@ def legend(whole: dict[str, Any]) -> list[str]:
     for name in (name for name in whole if name in known and known[name]["what"]):
         named.setdefault(known[name]["what"], []).append(name)
     return [f"{', '.join(names)}: {what}" for what, names in named.items()]
+
+
+def worse(whole: dict[str, Any]) -> str:
+    """Whether the model predicts these texts worse than its base without any thought, which training must not do."""
+    drift = whole.get("no_thought_drift")
+    if drift is None or drift["mean"] - 1.96 * drift["error"] <= 0:
+        return ""
+    shown = f"{drift['mean']:+.4f} ± {1.96 * drift['error']:.4f} nats a token"
+    return f"without a thought it predicts these texts worse than its base ({shown}): training took from it"
 
 
 def verdict(whole: dict[str, Any]) -> str:

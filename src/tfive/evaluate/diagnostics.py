@@ -131,7 +131,10 @@ def _beginnings(
             rows.append(ids[: size.tokens])
             if len(rows) == count:
                 return np.stack(rows), short
-    raise UserError(f"{source.name}: {len(rows)} documents of {size.tokens} tokens, {count} are needed; ask for less")
+    raise UserError(
+        f"{source.name}: {len(rows)} documents of {size.tokens} tokens, {count} are needed; ask for less "
+        "(--texts, --tokens), or part the text by blank lines, since each document's beginning is read"
+    )
 
 
 def _entropies(model: ThoughtModel, tokens_BS: np.ndarray, rows: int, world: World) -> np.ndarray:

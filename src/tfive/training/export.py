@@ -128,7 +128,9 @@ def export(
 
 def _newest(folder: Path, skip_damaged: bool) -> tuple[str, dict[str, Any], list[str]]:
     """Name and tree of the newest checkpoint, and a line for every newer one that was skipped."""
-    checkpoint, skipped = CheckpointStore(folder / CHECKPOINTS).usable(skip_damaged=skip_damaged)
+    if not (store := CheckpointStore(folder / CHECKPOINTS)).paths():
+        raise UserError(f"{folder}: no usable checkpoint (there is none yet); go on with tfive resume {folder}")
+    checkpoint, skipped = store.usable(skip_damaged=skip_damaged)
     tree = checkpoint.tree
     if not isinstance(tree, dict) or not isinstance(tree.get("method"), dict):
         raise UserError(f"{folder}: {checkpoint.path.name} is no checkpoint of a training run")

@@ -235,7 +235,7 @@ def _recorded(
     recorder.on_event = console.event
     cold, again = config.warmstart.source == "off", begun.how == AGAIN
     if again:
-        console.say(f"no checkpoint yet; beginning again{_after(folder)}")
+        console.say(f"no checkpoint yet; {_goes_on(folder)}")
     warming, building = Waiting("warm start"), "building critics, heads and development texts"
     shown = folder / PROGRESS if world.leads else None
     with ExitStack() as held:
@@ -330,12 +330,12 @@ def resume_command(
     return _sound(summary, done if over and not quiet else None)
 
 
-def _after(folder: Path) -> str:
-    """What of a run without a checkpoint is kept."""
+def _goes_on(folder: Path) -> str:
+    """Where a run without a checkpoint begins again."""
     if (folder / WARMED).is_file():
-        return " after the warm start that is there"
+        return "beginning again after the warm start that is there"
     rounds = rounds_kept(folder)
-    return f" in its warm start after round {rounds}" if rounds else ""
+    return f"going on in its warm start after round {rounds}" if rounds else "beginning again"
 
 
 def _ended_in_a_line(folder: Callable[[], Path]) -> AbstractContextManager[None]:
