@@ -196,3 +196,15 @@ def test_the_page_tells_what_hindsight_came_to() -> None:
     assert f"minus this: {lost[0]}, {lost[1]} and {lost[2]}" in page
     drawn = sorted(round(one["generated_tokens"], -3) for one in long)
     assert f"draws {drawn[0]:,} to {drawn[-1]:,} tokens" in page
+    more = seeds("nano-hindsight-rounds.json")
+    assert [len(one["warmstart"]["rounds"]) for one in (*own, *more)] == [2] * 3 + [3] * 3
+    for name, by in (("content", "by {}, {} and {} in content gain"), ("thought", "by {}, {} and {} in thought gain")):
+        ends = [f"{one[f'test_{name}_gain_end']:+.3f}" for one in more]
+        assert f"{name} gains of {ends[0]}, {ends[1]} and {ends[2]}" in page
+        apart = [one[f"test_{name}_gain_end"] - other[f"test_{name}_gain_end"]
+                 for one, other in zip(own, more, strict=True)]  # fmt: skip
+        assert by.format(*(f"{one:.3f}" for one in apart)) in page
+        middle, half = over_seeds(apart)
+        assert half is not None
+        told = f"{middle:+.3f}, {middle - half:+.3f} … {middle + half:+.3f}".replace("-", "−")
+        assert told in page
