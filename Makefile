@@ -42,8 +42,9 @@ help:
 train: $(VENV)/run.stamp
 	@$(VENV)/bin/tfive train nano
 
+# Three workers for two cores: tests of several processes wait a good part of their time.
 test: lint
-	@$(VENV)/bin/python -m pytest -n 2 --dist loadfile
+	@$(VENV)/bin/python -m pytest -n 3 --dist loadfile
 	@$(VENV)/bin/python tests/docs_check.py --short
 
 test-min: $(MIN)/test.stamp

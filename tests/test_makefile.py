@@ -48,7 +48,7 @@ def test_make_test_runs_all_that_contributing_promises_in_order(checkout: Path) 
         "ruff check --quiet .",
         "ruff format --check --quiet .",
         "mypy --no-error-summary",
-        "python -m pytest -n 2 --dist loadfile",
+        "python -m pytest -n 3 --dist loadfile",
         "python tests/docs_check.py --short",
     ]
 
