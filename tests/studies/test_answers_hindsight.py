@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,11 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def study() -> Any:
     return scripts.script("studies/answers/from_hindsight.py")
+
+
+@pytest.fixture(scope="module")
+def tables(study: Any) -> Any:
+    return sys.modules["hindsight_tables"]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +49,7 @@ def right(model: dict[str, Any], condition: str = "own", kind: str = "every") ->
     return round(100 * model["results"][kind]["accuracy"][condition][0], 1)
 
 
-def test_pages_tell_what_was_answered(study: Any, found: dict[str, Any]) -> None:
+def test_pages_tell_what_was_answered(study: Any, tables: Any, found: dict[str, Any]) -> None:
     some = found[study.SECOND]
     gsm8k = some["benchmarks"]["gsm8k"]
     cells = {(cell["start"], cell["method"]): cell["accuracy"] for cell in some["cells"]}
@@ -61,7 +67,7 @@ def test_pages_tell_what_was_answered(study: Any, found: dict[str, Any]) -> None
     assert f"anchors alone at {control[0]} where T⁵ ends at {t5[0]} (hardly told apart)" in readme
     for start, told in ((study.BARE, "+2.1, −0.6 … +4.8"), (study.START, "+2.8, −0.3 … +5.9")):
         trained = cells[start, "t5"]["benchmarks"]["gsm8k"]
-        assert study._apart(trained, gsm8k[start], some) == told.replace(", ", " (") + ")"
+        assert tables._apart(trained, gsm8k[start], some) == told.replace(", ", " (") + ")"
         assert told in page
     assert f"has {cold} ({right(gsm8k[study.COLD], 'none')} without a thought), and {lots} after" in page
     for row, place in (("bare sheets", 0), ("sheets with lines shown", 1)):
@@ -78,7 +84,7 @@ def test_pages_tell_what_was_answered(study: Any, found: dict[str, Any]) -> None
     assert f"the controls {control_seconds[0]} and {control_seconds[1]} (13 windows)" in page
 
 
-def test_the_table_by_lines_shown_is_that_of_the_answers(study: Any, found: dict[str, Any]) -> None:
+def test_the_table_by_lines_shown_is_that_of_the_answers(study: Any, tables: Any, found: dict[str, Any]) -> None:
     some = found[study.SECOND]
     lots, bare = (some["accuracy"][name] for name in (study.LOTS, study.BARE))
     none = round(right(bare, kind="all") - right(lots, kind="all"), 1)
@@ -86,7 +92,7 @@ def test_the_table_by_lines_shown_is_that_of_the_answers(study: Any, found: dict
     assert [kinds.count(kind) for kind in ("1", "2", "all")] == [
         bare["results"][kind]["items"] for kind in ("1", "2", "all")
     ]
-    row = next(line for line in study.bare(found).splitlines() if "as many by lot" in line)
+    row = next(line for line in tables.bare(found).splitlines() if "as many by lot" in line)
     assert float(row.split("|")[4].split()[0]) == pytest.approx(none, abs=0.11)
 
 
@@ -124,7 +130,53 @@ def test_starts_are_what_the_page_says_of_them(study: Any, found: dict[str, Any]
     assert lots["rounds"][0]["learned"] != bare["rounds"][0]["learned"]
 
 
-def test_over_seeds_means_are_those_of_the_answers(study: Any, found: dict[str, Any]) -> None:
+def test_the_larger_model_is_what_pages_say(study: Any, tables: Any, found: dict[str, Any]) -> None:
+    some = found[study.LARGER]
+    gsm8k, runs = some["benchmarks"]["gsm8k"], {cell["method"]: cell for cell in some["cells"]}
+    t5, control = (runs[method] for method in ("t5", "anchor-only"))
+    cold, begun = gsm8k[study.LARGE_COLD], gsm8k[study.LARGE]
+    readme, page = (ROOT / "README.md").read_text("utf-8"), study.PAGE.read_text("utf-8")
+    own, other = (one["accuracy"]["benchmarks"]["gsm8k"] for one in (t5, control))
+    shares = [right(one) for one in (cold, begun, own, other)]
+    assert f"A 1.5B model goes from {shares[0]} to {shares[1]} %, and with T⁵ to {shares[2]}, where anchors" in readme
+    assert f"alone end at {shares[3]} (5.8 points apart, 2.8 … 8.9; one start)" in readme
+    assert f"from {shares[0]} to {shares[1]} % of GSM8K's test** (greedy; sampled from" in page
+    assert f"sampled from {right(cold, 'sampled')} to {right(begun, 'sampled')})" in page
+    fresh = [right(some["accuracy"][name]) for name in (study.LARGE_COLD, study.LARGE)]
+    assert f"from {fresh[0]} to {fresh[1]} % of fresh problems, in four minutes" in page
+    assert some["starts"]["larger"]["seconds"] < 240
+    assert tables._apart(own, other, some) == "+5.8 (+2.8 … +8.9)"
+    assert tables._apart(own, begun, some) == "+6.8 (+3.7 … +10.0)"
+    assert tables._apart(own, other, some, "sampled") == "+5.6 (+2.1 … +9.0)"
+    assert tables._apart(t5["accuracy"], some["accuracy"][study.LARGE], some) == "+1.1 (−1.9 … +4.1)"
+    for model, told in (
+        (some["accuracy"][study.LARGE], "+4.7 (+1.4 … +8.1)"),
+        (control["accuracy"], "+4.3 (+0.9 … +7.7)"),
+    ):
+        assert tables._apart(t5["accuracy"], model, some, "sampled") == told
+    # Content gain, paired by text: the numbers of a text add up over its items.
+    long_tables = scripts.script("studies/answers/long_tables.py")
+    assert long_tables.texts_apart([t5], [control], "content_gain") == "+0.073 (+0.006 … +0.140)"
+    assert long_tables.texts_apart([t5], [control], "thought_gain") == "+0.023 (−0.041 … +0.087)"
+    gains = [one["test"]["content_gain"][0] for one in (t5, control)]
+    assert f"{gains[0]:+.3f} and {gains[1]:+.3f} of {len(t5['by_text']['items'].split())} test texts" in page
+    last = t5["measured"][-1]
+    assert f"these are {last['steps']} updates and {last['actor_thoughts']:,} thoughts" in page
+    assert f"under way ({last['training_seconds']:.0f} s)" in page
+    assert f"(13 windows, {control['measured'][-1]['training_seconds']:.0f} s)" in page
+    # Beside the run of the same method that began with given workings: the same questions.
+    given = next(
+        cell
+        for cell in json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))["cells"]
+        if cell["method"] == "t5" and cell.get("start") == "careful-128-1.5b" and cell["settings"]["run.seed"] == 23
+    )
+    before = given["accuracy"]["benchmarks"]["gsm8k"]
+    assert f"of T⁵ end at {right(before)} % of GSM8K's test, here {last['steps']} updates at {shares[2]}" in page
+    assert tables._apart(own, before, some) == "+5.1 (+1.5 … +8.8)"
+    assert tables._apart(t5["accuracy"], given["accuracy"], some) == "−5.7 (−9.3 … −2.1)"
+
+
+def test_over_seeds_means_are_those_of_the_answers(study: Any, tables: Any, found: dict[str, Any]) -> None:
     every = (study.SECOND, *study.AGAIN)
     runs = {(seed, cell["method"]): cell["accuracy"] for seed in every for cell in found[seed]["cells"]
             if cell["start"] == study.BARE}  # fmt: skip
@@ -157,7 +209,7 @@ def test_over_seeds_means_are_those_of_the_answers(study: Any, found: dict[str, 
     )
     assert f"of fresh problems from {fresh[0]:.1f} to {fresh[1]:.1f}" in readme
     row = next(
-        line for line in study.seeds_apart(found).splitlines() if "| T⁵ minus its start | 26, 27, 28 | greedy" in line
+        line for line in tables.seeds_apart(found).splitlines() if "| T⁵ minus its start | 26, 27, 28 | greedy" in line
     )
     assert f"| +{first[2]:.1f} (+2.4 … +5.7; over seeds " in row
     behind = [
@@ -171,7 +223,7 @@ def test_over_seeds_means_are_those_of_the_answers(study: Any, found: dict[str, 
     for wanted, words in ((True, "lines shown"), (False, "none shown")):
         some = [number for number, kind in enumerate(kinds) if (kind != "all") == wanted]
         pairs = [(runs[seed, "t5"], begun[seed], found[seed]) for seed in every]
-        gains = [100 * float(study._differences(*pair, "own", some)[0].double().mean()) for pair in pairs]
+        gains = [100 * float(tables._differences(*pair, "own", some)[0].double().mean()) for pair in pairs]
         shown = [f"{one:+.1f}".replace("-", "−") for one in gains]
         assert f"{words} {shown[0]}, {shown[1]} and {shown[2]}" in page
     content = {
@@ -195,7 +247,7 @@ def test_over_seeds_means_are_those_of_the_answers(study: Any, found: dict[str, 
         for value, cluster in zip(each, clusters, strict=True):
             moved[cluster] = moved.get(cluster, 0.0) + (value - here) / len(clusters) / 2
     half = 1.96 * (sum(one**2 for one in moved.values()) * len(moved) / (len(moved) - 1)) ** 0.5
-    told = study._apart_over_seeds(judged, "own")
+    told = tables._apart_over_seeds(judged, "own")
     ends_told = [f"{100 * one:+.1f}".replace("-", "−") for one in (middle, middle - half, middle + half)]
     assert told.startswith(f"{ends_told[0]} ({ends_told[1]} … {ends_told[2]};")
 
@@ -250,7 +302,7 @@ def test_runs_of_one_seed_take_the_place_of_those_of_it_alone(
 
 @pytest.mark.parametrize("start", ["other=README.md", "own=nowhere.json", "own"])
 def test_a_start_that_is_not_there_is_refused(study: Any, tmp_path: Path, start: str) -> None:
-    with pytest.raises(UserError, match="give one of noted, own, wide, bare, lots, and a file that is there"):
+    with pytest.raises(UserError, match="give one of noted, own, wide, bare, lots, larger, and a file that is there"):
         study.main(["--runs", str(tmp_path), "--start", start, "--out", str(tmp_path / "out.json")])
     assert not list(tmp_path.iterdir())
 
