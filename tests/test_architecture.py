@@ -219,14 +219,26 @@ def test_what_is_asked_often_imports_little(code: str, forbidden: tuple[str, ...
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("words", [["train"], ["doctor"], ["data", "prepare"], ["data", "stats"], ["compare"]])
-@pytest.mark.parametrize("typo", [["nope"], ["nano", "--set", "window.itmes=4"]])
-def test_a_typo_is_told_before_libraries_are_loaded(words: list[str], typo: list[str]) -> None:
-    told = f"import sys; from tfive.cli.app import _call; status = _call({[*words, *typo]!r})"
+TYPOS = {"nope": "no such preset", "nano --set window.itmes=4": "no such key"}
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        *((f"{command} {typo}", told) for command in ("train", "doctor", "data prepare", "data stats", "compare")
+          for typo, told in TYPOS.items()),
+        ("compare nano --methods t5,nope", "no method, variant or .toml file is called nope"),
+        ("compare nano --seeds many", "give how many (3)"),
+        ("resume nowhere", "no run here (config.toml is missing)"),
+        ("export nowhere out", "no run here (config.toml is missing)"),
+    ],
+)  # fmt: skip
+def test_a_typo_is_told_before_libraries_are_loaded(words: str, reason: str) -> None:
+    told = f"import sys; from tfive.cli.app import _call; status = _call({words.split()!r})"
     script = f"{told}; print(status, [name for name in ('torch', 'transformers') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "2 []"
-    assert ("no such preset" if typo == ["nope"] else "no such key") in done.stderr
+    assert reason in done.stderr
 
 
 def installed_below(name: str, extras: set[str], seen: dict[str, set[str]]) -> None:

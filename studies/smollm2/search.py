@@ -11,7 +11,7 @@ from plan import PRESET, RESULT, SETTINGS, TRIALS
 from tfive.config.config import Config, read_source
 from tfive.errors import UserError
 from tfive.report.runs import read_json
-from tfive.training.compare import configured
+from tfive.training.cells import configured
 from tfive.training.summary import SUMMARY
 
 JUDGED_BY = "content_gain"

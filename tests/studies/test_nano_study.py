@@ -85,7 +85,7 @@ def test_the_page_is_drawn_from_the_file_alone(script: ModuleType, stored: dict[
 
 
 def test_every_label_of_the_studies_is_a_configuration(script: ModuleType) -> None:
-    from tfive.training.compare import configured
+    from tfive.training.cells import configured
 
     for label in (*script.METHODS, *(script.bar_label(eta) for eta in script.BARS)):
         assert configured(["nano"], label, 0, script.SETTINGS).model.name == "nano"

@@ -16,6 +16,7 @@ from tfive.errors import UserError
 from tfive.report import figures
 from tfive.report.runs import mismatches, read_study
 from tfive.training import compare
+from tfive.training.cells import cells_of, configured, seeds_of
 from tfive.training.checkpoint import CheckpointStore
 from tfive.training.run_folder import CHECKPOINTS
 from tfive.training.summary import SUMMARY, save_summary
@@ -124,7 +125,7 @@ def test_an_unfinished_cell_goes_on(
         begin(self, tree)
 
     monkeypatch.setattr(CheckpointStore, "begin", once)
-    cells = compare.cells_of([str(home / "tiny.toml")], ["ntp"], [0], SETTINGS, out)
+    cells = cells_of([str(home / "tiny.toml")], ["ntp"], [0], SETTINGS, out)
     # The first checkpoint is there, the run is not: what an interrupted process leaves.
     monkeypatch.setattr(compare, "_judge", lambda cell, status: "unfinished")
     compare.run_cells(cells)
@@ -139,7 +140,7 @@ def test_an_unfinished_cell_goes_on(
 def test_a_cell_killed_in_its_first_save_begins_anew(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (cell,) = compare.cells_of([str(home / "tiny.toml")], ["ntp"], [0], SETTINGS, tmp_path / "study")
+    (cell,) = cells_of([str(home / "tiny.toml")], ["ntp"], [0], SETTINGS, tmp_path / "study")
     half = cell.folder / CHECKPOINTS / ".writing-00000001"
     half.mkdir(parents=True)
     (half / "tensors-00000.safetensors").write_bytes(b"half")
@@ -172,13 +173,13 @@ def test_cells_at_once_get_as_many_cores_as_they_have_threads(
     def run(jobs: int, *overrides: str) -> list[range | None]:
         placed.clear()
         out = tmp_path / f"{jobs}-{len(overrides)}"
-        compare.run_cells(compare.cells_of(sources, ["ntp", "rlp"], [0], (*SETTINGS, *overrides), out), jobs=jobs)
+        compare.run_cells(cells_of(sources, ["ntp", "rlp"], [0], (*SETTINGS, *overrides), out), jobs=jobs)
         return [cores for _, cores in placed]
 
     assert run(1, "run.threads=1") == [None, None]
     assert run(2, "run.threads=1") == [range(1), range(1, 2)]
     assert run(2, "run.threads=3") == [range(3), range(3, 6)]
-    cells = compare.cells_of(sources, ["ntp"], [0], SETTINGS, tmp_path / "unset")
+    cells = cells_of(sources, ["ntp"], [0], SETTINGS, tmp_path / "unset")
     assert cells[0].config.run.threads is None
     assert compare.cores_each(cells) == compare.CORES
     monkeypatch.setattr(compare.os, "sched_getaffinity", lambda _: {3, 5})
@@ -238,19 +239,19 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest
 
 
 def test_labels_name_methods_presets_and_values() -> None:
-    config = compare.configured(["nano"], "t5+critic.pair=bracket", 3, ["qualify.eta=0.2"])
+    config = configured(["nano"], "t5+critic.pair=bracket", 3, ["qualify.eta=0.2"])
     assert (config.method, config.critic.pair, config.run.seed, config.qualify.eta) == ("t5", "bracket", 3, 0.2)
-    assert compare.configured([], "rlp", 0, []).model.name == "nano"
-    assert compare.seeds_of("3") == [0, 1, 2]
-    assert compare.seeds_of("0,4") == [0, 4]
-    assert compare.seeds_of("4,") == [4]
+    assert configured([], "rlp", 0, []).model.name == "nano"
+    assert seeds_of("3") == [0, 1, 2]
+    assert seeds_of("0,4") == [0, 4]
+    assert seeds_of("4,") == [4]
 
 
 @pytest.mark.parametrize("left", ["warmstart.json", "warmstart-rounds", None])
 def test_a_cell_that_was_stopped_in_its_warm_start_goes_on(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str | None
 ) -> None:
-    (cell,) = compare.cells_of([str(home / "tiny.toml")], ["ntp"], [0], SETTINGS, tmp_path)
+    (cell,) = cells_of([str(home / "tiny.toml")], ["ntp"], [0], SETTINGS, tmp_path)
     cell.folder.mkdir(parents=True)
     (cell.folder / "config.toml").write_text(cell.config.to_toml(), "utf-8")
     if left is not None:

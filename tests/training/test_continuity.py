@@ -22,8 +22,9 @@ from tfive.errors import UserError
 from tfive.rl.critic_files import load_critics
 from tfive.text.prepared import PreparedCorpus
 from tfive.training import continuity, start
+from tfive.training.cells import Cell
 from tfive.training.checkpoint import CheckpointStore
-from tfive.training.compare import Cell, launch
+from tfive.training.compare import launch
 from tfive.training.corpus import corpus_of
 from tfive.training.devices import Placement
 from tfive.training.export import export

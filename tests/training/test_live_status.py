@@ -17,7 +17,8 @@ from stage import assembled
 from tfive.config.config import Config
 from tfive.training import live_status
 from tfive.training import progress as progress_module
-from tfive.training.compare import Cell, CellsStatus
+from tfive.training.cells import Cell
+from tfive.training.compare import CellsStatus
 from tfive.training.live_status import PROGRESS, LiveStatus, clock, planned_thoughts, thoughts_of_window
 from tfive.training.progress import HEADLINE_EVERY, ProgressReport, Waiting
 from tfive.training.recorder import Recorder

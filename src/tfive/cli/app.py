@@ -31,6 +31,7 @@ from tfive.cli.options import (
     interrupted,
     loading,
     read_first,
+    run_first,
     show,
 )
 from tfive.cli.play import PLAY_HELP, play
@@ -189,6 +190,7 @@ def resume(
 ) -> None:
     """Resume."""
     options = {"as_json": as_json, "quiet": quiet, "trust_remote_code": trust, "skip_damaged": skip_damaged}
+    run_first(folder)
     with loading(quiet):
         from tfive.cli.launch import launch_resume, started_by_launcher
     if processes is not None and not started_by_launcher(processes, page):
@@ -229,6 +231,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export the newest checkpoint."""
+    run_first(folder)
     with loading(as_json):
         from tfive.training.export import export_command
 
@@ -261,7 +264,6 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Compare; exit status 1 when a run failed or is not finished."""
-    read_first(sources, overrides, rules=False)
     from tfive.cli.report import compare_command
 
     text, complete = compare_command(

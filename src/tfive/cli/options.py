@@ -111,6 +111,14 @@ def read_first(sources: Sequence[str] | None, overrides: Sequence[str] | None, *
         found.checked()
 
 
+def run_first(folder: str) -> None:
+    """The same for a folder that should hold a run."""
+    if "RANK" not in os.environ:
+        from tfive.training.run_folder import read_config
+
+        read_config(Path(folder))
+
+
 LONGEST = 1_500
 """Characters of the longest error line; of a longer one the beginning and the end are shown."""
 

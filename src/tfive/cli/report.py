@@ -26,6 +26,7 @@ from tfive.report.sections import (
     study_blocks,
 )
 from tfive.report.table import LIMITS, StudyTable, rows_csv, study_table
+from tfive.training.cells import Study, seeds_of
 from tfive.training.summary import SUMMARY, read_summary
 
 REPORT = "report"
@@ -44,14 +45,13 @@ def compare_command(
     quiet: bool,
 ) -> tuple[str, bool]:
     """What `tfive compare` does: returns what to print and whether every run came to its end."""
-    with loading(quiet):
-        from tfive.training.compare import compare, seeds_of
-
     labels = [label.strip() for label in methods.split(",") if label.strip()]
-    folder, runs = compare(
-        sources, labels, seeds_of(seeds), overrides, Path(out) if out else None, jobs=jobs, retry=retry, quiet=quiet
-    )
-    return study_text(folder, runs, as_json=as_json), len(done(runs)) == len(runs)
+    study = Study.planned(sources, labels, seeds_of(seeds), overrides, Path(out) if out else None)
+    with loading(quiet):
+        from tfive.training.compare import carried_out
+
+    runs = carried_out(study, jobs=jobs, retry=retry, quiet=quiet)
+    return study_text(study.folder, runs, as_json=as_json), len(done(runs)) == len(runs)
 
 
 def report_command(folders: Sequence[str], *, as_json: bool) -> str:
