@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,6 +105,33 @@ def test_the_clock_of_a_run_ends_what_is_foreseen() -> None:
     assert basis.startswith("3 windows of")
     assert "by run.seconds" in basis
     assert foreseen(f"run.seconds={2000 * window}")[0] == plan
+
+
+def test_room_on_disk_is_told_and_too_little_of_it_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*overrides: str, device: doctor.Device = GPU) -> dict[str, Any]:
+        found: dict[str, Any] = doctor.fit(["qwen3-1.7b"], overrides, device, SPEED)
+        return found["disk"] | {"copy": found["checkpoint_host_bytes"], "parameters": found["model"]["parameters"]}
+
+    plain = told()
+    assert plain["checkpoint"] == plain["copy"]
+    assert (plain["checkpoints"], plain["warm"], plain["rounds"]) == (3, 0, 0)
+    assert plain["needed"] == 3 * plain["checkpoint"]
+    assert told("run.checkpoint_every=0")["needed"] == plain["checkpoint"]
+    assert told("run.keep=1")["needed"] == 2 * plain["checkpoint"]
+    assert told("window.windows=1")["checkpoints"] == 1
+    warm = told("warmstart.source=hindsight")
+    assert (warm["rounds"], warm["warm"]) == (28 * warm["parameters"], 2 * warm["parameters"])
+    assert warm["needed"] == plain["needed"] + warm["warm"] > warm["rounds"]
+    assert told("warmstart.source=hindsight", "run.checkpoint_every=0")["rounds"] == 0
+    assert told("warmstart.source=hindsight", device=CPU)["warm"] == 2 * warm["warm"]
+    few = told("warmstart.source=hindsight", "method=base", "window.windows=1")
+    assert few["needed"] == few["rounds"]  # the rounds go before the one checkpoint comes
+    found = doctor.fit(["qwen3-1.7b"], ["run.keep=1"], GPU, SPEED) | {"text_lacks": None}
+    for free, lacks in ((found["disk"]["needed"], False), (found["disk"]["needed"] - 1, True)):
+        monkeypatch.setattr(doctor, "_free", lambda free=free: free)
+        now = doctor.fit(["qwen3-1.7b"], ["run.keep=1"], GPU, SPEED) | {"text_lacks": None}
+        assert ("too little room on disk" in doctor.in_the_way(now)) is lacks
+        assert any("set run.keep = 1, or run.checkpoint_every = 0" in line for line in doctor.render_fit(now)) is lacks
 
 
 @pytest.mark.parametrize("name", presets())

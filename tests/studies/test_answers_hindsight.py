@@ -139,8 +139,8 @@ def test_the_larger_model_is_what_pages_say(study: Any, tables: Any, found: dict
     own, other = (one["accuracy"]["benchmarks"]["gsm8k"] for one in (t5, control))
     shares = [right(one) for one in (cold, begun, own, other)]
     assert f"A 1.5B model goes from {shares[0]} to {shares[1]} %, and with T⁵ to {shares[2]}, where anchors" in readme
-    assert f"alone end at {shares[3]} (5.8 points apart, 2.8 … 8.9; one start)" in readme
-    assert f"from {shares[0]} to {shares[1]} % of GSM8K's test** (greedy; sampled from" in page
+    assert f"alone end at {shares[3]} (5.8 points apart, 2.8 … 8.9; one start; from given" in readme
+    assert f"take this model from {shares[0]} to {shares[1]} % of GSM8K's test** (greedy; sampled from" in page
     assert f"sampled from {right(cold, 'sampled')} to {right(begun, 'sampled')})" in page
     fresh = [right(some["accuracy"][name]) for name in (study.LARGE_COLD, study.LARGE)]
     assert f"from {fresh[0]} to {fresh[1]} % of fresh problems, in four minutes" in page
@@ -163,7 +163,7 @@ def test_the_larger_model_is_what_pages_say(study: Any, tables: Any, found: dict
     last = t5["measured"][-1]
     assert f"these are {last['steps']} updates and {last['actor_thoughts']:,} thoughts" in page
     assert f"under way ({last['training_seconds']:.0f} s)" in page
-    assert f"(13 windows, {control['measured'][-1]['training_seconds']:.0f} s)" in page
+    assert f"(13 windows, {control['measured'][-1]['training_seconds']:.0f} s; as in" in page
     # Beside the run of the same method that began with given workings: the same questions.
     given = next(
         cell
@@ -171,9 +171,27 @@ def test_the_larger_model_is_what_pages_say(study: Any, tables: Any, found: dict
         if cell["method"] == "t5" and cell.get("start") == "careful-128-1.5b" and cell["settings"]["run.seed"] == 23
     )
     before = given["accuracy"]["benchmarks"]["gsm8k"]
-    assert f"of T⁵ end at {right(before)} % of GSM8K's test, here {last['steps']} updates at {shares[2]}" in page
+    assert f"T⁵ ends at {right(before)} and GRPO at" in page
+    assert f"T⁵ has {right(given['accuracy'])} % there and {right(t5['accuracy'])} here" in page
     assert tables._apart(own, before, some) == "+5.1 (+1.5 … +8.8)"
-    assert tables._apart(t5["accuracy"], given["accuracy"], some) == "−5.7 (−9.3 … −2.1)"
+    kinds = some["missing"].split()
+    for none_shown, told in ((False, "−10.4 (−14.7 … −6.0)"), (True, "+3.2 (−3.0 … +9.5)")):
+        which = [number for number, kind in enumerate(kinds) if (kind == "all") == none_shown]
+        assert tables._apart(t5["accuracy"], given["accuracy"], some, "own", which) == told
+    # What an own thought adds to none, before and after, and how often the right number stands in it.
+    for first, second, told in (
+        (some["accuracy"][study.LARGE], some["accuracy"][study.LARGE_COLD], (15.1, 3.5)),
+        (begun, cold, (3.5, 11.5)),
+    ):
+        plain = [100 * one["results"]["every"]["accuracy"]["none"][0] for one in (first, second)]
+        wrote = [100 * one["results"]["every"]["accuracy"]["own"][0] for one in (first, second)]
+        assert (plain[0] - plain[1], wrote[0] - wrote[1] - plain[0] + plain[1]) == pytest.approx(told, abs=0.051)
+    numbers = [f"{100 * one['right_number_in_thought']:.1f} %" for one in (cold, begun, own)]
+    assert f"in {numbers[0]} of the thoughts as it comes and in {numbers[1]} of the start's" in page
+    assert f"more right numbers in thoughts ({numbers[2]})" in page
+    # Content gain less thought gain is what another's thought costs.
+    costs = [one["test"]["content_gain"][0] - one["test"]["thought_gain"][0] for one in (t5, control)]
+    assert f"another's thought costs more ({costs[0] - costs[1]:.3f}, " in page
 
 
 def test_over_seeds_means_are_those_of_the_answers(study: Any, tables: Any, found: dict[str, Any]) -> None:

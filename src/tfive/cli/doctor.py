@@ -22,6 +22,7 @@ from tfive.config.rules import problems
 from tfive.errors import UserError
 from tfive.extras import install_hint
 from tfive.models.shape import ModelShape, find_shape
+from tfive.training.disk import room
 from tfive.training.larger_passes import larger_passes
 from tfive.training.memory import COLUMNS, Estimate, estimate, nodes_of, readable_bytes
 from tfive.training.remedies import smaller_passes, smaller_weights
@@ -41,6 +42,7 @@ OPTIONAL = {
 }
 EXTRAS = {"pyarrow": "parquet", "zstandard": "zstd", "datasets": "hub", "matplotlib": "figures", "fla": "kernels"}
 
+_KEEP_LESS = "set run.keep = 1, or run.checkpoint_every = 0 for the last window's alone"
 PREPARING = "preparing the text, to see whether it holds enough"
 
 _DISTRIBUTIONS = {"fla": "flash-linear-attention"}
@@ -112,6 +114,11 @@ def _version(name: str) -> str | None:
         return None
 
 
+def _free() -> int:
+    """Bytes that are free where runs are written unless told otherwise."""
+    return shutil.disk_usage(Path.cwd()).free
+
+
 def machine(devices: Sequence[Device]) -> dict[str, Any]:
     """Everything that does not depend on a configuration."""
     place = Path.cwd()
@@ -122,7 +129,7 @@ def machine(devices: Sequence[Device]) -> dict[str, Any]:
         "packages": {name: _version(name) for name in CORE},
         "optional": {name: {"version": _version(name), "for": use} for name, use in OPTIONAL.items()},
         "devices": [asdict(device) for device in devices],
-        "disk": {"folder": str(place), "free": shutil.disk_usage(place).free},
+        "disk": {"folder": str(place), "free": _free()},
     }
 
 
@@ -172,6 +179,7 @@ def fit(sources: list[str], overrides: Sequence[str], device: Device, speed: flo
     shape = model_shape(config)
     table = _table(config, shape, device)
     host = checkpoint_bytes(table, config, shape) if device.kind == "cuda" else None
+    disk = room(config, table, shape, on_gpu=device.kind == "cuda")
     return {
         "sources": sources,
         "method": config.method,
@@ -182,6 +190,7 @@ def fit(sources: list[str], overrides: Sequence[str], device: Device, speed: flo
         "transient": table.transient,
         "total": table.total,
         "checkpoint_host_bytes": host,
+        "disk": asdict(disk) | {"needed": disk.needed, "free": _free(), "shown": disk.shown()},
         "device": device.name,
         "memory": device.memory,
         "fits": _fits(table, device),
@@ -201,6 +210,7 @@ def in_the_way(fit: dict[str, Any]) -> list[str]:
         *([f"{missing} missing {'thing' if missing == 1 else 'things'}"] if missing else []),
         *(["too little or unreadable text"] if fit["text_lacks"] else []),
         *(["too little memory"] if fit["fits"] is False else []),
+        *(["too little room on disk"] if fit["disk"]["needed"] > fit["disk"]["free"] else []),
     ]
 
 
@@ -307,6 +317,9 @@ def render_fit(fit: dict[str, Any]) -> list[str]:
     remedy = f"; {' or '.join(fit['smaller'])}" if fit["fits"] is False else ""
     lines.append(f"{verdict} on {fit['device']} with {memory}, all roles on one device{remedy}")
     lines += [fit["larger"]] if fit["larger"] else []
+    disk = fit["disk"]
+    lack = f"; {readable_bytes(disk['free'])} are free here: {_KEEP_LESS}" if disk["needed"] > disk["free"] else ""
+    lines.append(f"takes {disk['shown']}{lack}")
     lines.append("needs:")
     lines += [f"  {'no ' if one['missing'] else 'yes'}  {one['shown']}" for one in fit["needs"]]
     lacks = fit.get("text_lacks")
