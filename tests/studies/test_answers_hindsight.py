@@ -179,13 +179,13 @@ def test_the_larger_model_is_what_pages_say(study: Any, tables: Any, found: dict
         which = [number for number, kind in enumerate(kinds) if (kind == "all") == none_shown]
         assert tables._apart(t5["accuracy"], given["accuracy"], some, "own", which) == told
     # What an own thought adds to none, before and after, and how often the right number stands in it.
-    for first, second, told in (
+    for first, second, won in (
         (some["accuracy"][study.LARGE], some["accuracy"][study.LARGE_COLD], (15.1, 3.5)),
         (begun, cold, (3.5, 11.5)),
     ):
         plain = [100 * one["results"]["every"]["accuracy"]["none"][0] for one in (first, second)]
         wrote = [100 * one["results"]["every"]["accuracy"]["own"][0] for one in (first, second)]
-        assert (plain[0] - plain[1], wrote[0] - wrote[1] - plain[0] + plain[1]) == pytest.approx(told, abs=0.051)
+        assert (plain[0] - plain[1], wrote[0] - wrote[1] - plain[0] + plain[1]) == pytest.approx(won, abs=0.051)
     numbers = [f"{100 * one['right_number_in_thought']:.1f} %" for one in (cold, begun, own)]
     assert f"in {numbers[0]} of the thoughts as it comes and in {numbers[1]} of the start's" in page
     assert f"more right numbers in thoughts ({numbers[2]})" in page
