@@ -21,12 +21,14 @@ from tfive.rl.gate import Gate
 from tfive.rl.optimizer import MasterOptimizer
 from tfive.rl.trajectory import Trajectories
 from tfive.telemetry import Silent
+from tfive.text.prepared import PreparedCorpus
 from tfive.text.settings import KINDS
 from tfive.training import build
 from tfive.training.build import Assembly
 from tfive.training.corpus import corpus_of
 from tfive.training.positions import move_positions
 from tfive.training.warmstart import warm_start
+from tfive.training.warmstart_kept import Rounds
 from tiny import configure
 
 
@@ -47,7 +49,13 @@ def course(world: World, folder: str, overrides: list[str], name: str = "course"
     loaded = _exact(config)
     corpus = corpus_of(config, loaded=loaded)
     kept = Path(folder) / f"{name}-{world.size}"
+    # By one process it is not disturbed: a warm start that stops and goes on must come to the same.
+    stopped = name == "warm start" and world.size > 1
+    if stopped:
+        _stopped_warm_start(config, corpus, heard, kept, world)
     warmed = warm_start(config, loaded, corpus, heard, kept, world)
+    went_on = [event for event in heard.events if "going on after round 1 of 2" in event]
+    heard.events = [event for event in heard.events if event not in went_on]
     moved = move_positions(config, loaded, corpus, heard, kept, warmed, world)
     assembly = _exactly_built(config, loaded, corpus, heard, warmed, world, moved)
     thoughts.listen(assembly)
@@ -71,7 +79,26 @@ def course(world: World, folder: str, overrides: list[str], name: str = "course"
         "weights": _sums(dict(assembly.actor.optimizer.whole_masters()).values()),
         "positions": None if moved is None else moved.report["digest"],
         "warmstart": None if warmed is None else _leaves(warmed.report),
+        "went_on": len(went_on),
     }
+
+
+def _stopped_warm_start(config: Config, corpus: PreparedCorpus, heard: Heard, kept: Path, world: World) -> None:
+    """A warm start that ends when its first round has been saved."""
+    save = Rounds.save
+
+    def last(rounds: Rounds, state: dict[str, Any]) -> None:
+        save(rounds, state)
+        raise InterruptedError
+
+    Rounds.save = last  # type: ignore[assignment, method-assign]
+    try:
+        warm_start(config, _exact(config), corpus, heard, kept, world)
+    except InterruptedError:
+        return
+    finally:
+        Rounds.save = save  # type: ignore[method-assign]
+    raise AssertionError("the warm start saved no round")
 
 
 def _exact(config: Config) -> Loaded:

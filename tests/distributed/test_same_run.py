@@ -165,6 +165,7 @@ def test_any_number_of_processes_makes_the_same_run(home: Path, alone: dict[str,
         own = [one | {"held": None} for one in own]
         compare(name, alone[LIKE[size][name][0]] if name in others else alone[name], own[0])
         assert all(one == own[0] for one in own), name
+        assert own[0]["went_on"] == (name == "warm start"), name
 
 
 ROLES = {
