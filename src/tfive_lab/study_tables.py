@@ -17,5 +17,8 @@ def drawn(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def filled(page: str, tables: Mapping[str, Callable[[dict[str, Any]], str]], found: dict[str, Any]) -> str:
-    """The page with every marked place filled from the results."""
-    return PLACE.sub(lambda place: place[1] + tables[place[2]](found) + place[3], page)
+    """The page with every marked place filled from the results for which there is a table here; several scripts may
+    fill one page."""
+    return PLACE.sub(
+        lambda place: place[1] + tables[place[2]](found) + place[3] if place[2] in tables else place[0], page
+    )

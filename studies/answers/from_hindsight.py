@@ -19,6 +19,7 @@ from collect import collect
 from hindsight_tables import (
     AGAIN,
     BARE,
+    BRIEF,
     COLD,
     FIRST,
     FORMS,
@@ -40,6 +41,7 @@ from tfive_lab.study_tables import filled
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "studies" / "answers-hindsight.md"
+README = ROOT / "README.md"
 RESULTS = ROOT / "results" / "answers-hindsight.json"
 NEEDED = {
     FIRST: (("noted", "own"), (START,), [f"{method} from {START}" for method in NAMES] + [f"t5 from {COLD}"]),
@@ -122,6 +124,8 @@ def main(given: list[str] | None = None) -> int:
     if asked.runs is not None:
         write_json(asked.out, found)
     asked.page.write_text(page, "utf-8")
+    if asked.page == PAGE:
+        README.write_text(filled(README.read_text("utf-8"), BRIEF, found), "utf-8")
     return 0
 
 

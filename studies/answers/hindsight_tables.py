@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -317,5 +318,46 @@ def _differences(
     return torch.tensor([one[number] - two[number] for number in numbers]), problem_N
 
 
+def without_workings(found: Found) -> str:
+    """In short, for the README: right answers of GSM8K's test on bare sheets, means over starts. In brackets points
+    above each run's own start, and how many starts where they are fewer than the row's."""
+    head = (
+        "model",
+        "starts",
+        "as it comes",
+        "thoughts by lot",
+        "hindsight",
+        "then anchors alone",
+        "then GRPO",
+        "then T⁵",
+    )
+    rows = []
+    for name, seeds, start, cold in (("0.5B", (SECOND, *AGAIN), BARE, COLD), ("1.5B", (LARGER,), LARGE, LARGE_COLD)):
+        begun = {seed: _right(asked_of(found[seed], start)) for seed in seeds}
+        lots = [_right(asked_of(found[seed], LOTS)) for seed in seeds if LOTS in found[seed]["accuracy"]]
+        row = [name, f"{len(seeds)}", percent(_right(asked_of(found[seeds[0]], cold)))]
+        row += [percent(lots[0]) + ("" if len(seeds) == 1 else f" ({len(lots)})") if lots else "–"]
+        row.append(percent(fmean(begun.values())))
+        for method in ("anchor-only", "quiet-star-grpo", "t5"):
+            ends = {
+                seed: _right(answered(cell))
+                for seed in seeds
+                for cell in found[seed]["cells"]
+                if (cell["method"], cell["start"]) == (method, start)
+            }
+            won = points_of(fmean(ends[seed] - begun[seed] for seed in ends)) if ends else ""
+            fewer = f"; {len(ends)}" if len(ends) < len(seeds) else ""
+            row.append(f"{percent(fmean(ends.values()))} ({won}{fewer})" if ends else "–")
+        rows.append(row)
+    return drawn(head, rows)
+
+
+def _right(model: Found) -> float:
+    """The share of GSM8K's test that is right after the own greedy thought."""
+    return float(model["GSM8K's test"]["results"]["every"]["accuracy"]["own"][0])
+
+
+BRIEF = {"without_workings": without_workings}
+"""What the README shows of them."""
 TABLES = {"starts": starts, "answers": answers, "apart": apart, "again": again, "bare": bare,
           "seeds": seeds, "seeds_apart": seeds_apart, "larger": larger, "larger_apart": larger_apart}  # fmt: skip

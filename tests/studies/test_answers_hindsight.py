@@ -45,6 +45,14 @@ def test_the_page_shows_the_committed_results(study: Any, tmp_path: Path) -> Non
     assert page.read_text("utf-8") == study.PAGE.read_text("utf-8")
 
 
+def test_the_readme_shows_them_in_short(study: Any, tables: Any, found: dict[str, Any]) -> None:
+    readme = study.README.read_text("utf-8")
+    assert study.filled(readme, study.BRIEF, found) == readme
+    emptied = readme.replace(tables.without_workings(found), "")
+    assert emptied != readme
+    assert study.filled(emptied, study.BRIEF, found) == readme
+
+
 def right(model: dict[str, Any], condition: str = "own", kind: str = "every") -> float:
     return round(100 * model["results"][kind]["accuracy"][condition][0], 1)
 
@@ -62,9 +70,8 @@ def test_pages_tell_what_was_answered(study: Any, tables: Any, found: dict[str, 
     cold, lots = (right(gsm8k[name]) for name in (study.COLD, study.LOTS))
     t5, control = ends("t5", "gsm8k"), ends("anchor-only", "gsm8k")
     readme, page = (ROOT / "README.md").read_text("utf-8"), study.PAGE.read_text("utf-8")
-    assert f"goes from {cold} % of GSM8K's test (as it comes, with its own thought) to" in readme
-    assert f"as many thoughts drawn by lot end at {lots} % where hindsight ends at {starts[0]}" in readme
-    assert f"anchors alone at {control[0]} where T⁵ ends at {t5[0]} (hardly told apart)" in readme
+    assert f"| 0.5B | {1 + len(study.AGAIN)} | {cold} | {lots} (1) | " in readme
+    assert f" | {control[0]} ({control[0] - starts[0]:+.1f}; 1) | ".replace("-", "−") in readme
     for start, told in ((study.BARE, "+2.1, −0.6 … +4.8"), (study.START, "+2.8, −0.3 … +5.9")):
         trained = cells[start, "t5"]["benchmarks"]["gsm8k"]
         assert tables._apart(trained, gsm8k[start], some) == told.replace(", ", " (") + ")"
@@ -138,8 +145,9 @@ def test_the_larger_model_is_what_pages_say(study: Any, tables: Any, found: dict
     readme, page = (ROOT / "README.md").read_text("utf-8"), study.PAGE.read_text("utf-8")
     own, other = (one["accuracy"]["benchmarks"]["gsm8k"] for one in (t5, control))
     shares = [right(one) for one in (cold, begun, own, other)]
-    assert f"A 1.5B model goes from {shares[0]} to {shares[1]} %, and with T⁵ to {shares[2]}, where anchors" in readme
-    assert f"alone end at {shares[3]} (5.8 points apart, 2.8 … 8.9; one start; from given" in readme
+    won = [f"{end:.1f} ({end - shares[1]:+.1f})" for end in shares[2:]]
+    assert f"| 1.5B | 1 | {shares[0]} | – | {shares[1]} | 56.5 (+1.0) | – | {won[0]} |" in readme
+    assert "With 1.5B T⁵ is 5.8 above anchors alone (2.8 … 8.9)" in readme
     assert f"take this model from {shares[0]} to {shares[1]} % of GSM8K's test** (greedy; sampled from" in page
     assert f"sampled from {right(cold, 'sampled')} to {right(begun, 'sampled')})" in page
     fresh = [right(some["accuracy"][name]) for name in (study.LARGE_COLD, study.LARGE)]
@@ -221,11 +229,12 @@ def test_over_seeds_means_are_those_of_the_answers(study: Any, tables: Any, foun
     told = f"hindsight ends at {first[0]:.1f} and T⁵ at {first[1]:.1f} (+{first[2]:.1f}, 2.4 … 5.7 over problems"
     assert f"{told}, {first[3]} over seeds)" in page
     assert f"at {fresh[0]:.1f} and {fresh[1]:.1f} (+{fresh[2]:.1f}, 3.3 … 7.3 and {fresh[3]};" in page
-    assert (
-        f"to {first[0]:.1f} % on sheets that hold problems and their answers alone, and T⁵ then to {first[1]:.1f}"
-        in readme
+    row = next(line for line in readme.splitlines() if line.startswith("| 0.5B | 3 |"))
+    assert row.split(" | ")[4] == f"{first[0]:.1f}"
+    assert row.endswith(f" | {first[1]:.1f} (+{first[2]:.1f}) |")
+    assert f"T⁵ adds {first[2]:.1f} points (2.4 … 5.7 over problems, {first[3]} over seeds)" in readme.replace(
+        "… 8", "… +8"
     )
-    assert f"of fresh problems from {fresh[0]:.1f} to {fresh[1]:.1f}" in readme
     row = next(
         line for line in tables.seeds_apart(found).splitlines() if "| T⁵ minus its start | 26, 27, 28 | greedy" in line
     )
