@@ -126,12 +126,15 @@ def test_room_on_disk_is_told_and_too_little_of_it_stands_in_the_way(monkeypatch
     assert told("warmstart.source=hindsight", device=CPU)["warm"] == 2 * warm["warm"]
     few = told("warmstart.source=hindsight", "method=base", "window.windows=1")
     assert few["needed"] == few["rounds"]  # the rounds go before the one checkpoint comes
-    found = doctor.fit(["qwen3-1.7b"], ["run.keep=1"], GPU, SPEED) | {"text_lacks": None}
-    for free, lacks in ((found["disk"]["needed"], False), (found["disk"]["needed"] - 1, True)):
+    assert plain["smaller"].startswith("set run.keep = 1 or run.checkpoint_every = 0")
+    assert told("run.keep=1")["smaller"].startswith("set run.checkpoint_every = 0")
+    assert told("run.checkpoint_every=0")["smaller"] == "give --out on another disk"
+    assert few["smaller"].startswith("set run.checkpoint_every = 0")
+    for free, lacks in ((plain["needed"], False), (plain["needed"] - 1, True)):
         monkeypatch.setattr(doctor, "_free", lambda free=free: free)
-        now = doctor.fit(["qwen3-1.7b"], ["run.keep=1"], GPU, SPEED) | {"text_lacks": None}
+        now = doctor.fit(["qwen3-1.7b"], [], GPU, SPEED) | {"text_lacks": None}
         assert ("too little room on disk" in doctor.in_the_way(now)) is lacks
-        assert any("set run.keep = 1, or run.checkpoint_every = 0" in line for line in doctor.render_fit(now)) is lacks
+        assert any("are free here: set run.keep = 1" in line for line in doctor.render_fit(now)) is lacks
 
 
 @pytest.mark.parametrize("name", presets())

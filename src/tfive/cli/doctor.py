@@ -42,7 +42,6 @@ OPTIONAL = {
 }
 EXTRAS = {"pyarrow": "parquet", "zstandard": "zstd", "datasets": "hub", "matplotlib": "figures", "fla": "kernels"}
 
-_KEEP_LESS = "set run.keep = 1, or run.checkpoint_every = 0 for the last window's alone"
 PREPARING = "preparing the text, to see whether it holds enough"
 
 _DISTRIBUTIONS = {"fla": "flash-linear-attention"}
@@ -190,7 +189,8 @@ def fit(sources: list[str], overrides: Sequence[str], device: Device, speed: flo
         "transient": table.transient,
         "total": table.total,
         "checkpoint_host_bytes": host,
-        "disk": asdict(disk) | {"needed": disk.needed, "free": _free(), "shown": disk.shown()},
+        "disk": asdict(disk)
+        | {"needed": disk.needed, "free": _free(), "shown": disk.shown(), "smaller": disk.smaller()},
         "device": device.name,
         "memory": device.memory,
         "fits": _fits(table, device),
@@ -318,8 +318,8 @@ def render_fit(fit: dict[str, Any]) -> list[str]:
     lines.append(f"{verdict} on {fit['device']} with {memory}, all roles on one device{remedy}")
     lines += [fit["larger"]] if fit["larger"] else []
     disk = fit["disk"]
-    lack = f"; {readable_bytes(disk['free'])} are free here: {_KEEP_LESS}" if disk["needed"] > disk["free"] else ""
-    lines.append(f"takes {disk['shown']}{lack}")
+    short = f"; {readable_bytes(disk['free'])} are free here: {disk['smaller']}"
+    lines.append(f"takes {disk['shown']}{short if disk['needed'] > disk['free'] else ''}")
     lines.append("needs:")
     lines += [f"  {'no ' if one['missing'] else 'yes'}  {one['shown']}" for one in fit["needs"]]
     lacks = fit.get("text_lacks")

@@ -34,6 +34,12 @@ class Room:
         first = f" ({readable_bytes(self.rounds)} for rounds of it before)" if self.rounds else ""
         return f"{readable_bytes(self.needed)} on disk: {many} of {readable_bytes(self.checkpoint)}{warm}{first}"
 
+    def smaller(self) -> str:
+        """What to do where less is free."""
+        fewer = ["run.keep = 1"] if self.checkpoints > 2 else []
+        fewer += ["run.checkpoint_every = 0 (the last window's alone)"] if self.checkpoints > 1 or self.rounds else []
+        return f"set {' or '.join(fewer)}, or give --out on another disk" if fewer else "give --out on another disk"
+
 
 def room(config: Config, table: Estimate, shape: ModelShape, *, on_gpu: bool) -> Room:
     """What is reckoned of this configuration; metrics and thoughts that are kept are small beside it, and a prepared
