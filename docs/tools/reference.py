@@ -162,8 +162,8 @@ def commands_page() -> str:
     parts = [
         "# Commands",
         "What `--help` prints, on one page; [the commands, one by one](../howto/commands.md) tells what they are for.",
-        "Exit status: 0 done; 1 the work failed, its state is saved; 2 bad input, one line that names the key or file, "
-        "the value and the remedy, nothing written; 130 interrupted.",
+        "Exit status: 0 done; 1 the work failed or was asked to stop, its state is saved; 2 bad input, one line that "
+        "names the key or file, the value and the remedy, nothing written; 130 interrupted with nothing to save.",
     ]
     for path, command in commands(get_command(app), "tfive"):
         summary, _, examples = inspect.cleandoc(command.help or "").partition("\n\n\b\nExamples:\n")

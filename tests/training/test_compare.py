@@ -245,6 +245,8 @@ def test_labels_name_methods_presets_and_values() -> None:
     assert seeds_of("3") == [0, 1, 2]
     assert seeds_of("0,4") == [0, 4]
     assert seeds_of("4,") == [4]
+    with pytest.raises(UserError, match=r"--seeds 0: none would run; .* \(seed 0 alone: 0,\)"):
+        seeds_of("0")
 
 
 @pytest.mark.parametrize("left", ["warmstart.json", "warmstart-rounds", None])

@@ -41,7 +41,10 @@ Overrides = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document for a program to read.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, only the result.")]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Say nothing on the way; train and resume leave what came of it to the folder."),
+]
 Page = Annotated[
     bool, typer.Option("--page", help="Serve the run's page on this machine meanwhile, and write it at the end.")
 ]

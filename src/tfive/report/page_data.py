@@ -67,6 +67,13 @@ def run_of(folder: Path) -> Run:
     return Run(known.method, known.seed, folder)
 
 
+def run_in_short(folder: Path) -> str:
+    """What came of a run, as its page says it first."""
+    record = RunRecord(run_of(folder))
+    said = _story(record, _thinks(record))["verdict"]
+    return f"{said['headline']} {said['sentence']}"
+
+
 def run_page(folder: Path) -> PageData:
     """Everything of one run, as far as it has come."""
     record = RunRecord(run_of(folder))

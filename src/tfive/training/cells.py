@@ -102,6 +102,8 @@ def seeds_of(text: str) -> list[int]:
     if not parts or not all(part.isdigit() for part in parts):
         raise UserError(f"--seeds {text!r}: give how many (3), or which: 0,4 (one alone: 4,)")
     numbers = [int(part) for part in parts]
+    if numbers == [0] and "," not in text:
+        raise UserError("--seeds 0: none would run; give how many (3), or which: 0,4 (seed 0 alone: 0,)")
     return list(range(numbers[0])) if "," not in text else numbers
 
 

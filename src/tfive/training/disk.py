@@ -29,10 +29,11 @@ class Room:
 
     def shown(self) -> str:
         """What takes the room."""
-        many = f"up to {self.checkpoints} checkpoints" if self.checkpoints > 1 else "one checkpoint"
+        many = f"up to {self.checkpoints} checkpoints (one being written)" if self.checkpoints > 1 else "one checkpoint"
         warm = f", {readable_bytes(self.warm)} for the model after its warm start" if self.warm else ""
         first = f" ({readable_bytes(self.rounds)} for rounds of it before)" if self.rounds else ""
-        return f"{readable_bytes(self.needed)} on disk: {many} of {readable_bytes(self.checkpoint)}{warm}{first}"
+        each = f"{many} of {readable_bytes(self.checkpoint)}{warm}{first}"
+        return f"{readable_bytes(self.needed)} on disk: {each}; metrics and pages are not counted"
 
     def smaller(self) -> str:
         """What to do where less is free."""

@@ -19,6 +19,7 @@ from tfive.errors import RunFailed, UserError
 from tfive.inference.thought_model import plan_for
 from tfive.models.load import Loaded, load_model
 from tfive.models.weights import model_digests, own_digests
+from tfive.report.page_data import run_in_short
 from tfive.text.prepared import PreparedCorpus
 from tfive.text.views import corpus_notes
 from tfive.training import continuity, positions
@@ -265,6 +266,8 @@ def _recorded(
     with _showing(progress, loop.live, quiet, shown), lasting():
         summary = loop.go()
     console.summary(summary)
+    if not quiet:
+        console.say(run_in_short(folder))
     console.say(
         f"next: tfive report {folder}, tfive export {folder} OUT; what the numbers mean: docs/howto/diagnostics.md"
     )
