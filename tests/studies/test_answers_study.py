@@ -326,8 +326,8 @@ def test_pages_tell_of_the_larger_model_what_its_runs_measured() -> None:
     after, last = t5["accuracy"], t5["accuracy"]["benchmarks"]["gsm8k"]
     readme, page = ((ROOT / name).read_text("utf-8") for name in ("README.md", "docs/studies/answers.md"))
     unaided = right(after, "none") - right(before, "none")
-    told = f"At 1.5B no control was run from given workings, and {unaided:.1f} points of the rise on fresh problems are"
-    assert told in readme
+    said = f"At 1.5B no control was run from given workings, and {unaided:.1f} points of the rise on fresh problems are"
+    assert said in readme
     rows = [line for line in readme.splitlines() if "| 1.5B, T⁵ with `window.crossed` |" in line]
     for row, now, then in zip(rows, (after, last), (before, on_gsm8k[start]), strict=True):
         shown = [cell.split(" ")[0] for cell in row.strip("| ").split(" | ")]
