@@ -118,14 +118,14 @@ def test_room_on_disk_is_told_and_too_little_of_it_stands_in_the_way(monkeypatch
     assert plain["needed"] == 3 * plain["checkpoint"]
     assert told("run.checkpoint_every=0")["needed"] == plain["checkpoint"]
     assert told("run.keep=1")["needed"] == 2 * plain["checkpoint"]
-    assert told("window.windows=1")["checkpoints"] == 1
+    assert told("run.checkpoint_every=0", "run.checkpoint_phases=true")["checkpoints"] == 3
     warm = told("warmstart.source=hindsight")
     assert (warm["rounds"], warm["warm"]) == (28 * warm["parameters"], 2 * warm["parameters"])
     assert warm["needed"] == plain["needed"] + warm["warm"] > warm["rounds"]
     assert told("warmstart.source=hindsight", "run.checkpoint_every=0")["rounds"] == 0
     assert told("warmstart.source=hindsight", device=CPU)["warm"] == 2 * warm["warm"]
-    few = told("warmstart.source=hindsight", "method=base", "window.windows=1")
-    assert few["needed"] == few["rounds"]  # the rounds go before the one checkpoint comes
+    few = told("warmstart.source=hindsight", "method=base", "run.keep=1")
+    assert few["needed"] == few["rounds"]  # which go before checkpoints come
     assert plain["smaller"].startswith("set run.keep = 1 or run.checkpoint_every = 0")
     assert told("run.keep=1")["smaller"].startswith("set run.checkpoint_every = 0")
     assert told("run.checkpoint_every=0")["smaller"] == "give --out on another disk"

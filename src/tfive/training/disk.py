@@ -45,9 +45,9 @@ class Room:
 def room(config: Config, table: Estimate, shape: ModelShape, *, on_gpu: bool) -> Room:
     """What is reckoned of this configuration; metrics and thoughts that are kept are small beside it, and a prepared
     text has a folder of its own."""
-    often, warm = config.run.checkpoint_every > 0, config.warmstart
+    run, warm = config.run, config.warmstart
     # An older one goes when a newer one is whole; the last window's is the only one where none is asked for between.
-    most = min(config.run.keep + 1, config.window.windows) if often else 1
-    rounds = 2 * _ROUND * shape.parameters if often and warm.source == "hindsight" else 0
+    most = run.keep + 1 if run.checkpoint_every or run.checkpoint_phases else 1
+    rounds = 2 * _ROUND * shape.parameters if run.checkpoint_every and warm.source == "hindsight" else 0
     model = (2 if on_gpu else 4) * shape.parameters if warm.source != "off" else 0
     return Room(checkpoint_bytes(table, config, shape), most, model, rounds)
