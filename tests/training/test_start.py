@@ -155,6 +155,7 @@ def test_results_come_from_texts_that_nothing_looks_at_before_the_end(
     assert first["draws"] == {"actor": pytest.approx(3 * 16 / (2 * 96), rel=0.05)}
     assert f"each training text is drawn {first['draws']['actor']:.2f} times for the actor\n" in shown_text
     assert f"thought gain              {first['test_thought_gain_start']:+.4f} → " in shown_text
+    assert "\nThis method teaches no thoughts. It is a control" in shown_text
     assert [path.name for path in (tmp_path / "first" / "checkpoints").iterdir()] == ["checkpoint-00000001"]
     shown = [list(one.get("samples", ())) for one in first["history"]]
     assert [bool(one) for one in shown] == [True, *[False] * (len(shown) - 2), True]

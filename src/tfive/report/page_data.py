@@ -69,8 +69,7 @@ def run_of(folder: Path) -> Run:
 
 def run_in_short(folder: Path) -> str:
     """What came of a run, as its page says it first."""
-    record = RunRecord(run_of(folder))
-    said = _story(record, _thinks(record))["verdict"]
+    said = run_page(folder)["story"]["verdict"]
     return f"{said['headline']} {said['sentence']}"
 
 

@@ -266,7 +266,7 @@ def _recorded(
     with _showing(progress, loop.live, quiet, shown), lasting():
         summary = loop.go()
     console.summary(summary)
-    if not quiet:
+    if not quiet and not summary["problems"]:
         console.say(run_in_short(folder))
     console.say(
         f"next: tfive report {folder}, tfive export {folder} OUT; what the numbers mean: docs/howto/diagnostics.md"
