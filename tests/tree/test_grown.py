@@ -91,7 +91,7 @@ def test_tiles_are_listed_by_what_is_seen_of_them() -> None:
     case = random_case(6, "text2", group=2, count=4)
     layout = grow(case.texts, case.plan, full_thoughts(case.texts, case.plan))
     seen_Bnm = layout.mask()[:, 0].repeat_interleave(9, 1).repeat_interleave(9, 2)
-    tiles = Tiles(seen_Bnm)
+    tiles = Tiles.of(seen_Bnm)
     for rows, (order, whole, some) in ((32, tiles.queries(32)), (64, tiles.keys(64))):
         table = seen_Bnm if rows == 32 else seen_Bnm.transpose(1, 2)
         for batch, tile in ((b, t) for b in range(len(order)) for t in range(order.shape[1])):

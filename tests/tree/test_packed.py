@@ -195,7 +195,7 @@ def update(tree: TreeModel, case: Case, *, prepared: bool = False) -> tuple[torc
         ready = tree.prepare(case.texts, case.thoughts, **asked)
         assert ready.nodes_x is None or ready.padded() is ready
         ready = ready.padded()
-        out = tree.policy_from(ready.on(ready.layout, [tensor.clone() for tensor in ready.tensors]))
+        out = tree.policy_from(ready.on([tensor.clone() for tensor in ready.tensors]))
     else:
         out = tree.policy(case.texts, case.thoughts, **asked)
     parts = out.need("log_prob_BRT"), out.need("text_log_prob_BS"), out.need("continuation_log_prob_BRH")

@@ -17,17 +17,16 @@ from pretended_graphs import Again, PretendedGraphs
 from taped_graphs import TapedGraphs
 from tfive.tree.fast.replayed import ReplayedPasses
 from tfive.tree.forward import TreeModel
-from tfive.tree.grow import grow
-from tfive.tree.layout import Layout
 from tfive.tree.picks import Picks
 from tfive.tree.settings import EngineOptions, SamplingSettings
 
 pytestmark = pytest.mark.model
 
 
+@pytest.mark.parametrize("variable", [False, True])
 @pytest.mark.parametrize("below", [None, 1])
-def test_replayed_readings_and_scores_are_the_launched_ones(below: int | None) -> None:
-    case, model = random_case(1, "text2", group=2), tiny("qwen3")
+def test_replayed_readings_and_scores_are_the_launched_ones(below: int | None, variable: bool) -> None:
+    case, model = random_case(1, "text" if variable else "text2", variable=variable, group=2), tiny("qwen3")
     options = EngineOptions(fused_blocks="on", max_nodes=1, replayed_passes=True)
     trees = [TreeModel(model, case.plan, options) for _ in range(2)]
     graphs = trees[0].passes.graphs = PretendedGraphs()
@@ -49,7 +48,9 @@ def test_replayed_readings_and_scores_are_the_launched_ones(below: int | None) -
     assert not torch.equal(kept[2][0], kept[3][0])
     # Of each shape the first call runs as it is, the second is captured and looked at; then it is replayed.
     branches = case.thoughts.length_BR.shape[1]
-    assert sorted(graph.replays for graph in graphs.graphs) == [3, 4 * branches - 1]
+    # Thoughts of one length are scored whole by graphs, others are read.
+    plain = [] if variable else [3]
+    assert sorted(graph.replays for graph in graphs.graphs) == [*plain, 3, 4 * branches - 1]
     assert trees[0].passes.reason == ""
 
 
@@ -163,14 +164,14 @@ class StaleGraphs(PretendedGraphs):
 def test_a_wrong_graph_ends_capturing() -> None:
     case, calls = random_case(1, "text"), []
 
-    def moving(layout: Layout, _: Sequence[Tensor]) -> list[Any]:
+    def moving(given: Sequence[Tensor]) -> dict[str, Tensor]:
         calls.append(1)
-        return [layout.token_BN.float() + len(calls) * 100.0]
+        return {"tokens": given[0].float() + len(calls) * 100.0}
 
-    passes, layout = ReplayedPasses(graphs=StaleGraphs()), grow(case.texts, case.plan, case.thoughts)
+    passes, given = ReplayedPasses(graphs=StaleGraphs()), [case.texts.tokens_BS]
     for _ in range(3):
-        passes("any", 0, moving, layout)
+        passes("any", 0, moving, given)
     assert "differs" in passes.reason
     before = len(calls)
-    passes("any", 0, moving, layout)
+    passes("any", 0, moving, given)
     assert len(calls) == before + 1

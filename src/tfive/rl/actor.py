@@ -24,13 +24,14 @@ from tfive.rl.settings import ActorSettings, AnchorSettings, RatioSettings
 from tfive.rl.trajectory import Trajectories
 from tfive.rl.update_loss import TERMS, UpdateLoss
 from tfive.rl.weight_slots import wide
+from tfive.tree.fast.replayed import Named
 from tfive.tree.fast.replayed_backward import ReplayedBackward
 from tfive.tree.forward import Centring, TreeModel
 from tfive.tree.gated import GATES
-from tfive.tree.layout import Layout, ThoughtPlan
+from tfive.tree.layout import ThoughtPlan
 from tfive.tree.low_rank import copy_sharing_frozen, load_trained_state, low_rank_parts, trained_state
 from tfive.tree.outputs import PolicyOutput
-from tfive.tree.policy_pass import PolicyPass
+from tfive.tree.policy_pass import ToCapture
 from tfive.tree.settings import SamplingSettings
 
 
@@ -243,15 +244,15 @@ class Actor:
         # They stay on the device: the host waits for them once, after the last part.
         seen, acting = list[Tensor](), aggregate is not None
         for some, spare in self.world.beating(self._passes(trajectories, acting)):
-            asked = self._asked(some, weights, acting) if self._replays(engine) else None
-            prepared = None if asked is None else engine.prepare(some.texts, **asked)
-            if prepared is not None and prepared.nodes_x is None:  # what leaves padding out comes in too many sizes
-                seen.append(self._replayed(engine, some, loss, totals, prepared.padded()))
+            asked = self._asked(some, weights, acting)
+            captured = engine.to_capture(some.texts, **asked) if self._replays(engine) else None
+            if captured is not None:
+                seen.append(self._replayed(engine, some, loss, totals, captured))
                 continue
-            given = (engine, some, weights, acting)
-            read = partial(self._read, *given) if prepared is None else partial(engine.policy_from, prepared)
+            read = partial(self._read, engine, some, weights, acting)
             output = read() if self.shards is None else self.shards.run(read)
-            own, sums = loss(output, self._given(some, loss, output.text_mask_BS), totals)
+            given = self._given(some, loss) | self._text_mask(some.texts.positions_BP, output)
+            own, sums = loss(output, given, totals)
             (0.0 * own if spare else own).backward()
             if not spare:
                 seen.append(sums)
@@ -259,39 +260,37 @@ class Actor:
         *policy, text_all, after_all = self.world.sum_in_order(rows, len(TERMS) + 2)
         return Sums(dict(zip(TERMS, policy)), text_all / totals[1], after_all / totals[2])
 
-    def _given(self, some: Trajectories, loss: UpdateLoss, text_mask_BS: Tensor | None) -> dict[str, Tensor]:
-        """What the loss reads of these texts beside what the pass gives."""
+    def _given(self, some: Trajectories, loss: UpdateLoss) -> dict[str, Tensor]:
+        """What the loss reads of these thoughts beside what the pass gives."""
         given: dict[str, Tensor] = {}
         if loss.aggregate is not None:
             given |= {name: some.need(name) for name in ("log_old_BRT", "advantage_BRT", "mask_BRT")}
             given["log_q_BRT"] = some.thoughts.log_q_BRT
-        if text_mask_BS is not None:
-            given["text_mask_BS"] = self._text_mask(some, text_mask_BS)
         return given
 
     def _replays(self, engine: TreeModel) -> bool:
         """Whether parts of an update may be captured and replayed: those that never wait for the host."""
-        plain = not self.parity and self.centring is None
-        return self.updates.wanted and self._alone and plain and engine.replays_training
+        plain = self._alone and not self.parity and self.centring is None
+        return plain and self.updates.wanted and engine.replays_training
 
     def _replayed(
-        self, engine: TreeModel, some: Trajectories, loss: UpdateLoss, totals: Sequence[float], prepared: PolicyPass
+        self, engine: TreeModel, some: Trajectories, loss: UpdateLoss, totals: Sequence[float], captured: ToCapture
     ) -> Tensor:
         """The row of sums of a part, whose gradients are accumulated: by a replayed graph where its shape came before.
         All that changes between parts and steps is handed over as tensors."""
-        given = self._given(some, loss, None if prepared.text is None else prepared.text.keep)
-        names, values = list(given), [tensor.to(engine.device) for tensor in given.values()]
-        divisors = torch.tensor(totals, dtype=wide(engine.model.dtype)).to(engine.device)
+        given = self._given(some, loss)
+        divisors = torch.tensor(totals, dtype=wide(engine.model.dtype))
 
-        def work(layout: Layout, tensors: Sequence[Tensor]) -> list[Tensor]:
-            divisors_3, *rest = tensors
-            output = engine.policy_from(prepared.on(layout, rest[len(names) :]))
-            own, sums = loss(output, dict(zip(names, rest)), divisors_3.unbind())
+        def work(tensors: Sequence[Tensor]) -> Named:
+            divisors_3, positions_BP, *rest = tensors
+            output = engine.policy_from(captured.made(rest[len(given) :]))
+            read = dict(zip(given, rest)) | self._text_mask(positions_BP, output)
+            own, sums = loss(output, read, divisors_3.unbind())
             own.backward()
-            return [sums, *output.log_probs]
+            return {"sums": sums} | {f"log-probabilities {i}": one for i, one in enumerate(output.log_probs)}
 
-        key = (loss, prepared.kinds)
-        return self.updates(key, engine.home, work, prepared.layout, [divisors, *values, *prepared.tensors])[0]
+        others = [tensor.to(engine.device) for tensor in (divisors, some.texts.positions_BP, *given.values())]
+        return self.updates((loss, captured.kind), engine.home, work, [*others, *captured.tensors])["sums"]
 
     def _passes(self, trajectories: Trajectories, acting: bool) -> Iterator[tuple[Trajectories, bool]]:
         """The parts that this process reads. Over shards a pass is common work: a process with fewer parts than others
@@ -330,12 +329,13 @@ class Actor:
         with continuations behind the thoughts, and rounds differently), and the final states of all actions."""
         return self._read(self.engine, some, self.anchor if self._one_pass else NO_ANCHOR, True, features=True)
 
-    def _text_mask(self, some: Trajectories, mask_BS: Tensor) -> Tensor:
-        """bool `[B, S]`: of the tokens with a next one, those whose next one the next-token anchor takes."""
-        if self.anchor.answers:
-            return mask_BS
-        left_out_BS = before_answers(some.texts.positions_BP, mask_BS.shape[1], self.engine.plan.horizon)
-        return mask_BS & ~left_out_BS.to(mask_BS.device)
+    def _text_mask(self, positions_BP: Tensor, output: PolicyOutput) -> dict[str, Tensor]:
+        """`text_mask_BS` where texts were read: bool, the tokens whose next one the next-token anchor takes."""
+        mask_BS = output.text_mask_BS
+        if mask_BS is None or self.anchor.answers:
+            return {} if mask_BS is None else {"text_mask_BS": mask_BS}
+        left_out_BS = before_answers(positions_BP, mask_BS.shape[1], self.engine.plan.horizon)
+        return {"text_mask_BS": mask_BS & ~left_out_BS.to(mask_BS.device)}
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, moments and counts; on a process without the actor, pieces without elements."""

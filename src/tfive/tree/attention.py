@@ -43,6 +43,10 @@ class Attending:
         """bool `[B, 1, n, m]`: which keys each query sees."""
         raise TypeError("this pass has no mask: override visible")
 
+    def tiles(self, window: int | None) -> Tiles:
+        """The same as tiled attention reads it."""
+        return Tiles.of(self.visible(window)[:, 0])
+
     def blocks(self, window: int | None) -> Any:
         """The same as a FlexAttention block mask."""
         raise TypeError("this pass has no block mask")
@@ -62,7 +66,18 @@ class Attending:
         cap: float | None = None,
     ) -> Tensor:
         """Attention output `[B, n, Y, E]`; `window` bounds the depth apart, `cap` soft-caps the scores."""
-        key, value = self.extend(layer, key_BXnE, value_BXnE)
+        return self.among(query_BYnE, *self.extend(layer, key_BXnE, value_BXnE), scale, window, cap)
+
+    def among(
+        self,
+        query_BYnE: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        window: int | None = None,
+        cap: float | None = None,
+    ) -> Tensor:
+        """The same given all keys and values that the queries may see."""
         if scale is None:
             scale = query_BYnE.shape[-1] ** -0.5
         if self.kernel == "flex":
@@ -70,7 +85,7 @@ class Attending:
             output: Tensor = _flex(query_BYnE, key, value, blocks, scale, cap).transpose(1, 2)
             return output
         if cap is None and self.kernel == "tiled":
-            tiles = self._once(("tiles", window), lambda: Tiles(self.visible(window)[:, 0]))
+            tiles = self._once(("tiles", window), lambda: self.tiles(window))
             return tiled(query_BYnE, key, value, tiles, scale)
         return self._attend_masked(query_BYnE, key, value, scale, window, cap)
 
@@ -115,8 +130,7 @@ class Attending:
         self, ops: Ops, layer: int, query_BnYE: Tensor, key: Tensor, value: Tensor, scale: float, gate_xq: Tensor | None
     ) -> Tensor:
         """Attention output `[B, n, Y, E]` once queries, keys and values are in their `room`."""
-        output = self.attend(layer, query_BnYE.transpose(1, 2), key, value, scale)
-        return output if gate_xq is None else output * output_gate(gate_xq, output.shape[2]).view(output.shape)
+        return _opened(self.attend(layer, query_BnYE.transpose(1, 2), key, value, scale), gate_xq)
 
     def _once(self, name: Any, make: Callable[[], Any]) -> Any:
         if name not in self._masks:
@@ -224,6 +238,13 @@ def branch_parts(layout: Layout, most: int) -> list[Nodes]:
     return parts
 
 
+def _opened(output_BnYE: Tensor, gate_xq: Tensor | None) -> Tensor:
+    """Attention's output through the gate of layers that have one."""
+    if gate_xq is None:
+        return output_BnYE
+    return output_BnYE * output_gate(gate_xq, output_BnYE.shape[2]).view(output_BnYE.shape)
+
+
 class TreePass(Attending):
     """A pass over all nodes of a layout, or, given the trunk's keys and values, over its branches alone.
 
@@ -295,6 +316,28 @@ class TreePass(Attending):
 
     def visible(self, window: int | None) -> Tensor:
         return self.layout.mask(self.start, window)
+
+    def tiles(self, window: int | None) -> Tiles:
+        return Tiles.between(self.layout, self.start, window)
+
+    def room(self, layer: int, like_BnD: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if self.trunk is None or self.reading is not None:
+            return super().room(layer, like_BnD, heads)
+        # Behind the trunk's, so that only those are copied.
+        (rows, nodes), kept = like_BnD.shape[:2], self.trunk[layer]
+        joined = [like_BnD.new_empty(rows, heads.keys, self.start + nodes, heads.features) for _ in kept]
+        for one, trunk in zip(joined, kept):
+            one[:, :, : self.start].copy_(trunk)
+        slot_n = self._once("behind", lambda: self.start + torch.arange(nodes, device=like_BnD.device))
+        query_BYnE = like_BnD.new_empty(rows, heads.queries, nodes, heads.features)
+        return query_BYnE.transpose(1, 2), joined[0], joined[1], slot_n
+
+    def attend_written(
+        self, ops: Ops, layer: int, query_BnYE: Tensor, key: Tensor, value: Tensor, scale: float, gate_xq: Tensor | None
+    ) -> Tensor:
+        if self.trunk is None or self.reading is not None:
+            return super().attend_written(ops, layer, query_BnYE, key, value, scale, gate_xq)
+        return _opened(self.among(query_BnYE.transpose(1, 2), key, value, scale), gate_xq)
 
     def blocks(self, window: int | None) -> Any:
         return self.layout.block_mask(self.start, window)

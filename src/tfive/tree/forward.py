@@ -7,7 +7,7 @@ the text again for every thought.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,11 +28,11 @@ from tfive.tree.head import (
     target_log_prob_and_entropy,
 )
 from tfive.tree.law import draw, law_log_prob, law_logits
-from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts, taken, tensors_of
 from tfive.tree.outputs import Lower, PolicyOutput, Reading, Scores
 from tfive.tree.packed import last_block_for
-from tfive.tree.picks import Picks
-from tfive.tree.policy_pass import PolicyPass
+from tfive.tree.picks import Count, Picks
+from tfive.tree.policy_pass import PolicyPass, ToCapture
 from tfive.tree.reader import TreeReader
 from tfive.tree.scoring import LOWER, Scoring
 from tfive.tree.settings import EngineOptions, SamplingSettings
@@ -214,8 +214,7 @@ class TreeModel(TreeReader):
             each = range(len(texts.tokens_BS))
             own = [None if thoughts is None else thoughts.rows(b, b + 1) for b in each]
             return PolicyOutput.stacked([self.policy(texts.rows(b, b + 1), own[b], **asked) for b in each])
-        prepared = self.prepare(texts, thoughts, **parts)
-        prepared = prepared.padded() if padded else prepared
+        prepared = (self._of_capture if padded else self.prepare)(texts, thoughts, **parts)
         # Parity samples by passes that compute every node.
         hidden_BND = self._run(prepared.layout, nodes_x=None if parity else prepared.nodes_x)
         output = self._reduced(prepared, hidden_BND, entropy, features)
@@ -233,20 +232,42 @@ class TreeModel(TreeReader):
         continuations: bool = False,
         no_thought: bool = False,
         of_first: bool = False,
+        count: Count = None,
     ) -> PolicyPass:
         """The rows of a `policy` pass and the nodes that it reads; the parts are asked for as there."""
         layout = self._grow(texts, thoughts, ("first" if of_first else "last") if continuations else "none")
         tokens_BRT = thoughts.tokens_BRT.to(self.device) if thoughts is not None and actions else None
-        after = Picks.last_continuations(layout) if continuations else None
+        after = Picks.last_continuations(layout, count) if continuations else None
+        apart = after is not None and (no_thought or self.unread)
         return PolicyPass(
             layout,
-            actions=None if tokens_BRT is None else Picks.actions(layout, tokens_BRT),
-            text=Picks.text(layout) if text else None,
+            actions=None if tokens_BRT is None else Picks.actions(layout, tokens_BRT, count=count),
+            text=Picks.text(layout, count) if text else None,
             after=after,
-            without=after.without_thought(layout) if after is not None and (no_thought or self.unread) else None,
+            without=after.without_thought(layout, count) if after is not None and apart else None,
             no_thought=no_thought,
             nodes_x=self._packing(layout),
         )
+
+    def _of_capture(self, texts: TextBatch, thoughts: Thoughts | None, **asked: bool) -> PolicyPass:
+        """As `prepare`, with the picks of passes that are captured: of few sizes, or all that may exist where thoughts
+        have one length, so that nothing waits for the device."""
+        return self.prepare(texts, thoughts, count=None if self.plan.variable_length else "every", **asked).padded()
+
+    def to_capture(self, texts: TextBatch, thoughts: Thoughts | None, **asked: bool) -> ToCapture | None:
+        """A `policy` pass to be captured; None where it leaves padding out, and so comes in too many sizes."""
+        kind = (self.plan, *(name for name, wanted in asked.items() if wanted))
+        if self.plan.variable_length or self.engine.packed == "on":
+            prepared = self._of_capture(texts, thoughts, **asked)
+            return None if prepared.nodes_x is not None else ToCapture(kind, prepared.tensors, prepared.on)
+        records = [one.to(self.device) for one in (texts, thoughts) if one is not None]
+
+        def again(tensors: Sequence[Tensor]) -> PolicyPass:
+            rest = iter(tensors)
+            own = taken(TextBatch, rest)
+            return self._of_capture(own, None if thoughts is None else taken(Thoughts, rest), **asked)
+
+        return ToCapture(kind, [tensor for record in records for tensor in tensors_of(record)], again)
 
     def policy_from(self, prepared: PolicyPass) -> PolicyOutput:
         """The training forward of a pass that was prepared; nothing of it waits for the host where `replays_training`

@@ -19,7 +19,7 @@ Legend of shape letters, used by suffix all over the project:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -39,6 +39,16 @@ def moved(record: Record, device: torch.device | str) -> Record:
     """The same record with every tensor field on `device`."""
     changes = {f.name: getattr(record, f.name) for f in fields(record)}  # type: ignore[arg-type]
     return replace(record, **{k: v.to(device) for k, v in changes.items() if isinstance(v, Tensor)})  # type: ignore[type-var]
+
+
+def tensors_of(record: Any) -> list[Tensor]:
+    """The tensors of a record of nothing else, in its order."""
+    return [getattr(record, f.name) for f in fields(record)]
+
+
+def taken(kind: type[Record], tensors: Iterator[Tensor]) -> Record:
+    """A record of the next tensors, as `tensors_of` gives them."""
+    return kind(*(next(tensors) for _ in fields(kind)))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -358,3 +368,9 @@ class Layout:
         if window is not None:
             seen = seen & (of_query(self.position_BN) - of_key(self.position_BN) < window)
         return (seen & (of_query(self.kind_BN) != PADDING)) | (query == key)
+
+
+def layout_tensors(layout: Layout) -> dict[str, Tensor]:
+    """The tensors of a layout by name."""
+    found = {f.name: getattr(layout, f.name) for f in fields(layout)}
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}

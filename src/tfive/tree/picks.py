@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,10 @@ _SIZES = 8
 _ALIGNED = 16
 """Sizes are multiples of this many picks, as kernels like them."""
 
+Count = int | None | Literal["every"]
+"""How many picks exist, where the host knows; `every`: take those that do not exist as well, as padding, so that nobody
+need know; None: ask the device, and wait for it."""
+
 
 def standing(keep_n: Tensor, size: int) -> Tensor:
     """int64 `[size]`: where the true entries stand, ascending, as `nonzero` gives them. Nothing waits for the device:
@@ -27,8 +32,7 @@ def standing(keep_n: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Picks:
-    """Nodes picked from `[B, N]`, only those that exist. Made before the pass runs: counting waits for the device, and
-    is for callers that do not know their number."""
+    """Nodes picked from `[B, N]`, only those that exist but for padding. Made before the pass runs."""
 
     index: Tensor
     """int64 `[x]` into the flattened nodes."""
@@ -39,7 +43,7 @@ class Picks:
     place: Tensor
     """int64 `[x]`: the same as indices into the flattened full shape; one beyond it for padding."""
     padding: bool = False
-    """Whether the last ones may be padding, which stands nowhere and gets no gradient."""
+    """Whether some may be padding, which stands nowhere and gets no gradient."""
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -54,6 +58,8 @@ class Picks:
     def padded(self) -> Picks:
         """The same, padded to one of a few sizes: what is captured for a size serves every number of picks up to it.
         Padding asks the first node for entry 0."""
+        if self.padding:
+            return self
         full, count = self.keep.numel(), len(self.place)
         step = -(-full // (_SIZES * _ALIGNED)) * _ALIGNED
         more = (0, max(step, -(-count // step) * step) - count) if full else (0, 0)
@@ -61,15 +67,19 @@ class Picks:
         return replace(self, index=F.pad(self.index, more), target=F.pad(self.target, more), place=place, padding=True)
 
     @staticmethod
-    def of(node: Tensor, target: Tensor, keep: Tensor, node_count: int, count: int | None = None) -> Picks:
-        """Picks of `node` (`[B, …]`, indices inside a row) where `keep`, of which there are exactly `count`."""
+    def of(node: Tensor, target: Tensor, keep: Tensor, node_count: int, count: Count = None) -> Picks:
+        """Picks of `node` (`[B, …]`, indices inside a row) where `keep`, of which there are `count`."""
         row = torch.arange(len(node), device=node.device).view(-1, *[1] * (node.ndim - 1)) * node_count
         kept = keep.flatten()
+        if count == "every":
+            place = torch.where(kept, torch.arange(len(kept), device=kept.device), len(kept))
+            index, asked = (torch.where(keep, value, 0).flatten() for value in (node + row, target))
+            return Picks(index, asked, keep, place, padding=True)
         at = kept.nonzero()[:, 0] if count is None else standing(kept, count)  # the former waits for the device
         return Picks((node + row).flatten()[at], target.expand_as(node).flatten()[at], keep, at)
 
     @staticmethod
-    def actions(layout: Layout, tokens_BRT: Tensor, of_B: Tensor | None = None, count: int | None = None) -> Picks:
+    def actions(layout: Layout, tokens_BRT: Tensor, of_B: Tensor | None = None, count: Count = None) -> Picks:
         """The node before each action, and the action; of some texts (bool `of_B`) or of all."""
         keep_BRT = layout.action_mask_BRT
         if of_B is not None:
@@ -77,29 +87,29 @@ class Picks:
         return Picks.of(layout.action_node_BRT, tokens_BRT, keep_BRT, layout.node_count, count)
 
     @staticmethod
-    def continuations(layout: Layout, count: int | None = None) -> Picks:
+    def continuations(layout: Layout, count: Count = None) -> Picks:
         """The nodes that predict each continuation after each checkpoint, `[B, R, K, H]`."""
         keep_BRKH = layout.segment_mask_BRK[..., None] & layout.loss_mask_BRH[:, :, None]
         return Picks.of(layout.loss_node_BRKH, layout.loss_target_BRH[:, :, None], keep_BRKH, layout.node_count, count)
 
     @staticmethod
-    def last_continuations(layout: Layout, count: int | None = None) -> Picks:
+    def last_continuations(layout: Layout, count: Count = None) -> Picks:
         """Those after the whole thought, `[B, R, H]`."""
         last_BR11 = (layout.segment_mask_BRK.sum(-1) - 1).clamp(min=0)[..., None, None]
         node_BRH = layout.loss_node_BRKH.take_along_dim(last_BR11, 2)[:, :, 0]
         keep_BRH = layout.segment_mask_BRK.any(-1)[..., None] & layout.loss_mask_BRH
         return Picks.of(node_BRH, layout.loss_target_BRH, keep_BRH, layout.node_count, count)
 
-    def without_thought(self, layout: Layout) -> Picks:
+    def without_thought(self, layout: Layout, count: Count = None) -> Picks:
         """Of picked continuations `[B, R, H]`: the trunk nodes that predict the same tokens."""
-        return Picks.of(layout.trunk_loss_node_BRH, layout.loss_target_BRH, self.keep, layout.node_count)
+        return Picks.of(layout.trunk_loss_node_BRH, layout.loss_target_BRH, self.keep, layout.node_count, count)
 
     @staticmethod
-    def text(layout: Layout) -> Picks:
+    def text(layout: Layout, count: Count = None) -> Picks:
         """The trunk nodes with a next token in their document, `[B, S]`."""
         target_BS = layout.text_target_BS
         node_BS = torch.arange(layout.trunk_width, device=target_BS.device).expand_as(target_BS)
-        return Picks.of(node_BS, target_BS, target_BS >= 0, layout.node_count)
+        return Picks.of(node_BS, target_BS, target_BS >= 0, layout.node_count, count)
 
     def rows(self, hidden_BND: Tensor) -> Tensor:
         """Hidden states of the picked nodes, `[x, D]`."""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tfive.tree.layout import Layout
+from tfive.tree.layout import Layout, layout_tensors
 from tfive.tree.picks import Picks
+
+
+class ToCapture(NamedTuple):
+    """A `policy` pass that may be captured."""
+
+    kind: Any
+    """What it depends on beside its tensors."""
+    tensors: list[Tensor]
+    """All that it reads of texts and thoughts."""
+    made: Callable[[Sequence[Tensor]], PolicyPass]
+    """The pass of such tensors; making it does not wait for the device."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +53,16 @@ class PolicyPass:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors of all picks; `on` takes others in their place."""
-        return [tensor for picks in self._picks.values() for tensor in picks.tensors]
+        """The tensors of the layout and of all picks; `on` takes others in their place."""
+        picked = [tensor for picks in self._picks.values() for tensor in picks.tensors]
+        return [*layout_tensors(self.layout).values(), *picked]
 
-    def on(self, layout: Layout, tensors: Sequence[Tensor]) -> PolicyPass:
+    def on(self, tensors: Sequence[Tensor]) -> PolicyPass:
         """The same pass over another layout and other picks of the same shapes."""
-        width = len(tensors) // max(1, len(self._picks))
-        each = enumerate(self._picks.items())
-        changes: dict[str, Any] = {name: own.on(tensors[i * width : (i + 1) * width]) for i, (name, own) in each}
-        return replace(self, layout=layout, **changes)
+        rest = iter(tensors)
+        rows: dict[str, Any] = {name: next(rest) for name in layout_tensors(self.layout)}
+        changes: dict[str, Any] = {name: own.on([next(rest) for _ in own.tensors]) for name, own in self._picks.items()}
+        return replace(self, layout=replace(self.layout, **rows), **changes)
 
     def padded(self) -> PolicyPass:
         """The same with picks of few sizes, for passes that are captured size by size. Those that leave padding out are

@@ -18,13 +18,13 @@ from tfive.tree.fast.delta_kernel import RuleChoice, choose_rule, refuse_kernels
 from tfive.tree.fast.grown import GrownLayouts
 from tfive.tree.fast.hf_fused import Fusion, FusionChoice, choose_fusion
 from tfive.tree.fast.hf_training import TrainingChoice, choose_trained
-from tfive.tree.fast.replayed import ReplayedPasses
+from tfive.tree.fast.replayed import Named, ReplayedPasses
 from tfive.tree.fast.tiled import tiled_trouble
 from tfive.tree.gated import ReadingGates, recurrent_refusal
 from tfive.tree.grow import grow, small_texts
 from tfive.tree.head import Reducer, Source, VocabularyHead, reduce_vocabulary, target_log_prob
 from tfive.tree.hf import Backbone, recurrent_parts
-from tfive.tree.layout import PADDING, Layout, TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.layout import PADDING, Layout, TextBatch, ThoughtPlan, Thoughts, tensors_of
 from tfive.tree.outputs import Lower, Reading
 from tfive.tree.packed import LARGE, packing, run_nodes
 from tfive.tree.picks import Picks
@@ -56,7 +56,6 @@ class TreeReader:
             raise UserError(recurrent_refusal(f"{self.backbone.name} ({type(model).__name__})"))
         self.layouts = GrownLayouts(self.engine.cuda_graphs)
         self.passes = ReplayedPasses(self.engine.cuda_graphs and self.engine.replayed_passes)
-        self._kept_layers: list[int] = []
         self._weights: list[Tensor] = []
         self._forbidden_V: Tensor | None = None
         self._rule: RuleChoice | None = None
@@ -274,6 +273,12 @@ class TreeReader:
         return self.passes.wanted and possible
 
     @property
+    def takes_every(self) -> bool:
+        """Whether passes without gradients read all that may exist rather than wait for the device to say what does:
+        those that are captured, where thoughts have one length and so hardly anything is missing."""
+        return self.replays and not self.plan.variable_length and not self.plan.gated
+
+    @property
     def replays_training(self) -> bool:
         """Whether passes with gradients may be captured: those of trained blocks and of the vocabulary's kernels, which
         never wait for the host."""
@@ -296,24 +301,29 @@ class TreeReader:
         parts += [part for part in (self.delimiters, self.model.get_output_embeddings()) if part is not None]
         return tuple(weight.data_ptr() for weight in (*self._weights, *(next(part.parameters()) for part in parts)))
 
-    def _read_attending(self, below: int | None, layout: Layout, _: Sequence[Tensor] = ()) -> list[Tensor]:
-        """Final hidden states of the trunk, what enters block `below`, then keys and values of every layer."""
+    def _read_attending(self, below: int | None, given: Sequence[Tensor]) -> Named:
+        """Final hidden states of texts, what enters block `below`, and keys and values by layer."""
+        layout = self._grow(TextBatch(*given), None)
         tree, entering = TreePass(layout, self.kernel, keep=True), list[Tensor]()
         note = None if below is None else (below, entering)
-        hidden_BSD = self.read_only(self.embed(layout.token_BN), layout.position_BN, tree, note=note)
-        self._kept_layers = list(tree.kept)
-        return [hidden_BSD, *entering, *(part for both in tree.kept.values() for part in both)]
+        found = {"hidden": self.read_only(self.embed(layout.token_BN), layout.position_BN, tree, note=note)}
+        found |= zip(("entering",), entering)
+        for index, both in tree.kept.items():
+            found |= zip((f"key {index}", f"value {index}"), both)
+        return found
 
     @torch.no_grad()
     def read(self, texts: TextBatch, below: int | None = None) -> Reading:
         """One pass over the texts themselves, to be handed to `sample` and `score`; with `below`, the activations that
         enter that block are kept as well."""
-        layout = self._grow(texts, None)
         if self.replays:
             read = partial(self._read_attending, below)
-            hidden_BSD, *kept = self.passes(("read", below), self.home, read, layout)
-            lower = None if below is None else Lower(kept.pop(0), below)
-            return Reading(hidden_BSD, dict(zip(self._kept_layers, zip(kept[::2], kept[1::2]))), {}, lower)
+            found = self.passes(("read", below), self.home, read, tensors_of(texts.to(self.device)))
+            lower = None if below is None else Lower(found["entering"], below)
+            layers = (int(name.removeprefix("key ")) for name in found if name.startswith("key "))
+            kept = {index: (found[f"key {index}"], found[f"value {index}"]) for index in layers}
+            return Reading(found["hidden"], kept, {}, lower)
+        layout = self._grow(texts, None)
         recurrence = self.recurrence(layout, position_BP=texts.positions_BP.to(self.device), keep=True)
         tree = TreePass(layout, self.kernel, keep=True, recurrence=recurrence)
         entering: list[Tensor] = []

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tfive.tree.attention import TreePass
+from tfive.tree.fast.replayed import Named
 from tfive.tree.grow import grow, segment_counts, without_thoughts
 from tfive.tree.head import target_log_prob
-from tfive.tree.layout import PADDING, Layout, TextBatch, Thoughts
+from tfive.tree.layout import PADDING, Layout, TextBatch, Thoughts, layout_tensors, taken, tensors_of
 from tfive.tree.outputs import Reading, Scores
-from tfive.tree.picks import Picks
+from tfive.tree.picks import Count, Picks
 from tfive.tree.reader import TreeReader
 
 LOWER = "lower_BRAD"
@@ -39,13 +42,16 @@ class Scoring:
     """Those of all branches, where some are scored."""
 
     def __post_init__(self) -> None:
-        node_BPH, target_BPH, keep_BPH = without_thoughts(self.texts, self.tree.plan.horizon)
-        counts = [keep_BPH.sum().view(1), *(() if self.thoughts is None else self._counted(self.thoughts, keep_BPH))]
-        # Before any pass of this call, and the one moment at which picks wait for the device.
-        plain, *found = torch.cat(counts).tolist()
-        self._plain = Picks.of(node_BPH, target_BPH, keep_BPH, self.texts.tokens_BS.shape[1], plain)
-        branches = len(found) // _KINDS
-        self._counts = [found[kind * branches : (kind + 1) * branches] for kind in range(_KINDS)]
+        self._count: Count = "every"
+        self._counts: list[list[int]] = []
+        if not self.tree.takes_every:
+            keep_BPH = without_thoughts(self.texts, self.tree.plan.horizon)[2]
+            counts = [keep_BPH.sum().view(1)]
+            counts += [] if self.thoughts is None else self._counted(self.thoughts, keep_BPH)
+            # Before any pass of this call, and the one moment at which picks wait for the device.
+            self._count, *found = torch.cat(counts).tolist()
+            branches = len(found) // _KINDS
+            self._counts = [found[kind * branches : (kind + 1) * branches] for kind in range(_KINDS)]
 
     def _counted(self, thoughts: Thoughts, keep_BPH: Tensor) -> list[Tensor]:
         """How many picks each branch has in all texts, `[R]` each: continuation tokens after all checkpoints, after the
@@ -59,16 +65,30 @@ class Scoring:
             action_BR = action_BR * self.actions_B[:, None]
         return [count_BR.sum(0) for count_BR in (every_BR, last_BR, action_BR)]
 
-    def plain(self, valid_BR: Tensor) -> dict[str, Tensor]:
+    def _how_many(self, start: int, stop: int) -> list[Count]:
+        """Picks of these branches, of each kind."""
+        if not self._counts:
+            return ["every"] * _KINDS
+        return [sum(counts[start:stop]) for counts in self._counts]
+
+    def plain(self, valid_BR: Tensor) -> Named:
         """The losses without a thought, read off the trunk once per position, whatever the group."""
-        tree, reading, picks = self.tree, self.reading, self._plain
-        loss_BPH = -tree.reduce(reading.hidden_BSD, picks, target_log_prob)["log_prob"]
+        given = [*tensors_of(self.texts), self.reading.hidden_BSD, valid_BR]
+        if not self.tree.takes_every:
+            return self._plain(given)
+        return self.tree.passes(("plain", self.features), self.tree.home, self._plain, given)
+
+    def _plain(self, given: Sequence[Tensor]) -> Named:
+        *texts, hidden_BSD, valid_BR = given
+        tree, width = self.tree, hidden_BSD.shape[1]
+        picks = Picks.of(*without_thoughts(TextBatch(*texts), tree.plan.horizon), width, self._count)
+        loss_BPH = -tree.reduce(hidden_BSD, picks, target_log_prob)["log_prob"]
         group, valid_BR1 = tree.plan.group, valid_BR[..., None]
         loss_BRH = loss_BPH.repeat_interleave(group, 1) * valid_BR1
         count_BR = picks.keep.sum(-1).clamp(min=1).repeat_interleave(group, 1)
         found = {"no_thought_BR": loss_BRH.sum(-1) / count_BR, "no_thought_token_BRH": loss_BRH}
         if self.features:
-            seen_BPHD = picks.spread(picks.rows(reading.hidden_BSD))
+            seen_BPHD = picks.spread(picks.rows(hidden_BSD))
             found["no_thought_features_BRHD"] = seen_BPHD.repeat_interleave(group, 1) * valid_BR1[..., None]
         return found
 
@@ -87,44 +107,67 @@ class Scoring:
             found["features_BRHD"] = plain["no_thought_features_BRHD"]
         return Scores(**found, **plain)
 
-    def _read(self, layout: Layout, entering: list[Tensor]) -> Tensor:
-        """Final hidden states of the branches' nodes, `[B, n, D]`, after the trunk that was read before. `entering`
-        gets what enters the block that the reading kept the trunk's activations for."""
-        tree, trunk, lower = self.tree, self.reading.attention, self.reading.lower
+    @property
+    def _kept(self) -> list[Tensor]:
+        """Keys and values of the trunk, layer by layer."""
+        return [part for both in self.reading.attention.values() for part in both]
+
+    @property
+    def _below(self) -> int | None:
+        """The block that the reading kept the trunk's activations for."""
+        return None if self.reading.lower is None else self.reading.lower.block
+
+    def _read(self, layout: Layout, kept: Sequence[Tensor]) -> Named:
+        """Final `hidden` states of the branches' nodes, `[B, n, D]`, after the trunk that was read before, of which
+        these keys and values are, and what is `entering` the block that activations are kept for."""
+        tree, below = self.tree, self._below
         nodes_x = tree.existing(layout.kind_BN[:, self.texts.tokens_BS.shape[1] :] != PADDING, tree.fuses)
+        names = list(layout_tensors(layout))
 
-        def work(layout: Layout, kept: Sequence[Tensor]) -> list[Tensor]:
-            recurrence = tree.recurrence(layout, position_BP=self.texts.positions_BP, memory=self.reading.recurrent)
-            both = dict(zip(trunk, zip(kept[::2], kept[1::2])))
-            row = TreePass(layout, tree.kernel, trunk=both, recurrence=recurrence, gates=tree.gates)
-            embeds = tree.embed(layout.token_BN[:, row.start :], layout.delimiter_BN[:, row.start :])
+        def work(given: Sequence[Tensor]) -> Named:
+            rows: dict[str, Any] = dict(zip(names, given))
+            own, kept = replace(layout, **rows), given[len(names) :]
+            recurrence = tree.recurrence(own, position_BP=self.texts.positions_BP, memory=self.reading.recurrent)
+            both = dict(zip(self.reading.attention, zip(kept[::2], kept[1::2])))
+            row = TreePass(own, tree.kernel, trunk=both, recurrence=recurrence, gates=tree.gates)
+            embeds = tree.embed(own.token_BN[:, row.start :], own.delimiter_BN[:, row.start :])
             noted = list[Tensor]()
-            note = None if lower is None else (lower.block, noted)
-            return [tree.read_only(embeds, layout.position_BN[:, row.start :], row, nodes_x, note=note), *noted]
+            note = None if below is None else (below, noted)
+            found = {"hidden": tree.read_only(embeds, own.position_BN[:, row.start :], row, nodes_x, note=note)}
+            return found | dict(zip(("entering",), noted))
 
-        kept, key = (
-            [part for both in trunk.values() for part in both],
-            ("score", None if lower is None else lower.block),
-        )
-        # What leaves padding out comes in too many sizes to be captured.
-        replayed = tree.replays and not tree.plan.gated and nodes_x is None
-        found = tree.passes(key, tree.home, work, layout, kept) if replayed else work(layout, kept)
-        entering += found[1:]
-        return found[0]
+        given = [*layout_tensors(layout).values(), *kept]
+        # What leaves padding out comes in too many sizes to be captured. Where every branch is read, so is all of this.
+        alone = tree.replays and not tree.plan.gated and nodes_x is None and not tree.takes_every
+        key = ("score", below, tree.plan, layout.segment_count, layout.segment_every)
+        return tree.passes(key, tree.home, work, given) if alone else work(given)
 
-    def branches(self, thoughts: Thoughts, start: int) -> dict[str, Tensor]:
+    def branches(self, thoughts: Thoughts, start: int) -> Named:
         """The losses after each checkpoint (or the last alone) of these thoughts, the first of which is branch
         `start`."""
-        tree, texts, reading = self.tree, self.texts, self.reading
-        stop = start + thoughts.length_BR.shape[1]
-        position_BR = texts.positions_BP.repeat_interleave(tree.plan.group, 1)[:, start:stop]
+        tree, stop = self.tree, start + thoughts.length_BR.shape[1]
+        position_BR = self.texts.positions_BP.repeat_interleave(tree.plan.group, 1)[:, start:stop]
+        given = [*tensors_of(self.texts), *tensors_of(thoughts), self.reading.hidden_BSD, position_BR]
+        given += [*([] if self.actions_B is None else [self.actions_B]), *self._kept]
+        work = partial(self._branches, self._how_many(start, stop))
+        if not tree.takes_every:
+            return work(given)
+        key = ("branches", self._below, self.features, self.whole, self.actions_B is None, tree.plan)
+        return tree.passes(key, tree.home, work, given)
+
+    def _branches(self, counts: Sequence[Count], given: Sequence[Tensor]) -> Named:
+        """The same of what `branches` gives, with so many picks of each kind."""
+        tree, rest = self.tree, iter(given)
+        texts, thoughts = taken(TextBatch, rest), taken(Thoughts, rest)
+        hidden_BSD, position_BR = next(rest), next(rest)
+        actions_B = None if self.actions_B is None else next(rest)
         layout = tree.layouts(grow, texts, tree.plan, thoughts, "last" if self.whole else "all", position_BR)
-        every, final, acted = (sum(counts[start:stop]) for counts in self._counts)
+        every, final, acted = counts
         picks = Picks.continuations(layout, every)
         last = Picks.last_continuations(layout, final) if self.features else None
-        actions = None if self.actions_B is None else Picks.actions(layout, thoughts.tokens_BRT, self.actions_B, acted)
-        entering: list[Tensor] = []
-        hidden_BND = torch.cat([reading.hidden_BSD, self._read(layout, entering)], 1)
+        actions = None if actions_B is None else Picks.actions(layout, thoughts.tokens_BRT, actions_B, acted)
+        read = self._read(layout, list(rest))
+        hidden_BND = torch.cat([hidden_BSD, read["hidden"]], 1)
 
         loss_BRKH = -tree.reduce(hidden_BND, picks, target_log_prob)["log_prob"]
         count_BR = layout.loss_mask_BRH.sum(-1).clamp(min=1)
@@ -138,10 +181,10 @@ class Scoring:
         }
         if last is not None:
             found["features_BRHD"] = last.spread(last.rows(hidden_BND))
-        if entering:
+        if "entering" in read:
             # Thoughts stand before the continuations, one after another.
             nodes = layout.branch_count * layout.thought_width
-            found[LOWER] = entering[0][:, :nodes].unflatten(1, (layout.branch_count, layout.thought_width))
+            found[LOWER] = read["entering"][:, :nodes].unflatten(1, (layout.branch_count, layout.thought_width))
         if actions is not None:
             found["log_prob_BRT"] = tree.reduce(hidden_BND, actions, target_log_prob, forbidden=True)["log_prob"]
             found["states_BRTD"] = actions.spread(actions.rows(hidden_BND))

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from tfive.errors import UserError
 from tfive.tree.fast.replayed_backward import ReplayedBackward
 from tfive.tree.forward import TreeModel
-from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.policy_pass import PolicyPass
 from tfive.tree.settings import EngineOptions, SamplingSettings
 from tfive_lab.bench.plain_rows import PlainRows
 from tfive_lab.bench.work import Work, make_plan, make_texts, make_uniforms, value_head
@@ -126,18 +127,19 @@ class TreePhases:
     def actor(self) -> Tensor:
         """Log-probabilities `[Q, T]`, gradients accumulated into the parameters."""
         self.model.zero_grad(set_to_none=True)
-        tree, prepared = self.tree, self.tree.prepare(self.texts, self.written)
-        replayed = self.updates.wanted and tree.replays_training and prepared.nodes_x is None
-        prepared = prepared.padded() if replayed else prepared
+        tree, may = self.tree, self.updates.wanted and self.tree.replays_training
+        asked = tree.to_capture(self.texts, self.written) if may else None
 
-        def work(layout: Layout, picked: Sequence[Tensor]) -> list[Tensor]:
-            found = tree.policy_from(prepared.on(layout, picked)).need("log_prob_BRT")
-            (-found.sum() / found.numel()).backward()
-            return [found.detach()]
+        def read(prepared: PolicyPass) -> dict[str, Tensor]:
+            found_BRT = tree.policy_from(prepared).need("log_prob_BRT")
+            (-found_BRT.sum() / found_BRT.numel()).backward()
+            return {"log_prob_BRT": found_BRT.detach()}
 
-        given = (prepared.layout, prepared.tensors)
-        found_BRT = self.updates("actor", tree.home, work, *given)[0] if replayed else work(*given)[0]
-        return found_BRT.flatten(0, 1)
+        if asked is None:
+            found = read(tree.prepare(self.texts, self.written))
+        else:
+            found = self.updates(asked.kind, tree.home, lambda tensors: read(asked.made(tensors)), asked.tensors)
+        return found["log_prob_BRT"].flatten(0, 1)
 
     def values(self) -> Tensor:
         """Values `[Q, T]`, no gradients."""

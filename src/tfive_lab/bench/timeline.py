@@ -32,7 +32,7 @@ STAGES: tuple[tuple[type, str], ...] = (
     (GrownLayouts, "__call__"),
     (Picks, "of"),
     (Backbone, "run"),
-    (Tiles, "__post_init__"),
+    (Tiles, "between"),
     (Tiles, "queries"),
     (Scoring, "__post_init__"),
     (Scoring, "branches"),

@@ -59,8 +59,9 @@ class Fan:
         self.bias = torch.cat(biases) if hold and biases else None
         self.updates = HeldUpdates.of(parts) if hold else None
 
-    def __call__(self, residual: Tensor) -> tuple[Tensor, ...]:
-        inputs = residual if self.folds else self.norm(residual)
+    def __call__(self, residual: Tensor, ops: Ops) -> tuple[Tensor, ...]:
+        norm = self.norm
+        inputs = residual if self.folds else ops.norm(residual, norm.weight, norm.epsilon)
         if self.weight is None:
             return tuple(part(inputs) for part in self.parts)
         products = F.linear(inputs, self.weight, self.bias)

@@ -79,6 +79,8 @@ class Ops(Protocol):
         listed: Listed | None = None,
     ) -> Tensor: ...
 
+    def norm(self, hidden_xD: Tensor, weight_D: Tensor, epsilon: float) -> Tensor: ...
+
     def gate(self, gate_xI: Tensor, up_xI: Tensor, division: Division | None) -> Tensor: ...
 
     def draw(self, logits_xV: Tensor, uniform_x: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -177,6 +179,10 @@ class TorchOps:
         output = output.to(query_BRYE.dtype)
         return output if listed is None else output.transpose(0, 1)
 
+    def norm(self, hidden_xD: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
+        """Root-mean-square norm of each row times the weight."""
+        return F.rms_norm(hidden_xD, weight_D.shape, weight_D, epsilon)
+
     def gate(self, gate_xI: Tensor, up_xI: Tensor, division: Division | None) -> Tensor:
         """SiLU of the gate times the rest."""
         return F.silu(_divided(gate_xI, division)) * _divided(up_xI, division)
@@ -194,13 +200,18 @@ class TritonOps:
     """The same by Triton; ImportError where it is not installed."""
 
     def __init__(self) -> None:
-        from tfive.tree.fast import triton_kernels
+        from tfive.tree.fast import training_kernels, triton_kernels
 
+        self._normed = training_kernels.norm
         self.rotate = triton_kernels.rotate
         self.attend = triton_kernels.attend
         self.gate = triton_kernels.gate
         self.draw = triton_kernels.draw
         self.fold = triton_kernels.fold
+
+    def norm(self, hidden_xD: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
+        """See `TorchOps.norm`; by the kernel that training has."""
+        return self._normed(hidden_xD.flatten(0, -2), weight_D, epsilon)[0].view(hidden_xD.shape)
 
 
 def _case(heads: Heads, device: torch.device, dtype: torch.dtype, rows: int, branches: int) -> Iterator[Tensor]:
@@ -269,12 +280,14 @@ def differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype
         token, log_q = some.draw(logits, uniform)
         folded = torch.empty_like(key)
         some.fold(key, value[0], folded)
-        found.append((asked, keys, values, seen, some.gate(key, value, division), folded, token, log_q))
+        normed = some.norm(key, value[0], 1e-6)
+        found.append((asked, keys, values, seen, normed, some.gate(key, value, division), folded, token, log_q))
     names = (
         "queries",
         "keys",
         "values",
         "attention",
+        "norm",
         "gated product",
         "folded matrix",
         "drawn tokens",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tfive.tree.fast.cuda_graph import CudaGraphs, Graph, first_line
-from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts
+from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, Thoughts, layout_tensors
 
 _EAGER = 1
 """Calls of a shape before it is captured: they set libraries up."""
@@ -22,12 +22,6 @@ _READ = ("tokens_BRT", "length_BR", "valid_BR", "closed_BR")
 
 
 Grow = Callable[..., Layout]
-
-
-def layout_tensors(layout: Layout) -> dict[str, Tensor]:
-    """The tensors of a layout by name."""
-    found = {f.name: getattr(layout, f.name) for f in fields(layout)}
-    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
 
 class _Captured:

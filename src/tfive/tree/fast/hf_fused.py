@@ -19,6 +19,7 @@ import copy
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ class AttentionPart:
         residual_xD, norms = residual_BnD.flatten(0, 1), None
         if self.norms is not None:
             norms = (self.norms[0].weight, self.norms[1].weight, self.norms[0].epsilon)
-        products = self.inward(residual_xD)
+        products = self.inward(residual_xD, ops)
         query_BnYE, keys, values, slot_n = tree.room(self.layer, residual_BnD, self.heads)
         division, gated = self.inward.division(residual_xD), self.heads.gated
         ops.rotate(products, division, norms, angles, gated, slot_n, query_BnYE, keys, values)
@@ -103,12 +104,12 @@ class RecurrentPart:
         """The residual stream `[x, D]` after this part."""
         residual_xD = residual_BnD.flatten(0, 1)
         if isinstance(tree.recurrence, BranchSteps):
-            mixed, gate, strength, rate = self.inward(residual_xD)
+            mixed, gate, strength, rate = self.inward(residual_xD, ops)
             output_xV = tree.recurrence.step(self.layer, (mixed, gate, strength, rate))
             return self.outward.onto(residual_xD, output_xV)
         if tree.recurrence is None:
             raise RuntimeError("this pass has no recurrence for a recurrent layer")
-        parts = replace(recurrent_parts(self.module), project=self._project)
+        parts = replace(recurrent_parts(self.module), project=partial(self._project, ops))
         mixed_BnD = tree.recurrence.mix(parts, residual_BnD)
         return residual_xD.add_(mixed_BnD.flatten(0, 1))
 
@@ -118,8 +119,8 @@ class RecurrentPart:
         module: Any = self.module
         return int(module.layer_idx)
 
-    def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        mixed, gate, strength, rate = self.inward(hidden)
+    def _project(self, ops: Ops, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        mixed, gate, strength, rate = self.inward(hidden, ops)
         return mixed, gate, strength, rate
 
     def holding(self) -> RecurrentPart:
@@ -151,7 +152,7 @@ class FusedBlock:
             shape = hidden_states.shape
             cos, sin = (a.expand(shape[0], -1, -1).reshape(-1, a.shape[-1]) for a in position_embeddings)
             residual_xD = self.mixer.onto(hidden_states.contiguous(), (cos, sin), tree, ops)
-            gate, up = self.spread(residual_xD)
+            gate, up = self.spread(residual_xD, ops)
             return self.down.onto(residual_xD, ops.gate(gate, up, self.spread.division(residual_xD))).view(shape)
 
         return forward

@@ -1,22 +1,21 @@
 """Passes by a replayed graph: reading texts and scoring thoughts are some five hundred kernels each, and the device
 waits while the host launches them one by one. `replayed_backward.py` does the same for passes with gradients.
 
-A pass that comes again with the same shapes is captured once, on tensors of its own: the layout and whatever else it
-reads are copied there, and what it gives is copied out, for the next replay writes there again.
+A pass that comes again with the same shapes is captured once, on tensors of its own: what it reads is copied there, and
+what it gives is copied out, for the next replay writes there again. Rows are best grown inside the pass: that is some
+two hundred small kernels too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from tfive.tree.fast.cuda_graph import CudaGraphs, Graph, first_line
-from tfive.tree.fast.grown import layout_tensors
-from tfive.tree.layout import Layout
 
 _ROOM = 2
 """A part (one in so many) of the device's memory that must be free for a shape to be captured: a graph keeps what its
@@ -24,8 +23,10 @@ pass works in, and what comes later (an optimizer's first step, say) must find r
 _APART = 0.02
 """Largest relative error of a captured pass against the same launched kernel by kernel."""
 
-Work = Callable[[Layout, Sequence[Tensor]], Sequence[Tensor]]
-"""A layout and other tensors to what the pass gives; nothing of it may wait for the host."""
+Named = dict[str, Tensor]
+
+Work = Callable[[Sequence[Tensor]], Named]
+"""From what a pass reads beside weights to what it gives; nothing of it may wait for the host."""
 
 
 def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
@@ -39,38 +40,35 @@ def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
         torch._foreach_copy_(some, others)
 
 
-def apart(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+def apart(found: Named, wanted: Named) -> float:
     """The largest relative error of several tensors."""
-    pairs = zip(found, wanted, strict=True)
-    return float(torch.stack([(a - b).float().norm() / b.float().norm().clamp(min=1e-20) for a, b in pairs]).max())
+    pairs = [(found[name].float(), value.float()) for name, value in wanted.items()]
+    return float(torch.stack([(a - b).norm() / b.norm().clamp(min=1e-20) for a, b in pairs]).max())
 
 
 class Captured:
     """A pass of one shape: the tensors the graph reads, and those it leaves its results in."""
 
-    def __init__(self, graphs: CudaGraphs, work: Work, layout: Layout, given: Sequence[Tensor]) -> None:
-        own: dict[str, Any] = {name: value.clone() for name, value in layout_tensors(layout).items()}
-        self.layout = replace(layout, **own)
+    def __init__(self, graphs: CudaGraphs, work: Work, given: Sequence[Tensor]) -> None:
         self.given = [value.clone() for value in given]
-        self.results: Sequence[Tensor] = ()
+        self.results: Named = {}
 
         def run() -> None:
-            self.results = work(self.layout, self.given)
+            self.results = work(self.given)
 
         self.graph: Graph = graphs.capture(run, warm_up=1)
 
-    def __call__(self, layout: Layout, given: Sequence[Tensor]) -> list[Tensor]:
-        copy_all(layout_tensors(self.layout).values(), layout_tensors(layout).values())
+    def __call__(self, given: Sequence[Tensor]) -> Named:
         copy_all(self.given, given)
         self.graph.replay()
-        found = [torch.empty_like(value) for value in self.results]
-        copy_all(found, self.results)
+        found = {name: torch.empty_like(value) for name, value in self.results.items()}
+        copy_all(found.values(), self.results.values())
         return found
 
 
 @dataclass
 class ReplayedPasses:
-    """`work(layout, given)`, captured for shapes that come again where `wanted` and the device has graphs."""
+    """`work(given)`, captured for shapes that come again where `wanted` and the device has graphs."""
 
     wanted: bool = True
     graphs: CudaGraphs | None = None
@@ -84,7 +82,7 @@ class ReplayedPasses:
     """Whether shapes come and go often; see `CudaGraphs`."""
 
     def __post_init__(self) -> None:
-        self._seen: dict[Any, tuple[Layout, Sequence[Tensor]] | None] = {}
+        self._seen: dict[Any, Sequence[Tensor] | None] = {}
         """Shapes that came once, which set libraries up, and what a capture is made on where that is kept."""
         self._captured: dict[Any, Captured] = {}
         self._home: Any = None
@@ -94,43 +92,38 @@ class ReplayedPasses:
         """How many shapes are captured."""
         return len(self._captured)
 
-    def __call__(
-        self, key: Any, home: Any, work: Work, layout: Layout, given: Sequence[Tensor] = ()
-    ) -> Sequence[Tensor]:
+    def __call__(self, key: Any, home: Any, work: Work, given: Sequence[Tensor]) -> Named:
         """What `work` gives. `key` tells everything that the pass depends on beside its tensors' values and shapes,
         `home` where the weights are: captured passes read them there."""
-        device = layout.token_BN.device
+        device = given[0].device
         busy = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if not self.wanted or busy or torch.is_inference_mode_enabled() or (not self.graphs and device.type != "cuda"):
-            return work(layout, given)
+            return work(given)
         if home != self._home:
             self.release()
             self._home = home
-        shapes = tuple(value.shape for value in (*layout_tensors(layout).values(), *given))
-        key = (key, shapes, layout.plan, device)
+        key = (key, tuple((value.shape, value.dtype) for value in given), device)
         if key in self._captured:
-            return self._captured[key](layout, given)
+            return self._captured[key](given)
         first = key not in self._seen
         if first:
-            self._seen[key] = self._example(layout, given)
+            self._seen[key] = self._example(given)
         if first or len(self._captured) >= self.shapes or not _spacious(device):
-            return work(layout, given)
+            return work(given)
         self.graphs = self.graphs or CudaGraphs(device, frequent=self.frequent)
-        return self._tried(self.graphs, key, work, layout, given)
+        return self._tried(self.graphs, key, work, given)
 
-    def _example(self, layout: Layout, given: Sequence[Tensor]) -> tuple[Layout, Sequence[Tensor]] | None:
+    def _example(self, given: Sequence[Tensor]) -> Sequence[Tensor] | None:
         """What to keep of a shape's first call; None: it is captured on what the second was given."""
         return None
 
-    def _tried(
-        self, graphs: CudaGraphs, key: Any, work: Work, layout: Layout, given: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
+    def _tried(self, graphs: CudaGraphs, key: Any, work: Work, given: Sequence[Tensor]) -> Named:
         """What `work` gives launched kernel by kernel. This shape is captured, and kept if it gives the same; otherwise
         nothing is captured any more."""
-        found = work(layout, given)
+        found = work(given)
         try:
-            captured = Captured(graphs, work, layout, given)
-            self._judge(key, captured, apart(captured(layout, given), found))
+            captured = Captured(graphs, work, given)
+            self._judge(key, captured, apart(captured(given), found))
         except RuntimeError as error:
             self.refuse(f"cannot be captured: {first_line(error)}")
         return found

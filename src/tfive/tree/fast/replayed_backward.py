@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from tfive.tree.fast.cuda_graph import CudaGraphs, first_line
-from tfive.tree.fast.replayed import Captured, ReplayedPasses, Work, apart, copy_all
-from tfive.tree.layout import Layout
+from tfive.tree.fast.replayed import Captured, Named, ReplayedPasses, Work, apart, copy_all
 
 _SMALL = 1e-3
 """The error of a gradient that is a smaller part of all of them is told in this part of all: a sum that comes to nearly
@@ -71,18 +70,16 @@ class _CapturedBackward(Captured):
     Held tensors are told anew in every run of the work, so that a warm-up does not change what is captured after it.
     """
 
-    def __init__(
-        self, graphs: CudaGraphs, work: Work, layout: Layout, given: Sequence[Tensor], gradients: Gradients
-    ) -> None:
+    def __init__(self, graphs: CudaGraphs, work: Work, given: Sequence[Tensor], gradients: Gradients) -> None:
         self.gradients, self.before, self.after = gradients, gradients.held, list[Tensor | None]()
 
-        def noted(layout: Layout, given: Sequence[Tensor]) -> Sequence[Tensor]:
+        def noted(given: Sequence[Tensor]) -> Named:
             gradients.hold(self.before)
-            results = work(layout, given)
+            results = work(given)
             self.after = gradients.held
             return results
 
-        super().__init__(graphs, noted, layout, given)
+        super().__init__(graphs, noted, given)
 
     def spoil(self) -> None:
         """Leave no numbers where the next replay must write gradients anew."""
@@ -90,17 +87,17 @@ class _CapturedBackward(Captured):
             if before is None and after is not None:
                 after.fill_(math.nan)
 
-    def __call__(self, layout: Layout, given: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(self, given: Sequence[Tensor]) -> Named:
         if any(mine is not other for mine, other in zip(self.gradients.held, self.before, strict=True)):
             raise RuntimeError("gradients lie elsewhere than when the pass was captured")
-        found = super().__call__(layout, given)
+        found = super().__call__(given)
         self.gradients.hold(self.after)
         return found
 
 
 @dataclass
 class ReplayedBackward(ReplayedPasses):
-    """`work(layout, given)`, which ends with a backward pass, captured for shapes that come again.
+    """`work(given)`, which ends with a backward pass, captured for shapes that come again.
 
     A shape's second call is launched and captured, the latter on what the first was given. The replay, on what the
     second was given, is compared with the launched pass, its gradients included, which stay as the latter made them: a
@@ -113,30 +110,26 @@ class ReplayedBackward(ReplayedPasses):
     frequent: ClassVar[bool] = False
     """Few shapes are captured, each with the memory of a whole pass."""
 
-    def __call__(
-        self, key: Any, home: Any, work: Work, layout: Layout, given: Sequence[Tensor] = ()
-    ) -> Sequence[Tensor]:
+    def __call__(self, key: Any, home: Any, work: Work, given: Sequence[Tensor]) -> Named:
         """What `work` gives, its gradients held by `gradients`; the rest as for all `ReplayedPasses`."""
         there = tuple(gradient is not None for gradient in self.gradients.held)
-        return super().__call__((key, there), home, work, layout, given)
+        return super().__call__((key, there), home, work, given)
 
-    def _example(self, layout: Layout, given: Sequence[Tensor]) -> tuple[Layout, Sequence[Tensor]] | None:
+    def _example(self, given: Sequence[Tensor]) -> Sequence[Tensor] | None:
         if sum(example is not None for example in self._seen.values()) >= self.shapes:
             return None
         # Some may be views of much more.
-        return layout, [value.clone() for value in given]
+        return [value.clone() for value in given]
 
-    def _tried(
-        self, graphs: CudaGraphs, key: Any, work: Work, layout: Layout, given: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
+    def _tried(self, graphs: CudaGraphs, key: Any, work: Work, given: Sequence[Tensor]) -> Named:
         try:
             self.gradients.fix()
             begun = _Noted.of(self.gradients)
         except torch.OutOfMemoryError:
             self.refuse(_LITTLE)
-            return work(layout, given)
-        found = work(layout, given)
-        if not _fits_twice(layout.token_BN.device):
+            return work(given)
+        found = work(given)
+        if not _fits_twice(given[0].device):
             self.refuse(_LITTLE)
             return found
         try:
@@ -144,11 +137,11 @@ class ReplayedBackward(ReplayedPasses):
         except torch.OutOfMemoryError:
             self.refuse(_LITTLE)
             return found
-        if _tells(found, begun.values, ended.values):
+        if _tells(found.values(), begun.values, ended.values):
             # A pass that autograd still remembers would be asked on the stream it ran on.
             gc.collect()
             try:
-                self._compare(graphs, key, work, layout, given, found, begun, ended)
+                self._compare(graphs, key, work, given, found, begun, ended)
             finally:
                 ended.put_back(self.gradients)
         return found
@@ -158,20 +151,19 @@ class ReplayedBackward(ReplayedPasses):
         graphs: CudaGraphs,
         key: Any,
         work: Work,
-        layout: Layout,
         given: Sequence[Tensor],
-        found: Sequence[Tensor],
+        found: Named,
         begun: _Noted,
         ended: _Noted,
     ) -> None:
         """Capture the pass that began and ended so, and keep it if its replay ends so too."""
-        gradients, example = self.gradients, self._seen[key] or (layout, given)
+        gradients, example = self.gradients, self._seen[key] or given
         try:
             begun.put_back(gradients)
-            captured = _CapturedBackward(graphs, work, *example, gradients)
+            captured = _CapturedBackward(graphs, work, example, gradients)
             begun.put_back(gradients)
             captured.spoil()
-            off = apart(captured(layout, given), found)
+            off = apart(captured(given), found)
             self._judge(key, captured, off, _gradients_apart(begun.values, gradients.held, ended.values))
         except RuntimeError as error:
             self.refuse(f"cannot be captured: {first_line(error)}")
@@ -202,7 +194,7 @@ def _added(begun: Held, ended: Held) -> Tensor:
     return torch.stack(parts) if parts else torch.zeros(1)
 
 
-def _tells(found: Sequence[Tensor], begun: Held, ended: Held) -> bool:
+def _tells(found: Iterable[Tensor], begun: Held, ended: Held) -> bool:
     """Whether a pass gave and added what another can be compared with: numbers, and to gradients more than nothing."""
     whole = float(_added(begun, ended).norm())
     return math.isfinite(whole) and whole > 0 and all(bool(value.isfinite().all()) for value in found)

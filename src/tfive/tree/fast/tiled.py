@@ -9,7 +9,8 @@ Local shape letters: Y query heads, X key/value heads, E head features, n querie
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tfive.tree.fast.agreement import kernel_trouble
+from tfive.tree.grow import full_thoughts, grow
+from tfive.tree.layout import Layout, TextBatch, ThoughtPlan, moved
 
 _TYPE = torch.bfloat16
 """The one type it is for: in float32 the kernels would have no use for a GPU's matrix units."""
@@ -52,34 +55,45 @@ def lists(word_Bnw: Tensor, tile: int) -> Lists:
     return order, whole.sum(-1, dtype=torch.int32), some.sum(-1, dtype=torch.int32)
 
 
-@dataclass
 class Tiles:
     """A pass's mask as the kernels read it. What only the backward pass reads is made when it first does."""
 
-    seen_Bnm: Tensor
-
-    def __post_init__(self) -> None:
-        self.word_Bnw = words(self.seen_Bnm)
+    def __init__(self, word_Bnw: Tensor, turn: Callable[[], Tensor], sort: Callable[[Tensor, int], Lists]) -> None:
+        """`turn` gives the words of every key, by which queries it is seen; `sort` lists tiles."""
+        self.word_Bnw, self._turn, self._sort = word_Bnw, turn, sort
         self._lists: dict[tuple[str, int], Lists] = {}
         self._turned: Tensor | None = None
+
+    @classmethod
+    def of(cls, seen_Bnm: Tensor) -> Tiles:
+        """Of any mask."""
+        return cls(words(seen_Bnm), lambda: words(seen_Bnm.transpose(1, 2)), lists)
+
+    @classmethod
+    def between(cls, layout: Layout, start: int, window: int | None = None) -> Tiles:
+        """Of the nodes from `start` on and what they see, without the mask; by kernels, which need a device."""
+        from tfive.tree.fast import tile_words
+
+        word_Bnw = tile_words.words(layout, start, window)
+        return cls(word_Bnw, lambda: tile_words.words(layout, start, window, turned=True), tile_words.lists)
 
     @property
     def turned_Bmw(self) -> Tensor:
         """The words of every key: by which queries it is seen."""
         if self._turned is None:
-            self._turned = words(self.seen_Bnm.transpose(1, 2))
+            self._turned = self._turn()
         return self._turned
 
     def queries(self, tile: int) -> Lists:
         """Tiles of queries with the keys they see."""
         if ("queries", tile) not in self._lists:
-            self._lists["queries", tile] = lists(self.word_Bnw, tile)
+            self._lists["queries", tile] = self._sort(self.word_Bnw, tile)
         return self._lists["queries", tile]
 
     def keys(self, tile: int) -> Lists:
         """Tiles of keys with the queries that see them."""
         if ("keys", tile) not in self._lists:
-            self._lists["keys", tile] = lists(self.turned_Bmw, tile)
+            self._lists["keys", tile] = self._sort(self.turned_Bmw, tile)
         return self._lists["keys", tile]
 
 
@@ -100,7 +114,7 @@ class Sizes:
     keys: Tile
 
 
-SIZES = Sizes(Tile(128, 8, 3), Tile(64, 4, 2), Tile(64, 4, 2))
+SIZES = Sizes(Tile(64, 4, 3), Tile(64, 4, 2), Tile(64, 4, 2))
 WIDE_SIZES = Sizes(Tile(64, 4, 2), Tile(64, 8, 1), Tile(64, 8, 1))
 """For heads of more than 128 features."""
 
@@ -160,7 +174,7 @@ def differences(queries: int, keys: int, features: int, device: torch.device, dt
         query, key, value = (x.to(kind, copy=True).requires_grad_() for x in given[:3])
         with torch.enable_grad():
             if len(found) == 1:
-                output = tiled(query, key, value, Tiles(seen_Bnm), 0.3)
+                output = tiled(query, key, value, Tiles.of(seen_Bnm), 0.3)
             else:
                 k, v = (x.repeat_interleave(queries // keys, 1) for x in (key, value))
                 weight = (query @ k.transpose(-1, -2) * 0.3).masked_fill(~seen_Bnm[:, None], float("-inf")).softmax(-1)
@@ -168,10 +182,39 @@ def differences(queries: int, keys: int, features: int, device: torch.device, dt
             slopes = torch.autograd.grad(output, (query, key, value), given[3].to(kind))
         found.append((output, *slopes))
     names = ("attention", "query's gradient", "key's gradient", "value's gradient")
-    return {
+    apart = {
         name: float((got - want).double().norm() / want.double().norm())
         for name, want, got in zip(names, *([part.detach().float() for part in some] for some in found))
     }
+    return apart | {"tiles of layouts": float(not _same_tiles(device))}
+
+
+def trial_layouts(device: torch.device) -> list[Layout]:
+    """Layouts with all that nodes may see or not: documents side by side, padding, branches that do not exist, several
+    thoughts at a position, continuations read as text and through gates."""
+    tokens_BS = torch.arange(2 * 150).view(2, 150)
+    document_BS = torch.stack([torch.arange(150) // 90, torch.where(torch.arange(150) < 131, 0, -1)])
+    positions_BP = torch.tensor([[5, 40, 89, 140], [0, 77, 130, -1]])
+    texts = TextBatch(tokens_BS, document_BS, positions_BP, positions_BP)
+    plan = ThoughtPlan(6, (3, 6), 5, (1,), (2, 3), group=2)
+    found = [
+        grow(texts, one, full_thoughts(texts, one), segments)
+        for one in (plan, replace(plan, gated=True))
+        for segments in ("none", "all", "first")
+    ]
+    return [moved(layout, device) for layout in (grow(texts, plan), *found)]
+
+
+def _same_tiles(device: torch.device) -> bool:
+    """Whether kernels find the words and lists of trial layouts that their masks have."""
+    found = []
+    for layout in trial_layouts(device):
+        for start, window in ((0, None), (layout.trunk_width, None), (0, 30)):
+            if start < layout.node_count:
+                both = (Tiles.of(layout.mask(start, window)[:, 0]), Tiles.between(layout, start, window))
+                mine, other = ((one.word_Bnw, one.turned_Bmw, *one.queries(128), *one.keys(64)) for one in both)
+                found += [torch.equal(a, b) for a, b in zip(mine, other, strict=True)]
+    return all(found)
 
 
 @cache

@@ -24,9 +24,14 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _seen(word, BITS: tl.constexpr):
-    """bool `[rows, 64]` from a word a row."""
-    return ((word[:, None] >> tl.arange(0, BITS).to(tl.int64)[None, :]) & 1) != 0
+def _seen(half_ptr, at, keep, BITS: tl.constexpr):
+    """bool `[rows, 64]` from a word a row, the `at`-th each. Words are read as two halves: shifting 64 bits takes
+    several instructions for every score."""
+    bit = tl.arange(0, BITS)
+    low = tl.load(half_ptr + 2 * at, mask=keep, other=0)
+    high = tl.load(half_ptr + 2 * at + 1, mask=keep, other=0)
+    half = tl.where((bit < 32)[None, :], low[:, None], high[:, None])
+    return ((half >> (bit % 32)[None, :]) & 1) != 0
 
 
 @triton.jit
@@ -43,14 +48,14 @@ def _attend_tile(
     else:
         k = tl.load(key_ptr + place_k, mask=(at < keys)[None, :], other=0.0)
         v = tl.load(value_ptr + place_v, mask=(at < keys)[:, None], other=0.0)
-    score = tl.dot(q, k, input_precision="ieee" if EXACT else "tf32") * factor
+    score = tl.dot(q, k, input_precision="ieee" if EXACT else "tf32")
     if not WHOLE:
-        word = tl.load(word_ptr + row * word_step + tile, mask=keep_row, other=0)
-        score = tl.where(_seen(word, N), score, float("-inf"))
-    higher = tl.maximum(top, tl.max(score, 1))
+        score = tl.where(_seen(word_ptr, row * word_step + tile, keep_row, N), score, float("-inf"))
+    # The factor is above 0, so the largest score is found before it: what is left of a score is one instruction.
+    higher = tl.maximum(top, tl.max(score, 1) * factor)
     safe = tl.where(higher == float("-inf"), 0.0, higher)
     fade = tl.exp2(top - safe)
-    p = tl.exp2(score - safe[:, None])
+    p = tl.exp2(score * factor - safe[:, None])
     sums = tl.dot(p.to(v.dtype), v, sums * fade[:, None], input_precision="ieee" if EXACT else "tf32")
     return higher, total * fade + tl.sum(p, 1), sums
 
@@ -70,7 +75,7 @@ def _attend(
     q = tl.load(q_ptr + row[:, None].to(tl.int64) * q_step + e[None, :], mask=keep[:, None], other=0.0)
     k_ptr += batch * k_batch + (head // F) * k_head
     v_ptr += batch * v_batch + (head // F) * v_head
-    word_ptr += batch * queries * words
+    word_ptr += 2 * batch * queries * words
     listed = batch * tl.num_programs(0) + tile
     order_ptr += listed * words
     whole, seen = tl.load(whole_ptr + listed), tl.load(seen_ptr + listed)
@@ -112,8 +117,7 @@ def _query_tile(
         v = tl.load(value_ptr + place_v, mask=(at < keys)[None, :], other=0.0)
     p = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * factor - mass[:, None])
     if not WHOLE:
-        word = tl.load(word_ptr + row * word_step + tile, mask=keep_row, other=0)
-        p = tl.where(_seen(word, N), p, 0.0)
+        p = tl.where(_seen(word_ptr, row * word_step + tile, keep_row, N), p, 0.0)
     slope = p * (tl.dot(d, v, input_precision="ieee" if EXACT else "tf32") - delta[:, None])
     return tl.dot(slope.to(k.dtype), k, dq, input_precision="ieee" if EXACT else "tf32")
 
@@ -142,7 +146,7 @@ def _query_slope(
     mass = tl.load(mass_ptr + own, mask=keep, other=float("inf"))
     k_ptr += batch * k_batch + (head // F) * k_head
     v_ptr += batch * v_batch + (head // F) * v_head
-    word_ptr += batch * queries * words
+    word_ptr += 2 * batch * queries * words
     listed = batch * tl.num_programs(0) + tile
     order_ptr += listed * words
     whole, seen = tl.load(whole_ptr + listed), tl.load(seen_ptr + listed)
@@ -181,8 +185,7 @@ def _key_tile(
         delta = tl.load(delta_ptr + at, mask=keep, other=0.0)
     p = tl.exp2(tl.dot(k, tl.trans(q), input_precision="ieee" if EXACT else "tf32") * factor - mass[None, :])
     if not WHOLE:
-        word = tl.load(word_ptr + column * word_step + tile, mask=keep_column, other=0)
-        p = tl.where(_seen(word, M), p, 0.0)
+        p = tl.where(_seen(word_ptr, column * word_step + tile, keep_column, M), p, 0.0)
     dv = tl.dot(p.to(d.dtype), d, dv, input_precision="ieee" if EXACT else "tf32")
     slope = p * (tl.dot(v, tl.trans(d), input_precision="ieee" if EXACT else "tf32") - delta[None, :])
     dk = tl.dot(slope.to(q.dtype), q, dk, input_precision="ieee" if EXACT else "tf32")
@@ -204,7 +207,7 @@ def _key_slope(
     far = column[:, None].to(tl.int64)
     k = tl.load(k_ptr + batch * k_batch + x * k_head + far * k_step + e[None, :], mask=keep[:, None], other=0.0)
     v = tl.load(v_ptr + batch * v_batch + x * v_head + far * v_step + e[None, :], mask=keep[:, None], other=0.0)
-    word_ptr += batch * keys * words
+    word_ptr += 2 * batch * keys * words
     listed = batch * tl.num_programs(0) + tile
     order_ptr += listed * words
     whole, seen = tl.load(whole_ptr + listed), tl.load(seen_ptr + listed)
@@ -231,6 +234,10 @@ def _key_slope(
     tl.store(dv_ptr + place, dv, mask=keep[:, None])
 
 
+def _halves(word: Tensor) -> Tensor:
+    return word.view(torch.int32)
+
+
 def _strides(*tensors: Tensor) -> list[int]:
     return [step for tensor in tensors for step in tensor.stride()[:3]]
 
@@ -243,9 +250,9 @@ def attend(
     out = torch.empty(batch, queries, heads, features, dtype=query.dtype, device=query.device)
     mass = torch.empty(batch, heads, queries, dtype=torch.float32, device=query.device)
     _attend[(lists[1].shape[1], batch * heads)](
-        query, key, value, word, *lists, out, mass, *_strides(query, key, value), queries, keys, word.shape[2], scale,
-        Y=heads, F=heads // key.shape[1], E=features, M=tile[0], N=64, EXACT=query.dtype == torch.float32,
-        num_warps=tile[1], num_stages=tile[2],
+        query, key, value, _halves(word), *lists, out, mass, *_strides(query, key, value), queries, keys,
+        word.shape[2], scale, Y=heads, F=heads // key.shape[1], E=features, M=tile[0], N=64,
+        EXACT=query.dtype == torch.float32, num_warps=tile[1], num_stages=tile[2],
     )  # fmt: skip
     return out, mass
 
@@ -260,8 +267,8 @@ def query_slope(
     found = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     delta = torch.empty_like(saved[1])
     _query_slope[(lists[1].shape[1], batch * heads)](
-        query, key, value, word, *lists, *saved, slope, delta, found, *_strides(query, key, value, slope), queries,
-        keys, word.shape[2], scale, Y=heads, F=heads // key.shape[1], E=features, M=tile[0], N=64,
+        query, key, value, _halves(word), *lists, *saved, slope, delta, found, *_strides(query, key, value, slope),
+        queries, keys, word.shape[2], scale, Y=heads, F=heads // key.shape[1], E=features, M=tile[0], N=64,
         EXACT=query.dtype == torch.float32, num_warps=tile[1], num_stages=tile[2],
     )  # fmt: skip
     return found, delta
@@ -276,8 +283,8 @@ def key_slope(
     (batch, heads, _, features), fold = key.shape, query.shape[1] // key.shape[1]
     of_key, of_value = (torch.empty(key.shape, dtype=key.dtype, device=key.device) for _ in range(2))
     _key_slope[(lists[1].shape[1], batch * heads)](
-        query, key, value, word, *lists, mass, slope, delta, of_key, of_value, *_strides(query, key, value, slope),
-        query.shape[2], key.shape[2], word.shape[2], scale, X=heads, F=fold, E=features, M=64, N=tile[0],
-        EXACT=query.dtype == torch.float32, num_warps=tile[1], num_stages=tile[2],
+        query, key, value, _halves(word), *lists, mass, slope, delta, of_key, of_value,
+        *_strides(query, key, value, slope), query.shape[2], key.shape[2], word.shape[2], scale, X=heads, F=fold,
+        E=features, M=64, N=tile[0], EXACT=query.dtype == torch.float32, num_warps=tile[1], num_stages=tile[2],
     )  # fmt: skip
     return of_key, of_value

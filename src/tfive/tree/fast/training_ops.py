@@ -93,7 +93,8 @@ class TorchTraining:
     def norm_back(
         self, slope_xD: Tensor, through_xD: Tensor | None, hidden_xD: Tensor, weight_D: Tensor, scale_x: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Gradients of the rows, that of the residual stream (`through_xD`) added, and of the weight (float32)."""
+        """Gradients of the rows, that of the residual stream (`through_xD`) added, and of the weight (float32, or
+        rounded to the weight's type)."""
         slope, unit = _wide(slope_xD), _wide(hidden_xD) * scale_x[:, None]
         back_xD = _norm_back(slope, unit, scale_x[:, None], _wide(weight_D))
         if through_xD is not None:
@@ -108,7 +109,7 @@ class TorchTraining:
     def rotate_back(
         self, slopes: Three, products: tuple[Tensor, Tensor], norms: Norms | None, angles: Angles, gated: bool
     ) -> tuple[Three, tuple[Tensor, Tensor] | None]:
-        """Gradients of the three products (0 for output gates), and of the norms' weights (float32)."""
+        """Gradients of the three products (0 for output gates), and of the norms' weights (as in `norm_back`)."""
         features, found, sums = slopes[0].shape[-1], [], []
         turning = (_wide(angles[0]), _wide(angles[1]))
         for index, (slope, product) in enumerate(zip(slopes, products)):
