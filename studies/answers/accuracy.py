@@ -10,7 +10,8 @@ that the sheet leaves out), and for a model with a prediction gate `mixed` (the 
 Thoughts serve the whole answer. Each difference is paired, with a 95 % interval over problems. One JSON object is
 printed. With `--benchmark gsm8k.jsonl.gz` (or `math500.jsonl.gz`, `csqa.jsonl.gz`) the questions of a benchmark stand
 where the last problem of a sheet does, with nothing of their working before the answer (`questions.py`); with several
-files each result stands under its benchmark's name in `benchmarks`.
+files each result stands under its benchmark's name in `benchmarks`. `test-math_train.jsonl.gz` of a folder of sheets is
+asked like one of them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import torch
 from questions import (
     BENCHMARKS,
     FORMS,
+    FRESH,
     NUMBERS,
     Form,
     Item,
@@ -62,7 +64,12 @@ PAIRS = (("own", "none"), ("sampled", "none"), ("vote", "none"), ("own", "other"
 
 def test_texts(folder: Path) -> list[str]:
     """The sheets of the test problems."""
-    with gzip.open(known_file(folder / "test.jsonl.gz"), "rt", encoding="utf-8") as rows:
+    return texts_of(folder / "test.jsonl.gz")
+
+
+def texts_of(path: Path) -> list[str]:
+    """The sheets of a file."""
+    with gzip.open(known_file(path), "rt", encoding="utf-8") as rows:
         return [json.loads(row)["text"] for row in rows]
 
 
@@ -268,7 +275,10 @@ def measure(
 def measure_benchmark(model: ThoughtModel, path: Path, limit: int, samples: int, seed: int) -> dict[str, Any]:
     """The same on a benchmark's first questions, 0 for all: which one it is, and what blind choice would get right."""
     name = benchmark_name(path)
-    items = benchmark_items(path, model.tokenizer)[: limit or None]
+    if name == FRESH:
+        items = read_items(path.parent, texts_of(path), model.tokenizer)[: limit or None]
+    else:
+        items = benchmark_items(path, model.tokenizer)[: limit or None]
     found = {"problems": name, **chance(items), "longest_prompt": max(len(item.prompt) for item in items)}
     return found | measure(model, items, samples, seed, FORMS[name])
 

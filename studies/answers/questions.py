@@ -24,7 +24,12 @@ from tfive.evaluate.tasks import Item as Asked
 from tfive.text.sheets import ANSWER, CLOSE, END, HEADER, OPEN
 
 GSM8K, MATH, CHOICE = "gsm8k", "math500", "csqa"
-BENCHMARKS = "a benchmark's questions (gsm8k.jsonl.gz, math500.jsonl.gz or csqa.jsonl.gz); may be repeated"
+FRESH = "test-math_train"
+"""No benchmark, but asked like one: MATH's problems that no run sees, on sheets (`render.py --sources`)."""
+BENCHMARKS = (
+    "a benchmark's questions (gsm8k.jsonl.gz, math500.jsonl.gz or csqa.jsonl.gz), or test-math_train.jsonl.gz of "
+    "render.py; may be repeated"
+)
 """What can be asked, in an option's help."""
 NUMBER = re.compile(r"\s*\$?(-?\d[\d,]*(?:\.\d+)?)")
 LETTER = re.compile(r"[\s(*]*([A-E])(?![\w'’])")
@@ -92,6 +97,7 @@ NUMBERS = Form(number, 8)
 """Answers of the sheets and of GSM8K: five digits, a sign and the end of the line."""
 FORMS = {
     GSM8K: NUMBERS,
+    FRESH: NUMBERS,
     MATH: Form(formula, BARE_TOKENS, "begins_with_a_formula", "right_formula_in_thought"),
     CHOICE: Form(letter, 4, "begins_with_a_letter", "right_option_in_thought"),
 }
@@ -107,7 +113,11 @@ def benchmark_name(path: Path) -> str:
 
 
 def benchmark_rows(path: Path) -> tuple[Asked, ...]:
-    """The questions of a benchmark's file, in their order; a few of them will do."""
+    """The questions of a benchmark's file, in their order; a few of them will do. Sheets are read elsewhere."""
+    if benchmark_name(path) == FRESH:
+        if not path.is_file():
+            raise UserError(f"{path} is missing; render.py writes it with --sources gsm8k_train math_train")
+        return ()
     task = TASKS[benchmark_name(path)].model_copy(update={"count": None, "file": path.name})
     if not path.is_file():
         raise UserError(f"{path} is missing; give the file of {task.title}'s questions")

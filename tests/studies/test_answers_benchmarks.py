@@ -7,6 +7,7 @@ import copy
 import gzip
 import json
 import runpy
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,29 @@ def test_a_model_is_asked_several_benchmarks(place: Path, tmp_path: Path, capsys
     loaded.model.config.max_position_embeddings = 200
     with pytest.raises(UserError, match="has 200 positions"):
         accuracy.measure_benchmark(loaded, paths[-1], 0, 1, 0)
+
+
+@pytest.mark.model
+def test_sheets_of_another_source_are_asked_like_a_benchmark(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accuracy = scripts.script("studies/answers/accuracy.py")
+    for name, other in (("test.jsonl.gz", f"{questions.FRESH}.jsonl.gz"), ("workings.json.gz", "workings.json.gz")):
+        shutil.copy(place / "sheets" / name, tmp_path / other)
+    asked = [str(place / "model"), str(place / "sheets"), "--samples", "1", "--device", "cpu", "--limit", "6"]
+    asked += ["--set", "thought.length=8", "--set", "thought.checkpoints=[8]"]
+    path = tmp_path / f"{questions.FRESH}.jsonl.gz"
+    found = []
+    for more in ([], ["--benchmark", str(path)]):
+        assert accuracy.main([*asked, *more]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    usual, apart = found
+    assert (usual["problems"], apart["problems"]) == ("test", "test-math_train")
+    assert all(usual[key] == apart[key] for key in ("results", "verdicts", "clusters", "examples"))
+    assert "true" in apart["verdicts"]
+    path.unlink()
+    with pytest.raises(UserError, match="is missing; render"):
+        accuracy.main([*asked, "--benchmark", str(path)])
 
 
 def answers(own: str, **more: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from pretended_graphs import Again, PretendedGraphs
 from taped_graphs import TapedGraphs
-from tfive.tree.fast.replayed import ReplayedPasses
+from tfive.tree.fast.replayed import ReplayedPasses, _in_words, copy_all
 from tfive.tree.forward import TreeModel
 from tfive.tree.picks import Picks
 from tfive.tree.settings import EngineOptions, SamplingSettings
@@ -146,6 +147,23 @@ def test_no_picks_are_padded_to_the_least_size() -> None:
     padded = none.padded()
     assert padded.place.tolist() == [6] * 16
     assert not padded.spread(torch.ones(16)).any()
+
+
+def test_copies_in_longer_numbers_move_what_is_asked_for_and_nothing_else() -> None:
+    draw = torch.Generator().manual_seed(0)
+    kinds = (torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool)
+    for kind, width, offset in itertools.product(kinds, (16, 12, 7), (0, 1)):
+        target, source = (torch.randint(0, 2, (3, 5, width + 1), generator=draw).to(kind) for _ in range(2))
+        wanted = target.clone()
+        wanted[:2, :4, offset : width + offset] = source[1:, 1:, :width]
+        copy_all([target[:2, :4, offset : width + offset]], [source[1:, 1:, :width]])
+        assert torch.equal(target, wanted)
+    slots, trunk = torch.zeros(2, 3, 10, 16, dtype=torch.bfloat16), torch.randn(2, 3, 6, 16, generator=draw).bfloat16()
+    assert _in_words(slots[:, :, :6], trunk)[0].shape == (2, 3, 6, 4)
+    copy_all([slots[:, :, :6], slots[0, 0, 9]], [trunk, trunk[0, 0, 0]])
+    assert torch.equal(slots[:, :, :6], trunk)
+    assert torch.equal(slots[0, 0, 9], trunk[0, 0, 0])
+    assert slots[:, :, 6:].count_nonzero() == trunk[0, 0, 0].count_nonzero()
 
 
 class Stale(Again):

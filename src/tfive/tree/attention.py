@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfive.tree.fast.fused import Heads, Ops, output_gate
+from tfive.tree.fast.replayed import copy_all
 from tfive.tree.fast.tiled import Tiles, tiled
 from tfive.tree.gated import GatedReading, ReadingGates
 from tfive.tree.layout import Layout
@@ -326,8 +327,7 @@ class TreePass(Attending):
         # Behind the trunk's, so that only those are copied.
         (rows, nodes), kept = like_BnD.shape[:2], self.trunk[layer]
         joined = [like_BnD.new_empty(rows, heads.keys, self.start + nodes, heads.features) for _ in kept]
-        for one, trunk in zip(joined, kept):
-            one[:, :, : self.start].copy_(trunk)
+        copy_all((one[:, :, : self.start] for one in joined), kept)
         slot_n = self._once("behind", lambda: self.start + torch.arange(nodes, device=like_BnD.device))
         query_BYnE = like_BnD.new_empty(rows, heads.queries, nodes, heads.features)
         return query_BYnE.transpose(1, 2), joined[0], joined[1], slot_n

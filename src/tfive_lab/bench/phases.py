@@ -126,7 +126,8 @@ class TreePhases:
 
     def actor(self) -> Tensor:
         """Log-probabilities `[Q, T]`, gradients accumulated into the parameters."""
-        self.model.zero_grad(set_to_none=True)
+        gradients = self.updates.gradients
+        gradients.hold([None] * len(gradients.held))
         tree, may = self.tree, self.updates.wanted and self.tree.replays_training
         asked = tree.to_capture(self.texts, self.written) if may else None
 

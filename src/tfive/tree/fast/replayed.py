@@ -29,10 +29,24 @@ Work = Callable[[Sequence[Tensor]], Named]
 """From what a pass reads beside weights to what it gives; nothing of it may wait for the host."""
 
 
+_WORD = torch.int64
+"""What copies move at a time: PyTorch moves what is not contiguous number by number, however small these are."""
+
+
+def _in_words(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as longer numbers where they are of one type and rows of features, which are contiguous, hold such."""
+    size = target.dtype.itemsize
+    fits = target.dtype == source.dtype and target.ndim > 1 and size < _WORD.itemsize
+    for one in (target, source) if fits else ():
+        whole = (one.shape[-1], one.storage_offset(), *one.stride()[:-1])
+        fits = fits and one.stride(-1) == 1 and all(number * size % _WORD.itemsize == 0 for number in whole)
+    return (target.view(_WORD), source.view(_WORD)) if fits else (target, source)
+
+
 def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
     """Copies of many tensors, those of one type by few kernels."""
     by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for target, source in zip(targets, sources, strict=True):
+    for target, source in (_in_words(*both) for both in zip(targets, sources, strict=True)):
         both = by_type.setdefault(target.dtype, ([], []))
         both[0].append(target)
         both[1].append(source)
