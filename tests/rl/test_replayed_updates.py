@@ -109,8 +109,20 @@ def same(mine: Any, other: Any, tolerance: float = 1e-12) -> None:
         (BOTH.model_copy(update={"lr": 2e-3}), GROUPS, 8, {}),
         (BOTH.model_copy(update={"lr": 2e-3}), PLAN, 3, {}),
         (BOTH, FIXED, 3, {"policy": False}),
+        (BOTH.model_copy(update={"mixture": 0.4, "answers": False}), replace(FIXED, group=2), 3, {}),
     ],
-    ids=["policy", "text", "both", "parts", "learned parts", "mixture", "own rate", "own rate, parts", "anchors alone"],
+    ids=[
+        "policy",
+        "text",
+        "both",
+        "parts",
+        "learned parts",
+        "mixture",
+        "own rate",
+        "own rate, parts",
+        "anchors alone",
+        "one length",
+    ],
 )
 def test_a_run_is_the_same(anchor: AnchorSettings, plan: ThoughtPlan, rows: int, options: dict[str, Any]) -> None:
     records, graphs = [record(step, plan) for step in range(5)], TapedGraphs()

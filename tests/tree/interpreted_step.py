@@ -1,6 +1,6 @@
 """Triton's sampling step against PyTorch's in Triton's interpreter, on a processor.
 
-`test_interpreted_step.py` runs it in a process of its own: Triton decides when it is imported whether it interprets.
+`test_interpreted.py` runs it in a process of its own: Triton decides when it is imported whether it interprets.
 """
 
 from __future__ import annotations
