@@ -29,6 +29,7 @@ from tfive.cli.options import script
 from tfive.errors import UserError
 from tfive.models.load import Loaded, load_model, save_model
 from tfive.text.sheets import CLOSE, END, OPEN, prefixes
+from tfive.tree.attention import without_cudnn
 
 NOTHING, TEXT, THOUGHT, AFTER = 0, 1, 2, 3
 """What a token is when it is predicted: no target, sheet, working and its close, answer after it."""
@@ -95,7 +96,8 @@ def losses(
     length_B1 = torch.tensor([[len(ids)] for ids, _ in some], device=device)
     mask_BS = (torch.arange(size, device=device) < length_B1).long()
     wanted_BS = kind_BS[:, 1:] > NOTHING
-    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+    # The model's own masked attention: by cuDNN its gradient can be no number where texts are of some lengths.
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"), without_cudnn():
         hidden_BSD = model.base_model(ids_BS, attention_mask=mask_BS).last_hidden_state
         logits = model.get_output_embeddings()(hidden_BSD[:, :-1][wanted_BS])
     loss = torch.nn.functional.cross_entropy(logits.float(), ids_BS[:, 1:][wanted_BS], reduction="none")

@@ -162,13 +162,13 @@ def _masked(query_BYnE: Tensor, key_BYmE: Tensor, value_BYmE: Tensor, mask_B1nm:
     # (cuDNN 9.20, pytorch issue 196678) gives NaN in the queries of rows whose scores are all below about −89, and
     # trained models have such rows.
     if torch.is_grad_enabled() and key_BYmE.shape[2] % 128 == 64:
-        with _without_cudnn():
+        with without_cudnn():
             return F.scaled_dot_product_attention(query_BYnE, key_BYmE, value_BYmE, attn_mask=mask_B1nm, scale=scale)
     return F.scaled_dot_product_attention(query_BYnE, key_BYmE, value_BYmE, attn_mask=mask_B1nm, scale=scale)
 
 
 @contextmanager
-def _without_cudnn() -> Iterator[None]:
+def without_cudnn() -> Iterator[None]:
     """Attention is not computed by cuDNN inside; every other kernel stays as the process has it."""
     allowed = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
