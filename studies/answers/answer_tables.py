@@ -117,7 +117,7 @@ CONDITIONS = {"own": "own", "sampled": "sampled", "none": "without", "empty": "n
 
 GSM8K = "gsm8k"
 """The benchmark of results that do not say of which they are."""
-OTHERS = {"math500": "MATH-500", "csqa": "CommonsenseQA"}
+OTHERS = {"test-math_train": "fresh problems of MATH", "math500": "MATH-500", "csqa": "CommonsenseQA"}
 """Benchmarks that share a table, and their titles."""
 
 

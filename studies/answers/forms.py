@@ -20,6 +20,10 @@ LONGER = f"{CAREFUL}{LENGTH}"
 """The model that has learned to read its own thoughts of that length."""
 LARGER_LONGER = f"{CAREFUL}{LENGTH}{SIZE}"
 """The same of the larger model."""
+SOURCES = "-both"
+"""How the folders of models end that learned from sheets of GSM8K and MATH; others from GSM8K's alone."""
+LONGER_BOTH = f"{LONGER}{SOURCES}"
+"""The longer thoughts' model of both."""
 PILOT = "ff2211d"
 """The commit of the first cells from careful reading, one seed each."""
 NAMES = {
@@ -63,11 +67,11 @@ def plain(value: float) -> str:
 
 def ending(start: str) -> str:
     """How the folder of a start ends, of which cells stand in tables of their own; nothing for all others."""
-    return next((end for end in (LENGTH + SIZE, SIZE, LENGTH) if start.endswith(end)), "")
+    return next((end for end in (LENGTH + SOURCES, LENGTH + SIZE, SIZE, LENGTH) if start.endswith(end)), "")
 
 
 def usual(cell: dict[str, Any]) -> bool:
-    """Whether a cell is of the 0.5B model with thoughts of 64 tokens."""
+    """Whether a cell is of the 0.5B model with thoughts of 64 tokens, on sheets of GSM8K alone."""
     return not ending(str(cell.get("start", "")))
 
 

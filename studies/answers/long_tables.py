@@ -17,7 +17,19 @@ from typing import Any, NamedTuple
 
 from answer_tables import answered, long_benchmark, long_benchmarks, problems_apart, seeds_answers, seeds_lazy, verdicts
 from estimates import Cell, common, each_texts, over_texts, shared_texts
-from forms import CAREFUL, HISTORY, LARGER, LARGER_LONGER, LONGER, ending, over_both, seed_of, signed, with_interval
+from forms import (
+    CAREFUL,
+    HISTORY,
+    LARGER,
+    LARGER_LONGER,
+    LONGER,
+    LONGER_BOTH,
+    ending,
+    over_both,
+    seed_of,
+    signed,
+    with_interval,
+)
 from needed_seeds import seeds_needed
 from seed_tables import (
     BEGUN,
@@ -70,6 +82,7 @@ CLOCKS = {
     "larger_way": Clock(0.0, float("inf"), LARGER_LONGER, LARGER_LONGER),
     "length": Clock(0.0, 345.0, LONGER, LONGER, {11: f"{LONGER}-again", 12: f"{LONGER}-again"}),
     "credit": Clock(350.0, 385.0, f"{LONGER}-fourth", LONGER),
+    "both": Clock(0.0, float("inf"), LONGER_BOTH, LONGER_BOTH),
     "way": Clock(385.0, float("inf"), f"{LONGER}-fifth", LONGER, _LATER, (345.0, 350.0)),
 }
 
@@ -331,16 +344,17 @@ CLOCKED_TABLES: dict[str, Table] = {
     **{f"parts_{name}": of_kind(_LONG[name], "parts") for name in ("ends", "apart", "answers", "critics")},
     **{
         f"{kind}_{name}": of_kind(_LONG[name], kind)
-        for kind in ("units", "rates", "length", "credit", "way", "larger_way")
+        for kind in ("units", "rates", "length", "credit", "way", "larger_way", "both")
         for name in ("ends", "apart", "answers", "critics")
     },
-    **{f"{kind}_lazy": of_kind(seeds_lazy, kind) for kind in ("length", "credit", "way", "larger_way")},
+    **{f"{kind}_lazy": of_kind(seeds_lazy, kind) for kind in ("length", "credit", "way", "larger_way", "both")},
     "way_course": of_kind(ended_course, "way"),
     "way_needed": of_kind(seeds_needed, "way"),
     **{
-        f"{kind}_benchmark": of_kind(long_benchmark, kind) for kind in ("credit", "way", "larger_way", "units", "rates")
+        f"{kind}_benchmark": of_kind(long_benchmark, kind)
+        for kind in ("credit", "way", "larger_way", "units", "rates", "both")
     },
     "parts_offsets": of_kind(long_offsets, "parts"),
     "parts_benchmark": of_kind(long_benchmark, "parts"),
-    "parts_benchmarks": of_kind(long_benchmarks, "parts"),
+    **{f"{kind}_benchmarks": of_kind(long_benchmarks, kind) for kind in ("parts", "both")},
 }

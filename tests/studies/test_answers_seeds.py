@@ -288,12 +288,13 @@ def test_long_runs_have_tables_of_their_own() -> None:
     beside = {**clocked("quiet-star-grpo", 345.0, 0.2), "start": "careful-128"}
     both = {**clocked("t5", 360.0, 0.45), "start": "careful-128-1.5b"}
     models |= {"careful-128-fifth": "the way's", "careful-128-1.5b": "larger, longer start"}
-    cells = [short, long, other, between, larger, eight, parts, *units, *rates, length, credit, way, beside, both]
+    math, models = {**clocked("t5", 345.0, 0.55), "start": "careful-128-both"}, models | {"careful-128-both": "both's"}
+    cells = [short, long, other, between, larger, eight, parts, *units, *rates, length, credit, way, beside, both, math]
     found = {"cells": cells, "accuracy": models, "clusters": {"test": "0 0 1"}}
     of = {kind: tables.of_clock(found, kind) for kind in tables.CLOCKS}
     assert {kind: len(one["cells"]) for kind, one in of.items()} == {
         "short": 1, "rates": 4, "units": 2, "groups": 1, "parts": 1, "second": 1, "long": 2, "larger": 1,
-        "larger_way": 1, "length": 1, "credit": 1, "way": 2,
+        "larger_way": 1, "length": 1, "credit": 1, "both": 1, "way": 2,
     }  # fmt: skip
     # Rates of the first method and of others, then another's own two.
     names = [f"{name}, 8 × 1, rate {rate}" for name in ("T⁵", "GRPO") for rate in ("3e-06", "1e-05")]
@@ -313,6 +314,9 @@ def test_long_runs_have_tables_of_their_own() -> None:
     assert larger["start"] == "careful-1.5b"
     assert of["larger_way"]["accuracy"] == {"careful": "larger, longer start"}
     assert "+0.450" in tables.CLOCKED_TABLES["larger_way_ends"](found)
+    # Nor of one source beside both.
+    assert of["both"]["accuracy"] == {"careful": "both's"}
+    assert "+0.550" in tables.CLOCKED_TABLES["both_ends"](found)
     # Nor does anything of shorter thoughts beside longer ones.
     assert of["length"]["accuracy"] == {"careful": "longer start"}
     assert "+0.400" in tables.CLOCKED_TABLES["length_ends"](found)
