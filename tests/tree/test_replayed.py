@@ -66,6 +66,11 @@ def verbs(tree: TreeModel, case: Case, actions: bool) -> list[Tensor]:
         scores = tree.score(case.texts, these, reading, features=True, actions_B=all_B)
         names = ("losses_BRK", "token_BRH", "no_thought_BR", "features_BRHD", "no_thought_features_BRHD", "lower_BND")
         found += [scores.need(name) for name in (*names, *(("log_prob_BRT", "states_BRTD") if actions else ()))]
+        for whole in (False, True):
+            alone = tree.score(case.texts, these, reading, whole=whole)
+            found += [
+                alone.need(name) for name in ("losses_BRK", "mask_BRK", "token_BRH", "no_thought_BR", "lower_BND")
+            ]
     kept = [part for both in reading.attention.values() for part in both]
     return [*found, tree.no_thought(case.texts), reading.hidden_BSD, *kept]
 
@@ -87,6 +92,19 @@ def test_recorded_readings_and_scores_are_the_launched_ones(actions: bool) -> No
     assert trees[0].passes.reason == ""
     assert trees[0].passes.count >= 2
     assert all(graph.replays for graph in graphs.graphs)
+
+
+def test_passes_that_leave_padding_out_are_launched_and_others_still_captured() -> None:
+    case, model = random_case(5, "text", rows=3, width=40, group=2), tiny("qwen3")
+    options = EngineOptions(fused_blocks="on", replayed_passes=True, packed="on")
+    trees = [TreeModel(model, case.plan, one) for one in (options, replace(options, replayed_passes=False))]
+    trees[0].passes.graphs = TapedGraphs(undo=True)
+    for _ in range(3):
+        for length_BR in (case.thoughts.length_BR, 0 * case.thoughts.length_BR):
+            some = replace(case.thoughts, length_BR=length_BR)
+            mine, other = (tree.score(case.texts, some, tree.read(case.texts)) for tree in trees)
+            assert torch.equal(mine.losses_BRK, other.losses_BRK)
+    assert (trees[0].passes.reason, trees[0].passes.count) == ("", 1)
 
 
 def test_weights_that_moved_are_read_where_they_are() -> None:

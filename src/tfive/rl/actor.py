@@ -244,15 +244,15 @@ class Actor:
         # They stay on the device: the host waits for them once, after the last part.
         seen, acting = list[Tensor](), aggregate is not None
         for some, spare in self.world.beating(self._passes(trajectories, acting)):
-            asked = self._asked(some, weights, acting)
-            captured = engine.to_capture(some.texts, **asked) if self._replays(engine) else None
-            if captured is not None:
-                seen.append(self._replayed(engine, some, loss, totals, captured))
+            parts = self._asked(some, weights, acting)
+            found = engine.to_capture(some.texts, **parts) if self._replays(engine) else None
+            if isinstance(found, ToCapture):
+                seen.append(self._replayed(engine, some, loss, totals, found))
                 continue
-            read = partial(self._read, engine, some, weights, acting)
+            alone = partial(self._read, engine, some, weights, acting)
+            read = alone if found is None else partial(engine.policy_from, found)
             output = read() if self.shards is None else self.shards.run(read)
-            given = self._given(some, loss) | self._text_mask(some.texts.positions_BP, output)
-            own, sums = loss(output, given, totals)
+            own, sums = loss(output, self._given(some, loss) | self._text_mask(some.texts.positions_BP, output), totals)
             (0.0 * own if spare else own).backward()
             if not spare:
                 seen.append(sums)

@@ -251,15 +251,16 @@ class TreeModel(TreeReader):
 
     def _of_capture(self, texts: TextBatch, thoughts: Thoughts | None, **asked: bool) -> PolicyPass:
         """As `prepare`, with the picks of passes that are captured: of few sizes, or all that may exist where thoughts
-        have one length, so that nothing waits for the device."""
+        have one length, for which nothing waits unless padding is left out."""
         return self.prepare(texts, thoughts, count=None if self.plan.variable_length else "every", **asked).padded()
 
-    def to_capture(self, texts: TextBatch, thoughts: Thoughts | None, **asked: bool) -> ToCapture | None:
-        """A `policy` pass to be captured; None where it leaves padding out, and so comes in too many sizes."""
+    def to_capture(self, texts: TextBatch, thoughts: Thoughts | None, **asked: bool) -> ToCapture | PolicyPass:
+        """A `policy` pass to be captured; the pass itself where it leaves padding out, and so comes in too many
+        sizes."""
         kind = (self.plan, *(name for name, wanted in asked.items() if wanted))
         if self.plan.variable_length or self.engine.packed == "on":
             prepared = self._of_capture(texts, thoughts, **asked)
-            return None if prepared.nodes_x is not None else ToCapture(kind, prepared.tensors, prepared.on)
+            return prepared if prepared.nodes_x is not None else ToCapture(kind, prepared.tensors, prepared.on)
         records = [one.to(self.device) for one in (texts, thoughts) if one is not None]
 
         def again(tensors: Sequence[Tensor]) -> PolicyPass:

@@ -32,7 +32,7 @@ def standing(keep_n: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Picks:
-    """Nodes picked from `[B, N]`, only those that exist but for padding. Made before the pass runs."""
+    """Nodes picked from `[B, N]`, only those that exist but for padding."""
 
     index: Tensor
     """int64 `[x]` into the flattened nodes."""

@@ -18,14 +18,14 @@ class ToCapture(NamedTuple):
     kind: Any
     """What it depends on beside its tensors."""
     tensors: list[Tensor]
-    """All that it reads of texts and thoughts."""
+    """All that it reads of texts and thoughts: their own, or those of the layout and the picks."""
     made: Callable[[Sequence[Tensor]], PolicyPass]
     """The pass of such tensors; making it does not wait for the device."""
 
 
 @dataclass(frozen=True)
 class PolicyPass:
-    """What `TreeModel.policy_from` reads. It is made before the pass, since picking waits for the device."""
+    """What `TreeModel.policy_from` reads. It is made before the pass where picking waits for the device."""
 
     layout: Layout
     actions: Picks | None = None

@@ -274,9 +274,11 @@ class TreeReader:
 
     @property
     def takes_every(self) -> bool:
-        """Whether passes without gradients read all that may exist rather than wait for the device to say what does:
-        those that are captured, where thoughts have one length and so hardly anything is missing."""
-        return self.replays and not self.plan.variable_length and not self.plan.gated
+        """Whether scoring may read all that may exist rather than wait for the device to say what does: where passes
+        are captured and thoughts have one length, so that hardly anything is missing."""
+        graphs = self.passes.graphs is not None or self.device.type == "cuda"
+        alike = not self.plan.variable_length and not self.plan.gated and self.engine.packed != "on"
+        return alike and graphs and self.replays
 
     @property
     def replays_training(self) -> bool:
@@ -318,7 +320,7 @@ class TreeReader:
         enter that block are kept as well."""
         if self.replays:
             read = partial(self._read_attending, below)
-            found = self.passes(("read", below), self.home, read, tensors_of(texts.to(self.device)))
+            found = self.passes(("read", below, self.plan), self.home, read, tensors_of(texts.to(self.device)))
             lower = None if below is None else Lower(found["entering"], below)
             layers = (int(name.removeprefix("key ")) for name in found if name.startswith("key "))
             kept = {index: (found[f"key {index}"], found[f"value {index}"]) for index in layers}

@@ -44,7 +44,9 @@ class Scoring:
     def __post_init__(self) -> None:
         self._count: Count = "every"
         self._counts: list[list[int]] = []
-        if not self.tree.takes_every:
+        # Features are asked for after empty thoughts, and actions of some texts: there much would be read for nothing.
+        self._every = self.tree.takes_every and not self.features and self.actions_B is None
+        if not self._every:
             keep_BPH = without_thoughts(self.texts, self.tree.plan.horizon)[2]
             counts = [keep_BPH.sum().view(1)]
             counts += [] if self.thoughts is None else self._counted(self.thoughts, keep_BPH)
@@ -74,9 +76,9 @@ class Scoring:
     def plain(self, valid_BR: Tensor) -> Named:
         """The losses without a thought, read off the trunk once per position, whatever the group."""
         given = [*tensors_of(self.texts), self.reading.hidden_BSD, valid_BR]
-        if not self.tree.takes_every:
+        if not self._every:
             return self._plain(given)
-        return self.tree.passes(("plain", self.features), self.tree.home, self._plain, given)
+        return self.tree.passes(("plain", self.tree.plan), self.tree.home, self._plain, given)
 
     def _plain(self, given: Sequence[Tensor]) -> Named:
         *texts, hidden_BSD, valid_BR = given
@@ -137,8 +139,8 @@ class Scoring:
             return found | dict(zip(("entering",), noted))
 
         given = [*layout_tensors(layout).values(), *kept]
-        # What leaves padding out comes in too many sizes to be captured. Where every branch is read, so is all of this.
-        alone = tree.replays and not tree.plan.gated and nodes_x is None and not tree.takes_every
+        # What leaves padding out comes in too many sizes to be captured; what is read whole is, with its losses.
+        alone = tree.replays and not tree.plan.gated and nodes_x is None and not self._every
         key = ("score", below, tree.plan, layout.segment_count, layout.segment_every)
         return tree.passes(key, tree.home, work, given) if alone else work(given)
 
@@ -150,9 +152,9 @@ class Scoring:
         given = [*tensors_of(self.texts), *tensors_of(thoughts), self.reading.hidden_BSD, position_BR]
         given += [*([] if self.actions_B is None else [self.actions_B]), *self._kept]
         work = partial(self._branches, self._how_many(start, stop))
-        if not tree.takes_every:
+        if not self._every:
             return work(given)
-        key = ("branches", self._below, self.features, self.whole, self.actions_B is None, tree.plan)
+        key = ("branches", self._below, self.whole, tree.plan)
         return tree.passes(key, tree.home, work, given)
 
     def _branches(self, counts: Sequence[Count], given: Sequence[Tensor]) -> Named:

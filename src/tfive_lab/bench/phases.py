@@ -18,7 +18,7 @@ from tfive.errors import UserError
 from tfive.tree.fast.replayed_backward import ReplayedBackward
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, ThoughtPlan, Thoughts
-from tfive.tree.policy_pass import PolicyPass
+from tfive.tree.policy_pass import PolicyPass, ToCapture
 from tfive.tree.settings import EngineOptions, SamplingSettings
 from tfive_lab.bench.plain_rows import PlainRows
 from tfive_lab.bench.work import Work, make_plan, make_texts, make_uniforms, value_head
@@ -136,8 +136,8 @@ class TreePhases:
             (-found_BRT.sum() / found_BRT.numel()).backward()
             return {"log_prob_BRT": found_BRT.detach()}
 
-        if asked is None:
-            found = read(tree.prepare(self.texts, self.written))
+        if not isinstance(asked, ToCapture):
+            found = read(tree.prepare(self.texts, self.written) if asked is None else asked)
         else:
             found = self.updates(asked.kind, tree.home, lambda tensors: read(asked.made(tensors)), asked.tensors)
         return found["log_prob_BRT"].flatten(0, 1)

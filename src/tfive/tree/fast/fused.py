@@ -211,7 +211,8 @@ class TritonOps:
 
     def norm(self, hidden_xD: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
         """See `TorchOps.norm`; by the kernel that training has."""
-        return self._normed(hidden_xD.flatten(0, -2), weight_D, epsilon)[0].view(hidden_xD.shape)
+        rows_xD = hidden_xD.reshape(-1, hidden_xD.shape[-1]).contiguous()
+        return self._normed(rows_xD, weight_D, epsilon)[0].view(hidden_xD.shape)
 
 
 def _case(heads: Heads, device: torch.device, dtype: torch.dtype, rows: int, branches: int) -> Iterator[Tensor]:

@@ -90,7 +90,7 @@ class ReplayedPasses:
     reason: str = ""
     """Why nothing is captured any more, if so."""
 
-    shapes: ClassVar[int] = 8
+    shapes: ClassVar[int] = 12
     """How many shapes are captured; further ones run as they are."""
     frequent: ClassVar[bool] = True
     """Whether shapes come and go often; see `CudaGraphs`."""

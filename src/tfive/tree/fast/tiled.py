@@ -160,8 +160,9 @@ def tiled(query_BYnE: Tensor, key_BXmE: Tensor, value_BXmE: Tensor, tiles: Tiles
 
 
 def differences(queries: int, keys: int, features: int, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """How far tiled attention, forward and backward, is from masked attention in float32: |a − b| / |b|. The trial rows
-    have whole tiles, tiles seen partly, tiles nobody sees, and rows that see one key alone."""
+    """How far tiled attention, forward and backward, is from masked attention in float32: |a − b| / |b|; and 1 where
+    tiles of layouts are not those of their masks, else 0. The trial rows have whole tiles, tiles seen partly, tiles
+    nobody sees, and rows that see one key alone."""
     generator, (nodes, seen_by) = torch.Generator().manual_seed(0), (336, 400)
     shapes = ((2, queries, nodes, features), *((2, keys, seen_by, features),) * 2, (2, nodes, queries, features))
     given = [torch.randn(shape, generator=generator).bfloat16().to(device, dtype) for shape in shapes]
