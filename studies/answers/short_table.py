@@ -33,8 +33,8 @@ SETTINGS = (
     Setting("128 tokens", "credit", range(13, 15), (HISTORY,)),
     Setting("128 tokens, paid on the way", "way", range(15, 19), (HISTORY,)),
     Setting("the same, T⁵ with `window.crossed`", "way", range(19, 23), (HISTORY, CROSSED)),
-    Setting("the same, sheets of MATH as well", "both", range(30, 31), (HISTORY, CROSSED)),
     Setting("the same, 1.5B", "larger_way", range(23, 24), (HISTORY, CROSSED)),
+    Setting("128 tokens, T⁵ with `window.crossed`, sheets of MATH as well", "both", range(30, 31), (HISTORY, CROSSED)),
     Setting("1.5B, 64 tokens", "larger", range(1, 2)),
 )
 BRIEF = tuple(
