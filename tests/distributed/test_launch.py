@@ -32,7 +32,10 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 what, folder = sys.argv[1:]
 rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 inherited = (os.environ[name] for name in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL"))
-open(f"{folder}/{what}-{rank}-{attempt}", "w").write(" ".join(inherited))
+# Whole when the other rank sees it, which may then end and take this one along.
+with open(f"{folder}/begun-{what}-{rank}-{attempt}", "w") as file:
+    file.write(" ".join(inherited))
+os.replace(file.name, f"{folder}/{what}-{rank}-{attempt}")
 while not os.path.exists(f"{folder}/{what}-{1 - int(rank)}-{attempt}"):
     time.sleep(0.01)
 if what == "refused" and rank == "1":
