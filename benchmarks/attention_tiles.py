@@ -21,7 +21,7 @@ from tfive.tree.grow import full_thoughts, grow
 from tfive_lab.bench.work import Work, make_plan, make_texts
 
 CANDIDATES = {
-    "forward": (SIZES.forward, Tile(64, 4, 2), Tile(128, 8, 2), Tile(64, 4, 3)),
+    "forward": (SIZES.forward, Tile(64, 4, 2), Tile(128, 8, 2), Tile(128, 8, 3)),
     "keys": (SIZES.keys, Tile(64, 8, 2), Tile(128, 8, 2), Tile(64, 4, 1)),
     "queries": (SIZES.queries, Tile(128, 8, 2), Tile(64, 4, 3)),
 }

@@ -238,7 +238,7 @@ class TreeModel(TreeReader):
         layout = self._grow(texts, thoughts, ("first" if of_first else "last") if continuations else "none")
         tokens_BRT = thoughts.tokens_BRT.to(self.device) if thoughts is not None and actions else None
         after = Picks.last_continuations(layout, count) if continuations else None
-        apart = after is not None and (no_thought or self.unread)
+        apart = no_thought or self.unread
         return PolicyPass(
             layout,
             actions=None if tokens_BRT is None else Picks.actions(layout, tokens_BRT, count=count),
