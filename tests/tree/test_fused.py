@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,11 +18,13 @@ from tfive.errors import UserError
 from tfive.tree.delimiters import Delimiters
 from tfive.tree.fast.fused import Division, Heads, TorchOps, choose_ops, differences, output_gate
 from tfive.tree.fast.hf_fused import choose_fusion
+from tfive.tree.fast.updates import Outward
 from tfive.tree.forward import TreeModel
 from tfive.tree.settings import EngineOptions, EngineSettings, SamplingSettings
 
 FUSED = EngineOptions(fused_blocks="on")
 CPU = torch.device("cpu")
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 
 
 @pytest.mark.model
@@ -42,6 +44,65 @@ def test_sampling_and_scoring_by_fused_blocks(family: str, kind: str) -> None:
         scores, again = (tree.score(case.texts, thoughts) for tree in (stock, fused))
         torch.testing.assert_close(again.losses_BRK, scores.losses_BRK, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(again.no_thought_BR, scores.no_thought_BR, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("family", ["llama", "qwen3_5"])
+def test_products_in_parts_and_the_next_norm_on_the_way(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, asked = random_case(4, "text2", group=2), list[int]()
+    model = tiny(family)
+    stock, fused = TreeModel(model, case.plan), TreeModel(model, case.plan, FUSED)
+
+    def two(_: Outward, rows: int) -> int:
+        asked.append(rows)
+        return 2
+
+    monkeypatch.setattr(Outward, "shares", two)
+    u = numbers(case.texts, 2, case.plan.length)
+    with lifted():
+        wanted, thoughts = (tree.sample(case.texts, u, SamplingSettings()) for tree in (stock, fused))
+    assert torch.equal(thoughts.tokens_BRT, wanted.tokens_BRT)
+    torch.testing.assert_close(thoughts.log_q_BRT, wanted.log_q_BRT, rtol=1e-6, atol=1e-6)
+    steps, blocks = case.plan.open_width + case.plan.length - 1, model.config.num_hidden_layers
+    assert asked.count(thoughts.length_BR.numel()) == steps * blocks  # others: of blocks that are compared
+    assert fused.fusion.fusion is not None
+    assert all(block.mixer.inward.ready is None for block in fused.fusion.fusion.held)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_5"])
+def test_angles_of_a_step_are_looked_up(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, turned = random_case(3, "text2", group=2), list[int]()
+    model = tiny(family)
+    fused, rotary = TreeModel(model, case.plan, FUSED), cast(Any, type(model.base_model.rotary_emb))
+    asked = rotary.forward
+
+    def counted(self: Any, x: Tensor, position_ids: Tensor, **given: Any) -> Any:
+        turned.append(position_ids.shape[-1])
+        return asked(self, x, position_ids, **given)
+
+    monkeypatch.setattr(rotary, "forward", counted)
+    u = numbers(case.texts, 2, case.plan.length)
+    with lifted():
+        fused.sample(case.texts, u, SamplingSettings())
+        assert fused.sampler is not None
+        assert fused.sampler.angles is not None
+        before = len(turned)
+        fused.sample(case.texts, u, SamplingSettings())
+    # The texts are read by the model's own angles; no step asks for any.
+    assert len(turned) == before + 1
+
+
+@pytest.mark.model
+def test_angles_that_depend_on_more_than_the_position_stay_the_model_s() -> None:
+    case, model = random_case(3, "text"), tiny("llama", rope_parameters=DYNAMIC)
+    stock, fused = TreeModel(model, case.plan), TreeModel(model, case.plan, FUSED)
+    u = numbers(case.texts, 1, case.plan.length)
+    with lifted():
+        wanted, thoughts = (tree.sample(case.texts, u, SamplingSettings()) for tree in (stock, fused))
+    assert fused.sampler is not None
+    assert fused.sampler.angles is None
+    assert torch.equal(thoughts.tokens_BRT, wanted.tokens_BRT)
 
 
 def test_one_key_switches_every_fast_path() -> None:

@@ -108,11 +108,15 @@ def test_critics_run_whether_their_blocks_can_be_trained_so_or_not(adapt: str) -
 def test_a_norm_hands_the_residual_stream_through() -> None:
     hidden, weight = random(6, 8), random(8)
 
+    room = torch.full_like(hidden, torch.nan, requires_grad=False)
+
     def both(hidden: Tensor, weight: Tensor) -> Tensor:
-        through, inside = normed(OPS, hidden, weight, 1e-6)
+        through, inside = normed(OPS, hidden, weight, 1e-6, room)
         return through.square().sum() + (inside * torch.arange(8.0)).sum()
 
     assert torch.autograd.gradcheck(both, (hidden, weight))
+    both(hidden, weight)
+    assert torch.equal(room, hidden)
     assert torch.autograd.gradcheck(lambda h: normed(OPS, h, weight, 1e-6)[0], hidden)
 
 
@@ -121,7 +125,7 @@ def test_products_of_one_input_and_onto_the_residual_stream(join: bool) -> None:
     layers = [nn.Linear(5, width, bias=True).double() for width in (4, 3)]
     inputs, residual = random(6, 5), random(6, 4)
     wanted = [layer(inputs) for layer in layers] + [residual + layers[0](inputs)]
-    found = [*products(inputs, layers, join), onto(residual, inputs, layers[0])]
+    found = [*products(inputs, layers, join), onto(residual, inputs, residual.detach().clone(), layers[0])]
     leaves = [inputs, residual, *(p for layer in layers for p in layer.parameters())]
     slopes = [torch.randn_like(part) for part in wanted]
     mine, other = (torch.autograd.grad(some, leaves, slopes) for some in (found, wanted))

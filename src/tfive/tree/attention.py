@@ -36,6 +36,9 @@ class Recurrence(Protocol):
 class Attending:
     """A pass as attention layers see it. Masks are built once a pass and window, and shared by all layers."""
 
+    angles: tuple[Tensor, Tensor] | None = None
+    """Cosines and sines of its nodes, each `[B, n, t]`, where the model need not compute them."""
+
     def __init__(self, kernel: str, recurrence: Recurrence | None = None) -> None:
         self.kernel, self.recurrence = kernel, recurrence
         self._masks: dict[Any, Any] = {}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tfive.tree.fast.angles import angle_table, looked_up
 from tfive.tree.fast.cuda_graph import CudaGraphs, Graph
 from tfive.tree.fast.hf_fused import Fusion
 from tfive.tree.fast.listed import Lists, wanted
@@ -97,6 +98,8 @@ class Sampler(DecodeLoop):
         lists = lists and layout.plan.stop_id is not None and not reading.recurrent
         lists = lists and fusion is not None and fusion.list_trouble(reading.hidden_BSD) is None
         self.tree = StepPass(layout, reading, "sdpa" if engine.attention == "sdpa" else "folded", fusion, lists)
+        positions, like = layout.trunk_width + layout.thought_width, reading.hidden_BSD
+        self.angles = None if fusion is None else angle_table(backbone, positions, self.tree, like)
         shape = layout.position_BR.shape
         self.token_BR = torch.zeros(shape, dtype=torch.int64, device=device)
         self.delimiter_BR = torch.full(shape, -1, dtype=torch.int64, device=device)
@@ -121,6 +124,11 @@ class Sampler(DecodeLoop):
                 else:
                     kept_BR.view(-1).index_copy_(0, index_x[some], new_x.to(kept_BR.dtype))
 
+    def _turn(self, position_Bn: Tensor) -> Tensor:
+        """The positions of a step's nodes, whose angles are looked up where there is a table of them."""
+        self.tree.angles = None if self.angles is None else looked_up(self.angles, position_Bn)
+        return position_Bn
+
     def _step(self) -> None:
         """Read the input tokens at the current place and choose the next ones."""
         self.tree.forget_masks()
@@ -128,7 +136,7 @@ class Sampler(DecodeLoop):
             self._step_of(self.tree.listed.index_x)
             return
         embeds_BRD = self.embed(self.token_BR, self.delimiter_BR)
-        position_BR = self.tree.position_BR + self.tree.place
+        position_BR = self._turn(self.tree.position_BR + self.tree.place)
         index_x = packing(self.writing_BR) if self.packs else None
         given = (self.backbone, embeds_BRD, position_BR, self.tree, index_x)
         rows_xD = run_nodes(*given, fused=self.blocks).flatten(0, 1)
@@ -140,7 +148,7 @@ class Sampler(DecodeLoop):
             value_BR.view(-1)[index_x] for value_BR in (self.token_BR, self.delimiter_BR, self.tree.position_BR)
         )
         embeds_1xD = self.embed(token_x[None], delimiter_x[None])
-        position_1x = position_x[None] + self.tree.place
+        position_1x = self._turn(position_x[None] + self.tree.place)
         self._choose(self.backbone.run(embeds_1xD, position_1x, self.tree, fused=self.blocks)[0], index_x)
 
     def _shorten(self, lists: Lists) -> int:

@@ -189,6 +189,8 @@ class Backbone:
         entering: list[Tensor] = []
         with ExitStack() as patches:
             patches.enter_context(self._attached())
+            if tree.angles is not None:
+                patches.enter_context(replaced(self.base.rotary_emb, _handing(tree.angles)))
             for index, block in enumerate(self.blocks):
                 whole = block.forward if trained is None else trained[index]
                 if index < first_block or (stop_block is not None and index > stop_block):
@@ -320,6 +322,13 @@ def mixing(module: nn.Module) -> Callable[..., Tensor]:
 
 def _pass_through(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
     return hidden_states
+
+
+def _handing(angles: tuple[Tensor, Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def forward(*_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return angles
+
+    return forward
 
 
 def _noting(entering: list[Tensor]) -> Callable[..., Tensor]:

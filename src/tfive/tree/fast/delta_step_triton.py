@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tfive.tree.fast.delta_step import LayerMemory, Products, StepWeights
 
-_NODE_WARPS, _WARPS, _PLACES, _ROWS = 2, 4, 16, 64
+_NODE_WARPS, _WARPS, _PLACES, _ROWS = 1, 4, 16, 64
 """Warps of a program of each kernel; places of the window and rows of the state that the second reads at a time."""
 
 
@@ -94,13 +94,13 @@ def _node(
 
 
 @triton.jit
-def _written(key_ptr, write_ptr, sum_ptr, start, place, E: tl.constexpr, F: tl.constexpr, P: tl.constexpr):
-    """Keys `[E, P]`, writes `[P, F]` and sums of decay of a branch and head at P places. What stands at `place` and
+def _written(key_ptr, write_ptr, sum_ptr, start, stop, E: tl.constexpr, F: tl.constexpr, P: tl.constexpr):
+    """Keys `[E, P]`, writes `[P, F]` and sums of decay of a branch and head at P places. What stands at `stop` and
     after it is not read, and what is returned for it is undefined."""
     e, f, z = tl.arange(0, E), tl.arange(0, F), start + tl.arange(0, P)
-    keys = tl.load(key_ptr + z[None, :] * E + e[:, None], mask=z[None, :] < place)
-    writes = tl.load(write_ptr + z[:, None] * F + f[None, :], mask=z[:, None] < place)
-    return keys, writes, tl.load(sum_ptr + z, mask=z < place)
+    keys = tl.load(key_ptr + z[None, :] * E + e[:, None], mask=z[None, :] < stop)
+    writes = tl.load(write_ptr + z[:, None] * F + f[None, :], mask=z[:, None] < stop)
+    return keys, writes, tl.load(sum_ptr + z, mask=z < stop)
 
 
 @triton.jit
@@ -119,7 +119,6 @@ def _remember(
     e, f = tl.arange(0, E), tl.arange(0, F)
     head = q * HEADS + i
     state_ptr += ((q // share) * HEADS + i) * (E * F)
-    place = tl.load(place_ptr).to(tl.int32)
     kind: tl.constexpr = out_ptr.dtype.element_ty
     key_ptr, write_ptr, sum_ptr = key_ptr + head * window * E, write_ptr + head * window * F, sum_ptr + head * window
     both_ptr += head * (2 * E)
@@ -127,22 +126,28 @@ def _remember(
     # while the state does.
     gate = tl.load(gate_ptr + q * gate_row + i * F + f)
     norm, beta, product = tl.load(norm_ptr + f), tl.load(number_ptr + head * 2), tl.load(number_ptr + head * 2 + 1)
-    now = tl.load(sum_ptr + place)
+    value = tl.load(value_ptr + head * F + f)
+    place = tl.load(place_ptr).to(tl.int32)
+    if MORE or not MATRIX:
+        now = tl.load(sum_ptr + place)
     if MATRIX:
         # Keys, queries and states are exact in the model's precision, and matrix units add their products in float32;
         # three products of TF32 are as good as float32 for what was written. Rows: key, query, and nothing.
         row, found = tl.arange(0, 16)[:, None], tl.zeros([16, F], tl.float32)
         both = tl.load(both_ptr + row * E + e[None, :], mask=row < 2)
-        keys, writes, sums = _written(key_ptr, write_ptr, sum_ptr, 0, place, E, F, P)
+        # Of a short window all places are read: to wait for the place takes longer.
+        keys, writes, sums = _written(key_ptr, write_ptr, sum_ptr, 0, place if MORE else window, E, F, P)
         for start in tl.range(0, E, K, num_stages=3):
             at = start + tl.arange(0, K)
             part = tl.load(both_ptr + row * E + at[None, :], mask=row < 2, other=0.0)
             found = tl.dot(part, tl.load(state_ptr + at[:, None] * F + f[None, :]), found)
+        if not MORE:
+            now = tl.sum(tl.where(tl.arange(0, P) == place, sums, 0.0), 0)
         found *= tl.exp(now)
         # Zeros are put in here and not by the loads: what a product reads just as it was loaded, the compiler moves
         # into shared memory where it was asked for, and so waits for it before it asks for the state.
         both = tl.where(row < 2, both, 0.0)
-        for start in tl.range(0, place, P, num_stages=1):
+        for start in tl.range(0, place if MORE else 1, P, num_stages=1):
             z = start + tl.arange(0, P)
             keys, writes = tl.where(z[None, :] < place, keys, 0.0), tl.where(z[:, None] < place, writes, 0.0)
             fade = tl.where(z < place, tl.exp(now - sums), 0.0)
@@ -166,9 +171,7 @@ def _remember(
             known += tl.sum((tl.sum(keys * key[None, :], 1) * fade)[:, None] * writes, 0)
             read += tl.sum((tl.sum(keys * query[None, :], 1) * fade)[:, None] * writes, 0)
 
-    # Asked for earlier, the value makes the compiler lay these rows out otherwise: the norm then sums in another order.
-    value = tl.load(value_ptr + head * F + f).to(tl.float32)
-    write = beta * (value - known)
+    write = beta * (value.to(tl.float32) - known)
     read += product * write
     gate = gate.to(tl.float32)
     tl.store(write_ptr + place * F + f, write)

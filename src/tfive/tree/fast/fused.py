@@ -81,6 +81,8 @@ class Ops(Protocol):
 
     def norm(self, hidden_xD: Tensor, weight_D: Tensor, epsilon: float) -> Tensor: ...
 
+    def join(self, part_sxD: Tensor, residual_xD: Tensor, norm: tuple[Tensor, float] | None) -> Tensor | None: ...
+
     def gate(self, gate_xI: Tensor, up_xI: Tensor, division: Division | None) -> Tensor: ...
 
     def draw(self, logits_xV: Tensor, uniform_x: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -183,6 +185,12 @@ class TorchOps:
         """Root-mean-square norm of each row times the weight."""
         return F.rms_norm(hidden_xD, weight_D.shape, weight_D, epsilon)
 
+    def join(self, part_sxD: Tensor, residual_xD: Tensor, norm: tuple[Tensor, float] | None) -> Tensor | None:
+        """Add all parts of a product to the residual stream, in place, and give the stream's norm (weight and epsilon)
+        where it is asked for."""
+        residual_xD.copy_(residual_xD.to(part_sxD.dtype) + part_sxD.sum(0))
+        return None if norm is None else self.norm(residual_xD, *norm)
+
     def gate(self, gate_xI: Tensor, up_xI: Tensor, division: Division | None) -> Tensor:
         """SiLU of the gate times the rest."""
         return F.silu(_divided(gate_xI, division)) * _divided(up_xI, division)
@@ -200,9 +208,10 @@ class TritonOps:
     """The same by Triton; ImportError where it is not installed."""
 
     def __init__(self) -> None:
-        from tfive.tree.fast import training_kernels, triton_kernels
+        from tfive.tree.fast import join_kernel, training_kernels, triton_kernels
 
         self._normed = training_kernels.norm
+        self.join = join_kernel.join
         self.rotate = triton_kernels.rotate
         self.attend = triton_kernels.attend
         self.gate = triton_kernels.gate
@@ -282,13 +291,32 @@ def differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype
         folded = torch.empty_like(key)
         some.fold(key, value[0], folded)
         normed = some.norm(key, value[0], 1e-6)
-        found.append((asked, keys, values, seen, normed, some.gate(key, value, division), folded, token, log_q))
+        streams, parts = (value.clone(), value.clone()), torch.stack([key, query[:, : key.shape[1]]]).float()
+        joined = (some.join(parts, streams[0], (key[0], 1e-6)), some.join(parts, streams[1], None), *streams)
+        found.append(
+            (
+                asked,
+                keys,
+                values,
+                seen,
+                normed,
+                joined[0],
+                *streams,
+                some.gate(key, value, division),
+                folded,
+                token,
+                log_q,
+            )
+        )
     names = (
         "queries",
         "keys",
         "values",
         "attention",
         "norm",
+        "norm of joined parts",
+        "joined parts",
+        "parts joined without a norm",
         "gated product",
         "folded matrix",
         "drawn tokens",

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from tfive.errors import UserError
 from tfive.tree.attention import Attending, TreePass
+from tfive.tree.fast.angles import handed_angles
 from tfive.tree.fast.delta_step import BranchSteps, RecurrentHeads, StepKernel, StepWeights, torch_step
 from tfive.tree.fast.delta_step_choice import choose_step
 from tfive.tree.fast.fan import Fan, HeldNorm, Unfit, held
@@ -143,8 +144,10 @@ class FusedBlock:
     """The feed-forward layer's gate and up projections, and the norm before them."""
     down: Outward
 
-    def forward(self, ops: Ops) -> Callable[..., Tensor]:
-        """A forward to put in place of the block's own."""
+    def forward(self, ops: Ops, following: FusedBlock | None = None) -> Callable[..., Tensor]:
+        """A forward to put in place of the block's own. In sampling, `following` is the next block, whose norm may be
+        computed on the way."""
+        fan = None if following is None or following.mixer.inward.folds else following.mixer.inward
 
         def forward(
             hidden_states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], tree: Attending, **__: Any
@@ -153,7 +156,15 @@ class FusedBlock:
             cos, sin = (a.expand(shape[0], -1, -1).reshape(-1, a.shape[-1]) for a in position_embeddings)
             residual_xD = self.mixer.onto(hidden_states.contiguous(), (cos, sin), tree, ops)
             gate, up = self.spread(residual_xD, ops)
-            return self.down.onto(residual_xD, ops.gate(gate, up, self.spread.division(residual_xD))).view(shape)
+            inner_xI = ops.gate(gate, up, self.spread.division(residual_xD))
+            shares = self.down.shares(len(residual_xD)) if self.spread.weight is not None else 1
+            if shares == 1:
+                return self.down.onto(residual_xD, inner_xI).view(shape)
+            norm = None if fan is None else (fan.norm.weight, fan.norm.epsilon)
+            ready = ops.join(self.down.apart(inner_xI, shares), residual_xD, norm)
+            if fan is not None:
+                fan.ready = ready
+            return residual_xD.view(shape)
 
         return forward
 
@@ -182,7 +193,7 @@ class Fusion:
         """Forwards on held weights; all samplers share these."""
         if not self.held:
             self.held = [block.holding() for block in self.blocks]
-        return [block.forward(self.ops) for block in self.held]
+        return [block.forward(self.ops, then) for block, then in zip(self.held, [*self.held[1:], None])]
 
     def list_trouble(self, like: Tensor) -> str | None:
         """Why steps of sampling compute no lists of branches on the device of this tensor, in its type; None: they
@@ -281,19 +292,12 @@ class _Noting(TreePass):
 
 def rotary_angles(backbone: Backbone, layout: Layout) -> Angles:
     """What the model hands its blocks to rotate by, in float32."""
-    handed: list[Any] = []
-
-    def note(hidden_states: Tensor, *_: Any, **given: Any) -> Tensor:
-        handed.append(given.get("position_embeddings"))
-        return hidden_states
-
     first = next(backbone.base.parameters())
-    embeds = torch.zeros(*layout.token_BN.shape, backbone.config.hidden_size, dtype=first.dtype, device=first.device)
-    backbone.run(embeds, layout.position_BN, TreePass(layout), fused=[note] * len(backbone.blocks))
-    if not isinstance(handed[0], tuple) or len(handed[0]) != 2:
+    angles = handed_angles(backbone, layout.position_BN, TreePass(layout), first.dtype)
+    if angles is None:
         raise Unfit("its blocks are not handed rotary angles")
-    wide = torch.promote_types(embeds.dtype, torch.float32)
-    return handed[0][0].to(wide), handed[0][1].to(wide)
+    wide = torch.promote_types(first.dtype, torch.float32)
+    return angles[0].to(wide), angles[1].to(wide)
 
 
 def _examined(backbone: Backbone, index: int, angles: Angles, tree: _Noting) -> FusedBlock:

@@ -41,12 +41,14 @@ def _plain(*parts: Linear) -> list[nn.Linear]:
 def _mixed(block: FusedBlock, hidden_BnD: Tensor, angles: Angles, tree: Attending, ops: TrainingOps) -> Tensor:
     """The residual stream `[x, D]` after the block's attention or recurrent layer."""
     mixer, norm = block.mixer, block.mixer.inward.norm
-    residual_xD, inputs_xD = normed(ops, hidden_BnD.flatten(0, 1), norm.weight, norm.epsilon)
     if not isinstance(mixer, AttentionPart):
+        residual_xD, inputs_xD = normed(ops, hidden_BnD.flatten(0, 1), norm.weight, norm.epsilon)
         if tree.recurrence is None:
             raise RuntimeError("this pass has no recurrence for a recurrent layer")
         mixed_BnD = tree.recurrence.mix(recurrent_parts(mixer.module), inputs_xD.view(hidden_BnD.shape))
         return residual_xD + mixed_BnD.flatten(0, 1)
+    room_xD = torch.empty_like(hidden_BnD.flatten(0, 1), requires_grad=False)
+    residual_xD, inputs_xD = normed(ops, hidden_BnD.flatten(0, 1), norm.weight, norm.epsilon, room_xD)
     heads, norms = mixer.heads, None
     if mixer.norms is not None:
         norms = (mixer.norms[0].weight, mixer.norms[1].weight, mixer.norms[0].epsilon)
@@ -55,7 +57,7 @@ def _mixed(block: FusedBlock, hidden_BnD: Tensor, angles: Angles, tree: Attendin
     output_BnYE = tree.attend(mixer.layer, *three, mixer.scale)
     if heads.gated:
         output_BnYE = output_BnYE * output_gate(query, heads.queries).view(output_BnYE.shape)
-    return onto(residual_xD, output_BnYE.reshape(len(residual_xD), -1), *_plain(mixer.outward.part))
+    return onto(residual_xD, output_BnYE.reshape(len(residual_xD), -1), room_xD, *_plain(mixer.outward.part))
 
 
 def trained_forward(block: FusedBlock, ops: TrainingOps) -> Callable[..., Tensor]:
@@ -68,9 +70,10 @@ def trained_forward(block: FusedBlock, ops: TrainingOps) -> Callable[..., Tensor
         cos, sin = (a.expand(shape[0], -1, -1).reshape(-1, a.shape[-1]) for a in position_embeddings)
         residual_xD = _mixed(block, hidden_states.contiguous(), (cos, sin), tree, ops)
         norm = block.spread.norm
-        residual_xD, inputs_xD = normed(ops, residual_xD, norm.weight, norm.epsilon)
+        room_xD = torch.empty_like(residual_xD, requires_grad=False)
+        residual_xD, inputs_xD = normed(ops, residual_xD, norm.weight, norm.epsilon, room_xD)
         gate_xI, up_xI = products(inputs_xD, _plain(*block.spread.parts))
-        return onto(residual_xD, gated(ops, gate_xI, up_xI), *_plain(block.down.part)).view(shape)
+        return onto(residual_xD, gated(ops, gate_xI, up_xI), room_xD, *_plain(block.down.part)).view(shape)
 
     return forward
 

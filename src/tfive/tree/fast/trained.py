@@ -24,9 +24,9 @@ from tfive.tree.fast.training_ops import Three, TrainingOps
 class _Normed(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, ops: TrainingOps, hidden_xD: Tensor, weight_D: Tensor, epsilon: float
+        ctx: Any, ops: TrainingOps, hidden_xD: Tensor, weight_D: Tensor, epsilon: float, room_xD: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        normed_xD, scale_x = ops.norm(hidden_xD, weight_D, epsilon)
+        normed_xD, scale_x = ops.norm(hidden_xD, weight_D, epsilon, room_xD)
         ctx.ops = ops
         ctx.save_for_backward(hidden_xD, weight_D, scale_x)
         ctx.set_materialize_grads(False)
@@ -37,15 +37,18 @@ class _Normed(torch.autograd.Function):
     def backward(ctx: Any, through_xD: Tensor | None, slope_xD: Tensor | None) -> tuple[Any, ...]:
         hidden_xD, weight_D, scale_x = ctx.saved_tensors
         if slope_xD is None:
-            return None, through_xD, None, None
+            return None, through_xD, None, None, None
         through_xD = None if through_xD is None else through_xD.contiguous()
         back_xD, of_weight = ctx.ops.norm_back(slope_xD.contiguous(), through_xD, hidden_xD, weight_D, scale_x)
-        return None, back_xD, of_weight.to(weight_D.dtype), None
+        return None, back_xD, of_weight.to(weight_D.dtype), None, None
 
 
-def normed(ops: TrainingOps, hidden_xD: Tensor, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The residual stream as it came, and normed; use the former afterwards."""
-    found: tuple[Tensor, Tensor] = _Normed.apply(ops, hidden_xD, weight_D, epsilon)
+def normed(
+    ops: TrainingOps, hidden_xD: Tensor, weight_D: Tensor, epsilon: float, room_xD: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The residual stream as it came, and normed; use the former afterwards. `room_xD` gets a copy of it, for `onto`:
+    it has been read by then, and a copy of its own would read it again."""
+    found: tuple[Tensor, Tensor] = _Normed.apply(ops, hidden_xD, weight_D, epsilon, room_xD)
     return found
 
 
@@ -103,10 +106,13 @@ def products(inputs_xD: Tensor, layers: Sequence[nn.Linear], join: bool = False)
 
 class _Onto(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, residual_xD: Tensor, inputs_xI: Tensor, weight_DI: Tensor, bias_D: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, residual_xD: Tensor, inputs_xI: Tensor, weight_DI: Tensor, bias_D: Tensor | None, room_xD: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(inputs_xI, weight_DI)
         ctx.biased = bias_D is not None
-        found = torch.addmm(residual_xD, inputs_xI, weight_DI.t())
+        ctx.mark_dirty(room_xD)
+        found = room_xD.addmm_(inputs_xI, weight_DI.t())
         return found if bias_D is None else found.add_(bias_D)
 
     @staticmethod
@@ -116,12 +122,13 @@ class _Onto(torch.autograd.Function):
         slope_xD = slope_xD.contiguous()
         of_inputs = slope_xD @ weight_DI if ctx.needs_input_grad[1] else None
         of_weight = slope_xD.t() @ inputs_xI if ctx.needs_input_grad[2] else None
-        return slope_xD, of_inputs, of_weight, slope_xD.sum(0) if ctx.biased else None
+        return slope_xD, of_inputs, of_weight, slope_xD.sum(0) if ctx.biased else None, None
 
 
-def onto(residual_xD: Tensor, inputs_xI: Tensor, layer: nn.Linear) -> Tensor:
-    """The residual stream plus a layer's product, added inside the product."""
-    found: Tensor = _Onto.apply(residual_xD, inputs_xI, layer.weight, layer.bias)
+def onto(residual_xD: Tensor, inputs_xI: Tensor, room_xD: Tensor, layer: nn.Linear) -> Tensor:
+    """The residual stream plus a layer's product, added inside the product to the copy of the stream that `normed` left
+    in `room_xD`."""
+    found: Tensor = _Onto.apply(residual_xD, inputs_xI, layer.weight, layer.bias, room_xD)
     return found
 
 

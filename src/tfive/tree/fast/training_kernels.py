@@ -19,7 +19,7 @@ from torch import Tensor
 
 _PROGRAMS = 528
 """How many programs share the rows of a kernel that sums over them: four for each multiprocessor of an H200."""
-_ROTATE_WARPS = 4
+_ROTATE_WARPS, _SUMMED = 4, 256
 _VOCABULARY_WIDTH = 4096
 """Vocabulary entries a program handles at a time."""
 
@@ -30,23 +30,27 @@ def _warps(width: int) -> int:
 
 
 @triton.jit
-def _norm(x_ptr, weight_ptr, out_ptr, scale_ptr, width, epsilon, D: tl.constexpr):
+def _norm(x_ptr, weight_ptr, out_ptr, scale_ptr, room_ptr, width, epsilon, D: tl.constexpr, COPY: tl.constexpr):
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, D)
-    x = tl.load(x_ptr + row * width + d, mask=d < width, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row * width + d, mask=d < width, other=0.0)
+    if COPY:
+        tl.store(room_ptr + row * width + d, x, mask=d < width)
+    x = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / width + epsilon)
     weight = tl.load(weight_ptr + d, mask=d < width, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * width + d, x * scale * weight, mask=d < width)
     tl.store(scale_ptr + row, scale)
 
 
-def norm(hidden_xD: Tensor, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def norm(hidden_xD: Tensor, weight_D: Tensor, epsilon: float, room_xD: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """See `training_ops.TorchTraining.norm`."""
     rows, width = hidden_xD.shape
     out_xD = torch.empty_like(hidden_xD)
     scale_x = torch.empty(rows, dtype=torch.float32, device=hidden_xD.device)
     _norm[(rows,)](
-        hidden_xD, weight_D, out_xD, scale_x, width, epsilon, D=triton.next_power_of_2(width), num_warps=_warps(width)
-    )
+        hidden_xD, weight_D, out_xD, scale_x, out_xD if room_xD is None else room_xD, width, epsilon,
+        D=triton.next_power_of_2(width), COPY=room_xD is not None, num_warps=_warps(width),
+    )  # fmt: skip
     return out_xD, scale_x
 
 
@@ -65,7 +69,7 @@ def _added_up(part_pc: Tensor, dtype: torch.dtype) -> Tensor:
     """The sum over programs, rounded once. PyTorch's sum takes three times as long for so few columns."""
     programs, width = part_pc.shape
     out = torch.empty(width, dtype=dtype, device=part_pc.device)
-    _add_up[(triton.cdiv(width, 16),)](part_pc, out, programs, width, P=64, C=16, num_warps=4)
+    _add_up[(triton.cdiv(width, 16),)](part_pc, out, programs, width, P=_SUMMED, C=16, num_warps=8)
     return out
 
 

@@ -38,7 +38,9 @@ class BlockShape:
 class TrainingOps(Protocol):
     """The operations of a trained block; see `TorchTraining`."""
 
-    def norm(self, hidden_xD: Tensor, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]: ...
+    def norm(
+        self, hidden_xD: Tensor, weight_D: Tensor, epsilon: float, room_xD: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]: ...
 
     def norm_back(
         self, slope_xD: Tensor, through_xD: Tensor | None, hidden_xD: Tensor, weight_D: Tensor, scale_x: Tensor
@@ -84,8 +86,13 @@ def _turned_back(slope_xHE: Tensor, angles: Angles) -> Tensor:
 class TorchTraining:
     """The meaning of every operation: computed in float32 at least and rounded at its end."""
 
-    def norm(self, hidden_xD: Tensor, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        """Root-mean-square norm of each row times the weight, and what each row was multiplied with, `[x]`."""
+    def norm(
+        self, hidden_xD: Tensor, weight_D: Tensor, epsilon: float, room_xD: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Root-mean-square norm of each row times the weight, and what each row was multiplied with, `[x]`; the rows
+        themselves are copied to `room_xD`."""
+        if room_xD is not None:
+            room_xD.copy_(hidden_xD)
         wide_xD = _wide(hidden_xD)
         scale_x = (wide_xD.square().mean(-1) + epsilon).rsqrt()
         return (wide_xD * scale_x[:, None] * _wide(weight_D)).to(hidden_xD.dtype), scale_x
@@ -199,10 +206,13 @@ def _results(ops: TrainingOps, shape: BlockShape, device: torch.device, dtype: t
         return torch.randn(*sizes, generator=generator).bfloat16().to(device, dtype)
 
     hidden, slope, through, weight = *(random(rows * nodes, shape.width) for _ in range(3)), 1 + random(shape.width)
-    normed, scale = ops.norm(hidden, weight, 1e-6)
+    room = torch.full_like(hidden, torch.nan)
+    normed, scale = ops.norm(hidden, weight, 1e-6, room)
+    plain, _ = ops.norm(hidden, weight, 1e-6)
     back, weight_slope = ops.norm_back(slope, through, hidden, weight, scale)
     alone, _ = ops.norm_back(slope, None, hidden, weight, scale)
     found = {"norm": normed, "norm's gradient": back, "its weight's": weight_slope, "without a residual": alone}
+    found |= {"norm's copy": room, "norm without a copy": plain}
 
     width = heads.keys * heads.features
     query, key, value = (

@@ -22,7 +22,7 @@ BLOCK = 512
 """Vocabulary entries per block of the two-level draw."""
 _PROGRAMS, _KEYS, _WARPS, _STAGES = 128, 64, 4, 4
 """Keys are split until there are about so many programs, and read so many at a time; found by trial on an H200."""
-_ROTATE_WARPS, _GATE_WARPS, _MERGE_WARPS = 4, 8, 8
+_ROTATE_WARPS, _GATE_WARPS, _MERGE_WARPS = 4, 4, 8
 
 
 @triton.jit
@@ -61,14 +61,14 @@ def _turned(
 def _rotate(
     q_ptr, k_ptr, v_ptr, q_row, k_row, v_row, q_head, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, slot_ptr,
     q_out_ptr, q_out_batch, q_out_node, q_out_head, key_ptr, value_ptr, key_batch, key_head, nodes, epsilon,
-    rows_ptr, width, rows_epsilon, D: tl.constexpr,
+    rows_ptr, width, rows_epsilon, angle_row, D: tl.constexpr,
     Y: tl.constexpr, X: tl.constexpr, YP: tl.constexpr, XP: tl.constexpr, E: tl.constexpr, TURN: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, E)
-    cos_ptr += row * TURN
-    sin_ptr += row * TURN
+    cos_ptr += row * angle_row
+    sin_ptr += row * angle_row
     factor = _divisor(rows_ptr + row * width, width, rows_epsilon, D)
     if tl.program_id(1) == 0:
         y = tl.arange(0, YP)
@@ -105,11 +105,14 @@ def rotate(
     (query_heads, features), key_heads = query_BnYE.shape[2:], key_BXmE.shape[1]
     query, key, value = products
     query_weight, key_weight, epsilon = norms or (query, key, 0.0)
+    if angles[0].stride() != angles[1].stride() or angles[0].stride(1) != 1:
+        angles = angles[0].contiguous(), angles[1].contiguous()
     rows_xD, rows_epsilon = division or (query, 0.0)
     _rotate[(len(query), 3)](
         query, key, value, query.stride(0), key.stride(0), value.stride(0), features * (2 if gated else 1),
         query_weight, key_weight, *angles, slot_n, query_BnYE, *query_BnYE.stride()[:3], key_BXmE, value_BXmE,
-        *key_BXmE.stride()[:2], len(slot_n), epsilon, rows_xD, rows_xD.shape[1], rows_epsilon, D=_padded(division),
+        *key_BXmE.stride()[:2], len(slot_n), epsilon, rows_xD, rows_xD.shape[1], rows_epsilon,
+        angles[0].stride(0), D=_padded(division),
         Y=query_heads, X=key_heads, YP=triton.next_power_of_2(query_heads), XP=triton.next_power_of_2(key_heads),
         E=features, TURN=angles[0].shape[-1], NORM=norms is not None, num_warps=_ROTATE_WARPS,
     )  # fmt: skip

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfive.tree.low_rank import LoraLinear
 
 Linear = nn.Linear | LoraLinear
+
+_SHARES, _FEW, _LONG = 4, 256, 4096
+"""Parts of a product, for at most so many rows and at least so many inner features; found by trial on an H200."""
 
 
 def is_plain(part: Any) -> bool:
@@ -69,6 +73,22 @@ class Outward:
             narrow = F.linear(inputs, self.part.down.to(inputs.dtype))
             residual_xD.addmm_(narrow, self.part.up.t().to(inputs.dtype), alpha=self.part.scale)
         return residual_xD if self.part.bias is None else residual_xD.add_(self.part.bias)
+
+    def shares(self, rows: int) -> int:
+        """In how many parts of its inner features the product of so many rows is best computed: few rows of a small
+        product leave most of a GPU idle, and library kernels add their own parts up by a kernel more."""
+        weight, plain = self.part.weight, isinstance(self.part, nn.Linear) and self.part.bias is None
+        fits = plain and weight.device.type == "cuda" and weight.dtype == torch.bfloat16 and rows <= _FEW
+        return _SHARES if fits and weight.shape[1] >= _LONG and weight.shape[1] % (64 * _SHARES) == 0 else 1
+
+    def apart(self, inputs_xI: Tensor, shares: int) -> Tensor:
+        """The product in so many parts, `[s, x, D]`, in float32 at least."""
+        inputs_sxI = inputs_xI.unflatten(1, (shares, -1)).transpose(0, 1)
+        weight_sID = self.part.weight.unflatten(1, (shares, -1)).permute(1, 2, 0)
+        if inputs_xI.device.type == "cuda":
+            return torch.bmm(inputs_sxI, weight_sID, out_dtype=torch.float32)
+        wide = torch.promote_types(inputs_xI.dtype, torch.float32)
+        return torch.bmm(inputs_sxI.to(wide), weight_sID.to(wide))
 
     def holding(self) -> Outward:
         """The same on copies of its update."""
