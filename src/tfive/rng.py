@@ -29,16 +29,20 @@ def philox(
     seed: int, role: str, window: Integers, item: Integers, sample: Integers = 0, step: Integers = 0
 ) -> np.ndarray:
     """Four 32-bit words per counter, shape `broadcast(window, item, sample, step) + (4,)`, dtype uint64."""
-    counters = np.broadcast_arrays(*(np.asarray(x, dtype=np.int64) for x in (window, item, sample, step)))
-    if any((c < 0).any() or (c > 0xFFFFFFFF).any() for c in counters):
+    counters = [np.asarray(x, dtype=np.int64) for x in (window, item, sample, step)]
+    if any(c.size and (c.min() < 0 or c.max() > 0xFFFFFFFF) for c in counters):
         raise ValueError("window, item, sample and step must lie in 0 … 2**32 − 1")
-    c0, c1, c2, c3 = (c.astype(np.uint64) for c in counters)
+    # Numbers stay numbers until they meet an array: most draws are small, and take as long as their operations do.
+    c0, c1, c2, c3 = (c.astype(np.uint64)[()] for c in counters)
     k0, k1 = _key(seed, role)
     for _ in range(10):
         p0, p1 = _M0 * c0, _M1 * c2
         c0, c1, c2, c3 = (p1 >> _HALF) ^ c1 ^ np.uint64(k0), p1 & _LOW, (p0 >> _HALF) ^ c3 ^ np.uint64(k1), p0 & _LOW
         k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
-    return np.stack([c0, c1, c2, c3], axis=-1)
+    words = np.empty((*np.broadcast_shapes(*(c.shape for c in counters)), 4), dtype=np.uint64)
+    for place, word in enumerate((c0, c1, c2, c3)):
+        words[..., place] = word
+    return words
 
 
 def uniforms(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,42 @@ def same(left: Any, right: Any) -> bool:
 
 def go_on(run: Any, again: Any) -> None:
     """Bring `again`, which is new, to where `run` was saved; then two windows of both."""
-    again.method.load_state_dict(copy.deepcopy(run.method.state_dict()))
-    again.ledger.load_state_dict(run.ledger.state_dict())
+    _load(again, _saved(run))
     for one in (run, again):
         window(one.method)
         window(one.method)
+
+
+def goes_on_from(phases: Sequence[str], new: Callable[[], Assembly], held: Callable[[Assembly], Any]) -> None:
+    """One run is saved before each of these phases of its second window and goes on to the end of its third; every new
+    run that is brought to where it was saved has the same `held` there."""
+    run = new()
+    window(run.method)
+    saved: dict[str, Any] = {}
+    while saved.keys() != set(phases):
+        done = run.method.advance()
+        assert saved or done != "close", f"a window without {phases}"
+        if run.method.phase in phases:
+            saved.setdefault(run.method.phase, _saved(run))
+    window(run.method)
+    window(run.method)
+    for phase, state in saved.items():
+        again = new()
+        _load(again, state)
+        window(again.method)
+        window(again.method)
+        assert run.method.window == again.method.window == 3, phase
+        assert same(held(run), held(again)), phase
+
+
+def _saved(run: Any) -> Any:
+    return copy.deepcopy((run.method.state_dict(), run.ledger.state_dict()))
+
+
+def _load(again: Any, saved: Any) -> None:
+    method, ledger = saved
+    again.method.load_state_dict(method)
+    again.ledger.load_state_dict(ledger)
 
 
 def actor_weights(run: Any) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from t5_window import PLAIN, actor_weights, advance_to, changing, go_on, logged, noting, same, t5_of, window
+from t5_window import PLAIN, actor_weights, advance_to, changing, goes_on_from, logged, noting, same, t5_of, window
 from test_history import critic_weights, drawn_by_role
 
 from stage import assembled
@@ -208,16 +208,13 @@ def test_without_critics_the_thoughts_that_failed_them_are_credited_by_the_batch
     assert method.report["actor_updates"]["qualified"] == 4
 
 
-@pytest.mark.parametrize("phase", ["qualify", "pilot", "calibrate", "collect", "update"])
-def test_a_run_goes_on_from_anywhere(phase: str, tmp_path: Path, verdicts: Any) -> None:
+def test_a_run_goes_on_from_anywhere(tmp_path: Path, verdicts: Any) -> None:
     asked = (*LEARNED, "critic.features=policy", "critic.adapt=probe")
-    run, again = assembled(tmp_path, *asked), assembled(tmp_path, *asked)
-    window(run.method)
-    advance_to(run.method, phase)
-    go_on(run, again)
-    assert same(critic_weights(run), critic_weights(again))
-    assert same(actor_weights(run), actor_weights(again))
-    assert same(run.method.state_dict()["calibrator"], again.method.state_dict()["calibrator"])
+
+    def held(run: Assembly) -> Any:
+        return critic_weights(run), actor_weights(run), t5_of(run).state_dict()["calibrator"]
+
+    goes_on_from(["qualify", "pilot", "calibrate", "collect", "update"], lambda: assembled(tmp_path, *asked), held)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from t5_window import PLAIN, advance_to, changing, go_on, logged, noting, same, t5_of, window
+from t5_window import PLAIN, actor_weights, advance_to, changing, goes_on_from, logged, noting, same, t5_of, window
 from test_t5_sets import texts_of_calls
 
 from stage import Tally, assembled
 from tfive.errors import RunFailed
 from tfive.rl.reward import final_gain
 from tfive.rl.trajectory import Trajectories
+from tfive.training.build import Assembly
 from tfive.training.drawn import texts_drawn_together
 
 pytestmark = pytest.mark.model
@@ -183,17 +184,14 @@ def test_sets_drawn_ahead_are_light_while_critics_are_fitted_again(home: Path, v
     assert method.report["actor_updates"]["qualified"] == 4
 
 
-@pytest.mark.parametrize("phase", ["refit", "update", "qualify"])
 @pytest.mark.parametrize("adapt", ["probe", "top"])
-def test_a_run_goes_on_from_anywhere(adapt: str, phase: str, tmp_path: Path, verdicts: Any) -> None:
+def test_a_run_goes_on_from_anywhere(adapt: str, tmp_path: Path, verdicts: Any) -> None:
     asked = (*AGAIN, "critic.features=policy", f"critic.adapt={adapt}")
-    run, again = assembled(tmp_path, *asked), assembled(tmp_path, *asked)
-    window(run.method)
-    advance_to(run.method, phase)
-    go_on(run, again)
-    assert same(critic_weights(run), critic_weights(again))
-    left, right = (one.actor.engine.model.state_dict() for one in (run, again))
-    assert same(dict(left), dict(right))
+
+    def held(run: Assembly) -> Any:
+        return critic_weights(run), actor_weights(run)
+
+    goes_on_from(["qualify", "refit", "update"], lambda: assembled(tmp_path, *asked), held)
 
 
 def test_ppo_has_it_too(home: Path) -> None:

@@ -24,6 +24,7 @@ from tfive.text.tokens import TextTokenizer
 
 Ints = npt.NDArray[np.integer]
 Mask = npt.NDArray[np.bool_]
+Draws = npt.NDArray[np.floating]
 Entropies = Callable[[Ints, Ints], npt.NDArray[np.floating]]
 """(tokens_BS, document_BS) → entropy of the next-token distribution after each token, documents apart. [B, S]"""
 
@@ -86,7 +87,7 @@ def kind_counts(shares: Sequence[float], per_text: int, draw: float) -> list[int
 
 
 def choose(
-    candidates: dict[str, Mask], counts: Sequence[int], draws_S: npt.NDArray[np.floating], gap: int
+    candidates: dict[str, Mask], counts: Sequence[int], draws_S: Draws, gap: int
 ) -> list[tuple[int, int]]:
     """Positions of one row, rising, with the number of their kind.
 
@@ -132,6 +133,18 @@ class PositionChooser:
 
     def row(self, number: int, tokens_S: Ints, document_S: Ints, uncertain_S: Mask | None) -> list[tuple[int, int]]:
         """Positions and kinds of one row."""
+        draw, draws_S = (draws[0] for draws in self._draws(number, number + 1, len(tokens_S)))
+        return self._chosen(float(draw), draws_S, tokens_S, document_S, uncertain_S)
+
+    def _draws(self, first: int, last: int, width: int) -> tuple[Draws, Draws]:
+        """Random numbers of some rows: one for each, and one for each of its tokens."""
+        rows = np.arange(first, last)
+        draws_BS = uniforms(self.seed, "text/positions", 0, rows[:, None], 0, np.arange(width))
+        return uniforms(self.seed, "text/kinds", 0, rows), draws_BS
+
+    def _chosen(
+        self, draw: float, draws_S: Draws, tokens_S: Ints, document_S: Ints, uncertain_S: Mask | None
+    ) -> list[tuple[int, int]]:
         allowed = eligible(document_S, self.horizon)
         shares = self.settings.shares()
         candidates: dict[str, Mask] = {}
@@ -144,9 +157,7 @@ class PositionChooser:
             candidates["every"] = allowed & every_step(document_S, self.settings.step)
         if shares["uniform"] > 0:
             candidates["uniform"] = allowed
-        draw = float(uniforms(self.seed, "text/kinds", 0, number))
         counts = kind_counts(list(shares.values()), self.settings.per_text, draw)
-        draws_S = uniforms(self.seed, "text/positions", 0, number, 0, np.arange(len(tokens_S)))
         return choose(candidates, counts, draws_S, self.gap)
 
     def write(self, folder: Path, tokens: Ints, document: Ints, scratch: Path, telemetry: Telemetry) -> float | None:
@@ -163,9 +174,13 @@ class PositionChooser:
             for first, last in telemetry.progress(blocks(len(tokens)), "choosing positions", -(-len(tokens) // BLOCK)):
                 place = np.full((last - first, shape[1]), -1, dtype=np.int32)
                 kind = place.astype(np.int8)
+                # All rows of a block at once: a draw for few takes about as long as one for many.
+                draws_B, draws_BS = self._draws(first, last, tokens.shape[1])
                 for row in range(first, last):
+                    draw, draws_S = float(draws_B[row - first]), draws_BS[row - first]
                     uncertain = None if entropy is None else entropy[row] >= threshold
-                    for slot, (p, which) in enumerate(self.row(row, tokens[row], document[row], uncertain)):
+                    found = self._chosen(draw, draws_S, tokens[row], document[row], uncertain)
+                    for slot, (p, which) in enumerate(found):
                         place[row - first, slot], kind[row - first, slot] = p, which
                 positions.write(place)
                 kinds.write(kind)
