@@ -135,38 +135,39 @@ def plan(
     warnings = [] if shape else [f"the shape of {model} is not known here, so the time is not estimated"]
     if facts.size < LEAST_BYTES:
         warnings.append(f"{facts.size / 1e3:.0f} kB of text are little; some megabytes are good, 100 kB the least")
-    lacks = ""
-    for items in ITEMS:
-        chosen = _settings(facts, model, shape, device, items, FEWEST_WINDOWS, pattern)
-        config = _checked(chosen)
-        if config is None:
-            continue
-        took = None if shape is None else expected(config, shape, kind, speed)
-        in_time = took is None or took.seconds <= 60 * minutes * SPARE
-        if in_time or items == ITEMS[-1]:
-            lacks = lacking(config, facts.size) or ""
-            if not lacks:
-                break
-    else:
-        raise UserError(
-            f"--text: {facts.tokens:,} tokens in {facts.documents:,} documents are too little for a window of "
-            f"{ITEMS[-1]} thoughts; give more text" + f" ({lacks})" * bool(lacks)
-        )
-    if shape is None or took is None:
-        return Plan(_toml(chosen, facts, minutes, small), config, None, tuple(warnings))
-    spare = 60 * minutes * SPARE - took.seconds
-    windows = min(max(FEWEST_WINDOWS + int(spare / took.window), FEWEST_WINDOWS), MOST_WINDOWS)
-    sequences = facts.tokens // config.text.sequence_length
-    enough = max(FEWEST_WINDOWS, AGAIN * sequences * config.text.positions.per_text // items)
-    if enough < windows:
-        windows = enough
-        warnings.append(
-            "the text is too small for all these minutes: a longer run would learn it by heart; give more text"
-        )
-    longer = _settings(facts, model, shape, device, items, windows, pattern)
-    found = _checked(longer)
-    if found is not None and not lacking(found, facts.size):
-        chosen, config = longer, found
+    with tempfile.TemporaryDirectory() as cache:
+        lacks = ""
+        for items in ITEMS:
+            chosen = _settings(facts, model, shape, device, items, FEWEST_WINDOWS, pattern)
+            config = _checked(chosen)
+            if config is None:
+                continue
+            took = None if shape is None else expected(config, shape, kind, speed)
+            in_time = took is None or took.seconds <= 60 * minutes * SPARE
+            if in_time or items == ITEMS[-1]:
+                lacks = lacking(config, facts.size, cache) or ""
+                if not lacks:
+                    break
+        else:
+            raise UserError(
+                f"--text: {facts.tokens:,} tokens in {facts.documents:,} documents are too little for a window of "
+                f"{ITEMS[-1]} thoughts; give more text" + f" ({lacks})" * bool(lacks)
+            )
+        if shape is None or took is None:
+            return Plan(_toml(chosen, facts, minutes, small), config, None, tuple(warnings))
+        spare = 60 * minutes * SPARE - took.seconds
+        windows = min(max(FEWEST_WINDOWS + int(spare / took.window), FEWEST_WINDOWS), MOST_WINDOWS)
+        sequences = facts.tokens // config.text.sequence_length
+        enough = max(FEWEST_WINDOWS, AGAIN * sequences * config.text.positions.per_text // items)
+        if enough < windows:
+            windows = enough
+            warnings.append(
+                "the text is too small for all these minutes: a longer run would learn it by heart; give more text"
+            )
+        longer = _settings(facts, model, shape, device, items, windows, pattern)
+        found = _checked(longer)
+        if found is not None and not lacking(found, facts.size, cache):
+            chosen, config = longer, found
     took = expected(config, shape, kind, speed)
     if took.seconds > 60 * minutes:
         warnings.append(

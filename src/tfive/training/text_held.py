@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from tfive.config.config import Config
@@ -27,15 +28,16 @@ def _bytes(sources: Sequence[TextSource]) -> float:
     return sum(path.stat().st_size * _PACKED.get(path.suffix, 1) for path in paths)
 
 
-def lacking(config: Config, size: int | None = None) -> str | None:
+def lacking(config: Config, size: int | None = None, cache: str | None = None) -> str | None:
     """Why the text cannot be prepared, or what it then lacks of what every role of a window needs and of what is
     measured: nothing, or a line. None where that is not known: of large texts (`size`: bytes, where they have been
-    counted), of such as are not here, and where the tokenizer is not or positions need the model itself."""
+    counted), of such as are not here, and where the tokenizer is not or positions need the model itself. The folder
+    `cache`, if one is given, keeps what is prepared."""
     name, text = config.model.name, config.text
     here = name in EMBEDDED or Path(name).expanduser().exists()
     if not here or text.positions.entropy > 0 or any(source.hub is not None for source in text.sources):
         return None
-    with tempfile.TemporaryDirectory() as folder:
+    with nullcontext(cache) if cache else tempfile.TemporaryDirectory() as folder:
         kept = config.model_copy(update={"text": text.model_copy(update={"cache": folder})})
         try:
             if (_bytes(text.sources) if size is None else size) > PREPARED_BYTES:
