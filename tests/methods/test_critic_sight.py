@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -94,9 +95,9 @@ def test_potentials_are_those_before_the_action(home: Path) -> None:
     "asked",
     [("window.probe=0.5",), ("calibration.mode=repeated", "reward.reference=foreign"), ("critic.features=policy",)],
 )
-def test_a_window_of_every_kind_has_what_they_see_and_resumes(asked: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_window_of_every_kind_has_what_they_see_and_resumes(asked: tuple[str, ...], home: Path) -> None:
     given = (SEES, "critic.adapt=top", "critic.blocks=1", "qualify.rule=fixed", *asked, *QUICK)
-    run, again = assembled(tmp_path, *given), assembled(tmp_path, *given)
+    run, again = assembled(home, *given), assembled(home, *given)
     advance_to(run.method, "calibrate")
     again.method.load_state_dict(run.method.state_dict())
     again.ledger.load_state_dict(run.ledger.state_dict())
@@ -131,7 +132,7 @@ def test_its_weights_are_counted(home: Path, width: str) -> None:
     assert trained_by_critic(run.config, shape) == own
 
 
-def test_what_only_the_scoring_text_tells_is_not_called_visible(home: Path) -> None:
+def test_what_only_the_scoring_text_tells_is_not_called_visible(home: Path, verdicts: Any) -> None:
     """Critics that see it put it into their features and values; the visible part of an offset must not have it."""
     run = assembled(home, SEES, *QUICK)
     method = t5_of(run)

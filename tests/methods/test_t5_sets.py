@@ -43,10 +43,11 @@ def test_a_window_draws_its_sets_in_few_passes(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("adapt", ["probe", "top"])
 def test_critics_on_the_policys_features_read_no_base_and_resume(
-    adapt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    adapt: str, home: Path, verdicts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    verdicts(False)
     asked = ("critic.features=policy", f"critic.adapt={adapt}", "ratio.denominator=scored", *PLAIN)
-    run, again = assembled(tmp_path, *asked), assembled(tmp_path, *asked)
+    run, again = assembled(home, *asked), assembled(home, *asked)
     assert run.critics is not None
     assert run.critics.base.tree is run.actor.reader
     assert run.method.parts.rollout.old_law == "scored"

@@ -86,9 +86,7 @@ def kind_counts(shares: Sequence[float], per_text: int, draw: float) -> list[int
     return np.diff(np.floor(ends + draw), prepend=0.0).astype(np.int64).tolist()
 
 
-def choose(
-    candidates: dict[str, Mask], counts: Sequence[int], draws_S: Draws, gap: int
-) -> list[tuple[int, int]]:
+def choose(candidates: dict[str, Mask], counts: Sequence[int], draws_S: Draws, gap: int) -> list[tuple[int, int]]:
     """Positions of one row, rising, with the number of their kind.
 
     Kinds choose one after the other, at random among their candidates. A kind with no share has no mask in
