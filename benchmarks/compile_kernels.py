@@ -55,9 +55,9 @@ def recurrent_cases(
     """The same for recurrent layers, and some paths of the benchmark's work."""
     from tfive.tree.fast import delta_step_triton
     from tfive.tree.fast.delta_chunk import TritonRule
-    from tfive.tree.fast.delta_step_choice import step_differences
+    from tfive.tree.fast.delta_step_choice import all_differences
 
-    yield lambda: step_differences(delta_step_triton.step, heads, device, dtype, 1, once=True)
+    yield lambda: all_differences(delta_step_triton.step, heads, device, dtype, True)
     yield lambda: triton_differences(heads, device, dtype, thorough)
     if thorough or dtype == torch.float32:
         return

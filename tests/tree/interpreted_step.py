@@ -25,6 +25,8 @@ CASES = (
     (FEW, torch.bfloat16, 2, 20, 0),
     (FEW, torch.bfloat16, 2, 20, 18),
     (SQUARE, torch.bfloat16, 1, 13, 12),
+    (SQUARE, torch.bfloat16, 1, 16, 15),
+    (FEW, torch.bfloat16, 2, 5, 3),
     (SQUARE, torch.float32, 2, 20, 17),
 )
 

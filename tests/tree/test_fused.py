@@ -16,6 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from tfive.errors import UserError
 from tfive.tree.delimiters import Delimiters
+from tfive.tree.fast.fan import Fan
 from tfive.tree.fast.fused import Division, Heads, TorchOps, choose_ops, differences, output_gate
 from tfive.tree.fast.hf_fused import choose_fusion
 from tfive.tree.fast.updates import Outward
@@ -57,7 +58,14 @@ def test_products_in_parts_and_the_next_norm_on_the_way(family: str, monkeypatch
         asked.append(rows)
         return 2
 
+    given, prepare = list[Fan](), Fan.prepare
+
+    def noted(fan: Fan, *rest: Tensor) -> None:
+        given.append(fan)
+        prepare(fan, *rest)
+
     monkeypatch.setattr(Outward, "shares", two)
+    monkeypatch.setattr(Fan, "prepare", noted)
     u = numbers(case.texts, 2, case.plan.length)
     with lifted():
         wanted, thoughts = (tree.sample(case.texts, u, SamplingSettings()) for tree in (stock, fused))
@@ -65,8 +73,33 @@ def test_products_in_parts_and_the_next_norm_on_the_way(family: str, monkeypatch
     torch.testing.assert_close(thoughts.log_q_BRT, wanted.log_q_BRT, rtol=1e-6, atol=1e-6)
     steps, blocks = case.plan.open_width + case.plan.length - 1, model.config.num_hidden_layers
     assert asked.count(thoughts.length_BR.numel()) == steps * blocks  # others: of blocks that are compared
-    assert fused.fusion.fusion is not None
-    assert all(block.mixer.inward.ready is None for block in fused.fusion.fusion.held)
+    unfolded = (
+        [block for block in fused.fusion.fusion.held[1:] if not block.mixer.inward.folds] if fused.fusion.fusion else []
+    )
+    assert len(given) == steps * len(unfolded)
+    assert bool(unfolded) == (family == "qwen3_5")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_hook_between_blocks_is_seen_by_the_norm_behind_it(inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, model = random_case(4, "text2", group=2), tiny("qwen3_5")
+    backbone: Any = model.base_model
+    push = torch.linspace(-1, 1, model.config.hidden_size, dtype=torch.float64)
+
+    def changed(_: Any, __: Any, hidden: Tensor) -> Tensor:
+        return hidden.add_(push) if inside else hidden + push
+
+    stock, fused = TreeModel(model, case.plan), TreeModel(model, case.plan, FUSED)
+    monkeypatch.setattr(Outward, "shares", lambda *_: 2)
+    with lifted():
+        assert fused.fusion.fusion is not None  # one that was there before the blocks were compared is found by that
+    backbone.layers[1].register_forward_hook(changed)
+    u = numbers(case.texts, 2, case.plan.length)
+    with lifted():
+        wanted, thoughts = (tree.sample(case.texts, u, SamplingSettings()) for tree in (stock, fused))
+    assert torch.equal(thoughts.tokens_BRT, wanted.tokens_BRT)
+    torch.testing.assert_close(thoughts.log_q_BRT, wanted.log_q_BRT, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.model

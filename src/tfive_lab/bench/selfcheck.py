@@ -21,7 +21,7 @@ from tfive.tree.fast.agreement import KERNEL_BOUNDS
 from tfive.tree.fast.delta_kernel import triton_differences
 from tfive.tree.fast.delta_kernel import triton_trouble as rule_trouble
 from tfive.tree.fast.delta_step import RecurrentHeads
-from tfive.tree.fast.delta_step_choice import choose_step, step_differences, step_trouble
+from tfive.tree.fast.delta_step_choice import all_differences, choose_step, step_trouble
 from tfive.tree.fast.fused import TritonOps, differences, list_differences, list_trouble, triton_trouble
 from tfive.tree.fast.hf_fused import AttentionPart
 from tfive.tree.fast.hf_training import block_shapes
@@ -266,7 +266,7 @@ def _recurrent_kernels(
             yield Check(what, name, None, None, f"not used: {trouble}")
             continue
         kernel, _ = choose_step(heads, device, dtype, once=True)
-        apart = {} if kernel is None else step_differences(kernel, heads, device, dtype, once=True)
+        apart = {} if kernel is None else all_differences(kernel, heads, device, dtype, True)
         apart = {f"step: {key}": size for key, size in apart.items()}
         if rule_trouble(heads, device, dtype) is None:
             apart |= {f"rule: {key}": size for key, size in triton_differences(heads, device, dtype, True).items()}

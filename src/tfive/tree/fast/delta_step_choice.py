@@ -50,6 +50,16 @@ def step_differences(
     }
 
 
+def all_differences(
+    kernel: StepKernel, heads: RecurrentHeads, device: torch.device, dtype: torch.dtype, once: bool
+) -> dict[str, float]:
+    """The same of both forms of the kernel: for windows longer than it reads at once, and for short ones."""
+    short = step_differences(kernel, heads, device, dtype, 12, once)
+    return step_differences(kernel, heads, device, dtype, once=once) | {
+        f"{name}, short": x for name, x in short.items()
+    }
+
+
 @cache
 def step_trouble(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype, once: bool = False) -> str | None:
     """Why Triton's step is not used for such layers on this device, or None: it agrees. `once` is how it rounds."""
@@ -57,7 +67,7 @@ def step_trouble(heads: RecurrentHeads, device: torch.device, dtype: torch.dtype
     def compared() -> dict[str, float]:
         from tfive.tree.fast import delta_step_triton
 
-        return step_differences(delta_step_triton.step, heads, device, dtype, once=once)
+        return all_differences(delta_step_triton.step, heads, device, dtype, once)
 
     return kernel_trouble(compared, (heads.key_features, heads.value_features), device, dtype)
 

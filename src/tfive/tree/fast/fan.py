@@ -39,6 +39,11 @@ def held(norm: RootMeanSquare) -> RootMeanSquare:
     return HeldNorm(norm) if norm.shift else norm
 
 
+def _state(tensor: Tensor) -> tuple[int, int, int]:
+    """Where a tensor lies, how much of it there is, and how often it was written."""
+    return tensor.data_ptr(), tensor.numel(), -1 if tensor.is_inference() else tensor._version
+
+
 class Fan:
     """A norm and the products of what it gives, from the residual stream to the inputs of a layer.
 
@@ -58,15 +63,21 @@ class Fan:
         biases = [part.bias.detach() for part in parts if part.bias is not None]
         self.bias = torch.cat(biases) if hold and biases else None
         self.updates = HeldUpdates.of(parts) if hold else None
-        self.ready: Tensor | None = None
-        """What the norm gives next time, where the kernel before it computed that on the way."""
+        self._ready: tuple[Tensor, tuple[int, int, int]] | None = None
+
+    def prepare(self, normed_xD: Tensor, residual_xD: Tensor) -> None:
+        """Take what the norm gives of this residual stream, computed on the way by the kernel before it."""
+        self._ready = normed_xD, _state(residual_xD)
+
+    def _normed(self, residual: Tensor, ops: Ops) -> Tensor:
+        ready, self._ready = self._ready, None
+        # A hook between blocks may have changed the stream or put another in its place.
+        if ready is not None and ready[1] == _state(residual):
+            return ready[0].view(residual.shape)
+        return residual if self.folds else ops.norm(residual, self.norm.weight, self.norm.epsilon)
 
     def __call__(self, residual: Tensor, ops: Ops) -> tuple[Tensor, ...]:
-        norm = self.norm
-        ready, self.ready = self.ready, None
-        if ready is None:
-            ready = residual if self.folds else ops.norm(residual, norm.weight, norm.epsilon)
-        inputs = ready.view(residual.shape)
+        inputs = self._normed(residual, ops)
         if self.weight is None:
             return tuple(part(inputs) for part in self.parts)
         products = F.linear(inputs, self.weight, self.bias)

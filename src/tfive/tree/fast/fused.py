@@ -17,11 +17,12 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tfive.errors import UserError
 from tfive.tree.fast.agreement import KERNEL_BOUNDS, kernel_trouble
 from tfive.tree.fast.listed import Listed, Lists
+from tfive.tree.fast.updates import Outward
 from tfive.tree.law import draw
 
 Angles = tuple[Tensor, Tensor]
@@ -235,7 +236,7 @@ def _case(heads: Heads, device: torch.device, dtype: torch.dtype, rows: int, bra
     width = heads.queries * heads.features * (2 if heads.gated else 1)
     yield from (random(nodes, width), *(random(nodes, heads.keys * heads.features) for _ in range(2)))
     angle = torch.rand(nodes, heads.turned // 2, generator=generator).repeat(1, 2).to(device) * 6.3
-    yield from (angle.cos().to(dtype), angle.sin().to(dtype))
+    yield from torch.cat([angle.cos(), angle.sin()], -1).to(dtype).chunk(2, -1)  # side by side, as they are looked up
     yield from (1 + 0.1 * random(heads.features), 1 + 0.1 * random(heads.features))
 
 
@@ -291,8 +292,14 @@ def differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype
         folded = torch.empty_like(key)
         some.fold(key, value[0], folded)
         normed = some.norm(key, value[0], 1e-6)
-        streams, parts = (value.clone(), value.clone()), torch.stack([key, query[:, : key.shape[1]]]).float()
-        joined = (some.join(parts, streams[0], (key[0], 1e-6)), some.join(parts, streams[1], None), *streams)
+        outer = nn.Linear(key.shape[1], 40, bias=False, device="meta")  # draws no random numbers
+        outer.weight = nn.Parameter(value[:40].contiguous(), requires_grad=False)
+        parts, streams = Outward(outer).apart(key, 4), [rows_xD.to(kind)[:, :40].contiguous() for _ in range(2)]
+        joined = (
+            some.join(parts, streams[0], (rows_xD[0, :40].to(kind), 1e-6)),
+            some.join(parts, streams[1], None),
+            *streams,
+        )
         found.append(
             (
                 asked,

@@ -161,10 +161,11 @@ class FusedBlock:
             if shares == 1:
                 return self.down.onto(residual_xD, inner_xI).view(shape)
             norm = None if fan is None else (fan.norm.weight, fan.norm.epsilon)
-            ready = ops.join(self.down.apart(inner_xI, shares), residual_xD, norm)
-            if fan is not None:
-                fan.ready = ready
-            return residual_xD.view(shape)
+            normed_xD = ops.join(self.down.apart(inner_xI, shares), residual_xD, norm)
+            stream = residual_xD.view(shape)
+            if fan is not None and normed_xD is not None:
+                fan.prepare(normed_xD, stream)
+            return stream
 
         return forward
 

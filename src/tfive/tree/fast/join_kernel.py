@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_WARPS = 8
+from tfive.tree.fast.training_kernels import warps
 
 
 @triton.jit
@@ -42,6 +42,6 @@ def join(part_sxD: Tensor, residual_xD: Tensor, norm: tuple[Tensor, float] | Non
     out_xD = None if norm is None else torch.empty_like(residual_xD)
     _join[(rows,)](
         part_sxD, residual_xD, weight_D, residual_xD if out_xD is None else out_xD, rows * width, width, epsilon,
-        S=parts, D=triton.next_power_of_2(width), NORM=norm is not None, num_warps=_WARPS,
+        S=parts, D=triton.next_power_of_2(width), NORM=norm is not None, num_warps=warps(width),
     )  # fmt: skip
     return out_xD

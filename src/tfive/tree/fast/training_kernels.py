@@ -24,7 +24,7 @@ _VOCABULARY_WIDTH = 4096
 """Vocabulary entries a program handles at a time."""
 
 
-def _warps(width: int) -> int:
+def warps(width: int) -> int:
     """Warps for a row of so many features: about eight features a thread."""
     return max(1, min(16, triton.next_power_of_2(width) // 256))
 
@@ -49,7 +49,7 @@ def norm(hidden_xD: Tensor, weight_D: Tensor, epsilon: float, room_xD: Tensor | 
     scale_x = torch.empty(rows, dtype=torch.float32, device=hidden_xD.device)
     _norm[(rows,)](
         hidden_xD, weight_D, out_xD, scale_x, out_xD if room_xD is None else room_xD, width, epsilon,
-        D=triton.next_power_of_2(width), COPY=room_xD is not None, num_warps=_warps(width),
+        D=triton.next_power_of_2(width), COPY=room_xD is not None, num_warps=warps(width),
     )  # fmt: skip
     return out_xD, scale_x
 
@@ -109,7 +109,7 @@ def norm_back(
     _norm_back[(programs,)](
         slope_xD, slope_xD if through_xD is None else through_xD, hidden_xD, weight_D, scale_x, out_xD, part, rows,
         width, programs, D=triton.next_power_of_2(width), THROUGH=through_xD is not None,
-        num_warps=_warps(width),
+        num_warps=warps(width),
     )  # fmt: skip
     return out_xD, _added_up(part, weight_D.dtype)
 

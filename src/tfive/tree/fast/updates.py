@@ -85,7 +85,7 @@ class Outward:
         """The product in so many parts, `[s, x, D]`, in float32 at least."""
         inputs_sxI = inputs_xI.unflatten(1, (shares, -1)).transpose(0, 1)
         weight_sID = self.part.weight.unflatten(1, (shares, -1)).permute(1, 2, 0)
-        if inputs_xI.device.type == "cuda":
+        if inputs_xI.device.type == "cuda" and inputs_xI.dtype == torch.bfloat16:
             return torch.bmm(inputs_sxI, weight_sID, out_dtype=torch.float32)
         wide = torch.promote_types(inputs_xI.dtype, torch.float32)
         return torch.bmm(inputs_sxI.to(wide), weight_sID.to(wide))
