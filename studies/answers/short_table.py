@@ -24,7 +24,7 @@ class Setting(NamedTuple):
 
     name: str
     clock: str
-    seeds: range
+    seeds: Sequence[int]
     t5: tuple[str, ...] = ()
 
 
@@ -32,7 +32,7 @@ SETTINGS = (
     Setting("64 tokens", "groups", range(3, 6)),
     Setting("128 tokens", "credit", range(13, 15), (HISTORY,)),
     Setting("128 tokens, paid on the way", "way", range(15, 19), (HISTORY,)),
-    Setting("the same, T⁵ with `window.crossed`", "way", range(19, 23), (HISTORY, CROSSED)),
+    Setting("the same, T⁵ with `window.crossed`", "way", (*range(19, 23), 31), (HISTORY, CROSSED)),
     Setting("the same, 1.5B", "larger_way", range(23, 24), (HISTORY, CROSSED)),
     Setting("128 tokens, T⁵ with `window.crossed`, sheets of MATH as well", "both", range(30, 31), (HISTORY, CROSSED)),
     Setting("1.5B, 64 tokens", "larger", range(1, 2)),
@@ -82,14 +82,22 @@ def in_short(found: dict[str, Any], settings: Sequence[Setting] = SETTINGS) -> s
             cells = of_setting(known, setting, questions)
             own = cells[T5]
             if own:
-                seeds = (
-                    f"{setting.seeds[0]} to {setting.seeds[-1]}" if len(setting.seeds) > 1 else str(setting.seeds[0])
-                )
                 ends, begun = models(questions, known, own)
                 shown = [percent(share(ends, one)) for one in ("none", "empty")] + [percent(share(begun, "own"))]
                 shown += [risen(*models(questions, known, cells[name]), usual=len(own)) for name in COLUMNS]
-                rows.append((questions.name, setting.name, seeds, *shown))
+                rows.append((questions.name, setting.name, in_runs(setting.seeds), *shown))
     return drawn((*head, *(NAMES[name] for name in COLUMNS)), rows)
+
+
+def in_runs(seeds: Sequence[int]) -> str:
+    """Seeds in words, those that follow each other by the first and the last of them."""
+    found: list[list[int]] = []
+    for seed in seeds:
+        if found and seed == found[-1][-1] + 1:
+            found[-1].append(seed)
+        else:
+            found.append([seed])
+    return ", ".join(f"{one[0]} to {one[-1]}" if len(one) > 1 else str(one[0]) for one in found)
 
 
 def of_setting(known: dict[str, Any], setting: Setting, questions: Questions) -> dict[str, list[Cell]]:

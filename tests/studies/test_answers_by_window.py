@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -151,9 +152,38 @@ def signed(value: float, digits: int = 3) -> str:
 
 def over_seeds(values: list[float], digits: int = 3) -> tuple[str, str]:
     """Mean and 95 % interval, by Student's t."""
-    half = {4: 3.182, 8: 2.365}[len(values)] * stdev(values) / len(values) ** 0.5
+    half = {3: 4.303, 5: 2.776, 9: 2.306}[len(values)] * stdev(values) / len(values) ** 0.5
     middle = mean(values)
     return signed(middle, digits), f"{signed(middle - half, digits)} … {signed(middle + half, digits)}"
+
+
+GAIN, CONTENT = "gain_vs_base", "content_gain"
+ALL_FOUR = ("t5", "quiet-star-grpo", "rlp", "anchor-only")
+
+
+def right(cell: dict[str, Any]) -> float:
+    return 100 * float(cell["accuracy"]["results"]["every"]["accuracy"]["own"][0])
+
+
+def gsm8k(cell: dict[str, Any]) -> float:
+    return 100 * float(cell["accuracy"]["benchmarks"]["gsm8k"]["results"]["all"]["accuracy"]["own"][0])
+
+
+MEASURES = ((GAIN, 3), (CONTENT, 3), (right, 1), (gsm8k, 1))
+
+
+def on_the_way() -> tuple[dict[str, Any], dict[tuple[str, int], dict[str, Any]]]:
+    """The study's results, and the cells that were paid on the way or stand beside such, by method and seed."""
+    study = json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))
+    cells = scripts.script("studies/answers/long_tables.py").of_clock(study, "way")["cells"]
+    return study, {(one["method"], one["settings"]["run.seed"]): one for one in cells if "test" in one}
+
+
+def apart(first: str, second: str, seeds: Sequence[int], of: Any) -> list[float]:
+    """One method minus another on each seed: a measure of test texts, by its name, or right answers."""
+    cells, over_texts = on_the_way()[1], scripts.script("studies/answers/estimates.py").over_texts
+    both = [(cells[first, seed], cells[second, seed]) for seed in seeds]
+    return [over_texts([a], of, [b])[0] if isinstance(of, str) else of(a) - of(b) for a, b in both]
 
 
 def test_the_page_tells_of_crossed_halves() -> None:
@@ -171,37 +201,16 @@ def test_the_page_tells_of_crossed_halves() -> None:
     assert f"{seconds(crossed, 1)} with crossed halves and GRPO's {seconds(grpo, 2)} on 19 to 22" in page
     took = [one["seconds_of_a_window"]["calibrate"] for one in crossed]
     assert f"two pairs of heads take {min(took):.1f} to {max(took):.1f}" in page
-    study = json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))
-    ended = {
-        (one["method"], one["settings"]["run.seed"]): one
-        for one in study["cells"]
-        if "test" in one and one["settings"]["run.seed"] >= 15
-    }
-
-    def apart(seeds: range, of: Any) -> list[float]:
-        return [of(ended["t5", seed]) - of(ended["quiet-star-grpo", seed]) for seed in seeds]
-
-    def gain(cell: dict[str, Any]) -> float:
-        return float(cell["test"]["gain_vs_base"][0])
-
-    def content(cell: dict[str, Any]) -> float:
-        return float(cell["test"]["content_gain"][0])
-
-    def right(cell: dict[str, Any]) -> float:
-        return 100 * float(cell["accuracy"]["results"]["every"]["accuracy"]["own"][0])
-
-    def gsm8k(cell: dict[str, Any]) -> float:
-        return 100 * float(cell["accuracy"]["benchmarks"]["gsm8k"]["results"]["all"]["accuracy"]["own"][0])
-
-    later, every = range(19, 23), range(15, 23)
-    each = apart(later, gain)
-    assert min(each) > 0
+    both, later, every = ALL_FOUR[:2], (*range(19, 23), 31), (*range(15, 23), 31)
+    each = apart(*both, later, GAIN)
+    assert [one > 0 for one in each] == [True] * 4 + [False]
+    assert f"what four seeds showed ({signed(mean(each[:4]))}) is halved by one more" in page
     middle, over = over_seeds(each)
     assert f"({', '.join(map(signed, each))}; mean {middle}, {over} over seeds" in page
-    told = [over_seeds(apart(later, of), digits) for of, digits in ((content, 3), (right, 1), (gsm8k, 1))]
-    answers = "In content gain ({}, {}), right answers ({} points, {}) and on GSM8K's test ({}, {})"
+    told = [over_seeds(apart(*both, later, of), digits) for of, digits in ((CONTENT, 3), (right, 1), (gsm8k, 1))]
+    answers = "In content gain ({}, {}), right answers ({} points, {}) and on GSM8K's test ({}, {}) it is not above"
     assert answers.format(*(part for one in told for part in one)) in page
-    told = [over_seeds(apart(every, of), digits) for of, digits in ((gain, 3), (content, 3), (right, 1), (gsm8k, 1))]
+    told = [over_seeds(apart(*both, every, of), digits) for of, digits in MEASURES]
     whole = (
         "T⁵ minus GRPO is {} in gain against the start ({} over seeds), {} in content gain ({}), {} points in right "
         "answers ({}), and **{} points on GSM8K's test ({})**"
@@ -242,3 +251,92 @@ def test_the_page_tells_what_better_critics_taught() -> None:
     half = 3.182 * stdev(apart) / 2  # Student's t with three degrees of freedom
     told = f"{mean(apart):.3f} ({mean(apart) - half:.3f} … {mean(apart) + half:.3f} over the four seeds)"
     assert f"content gain lower on every seed, by {told}" in page
+
+
+def pairs(first: str, second: str, seeds: Sequence[int]) -> list[str]:
+    """One method minus another, as the study's tables pair them: right answers to fresh problems and on GSM8K's test in
+    points, gain against the start and content gain, each with its interval over problems or texts."""
+    study, cells = on_the_way()
+    estimates = scripts.script("studies/answers/estimates.py")
+    own, other = ([cells[method, seed] for seed in seeds] for method in (first, second))
+    benchmarks = [[one["accuracy"]["benchmarks"]["gsm8k"] for one in side] for side in (own, other)]
+    asked = [([one["accuracy"] for one in own], [one["accuracy"] for one in other], study["clusters"]["test"]),
+             (*benchmarks, benchmarks[0][0]["clusters"])]  # fmt: skip
+    found = []
+    for *sides, clusters in asked:
+        verdicts = [[one["verdicts"]["own"] for one in side] for side in sides]
+        found.append([100 * value for value in estimates.over_problems(*verdicts, clusters)] + [1])
+    found += [[*estimates.over_texts(own, name, other), 3] for name in ("gain_vs_base", "content_gain")]
+    return [
+        f"{signed(middle, places)} ({signed(middle - half, places)} … {signed(middle + half, places)})"
+        for middle, half, places in found
+    ]
+
+
+def test_the_page_tells_of_all_four_from_one_start() -> None:
+    runs, page = recorded("answers-way-control.json")
+    assert {(one["method"], one["settings"]["run.seed"]) for one in runs} == {(name, 31) for name in ALL_FOUR}
+    study, cells = on_the_way()
+    own = [cells[method, 31] for method in ALL_FOUR]
+    # Nothing but the clock, the seed and a key that is newer differs from the cells before.
+    for name, seed in ((ALL_FOUR[0], 19), (ALL_FOUR[1], 19), (ALL_FOUR[2], 15), (ALL_FOUR[3], 15)):
+        before, now = ({"window.crossed": False, **cells[name, one]["settings"]} for one in (seed, 31))
+        assert {key for key in now if before[key] != now[key]} == {"run.seconds", "run.seed"}
+    section = page.partition("#### All four from one start")[2].partition("\n#### ")[0]
+    assert len({one["start"] for one in own} | {json.dumps(one["test_start"]) for one in own}) == 2
+    spent = [one["measured"][-1] for one in own]
+    costs = [f"{one['steps']}, {one['actor_thoughts']:,}, {one['training_seconds']:.0f}" for one in spent]
+    assert f"| updates, actor thoughts, seconds | – | {' | '.join(costs)} |" in section
+
+    asked = [("fresh problems", study["accuracy"], [one["accuracy"] for one in own]),
+             ("GSM8K's test", study["benchmarks"]["gsm8k"], [one["accuracy"]["benchmarks"]["gsm8k"] for one in own]),
+             ]  # fmt: skip
+    estimates = scripts.script("studies/answers/estimates.py")
+    less = [pairs("t5", name, (31,)) for name in ALL_FOUR[1:]]
+    for place, (name, starts, answers) in enumerate(asked):
+        models = [starts["careful-128-eighth"], *answers]
+        shares = [one["results"].get("every", one["results"]["all"])["accuracy"] for one in models]
+        right_ones = (f"{100 * one['own'][0]:.1f}" for one in shares)
+        assert f"| {name} | {' | '.join(right_ones)} |" in section
+        lazy = (", ".join(f"{100 * one[key][0]:.1f}" for key in ("none", "empty", "random")) for one in shares)
+        assert f"| none, nothing, random | {' | '.join(lazy)} |" in section
+        assert all(abs(one[key][0] - shares[0][key][0]) < 0.02 for one in shares for key in ("none", "empty", "random"))
+        clusters = models[0].get("clusters", study["clusters"]["test"])
+        rises = [estimates.over_problems([one["verdicts"]["own"]], [models[0]["verdicts"]["own"]], clusters)
+                 for one in answers]  # fmt: skip
+        shown = [[100 * middle, 100 * (middle - half), 100 * (middle + half)] for middle, half in rises]
+        told = ("{} ({} … {})".format(*(signed(value, 1) for value in one)) for one in shown)
+        assert f"| minus the start | – | {' | '.join(told)} |" in section
+        assert f"| T⁵ minus it | – | – | {' | '.join(one[place] for one in less)} |" in section
+    for place, (name, key, begun) in enumerate((("gain against the start", "gain_vs_base", "thought_gain"),
+                                                ("content gain", "content_gain", "content_gain")), 2):  # fmt: skip
+        told = ("{} ({} … {})".format(*map(signed, one["test"][key])) for one in own)
+        assert f"| {name} | {signed(own[0]['test_start'][begun])} | {' | '.join(told)} |" in section
+        assert f"| T⁵ minus it | – | – | {' | '.join(one[place] for one in less)} |" in section
+    _, gsm, *gains = (one.replace(" (+", ", ").replace("… +", "… ").rstrip(")") for one in pairs(*ALL_FOUR[1:3], (31,)))
+    number, _, interval = gsm.partition(", ")
+    assert f"({gains[0]}; {gains[1]}; {number} points, {interval})" in section
+    per_update = {one["method"]: sum(one["seconds_of_a_window"].values()) / one["settings"]["window.actor_steps"]
+                  for one in runs}  # fmt: skip
+    t5, grpo, rlp, _ = (f"{8 * per_update[name]:.1f}" for name in ALL_FOUR)
+    assert f"{t5}, GRPO's {grpo} and RLP's {rlp} on 31" in page
+
+
+def test_pages_tell_of_the_control_and_rlp_over_all_their_seeds() -> None:
+    page, readme = ((ROOT / name).read_text("utf-8") for name in ("docs/studies/answers.md", "README.md"))
+    each = [over_seeds(apart("t5", "anchor-only", (15, 16, 31), of), digits) for of, digits in MEASURES]
+    told = [part.replace("+", "") for one in each for part in one]
+    said = "by {} in gain against the start ({} over three seeds), {} in content gain ({}), "
+    said += "{} points of fresh problems ({}) and {} of GSM8K's test ({})"
+    assert said.format(*told) in page
+    plain = [one.replace("+", "") for one in pairs("t5", "anchor-only", (15, 16, 31))[:2]]
+    (fresh, wide), (gsm, wider) = (one.rstrip(")").split(" (") for one in plain)
+    assert f"by {fresh} and {gsm} points ({wide} and {wider}; three seeds)" in readme
+    assert f"{fresh} with 128 paid on the way ({wide}, three seeds)" in page
+    rlp = pairs("t5", "rlp", (15, 31))
+    short = [one.replace(" (+", " (").replace("… +", "… ") for one in rlp]
+    of = ("points of fresh problems", "of GSM8K's test")
+    fresh, gsm = (one.replace(" (", f" {which} (") for one, which in zip(short, of))
+    assert f"Both together: {short[2]}, {short[3]}, {fresh} and {gsm}, over texts and problems" in page
+    (fresh, wide), (gsm, wider) = (one.lstrip("+").rstrip(")").split(" (") for one in short[:2])
+    assert f"above RLP by {fresh} and {gsm} ({wide}, and {wider}, not told apart; two seeds)" in readme

@@ -289,12 +289,13 @@ def test_long_runs_have_tables_of_their_own() -> None:
     both = {**clocked("t5", 360.0, 0.45), "start": "careful-128-1.5b"}
     models |= {"careful-128-fifth": "the way's", "careful-128-1.5b": "larger, longer start"}
     math, models = {**clocked("t5", 345.0, 0.55), "start": "careful-128-both"}, models | {"careful-128-both": "both's"}
-    cells = [short, long, other, between, larger, eight, parts, *units, *rates, length, credit, way, beside, both, math]
+    ways = [way, beside, {**clocked("rlp", 300.0, 0.1, seed=31), "start": "careful-128"}]
+    cells = [short, long, other, between, larger, eight, parts, *units, *rates, length, credit, *ways, both, math]
     found = {"cells": cells, "accuracy": models, "clusters": {"test": "0 0 1"}}
     of = {kind: tables.of_clock(found, kind) for kind in tables.CLOCKS}
     assert {kind: len(one["cells"]) for kind, one in of.items()} == {
         "short": 1, "rates": 4, "units": 2, "groups": 1, "parts": 1, "second": 1, "long": 2, "larger": 1,
-        "larger_way": 1, "length": 1, "credit": 1, "both": 1, "way": 2,
+        "larger_way": 1, "length": 1, "credit": 1, "both": 1, "way": 3,
     }  # fmt: skip
     # Rates of the first method and of others, then another's own two.
     names = [f"{name}, 8 × 1, rate {rate}" for name in ("T⁵", "GRPO") for rate in ("3e-06", "1e-05")]

@@ -10,6 +10,7 @@ import statistics
 import sys
 import tarfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -255,39 +256,48 @@ def test_the_short_table_is_of_the_cells_it_names() -> None:
     page = (ROOT / "docs" / "studies" / "answers.md").read_text("utf-8")
     found = json.loads((ROOT / "results" / "answers-study.json").read_text("utf-8"))
 
-    def own(method: str, seeds: range, crossed: bool, start: str, benchmark: bool) -> list[float]:
+    def share(one: dict[str, Any]) -> float:
+        return float(100 * one["results"]["every"]["accuracy"]["own"][0])
+
+    def own(method: str, seeds: Sequence[int], crossed: bool, start: str, benchmark: bool) -> dict[int, float]:
         cells = [
-            cell["accuracy"]["benchmarks"]["gsm8k"] if benchmark else cell["accuracy"]
+            cell
             for cell in found["cells"]
             if (cell["method"], cell.get("start")) == (method, start)
             and cell["settings"]["run.seed"] in seeds
             and bool(cell["settings"].get("window.crossed")) == crossed
             and "test" in cell
         ]
-        return [100 * one["results"]["every"]["accuracy"]["own"][0] for one in cells]
+        answers = [one["accuracy"]["benchmarks"]["gsm8k"] if benchmark else one["accuracy"] for one in cells]
+        return {cell["settings"]["run.seed"]: share(one) for cell, one in zip(cells, answers)}
+
+    times = {15: "fifth", 16: "fifth", 17: "sixth", 18: "sixth", 31: "eighth"} | dict.fromkeys(range(19, 23), "seventh")
 
     for asked, benchmark in (("fresh problems", False), ("GSM8K's test", True)):
         for name, seeds, crossed in (("128 tokens, paid on the way", range(15, 19), False),
-                                     ("the same, T⁵ with `window.crossed`", range(19, 23), True)):  # fmt: skip
+                                     ("the same, T⁵ with `window.crossed`", (*range(19, 23), 31), True)):  # fmt: skip
             (line,) = (one for one in page.splitlines() if one.startswith(f"| {asked} | {name} |"))
             shown = line.strip("| ").split(" | ")
             t5 = own("t5", seeds, crossed, "careful-128", benchmark)
             grpo = own("quiet-star-grpo", seeds, False, "careful-128", benchmark)
-            assert (len(t5), len(grpo)) == (4, 4)
+            assert set(t5) == set(grpo) == set(seeds)
             control = own("anchor-only", seeds, False, "careful-128", benchmark)
-            starts = ("seventh",) * 4 if crossed else ("fifth", "fifth", "sixth", "sixth")
             kept = found["benchmarks"]["gsm8k"] if benchmark else found["accuracy"]
-            begun = [100 * kept[f"careful-128-{one}"]["results"]["every"]["accuracy"]["own"][0] for one in starts]
-            assert float(shown[5]) == pytest.approx(statistics.fmean(begun), abs=0.051)
+            begun = {seed: share(kept[f"careful-128-{times[seed]}"]) for seed in seeds}
+            assert float(shown[5]) == pytest.approx(statistics.fmean(begun.values()), abs=0.051)
             for cell, ends in ((shown[-1], t5), (shown[-3], grpo), (shown[-5], control)):
-                if ends:
-                    value, rise = re.fullmatch(r"([\d.]+) \(([+−][\d.]+)(?:; 2 seeds)?\)", cell).groups()  # type: ignore[union-attr]
-                    assert float(value) == pytest.approx(statistics.fmean(ends), abs=0.051)
-                    expected = statistics.fmean(ends) - statistics.fmean(begun[: len(ends)])
-                    assert float(rise.replace("−", "-")) == pytest.approx(expected, abs=0.051)
-                    assert ("; 2 seeds" in cell) == (len(ends) == 2)
-                else:
-                    assert (cell, seeds[0]) == ("–", 19)
+                value, rise, fewer = re.fullmatch(r"([\d.]+) \(([+−][\d.]+)(?:; (\d) seeds?)?\)", cell).groups()  # type: ignore[union-attr]
+                assert float(value) == pytest.approx(statistics.fmean(ends.values()), abs=0.051)
+                expected = statistics.fmean(ends.values()) - statistics.fmean(begun[seed] for seed in ends)
+                assert float(rise.replace("−", "-")) == pytest.approx(expected, abs=0.051)
+                assert fewer == (None if len(ends) == len(seeds) else str(len(ends)))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "told"), [(range(30, 31), "30"), (range(3, 6), "3 to 5"), ((19, 20, 21, 22, 31), "19 to 22, 31")]
+)
+def test_seeds_that_follow_each_other_are_told_by_their_ends(seeds: Sequence[int], told: str) -> None:
+    assert scripts.script("studies/answers/short_table.py").in_runs(seeds) == told
 
 
 def test_the_readme_tells_what_its_short_table_shows() -> None:
