@@ -4,6 +4,7 @@
     python studies/smollm2/prose.py --runs runs/warm --pilots runs/pilot --code COMMIT   # the same from a warm start
     python studies/smollm2/prose.py --headroom headroom --code COMMIT   # thoughts before training
     python studies/smollm2/prose.py --open runs/open --code COMMIT   # open reading after hindsight
+    python studies/smollm2/prose.py --lookahead runs/lookahead --code COMMIT   # guesses of the next sentence
     python studies/smollm2/prose.py                                   # the tables alone, from the committed results
 
 Runs are those of `gated.toml`, each in a folder of its own; README.md beside this file has the commands. Those that
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import prose_headroom
+import prose_lookahead
 import prose_open
 from safetensors.numpy import load_file
 
@@ -291,6 +293,7 @@ STUDIES: dict[str, dict[str, Callable[[Found], str]]] = {
     "smollm2-prose-warm.json": {"warm_starts": starts, **{f"warm_{name}": table for name, table in _SHARED.items()}},
     prose_headroom.RESULTS: {"headroom": prose_headroom.headrooms, "headroom_critics": prose_headroom.critics},
     prose_open.RESULTS: {"open": prose_open.course},
+    prose_lookahead.RESULTS: {"lookahead_worth": prose_lookahead.worth, "lookahead": prose_lookahead.course},
 }
 """The tables of each file of results."""
 COMMAND = "tfive train smollm2-135m-study studies/smollm2/gated.toml --set method=METHOD --set run.seed=SEED"
@@ -331,6 +334,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--pilots", type=Path, help="folder of runs that tried a warm start alone")
     parser.add_argument("--headroom", type=Path, help="folder of outputs of tfive eval headroom, one file a model")
     parser.add_argument("--open", type=Path, help="folder of the three runs that read openly after hindsight")
+    parser.add_argument("--lookahead", type=Path, help="folder of the runs that guess words of the next sentence")
     parser.add_argument("--code", default="", help="the commit of the code that ran")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="the folder of results")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "studies" / "smollm2-study.md")
@@ -344,6 +348,9 @@ def main(given: list[str] | None = None) -> int:
         write_json(path, prose_headroom.collected(asked.headroom, asked.code, known))
     if asked.open is not None:
         write_json(asked.results / prose_open.RESULTS, prose_open.collected(asked.open, asked.code))
+    if asked.lookahead is not None:
+        found = prose_lookahead.collected(asked.lookahead, asked.code)
+        write_json(asked.results / prose_lookahead.RESULTS, found)
     page, tables = asked.page.read_text("utf-8"), page_tables(asked.results)
     if unknown := [place[1] for place in PLACE.findall(page) if place[1] not in tables]:
         raise UserError(
