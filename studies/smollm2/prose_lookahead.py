@@ -14,6 +14,7 @@ from typing import Any
 
 from tfive.errors import UserError
 from tfive.report.runs import read_json
+from tfive.training.summary import SUMMARY
 from tfive.training.warmstart_kept import SPENT
 from tfive_lab.study_tables import drawn
 
@@ -81,10 +82,22 @@ def _run(folder: Path) -> Found:
         "warmstart": _short(start),
         "measured": [{"window": window, **_gains(line)} for window, line in sorted(measured.items())],
         "texts": int(measured[0]["development.texts"]),
+        "test": _test(folder / SUMMARY),
         "r2": [[round(line["r2.1"], 4), round(line["r2.2"], 4)] for line in windows],
         "admitted": sum(bool(line.get("actor_updates.qualified")) for line in windows),
         "actor_thoughts": read_json(folder / "status.json")["account"]["roles"]["actor"]["trajectories"],
     }
+
+
+def _test(path: Path) -> Found | None:
+    """Gains on test texts before rewards, and in the end with intervals; None where a run did not come to them."""
+    summary = read_json(path) if path.is_file() else {}
+    if "test_thought_gain_end" not in summary:
+        return None
+    names = ("thought_gain", "content_gain")
+    ends = {name: [summary[f"test_{name}_end"], *summary[f"test_{name}_interval"][-2:]] for name in names}
+    found: Found = _short({"start": {name: summary[f"test_{name}_start"] for name in names}, **ends})
+    return found
 
 
 def _short(value: Any) -> Any:

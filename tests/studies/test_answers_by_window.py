@@ -299,7 +299,7 @@ def test_the_page_tells_of_all_four_from_one_start() -> None:
         right_ones = (f"{100 * one['own'][0]:.1f}" for one in shares)
         assert f"| {name} | {' | '.join(right_ones)} |" in section
         lazy = (", ".join(f"{100 * one[key][0]:.1f}" for key in ("none", "empty", "random")) for one in shares)
-        assert f"| none, nothing, random | {' | '.join(lazy)} |" in section
+        assert f"| no thought, nothing between the delimiters, random tokens | {' | '.join(lazy)} |" in section
         assert all(abs(one[key][0] - shares[0][key][0]) < 0.02 for one in shares for key in ("none", "empty", "random"))
         clusters = models[0].get("clusters", study["clusters"]["test"])
         rises = [estimates.over_problems([one["verdicts"]["own"]], [models[0]["verdicts"]["own"]], clusters)
@@ -330,13 +330,15 @@ def test_pages_tell_of_the_control_and_rlp_over_all_their_seeds() -> None:
     said += "{} points of fresh problems ({}) and {} of GSM8K's test ({})"
     assert said.format(*told) in page
     plain = [one.replace("+", "") for one in pairs("t5", "anchor-only", (15, 16, 31))[:2]]
-    (fresh, wide), (gsm, wider) = (one.rstrip(")").split(" (") for one in plain)
-    assert f"by {fresh} and {gsm} points ({wide} and {wider}; three seeds)" in readme
+    (fresh, wide), (gsm, _) = (one.rstrip(")").split(" (") for one in plain)
+    seeds = [interval.replace("+", "") for _, interval in each[2:]]
+    assert f"by {fresh} and {gsm} points ({seeds[0]} and {seeds[1]} over three seeds)" in readme
     assert f"{fresh} with 128 paid on the way ({wide}, three seeds)" in page
     rlp = pairs("t5", "rlp", (15, 31))
     short = [one.replace(" (+", " (").replace("… +", "… ") for one in rlp]
     of = ("points of fresh problems", "of GSM8K's test")
     fresh, gsm = (one.replace(" (", f" {which} (") for one, which in zip(short, of))
     assert f"Both together: {short[2]}, {short[3]}, {fresh} and {gsm}, over texts and problems" in page
-    (fresh, wide), (gsm, wider) = (one.lstrip("+").rstrip(")").split(" (") for one in short[:2])
-    assert f"above RLP by {fresh} and {gsm} ({wide}, and {wider}, not told apart; two seeds)" in readme
+    (fresh, wide), (gsm, wider) = (one.rstrip(")").split(" (") for one in short[:2])
+    assert f"above RLP by {fresh.lstrip('+')} on fresh problems ({wide} over problems; two seeds" in readme
+    assert f"not told apart from it on GSM8K's test ({gsm}, {wider})" in readme

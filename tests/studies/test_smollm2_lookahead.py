@@ -146,11 +146,14 @@ def test_the_pages_say_of_words_to_come_what_was_measured() -> None:
     assert f"cost {-guess:.2f}, these {-repeated:.2f}, nothing between the delimiters {-nothing:.2f}" in page
     assert f"{100 * foreign / (foreign - true):.0f} % would have to be right" in page
     assert f"is worth {prose_lookahead.signed(told['best_or_none'][0])}" in page
-    content = [runs[name]["measured"][0]["content_gain"] for name in ("writer", "gated-writer")]
-    assert min(low for _, low, _ in (told["own − other"], *content)) > 0
-    shown = [prose_lookahead.signed(mean) for mean, _, _ in content]
-    assert f"is {prose_lookahead.spread(told['own − other'])} here, after writing alone {shown[0]} on" in page
-    assert f"behind gates {shown[1]}, all told apart" in page
+    written, later = (
+        [runs[name]["measured"][at]["content_gain"] for name in ("writer", "gated-writer")] for at in (0, -1)
+    )
+    assert min(low for _, low, _ in (told["own − other"], *written)) > 0
+    spread, signed = prose_lookahead.spread, prose_lookahead.signed
+    assert f"is {spread(told['own − other'])} here and {spread(written[0])} after writing alone" in page
+    assert f"behind gates {spread(written[1])}. " in page
+    assert f"later these two are {spread(later[0])} and {spread(later[1])}" in page
     stood = [f"{100 * words[name][2]:.1f} %" for name in ("own", "other")]
     assert f"{stood[0]} of its words stood there before, {stood[1]} of another's" in page
     first = own["measured"][0]
@@ -158,12 +161,18 @@ def test_the_pages_say_of_words_to_come_what_was_measured() -> None:
     assert f"content gain is {prose_lookahead.spread(first['content_gain'])}" in page
     ends = [[prose_lookahead.signed(run["measured"][-1][name][0]) for name in GAINS] for run in (own, control)]
     assert f"T⁵ end at {ends[0][0]} and {ends[0][1]}, anchors alone at {ends[1][0]} and {ends[1][1]}" in page
+    tests = [run["test"] for run in (own, slow)]
+    ended = f"{spread(tests[0]['thought_gain'])[:-1]}; {signed(tests[0]['start']['thought_gain'])} before rewards)"
+    assert f"T⁵ ends at {ended} and a content gain of {spread(tests[0]['content_gain'])}" in page
+    gentler = f"{spread(tests[1]['thought_gain'])} and {signed(tests[1]['content_gain'][0])}"
+    assert f"after the gentler start at {gentler}" in page
+    assert control["test"] is None
     weaker = [min(pair) for pair in own["r2"]]
     assert f"{weaker[0]:.2f} in the first and {weaker[-1]:.2f} in the last" in page
     assert own["admitted"] + slow["admitted"] == len(own["r2"]) + len(slow["r2"]) == 12
     assert f"({own['actor_thoughts']:,} thoughts of T⁵, {control['actor_thoughts']:,} of the control)" in page
-    cost = f"of its own guesses {100 * words['own'][1]:.1f} % come, and they cost {-guess:.2f}"
+    cost = f"of the words it guesses itself {100 * words['own'][1]:.1f} % come, and such guesses cost {-guess:.2f}"
     assert f"gains {true:.2f} nats a token from the true ones, but {cost}" in readme
-    beside = f"{shown[0]} beside {prose_lookahead.signed(writer['measured'][0]['thought_gain'][0])}"
+    beside = f"{signed(written[0][0])} beside {prose_lookahead.signed(writer['measured'][0]['thought_gain'][0])}"
     assert beside in tune
     assert beside in diagnostics
