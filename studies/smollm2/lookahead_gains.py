@@ -1,7 +1,6 @@
 """What guesses of the next sentence are worth to a trained model, beside guesses that nobody had to make.
 
     python studies/smollm2/lookahead_gains.py exported lookahead          # a model that `tfive export` wrote
-    python studies/smollm2/lookahead_gains.py runs/t5 lookahead --warm    # the same run as its warm start left it
 
 On texts that no run has seen, gains in nats a token of the model's own guess, another text's, an empty one, random
 tokens, the words of the next sentence (what a perfect guesser would gain; and those of another place), and what a
@@ -23,36 +22,18 @@ from torch import Tensor
 
 from tfive.cli.options import script
 from tfive.config.config import Config
-from tfive.distributed.world import SINGLE
 from tfive.errors import UserError
 from tfive.evaluate.headroom import draw, losses_after, true_thoughts
-from tfive.inference.thought_model import ThoughtModel, plan_for
-from tfive.models.load import load_model
+from tfive.inference.thought_model import ThoughtModel
 from tfive.rl.clusters import clustered_mean
 from tfive.rl.gains import emptied, foreign, randomised
 from tfive.text.workings import WorkedText, batched, compiled, worked_texts
-from tfive.training.devices import Placement, place
-from tfive.training.run_folder import read_config
-from tfive.training.warmstart import begun_parts
-from tfive.training.warmstart_kept import kept
+from tfive.training.devices import place
 from tfive.tree.forward import TreeModel
 from tfive.tree.layout import TextBatch, Thoughts
 
 AGAINST = {"own": ("other", "empty", "before"), "true": ("true_other", "before")}
 """Differences that are told with an interval of their own."""
-
-
-def warmed(folder: Path, placement: Placement) -> ThoughtModel:
-    """The model of a run after its warm start, with its reading gates."""
-    config = read_config(folder)
-    loaded = load_model(config.model.name, device=placement.device, dtype=placement.compute)
-    found = kept(loaded, folder, None, SINGLE)
-    if found is None:
-        raise UserError(f"{folder}: no warm start in it; name a run with one, or leave out --warm")
-    plan = plan_for(config.thought, loaded.model, loaded.tokenizer)
-    delimiters, gates = begun_parts(loaded.model, plan, found, trainable=False)
-    thoughts = config.thought, config.sampling, None, delimiters
-    return ThoughtModel(loaded.model, loaded.tokenizer, *thoughts, gates=gates, engine=config.engine.options())
 
 
 def texts_of(folder: Path, name: str, model: ThoughtModel, asked: argparse.Namespace) -> list[WorkedText]:
@@ -164,9 +145,8 @@ def examples(
 def main(given: list[str] | None = None) -> int:
     """Measure and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("model", help="an exported model, or with --warm the folder of a run")
+    parser.add_argument("model", help="an exported model")
     parser.add_argument("folder", type=Path, help="the folder that lookahead.py wrote")
-    parser.add_argument("--warm", action="store_true", help="the model of a run as its warm start left it")
     parser.add_argument("--pattern", default=None, help="ends of sentences; that of lookahead.toml unless given")
     parser.add_argument("--texts", type=int, default=384)
     parser.add_argument("--tokens", type=int, default=512)
@@ -182,12 +162,9 @@ def main(given: list[str] | None = None) -> int:
         asked.pattern = Config.load(str(PRESET)).text.positions.pattern
     placement = place(asked.device, asked.compute)
     placement.apply(asked.seed)
-    if asked.warm:
-        model = warmed(Path(asked.model), placement)
-    else:
-        model = ThoughtModel.from_pretrained(asked.model, device=placement.device, dtype=placement.compute)
+    model = ThoughtModel.from_pretrained(asked.model, device=placement.device, dtype=placement.compute)
     with torch.no_grad():
-        print(json.dumps({"model": asked.model, "warm": asked.warm, **measure(model, asked)}, ensure_ascii=False))
+        print(json.dumps({"model": asked.model, **measure(model, asked)}, ensure_ascii=False))
     return 0
 
 

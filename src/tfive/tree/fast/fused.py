@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -276,7 +276,7 @@ def differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype
     logits = 3 * torch.randn(6, 1300, generator=torch.Generator().manual_seed(3)).to(device)
     logits[:, ::3] = -1e9
     uniform = torch.linspace(0.01, 0.99, 6, dtype=torch.float64, device=device)
-    found = []
+    found: list[dict[str, Any]] = []
     for some, kind in ((TorchOps(), torch.float32), (ops, dtype)):
         query, key, value, cos, sin, *weights = (x.to(kind) for x in inputs)
         norms = (weights[0], weights[1], 1e-6) if heads.normed else None
@@ -295,43 +295,27 @@ def differences(ops: Ops, heads: Heads, device: torch.device, dtype: torch.dtype
         outer = nn.Linear(key.shape[1], 40, bias=False, device="meta")  # draws no random numbers
         outer.weight = nn.Parameter(value[:40].contiguous(), requires_grad=False)
         parts, streams = Outward(outer).apart(key, 4), [rows_xD.to(kind)[:, :40].contiguous() for _ in range(2)]
-        joined = (
-            some.join(parts, streams[0], (rows_xD[0, :40].to(kind), 1e-6)),
-            some.join(parts, streams[1], None),
-            *streams,
-        )
+        joined = some.join(parts, streams[0], (rows_xD[0, :40].to(kind), 1e-6))
+        some.join(parts, streams[1], None)
         found.append(
-            (
-                asked,
-                keys,
-                values,
-                seen,
-                normed,
-                joined[0],
-                *streams,
-                some.gate(key, value, division),
-                folded,
-                token,
-                log_q,
-            )
+            {
+                "queries": asked,
+                "keys": keys,
+                "values": values,
+                "attention": seen,
+                "norm": normed,
+                "norm of joined parts": joined,
+                "joined parts": streams[0],
+                "parts joined without a norm": streams[1],
+                "gated product": some.gate(key, value, division),
+                "folded matrix": folded,
+                "drawn tokens": token,
+                "their log-probabilities": log_q,
+            }
         )
-    names = (
-        "queries",
-        "keys",
-        "values",
-        "attention",
-        "norm",
-        "norm of joined parts",
-        "joined parts",
-        "parts joined without a norm",
-        "gated product",
-        "folded matrix",
-        "drawn tokens",
-        "their log-probabilities",
-    )
     return {
-        name: float((got.double() - want.double()).norm() / want.double().norm())
-        for name, want, got in zip(names, *found)
+        name: float((found[1][name].double() - want.double()).norm() / want.double().norm())
+        for name, want in found[0].items()
     }
 
 
